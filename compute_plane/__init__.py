@@ -1,0 +1,1 @@
+"""The compute plane: weights, KV block pool, kernels. One process per device."""

@@ -1,0 +1,109 @@
+"""What an executor is asked and what it answers.
+
+This is the seed documents' `ExecutionBatch`: whole token lists, positions and block tables, made
+from the slots (`compute_plane.executor.slots`); the wire carries only differences.
+
+Array letters: T tokens of the step, S rows (sequences), M width of the block table, K samples,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """How one sample is drawn.
+
+    The random number depends on `(seed, sample_index, position)` alone, where `position` is that of
+    the token to be drawn. `temperature` 0 is greedy; `top_p` in (0, 1].
+    """
+
+    temperature: float
+    top_p: float
+    seed: int
+    sample_index: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Block `destination` becomes a copy of block `source` before any row runs."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionBatch:
+    """One step, complete.
+
+    `input_tokens`, `positions`: [T], rows one after the other.
+    `query_lens`: [S] tokens of each row, ≥ 1; sums to T.
+    `seq_lens`: [S] tokens of the row's sequence once the row is computed (its last position + 1).
+    `block_tables`: [S, M] int32; entries past ceil(seq_len / block_size) are meaningless.
+    `is_prefill`: [S], whether the row computes tokens that were given rather than sampled.
+    `sampled_rows`: [K] rows whose last token's logits are sampled, `sampling[k]` says how.
+    `prompt_logprob_rows`: rows for which the log-probability of each *next* known token is wanted;
+    `prompt_logprob_targets[i]`: those next tokens of row `prompt_logprob_rows[i]` (at most
+    query_len, one fewer where the token after the row's last is unknown).
+    `copies` run first, in order. Then in every layer all KV writes before any attention read, so
+    rows may share blocks that one of them fills.
+    """
+
+    input_tokens: Int32Array
+    positions: Int32Array
+    seq_lens: Int32Array
+    block_tables: Int32Array
+    is_prefill: BoolArray
+    query_lens: Int32Array
+    sampled_rows: Int32Array
+    sampling: Sequence[SamplingRow] = ()
+    copies: Sequence[BlockCopy] = ()
+    prompt_logprob_rows: Sequence[int] = ()
+    prompt_logprob_targets: Sequence[Int32Array] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionOutput:
+    """What a step produced.
+
+    `next_tokens`: [K]. `failed_rows`: row → message, for rows whose logits were not finite; their
+    entries of `next_tokens` are meaningless. `logits`: [K, V] where the executor keeps them.
+    `prompt_logprobs[i]`: one float32 per target of `prompt_logprob_targets[i]`.
+    """
+
+    next_tokens: Int32Array
+    failed_rows: dict[int, str] = field(default_factory=dict)
+    logits: Float32Array | None = None
+    prompt_logprobs: Sequence[Float32Array] = ()
+
+
+@runtime_checkable
+class GPUExecutor(Protocol):
+    """Runs batches on one device. Called by one thread only, the device thread.
+
+    The name is the public one of the seed documents; the device need not be a GPU.
+    """
+
+    def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
+        """Run one step. Raises ExecutionError if the step failed as a whole."""
+        ...
+
+    def capture_decode_graph(self, batch_size: int) -> None:
+        """Prepare a fixed-size decode step where the device profits from it; else do nothing."""
+        ...
+
+    def execute_graph(self, batch: ExecutionBatch) -> ExecutionOutput:
+        """Run a decode-only step through a captured graph, or like `execute` without one."""
+        ...

@@ -1,0 +1,79 @@
+"""One step as the control plane sends it and as it comes back: plain columns, no protobuf.
+
+`StepBatch` mirrors `hetero.compute.v1.ExecutionBatch` (which see for the meaning and order of the
+parts) without session, epoch and acknowledgement: those belong to the link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from control_plane.core.generation_params import GenerationParams
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStart:
+    """Everything the compute plane must know to continue a sequence from nothing.
+
+    `token_ids`: all tokens known so far, prompt first. `block_ids`: the whole block table.
+    """
+
+    slot: int
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    block_ids: tuple[int, ...]
+    params: GenerationParams
+    sample_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The rows of one step and the slot changes before them.
+
+    Row columns (`slots`, `query_lens`, `positions`, `new_block_counts`) have one entry a row;
+    `new_block_ids` is flat. `sampled_rows[k]` is the row whose last logits give sample k.
+    """
+
+    step_id: int
+    released: tuple[int, ...] = ()
+    starts: tuple[SlotStart, ...] = ()
+    slots: list[int] = field(default_factory=list)
+    query_lens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    new_block_counts: list[int] = field(default_factory=list)
+    new_block_ids: list[int] = field(default_factory=list)
+    sampled_rows: list[int] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.slots)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the step computes."""
+        return sum(self.query_lens)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """A row that failed alone; `row` indexes the batch."""
+
+    row: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced.
+
+    `sampled_token_ids[k]` belongs to `sampled_rows[k]` of the batch. `refusal`: the batch was
+    refused whole and changed nothing.
+    """
+
+    step_id: int
+    sampled_token_ids: list[int] = field(default_factory=list)
+    row_failures: tuple[RowFailure, ...] = ()
+    refusal: str | None = None
+    execute_us: int = 0
+    idle_us: int = 0

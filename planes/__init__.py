@@ -1,0 +1,1 @@
+"""What both planes must agree on and neither owns: addresses, settings, errors, logs, transport."""

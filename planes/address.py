@@ -1,0 +1,74 @@
+"""Where a plane listens: `unix:PATH` or `HOST:PORT`."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from planes.errors import ConfigError
+
+MAX_UNIX_PATH_BYTES = 107
+"""Linux: `sockaddr_un.sun_path` holds 108 bytes with the final NUL."""
+
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed listen or dial address.
+
+    Exactly one of `path` (unix socket) and `host` is set; `port` 0 asks for a free port.
+    """
+
+    path: str | None = None
+    host: str | None = None
+    port: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it: a unix socket or a loopback host."""
+        if self.path is not None:
+            return True
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host or "").is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def target(self) -> str:
+        """The spelling gRPC understands, for dialling and for binding."""
+        if self.path is not None:
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in (self.host or "") else self.host
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return self.target
+
+
+def parse_address(text: str, *, key: str = "address") -> Address:
+    """Parse `unix:PATH` or `HOST:PORT` (`[V6]:PORT` for IPv6).
+
+    Raises ConfigError, naming `key`, for anything else.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:").removeprefix("//")
+        if not path:
+            raise ConfigError(f"{key}: unix:PATH needs a path, got {text!r}", field=key)
+        if len(path.encode()) > MAX_UNIX_PATH_BYTES:
+            raise ConfigError(
+                f"{key}: a unix socket path has at most {MAX_UNIX_PATH_BYTES} bytes, "
+                f"got {len(path.encode())} ({path!r})",
+                field=key,
+            )
+        return Address(path=path)
+    host, colon, port_text = text.rpartition(":")
+    if not colon or not host:
+        raise ConfigError(f"{key}: expected unix:PATH or HOST:PORT, got {text!r}", field=key)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not port_text.isascii() or not port_text.isdigit() or int(port_text) > MAX_PORT:
+        raise ConfigError(f"{key}: port must be 0 to {MAX_PORT}, got {port_text!r}", field=key)
+    return Address(host=host, port=int(port_text))

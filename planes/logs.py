@@ -1,0 +1,43 @@
+"""structlog, set up once per process: console lines for people, JSON lines for machines.
+
+Logs go to stderr; stdout belongs to results. Prompt text and generated text are never logged at
+info or above; request ids and step ids are bound with `structlog.contextvars`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+LOG_FORMATS = ("auto", "console", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def configure_logging(*, plane: str, level: str = "info", log_format: str = "auto") -> None:
+    """Route structlog and the standard library's logging to stderr.
+
+    `plane` is bound to every line. `auto` is console on a terminal, JSON otherwise.
+    """
+    if log_format == "auto":
+        log_format = "console" if sys.stderr.isatty() else "json"
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: list[structlog.typing.Processor] = (
+        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        if log_format == "json"
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    structlog.configure(
+        processors=[*shared, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(plane=plane)
+    logging.basicConfig(level=max(threshold, logging.WARNING), stream=sys.stderr, force=True)

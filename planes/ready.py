@@ -1,0 +1,45 @@
+"""How a plane tells its parent that it serves, and how it ends when its parent is gone.
+
+Both are inherited pipe ends, named by number on the command line: the plane writes one line
+`READY ADDRESS` to `--ready-fd` once it serves; `--lifeline-fd` is never written, its end of file
+means that the parent is dead, however it died.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from planes.errors import ConfigError
+
+
+def announce_ready(ready_fd: int | None, address: str) -> None:
+    """Write `READY ADDRESS` and close the pipe; without a pipe do nothing."""
+    if ready_fd is None:
+        return
+    try:
+        os.write(ready_fd, f"READY {address}\n".encode())
+        os.close(ready_fd)
+    except OSError as error:
+        raise ConfigError(
+            f"ready_fd {ready_fd} cannot be written: {error.strerror}", field="ready_fd"
+        ) from None
+
+
+def watch_lifeline(lifeline_fd: int | None, on_parent_gone: Callable[[], None]) -> None:
+    """Call `on_parent_gone` on a daemon thread when the pipe closes; without a pipe do nothing."""
+    if lifeline_fd is None:
+        return
+
+    def wait() -> None:
+        # A read of a pipe nobody writes returns only at end of file; an unreadable descriptor
+        # is a parent that never was.
+        try:
+            while os.read(lifeline_fd, 64):
+                pass
+        except OSError:
+            pass
+        on_parent_gone()
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()

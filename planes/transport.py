@@ -1,0 +1,63 @@
+"""gRPC options both ends of a wire must agree on.
+
+Facts behind the numbers (grpcio 1.85): `keepalive_timeout_ms` does not bound the detection of a
+stopped peer, `grpc.http2.ping_timeout_ms` does; server ping policing must allow what the client
+sends; `SO_REUSEPORT` is on by default, so a second server would share the port silently.
+"""
+
+from __future__ import annotations
+
+MAX_PLANE_MESSAGE_BYTES = 64 << 20
+"""Between the planes: tokenizer data and the largest batch fit many times."""
+
+MAX_CLIENT_MESSAGE_BYTES = 16 << 20
+"""From clients: a prompt of the longest context fits; anything larger is a mistake."""
+
+PING_INTERVAL_MS = 1000
+PING_TIMEOUT_MS = 1000
+
+Options = list[tuple[str, int | str]]
+
+
+def plane_server_options() -> Options:
+    """Options of the compute plane's server."""
+    return [
+        *_server_options(MAX_PLANE_MESSAGE_BYTES),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS // 2),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def plane_channel_options() -> Options:
+    """Options of the control plane's channel to a compute plane."""
+    return [
+        ("grpc.max_send_message_length", MAX_PLANE_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_PLANE_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 250),
+    ]
+
+
+def client_server_options() -> Options:
+    """Options of the control plane's server."""
+    return [
+        *_server_options(MAX_CLIENT_MESSAGE_BYTES),
+        # Admission is ours: gRPC's own queue bound would end a burst of streams as bare CANCELLED.
+        ("grpc.server.max_pending_requests", 1 << 20),
+        ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+    ]
+
+
+def _server_options(max_message_bytes: int) -> Options:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_metadata_size", 16 << 10),
+    ]

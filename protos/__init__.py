@@ -1,0 +1,1 @@
+"""The .proto files, their generated stubs, and the script that generates them."""

@@ -1,0 +1,1 @@
+"""Packages named as in the .proto files."""

@@ -1,0 +1,1 @@
+"""The wire between the planes."""
