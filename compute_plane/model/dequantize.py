@@ -1,0 +1,107 @@
+"""Decoding of stored rows to float32.
+
+The block formats are those of GGUF; a block holds 32 consecutive elements of a row:
+
+    Q8_0  34 bytes   d: float16 | 32 x int8 q                 value = q · d
+    Q4_0  18 bytes   d: float16 | 16 bytes of nibbles         value = (q - 8) · d
+    Q4_1  20 bytes   d: float16 | m: float16 | 16 bytes       value = q · d + m
+
+Byte k of the nibbles holds element k in its low half and element k + 16 in its high half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.model.errors import ModelFileError, printable
+
+UInt8Array = npt.NDArray[np.uint8]
+Float32Array = npt.NDArray[np.float32]
+
+# Elements decoded at a time: the temporaries stay in cache and small beside the result.
+CHUNK_ELEMENTS = 1 << 16
+
+_BLOCK = 32
+_HALF = 16
+
+
+def decode_rows(
+    rows: UInt8Array, format_label: str, out: Float32Array, *, path: Path, name: str
+) -> None:
+    """Decode raw rows [R, bytes of a row] into `out`, float32 [R, C].
+
+    Raises ModelFileError, naming file and tensor, if a value is infinite or not a number.
+    """
+    decode = _DECODERS[format_label]
+    step = max(1, CHUNK_ELEMENTS // max(1, out.shape[1]))
+    for first in range(0, len(out), step):
+        chunk = out[first : first + step]
+        # inf · 0 and signalling NaNs warn; what they leave behind is found just below.
+        with np.errstate(all="ignore"):
+            decode(np.ascontiguousarray(rows[first : first + step]), chunk)
+        if not np.isfinite(chunk).all():
+            row, column = np.argwhere(~np.isfinite(chunk))[0]
+            raise ModelFileError(
+                path,
+                f"tensor {printable(name)} holds {chunk[row, column]} "
+                f"at row {first + row}, column {column}",
+            )
+
+
+def _f32(rows: UInt8Array, out: Float32Array) -> None:
+    out[:] = rows.view("<f4")
+
+
+def _f16(rows: UInt8Array, out: Float32Array) -> None:
+    out[:] = rows.view("<f2")
+
+
+def _bf16(rows: UInt8Array, out: Float32Array) -> None:
+    # A bfloat16 is the upper half of a float32.
+    bits = out.view(np.uint32)
+    bits[:] = rows.view("<u2")
+    bits <<= 16
+
+
+def _q8_0(rows: UInt8Array, out: Float32Array) -> None:
+    blocks = rows.reshape(-1, 34)
+    np.multiply(blocks[:, 2:].view(np.int8), _scale(blocks, 0), out=out.reshape(-1, _BLOCK))
+
+
+def _q4_0(rows: UInt8Array, out: Float32Array) -> None:
+    blocks = rows.reshape(-1, 18)
+    scale = _scale(blocks, 0)
+    nibbles = blocks[:, 2:]
+    values = out.reshape(-1, _BLOCK)
+    np.multiply((nibbles & 15).view(np.int8) - np.int8(8), scale, out=values[:, :_HALF])
+    np.multiply((nibbles >> 4).view(np.int8) - np.int8(8), scale, out=values[:, _HALF:])
+
+
+def _q4_1(rows: UInt8Array, out: Float32Array) -> None:
+    blocks = rows.reshape(-1, 20)
+    scale = _scale(blocks, 0)
+    nibbles = blocks[:, 4:]
+    values = out.reshape(-1, _BLOCK)
+    np.multiply(nibbles & 15, scale, out=values[:, :_HALF])
+    np.multiply(nibbles >> 4, scale, out=values[:, _HALF:])
+    values += _scale(blocks, 2)
+
+
+def _scale(blocks: UInt8Array, offset: int) -> Float32Array:
+    """Return the float16 at a byte offset of every block as float32 [blocks, 1]."""
+    stored = np.ascontiguousarray(blocks[:, offset : offset + 2])
+    return stored.view("<f2").astype(np.float32)
+
+
+_DECODERS: dict[str, Callable[[UInt8Array, Float32Array], None]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+}

@@ -1,0 +1,204 @@
+"""Llama models in GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from compute_plane.model import layout
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.gguf_header import GgufFile, TensorEntry
+from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.spec import FrequencyDivisors, ModelSpec
+from compute_plane.model.tensor import RawTensor, TensorFormat
+
+ARCHITECTURE = "llama"
+
+# Keys that change the arithmetic in ways this package does not compute, if they are there at all.
+UNSUPPORTED_KEYS = (
+    "llama.attention.scale",
+    "llama.attention.key_length_mla",
+    "llama.attention.temperature_length",
+    "llama.attn_logit_softcapping",
+    "llama.embedding_scale",
+    "llama.final_logit_softcapping",
+    "llama.logit_scale",
+    "llama.residual_scale",
+    "adapter.type",
+)
+
+
+def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
+    """Return the model's numbers, checked against the tensors of the file.
+
+    `name` replaces the name in the file. Raises ModelFileError for a contradiction,
+    UnsupportedModelError for a model that is not plain Llama.
+    """
+    keys = GgufMetadata(file)
+    architecture = keys.require_text("general.architecture")
+    if architecture != ARCHITECTURE:
+        raise UnsupportedModelError(
+            file.path,
+            f"architecture {printable(architecture)} is not supported; supported is {ARCHITECTURE} "
+            f"(Llama, and Mistral without a sliding window)",
+        )
+    hidden_size = keys.require_integer("llama.embedding_length")
+    num_heads = keys.require_integer("llama.attention.head_count")
+    num_kv_heads = keys.integer("llama.attention.head_count_kv")
+    context_length = keys.require_integer("llama.context_length")
+    rope_theta = keys.number("llama.rope.freq_base")
+    stored_name = keys.text("general.name")
+    spec = ModelSpec(
+        name=name or printable(stored_name or file.path.stem),
+        architecture=ARCHITECTURE,
+        vocab_size=_vocab_size(file, keys),
+        num_layers=keys.require_integer("llama.block_count"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        head_dim=_head_dim(file, keys, hidden_size, num_heads),
+        hidden_size=hidden_size,
+        intermediate_size=keys.require_integer("llama.feed_forward_length"),
+        context_length=context_length,
+        rope_theta=10000.0 if rope_theta is None else rope_theta,
+        rope_scaling=_rope_scaling(file, keys),
+        rms_norm_eps=keys.require_number("llama.attention.layer_norm_rms_epsilon"),
+        tie_embeddings=layout.gguf_name(layout.LM_HEAD) not in file.tensors,
+        num_parameters=0,
+        weight_format="",
+    )
+    _refuse_variants(file, keys, context_length)
+    stored = {
+        tensor_name: (entry.format, entry.shape)
+        for tensor_name, entry in file.tensors.items()
+        if tensor_name != layout.GGUF_ROPE_DIVISORS
+    }
+    return layout.check_layout(file.path, spec, stored, layout.gguf_name)
+
+
+class GgufSource:
+    """The tensors of a checked GGUF file by canonical name; a `TensorSource`."""
+
+    def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
+        self._file = file
+        self._names = tuple(layout.tensor_shapes(spec))
+        self._interleaved_heads = {
+            layout.layer_tensor(layer, role): heads
+            for layer in range(spec.num_layers)
+            for role, heads in (
+                (layout.QUERY, spec.num_heads),
+                (layout.KEY, spec.num_kv_heads),
+            )
+        }
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Canonical names of all tensors, in the order of use."""
+        return self._names
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file.path
+
+    def tensor(self, name: str) -> RawTensor:
+        """Return one tensor; its bytes are a view of the mapped file."""
+        stored_name = layout.gguf_name(name)
+        entry = self._file.tensors[stored_name]
+        return RawTensor(
+            name=name,
+            stored_name=stored_name,
+            path=self._file.path,
+            format=entry.format,
+            shape=entry.shape,
+            stored=_rows(self._file, entry),
+            interleaved_heads=self._interleaved_heads.get(name, 0),
+        )
+
+
+def _rows(file: GgufFile, entry: TensorEntry) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Return a tensor's bytes, uint8 [rows, bytes of a row]."""
+    flat = np.frombuffer(file.buffer, np.uint8, entry.num_bytes, entry.offset)
+    return flat.reshape(-1, entry.format.row_bytes(entry.shape[-1]))
+
+
+def _vocab_size(file: GgufFile, keys: GgufMetadata) -> int:
+    """Return the embedding's row count, which the declared size must not contradict."""
+    embedding = file.tensors.get(layout.gguf_name(layout.EMBEDDING))
+    if embedding is None:
+        raise ModelFileError(file.path, f"missing tensors: {layout.gguf_name(layout.EMBEDDING)}")
+    rows = embedding.shape[0]
+    declared = keys.integer("llama.vocab_size")
+    if declared is not None and declared != rows:
+        raise ModelFileError(
+            file.path, f"llama.vocab_size is {declared}, but the embedding has {rows} rows"
+        )
+    return rows
+
+
+def _head_dim(file: GgufFile, keys: GgufMetadata, hidden_size: int, num_heads: int) -> int:
+    head_dim = keys.integer("llama.attention.key_length")
+    if head_dim is None:
+        if num_heads < 1 or hidden_size % num_heads:
+            raise ModelFileError(
+                file.path,
+                f"llama.embedding_length {hidden_size} is not a multiple of "
+                f"llama.attention.head_count {num_heads}",
+            )
+        head_dim = hidden_size // num_heads
+    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+        size = keys.integer(key)
+        if size is not None and size != head_dim:
+            raise UnsupportedModelError(
+                file.path, f"{key} must equal the head size {head_dim}, got {size}"
+            )
+    return head_dim
+
+
+def _rope_scaling(file: GgufFile, keys: GgufMetadata) -> FrequencyDivisors | None:
+    kind = keys.text("llama.rope.scaling.type")
+    if kind not in (None, "none"):
+        raise UnsupportedModelError(
+            file.path, f"RoPE scaling {printable(kind or '')} is not supported"
+        )
+    linear = keys.number("llama.rope.scale_linear")
+    if linear not in (None, 1.0):
+        raise UnsupportedModelError(
+            file.path, f"RoPE scaling linear (llama.rope.scale_linear {linear}) is not supported"
+        )
+    entry = file.tensors.get(layout.GGUF_ROPE_DIVISORS)
+    if entry is None:
+        return None
+    if entry.format is not TensorFormat.F32 or len(entry.shape) != 1 or entry.shape[0] > 1 << 12:
+        raise ModelFileError(
+            file.path,
+            f"tensor {layout.GGUF_ROPE_DIVISORS} must be F32 with one dimension, "
+            f"got {entry.format.label} {list(entry.shape)}",
+        )
+    return FrequencyDivisors(tuple(_rows(file, entry).view("<f4")[0].tolist()))
+
+
+def _refuse_variants(file: GgufFile, keys: GgufMetadata, context_length: int) -> None:
+    """Refuse what shares the architecture's name but computes something else."""
+    if keys.integer("llama.expert_count"):
+        raise UnsupportedModelError(file.path, "mixtures of experts are not supported")
+    window = keys.integer("llama.attention.sliding_window")
+    if window and window < context_length:
+        raise UnsupportedModelError(
+            file.path,
+            f"a sliding window ({window}) below the context length ({context_length}) "
+            f"is not supported",
+        )
+    if keys.boolean("llama.attention.causal") is False:
+        raise UnsupportedModelError(file.path, "attention that is not causal is not supported")
+    if (keys.integer("split.count") or 1) > 1:
+        raise UnsupportedModelError(file.path, "models split over several files are not supported")
+    quantization = keys.integer("general.quantization_version")
+    if quantization not in (None, 2):
+        raise UnsupportedModelError(
+            file.path, f"quantization version must be 2, got {quantization}"
+        )
+    for key in UNSUPPORTED_KEYS:
+        if keys.has(key):
+            raise UnsupportedModelError(file.path, f"{key} is not supported")

@@ -1,0 +1,136 @@
+"""The numbers of a model in a Hugging Face directory: config.json."""
+
+from __future__ import annotations
+
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.json_file import JsonObject
+from compute_plane.model.spec import Llama3Scaling, ModelSpec, RopeScaling
+
+MODEL_TYPES = ("llama", "mistral")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+
+# What a Mistral configuration means where it says nothing; Llama has other defaults.
+MISTRAL_KV_HEADS = 8
+MISTRAL_SLIDING_WINDOW = 4096
+
+
+def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
+    """Return the numbers of config.json, not yet checked against the tensors.
+
+    `tie_embeddings` is what the configuration says, `num_parameters` and `weight_format` are empty:
+    the reader of the tensors completes them. Raises ModelFileError for a missing or wrong value,
+    UnsupportedModelError for a model that is not plain Llama.
+    """
+    model_type = config.text("model_type")
+    if model_type not in MODEL_TYPES:
+        shown = "none" if model_type is None else printable(model_type)
+        raise UnsupportedModelError(
+            config.path, f"model_type {shown} is not supported; supported are llama and mistral"
+        )
+    is_mistral = model_type == "mistral"
+    hidden_size = config.integer("hidden_size")
+    num_heads = config.integer("num_attention_heads")
+    context_length = config.integer("max_position_embeddings")
+    spec = ModelSpec(
+        name=name,
+        architecture="llama",
+        vocab_size=config.integer("vocab_size"),
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=config.integer(
+            "num_key_value_heads", MISTRAL_KV_HEADS if is_mistral else num_heads
+        ),
+        head_dim=_head_dim(config, hidden_size, num_heads),
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size"),
+        context_length=context_length,
+        rope_theta=_rope_theta(config),
+        rope_scaling=_rope_scaling(config, context_length),
+        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+        tie_embeddings=config.boolean("tie_word_embeddings") or False,
+        num_parameters=0,
+        weight_format="",
+    )
+    _refuse_variants(config, is_mistral=is_mistral, context_length=context_length)
+    return spec
+
+
+def _head_dim(config: JsonObject, hidden_size: int, num_heads: int) -> int:
+    head_dim = config.optional_integer("head_dim")
+    if head_dim is not None:
+        return head_dim
+    if num_heads < 1 or hidden_size % num_heads:
+        raise ModelFileError(
+            config.path,
+            f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}",
+        )
+    return hidden_size // num_heads
+
+
+def _rope_theta(config: JsonObject) -> float:
+    """Newer configurations keep it in `rope_parameters`, older ones at the top."""
+    parameters = config.member("rope_parameters")
+    if parameters is not None and parameters.has("rope_theta"):
+        return parameters.number("rope_theta")
+    return config.number("rope_theta", 10000.0)
+
+
+def _rope_scaling(config: JsonObject, context_length: int) -> RopeScaling | None:
+    parameters = config.member("rope_parameters") or config.member("rope_scaling")
+    if parameters is None:
+        return None
+    kind = parameters.text("rope_type") or parameters.text("type") or "default"
+    if parameters.number("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError(config.path, "partial rotary positions are not supported")
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise UnsupportedModelError(
+            config.path,
+            f"RoPE scaling {printable(kind)} is not supported; supported are default and llama3",
+        )
+    return Llama3Scaling(
+        factor=parameters.number("factor"),
+        low_freq_factor=parameters.number("low_freq_factor"),
+        high_freq_factor=parameters.number("high_freq_factor"),
+        original_context_length=parameters.integer(
+            "original_max_position_embeddings", context_length
+        ),
+    )
+
+
+def _refuse_variants(config: JsonObject, *, is_mistral: bool, context_length: int) -> None:
+    """Refuse what shares the model type but computes something else."""
+    architectures = config.raw("architectures")
+    if architectures is not None and not (
+        isinstance(architectures, list) and any(name in ARCHITECTURES for name in architectures)
+    ):
+        raise UnsupportedModelError(
+            config.path,
+            f"architectures must name {' or '.join(ARCHITECTURES)}, "
+            f"got {printable(repr(architectures))}",
+        )
+    if is_mistral:
+        window = (
+            config.optional_integer("sliding_window")
+            if config.has("sliding_window")
+            else MISTRAL_SLIDING_WINDOW
+        )
+        if window is not None and window < context_length:
+            raise UnsupportedModelError(
+                config.path,
+                f"a sliding_window ({window}) below max_position_embeddings ({context_length}) "
+                f"is not supported",
+            )
+    for key in ("attention_bias", "mlp_bias"):
+        if config.boolean(key):
+            raise UnsupportedModelError(config.path, f"{key} = true is not supported")
+    activation = config.text("hidden_act") or "silu"
+    if activation != "silu":
+        raise UnsupportedModelError(
+            config.path, f"hidden_act must be silu, got {printable(activation)}"
+        )
+    if config.number("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError(config.path, "partial rotary positions are not supported")
+    if config.raw("quantization_config") is not None:
+        raise UnsupportedModelError(config.path, "quantization_config is not supported")

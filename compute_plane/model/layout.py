@@ -1,0 +1,154 @@
+"""Which tensors a Llama model has, what shape each has, and what GGUF calls them.
+
+The canonical names are those of Hugging Face checkpoints.
+
+    canonical                                        GGUF                      shape
+    model.embed_tokens.weight                        token_embd.weight         [V, hidden]
+    model.layers.N.input_layernorm.weight            blk.N.attn_norm.weight    [hidden]
+    model.layers.N.self_attn.q_proj.weight           blk.N.attn_q.weight       [H·D, hidden]
+    model.layers.N.self_attn.k_proj.weight           blk.N.attn_k.weight       [G·D, hidden]
+    model.layers.N.self_attn.v_proj.weight           blk.N.attn_v.weight       [G·D, hidden]
+    model.layers.N.self_attn.o_proj.weight           blk.N.attn_output.weight  [hidden, H·D]
+    model.layers.N.post_attention_layernorm.weight   blk.N.ffn_norm.weight     [hidden]
+    model.layers.N.mlp.gate_proj.weight              blk.N.ffn_gate.weight     [intermediate, hidden]
+    model.layers.N.mlp.up_proj.weight                blk.N.ffn_up.weight       [intermediate, hidden]
+    model.layers.N.mlp.down_proj.weight              blk.N.ffn_down.weight     [hidden, intermediate]
+    model.norm.weight                                output_norm.weight        [hidden]
+    lm_head.weight (unless tied)                     output.weight             [V, hidden]
+"""  # noqa: E501 - a table
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.spec import ModelSpec, faults_of
+from compute_plane.model.tensor import TensorFormat
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+
+ATTN_NORM = "input_layernorm"
+QUERY = "self_attn.q_proj"
+KEY = "self_attn.k_proj"
+VALUE = "self_attn.v_proj"
+OUTPUT = "self_attn.o_proj"
+MLP_NORM = "post_attention_layernorm"
+GATE = "mlp.gate_proj"
+UP = "mlp.up_proj"
+DOWN = "mlp.down_proj"
+
+GGUF_LAYER_NAMES = {
+    ATTN_NORM: "attn_norm",
+    QUERY: "attn_q",
+    KEY: "attn_k",
+    VALUE: "attn_v",
+    OUTPUT: "attn_output",
+    MLP_NORM: "ffn_norm",
+    GATE: "ffn_gate",
+    UP: "ffn_up",
+    DOWN: "ffn_down",
+}
+GGUF_GLOBAL_NAMES = {
+    EMBEDDING: "token_embd.weight",
+    FINAL_NORM: "output_norm.weight",
+    LM_HEAD: "output.weight",
+}
+GGUF_ROPE_DIVISORS = "rope_freqs.weight"
+
+MAX_NAMED = 5
+
+
+def layer_tensor(layer: int, role: str) -> str:
+    """Return the canonical name of a layer's tensor; `role` is one of this module's constants."""
+    return f"model.layers.{layer}.{role}.weight"
+
+
+def gguf_name(canonical: str) -> str:
+    """Return what a GGUF file calls a canonical tensor."""
+    if canonical in GGUF_GLOBAL_NAMES:
+        return GGUF_GLOBAL_NAMES[canonical]
+    layer, role = canonical.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
+    return f"blk.{layer}.{GGUF_LAYER_NAMES[role]}.weight"
+
+
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return every tensor the model must have, canonical name to shape, in the order of use."""
+    hidden, intermediate = spec.hidden_size, spec.intermediate_size
+    layer_shapes: dict[str, tuple[int, ...]] = {
+        ATTN_NORM: (hidden,),
+        QUERY: (spec.query_size, hidden),
+        KEY: (spec.kv_size, hidden),
+        VALUE: (spec.kv_size, hidden),
+        OUTPUT: (hidden, spec.query_size),
+        MLP_NORM: (hidden,),
+        GATE: (intermediate, hidden),
+        UP: (intermediate, hidden),
+        DOWN: (hidden, intermediate),
+    }
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
+    for layer in range(spec.num_layers):
+        for role, shape in layer_shapes.items():
+            shapes[layer_tensor(layer, role)] = shape
+    shapes[FINAL_NORM] = (hidden,)
+    if not spec.tie_embeddings:
+        shapes[LM_HEAD] = (spec.vocab_size, hidden)
+    return shapes
+
+
+def check_layout(
+    path: Path,
+    spec: ModelSpec,
+    stored: Mapping[str, tuple[TensorFormat, tuple[int, ...]]],
+    stored_name: Callable[[str], str],
+) -> ModelSpec:
+    """Check the file's tensors against the numbers of its header, and complete the spec.
+
+    `stored`: the file's own tensor names with format and shape; `stored_name` maps a canonical name
+    to the file's. Returns the spec with `num_parameters` and `weight_format` counted.
+    Raises ModelFileError naming missing tensors, wrong shapes and tensors that have no place.
+    """
+    faults = faults_of(spec)
+    if faults:
+        raise ModelFileError(path, "; ".join(faults))
+    if spec.num_layers > len(stored):
+        raise ModelFileError(
+            path, f"{spec.num_layers} layers are declared, but the file has {len(stored)} tensors"
+        )
+    expected = {stored_name(name): shape for name, shape in tensor_shapes(spec).items()}
+    missing = [name for name in expected if name not in stored]
+    if missing:
+        raise ModelFileError(path, f"missing tensors: {_listed(missing)}")
+    for name, shape in expected.items():
+        if stored[name][1] != shape:
+            raise ModelFileError(
+                path,
+                f"tensor {name} has shape {list(stored[name][1])}, the model needs {list(shape)}",
+            )
+    extra = sorted(name for name in stored if name not in expected)
+    biases = [name for name in extra if name.endswith(".bias")]
+    if biases:
+        raise UnsupportedModelError(path, f"biases are not supported: {_listed(biases)}")
+    if extra:
+        raise ModelFileError(path, f"tensors that a Llama model does not have: {_listed(extra)}")
+
+    parameters: Counter[str] = Counter()
+    for stored_format, shape in stored.values():
+        count = 1
+        for size in shape:
+            count *= size
+        parameters[stored_format.label] += count
+    return dataclasses.replace(
+        spec,
+        num_parameters=parameters.total(),
+        weight_format=parameters.most_common(1)[0][0],
+    )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(printable(name) for name in names[:MAX_NAMED])
+    return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"

@@ -1,0 +1,103 @@
+"""From a model reference to a model: one entry for everything that needs one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from compute_plane.model.assets import ModelAssets
+from compute_plane.model.errors import ModelFileError, system_fault
+from compute_plane.model.gguf import GgufSource, read_gguf_spec
+from compute_plane.model.gguf_header import open_gguf
+from compute_plane.model.gguf_tokenizer import read_gguf_assets
+from compute_plane.model.hf_assets import read_hf_assets
+from compute_plane.model.hf_config import read_hf_spec
+from compute_plane.model.json_file import JsonObject
+from compute_plane.model.safetensors import open_safetensors
+from compute_plane.model.source import ModelLocation, locate_model
+from compute_plane.model.spec import ModelSpec
+from compute_plane.model.tensor import TensorSource
+from compute_plane.model.weights import LlamaWeights, load_llama_weights
+from planes.errors import MemoryError as OutOfMemoryError
+
+CONFIG = "config.json"
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model whose files are open and checked; its weights still lie in them.
+
+    `sha256`: hex digest of the file where it was checked (the embedded model), None elsewhere.
+    """
+
+    spec: ModelSpec
+    assets: ModelAssets
+    source: TensorSource
+    path: Path
+    sha256: str | None
+
+    def load_weights(self, num_threads: int = 2) -> LlamaWeights:
+        """Decode all weights to float32.
+
+        Raises ModelFileError if one is not finite, the family's MemoryError if they do not fit.
+        """
+        try:
+            return load_llama_weights(self.spec, self.source, num_threads=num_threads)
+        except MemoryError:
+            raise OutOfMemoryError(
+                f"{self.path}: {self.spec.num_parameters * FLOAT32_BYTES} bytes for weights in "
+                f"float32 are not to be had",
+                field="model",
+            ) from None
+
+
+def load_model(
+    reference: str, locate: Callable[[str], ModelLocation] = locate_model
+) -> LoadedModel:
+    """Find a model, check its files and read everything but the weights.
+
+    Raises ModelReferenceError if the reference leads nowhere, ModelFileError if a file is at fault,
+    UnsupportedModelError if the model is of another kind; each with a message of one line.
+    """
+    location = locate(reference)
+    if location.path.is_dir():
+        return _load_directory(location)
+    return _load_gguf(location)
+
+
+def _load_gguf(location: ModelLocation) -> LoadedModel:
+    with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
+        # The digest takes as long as all the rest, and hashing lets go of the interpreter lock.
+        digest = pool.submit(_check_digest, location)
+        file = open_gguf(location.path)
+        spec = read_gguf_spec(file, location.name)
+        assets = read_gguf_assets(file, spec)
+        digest.result()
+    return LoadedModel(spec, assets, GgufSource(file, spec), location.path, location.sha256)
+
+
+def _load_directory(location: ModelLocation) -> LoadedModel:
+    config = JsonObject.read(location.path / CONFIG)
+    name = location.name or location.path.resolve().name
+    spec = read_hf_spec(config, name)
+    spec, source = open_safetensors(location.path, spec)
+    assets = read_hf_assets(location.path, config, spec)
+    return LoadedModel(spec, assets, source, location.path, None)
+
+
+def _check_digest(location: ModelLocation) -> None:
+    if location.sha256 is None:
+        return
+    try:
+        with location.path.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelFileError(location.path, system_fault(error)) from None
+    if actual != location.sha256:
+        raise ModelFileError(
+            location.path, f"SHA-256 must be {location.sha256}, the file has {actual}"
+        )

@@ -1,0 +1,50 @@
+"""The rotary frequencies of a model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.model.spec import FrequencyDivisors, Llama3Scaling, ModelSpec
+
+Float32Array = npt.NDArray[np.float32]
+
+
+def inverse_frequencies(spec: ModelSpec) -> Float32Array:
+    """Return the angle per position of each rotated pair, float32 [D/2].
+
+    Pair i of a head is its elements i and i + D/2. The steps and their roundings to float32 are
+    those of the Hugging Face implementation, because an error here grows with the position. What
+    is left are units in the last place, where its float32 power is not correctly rounded.
+    """
+    exponents = np.arange(0, spec.head_dim, 2, dtype=np.float32) / np.float32(spec.head_dim)
+    # By way of float64 the float32 power is correctly rounded; NumPy's own float32 power is not.
+    powers = np.power(spec.rope_theta, exponents.astype(np.float64)).astype(np.float32)
+    plain: Float32Array = (np.float32(1) / powers).astype(np.float32)
+    scaling = spec.rope_scaling
+    if scaling is None:
+        return plain
+    if isinstance(scaling, FrequencyDivisors):
+        divisors: Float32Array = np.asarray(scaling.divisors, dtype=np.float32)
+        return plain / divisors
+    return _llama3(plain, scaling)
+
+
+def _llama3(plain: Float32Array, scaling: Llama3Scaling) -> Float32Array:
+    """Scale frequencies as Llama 3.1 does; [D/2] to [D/2]."""
+    one = np.float32(1)
+    factor = np.float32(scaling.factor)
+    low = np.float32(scaling.low_freq_factor)
+    span = np.float32(scaling.high_freq_factor - scaling.low_freq_factor)
+    length = np.float32(scaling.original_context_length)
+    longest_kept = np.float32(scaling.original_context_length / scaling.high_freq_factor)
+    shortest_divided = np.float32(scaling.original_context_length / scaling.low_freq_factor)
+
+    # Multiplied by reciprocals, not divided: so does PyTorch with a number over a tensor.
+    wavelength = (one / plain) * np.float32(2 * math.pi)
+    smooth = ((one / wavelength) * length - low) / span
+    between = (one - smooth) * plain / factor + smooth * plain
+    scaled = np.where(wavelength > shortest_divided, plain / factor, between)
+    return np.where(wavelength < longest_kept, plain, scaled).astype(np.float32)

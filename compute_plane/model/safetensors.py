@@ -1,0 +1,233 @@
+"""Llama models in safetensors files, one or several.
+
+    header size u64 | header: JSON, name → {dtype, shape, data_offsets} | data      little-endian
+
+The files are mapped and their headers checked against the file's size before anything is used: the
+tensors must fill the data without gap or overlap, as the format demands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compute_plane.model import layout
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.json_file import JsonObject, parse_object
+from compute_plane.model.mapped_file import map_file
+from compute_plane.model.spec import ModelSpec
+from compute_plane.model.tensor import RawTensor, TensorFormat, UInt8Array
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# Python objects take some twenty times the bytes of the JSON they came from.
+MAX_HEADER_BYTES = 4 << 20
+MAX_INDEX_BYTES = 4 << 20
+MAX_DIMENSIONS = 4
+MAX_SIZE = 1 << 48
+FORMATS = {"F32": TensorFormat.F32, "F16": TensorFormat.F16, "BF16": TensorFormat.BF16}
+# Buffers that old checkpoints stored beside their weights; they follow from the configuration.
+DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """Where a tensor lies: `offset` from the start of its file."""
+
+    path: Path
+    buffer: mmap.mmap
+    format: TensorFormat
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+    def bytes(self) -> UInt8Array:
+        """Return the raw data, a view of the mapped file."""
+        return np.frombuffer(self.buffer, np.uint8, self.num_bytes, self.offset)
+
+
+class SafetensorsSource:
+    """The tensors of a checked Hugging Face directory by canonical name; a `TensorSource`."""
+
+    def __init__(self, tensors: dict[str, StoredTensor], spec: ModelSpec) -> None:
+        self._tensors = tensors
+        self._names = tuple(layout.tensor_shapes(spec))
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Canonical names of all tensors, in the order of use."""
+        return self._names
+
+    def tensor(self, name: str) -> RawTensor:
+        """Return one tensor; its bytes are a view of the mapped file."""
+        stored = self._tensors[name]
+        return RawTensor(
+            name=name,
+            stored_name=name,
+            path=stored.path,
+            format=stored.format,
+            shape=stored.shape,
+            stored=stored.bytes().reshape(-1, stored.format.row_bytes(stored.shape[-1])),
+        )
+
+
+def open_safetensors(directory: Path, spec: ModelSpec) -> tuple[ModelSpec, SafetensorsSource]:
+    """Open the weights of a directory and check them against its configuration.
+
+    Returns the completed spec and the source. The output matrix is tied to the embedding if the
+    configuration says so and the files hold no other. Raises ModelFileError.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    files = _files(directory)
+    for path in files:
+        for name, stored in read_header(path).items():
+            if name in tensors:
+                raise ModelFileError(
+                    path, f"tensor {printable(name)} is also in {tensors[name].path.name}"
+                )
+            if not name.endswith(DERIVED_SUFFIX):
+                tensors[name] = stored
+    spec = dataclasses.replace(spec, tie_embeddings=_is_tied(tensors, spec))
+    if spec.tie_embeddings:
+        tensors.pop(layout.LM_HEAD, None)
+    shapes = {name: (stored.format, stored.shape) for name, stored in tensors.items()}
+    where = files[0] if len(files) == 1 else directory
+    spec = layout.check_layout(where, spec, shapes, lambda name: name)
+    return spec, SafetensorsSource(tensors, spec)
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Map one safetensors file and return its tensors by name, all checked."""
+    buffer = map_file(path)
+    size = len(buffer)
+    if size < 8:
+        raise ModelFileError(path, f"truncated: {size} bytes, the header size alone takes 8")
+    header_bytes = int.from_bytes(buffer[:8], "little")
+    if header_bytes > min(MAX_HEADER_BYTES, size - 8):
+        raise ModelFileError(
+            path,
+            f"the header must be at most {min(MAX_HEADER_BYTES, size - 8)} bytes, "
+            f"it declares {header_bytes}",
+        )
+    data_start = 8 + header_bytes
+    header = parse_object(path, buffer[8:data_start])
+    header.pop("__metadata__", None)
+    tensors = {}
+    spans = []
+    for name, entry in header.items():
+        stored, begin, end = _entry(path, buffer, name, entry, data_start)
+        tensors[name] = stored
+        spans.append((begin, end, name))
+    _check_spans(path, sorted(spans), size - data_start)
+    return tensors
+
+
+def _entry(
+    path: Path, buffer: mmap.mmap, name: str, entry: object, data_start: int
+) -> tuple[StoredTensor, int, int]:
+    """Return one tensor with the first and last byte of its data."""
+    shown = printable(name)
+    if not isinstance(entry, dict):
+        raise ModelFileError(path, f"tensor {shown} is not described by an object")
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in FORMATS:
+        raise UnsupportedModelError(
+            path,
+            f"tensor {shown} has type {printable(str(dtype))}; supported are {', '.join(FORMATS)}",
+        )
+    if (
+        not isinstance(shape, list)
+        or not 1 <= len(shape) <= MAX_DIMENSIONS
+        or any(type(size) is not int or not 1 <= size <= MAX_SIZE for size in shape)
+    ):
+        raise ModelFileError(path, f"tensor {shown} has shape {printable(repr(shape))}")
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2
+        or any(type(offset) is not int for offset in offsets)
+        or not 0 <= offsets[0] <= offsets[1] <= len(buffer) - data_start
+    ):
+        raise ModelFileError(
+            path,
+            f"tensor {shown} has data_offsets {printable(repr(offsets))}, "
+            f"the file has {len(buffer) - data_start} bytes of data",
+        )
+    begin, end = offsets
+    expected = FORMATS[dtype].row_bytes(shape[-1])
+    for size in shape[:-1]:
+        expected *= size
+    if end - begin != expected:
+        raise ModelFileError(
+            path,
+            f"tensor {shown} has {end - begin} bytes, shape {shape} as {dtype} needs {expected}",
+        )
+    stored = StoredTensor(path, buffer, FORMATS[dtype], tuple(shape), data_start + begin, expected)
+    return stored, begin, end
+
+
+def _check_spans(path: Path, spans: list[tuple[int, int, str]], data_bytes: int) -> None:
+    """Check that the tensors fill the data exactly; `spans` in order."""
+    position = 0
+    for begin, end, name in spans:
+        if begin < position:
+            raise ModelFileError(path, f"tensor {printable(name)} overlaps the one before it")
+        if begin > position:
+            raise ModelFileError(path, f"{begin - position} unused bytes before {printable(name)}")
+        position = end
+    if position != data_bytes:
+        raise ModelFileError(
+            path, f"the tensors take {position} bytes of data, the file has {data_bytes}"
+        )
+
+
+def _files(directory: Path) -> list[Path]:
+    """Return the weight files of a directory, in order."""
+    index = directory / INDEX
+    if index.is_file():
+        return _indexed(directory, JsonObject.read(index, MAX_INDEX_BYTES))
+    single = directory / SINGLE
+    if single.is_file():
+        return [single]
+    others = sorted(directory.glob("*.safetensors"))
+    if len(others) == 1:
+        return others
+    if others:
+        raise ModelFileError(
+            directory, f"{len(others)} *.safetensors files, but no {INDEX} that names their parts"
+        )
+    raise ModelFileError(directory, f"no {SINGLE} (other checkpoint formats are not read)")
+
+
+def _indexed(directory: Path, index: JsonObject) -> list[Path]:
+    weight_map = index.raw("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFileError(index.path, "weight_map must be an object of tensor names")
+    names = list(dict.fromkeys(weight_map.values()))
+    for name in names:
+        # A name is a file of this directory and nothing else: no path leads out of it.
+        if not isinstance(name, str) or Path(name).name != name or "\0" in name:
+            raise ModelFileError(
+                index.path,
+                f"weight_map must name files of this directory, got {printable(repr(name))}",
+            )
+    return [directory / name for name in names]
+
+
+def _is_tied(tensors: dict[str, StoredTensor], spec: ModelSpec) -> bool:
+    """Tell whether the embedding serves as output matrix.
+
+    As in Hugging Face: a configuration that ties yields to a file that holds two different ones.
+    """
+    embedding, head = tensors.get(layout.EMBEDDING), tensors.get(layout.LM_HEAD)
+    if not spec.tie_embeddings or embedding is None:
+        return spec.tie_embeddings
+    if head is None:
+        return True
+    if (head.format, head.shape) != (embedding.format, embedding.shape):
+        return False
+    return np.array_equal(embedding.bytes(), head.bytes())

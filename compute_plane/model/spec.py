@@ -1,0 +1,140 @@
+"""What a model of the Llama family is: its numbers, without its weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MAX_LAYERS = 4096
+MAX_VOCAB_SIZE = 1 << 21
+MAX_CONTEXT_LENGTH = (1 << 31) - 1  # positions are int32
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """RoPE frequency scaling of Llama 3.1 ("llama3" in Hugging Face configurations).
+
+    Frequencies with a wavelength above `original_context_length / low_freq_factor` are divided by
+    `factor`, those below `original_context_length / high_freq_factor` are kept, and those between
+    are interpolated.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencyDivisors:
+    """RoPE frequency scaling given as one divisor per frequency, D/2 of them.
+
+    This is how GGUF files store Llama 3 scaling (tensor `rope_freqs.weight`).
+    """
+
+    divisors: tuple[float, ...]
+
+
+RopeScaling = Llama3Scaling | FrequencyDivisors
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The shape of a Llama-family decoder.
+
+    RMSNorm before attention and MLP, rotary positions in the half-split convention (element i of a
+    head turns with element i + D/2), grouped-query attention, SiLU-gated MLP, no biases anywhere
+    (a model with biases is refused when it is read).
+
+    `architecture`: "llama", also for Mistral models without a sliding window, which are the same.
+    `head_dim`: need not be hidden_size / num_heads. `tie_embeddings`: the embedding is also the
+    output matrix. `num_parameters`: tied matrices count once. `weight_format`: the storage format
+    that holds most parameters, such as "Q4_1" or "BF16". `rope_scaling`: None for plain RoPE.
+    """
+
+    name: str
+    architecture: str
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    context_length: int
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    rms_norm_eps: float
+    tie_embeddings: bool
+    num_parameters: int
+    weight_format: str
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together; that of all value heads is the same."""
+        return self.num_kv_heads * self.head_dim
+
+
+def faults_of(spec: ModelSpec) -> list[str]:
+    """Return everything that makes these numbers no model, one line each; empty if sound."""
+    limits = {
+        "vocab_size": MAX_VOCAB_SIZE,
+        "num_layers": MAX_LAYERS,
+        "num_heads": 1 << 16,
+        "num_kv_heads": 1 << 16,
+        "head_dim": 1 << 12,
+        "hidden_size": 1 << 20,
+        "intermediate_size": 1 << 24,
+        "context_length": MAX_CONTEXT_LENGTH,
+    }
+    faults = []
+    for field, maximum in limits.items():
+        value = getattr(spec, field)
+        if not 1 <= value <= maximum:
+            faults.append(f"{field} must be 1 to {maximum}, got {value}")
+    if spec.head_dim % 2:
+        faults.append(f"head_dim must be even for rotary positions, got {spec.head_dim}")
+    if spec.num_kv_heads >= 1 and spec.num_heads % spec.num_kv_heads:
+        faults.append(
+            f"num_heads must be a multiple of num_kv_heads, "
+            f"got {spec.num_heads} and {spec.num_kv_heads}"
+        )
+    if not (math.isfinite(spec.rope_theta) and spec.rope_theta >= 1):
+        faults.append(f"rope_theta must be finite and at least 1, got {spec.rope_theta}")
+    if not 0 < spec.rms_norm_eps < 1:
+        faults.append(f"rms_norm_eps must be between 0 and 1, got {spec.rms_norm_eps}")
+    return faults + _scaling_faults(spec)
+
+
+def _scaling_faults(spec: ModelSpec) -> list[str]:
+    """Return what is wrong with the RoPE scaling."""
+    scaling = spec.rope_scaling
+    if scaling is None:
+        return []
+    if isinstance(scaling, FrequencyDivisors):
+        if len(scaling.divisors) != spec.head_dim // 2:
+            return [
+                f"RoPE scaling needs head_dim / 2 = {spec.head_dim // 2} divisors, "
+                f"got {len(scaling.divisors)}"
+            ]
+        wrong = [d for d in scaling.divisors if not (math.isfinite(d) and d > 0)]
+        return [f"RoPE divisors must be positive and finite, got {wrong[0]}"] if wrong else []
+    numbers = (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
+    if not all(math.isfinite(n) and n > 0 for n in numbers):
+        return [f"RoPE scaling factors must be positive and finite, got {numbers}"]
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        return [
+            f"RoPE low_freq_factor must be below high_freq_factor, "
+            f"got {scaling.low_freq_factor} and {scaling.high_freq_factor}"
+        ]
+    if not 1 <= scaling.original_context_length <= MAX_CONTEXT_LENGTH:
+        return [
+            f"RoPE original_max_position_embeddings must be 1 to {MAX_CONTEXT_LENGTH}, "
+            f"got {scaling.original_context_length}"
+        ]
+    return []

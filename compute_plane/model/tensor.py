@@ -1,0 +1,102 @@
+"""Tensors as they lie in model files: raw bytes with a format, a shape and a row order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.model.dequantize import decode_rows
+
+UInt8Array = npt.NDArray[np.uint8]
+Float32Array = npt.NDArray[np.float32]
+
+
+class TensorFormat(Enum):
+    """How the elements of a row are stored: blocks of so many elements in so many bytes."""
+
+    F32 = ("F32", 1, 4)
+    F16 = ("F16", 1, 2)
+    BF16 = ("BF16", 1, 2)
+    Q8_0 = ("Q8_0", 32, 34)
+    Q4_0 = ("Q4_0", 32, 18)
+    Q4_1 = ("Q4_1", 32, 20)
+
+    def __init__(self, label: str, block_elements: int, block_bytes: int) -> None:
+        self.label = label
+        self.block_elements = block_elements
+        self.block_bytes = block_bytes
+
+    def row_bytes(self, elements: int) -> int:
+        """Bytes of a row; `elements` must be a multiple of the block."""
+        return elements // self.block_elements * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawTensor:
+    """One tensor, still in its file's format and usually still in the mapped file.
+
+    `name`: the canonical name (`compute_plane.model.layout`), `stored_name`: the file's own.
+    `shape`: outermost dimension first, [rows, columns] or [columns].
+    `stored`: uint8 [rows, bytes of a row], read-only, in the file's row order.
+    `interleaved_heads`: 0 if the rows are in Hugging Face order. Otherwise the rows belong to so
+    many heads, and within each head of D rows, row 2i + j of the file is row i + j·D/2 of the model
+    (i < D/2, j < 2): GGUF stores the query and key rows of Llama models so because llama.cpp turns
+    neighbouring elements; this package turns halves.
+    """
+
+    name: str
+    stored_name: str
+    path: Path
+    format: TensorFormat
+    shape: tuple[int, ...]
+    stored: UInt8Array
+    interleaved_heads: int = 0
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the tensor."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    def rows(self) -> UInt8Array:
+        """Return the raw bytes in the model's row order, uint8 [rows, bytes of a row].
+
+        A view of the file where the order is the file's, else a copy. Every format keeps a row's
+        blocks together, so reordering rows needs no decoding.
+        """
+        if not self.interleaved_heads:
+            return self.stored
+        num_rows, row_bytes = self.stored.shape
+        half = num_rows // self.interleaved_heads // 2
+        pairs = self.stored.reshape(self.interleaved_heads, half, 2, row_bytes)
+        return pairs.swapaxes(1, 2).reshape(num_rows, row_bytes)
+
+    def to_float32(self) -> Float32Array:
+        """Return the tensor decoded, float32 of `shape`, owning its memory.
+
+        Raises ModelFileError if a value is not finite.
+        """
+        out = np.empty((self.stored.shape[0], self.shape[-1]), dtype=np.float32)
+        decode_rows(self.rows(), self.format.label, out, path=self.path, name=self.stored_name)
+        return out.reshape(self.shape)
+
+
+class TensorSource(Protocol):
+    """A model's tensors by canonical name; nothing is decoded before it is asked for."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Canonical names of all tensors."""
+        ...
+
+    def tensor(self, name: str) -> RawTensor:
+        """Return one tensor. Raises KeyError for a name that is not in `names`."""
+        ...

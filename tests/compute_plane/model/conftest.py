@@ -1,0 +1,247 @@
+"""Tiny models on disk: the same random weights as a GGUF file and as a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as GgmlType
+from safetensors.numpy import save_file
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MERGES = ("h e", "l l", "he ll", "hell o", "Ġ Ġ", "Ġ hell")
+
+
+def byte_alphabet() -> list[str]:
+    """The printable character that byte-level BPE spells each byte with, by byte."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in kept]
+    spelling = {byte: chr(byte) for byte in kept}
+    spelling |= {byte: chr(256 + index) for index, byte in enumerate(rest)}
+    return [spelling[byte] for byte in range(256)]
+
+
+TOKENS = (*SPECIALS, *byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES))
+
+
+@dataclass
+class TinyModel:
+    """The numbers and the weights of a model; names and row order are Hugging Face's."""
+
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    hidden_size: int = 64
+    intermediate_size: int = 96
+    tied: bool = True
+    seed: int = 7
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, inner = self.hidden_size, self.intermediate_size
+        shapes = {"model.embed_tokens.weight": (len(TOKENS), hidden)}
+        for layer in range(self.num_layers):
+            prefix = f"model.layers.{layer}."
+            shapes |= {
+                prefix + "input_layernorm.weight": (hidden,),
+                prefix + "self_attn.q_proj.weight": (query, hidden),
+                prefix + "self_attn.k_proj.weight": (kv, hidden),
+                prefix + "self_attn.v_proj.weight": (kv, hidden),
+                prefix + "self_attn.o_proj.weight": (hidden, query),
+                prefix + "post_attention_layernorm.weight": (hidden,),
+                prefix + "mlp.gate_proj.weight": (inner, hidden),
+                prefix + "mlp.up_proj.weight": (inner, hidden),
+                prefix + "mlp.down_proj.weight": (hidden, inner),
+            }
+        shapes["model.norm.weight"] = (hidden,)
+        if not self.tied:
+            shapes["lm_head.weight"] = (len(TOKENS), hidden)
+        self.weights = {
+            name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+        }
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": len(TOKENS),
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": 512,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": self.tied,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
+
+
+GGUF_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def name_in_gguf(name: str) -> str:
+    fixed = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if name in fixed:
+        return fixed[name]
+    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
+    return f"blk.{layer}.{GGUF_PARTS[part]}.weight"
+
+
+def interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Reorder query or key rows as the converter of llama.cpp does."""
+    half = rows.shape[0] // num_heads // 2
+    return rows.reshape(num_heads, 2, half, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_gguf(
+    path: Path,
+    model: TinyModel,
+    kind: GgmlType = GgmlType.F32,
+    *,
+    change: Callable[[gguf.GGUFWriter], None] = lambda _: None,
+    skip_keys: tuple[str, ...] = (),
+) -> Path:
+    """Write a model with the gguf package; matrices as `kind`, norms as F32."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_block_count(model.num_layers)
+    writer.add_context_length(512)
+    writer.add_embedding_length(model.hidden_size)
+    writer.add_feed_forward_length(model.intermediate_size)
+    writer.add_head_count(model.num_heads)
+    writer.add_head_count_kv(model.num_kv_heads)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
+    writer.add_rope_dimension_count(model.head_dim)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * len(SPECIALS) + [1] * (len(TOKENS) - len(SPECIALS)))
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template("{{ messages[0].content }}")
+    for key in skip_keys:
+        del writer.kv_data[0][key]
+    change(writer)
+    for name, values in model.weights.items():
+        stored = values
+        if name.endswith("q_proj.weight"):
+            stored = interleave(values, model.num_heads)
+        elif name.endswith("k_proj.weight"):
+            stored = interleave(values, model.num_kv_heads)
+        matrix_kind = kind if values.ndim > 1 else GgmlType.F32
+        data = gguf.quants.quantize(stored, matrix_kind)
+        writer.add_tensor(name_in_gguf(name), data, raw_dtype=matrix_kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tokenizer_json() -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": index,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for index, token in enumerate(SPECIALS)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "post_processor": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {token: index for index, token in enumerate(TOKENS)},
+            "merges": list(MERGES),
+        },
+    }
+
+
+def write_directory(
+    directory: Path,
+    model: TinyModel,
+    *,
+    config: dict[str, Any] | None = None,
+    files: dict[str, Any] | None = None,
+    weights: dict[str, np.ndarray] | None = None,
+) -> Path:
+    """Write a Hugging Face directory; `files` are further JSON documents, None for weights: own."""
+    directory.mkdir(exist_ok=True)
+    documents = {"config.json": model.config() | (config or {}), "tokenizer.json": tokenizer_json()}
+    for name, document in (documents | (files or {})).items():
+        (directory / name).write_text(json.dumps(document))
+    save_file(model.weights if weights is None else weights, directory / "model.safetensors")
+    return directory
+
+
+class Tiny:
+    """What the tests of this folder share."""
+
+    model = TinyModel
+    gguf = staticmethod(write_gguf)
+    directory = staticmethod(write_directory)
+    tokens = TOKENS
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Tiny:
+    return Tiny()
