@@ -59,6 +59,4 @@ class GenerationParams:
 
 def _is_real(value: object) -> bool:
     """Whether `value` is a finite number and not a bool."""
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -82,15 +82,17 @@ class Request:
         return self.params.top_p
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A running request with its KV blocks, seen from the scheduler.
 
+    `seq_id` grows with arrival and stays the same when the request is preempted and comes back.
     `slot` is the compute plane's name for it. `num_computed_tokens` counts the tokens whose
     computation has been *sent*; `num_in_flight` the steps with a row of this sequence that have
     been sent and not committed; `num_pending_tokens` the samples among them whose value is not
-    known yet. `draining`: not scheduled, waiting for its steps in flight, then preempted or
-    finished.
+    known yet. `needs_start`: the compute plane does not know the slot as this sequence.
+    `draining`: not scheduled, waiting for its steps in flight, then preempted or finished.
+    `max_computed_tokens`: tokens ever computed; the last one sampled is not.
     """
 
     seq_id: int
@@ -102,6 +104,11 @@ class Sequence:
     needs_start: bool = True
     draining: bool = False
     last_scheduled_step: int = 0
+    max_computed_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive what does not change."""
+        self.max_computed_tokens = self.request.max_total_len - 1
 
     @property
     def num_known_tokens(self) -> int:

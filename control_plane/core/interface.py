@@ -1,0 +1,139 @@
+"""What the scheduler is given and what it answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from control_plane.core.batch import StepBatch, StepResult
+from control_plane.core.request import FinishReason, Request, RequestState
+from planes.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of the scheduler. Raises ConfigError naming the first field out of range.
+
+    `max_batch_size`: rows of one step.
+    `max_num_seqs`: admitted requests, which hold a slot and KV blocks; the others wait.
+    `max_model_len`: prompt and completion tokens of one request.
+    `max_total_tokens`: tokens computed by one step; a longer prompt is computed in chunks.
+    `memory_threshold`: admission stops while the projected use of the block pool would exceed
+    this share of it, in (0, 1]; a lone request runs regardless.
+    `max_slots`: slots of the compute plane; None: as many as `max_num_seqs`.
+    `prefill_patience`: after this many steps in a row in which decoding left no room for prompt
+    work, the next step reserves a row and a share of its tokens for it.
+    """
+
+    max_batch_size: int = 32
+    max_num_seqs: int = 256
+    max_model_len: int = 2048
+    max_total_tokens: int = 4096
+    memory_threshold: float = 0.9
+    max_slots: int | None = None
+    prefill_patience: int = 8
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name == "memory_threshold" or (f.name == "max_slots" and value is None):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(
+                    f"{f.name} must be an integer of at least 1, got {value!r}", field=f.name
+                )
+        share = self.memory_threshold
+        if (
+            isinstance(share, bool)
+            or not isinstance(share, int | float)
+            or not math.isfinite(share)
+            or not 0.0 < share <= 1.0
+        ):
+            raise ConfigError(
+                f"memory_threshold must be greater than 0 and at most 1, got {share!r}",
+                field="memory_threshold",
+            )
+
+    @property
+    def num_slots(self) -> int:
+        """Slots the scheduler uses; no more than that many requests run."""
+        if self.max_slots is None:
+            return self.max_num_seqs
+        return min(self.max_num_seqs, self.max_slots)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step to send, and whose rows it has, in the order of the rows: decode, then prefill."""
+
+    batch: StepBatch
+    decode_request_ids: list[int]
+    prefill_request_ids: list[int]
+
+
+class RequestOutput(NamedTuple):
+    """What happened to one request: new tokens, its end, or both.
+
+    A final event comes exactly once a request. (A named tuple because one is made for every token,
+    and a frozen dataclass takes twice as long to make.)
+    """
+
+    request_id: int
+    new_token_ids: tuple[int, ...]
+    state: RequestState
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counters since the start (`num_steps`, `num_preemptions`) and numbers of this moment.
+
+    `num_running`: requests that hold a slot and blocks, those on their way out included.
+    `num_in_flight`: steps sent and not committed.
+    """
+
+    num_steps: int
+    num_preemptions: int
+    num_running: int
+    num_waiting: int
+    num_in_flight: int
+
+
+@runtime_checkable
+class SchedulerProtocol(Protocol):
+    """What the engine loop needs of a scheduler; another one may be given to the engine."""
+
+    def add_request(self, request: Request) -> int:
+        """Queue a request and return its id. Raises ValidationError or MemoryError."""
+        ...
+
+    def cancel(self, request_id: int) -> RequestOutput | None:
+        """End a request; its final event, or None if it is unknown or has ended."""
+        ...
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Return the next step to send; None if there is nothing to send now."""
+        ...
+
+    def commit(self, result: StepResult) -> list[RequestOutput]:
+        """Take in the result of the oldest step in flight."""
+        ...
+
+    def get_completed(self) -> list[Request]:
+        """Return the requests that ended since the last call."""
+        ...
+
+    def has_pending_work(self) -> bool:
+        """Whether any request waits, runs or still holds blocks."""
+        ...
+
+    def lose_epoch(self, last_step: int = 0) -> None:
+        """Forget what the compute plane held; the next step is `last_step + 1`."""
+        ...
+
+    def get_stats(self) -> SchedulerStats:
+        """Return the counters."""
+        ...
