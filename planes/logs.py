@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
@@ -15,15 +16,36 @@ LOG_FORMATS = ("auto", "console", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-def configure_logging(*, plane: str, level: str = "info", log_format: str = "auto") -> None:
-    """Route structlog and the standard library's logging to stderr.
+class _Stderr:
+    """Whatever `sys.stderr` is when a line is written: a host program may replace it."""
 
-    `plane` is bound to every line. `auto` is console on a terminal, JSON otherwise.
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def configure_logging(
+    *, plane: str, level: str = "info", log_format: str = "auto", owns_process: bool = True
+) -> None:
+    """Route structlog, and the standard library's logging of an own process, to stderr.
+
+    `plane` is named in every line. `auto` is console on a terminal, JSON otherwise.
     """
     if log_format == "auto":
         log_format = "console" if sys.stderr.isatty() else "json"
     threshold = logging.getLevelNamesMapping()[level.upper()]
+
+    def add_plane(
+        _: object, __: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        """Name the plane; not bound as a context variable, which other threads would not see."""
+        event["plane"] = plane
+        return event
+
     shared: list[structlog.typing.Processor] = [
+        add_plane,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -36,8 +58,8 @@ def configure_logging(*, plane: str, level: str = "info", log_format: str = "aut
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(plane=plane)
-    logging.basicConfig(level=max(threshold, logging.WARNING), stream=sys.stderr, force=True)
+    if owns_process:
+        logging.basicConfig(level=max(threshold, logging.WARNING), stream=sys.stderr, force=True)

@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,12 @@ MAX_CONFIG_FILE_BYTES = 1 << 20
 ConfigT = TypeVar("ConfigT")
 
 _RULE = "hetero_rule"
-_INTEGER = re.compile(r"[+-]?[0-9]+")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,100}")
+"""More digits are beyond every range here, and `int` itself refuses more than 4300."""
+_NUMBER = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.I
+)
+"""What `float` reads, without its underscores and non-ASCII digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,8 @@ def check_value(item: Setting, value: object, origin: str) -> Any:  # noqa: ANN4
         if item.optional:
             return None
         raise ConfigError(f"{where} must not be null", field=item.name)
-    value = _to_kind(item, value, where)
+    given = value
+    value = _to_kind(item, given, where)
     rule = item.rule
     if rule.choices is not None and value not in rule.choices:
         raise ConfigError(
@@ -112,15 +118,15 @@ def check_value(item: Setting, value: object, origin: str) -> Any:  # noqa: ANN4
     if isinstance(value, int | float) and not isinstance(value, bool):
         if rule.minimum is not None and value < rule.minimum:
             raise ConfigError(
-                f"{where} must be at least {rule.minimum}, got {value}", field=item.name
+                f"{where} must be at least {rule.minimum}, got {given}", field=item.name
             )
         if rule.above is not None and value <= rule.above:
             raise ConfigError(
-                f"{where} must be greater than {rule.above}, got {value}", field=item.name
+                f"{where} must be greater than {rule.above}, got {given}", field=item.name
             )
         if rule.maximum is not None and value > rule.maximum:
             raise ConfigError(
-                f"{where} must be at most {rule.maximum}, got {value}", field=item.name
+                f"{where} must be at most {rule.maximum}, got {given}", field=item.name
             )
     return value
 
@@ -166,10 +172,7 @@ def _to_float(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return None
+        return float(value) if _NUMBER.fullmatch(value.strip()) else None
     if isinstance(value, int | float):
         try:
             return float(value)
@@ -181,20 +184,21 @@ def _to_float(value: object) -> float | None:
 def read_config_file(path: Path) -> dict[str, object]:
     """Read a JSON object of settings. Raises ConfigError naming the file and the fault."""
     try:
-        if path.stat().st_size > MAX_CONFIG_FILE_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_FILE_BYTES + 1)  # a device file has no size to ask for
+        if len(data) > MAX_CONFIG_FILE_BYTES:
             raise ConfigError(
-                f"config file {path}: at most {MAX_CONFIG_FILE_BYTES} bytes, "
-                f"got {path.stat().st_size}",
+                f"config file {path}: at most {MAX_CONFIG_FILE_BYTES} bytes, got more",
                 field="config",
             )
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8")
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror}", field="config") from None
     except UnicodeDecodeError:
         raise ConfigError(f"config file {path}: not UTF-8 text", field="config") from None
     try:
         values = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also an integer of 4301 digits
         raise ConfigError(f"config file {path}: not valid JSON: {error}", field="config") from None
     if not isinstance(values, dict):
         raise ConfigError(
@@ -254,7 +258,7 @@ def check(config: object) -> None:
             )
             continue
         try:
-            check_value(item, value, "EngineConfig" if value != item.default else "its default")
+            check_value(item, value, type(config).__name__)
         except ConfigError as problem:
             problems.append(problem)
     _raise_all(problems)
@@ -289,12 +293,12 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             parser.add_argument(item.flag, default=None, metavar=metavar, help=text)
 
 
-def to_flags(config: object) -> list[str]:
-    """Spell a configuration as command-line options, for a child process."""
+def to_flags(config: object, names: Container[str] | None = None) -> list[str]:
+    """Spell a configuration, or the settings of it in `names`, as options for a child process."""
     flags = []
     for item in settings_of(type(config)):
         value = getattr(config, item.name)
-        if value is None:
+        if value is None or (names is not None and item.name not in names):
             continue
         if item.kind is bool:
             flags.append(item.flag if value else item.flag.replace("--", "--no-", 1))

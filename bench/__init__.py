@@ -1,0 +1,1 @@
+"""Numbers, never asserted in tests."""

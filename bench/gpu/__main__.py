@@ -1,0 +1,130 @@
+"""Check and measure the CUDA kernels on this GPU: `python -m bench.gpu --out report.json`.
+
+Exit code 0: everything right; 1: a kernel is wrong or could not be built; 2: no CUDA device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.device import KernelLoader, milliseconds, why_no_device
+from kernels.cuda.build import DEFAULT_CACHE_DIR
+from kernels.cuda.errors import CudaKernelError
+
+REPORT_VERSION = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and return the exit code."""
+    options = _parse(arguments)
+    reason = why_no_device()
+    if reason is not None:
+        print(f"no CUDA device: {reason}", file=sys.stderr)
+        return 2
+    started = time.perf_counter()
+    report = _begin_report()
+    try:
+        _fill_report(report, options)
+    except CudaKernelError as error:
+        report["failures"].append(f"{type(error).__name__}: {error}")
+    report["seconds"] = time.perf_counter() - started
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    for failure in report["failures"]:
+        print(f"FAULT: {failure}")
+    print(f"report: {options.out}, {report['seconds']:.0f} s, {len(report['failures'])} faults")
+    return 1 if report["failures"] else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the JSON report")
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        default=DEFAULT_CACHE_DIR,
+        help="machine-code cache; may hold code from `kernels.cuda.check --save`",
+    )
+    parser.add_argument(
+        "--spread", action="store_true", help="check a spread of the variants, not every one"
+    )
+    return parser.parse_args(arguments)
+
+
+def _begin_report() -> dict[str, Any]:
+    from bench.gpu.provenance import describe_commit, describe_device, describe_software
+
+    return {
+        "report_version": REPORT_VERSION,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([sys.executable, *sys.orig_argv[1:]]),
+        **describe_commit(),
+        "device": describe_device(),
+        "software": describe_software(),
+        "kernels": {},
+        "numerics": [],
+        "copy": None,
+        "decode_attention": [],
+        "failures": [],
+    }
+
+
+def _fill_report(report: dict[str, Any], options: argparse.Namespace) -> None:
+    from bench.gpu.decode_bandwidth import SHAPES
+    from kernels.cuda.check import decode_variants
+
+    print(f"{report['device']['name']}, capability {report['device']['capability']}")
+    loader = KernelLoader(options.cache_dir, print)
+    variants = decode_variants(every=not options.spread)
+    loader.prepare(list(dict.fromkeys([*variants, *(shape.variant for shape in SHAPES)])))
+    _check_numerics(report, loader, variants)
+    _measure_bandwidth(report, loader)
+
+
+def _check_numerics(report: dict[str, Any], loader: KernelLoader, variants: Sequence[Any]) -> None:
+    from bench.gpu.decode_numerics import check_variants
+
+    results = check_variants(variants, loader.run_case)
+    report["numerics"] = [asdict(result) for result in results]
+    for result in results:
+        report["failures"] += [f"{result.variant}: {fault}" for fault in result.faults]
+    for dtype in ("float32", "float16", "bfloat16"):
+        errors = [result.max_error for result in results if f"_{dtype}_" in result.variant]
+        print(f"numerics {dtype:<8}  {len(errors)} variants, largest error {max(errors):.2e}")
+
+
+def _measure_bandwidth(report: dict[str, Any], loader: KernelLoader) -> None:
+    import torch
+
+    from bench.gpu.decode_bandwidth import SHAPES, measure_copy, measure_decode
+
+    report["copy"] = copy = measure_copy(milliseconds)
+    print(f"device copy           {copy['gb_per_s']:8.0f} GB/s read + written")
+    for shape in SHAPES:
+        kernel = loader.load(shape.variant)
+        report["kernels"][shape.variant.name] = {
+            **kernel.attributes(), "assembled_by": loader.made_by[shape.variant.name],
+        }  # fmt: skip
+        result = measure_decode(shape, kernel, milliseconds, print)
+        result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
+        report["decode_attention"].append(result)
+        report["failures"] += [f"{shape.name}: {fault}" for fault in result["faults"]]
+        torch_rate = result["torch_sdpa"].get("gb_per_s")
+        beside = "unavailable" if torch_rate is None else f"{torch_rate:.0f} GB/s"
+        print(
+            f"{shape.name:<66} {result['gb_per_s']:6.0f} GB/s read, "
+            f"{result['fraction_of_copy']:.2f} of the copy; torch SDPA {beside}"
+        )
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

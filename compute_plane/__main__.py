@@ -1,0 +1,99 @@
+"""`python -m compute_plane`: one compute plane, until SIGTERM, SIGINT or the end of its parent.
+
+Exit status: 0 after a requested stop, 2 for what the user can put right (configuration, model
+files, address), 1 for a fault.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Final
+
+import structlog
+
+from compute_plane.app import ComputePlane
+from compute_plane.config import ComputePlaneConfig, load_config
+from planes.errors import ConfigError, EngineError
+from planes.logs import configure_logging
+from planes.ready import announce_ready, watch_lifeline
+
+EXIT_OK: Final = 0
+EXIT_FAULT: Final = 1
+EXIT_CONFIG: Final = 2
+
+log = structlog.get_logger()
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "compute_plane") -> int:
+    """Run a compute plane; return its exit status. `argv` is without the program's name."""
+    try:
+        loaded = load_config(sys.argv[1:] if argv is None else argv, prog=prog)
+        configure_logging(
+            plane="compute", level=loaded.config.log_level, log_format=loaded.config.log_format
+        )
+        for key in loaded.unknown_keys:
+            log.warning("unknown key in the config file", key=key)
+        return _Process(loaded.config).run()
+    except EngineError as error:
+        print(f"{prog}: {' '.join(error.message.split())}", file=sys.stderr)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAULT
+    except MemoryError as error:
+        print(f"{prog}: out of memory: {error}", file=sys.stderr)
+        return EXIT_FAULT
+
+
+class _StopRequested(BaseException):
+    """A signal came while the plane was still loading; not to be caught by `except Exception`."""
+
+
+class _Process:
+    """The plane as a process: its signals and its end."""
+
+    def __init__(self, config: ComputePlaneConfig) -> None:
+        self._config = config
+        self._stop = threading.Event()
+        self._has_failed = False
+        self._is_loading = True
+
+    def run(self) -> int:
+        """Load, serve, wait for a reason to stop, stop."""
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._on_signal)
+            # A parent that is gone is the same as its asking to stop.
+            watch_lifeline(self._config.lifeline_fd, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            plane = ComputePlane(self._config, on_fault=self._on_fault)
+            self._is_loading = False
+        except _StopRequested:
+            return EXIT_OK
+        address = plane.start()
+        # What is alive now stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        try:
+            announce_ready(self._config.ready_fd, str(address))
+            self._stop.wait()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+            is_done = plane.stop()
+        return EXIT_OK if is_done and not self._has_failed else EXIT_FAULT
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - its shape
+        if self._is_loading:
+            raise _StopRequested
+        self._stop.set()
+
+    def _on_fault(self) -> None:
+        self._has_failed = True
+        self._stop.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""The composition root: from a configuration to a plane that serves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from compute_plane.config import ComputePlaneConfig
+from compute_plane.device import choose_placement, describe_device
+from compute_plane.errors import PlaneDraining
+from compute_plane.executor import simulated
+from compute_plane.executor.batch_checks import FEATURES, SlotLimits
+from compute_plane.executor.device_thread import DeviceThread
+from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
+from compute_plane.executor.sessions import SessionLedger
+from compute_plane.executor.slots import SlotTable
+from compute_plane.facts import PlaneAssets, PlaneFacts, software_version
+from compute_plane.model.loader import LoadedModel, load_model
+from compute_plane.model.source import ModelLocation, locate_model
+from compute_plane.rpc.server import PlaneServer, check_address
+from compute_plane.rpc.servicer import ComputeServicer
+from planes.address import Address
+from planes.transport import MAX_PLANE_MESSAGE_BYTES
+
+SIMPLE_ASSETS: Final = PlaneAssets(
+    tokenizer_json=None,
+    vocab_size=simulated.VOCAB_SIZE,
+    chat_template="",
+    bos_token_id=simulated.BOS_TOKEN_ID,
+    eos_token_ids=(simulated.EOS_TOKEN_ID,),
+    pad_token_id=simulated.PAD_TOKEN_ID,
+    add_bos_token=False,
+    context_length=simulated.SPEC.context_length,
+    model_name=simulated.SPEC.name,
+)
+"""The text side of the simulated model: one token a byte."""
+
+log = structlog.get_logger()
+
+ExecutorBuilder = Callable[[str, ExecutorContext], BuiltExecutor]
+
+
+class ComputePlane:
+    """A compute plane in this process: loads its model when made, serves from `start` to `stop`.
+
+    `on_fault` is called, on another thread, if the plane's own code fails. `build` makes the
+    executor; tests give another. Raises EngineError families for everything that can be wrong with
+    the configuration, the model and the machine.
+    """
+
+    def __init__(
+        self,
+        config: ComputePlaneConfig,
+        *,
+        on_fault: Callable[[], None] = lambda: None,
+        build: ExecutorBuilder = build_executor,
+    ) -> None:
+        began = time.monotonic()
+        self._config = config
+        placement = choose_placement(config)
+        check_address(config.listen_address)
+        model = None if placement.executor == "simulated" else _load_model(config)
+        spec = simulated.SPEC if model is None else model.spec
+        num_threads = config.effective_num_threads
+        built = build(
+            placement.executor,
+            ExecutorContext(
+                spec=spec,
+                model=model,
+                block_size=config.block_size,
+                num_blocks=config.max_num_blocks,
+                dtype=placement.dtype,
+                device=placement.device,
+                num_threads=num_threads,
+                kernel_cache=config.kernel_cache_root,
+            ),
+        )
+        limits = SlotLimits(
+            max_slots=config.max_slots,
+            max_rows=config.max_rows,
+            max_tokens=config.max_tokens_per_batch,
+            block_size=config.block_size,
+            num_blocks=config.max_num_blocks,
+            vocab_size=spec.vocab_size,
+            context_length=spec.context_length,
+        )
+        facts = PlaneFacts(
+            spec=spec,
+            dtype=placement.dtype,
+            model_sha256="" if model is None else model.sha256 or "",
+            numerics_id=built.numerics_id,
+            executor=built.name,
+            device=describe_device(placement.device, num_threads),
+            limits=limits,
+            preferred_prefill_chunk=min(built.preferred_prefill_chunk, limits.max_tokens),
+            kv_pool_bytes=built.kv_pool_bytes,
+            weights_bytes=built.weights_bytes,
+            features=FEATURES,
+            max_message_bytes=MAX_PLANE_MESSAGE_BYTES,
+            software_version=software_version(),
+        )
+        self._executor = built.executor
+        self._sessions = SessionLedger()
+        self._device = DeviceThread(built.executor, SlotTable(limits), self._sessions, on_fault)
+        assets = SIMPLE_ASSETS if model is None else _assets(model)
+        self._servicer = ComputeServicer(facts, assets, self._device, self._sessions)
+        self._server = PlaneServer(self._servicer, config.listen_address)
+        log.info(
+            "loaded",
+            model=spec.name,
+            weight_format=spec.weight_format,
+            executor=facts.executor,
+            device=facts.device.name,
+            capability=facts.device.capability,
+            dtype=facts.dtype,
+            numerics_id=facts.numerics_id,
+            num_threads=num_threads,
+            block_size=limits.block_size,
+            num_blocks=limits.num_blocks,
+            kv_pool_bytes=facts.kv_pool_bytes,
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    def start(self) -> Address:
+        """Serve; return where, with the real port. Raises ListenError."""
+        address = self._server.start()
+        self._device.start()
+        log.info("serving", address=str(address), epoch=f"{self._sessions.epoch:016x}")
+        return address
+
+    def stop(self) -> bool:
+        """Report NOT_SERVING, finish the batches under way, end; whether they finished in time."""
+        self._server.refuse_traffic()
+        is_done = self._device.stop(self._config.shutdown_timeout)
+        self._servicer.end_streams(PlaneDraining("the compute plane is shutting down"))
+        self._server.stop()
+        close = getattr(self._executor, "close", None)
+        if is_done and close is not None:
+            close()
+        log.info("stopped", batches_finished=is_done)
+        return is_done
+
+
+def _load_model(config: ComputePlaneConfig) -> LoadedModel:
+    if config.verify_model:
+        return load_model(config.model)
+
+    def locate_unchecked(reference: str) -> ModelLocation:
+        return replace(locate_model(reference), sha256=None)
+
+    return load_model(config.model, locate_unchecked)
+
+
+def _assets(model: LoadedModel) -> PlaneAssets:
+    assets = model.assets
+    return PlaneAssets(
+        tokenizer_json=assets.tokenizer_json,
+        vocab_size=model.spec.vocab_size,
+        chat_template=assets.chat_template,
+        bos_token_id=assets.bos_token_id,
+        eos_token_ids=assets.eos_token_ids,
+        pad_token_id=assets.pad_token_id,
+        add_bos_token=assets.add_bos_token,
+        context_length=assets.context_length,
+        model_name=assets.model_name,
+    )

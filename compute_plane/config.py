@@ -1,0 +1,189 @@
+"""Configuration of the compute plane: the only module of it that reads the environment.
+
+Flags > `HETERO_*` environment > JSON file > defaults. One JSON file may serve both planes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from planes.address import Address, parse_address
+from planes.errors import ConfigError
+from planes.logs import LOG_FORMATS, LOG_LEVELS
+from planes.settings import Layers, add_arguments, check, read_config_file, resolve, setting
+from planes.settings import unknown_keys as keys_unknown_to
+
+DTYPES: Final = ("auto", "float32", "bfloat16")
+DEVICES: Final = ("auto", "cpu", "cuda")
+
+KNOWN_ELSEWHERE: Final = frozenset(
+    {
+        # control_plane.config
+        "compute",
+        "compute_grace",
+        "grpc_host",
+        "grpc_port",
+        "max_batch_size",
+        "max_model_len",
+        "max_num_seqs",
+        "max_queued_requests",
+        "max_total_tokens",
+        "memory_threshold",
+        "pipeline_depth",
+        # hetero_infer.config and its command line
+        "config",
+        "ignore_eos",
+        "input",
+        "json",
+        "max_tokens",
+        "seed",
+        "serve",
+        "temperature",
+        "top_p",
+    }
+)
+"""Keys of a JSON file that belong to the other plane or to the front door, hence no mistakes.
+
+Written out because the planes must not import each other; a test above both compares it with their
+declarations.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputePlaneConfig:
+    """Everything the compute plane can be told. Raises ConfigError listing every problem."""
+
+    listen: str = setting("127.0.0.1:50052", help="listen address, unix:PATH or HOST:PORT")
+    model: str = setting(
+        "default",
+        help="default (the embedded model), a GGUF file, a Hugging Face directory or a hub id",
+    )
+    verify_model: bool = setting(True, help="check the embedded model's SHA-256 at start")
+    executor: str = setting(
+        "auto",
+        help="auto (by device), cpu, simulated (no model), or a custom one as module:attribute",
+    )
+    device: str = setting("auto", help="where the model runs", choices=DEVICES)
+    dtype: str = setting("auto", help="what the model is computed in", choices=DTYPES)
+    block_size: int = setting(16, help="tokens of one KV block", minimum=1, maximum=1024)
+    max_num_blocks: int = setting(
+        1024, help="KV blocks of the pool", minimum=1, maximum=(1 << 31) - 1
+    )
+    max_slots: int = setting(
+        1024, help="sequences the plane remembers at once", minimum=1, maximum=1 << 16
+    )
+    max_rows: int = setting(1024, help="rows of one batch at most", minimum=1, maximum=1 << 16)
+    max_tokens_per_batch: int = setting(
+        16384, help="tokens of one batch at most", minimum=1, maximum=1 << 20
+    )
+    num_threads: int | None = setting(
+        None, help="threads of the CPU executor; default: the CPUs this process may use",
+        minimum=1, maximum=4096,
+    )  # fmt: skip
+    kernel_cache: str | None = setting(
+        None, help="directory for compiled kernels; default: below the user's cache directory"
+    )
+    allow_insecure: bool = setting(
+        False, help="allow plaintext on addresses that other machines can reach"
+    )
+    shutdown_timeout: float = setting(
+        30.0, help="seconds that batches under way get to finish", minimum=0, maximum=86400
+    )
+    log_level: str = setting("info", help="least severe log line shown", choices=LOG_LEVELS)
+    log_format: str = setting(
+        "auto", help="console, json, or by whether stderr is a terminal", choices=LOG_FORMATS
+    )
+    ready_fd: int | None = setting(
+        None, help="descriptor that gets one line once the plane serves", minimum=0
+    )
+    lifeline_fd: int | None = setting(
+        None, help="descriptor whose end of file ends the plane", minimum=0
+    )
+
+    def __post_init__(self) -> None:
+        """Check every field, and what they must be together."""
+        check(self)
+        address = self.listen_address
+        if not address.is_local and not self.allow_insecure:
+            raise ConfigError(
+                f"listen: {address} can be reached from other machines and the connection is "
+                "plaintext; give --allow-insecure if that is meant",
+                field="listen",
+            )
+        if self.executor not in ("auto", "cpu", "simulated") and ":" not in self.executor:
+            raise ConfigError(
+                f"executor must be auto, cpu, simulated or module:attribute, got {self.executor!r}",
+                field="executor",
+            )
+
+    @property
+    def listen_address(self) -> Address:
+        """Where this plane listens."""
+        return parse_address(self.listen, key="listen")
+
+    @property
+    def effective_num_threads(self) -> int:
+        """Threads to compute with: as told, or one for each CPU this process may use."""
+        return self.num_threads or len(os.sched_getaffinity(0))
+
+    @property
+    def kernel_cache_root(self) -> Path:
+        """Where compiled kernels are kept."""
+        if self.kernel_cache is not None:
+            return Path(self.kernel_cache).expanduser()
+        return default_kernel_cache(os.environ)
+
+
+def default_kernel_cache(environ: Mapping[str, str]) -> Path:
+    """Return the user's cache directory for kernels, or one for temporary files without a home."""
+    base = environ.get("XDG_CACHE_HOME")
+    if not base and environ.get("HOME"):
+        base = str(Path(environ["HOME"]) / ".cache")
+    if base and _can_be_written(Path(base)):
+        return Path(base) / "hetero-paged-infer" / "kernels"
+    return Path(tempfile.gettempdir()) / f"hetero-paged-infer-kernels-{os.geteuid()}"
+
+
+def _can_be_written(path: Path) -> bool:
+    """Whether a directory can be written, or made in the nearest one that exists."""
+    for candidate in (path, *path.parents):
+        if candidate.exists():
+            return candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK)
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration and the names in its file that nobody knows."""
+
+    config: ComputePlaneConfig
+    unknown_keys: tuple[str, ...] = ()
+
+
+def load_config(argv: Sequence[str], *, prog: str = "compute_plane") -> LoadedConfig:
+    """Read flags, environment and the JSON file named by `--config` or `HETERO_CONFIG`.
+
+    Raises ConfigError; SystemExit for `--help` and unknown flags, as argparse does.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="The compute plane: weights, KV block pool, executor; one process per device.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", default=None, metavar="FILE", help="JSON file of settings")
+    add_arguments(parser, ComputePlaneConfig)
+    flags = vars(parser.parse_args(argv))
+    file_name = flags.pop("config") or os.environ.get("HETERO_CONFIG")
+    file = read_config_file(Path(file_name)) if file_name else {}
+    config = resolve(
+        ComputePlaneConfig,
+        Layers(flags=flags, environ=os.environ, file=file, file_name=file_name or "config file"),
+    )
+    unknown = keys_unknown_to(file, ComputePlaneConfig)
+    return LoadedConfig(config, tuple(key for key in unknown if key not in KNOWN_ELSEWHERE))

@@ -1,0 +1,279 @@
+"""Checks of a batch that need no slot: lengths, ranges, limits, what is not supported.
+
+They run first and read nothing but the batch. Every refusal names the field with its index, the
+limit and the given value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from compute_plane.errors import InvalidBatch, UnsupportedBatch
+from compute_plane.executor.interface import BoolArray
+from compute_plane.executor.step import Int64Array, SlotStart, StepBatch
+
+FEATURES: Final = ("copies", "prompt_logprobs", "sampled_slots", "token_ids")
+"""Optional parts of a batch that `SlotTable` executes, in the words of Describe.features."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """What a batch must keep to: sizes of the plane and of its model."""
+
+    max_slots: int
+    max_rows: int
+    max_tokens: int
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+    context_length: int
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Most tokens of one sequence that can be computed: the context, or the whole pool."""
+        return min(self.context_length, self.num_blocks * self.block_size)
+
+    @property
+    def max_table_len(self) -> int:
+        """Most blocks of one block table."""
+        return -(-self.max_sequence_tokens // self.block_size)
+
+
+def refuse_where(wrong: BoolArray, field: str, message: Callable[[int], str]) -> None:
+    """Raise InvalidBatch for the first true entry, as `field[index]`."""
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise InvalidBatch(f"{field}[{index}] {message(index)}", field=f"{field}[{index}]")
+
+
+def check_columns(batch: StepBatch, limits: SlotLimits) -> None:
+    """Raise InvalidBatch or UnsupportedBatch for the first thing wrong with the batch by itself."""
+    for part in batch.unsupported:
+        raise UnsupportedBatch(f"{part} is not supported by this plane", field=part)
+    _check_rows(batch, limits)
+    _check_flat("token_counts", batch.token_counts, "token_ids", batch.token_ids, batch.slots.size)
+    check_range("token_ids", batch.token_ids, limits.vocab_size)
+    _check_flat(
+        "new_block_counts",
+        batch.new_block_counts,
+        "new_block_ids",
+        batch.new_block_ids,
+        batch.slots.size,
+    )
+    check_range("new_block_ids", batch.new_block_ids, limits.num_blocks)
+    _check_samples(batch, limits)
+    _check_prompt_logprobs(batch)
+    check_range("released", batch.released, limits.max_slots)
+    _check_copies(batch, limits)
+    _check_starts(batch, limits)
+
+
+def check_range(field: str, values: Int64Array, limit: int) -> None:
+    """Raise InvalidBatch unless every value is 0 ≤ value < limit."""
+    # Seen as unsigned, a negative number is a huge one.
+    if values.size and int(values.view(np.uint64).max()) >= limit:
+        refuse_where(
+            values.view(np.uint64) >= limit,
+            field,
+            lambda i: f"must be below {limit}, got {values[i]}",
+        )
+
+
+def _check_rows(batch: StepBatch, limits: SlotLimits) -> None:
+    num_rows = batch.slots.size
+    if num_rows > limits.max_rows:
+        raise InvalidBatch(
+            f"slots has {num_rows} rows, a batch has at most {limits.max_rows}", field="slots"
+        )
+    for name, column in (("query_lens", batch.query_lens), ("positions", batch.positions)):
+        if column.size != num_rows:
+            raise InvalidBatch(
+                f"{name} must have one entry per row ({num_rows}), got {column.size}", field=name
+            )
+    if num_rows == 0:
+        return
+    check_range("slots", batch.slots, limits.max_slots)
+    _check_unique("slots", batch.slots, "a slot appears in at most one row")
+    refuse_where(
+        batch.query_lens < 1,
+        "query_lens",
+        lambda i: f"must be at least 1, got {batch.query_lens[i]}",
+    )
+    num_tokens = int(batch.query_lens.sum())
+    if num_tokens > limits.max_tokens:
+        raise InvalidBatch(
+            f"query_lens has {num_tokens} tokens, a batch has at most {limits.max_tokens}",
+            field="query_lens",
+        )
+    most = limits.max_sequence_tokens
+    check_range("positions", batch.positions, most)
+    refuse_where(
+        batch.positions + batch.query_lens > most,
+        "positions",
+        lambda i: (
+            f"({batch.positions[i]}) + query_lens[{i}] ({batch.query_lens[i]}) must be at most "
+            f"{most}, the longest sequence of this plane"
+        ),
+    )
+
+
+def _check_flat(
+    counts_field: str, counts: Int64Array, field: str, values: Int64Array, num_rows: int
+) -> None:
+    """Check a ragged column: one count a row or none at all, and as many values as they say."""
+    if counts.size not in (0, num_rows):
+        raise InvalidBatch(
+            f"{counts_field} must be empty or have one entry per row ({num_rows}), "
+            f"got {counts.size}",
+            field=counts_field,
+        )
+    total = int(counts.sum())
+    if total != values.size:
+        raise InvalidBatch(
+            f"{field} must have as many entries as {counts_field} says ({total}), "
+            f"got {values.size}",
+            field=field,
+        )
+    refuse_where(counts < 0, counts_field, lambda i: f"must not be negative, got {counts[i]}")
+
+
+def _check_unique(field: str, values: Int64Array, rule: str) -> None:
+    """Raise InvalidBatch if a value appears twice. Values are small: slots or rows."""
+    if np.bincount(values).max() > 1:
+        _, firsts = np.unique(values, return_index=True)
+        repeated = np.ones(values.size, dtype=np.bool_)
+        repeated[firsts] = False
+        refuse_where(repeated, field, lambda i: f"repeats {values[i]}: {rule}")
+
+
+def _check_samples(batch: StepBatch, limits: SlotLimits) -> None:
+    num_samples = batch.sampled_rows.size
+    if num_samples > limits.max_rows:
+        raise InvalidBatch(
+            f"sampled_rows has {num_samples} samples, a batch has at most {limits.max_rows}",
+            field="sampled_rows",
+        )
+    if batch.sampled_slots.size not in (0, num_samples):
+        raise InvalidBatch(
+            f"sampled_slots must be empty or have one entry per sample ({num_samples}), "
+            f"got {batch.sampled_slots.size}",
+            field="sampled_slots",
+        )
+    if num_samples == 0:
+        return
+    num_rows = batch.slots.size
+    check_range("sampled_rows", batch.sampled_rows, num_rows)
+    if batch.sampled_slots.size:
+        check_range("sampled_slots", batch.sampled_slots, limits.max_slots)
+        _check_unique("sampled_slots", batch.sampled_slots, "a slot takes at most one sample")
+    else:
+        _check_unique("sampled_rows", batch.sampled_rows, "a slot takes at most one sample")
+
+
+def _check_prompt_logprobs(batch: StepBatch) -> None:
+    seen: set[int] = set()
+    for index, request in enumerate(batch.prompt_logprobs):
+        field = f"prompt_logprobs[{index}]"
+        if not 0 <= request.row < batch.slots.size:
+            raise InvalidBatch(
+                f"{field}.row must be below the number of rows ({batch.slots.size}), "
+                f"got {request.row}",
+                field=f"{field}.row",
+            )
+        if request.row in seen:
+            raise InvalidBatch(f"{field}.row repeats {request.row}", field=f"{field}.row")
+        seen.add(request.row)
+        if request.num_logprobs != 0:
+            raise UnsupportedBatch(
+                f"{field}.num_logprobs: this plane returns the log-probability of the token "
+                f"itself only (0), got {request.num_logprobs}",
+                field=f"{field}.num_logprobs",
+            )
+
+
+def _check_copies(batch: StepBatch, limits: SlotLimits) -> None:
+    destinations: set[int] = set()
+    for index, copy in enumerate(batch.copies):
+        field = f"copies[{index}]"
+        for name, value, limit in (
+            ("slot", copy.slot, limits.max_slots),
+            ("source_block", copy.source, limits.num_blocks),
+            ("destination_block", copy.destination, limits.num_blocks),
+        ):
+            if not 0 <= value < limit:
+                raise InvalidBatch(
+                    f"{field}.{name} must be below {limit}, got {value}", field=f"{field}.{name}"
+                )
+        if copy.destination in destinations or copy.destination == copy.source:
+            raise InvalidBatch(
+                f"{field}.destination_block must be a block of its own, got {copy.destination}",
+                field=f"{field}.destination_block",
+            )
+        destinations.add(copy.destination)
+
+
+def _check_starts(batch: StepBatch, limits: SlotLimits) -> None:
+    seen: set[int] = set()
+    for index, start in enumerate(batch.starts):
+        field = f"starts[{index}]"
+        if not 0 <= start.slot < limits.max_slots:
+            raise InvalidBatch(
+                f"{field}.slot must be below {limits.max_slots}, got {start.slot}",
+                field=f"{field}.slot",
+            )
+        if start.slot in seen:
+            raise InvalidBatch(
+                f"{field}.slot repeats {start.slot}: a slot is started at most once",
+                field=f"{field}.slot",
+            )
+        seen.add(start.slot)
+        _check_start_lengths(field, start, limits)
+        check_range(f"{field}.token_ids", start.token_ids, limits.vocab_size)
+        check_range(f"{field}.block_ids", start.block_ids, limits.num_blocks)
+        _check_sampling(f"{field}.sampling", start)
+
+
+def _check_start_lengths(field: str, start: SlotStart, limits: SlotLimits) -> None:
+    num_tokens = start.token_ids.size
+    if not 1 <= num_tokens <= limits.max_sequence_tokens:
+        raise InvalidBatch(
+            f"{field}.token_ids must have 1 to {limits.max_sequence_tokens} tokens, "
+            f"got {num_tokens}",
+            field=f"{field}.token_ids",
+        )
+    if not 1 <= start.num_prompt_tokens <= num_tokens:
+        raise InvalidBatch(
+            f"{field}.num_prompt_tokens must be 1 to the number of tokens ({num_tokens}), "
+            f"got {start.num_prompt_tokens}",
+            field=f"{field}.num_prompt_tokens",
+        )
+    if start.block_ids.size > limits.max_table_len:
+        raise InvalidBatch(
+            f"{field}.block_ids must have at most {limits.max_table_len} blocks, "
+            f"got {start.block_ids.size}",
+            field=f"{field}.block_ids",
+        )
+
+
+def _check_sampling(field: str, start: SlotStart) -> None:
+    if start.unsupported is not None:
+        raise UnsupportedBatch(
+            f"{field}.{start.unsupported} is not supported by this plane",
+            field=f"{field}.{start.unsupported}",
+        )
+    key = start.sampling
+    if not (math.isfinite(key.temperature) and key.temperature >= 0):
+        raise InvalidBatch(
+            f"{field}.temperature must be finite and at least 0, got {key.temperature}",
+            field=f"{field}.temperature",
+        )
+    if not 0 < key.top_p <= 1:
+        raise InvalidBatch(
+            f"{field}.top_p must be greater than 0 and at most 1, got {key.top_p}",
+            field=f"{field}.top_p",
+        )

@@ -1,0 +1,77 @@
+"""Where the machine code of the CPU kernels is kept between starts.
+
+Numba unpickles what it finds in its cache, so the directory must be this user's alone; and it does
+not see that a kernel's *imports* changed, so the directory's name carries a hash of the kernel
+sources and of everything else the machine code depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import stat
+from pathlib import Path
+from typing import Final
+
+import llvmlite
+import llvmlite.binding
+import numba
+import numpy as np
+
+import kernels
+from planes.errors import ConfigError
+
+PRIVATE_MODE: Final = 0o700
+COMPILED_FROM: Final = ("cpu", "reference")
+"""Folders of `kernels` whose code and constants end up in the machine code."""
+
+OTHERS: Final = 0o077
+"""Permission bits of group and others."""
+
+
+def prepare_kernel_cache(root: Path) -> Path:
+    """Let Numba keep its machine code below `root`, and return the directory in use.
+
+    Must be called before `kernels.cpu` is imported; kernels already imported stay where they are.
+    `root` and the directory are created with mode 0700. Raises ConfigError, naming the path, if one
+    of them is not a directory of this user that only this user can enter, or cannot be created.
+    """
+    directory = root / kernel_fingerprint()
+    for path in (root, directory):
+        make_private_directory(path)
+    numba.config.CACHE_DIR = str(directory)
+    return directory
+
+
+def kernel_fingerprint() -> str:
+    """Return a hash of the kernel sources, the compiler's versions and the CPU."""
+    digest = hashlib.sha256()
+    package = Path(kernels.__file__ or "").parent
+    sources = (path for folder in COMPILED_FROM for path in (package / folder).rglob("*.py"))
+    for source in sorted(sources):
+        digest.update(f"{source.relative_to(package)}\0".encode())
+        digest.update(source.read_bytes())
+    cpu = llvmlite.binding.get_host_cpu_name()
+    features = llvmlite.binding.get_host_cpu_features().flatten()
+    versions = (platform.python_version(), np.__version__, numba.__version__, llvmlite.__version__)
+    digest.update("\0".join((*versions, cpu, features)).encode())
+    return digest.hexdigest()[:16]
+
+
+def make_private_directory(path: Path) -> None:
+    """Create `path` with mode 0700, or check that it is private to this user already."""
+    try:
+        path.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise ConfigError(f"kernel cache {path}: {error.strerror}", field="kernel_cache") from error
+    problem = None
+    if not stat.S_ISDIR(status.st_mode):
+        problem = "is not a directory (a symbolic link is not followed)"
+    elif status.st_uid != os.geteuid():
+        problem = f"belongs to user {status.st_uid}, not to {os.geteuid()}"
+    elif status.st_mode & OTHERS:
+        problem = f"has mode {stat.S_IMODE(status.st_mode):04o}, others may enter; it must be 0700"
+    if problem is not None:
+        raise ConfigError(f"kernel cache {path} {problem}", field="kernel_cache")

@@ -1,0 +1,300 @@
+"""Slots: what the compute plane remembers of each sequence, and batches made whole from it.
+
+The wire carries differences; `SlotTable.prepare` checks a batch against the slots, takes the
+difference in, and gives the executor the seed documents' `ExecutionBatch`, complete.
+`SlotTable.complete` appends what was sampled. A batch is checked whole before anything visible
+changes; a refused one leaves no trace.
+
+Array letters: T tokens, S rows, K samples, M width of the block tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compute_plane.errors import BatchRefused, InvalidBatch
+from compute_plane.executor.batch_checks import SlotLimits, check_columns
+from compute_plane.executor.interface import (
+    BlockCopy,
+    BoolArray,
+    ExecutionBatch,
+    ExecutionOutput,
+    SamplingRow,
+)
+from compute_plane.executor.row_stage import (
+    LiveRows,
+    append_blocks,
+    append_given_tokens,
+    check_continuity,
+    check_samples,
+    live_rows,
+)
+from compute_plane.executor.slot_state import SlotMemory, SlotNumbers, ragged_index
+from compute_plane.executor.step import (
+    Int64Array,
+    PromptLogprobs,
+    RowFailure,
+    RowFailureReason,
+    StepBatch,
+    StepResult,
+)
+from compute_plane.executor.write_checks import WriteChecker
+from planes.errors import ExecutionError
+
+POISONED = "the slot failed earlier and was not started again"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A checked batch, ready to run.
+
+    `batch`: None if no row is left to run. `rows`: how its rows and samples are numbered as sent.
+    `involved`: every slot that is not to be trusted if the step fails as a whole. `num_samples`:
+    samples as sent.
+    """
+
+    batch: ExecutionBatch | None
+    rows: LiveRows
+    involved: Int64Array
+    num_samples: int
+
+
+class SlotTable:
+    """All slots of the plane. Owned by the device thread."""
+
+    def __init__(self, limits: SlotLimits) -> None:
+        self.limits = limits
+        self._writes = WriteChecker(limits)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        self._numbers = SlotNumbers.empty(self.limits.max_slots)
+        self._memory = SlotMemory(self.limits)
+        self._waiting_copies: list[BlockCopy] = []
+
+    # --- before the step ---
+
+    def prepare(self, batch: StepBatch) -> PreparedStep:
+        """Check a batch and take it in. Raises BatchRefused, and then nothing has changed."""
+        check_columns(batch, self.limits)
+        staged = self._numbers.copy()
+        taken: list[int] = []
+        replaced: list[tuple[int, int, int]] = []
+        try:
+            copies = self._stage_copies(batch, staged, replaced)
+            freed = self._stage_slots(batch, staged, taken)
+            prepared = self._stage_rows(batch, staged, copies)
+        except BatchRefused:
+            for line, index, block in reversed(replaced):
+                self._memory.tables[line, index] = block
+            self._memory.free_lines.extend(taken)
+            raise
+        self._memory.free_lines.extend(freed)
+        self._numbers = staged
+        # A step with nothing to run leaves its copies to the next one. That keeps the order,
+        # because copies come before everything else of a step.
+        self._waiting_copies = [] if prepared.batch is not None else copies
+        return prepared
+
+    def _stage_copies(
+        self, batch: StepBatch, staged: SlotNumbers, replaced: list[tuple[int, int, int]]
+    ) -> list[BlockCopy]:
+        """Put the copies' destinations into the tables; return the copies to run.
+
+        `replaced` gets (line, index, block) of each entry overwritten.
+        """
+        copies = list(self._waiting_copies)
+        tables = self._memory.tables
+        for index, copy in enumerate(batch.copies):
+            field = f"copies[{index}]"
+            if not staged.is_known[copy.slot]:
+                raise InvalidBatch(
+                    f"{field}.slot {copy.slot} is not started", field=f"{field}.slot"
+                )
+            if staged.is_poisoned[copy.slot]:
+                continue
+            if not 0 <= copy.logical_index < staged.num_blocks[copy.slot]:
+                raise InvalidBatch(
+                    f"{field}.logical_index must be below the slot's number of blocks "
+                    f"({staged.num_blocks[copy.slot]}), got {copy.logical_index}",
+                    field=f"{field}.logical_index",
+                )
+            line = int(staged.line[copy.slot])
+            held = int(tables[line, copy.logical_index])
+            if held != copy.source:
+                raise InvalidBatch(
+                    f"{field}.source_block must be entry {copy.logical_index} of the slot's "
+                    f"table ({held}), got {copy.source}",
+                    field=f"{field}.source_block",
+                )
+            replaced.append((line, copy.logical_index, held))
+            tables[line, copy.logical_index] = copy.destination
+            copies.append(BlockCopy(copy.source, copy.destination))
+        return copies
+
+    def _stage_slots(self, batch: StepBatch, staged: SlotNumbers, taken: list[int]) -> list[int]:
+        """Forget the released slots, build the started ones; return the lines that become free.
+
+        `taken` gets each line a start was built in.
+        """
+        released = np.unique(batch.released)
+        released = released[staged.is_known[released]]  # to forget what is not known is no fault
+        freed: list[int] = staged.line[released].tolist()
+        staged.is_known[released] = False
+        memory = self._memory
+        for start in batch.starts:
+            slot = start.slot
+            if staged.is_known[slot]:
+                freed.append(int(staged.line[slot]))
+            line = memory.free_lines.pop()
+            taken.append(line)
+            memory.tokens[line, : start.token_ids.size] = start.token_ids
+            memory.tables[line, : start.block_ids.size] = start.block_ids
+            memory.sampling[line] = start.sampling
+            staged.line[slot] = line
+            staged.num_tokens[slot] = staged.num_given[slot] = start.token_ids.size
+            staged.num_computed[slot] = 0
+            staged.num_blocks[slot] = start.block_ids.size
+            staged.is_known[slot] = staged.is_fresh[slot] = True
+            staged.is_poisoned[slot] = False
+        return freed
+
+    def _stage_rows(
+        self, batch: StepBatch, staged: SlotNumbers, copies: list[BlockCopy]
+    ) -> PreparedStep:
+        """Take in the rows and return the step as it is run."""
+        memory, limits = self._memory, self.limits
+        live = live_rows(batch, staged)
+        append_given_tokens(live, staged, memory, limits)
+        append_blocks(live, staged, memory, limits)
+        check_continuity(live, staged, limits)
+        self._writes.check(live, staged, memory)
+        check_samples(live, staged, memory, limits)
+        staged.num_computed[live.batch.slots] = live.ends
+        staged.is_fresh[live.batch.slots] = False
+        involved = [batch.slots, batch.sampled_slots]
+        if batch.copies:
+            involved.append(np.array([copy.slot for copy in batch.copies], dtype=np.int64))
+        return PreparedStep(
+            batch=self._materialise(live, staged, copies) if live.row_of.size else None,
+            rows=live,
+            involved=np.concatenate(involved),
+            num_samples=batch.sampled_rows.size,
+        )
+
+    def _materialise(
+        self, live: LiveRows, staged: SlotNumbers, copies: list[BlockCopy]
+    ) -> ExecutionBatch:
+        """Return the step with all its tokens, positions and block tables."""
+        memory, batch, ends = self._memory, live.batch, live.ends
+        slots = batch.slots
+        lines = staged.line[slots]
+        rows, positions = ragged_index(batch.positions, batch.query_lens)  # [T] each
+        width = -(-int(ends.max()) // self.limits.block_size)
+        prompt_rows = [request.row for request in batch.prompt_logprobs]
+        return ExecutionBatch(
+            input_tokens=memory.tokens[lines[rows], positions],
+            positions=positions.astype(np.int32),
+            seq_lens=ends.astype(np.int32),
+            block_tables=memory.tables[:, :width][lines],  # [S, M]
+            is_prefill=batch.positions < staged.num_given[slots],
+            query_lens=batch.query_lens.astype(np.int32),
+            sampled_rows=batch.sampled_rows.astype(np.int32),
+            sampling=self._sampling_rows(
+                staged.line[live.targets], positions=ends[batch.sampled_rows]
+            ),
+            copies=copies,
+            prompt_logprob_rows=prompt_rows,
+            prompt_logprob_targets=[
+                memory.tokens[
+                    lines[row],
+                    batch.positions[row] + 1 : min(ends[row] + 1, staged.num_tokens[slots[row]]),
+                ].copy()
+                for row in prompt_rows
+            ],
+        )
+
+    def _sampling_rows(self, lines: Int64Array, positions: Int64Array) -> list[SamplingRow]:
+        """Return how the slots in `lines` draw the token at `positions`, [K] each."""
+        rows = []
+        for line, position in zip(lines.tolist(), positions.tolist(), strict=True):
+            key = self._memory.sampling[line]
+            rows.append(
+                SamplingRow(key.temperature, key.top_p, key.seed, key.sample_index, position)
+            )
+        return rows
+
+    # --- after the step ---
+
+    def complete(self, prepared: PreparedStep, output: ExecutionOutput | None) -> StepResult:
+        """Append the sampled tokens to their slots and poison those whose row failed.
+
+        `output` is None where nothing was run. Raises ExecutionError if the executor's answer does
+        not fit the batch.
+        """
+        rows, batch = prepared.rows, prepared.batch
+        tokens = np.zeros(prepared.num_samples, dtype=np.int32)
+        failures = [
+            RowFailure(row, RowFailureReason.POISONED, POISONED)
+            for row in rows.poisoned_rows.tolist()
+        ]
+        if batch is None or output is None:
+            return StepResult(tokens, failures)
+        failed = self._check_output(batch, output)
+        tokens[rows.sample_of] = output.next_tokens
+        self._append_samples(rows, np.asarray(output.next_tokens), failed)
+        failures += [
+            RowFailure(int(rows.row_of[row]), RowFailureReason.NOT_FINITE, message)
+            for row, message in output.failed_rows.items()
+        ]
+        prompt_logprobs = [
+            PromptLogprobs(int(rows.row_of[row]), int(rows.batch.positions[row]) + 1, values)
+            for row, values in zip(batch.prompt_logprob_rows, output.prompt_logprobs, strict=True)
+        ]
+        return StepResult(tokens, failures, prompt_logprobs)
+
+    def poison(self, prepared: PreparedStep) -> None:
+        """Trust nothing that the slots of a step hold, because it failed as a whole."""
+        self._numbers.is_poisoned[prepared.involved] = True
+
+    def _append_samples(self, rows: LiveRows, next_tokens: Int64Array, failed: BoolArray) -> None:
+        """Append the tokens of the rows that did not fail; poison the slots of those that did."""
+        numbers, targets = self._numbers, rows.targets
+        if failed.any():
+            numbers.is_poisoned[rows.batch.slots[failed]] = True
+            numbers.is_poisoned[targets[failed[rows.batch.sampled_rows]]] = True
+        is_sound = ~numbers.is_poisoned[targets]
+        if not is_sound.all():
+            targets, next_tokens = targets[is_sound], next_tokens[is_sound]
+        self._memory.tokens[numbers.line[targets], numbers.num_tokens[targets]] = next_tokens
+        numbers.num_tokens[targets] += 1
+
+    def _check_output(self, batch: ExecutionBatch, output: ExecutionOutput) -> BoolArray:
+        """Return which rows failed [S]; raise ExecutionError for an answer that does not fit."""
+        num_rows, num_samples = batch.query_lens.size, batch.sampled_rows.size
+        next_tokens = np.asarray(output.next_tokens)
+        if next_tokens.shape != (num_samples,):
+            raise ExecutionError(
+                f"the executor must return {num_samples} tokens, got shape {next_tokens.shape}"
+            )
+        failed = np.zeros(num_rows, dtype=np.bool_)
+        for row in output.failed_rows:
+            if not 0 <= row < num_rows:
+                raise ExecutionError(f"the executor names row {row} of {num_rows}")
+            failed[row] = True
+        in_range = (next_tokens >= 0) & (next_tokens < self.limits.vocab_size)
+        if not (in_range | failed[batch.sampled_rows]).all():
+            raise ExecutionError(
+                f"the executor must return tokens below {self.limits.vocab_size}, "
+                f"got {int(next_tokens[~in_range][0])}"
+            )
+        got = [len(values) for values in output.prompt_logprobs]
+        wanted = [len(values) for values in batch.prompt_logprob_targets]
+        if got != wanted:
+            raise ExecutionError(
+                f"the executor must return {wanted} prompt log-probabilities, got {got}"
+            )
+        return failed

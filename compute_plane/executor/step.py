@@ -1,0 +1,159 @@
+"""One step as it arrives on the wire and as it is answered: plain columns, no protobuf.
+
+The fields are those of `hetero.compute.v1.ExecutionBatch` and `ExecutionOutput`, which see for
+their meaning. Integers of the wire are unsigned 32-bit; here they are int64, so that sums and
+comparisons are exact.
+
+Array letters: S rows, K samples.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.errors import BatchRefused
+from compute_plane.executor.interface import Float32Array, Int32Array
+
+Int64Array = npt.NDArray[np.int64]
+
+EMPTY: Final[Int64Array] = np.zeros(0, dtype=np.int64)
+EMPTY.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingKey:
+    """How a slot's tokens are drawn: the parameters this plane executes."""
+
+    temperature: float
+    top_p: float
+    seed: int
+    sample_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStart:
+    """A slot built anew: all tokens known so far and the whole block table.
+
+    `unsupported`: the first sampling parameter given that this plane does not execute, if any.
+    """
+
+    slot: int
+    token_ids: Int64Array
+    num_prompt_tokens: int
+    block_ids: Int64Array
+    sampling: SamplingKey
+    unsupported: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """Entry `logical_index` of a slot's table becomes `destination`, a copy of `source`."""
+
+    slot: int
+    logical_index: int
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsRequest:
+    """The log-probabilities of the known tokens after each token of a row are wanted."""
+
+    row: int
+    num_logprobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepHeader:
+    """To whom a batch belongs and where it stands in the order of steps."""
+
+    session: int
+    epoch: int
+    step_id: int
+    acked_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The columns of one batch. `sampled_slots` empty: each sample goes to the slot of its row.
+
+    `unsupported`: names of non-empty parts that this plane never executes.
+    """
+
+    slots: Int64Array = field(default_factory=lambda: EMPTY)
+    query_lens: Int64Array = field(default_factory=lambda: EMPTY)
+    positions: Int64Array = field(default_factory=lambda: EMPTY)
+    token_counts: Int64Array = field(default_factory=lambda: EMPTY)
+    token_ids: Int64Array = field(default_factory=lambda: EMPTY)
+    new_block_counts: Int64Array = field(default_factory=lambda: EMPTY)
+    new_block_ids: Int64Array = field(default_factory=lambda: EMPTY)
+    sampled_rows: Int64Array = field(default_factory=lambda: EMPTY)
+    sampled_slots: Int64Array = field(default_factory=lambda: EMPTY)
+    released: Int64Array = field(default_factory=lambda: EMPTY)
+    starts: Sequence[SlotStart] = ()
+    copies: Sequence[TableCopy] = ()
+    prompt_logprobs: Sequence[PromptLogprobsRequest] = ()
+    unsupported: Sequence[str] = ()
+
+
+class RowFailureReason(enum.Enum):
+    """Why a row failed alone."""
+
+    NOT_FINITE = "not_finite"
+    POISONED = "poisoned"
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """A row of the batch that failed alone."""
+
+    row: int
+    reason: RowFailureReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Entry i of `logprobs` belongs to the token at position `first_position + i`."""
+
+    row: int
+    first_position: int
+    logprobs: Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave. `sampled_token_ids`: [K], entries of failed rows mean nothing."""
+
+    sampled_token_ids: Int32Array
+    row_failures: Sequence[RowFailure] = ()
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Microseconds the batch waited, ran, and the device idled before it."""
+
+    queue_us: int = 0
+    execute_us: int = 0
+    idle_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """The answer to a batch: exactly one of `result` and `refusal` is set.
+
+    `expected_step`: with a refusal, the step the plane would accept next.
+    """
+
+    header: StepHeader
+    result: StepResult | None = None
+    refusal: BatchRefused | None = None
+    expected_step: int = 0
+    timings: StepTimings = field(default_factory=StepTimings)

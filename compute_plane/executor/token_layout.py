@@ -1,0 +1,124 @@
+"""Where each token of a batch belongs: its row, its slot in the pool, its share of attention.
+
+Kernels do not check bounds, so everything that becomes an address is checked here, before the pool
+is touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.executor.interface import BoolArray, ExecutionBatch, Int32Array
+from planes.errors import ValidationError
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """The limits a batch must keep: blocks of the pool, tokens of a block, width of the logits."""
+
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLayout:
+    """The tokens of one step as the kernels want them.
+
+    `token_ids`, `positions`, `token_rows`: [T] int32. `kv_slots`: [T] int64, block · B + offset.
+    `block_tables`: [S, M] int32. `row_ends`: [S], index of the first token after each row.
+    """
+
+    token_ids: Int32Array
+    positions: Int32Array
+    token_rows: Int32Array
+    kv_slots: Int64Array
+    block_tables: Int32Array
+    row_ends: Int64Array
+
+
+def lay_out_tokens(batch: ExecutionBatch, shape: PoolShape) -> TokenLayout:
+    """Return the layout of a batch. Raises ValidationError, naming the field, if it is bad."""
+    num_rows = len(batch.query_lens)
+    if num_rows == 0:
+        raise ValidationError("the batch has no rows", field="query_lens")
+    if batch.query_lens.min() < 1:
+        raise ValidationError(
+            f"every row needs at least 1 token, got {batch.query_lens.min()}", field="query_lens"
+        )
+    token_rows = np.repeat(np.arange(num_rows, dtype=np.int32), batch.query_lens)
+    num_tokens = len(token_rows)
+    for name, array, wanted in (
+        ("input_tokens", batch.input_tokens, num_tokens),
+        ("positions", batch.positions, num_tokens),
+        ("seq_lens", batch.seq_lens, num_rows),
+        ("block_tables", batch.block_tables, num_rows),
+    ):
+        if len(array) != wanted:
+            raise ValidationError(f"needs {wanted} entries, got {len(array)}", field=name)
+    positions = np.ascontiguousarray(batch.positions, dtype=np.int32)
+    block_tables = np.ascontiguousarray(batch.block_tables, dtype=np.int32)
+    _check_range("input_tokens", batch.input_tokens, shape.vocab_size)
+    blocks_needed = -(-batch.seq_lens.astype(np.int64) // shape.block_size)
+    _check_range("seq_lens", blocks_needed, block_tables.shape[1] + 1)
+    out_of_row = (positions < 0) | (positions >= batch.seq_lens[token_rows])
+    if out_of_row.any():
+        token = int(np.argmax(out_of_row))
+        row = int(token_rows[token])
+        raise ValidationError(
+            f"row {row} ends at position {int(batch.seq_lens[row]) - 1}, got {positions[token]}",
+            field="positions",
+        )
+    is_used = np.arange(block_tables.shape[1]) < blocks_needed[:, None]
+    _check_range("block_tables", block_tables[is_used], shape.num_blocks)
+    blocks = block_tables[token_rows, positions // shape.block_size].astype(np.int64)
+    kv_slots = blocks * shape.block_size + positions % shape.block_size
+    if len(np.unique(kv_slots)) != num_tokens:
+        raise ValidationError("two tokens would be written to one slot", field="block_tables")
+    _check_requests(batch, shape)
+    return TokenLayout(
+        token_ids=np.ascontiguousarray(batch.input_tokens, dtype=np.int32),
+        positions=positions,
+        token_rows=token_rows,
+        kv_slots=kv_slots,
+        block_tables=block_tables,
+        row_ends=np.cumsum(batch.query_lens, dtype=np.int64),
+    )
+
+
+def _check_requests(batch: ExecutionBatch, shape: PoolShape) -> None:
+    """Check what is asked of the rows: samples, prompt log-probabilities, block copies."""
+    num_rows = len(batch.query_lens)
+    _check_range("sampled_rows", batch.sampled_rows, num_rows)
+    if len(batch.sampling) != len(batch.sampled_rows):
+        raise ValidationError(
+            f"needs {len(batch.sampled_rows)} entries, got {len(batch.sampling)}", field="sampling"
+        )
+    if len(batch.prompt_logprob_rows) != len(batch.prompt_logprob_targets):
+        raise ValidationError(
+            f"needs {len(batch.prompt_logprob_rows)} entries, "
+            f"got {len(batch.prompt_logprob_targets)}",
+            field="prompt_logprob_targets",
+        )
+    _check_range("prompt_logprob_rows", np.asarray(batch.prompt_logprob_rows), num_rows)
+    for row, targets in zip(batch.prompt_logprob_rows, batch.prompt_logprob_targets, strict=True):
+        if len(targets) > batch.query_lens[row]:
+            raise ValidationError(
+                f"row {row} computes {batch.query_lens[row]} tokens, got {len(targets)} targets",
+                field="prompt_logprob_targets",
+            )
+        _check_range("prompt_logprob_targets", targets, shape.vocab_size)
+    copied = [block for copy in batch.copies for block in (copy.source, copy.destination)]
+    _check_range("copies", np.asarray(copied), shape.num_blocks)
+
+
+def _check_range(name: str, values: npt.NDArray[np.generic], limit: int) -> None:
+    """Raise ValidationError unless all values lie in 0 to limit − 1."""
+    bad: BoolArray = (values < 0) | (values >= limit)  # type: ignore[operator]
+    if bad.any():
+        raise ValidationError(f"must be in 0 to {limit - 1}, got {values[bad].flat[0]}", field=name)

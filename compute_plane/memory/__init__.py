@@ -1,0 +1,1 @@
+"""The KV block pool and what fits into memory."""

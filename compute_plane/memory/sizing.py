@@ -1,0 +1,83 @@
+"""How much memory a KV pool takes, and whether this machine has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Protocol
+
+from planes.errors import ConfigError
+
+MEMINFO: Final = Path("/proc/meminfo")
+CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+CGROUP_USED: Final = Path("/sys/fs/cgroup/memory.current")
+MIB: Final = 1024 * 1024
+
+
+class KvShape(Protocol):
+    """The part of a model's description that decides the size of a block."""
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers, L."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads, G."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head, D."""
+        ...
+
+
+def kv_block_bytes(shape: KvShape, block_size: int, bytes_per_value: int = 4) -> int:
+    """Return the bytes of one KV block: K and V of `block_size` tokens in all layers."""
+    values = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * block_size
+    return values * bytes_per_value
+
+
+def available_memory_bytes(
+    meminfo: Path = MEMINFO, cgroup_limit: Path = CGROUP_LIMIT, cgroup_used: Path = CGROUP_USED
+) -> int | None:
+    """Return the bytes this process may still take, or None where the system does not say.
+
+    The smaller of what the kernel calls available and what the control group leaves. Memory the
+    group uses for file caches counts as used, although it could be given back.
+    """
+    candidates: list[int] = []
+    for line in _read(meminfo).splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            candidates.append(int(value.split()[0]) * 1024)
+    limit, used = _read(cgroup_limit).strip(), _read(cgroup_used).strip()
+    if limit.isdigit() and used.isdigit():  # "max": no limit
+        candidates.append(max(0, int(limit) - int(used)))
+    return min(candidates, default=None)
+
+
+def check_pool_fits(num_blocks: int, block_bytes: int, available_bytes: int | None) -> None:
+    """Raise ConfigError, naming `max_num_blocks`, if the pool cannot fit into memory.
+
+    The pool is filled lazily, but what is promised to the control plane must be there when it is
+    used. `available_bytes` None (unknown) passes.
+    """
+    needed = num_blocks * block_bytes
+    if available_bytes is None or needed <= available_bytes:
+        return
+    most = available_bytes // block_bytes
+    raise ConfigError(
+        f"--max-num-blocks {num_blocks} needs {needed // MIB} MiB for the KV pool "
+        f"({block_bytes} bytes a block), but only {available_bytes // MIB} MiB are available: "
+        f"at most {most} blocks fit",
+        field="max_num_blocks",
+    )
+
+
+def _read(path: Path) -> str:
+    """Return the text of a system file, empty where it does not exist or may not be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

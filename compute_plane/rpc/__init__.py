@@ -1,0 +1,1 @@
+"""The gRPC edge of the compute plane; protobuf goes no further than `convert`."""

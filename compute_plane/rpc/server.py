@@ -1,0 +1,149 @@
+"""The plane's gRPC server: services, health, reflection, and the socket they are found at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from compute_plane.errors import ListenError
+from compute_plane.rpc.servicer import MAX_STREAMS, ComputeServicer
+from planes.address import Address
+from planes.transport import plane_server_options
+from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
+
+SERVICE: Final = compute_pb2.DESCRIPTOR.services_by_name["ComputeService"].full_name
+HEALTH_SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+NUM_WORKERS: Final = MAX_STREAMS + 8
+"""Threads that run RPCs; each Execute stream holds one."""
+
+OWNER_ONLY: Final = 0o177
+"""The umask that leaves a socket with mode 0600 from its first moment."""
+
+STOP_GRACE_S: Final = 0.5
+"""What calls still open at the end get (health watchers stay until they are cut)."""
+
+
+class PlaneServer:
+    """Serves one compute plane. Raises ListenError from `start` if the address cannot be had."""
+
+    def __init__(self, servicer: ComputeServicer, address: Address) -> None:
+        self._wanted = address
+        self._health = health.HealthServicer()
+        self._socket_inode: int | None = None
+        self._server = grpc.server(
+            ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="rpc"),
+            options=plane_server_options(),
+        )
+        compute_pb2_grpc.add_ComputeServiceServicer_to_server(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), self._server
+        )
+
+    def start(self) -> Address:
+        """Listen and serve; the address with the real port."""
+        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        address = self._bind()
+        self._server.start()
+        return address
+
+    def refuse_traffic(self) -> None:
+        """Report NOT_SERVING from now on."""
+        self._health.enter_graceful_shutdown()
+
+    def stop(self) -> None:
+        """End all calls and close the socket."""
+        self._server.stop(STOP_GRACE_S).wait()
+        path = self._wanted.path
+        if path is not None and self._socket_inode is not None:
+            with contextlib.suppress(OSError):  # gone already, or another plane's by now
+                if os.stat(path).st_ino == self._socket_inode:
+                    os.unlink(path)
+
+    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in ("", SERVICE):
+            self._health.set(service, status)
+
+    def _bind(self) -> Address:
+        address = self._wanted
+        check_address(address)
+        if address.path is not None:
+            before = os.umask(OWNER_ONLY)
+            try:
+                self._add_port(address)
+            finally:
+                os.umask(before)
+            self._socket_inode = os.stat(address.path).st_ino
+            return address
+        return Address(host=address.host, port=self._add_port(address))
+
+    def _add_port(self, address: Address) -> int:
+        try:
+            return self._server.add_insecure_port(address.target)
+        except RuntimeError as error:
+            raise ListenError(f"listen: cannot bind {address}: {error}", field="listen") from None
+
+
+def check_address(address: Address) -> None:
+    """Raise ListenError if an address cannot be had: better before a model is loaded than after."""
+    if address.path is not None:
+        make_way(Path(address.path))
+    else:
+        check_free(address)
+
+
+def make_way(path: Path) -> None:
+    """Remove the socket file of a dead process; gRPC would remove that of a living one as well.
+
+    Raises ListenError if somebody answers there, or if it is no socket.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise ListenError(
+                f"listen: unix:{path}: there is no directory {path.parent}", field="listen"
+            ) from None
+        return
+    except OSError as error:
+        raise ListenError(f"listen: unix:{path}: {error.strerror}", field="listen") from None
+    if not stat.S_ISSOCK(mode):
+        raise ListenError(f"listen: unix:{path} exists and is not a socket", field="listen")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise ListenError(f"listen: unix:{path}: {error.strerror}", field="listen") from None
+    raise ListenError(f"listen: another process serves unix:{path}", field="listen")
+
+
+def check_free(address: Address) -> None:
+    """Raise ListenError, saying why in one line, if a TCP address cannot be bound.
+
+    gRPC would say it in several lines on stderr.
+    """
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, where = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise ListenError(
+            f"listen: cannot bind {address}: {error.strerror or error}", field="listen"
+        ) from None

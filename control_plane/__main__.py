@@ -1,0 +1,40 @@
+"""`python -m control_plane`: the control plane process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from control_plane.app import ControlPlane
+from control_plane.config import ControlPlaneConfig, load_config
+from planes.errors import ConfigError
+from planes.logs import configure_logging
+
+EXIT_BAD_CONFIG = 2
+
+_log = structlog.get_logger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until a signal; 0 after an orderly end, 1 after a fault, 2 for a bad configuration."""
+    try:
+        loaded = load_config(sys.argv[1:] if argv is None else argv)
+        config = loaded.config
+        configure_logging(plane="control", level=config.log_level, log_format=config.log_format)
+        if loaded.unknown_keys:
+            _log.warning("unknown keys in the config file", keys=list(loaded.unknown_keys))
+        return asyncio.run(_serve(config))
+    except ConfigError as error:
+        print(f"control_plane: {error.message}", file=sys.stderr)
+        return EXIT_BAD_CONFIG
+
+
+async def _serve(config: ControlPlaneConfig) -> int:
+    return await ControlPlane(config).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

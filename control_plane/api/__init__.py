@@ -1,0 +1,1 @@
+"""What clients speak: gRPC servicers, conversions, one error table, interceptors."""

@@ -1,0 +1,122 @@
+"""The one table from error class to gRPC status, and the details that go with it.
+
+Every error class of the control plane has a row of its own, even where it equals its family's; a
+test fails for a class without one. A user's subclass takes the row of its nearest ancestor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import (  # type: ignore[import-untyped] # googleapis-common-protos has no stubs
+    code_pb2,
+    error_details_pb2,
+    status_pb2,
+)
+
+from control_plane import errors as shell
+from control_plane.core import errors as core
+from planes import errors as families
+
+DOMAIN = "hetero-paged-infer"
+"""`google.rpc.ErrorInfo.domain`."""
+
+MAX_MESSAGE_CHARACTERS = 500
+
+STATUS_OF: dict[type[families.EngineError], grpc.StatusCode] = {
+    families.EngineError: grpc.StatusCode.INTERNAL,
+    families.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
+    families.MemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    families.ValidationError: grpc.StatusCode.INVALID_ARGUMENT,
+    families.ExecutionError: grpc.StatusCode.INTERNAL,
+    families.SchedulerError: grpc.StatusCode.INTERNAL,
+    families.TokenizationError: grpc.StatusCode.INVALID_ARGUMENT,
+    core.OutOfBlocksError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    core.RequestNeverFitsError: grpc.StatusCode.FAILED_PRECONDITION,
+    shell.PromptTooLongError: grpc.StatusCode.INVALID_ARGUMENT,
+    shell.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
+    shell.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    shell.DrainingError: grpc.StatusCode.UNAVAILABLE,
+    shell.ComputeUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    shell.RequestFailedError: grpc.StatusCode.INTERNAL,
+    shell.EngineStoppedError: grpc.StatusCode.INTERNAL,
+    shell.LinkError: grpc.StatusCode.UNAVAILABLE,
+    shell.FencedError: grpc.StatusCode.UNAVAILABLE,
+    shell.PlaneMismatchError: grpc.StatusCode.UNAVAILABLE,
+}
+
+PROTO_FIELDS = {
+    "max_tokens": "sampling.max_tokens",
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "seed": "sampling.seed",
+    "token_ids": "token_ids.ids",
+}
+"""Where a core parameter's name differs from its path in `GenerateRequest`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RpcFailure:
+    """How an RPC ends: code, message, and `google.rpc.Status` in the trailing metadata."""
+
+    code: grpc.StatusCode
+    message: str
+    trailing_metadata: tuple[tuple[str, bytes], ...]
+
+
+def status_code(error: families.EngineError) -> grpc.StatusCode:
+    """Return the row of the error's class or of its nearest ancestor."""
+    for cls in type(error).__mro__:
+        if cls in STATUS_OF:
+            return STATUS_OF[cls]
+    return grpc.StatusCode.INTERNAL
+
+
+def describe_error(error: families.EngineError) -> RpcFailure:
+    """Return what a client is told about an error."""
+    code = status_code(error)
+    details: list[any_pb2.Any] = [
+        _pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
+    ]
+    if error.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=PROTO_FIELDS.get(error.field, error.field), description=_shorten(error.message)
+        )
+        details.append(_pack(error_details_pb2.BadRequest(field_violations=[violation])))
+    retry_after_s: float | None = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(retry_after_s * 1e9))
+        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return _failure(code, error.message, details)
+
+
+def describe_fault(request_id: str) -> RpcFailure:
+    """Return what a client is told about a fault of ours: where to find it in the log, no more."""
+    info = error_details_pb2.ErrorInfo(
+        reason="INTERNAL", domain=DOMAIN, metadata={"request_id": request_id}
+    )
+    message = f"internal error; the server's log has it under request {request_id}"
+    return _failure(grpc.StatusCode.INTERNAL, message, [_pack(info)])
+
+
+def _failure(code: grpc.StatusCode, message: str, details: list[any_pb2.Any]) -> RpcFailure:
+    message = _shorten(message)
+    status = status_pb2.Status(code=getattr(code_pb2, code.name), message=message, details=details)
+    return RpcFailure(code, message, (("grpc-status-details-bin", status.SerializeToString()),))
+
+
+def _shorten(message: str) -> str:
+    """Cut a message that quotes what a caller sent: it travels as metadata, which has a limit."""
+    if len(message) <= MAX_MESSAGE_CHARACTERS:
+        return message
+    return message[:MAX_MESSAGE_CHARACTERS] + "…"
+
+
+def _pack(detail: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    return packed

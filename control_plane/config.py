@@ -1,0 +1,173 @@
+"""Configuration of the control plane: the only module of it that reads the environment.
+
+Flags > `HETERO_*` environment > JSON file > defaults. One JSON file may serve both planes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planes.address import Address, parse_address
+from planes.errors import ConfigError
+from planes.logs import LOG_FORMATS, LOG_LEVELS
+from planes.settings import Layers, add_arguments, check, read_config_file, resolve, setting
+from planes.settings import unknown_keys as keys_unknown_to
+
+MAX_COUNT = 1 << 20
+
+OTHER_KEYS = frozenset(
+    {
+        # compute_plane.config
+        "model",
+        "dtype",
+        "device",
+        "executor",
+        "block_size",
+        "kernel_cache",
+        "max_num_blocks",
+        "max_rows",
+        "max_slots",
+        "max_tokens_per_batch",
+        "num_threads",
+        "verify_model",
+        # hetero_infer.config and its command line
+        "ignore_eos",
+        "input",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+        "serve",
+        "json",
+        "config",
+    }
+)
+"""Keys of a JSON file that belong to the other plane or to the front door, hence no mistakes.
+
+Written out because the planes must not import each other; a test compares it with the other's
+declarations.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingLimits:
+    """How much is computed at once. The compute plane's own limits lower these where smaller."""
+
+    max_batch_size: int = setting(
+        32, help="rows (requests) of one step", minimum=1, maximum=MAX_COUNT
+    )
+    max_num_seqs: int = setting(256, help="requests that run at once", minimum=1, maximum=MAX_COUNT)
+    max_model_len: int = setting(
+        2048, help="prompt and completion tokens of one request", minimum=2, maximum=1 << 30
+    )
+    max_total_tokens: int = setting(
+        4096, help="tokens computed by one step", minimum=1, maximum=MAX_COUNT
+    )
+    memory_threshold: float = setting(
+        0.9, help="share of the block pool above which no request is admitted", above=0, maximum=1
+    )
+    max_queued_requests: int = setting(
+        4096, help="requests that wait; more are refused", minimum=1, maximum=MAX_COUNT
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlPlaneConfig(SchedulingLimits):
+    """Everything the control plane can be told. Raises ConfigError listing every problem."""
+
+    compute: str | None = setting(
+        None, help="address of the compute plane: unix:PATH or HOST:PORT (required)"
+    )
+    listen: str | None = setting(
+        None, help="full listen address, unix:PATH or HOST:PORT; overrides host and port"
+    )
+    grpc_host: str = setting("127.0.0.1", help="host of the gRPC port")
+    grpc_port: int = setting(50051, help="gRPC port; 0: any free one", minimum=0, maximum=65535)
+    allow_insecure: bool = setting(
+        False, help="allow plaintext on addresses that other machines can reach"
+    )
+    pipeline_depth: int = setting(
+        2, help="batches under way at once; 1: wait for each", minimum=1, maximum=2
+    )
+    compute_grace: float = setting(
+        30.0,
+        help="seconds that requests outlive the compute plane before they fail",
+        minimum=0,
+        maximum=86400,
+    )
+    shutdown_timeout: float = setting(
+        30.0, help="seconds that running requests get to finish", minimum=0, maximum=86400
+    )
+    log_level: str = setting("info", help="least severe log line shown", choices=LOG_LEVELS)
+    log_format: str = setting(
+        "auto", help="console, json, or by whether stderr is a terminal", choices=LOG_FORMATS
+    )
+    ready_fd: int | None = setting(
+        None, help="descriptor that gets one line once the plane serves", minimum=0
+    )
+    lifeline_fd: int | None = setting(
+        None, help="descriptor whose end of file ends the plane", minimum=0
+    )
+
+    def __post_init__(self) -> None:
+        """Check every field, and the addresses as a whole."""
+        check(self)
+        if self.compute is None:
+            raise ConfigError(
+                "compute (from --compute or HETERO_COMPUTE) is required: the compute plane's "
+                "address, unix:PATH or HOST:PORT",
+                field="compute",
+            )
+        for key, address in (("compute", self.compute_address), ("listen", self.listen_address)):
+            if not address.is_local and not self.allow_insecure:
+                raise ConfigError(
+                    f"{key}: {address} can be reached from other machines and the connection is "
+                    "plaintext; give --allow-insecure if that is meant",
+                    field=key,
+                )
+
+    @property
+    def compute_address(self) -> Address:
+        """Where the compute plane listens."""
+        return parse_address(self.compute or "", key="compute")
+
+    @property
+    def listen_address(self) -> Address:
+        """Where this plane listens."""
+        if self.listen is not None:
+            return parse_address(self.listen, key="listen")
+        host = f"[{self.grpc_host}]" if ":" in self.grpc_host else self.grpc_host
+        return parse_address(f"{host}:{self.grpc_port}", key="grpc_host")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration and the names in its file that nobody knows."""
+
+    config: ControlPlaneConfig
+    unknown_keys: tuple[str, ...] = ()
+
+
+def load_config(argv: Sequence[str]) -> LoadedConfig:
+    """Read flags, environment and the JSON file named by `--config` or `HETERO_CONFIG`."""
+    parser = argparse.ArgumentParser(
+        prog="control_plane",
+        description="The control plane: tokenizer, scheduler, KV page tables, gRPC API.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", default=None, metavar="FILE", help="JSON file of settings")
+    add_arguments(parser, ControlPlaneConfig)
+    environ = os.environ
+    flags = vars(parser.parse_args(argv))
+    file_name = flags.pop("config") or environ.get("HETERO_CONFIG")
+    file = read_config_file(Path(file_name)) if file_name else {}
+    config = resolve(
+        ControlPlaneConfig,
+        Layers(flags=flags, environ=environ, file=file, file_name=file_name or "config file"),
+    )
+    unknown = keys_unknown_to(file, ControlPlaneConfig)
+    return LoadedConfig(config, tuple(key for key in unknown if key not in OTHER_KEYS))

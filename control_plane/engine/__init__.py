@@ -1,0 +1,1 @@
+"""The shell around the core: it waits, talks to the compute plane and feeds the streams."""

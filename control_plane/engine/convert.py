@@ -1,0 +1,117 @@
+"""Between the core's values and `hetero.compute.v1`; protobuf goes no further than here."""
+
+from __future__ import annotations
+
+from control_plane.core.batch import RowFailure, SlotStart, StepBatch, StepResult
+from control_plane.core.generation_params import GenerationParams
+from control_plane.engine.plane import PlaneDescription
+from control_plane.text.assets import ModelAssets
+from planes.errors import SchedulerError
+from protos.hetero.compute.v1 import compute_pb2
+
+
+def batch_to_proto(
+    batch: StepBatch, *, session: int, epoch: int, acked_step: int
+) -> compute_pb2.ExecutionBatch:
+    """Put a step on the wire.
+
+    Tokens travel only in `starts`: a prefill row reads them there, a decode row continues from the
+    token the plane sampled itself.
+    """
+    has_new_blocks = bool(batch.new_block_ids)
+    return compute_pb2.ExecutionBatch(
+        session=session,
+        epoch=epoch,
+        step_id=batch.step_id,
+        acked_step=acked_step,
+        released=batch.released,
+        starts=[_start_to_proto(start) for start in batch.starts],
+        slots=batch.slots,
+        query_lens=batch.query_lens,
+        positions=batch.positions,
+        new_block_counts=batch.new_block_counts if has_new_blocks else (),
+        new_block_ids=batch.new_block_ids,
+        sampled_rows=batch.sampled_rows,
+    )
+
+
+def _start_to_proto(start: SlotStart) -> compute_pb2.SlotStart:
+    return compute_pb2.SlotStart(
+        slot=start.slot,
+        token_ids=start.token_ids,
+        num_prompt_tokens=start.num_prompt_tokens,
+        block_ids=start.block_ids,
+        sampling=_params_to_proto(start.params),
+        sample_index=start.sample_index,
+    )
+
+
+def _params_to_proto(params: GenerationParams) -> compute_pb2.SamplingParams:
+    if params.seed is None:
+        raise SchedulerError("a request reached the wire before its seed was drawn", field="seed")
+    return compute_pb2.SamplingParams(
+        temperature=params.temperature, top_p=params.top_p, seed=params.seed
+    )
+
+
+def result_from_proto(output: compute_pb2.ExecutionOutput) -> StepResult:
+    """Take the result of a step from the wire."""
+    refusal = None
+    if output.HasField("refusal"):
+        reason = compute_pb2.RefusalReason.Name(output.refusal.reason)
+        where = f" at {output.refusal.field}" if output.refusal.field else ""
+        refusal = f"{reason.removeprefix('REFUSAL_REASON_')}{where}: {output.refusal.message}"
+    failures = output.row_failures
+    return StepResult(
+        step_id=output.step_id,
+        sampled_token_ids=list(output.sampled_token_ids),
+        row_failures=tuple(RowFailure(row=f.row, message=f.message) for f in failures)
+        if failures
+        else (),
+        refusal=refusal,
+        execute_us=output.timings.execute_us,
+        idle_us=output.timings.idle_us,
+    )
+
+
+def description_from_proto(response: compute_pb2.DescribeResponse) -> PlaneDescription:
+    """Take the plane's description from the wire."""
+    model, limits, device = response.model, response.limits, response.device
+    return PlaneDescription(
+        protocol_version=response.protocol_version,
+        model=model.name,
+        architecture=model.architecture,
+        dtype=model.dtype,
+        weight_format=model.weight_format,
+        model_sha256=model.sha256,
+        num_parameters=model.num_parameters,
+        vocab_size=model.vocab_size,
+        context_length=model.context_length,
+        numerics_id=response.numerics_id,
+        executor=response.executor,
+        device=device.name or device.kind,
+        block_size=response.block_size,
+        num_blocks=response.num_blocks,
+        max_slots=limits.max_slots,
+        max_rows=limits.max_rows,
+        max_tokens=limits.max_tokens,
+        max_batches_in_flight=response.max_batches_in_flight,
+        software_version=response.software_version,
+        epoch=response.epoch,
+        current_session=response.current_session,
+    )
+
+
+def assets_from_proto(response: compute_pb2.GetModelAssetsResponse) -> ModelAssets:
+    """Take the model's text side from the wire."""
+    kind = response.WhichOneof("tokenizer")
+    return ModelAssets(
+        model_name=response.model_name,
+        tokenizer_json=response.tokenizer_json if kind == "tokenizer_json" else None,
+        simple_vocab_size=response.simple.vocab_size if kind == "simple" else None,
+        chat_template=response.chat_template or None,
+        bos_token_id=response.bos_token_id if response.HasField("bos_token_id") else None,
+        eos_token_ids=tuple(response.eos_token_ids),
+        pad_token_id=response.pad_token_id if response.HasField("pad_token_id") else None,
+        add_bos_token=response.add_bos_token,
+    )

@@ -1,0 +1,142 @@
+"""The engine's books: requests under way, their milestones, and the sums of all that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from control_plane.core.interface import RequestOutput, SchedulerStats
+from control_plane.core.request import FinishReason, Request, RequestState
+from control_plane.engine.events import RequestEnd, RequestTimings, RequestUpdate
+from control_plane.errors import RequestFailedError
+from control_plane.telemetry import EngineMetrics, Tally
+from planes.errors import EngineError
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A request under way and its milestones, in the clock's seconds."""
+
+    request: Request
+    first_step_at: float | None = None
+    first_token_at: float | None = None
+
+
+class Ledger:
+    """Turns what happens to requests into updates; engine thread only.
+
+    `clock`: monotonic seconds, the same that stamped `Request.arrival_time`.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._open: dict[int, _Entry] = {}
+        self._updates: list[RequestUpdate] = []
+        self._tally = Tally()
+        self._counted_until = clock()
+        self._was_busy = False
+
+    @property
+    def num_open(self) -> int:
+        """Requests admitted and not ended."""
+        return len(self._open)
+
+    def open_ids(self) -> list[int]:
+        """Ids of the requests admitted and not ended."""
+        return list(self._open)
+
+    def take_updates(self) -> list[RequestUpdate]:
+        """Hand over the news since the last call."""
+        updates, self._updates = self._updates, []
+        return updates
+
+    def admit(self, request: Request) -> None:
+        """Open an entry for a request the scheduler has taken."""
+        self._tally.total_requests += 1
+        self._tally.prompt_tokens += len(request.input_tokens)
+        self._open[request.id] = _Entry(request)
+        self._updates.append(RequestUpdate(request.id))
+
+    def refuse(self, request: Request, error: EngineError) -> None:
+        """Note that a request was not taken; it counts in no sum."""
+        timings = RequestTimings(None, None, self._clock() - request.arrival_time)
+        end = RequestEnd(RequestState.FAILED, FinishReason.ERROR, timings, error)
+        self._updates.append(RequestUpdate(request.id, end=end))
+
+    def note_step(self, request_ids: Iterable[int]) -> None:
+        """Note that a step with prefill rows of these requests is sent."""
+        now = self._clock()
+        for request_id in request_ids:
+            entry = self._open.get(request_id)
+            if entry is not None and entry.first_step_at is None:
+                entry.first_step_at = now
+
+    def take(self, output: RequestOutput) -> None:
+        """Note the scheduler's news of one request."""
+        entry = self._open.get(output.request_id)
+        if entry is None:
+            return
+        if output.new_token_ids:
+            self._tally.generated_tokens += len(output.new_token_ids)
+            if entry.first_token_at is None:
+                entry.first_token_at = self._clock()
+        end = None
+        if output.state.is_final:
+            error = None
+            if output.state is RequestState.FAILED:
+                error = RequestFailedError(output.error or "the request failed")
+            end = self._close(entry, output.state, output.finish_reason, error)
+        self._updates.append(RequestUpdate(output.request_id, output.new_token_ids, end))
+
+    def fail(self, request_id: int, error: EngineError) -> None:
+        """End a request that the scheduler has been told to forget."""
+        end = self._close(self._open[request_id], RequestState.FAILED, FinishReason.ERROR, error)
+        self._updates.append(RequestUpdate(request_id, end=end))
+
+    def _close(
+        self,
+        entry: _Entry,
+        state: RequestState,
+        reason: FinishReason | None,
+        error: EngineError | None,
+    ) -> RequestEnd:
+        request, tally = entry.request, self._tally
+        del self._open[request.id]
+        arrival = request.arrival_time
+        started, first = entry.first_step_at, entry.first_token_at
+        timings = RequestTimings(
+            queue_s=None if started is None else started - arrival,
+            time_to_first_token_s=None if first is None else first - arrival,
+            total_s=self._clock() - arrival,
+        )
+        if state is RequestState.COMPLETED:
+            tally.completed_requests += 1
+            tally.latency_sum_s += timings.total_s
+        elif state is RequestState.FAILED:
+            tally.failed_requests += 1
+        else:
+            tally.cancelled_requests += 1
+        return RequestEnd(state, reason or FinishReason.ERROR, timings, error)
+
+    def metrics(self, stats: SchedulerStats, *, memory_utilization: float) -> EngineMetrics:
+        """Close the account of the turn and sum up."""
+        now, tally = self._clock(), self._tally
+        if self._was_busy:
+            tally.busy_s += now - self._counted_until
+        self._counted_until = now
+        self._was_busy = bool(self._open)
+        return EngineMetrics(
+            total_requests=tally.total_requests,
+            completed_requests=tally.completed_requests,
+            failed_requests=tally.failed_requests,
+            cancelled_requests=tally.cancelled_requests,
+            prompt_tokens=tally.prompt_tokens,
+            generated_tokens=tally.generated_tokens,
+            active_sequences=stats.num_running,
+            waiting_requests=stats.num_waiting,
+            num_preemptions=stats.num_preemptions,
+            memory_utilization=memory_utilization,
+            average_latency_s=tally.average_latency_s,
+            tokens_per_second=tally.tokens_per_second,
+            num_steps=stats.num_steps,
+        )

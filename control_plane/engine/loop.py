@@ -1,0 +1,301 @@
+"""The engine loop: commands in, batches out, results in, tokens published.
+
+    commands → scheduler.apply; batch = scheduler.schedule(); link.send(batch)
+    if the pipeline is full: result = link.receive(); events = scheduler.commit(result)
+    publish(events)
+
+Everything here runs on one thread, the engine thread: that of `EngineThread`, or the caller's who
+uses `step`. With a pipeline depth of 2 the plane computes one batch while the next one is put
+together; with 1 each batch is waited for. The tokens are the same.
+
+The compute plane may vanish at any moment. Then nothing that was sent counts: the scheduler forgets
+slots and blocks (`lose_epoch`), the link is opened again, and every request is computed anew from
+its prompt and the tokens it has; its stream goes on behind the last token published.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+
+from control_plane.core.batch import StepBatch
+from control_plane.core.interface import SchedulerProtocol
+from control_plane.core.kv_cache import MemoryStats
+from control_plane.core.request import Request
+from control_plane.engine.events import Publisher
+from control_plane.engine.inbox import Cancel, Inbox, Submit
+from control_plane.engine.ledger import Ledger
+from control_plane.engine.link import ComputeLink
+from control_plane.errors import ComputeUnavailableError, LinkError, QueueFullError
+from control_plane.telemetry import EngineMetrics
+from planes.errors import EngineError
+
+RECONNECT_PAUSE_S = 0.05
+"""Between attempts to open the link; gRPC itself connects again after 50 to 250 ms."""
+
+MAX_LOSSES_WITHOUT_PROGRESS = 5
+"""When the plane is lost this often with no result in between, what it was given is to blame."""
+
+STEP_PATIENCE_S = 30.0
+STEP_PATIENCE_PER_TOKEN_S = 0.05
+"""A step is overdue after the first, plus the second for each of its tokens: 20 tokens a second is
+slower than any device worth serving from. A dead or stopped process is noticed in seconds anyway,
+by the transport; this bound is for one that is alive and stuck."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """How the loop runs.
+
+    `pipeline_depth`: batches under way at once. `max_queued_requests`: waiting requests before
+    new ones are refused. `compute_grace_s`: how long requests outlive the compute plane.
+    """
+
+    pipeline_depth: int = 2
+    max_queued_requests: int = 4096
+    compute_grace_s: float = 30.0
+
+
+class _Sent(NamedTuple):
+    """A batch under way; it is overdue `patience_s` after the plane could begin with it."""
+
+    step_id: int
+    patience_s: float
+
+
+class EngineLoop:
+    """Drives one scheduler over one link.
+
+    `publish` gets every turn's news at once. `on_link_change` is told when the plane is opened
+    (True) or lost (False). `memory_stats` reads the block pool. All three are called on the engine
+    thread. `clock`: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerProtocol,
+        link: ComputeLink,
+        publish: Publisher,
+        *,
+        memory_stats: Callable[[], MemoryStats],
+        options: LoopOptions | None = None,
+        on_link_change: Callable[[bool], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.inbox = Inbox(wake=link.interrupt)
+        self.wake = link.interrupt
+        self._scheduler = scheduler
+        self._link = link
+        self._publish = publish
+        self._read_memory_stats = memory_stats
+        self._options = options or LoopOptions()
+        self._on_link_change = on_link_change
+        self._clock = clock
+        self._ledger = Ledger(clock)
+        self._sent: deque[_Sent] = deque()
+        self._head_since = 0.0  # when the oldest batch under way became that
+        self._is_linked = False
+        self._lost_at = clock()
+        self._losses_without_progress = 0
+        self._memory = memory_stats()
+        self._metrics = EngineMetrics()
+
+    # --- what other threads may read: frozen values, replaced once a turn ---
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """Counts as of the last turn."""
+        return self._metrics
+
+    @property
+    def memory_stats(self) -> MemoryStats:
+        """Use of the block pool as of the last turn."""
+        return self._memory
+
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether any request is waiting, running or about to be read from the inbox."""
+        return len(self.inbox) > 0 or self._scheduler.has_pending_work()
+
+    # --- turns ---
+
+    def step(self) -> None:
+        """Run one turn for a caller who has no engine thread; waits for one result at most."""
+        self._apply_commands()
+        self._send_batches()
+        if self._sent or not self._is_linked:
+            self._receive()
+        self._finish_turn()
+
+    def turn(self) -> None:
+        """Run one turn of the engine thread: wait for whatever comes, and answer it.
+
+        The next batch is sent before the news of the last one is published: the plane waits less.
+        """
+        self._receive()
+        self._apply_commands()
+        self._send_batches()
+        self._finish_turn()
+
+    def fail_all(self, error: EngineError) -> None:
+        """End every request with `error` and publish that."""
+        self._apply_commands()
+        self._fail_all(error)
+        self._finish_turn()
+
+    def close(self) -> None:
+        """End the session with the compute plane."""
+        self._link.close()
+        self._set_linked(is_linked=False)
+
+    # --- commands ---
+
+    def _apply_commands(self) -> None:
+        for command in self.inbox.drain():
+            match command:
+                case Submit(request):
+                    self._add(request)
+                case Cancel(request_id):
+                    output = self._scheduler.cancel(request_id)
+                    if output is not None:
+                        self._ledger.take(output)
+
+    def _add(self, request: Request) -> None:
+        """Queue a request, or publish why not."""
+        try:
+            limit = self._options.max_queued_requests
+            if self._scheduler.get_stats().num_waiting >= limit:
+                raise QueueFullError(f"{limit} requests wait already (max_queued_requests)")
+            self._check_grace()
+            self._scheduler.add_request(request)
+        except EngineError as error:
+            self._ledger.refuse(request, error)
+        else:
+            self._ledger.admit(request)
+
+    # --- batches out ---
+
+    def _send_batches(self) -> None:
+        """Send steps until the pipeline is full or nothing can be computed before a result."""
+        if not self._is_linked and not self._open_link():
+            return
+        try:
+            while len(self._sent) < self._options.pipeline_depth:
+                output = self._scheduler.schedule()
+                if output is None:
+                    return
+                self._ledger.note_step(output.prefill_request_ids)
+                self._note_sent(output.batch)
+                self._link.send(output.batch)
+        except LinkError as error:
+            self._lose_link(error)
+
+    def _note_sent(self, batch: StepBatch) -> None:
+        if not self._sent:
+            self._head_since = self._clock()
+        patience_s = STEP_PATIENCE_S + STEP_PATIENCE_PER_TOKEN_S * batch.num_tokens
+        self._sent.append(_Sent(batch.step_id, patience_s))
+
+    # --- results in ---
+
+    def _receive(self) -> None:
+        """Wait for a result, a command, or the moment something is overdue; commit a result."""
+        try:
+            result = self._link.receive(self._patience_s())
+            if result is None:
+                if self._sent and self._patience_s() == 0.0:
+                    sent = self._sent[0]
+                    raise LinkError(
+                        f"step {sent.step_id} is overdue: no result in {sent.patience_s:g} s"
+                    )
+                return
+            self._sent.popleft()
+            self._head_since = self._clock()
+            self._losses_without_progress = 0
+            if result.refusal is not None:
+                _log.error("batch refused", step_id=result.step_id, refusal=result.refusal)
+            for output in self._scheduler.commit(result):
+                self._ledger.take(output)
+        except LinkError as error:
+            self._lose_link(error)
+
+    def _patience_s(self) -> float | None:
+        if self._sent:
+            return max(0.0, self._head_since + self._sent[0].patience_s - self._clock())
+        return None if self._is_linked else RECONNECT_PAUSE_S
+
+    # --- the link ---
+
+    def _open_link(self) -> bool:
+        """Try once to open the link; the scheduler starts from nothing on it."""
+        last_step = self._link.open()
+        if last_step is None:
+            if self._ledger.num_open:
+                try:
+                    self._check_grace()
+                except ComputeUnavailableError as error:
+                    self._fail_all(error)
+            return False
+        self._scheduler.lose_epoch(last_step)
+        self._sent.clear()
+        self._set_linked(is_linked=True)
+        return True
+
+    def _lose_link(self, error: LinkError) -> None:
+        """Give the session up; requests stay and wait for the next one."""
+        _log.error("link lost", error=error.message, steps_in_flight=len(self._sent))
+        if self._sent:
+            self._losses_without_progress += 1
+        self._link.close()
+        self._sent.clear()
+        # At once, not when the link is open again: cancelled requests free their blocks now.
+        self._scheduler.lose_epoch()
+        self._lost_at = self._clock()
+        self._set_linked(is_linked=False)
+        if self._losses_without_progress >= MAX_LOSSES_WITHOUT_PROGRESS:
+            self._losses_without_progress = 0
+            self._fail_all(
+                ComputeUnavailableError(
+                    f"the compute plane was lost {MAX_LOSSES_WITHOUT_PROGRESS} times in a row "
+                    "while it computed these requests"
+                )
+            )
+
+    def _set_linked(self, *, is_linked: bool) -> None:
+        if is_linked != self._is_linked:
+            self._is_linked = is_linked
+            if self._on_link_change is not None:
+                self._on_link_change(is_linked)
+
+    def _check_grace(self) -> None:
+        """Raise ComputeUnavailableError once the compute plane has been away too long."""
+        grace_s = self._options.compute_grace_s
+        if not self._is_linked and self._clock() - self._lost_at > grace_s:
+            raise ComputeUnavailableError(
+                f"the compute plane has been away for more than {grace_s:g} s (compute_grace)"
+            )
+
+    def _fail_all(self, error: EngineError) -> None:
+        for request_id in self._ledger.open_ids():
+            self._scheduler.cancel(request_id)
+            self._ledger.fail(request_id, error)
+
+    # --- the end of a turn ---
+
+    def _finish_turn(self) -> None:
+        """Publish the turn's news, then renew what other threads read."""
+        self._scheduler.get_completed()  # its events said it all; not taken, they would pile up
+        self._memory = self._read_memory_stats()
+        self._metrics = self._ledger.metrics(
+            self._scheduler.get_stats(), memory_utilization=self._memory.utilization
+        )
+        updates = self._ledger.take_updates()
+        if updates:
+            self._publish(updates)

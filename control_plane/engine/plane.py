@@ -1,0 +1,117 @@
+"""What the control plane knows of its compute plane, and the limits that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from control_plane.config import SchedulingLimits
+from control_plane.core.interface import SchedulerConfig
+from control_plane.errors import PlaneMismatchError
+
+PROTOCOL_VERSION = 1
+"""Of `hetero.compute.v1`; both planes must have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneDescription:
+    """The answer of `Describe`, as far as decisions depend on it."""
+
+    protocol_version: int
+    model: str
+    architecture: str
+    dtype: str
+    weight_format: str
+    model_sha256: str
+    num_parameters: int
+    vocab_size: int
+    context_length: int
+    numerics_id: str
+    executor: str
+    device: str
+    block_size: int
+    num_blocks: int
+    max_slots: int
+    max_rows: int
+    max_tokens: int
+    max_batches_in_flight: int
+    software_version: str
+    epoch: int
+    current_session: int
+
+    def check(self) -> None:
+        """Raise PlaneMismatchError unless this control plane can work with the plane."""
+        if self.protocol_version != PROTOCOL_VERSION:
+            raise PlaneMismatchError(
+                f"the compute plane speaks protocol version {self.protocol_version}, "
+                f"this control plane {PROTOCOL_VERSION}",
+                field="protocol_version",
+            )
+        for name in (
+            "vocab_size",
+            "context_length",
+            "block_size",
+            "num_blocks",
+            "max_slots",
+            "max_rows",
+            "max_tokens",
+            "max_batches_in_flight",
+        ):
+            if getattr(self, name) < 1:
+                raise PlaneMismatchError(
+                    f"the compute plane says {name} {getattr(self, name)}, it must be at least 1",
+                    field=name,
+                )
+
+    def check_continues(self, before: PlaneDescription) -> None:
+        """Raise PlaneMismatchError unless requests begun on `before` may go on here."""
+        for name in (
+            "model",
+            "model_sha256",
+            "vocab_size",
+            "context_length",
+            "block_size",
+            "num_blocks",
+            "numerics_id",
+            "max_slots",
+            "max_rows",
+            "max_tokens",
+            "max_batches_in_flight",
+        ):
+            old, new = getattr(before, name), getattr(self, name)
+            if old != new:
+                raise PlaneMismatchError(
+                    f"the compute plane came back with another {name}: {new!r}, it was {old!r}; "
+                    "restart the control plane",
+                    field=name,
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A configured limit that the compute plane cannot reach."""
+
+    name: str
+    configured: int
+    effective: int
+
+
+def effective_limits(
+    limits: SchedulingLimits, plane: PlaneDescription
+) -> tuple[SchedulerConfig, list[Lowered]]:
+    """Return the smaller of the own limits and the plane's, and which ones were lowered."""
+    values: dict[str, int] = {}
+    lowered: list[Lowered] = []
+    for name, most in (
+        ("max_batch_size", plane.max_rows),
+        ("max_num_seqs", plane.max_slots),
+        ("max_model_len", plane.context_length),
+        ("max_total_tokens", plane.max_tokens),
+    ):
+        configured = getattr(limits, name)
+        values[name] = min(configured, most)
+        if values[name] < configured:
+            lowered.append(Lowered(name, configured, values[name]))
+    config = SchedulerConfig(
+        memory_threshold=limits.memory_threshold, max_slots=plane.max_slots, **values
+    )
+    return config, lowered

@@ -1,0 +1,65 @@
+"""What the engine counts about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """Counts since the start, and a few numbers of this moment.
+
+    `active_sequences`: admitted requests; `waiting_requests`: those not admitted yet.
+    `memory_utilization`: used blocks over all blocks, 0 to 1.
+    `average_latency_s`: from receipt to the end, mean over completed requests.
+    `tokens_per_second`: generated tokens over the time in which the engine had work to do.
+    """
+
+    total_requests: int = 0
+    completed_requests: int = 0
+    failed_requests: int = 0
+    cancelled_requests: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    active_sequences: int = 0
+    waiting_requests: int = 0
+    num_preemptions: int = 0
+    memory_utilization: float = 0.0
+    average_latency_s: float = 0.0
+    tokens_per_second: float = 0.0
+    num_steps: int = 0
+
+
+class Tally:
+    """The running sums behind `EngineMetrics`; written by the engine thread only."""
+
+    __slots__ = (
+        "busy_s",
+        "cancelled_requests",
+        "completed_requests",
+        "failed_requests",
+        "generated_tokens",
+        "latency_sum_s",
+        "prompt_tokens",
+        "total_requests",
+    )
+
+    def __init__(self) -> None:
+        self.total_requests = 0
+        self.completed_requests = 0
+        self.failed_requests = 0
+        self.cancelled_requests = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self.latency_sum_s = 0.0
+        self.busy_s = 0.0
+
+    @property
+    def average_latency_s(self) -> float:
+        """Mean over completed requests, 0 before the first."""
+        return self.latency_sum_s / self.completed_requests if self.completed_requests else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens over busy time, 0 before any."""
+        return self.generated_tokens / self.busy_s if self.busy_s > 0.0 else 0.0

@@ -1,0 +1,43 @@
+"""The model's text side, as the compute plane hands it over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from control_plane.text.huggingface_tokenizer import load_huggingface_tokenizer
+from control_plane.text.simple_tokenizer import SimpleTokenizer
+from control_plane.text.tokenizer import Tokenizer
+from planes.errors import TokenizationError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAssets:
+    """Tokenizer data, chat template and special ids.
+
+    Exactly one of `tokenizer_json` and `simple_vocab_size` is set. `chat_template` is Jinja2
+    source, None where the model has none.
+    """
+
+    model_name: str
+    tokenizer_json: bytes | None = None
+    simple_vocab_size: int | None = None
+    chat_template: str | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+    add_bos_token: bool = False
+
+
+def make_tokenizer(assets: ModelAssets) -> Tokenizer:
+    """Build the model's tokenizer. Raises TokenizationError."""
+    if assets.tokenizer_json is not None:
+        return load_huggingface_tokenizer(
+            assets.tokenizer_json,
+            bos_token_id=assets.bos_token_id,
+            eos_token_id=assets.eos_token_ids[0] if assets.eos_token_ids else None,
+            pad_token_id=assets.pad_token_id,
+            add_bos_token=assets.add_bos_token,
+        )
+    if assets.simple_vocab_size is not None:
+        return SimpleTokenizer(assets.simple_vocab_size)
+    raise TokenizationError(f"model {assets.model_name} comes without a tokenizer")

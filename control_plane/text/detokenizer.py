@@ -1,0 +1,100 @@
+"""Incremental detokenization: tokens in, whole characters out.
+
+Two promises, for every tokenizer whose text of more tokens begins with its text of fewer (but for
+characters not yet whole): what was emitted is never taken back, and all that was emitted together
+is `decode` of all tokens. A character split over tokens is held back until it is whole; U+FFFD
+appears only where `decode` of all tokens has it too, so never because the end of a delta cut a
+character in two.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Protocol
+
+from control_plane.text.tokenizer import ByteTokenizer, Tokenizer
+
+REPLACEMENT_CHARACTER = "�"
+
+
+class Detokenizer(Protocol):
+    """The text side of one generation; used by one task at a time."""
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """Take the next tokens and return the text that is certain now, maybe none."""
+        ...
+
+    def finish(self) -> str:
+        """Return what is left, an incomplete character decoded as `decode` of all tokens does."""
+        ...
+
+
+def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
+    """Return the detokenizer that fits the tokenizer."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return ByteDetokenizer(tokenizer)
+    return WindowDetokenizer(tokenizer)
+
+
+class ByteDetokenizer:
+    """For vocabularies of byte strings: an incremental UTF-8 decoder, at most 3 bytes behind."""
+
+    def __init__(self, tokenizer: ByteTokenizer) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """Take the next tokens and return the text that is certain now."""
+        return self._decoder.decode(b"".join(map(self._token_bytes, tokens)))
+
+    def finish(self) -> str:
+        """Return U+FFFD for an incomplete character at the very end, else nothing."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For any tokenizer: decodes a short window of the latest tokens again and again.
+
+    The window starts at a token before which everything was emitted, and holds the tokens of the
+    last emitted text as context (decoders strip the space of a *first* piece). Text that ends in
+    U+FFFD is held back: it may be a character whose rest is still to come.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = tokenizer.decode
+        self._tokens: list[int] = []
+        self._window_start = 0
+        self._context_end = 0
+        self._context_text = ""
+        self._num_tried = 0
+        self._emitted: list[str] = []
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """Take the next tokens and return the text that is certain now."""
+        self._tokens.extend(tokens)
+        # A long run of undecodable tokens is tried again only when it has grown by half, so that
+        # the total work stays linear in the number of tokens.
+        num_held_back = len(self._tokens) - self._context_end
+        if num_held_back < self._num_tried + self._num_tried // 2 or not num_held_back:
+            return ""
+        text = self._decode(self._tokens[self._window_start :])
+        if text.endswith(REPLACEMENT_CHARACTER) or not text.startswith(self._context_text):
+            self._num_tried = num_held_back
+            return ""
+        delta = text[len(self._context_text) :]
+        if not delta:
+            self._num_tried = num_held_back
+            return ""
+        self._num_tried = 0
+        self._window_start = self._context_end
+        self._context_end = len(self._tokens)
+        self._context_text = self._decode(self._tokens[self._window_start :])
+        self._emitted.append(delta)
+        return delta
+
+    def finish(self) -> str:
+        """Return what `decode` of all tokens has beyond the text already emitted."""
+        emitted = "".join(self._emitted)
+        text = self._decode(self._tokens)
+        return text[len(emitted) :] if text.startswith(emitted) else ""

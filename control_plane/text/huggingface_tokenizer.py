@@ -1,0 +1,177 @@
+"""Tokenizers in Hugging Face's `tokenizer.json` format.
+
+What a prompt becomes: the same as with transformers' `tokenizer(text)`. In particular the names of
+special tokens inside a prompt (`<|im_start|>`) are read as those tokens: who builds prompts from
+other people's text takes that out first, or sends token ids. The beginning-of-sequence token is
+put in front if and only if the model's description says so (`add_bos_token`); the post-processor
+of the file is not consulted, because the two often disagree and the model's own word counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from planes.errors import TokenizationError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+def load_huggingface_tokenizer(
+    tokenizer_json: bytes,
+    *,
+    bos_token_id: int | None = None,
+    eos_token_id: int | None = None,
+    pad_token_id: int | None = None,
+    add_bos_token: bool = False,
+) -> HuggingFaceTokenizer:
+    """Read a `tokenizer.json`.
+
+    The result's text is bytes concatenated (`HuggingFaceByteTokenizer`) where the file's decoder is
+    byte-level, as with GPT-2, Llama 3, Qwen and SmolLM. Raises TokenizationError.
+    """
+    import tokenizers  # here, because a simple tokenizer does without the library
+
+    try:
+        text = tokenizer_json.decode()
+        decoder = json.loads(text).get("decoder") or {}
+        # The library's errors are bare `Exception`s; any of them means a file it cannot read.
+        backend = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # noqa: BLE001
+        raise TokenizationError(f"the model's tokenizer.json cannot be read: {error}") from None
+    backend.no_truncation()
+    backend.no_padding()
+    kind = HuggingFaceByteTokenizer if _is_byte_level(decoder) else HuggingFaceTokenizer
+    return kind(
+        backend,
+        bos_token_id=bos_token_id,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+        add_bos_token=add_bos_token,
+    )
+
+
+def _is_byte_level(decoder: Any) -> bool:  # noqa: ANN401 - parsed JSON
+    return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer of the `tokenizers` library, with the model's special ids."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        pad_token_id: int | None = None,
+        add_bos_token: bool = False,
+    ) -> None:
+        if add_bos_token and bos_token_id is None:
+            raise TokenizationError("the model asks for a BOS token but names none")
+        self._backend = backend
+        self._vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._bos_token_id = bos_token_id
+        self._eos_token_id = eos_token_id
+        self._pad_token_id = pad_token_id
+        self._prefix = [bos_token_id] if add_bos_token and bos_token_id is not None else []
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a prompt. Releases the interpreter lock while it works."""
+        try:
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+        # The library raises bare `Exception`s (and TypeError for lone surrogates); none is ours.
+        except Exception as error:  # noqa: BLE001
+            raise TokenizationError(f"the prompt cannot be tokenized: {error}") from None
+        return [*self._prefix, *ids]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        try:
+            return self._backend.decode(list(tokens), skip_special_tokens=True)
+        # As in `encode`; also OverflowError for an id that is no u32.
+        except Exception as error:  # noqa: BLE001
+            raise TokenizationError(f"token ids cannot be decoded: {error}") from None
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id of the vocabulary."""
+        return self._vocab_size
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text."""
+        return self._bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text."""
+        return self._eos_token_id
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The token that fills up."""
+        return self._pad_token_id
+
+
+class HuggingFaceByteTokenizer(HuggingFaceTokenizer):
+    """A byte-level vocabulary: every token is a string of bytes.
+
+    The vocabulary spells each byte as one printable character (GPT-2's `bytes_to_unicode`). A
+    token with any other character in it is an added one and stands for itself.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        pad_token_id: int | None = None,
+        add_bos_token: bool = False,
+    ) -> None:
+        super().__init__(
+            backend,
+            bos_token_id=bos_token_id,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            add_bos_token=add_bos_token,
+        )
+        added = backend.get_added_tokens_decoder()
+        self._bytes: dict[int, bytes] = {
+            token_id: b"" for token_id, token in added.items() if token.special
+        }
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token stands for; none for special tokens and unused ids."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._look_up(token_id)
+        return known
+
+    def _look_up(self, token_id: int) -> bytes:
+        if token_id < 0:
+            raise TokenizationError(f"token id must not be negative, got {token_id}")
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        try:
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        except KeyError:
+            return token.encode()
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Invert GPT-2's `bytes_to_unicode`.
+
+    Printable Latin-1 bytes are spelled as themselves, the 68 others as U+0100 onwards in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()

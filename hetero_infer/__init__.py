@@ -1,0 +1,107 @@
+"""The front door: `from hetero_infer import InferenceEngine, EngineConfig, GenerationParams`.
+
+Names are loaded when they are first used, so that importing the package, or asking the command line
+for its version, costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, GPUExecutor
+    from control_plane.core.generation_params import GenerationParams
+    from control_plane.core.interface import SchedulerOutput
+    from control_plane.core.kv_cache import KVCacheManager, MemoryStats
+    from control_plane.core.request import FinishReason, Request, RequestState, Sequence
+    from control_plane.core.scheduler import Scheduler
+    from control_plane.telemetry import EngineMetrics
+    from control_plane.text.simple_tokenizer import SimpleTokenizer
+    from control_plane.text.tokenizer import Tokenizer
+    from hetero_infer.config import EngineConfig
+    from hetero_infer.engine import CompletedRequest, InferenceEngine
+    from planes.errors import (
+        ConfigError,
+        EngineError,
+        ExecutionError,
+        MemoryError,  # noqa: A004 - the family's public name
+        SchedulerError,
+        TokenizationError,
+        ValidationError,
+    )
+
+    __version__: str
+
+__all__ = [
+    "InferenceEngine",
+    "EngineConfig",
+    "GenerationParams",
+    "CompletedRequest",
+    "EngineMetrics",
+    "MemoryStats",
+    "Request",
+    "RequestState",
+    "FinishReason",
+    "Sequence",
+    "Scheduler",
+    "SchedulerOutput",
+    "KVCacheManager",
+    "ExecutionBatch",
+    "ExecutionOutput",
+    "GPUExecutor",
+    "Tokenizer",
+    "SimpleTokenizer",
+    "EngineError",
+    "ConfigError",
+    "MemoryError",
+    "ValidationError",
+    "ExecutionError",
+    "SchedulerError",
+    "TokenizationError",
+    "__version__",
+]
+
+_MODULES = {
+    "compute_plane.executor.interface": ("ExecutionBatch", "ExecutionOutput", "GPUExecutor"),
+    "control_plane.core.generation_params": ("GenerationParams",),
+    "control_plane.core.interface": ("SchedulerOutput",),
+    "control_plane.core.kv_cache": ("KVCacheManager", "MemoryStats"),
+    "control_plane.core.request": ("FinishReason", "Request", "RequestState", "Sequence"),
+    "control_plane.core.scheduler": ("Scheduler",),
+    "control_plane.telemetry": ("EngineMetrics",),
+    "control_plane.text.simple_tokenizer": ("SimpleTokenizer",),
+    "control_plane.text.tokenizer": ("Tokenizer",),
+    "hetero_infer.config": ("EngineConfig",),
+    "hetero_infer.engine": ("CompletedRequest", "InferenceEngine"),
+    "planes.errors": (
+        "ConfigError",
+        "EngineError",
+        "ExecutionError",
+        "MemoryError",
+        "SchedulerError",
+        "TokenizationError",
+        "ValidationError",
+    ),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
+    """Load a public name."""
+    value: Any
+    if name == "__version__":
+        from hetero_infer.version import version
+
+        value = version()
+    elif name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Show the public names before they are loaded, too."""
+    return sorted({*globals(), *__all__})

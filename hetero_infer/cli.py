@@ -1,0 +1,220 @@
+"""The command `hetero-infer`.
+
+Typer only reads the command line and picks what to do; doing it, and answering for it with one line
+and an exit status, is `main`'s. Exit statuses: 0 done; 1 the engine failed; 2 the caller asked for
+something that cannot be; 130 Ctrl-C; 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from control_plane.config import ControlPlaneConfig, SchedulingLimits
+from hetero_infer.commands.options import options_of, with_options
+from hetero_infer.config import EngineConfig, GenerationConfig, ServeConfig, Settings
+from planes.errors import ConfigError, EngineError, ValidationError
+from planes.errors import MemoryError as EngineMemoryError
+from planes.settings import Setting, settings_of
+
+PROGRAM = "hetero-infer"
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_TERMINATED = 128 + signal.SIGTERM
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+
+PLANES = ("control-plane", "compute-plane")
+
+Action = Callable[[], int]
+
+# Typer shows only subclasses of this one; which module it lives in depends on typer's version.
+UsageError: Any = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name=PROGRAM,
+    help="LLM inference with a CPU control plane and a compute plane that meet on a gRPC wire.",
+    no_args_is_help=False,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _heading(item: Setting) -> str:
+    """Say under which heading of the help a setting stands."""
+    if item.kind is bool:
+        return "Switches"
+    for heading, cls in (
+        ("Generation", GenerationConfig),
+        ("Scheduling", SchedulingLimits),
+        ("Serving and logs", ControlPlaneConfig),
+    ):
+        if any(item.name == other.name for other in settings_of(cls)):
+            return heading
+    return "Model, device and KV pool"
+
+
+GENERATION = {item.name for item in settings_of(GenerationConfig)}
+SERVE_ONLY = {item.name for item in settings_of(ServeConfig)} - {
+    item.name for item in settings_of(EngineConfig)
+}
+
+ENGINE_OPTIONS = options_of(ServeConfig, _heading)
+ALL_OPTIONS = [*options_of(GenerationConfig, _heading), *ENGINE_OPTIONS]
+
+ConfigFile = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="JSON file of settings")
+]
+
+
+def _switch(name: str, text: str) -> Any:  # noqa: ANN401 - what typer.Option returns
+    return typer.Option(name, help=text, metavar="")
+
+
+@app.callback(invoke_without_command=True)
+@with_options(ALL_OPTIONS)
+def root(  # noqa: D103 - its docstring would be the help text
+    context: typer.Context,
+    *,
+    config: ConfigFile = None,
+    json: Annotated[bool, _switch("--json", "print one JSON object and nothing else")] = False,
+    quiet: Annotated[bool, _switch("--quiet", "print the text and nothing else")] = False,
+    serve: Annotated[bool, _switch("--serve", "the same as the command `serve`")] = False,
+    version: Annotated[bool, _switch("--version", "print the version")] = False,
+    **flags: object,
+) -> Action | None:
+    if version:
+        return _print_version
+    flags["config"] = config
+    if context.invoked_subcommand == "serve":
+        context.obj = flags
+        return None
+    if serve:
+        return _serve_action(flags)
+    return _generate_action(flags, as_json=json, is_quiet=quiet)
+
+
+@app.command(name="serve")
+@with_options(ENGINE_OPTIONS)
+def serve_command(context: typer.Context, *, config: ConfigFile = None, **flags: object) -> Action:
+    """Run both planes until SIGTERM."""
+    flags["config"] = config
+    before = context.obj or {}
+    return _serve_action({**before, **{k: v for k, v in flags.items() if v is not None}})
+
+
+@app.command(name="control-plane")
+def control_plane_command() -> None:
+    """Run a control plane: all arguments are its own, see its --help."""
+
+
+@app.command(name="compute-plane")
+def compute_plane_command() -> None:
+    """Run a compute plane: all arguments are its own, see its --help."""
+
+
+def _print_version() -> int:
+    from hetero_infer.version import version
+
+    sys.stdout.write(f"{PROGRAM} {version()}\n")
+    return 0
+
+
+def _settings(flags: dict[str, object]) -> Settings:
+    """Read the layers; name what the file says in vain."""
+    settings = Settings(flags)
+    for key in settings.unknown_keys:
+        _say(f"warning: {settings.layers.file_name}: unknown key {key!r} is ignored")
+    return settings
+
+
+def _refuse(flags: dict[str, object], idle: Iterable[str], why: str) -> None:
+    """Raise ValidationError for a flag that would do nothing; a shared file may have its key."""
+    for name in idle:
+        if flags.get(name) is not None:
+            raise ValidationError(f"--{name.replace('_', '-')} {why}", field=name)
+
+
+def _generate_action(flags: dict[str, object], *, as_json: bool, is_quiet: bool) -> Action:
+    def run() -> int:
+        _refuse(flags, SERVE_ONLY, "only means something to `serve`")
+        from hetero_infer.commands.generate import generate
+
+        return generate(_settings(flags), as_json=as_json, is_quiet=is_quiet)
+
+    return run
+
+
+def _serve_action(flags: dict[str, object]) -> Action:
+    def run() -> int:
+        _refuse(flags, GENERATION, "means nothing to `serve`: requests say it")
+        from hetero_infer.commands.serve import serve
+
+        return serve(_settings(flags).resolve(ServeConfig))
+
+    return run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in PLANES:
+        return _run_plane(arguments[0], arguments[1:])
+    try:
+        action = app(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+    except UsageError as error:
+        _say(f"error: {error.format_message()}")
+        return EXIT_USAGE
+    return _run(action) if callable(action) else int(action or 0)
+
+
+def _run_plane(name: str, arguments: list[str]) -> int:
+    """Become a plane: everything from here on is its own affair."""
+    main_module = importlib.import_module(f"{name.replace('-', '_')}.__main__")
+    return int(main_module.main(arguments))
+
+
+def _run(action: Action) -> int:
+    """Do it; every failure that has a reason is one line on stderr."""
+    before = signal.signal(signal.SIGTERM, _exit_on_signal)
+    try:
+        return action()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads any more. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except EngineError as error:
+        return _explain(error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _explain(error: EngineError) -> int:
+    """Print what went wrong and return the exit status."""
+    output: Sequence[str] = getattr(error, "output", ())
+    for line in output[:-1]:
+        _say(line)
+    _say(f"error: {error.message}" + (f": {output[-1]}" if output else ""))
+    is_callers = isinstance(error, ConfigError | ValidationError | EngineMemoryError)
+    if is_callers or getattr(error, "exit_status", None) == EXIT_USAGE:
+        return EXIT_USAGE
+    return EXIT_FAILURE
+
+
+def _exit_on_signal(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(EXIT_TERMINATED)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{PROGRAM}: {line}\n")
+    sys.stderr.flush()

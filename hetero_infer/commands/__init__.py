@@ -1,0 +1,1 @@
+"""What the command line can be told to do, one command a file."""

@@ -1,0 +1,244 @@
+"""Configuration of the front door: the only module of it that reads the environment.
+
+Every setting is declared once, by the plane it belongs to; here the two sets are put together and
+taken apart again into the command lines of the two child processes.
+Flags > `HETERO_*` environment > JSON file > defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from compute_plane.config import ComputePlaneConfig
+from control_plane.config import ControlPlaneConfig, SchedulingLimits
+from control_plane.core.generation_params import MAX_SEED, MAX_TEMPERATURE, GenerationParams
+from planes.address import Address, parse_address
+from planes.logs import LOG_LEVELS
+from planes.settings import (
+    ENV_PREFIX,
+    Layers,
+    check,
+    read_config_file,
+    resolve,
+    setting,
+    settings_of,
+    to_flags,
+    unknown_keys,
+)
+
+WIRING = frozenset(
+    {"allow_insecure", "compute", "grpc_host", "grpc_port", "lifeline_fd", "listen", "ready_fd"}
+)
+"""Settings of the planes that say who reaches them and how: given by whoever starts them."""
+
+ConfigT = TypeVar("ConfigT")
+
+DEFAULT_PARAMS = GenerationParams()
+
+
+def _names_of(plane: type) -> set[str]:
+    """Names of a plane's settings, without the wiring."""
+    return {item.name for item in settings_of(plane)} - WIRING
+
+
+def _as_in(plane: type, name: str) -> Any:  # noqa: ANN401 - like dataclasses.field
+    """Declare a field exactly as `plane` declares it: default, range and help."""
+    for field in dataclasses.fields(plane):
+        if field.name == name:
+            return dataclasses.field(default=field.default, metadata=field.metadata)
+    raise AttributeError(f"{plane.__name__} has no field {name!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(SchedulingLimits):
+    """Configuration of an engine: both planes, wherever they run.
+
+    Values are checked by `validate`, which everything that takes a configuration calls.
+    """
+
+    block_size: int = _as_in(ComputePlaneConfig, "block_size")
+    max_num_blocks: int = _as_in(ComputePlaneConfig, "max_num_blocks")
+    model: str = _as_in(ComputePlaneConfig, "model")
+    dtype: str = _as_in(ComputePlaneConfig, "dtype")
+    device: str = _as_in(ComputePlaneConfig, "device")
+    executor: str = _as_in(ComputePlaneConfig, "executor")
+    num_threads: int | None = _as_in(ComputePlaneConfig, "num_threads")
+    verify_model: bool = _as_in(ComputePlaneConfig, "verify_model")
+    kernel_cache: str | None = _as_in(ComputePlaneConfig, "kernel_cache")
+    max_slots: int = _as_in(ComputePlaneConfig, "max_slots")
+    max_rows: int = _as_in(ComputePlaneConfig, "max_rows")
+    max_tokens_per_batch: int = _as_in(ComputePlaneConfig, "max_tokens_per_batch")
+    pipeline_depth: int = _as_in(ControlPlaneConfig, "pipeline_depth")
+    compute_grace: float = _as_in(ControlPlaneConfig, "compute_grace")
+    shutdown_timeout: float = _as_in(ControlPlaneConfig, "shutdown_timeout")
+    log_level: str = setting(
+        "warning", help="least severe log line shown (`serve`: info)", choices=LOG_LEVELS
+    )
+    log_format: str = _as_in(ControlPlaneConfig, "log_format")
+
+    def validate(self) -> None:
+        """Raise ConfigError that names every value out of range, with its key."""
+        check(self)
+        self._in_plane(ComputePlaneConfig)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> EngineConfig:
+        """Read a JSON object whose keys are field names; every key is optional.
+
+        The environment has no part in it. Raises ConfigError for values out of range; a key that
+        nobody knows is a UserWarning that names it.
+        """
+        file = read_config_file(Path(path))
+        for key in unknown_keys(file, *ALL_CONFIGS):
+            warnings.warn(
+                f"config file {os.fspath(path)}: unknown key {key!r} is ignored", stacklevel=2
+            )
+        return resolve(cls, Layers(file=file, file_name=os.fspath(path)))
+
+    def compute_plane_flags(self, listen: Address) -> list[str]:
+        """Spell the command line of a compute plane that listens there."""
+        return [*to_flags(self, _names_of(ComputePlaneConfig)), f"--listen={listen}"]
+
+    def control_plane_flags(self, compute: Address, *listen_flags: str) -> list[str]:
+        """Spell the command line of a control plane; `listen_flags` say where it listens."""
+        return [
+            *to_flags(self, _names_of(ControlPlaneConfig)),
+            f"--compute={compute}",
+            *listen_flags,
+        ]
+
+    def _in_plane(self, plane: type, **wiring: object) -> None:
+        """Let a plane's own configuration check what only it knows, before a process is started."""
+        plane(**{name: getattr(self, name) for name in _names_of(plane)}, **wiring)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig(EngineConfig):
+    """What `serve` adds: where clients find it, and a compute plane that runs already."""
+
+    grpc_host: str = _as_in(ControlPlaneConfig, "grpc_host")
+    grpc_port: int = _as_in(ControlPlaneConfig, "grpc_port")
+    listen: str | None = _as_in(ControlPlaneConfig, "listen")
+    allow_insecure: bool = _as_in(ControlPlaneConfig, "allow_insecure")
+    compute: str | None = setting(
+        None, help="address of a compute plane that runs already, instead of starting one"
+    )
+    log_level: str = setting(
+        "info", help="least severe log line shown (without `serve`: warning)", choices=LOG_LEVELS
+    )
+
+    def validate(self) -> None:
+        """Raise ConfigError that names every value out of range, with its key."""
+        EngineConfig.validate(self)  # no bare super(): slots=True makes a new class
+        self._in_plane(
+            ControlPlaneConfig,
+            compute=self.compute or "unix:compute.sock",
+            listen=self.listen,
+            grpc_host=self.grpc_host,
+            grpc_port=self.grpc_port,
+            allow_insecure=self.allow_insecure,
+        )
+
+    @property
+    def compute_address(self) -> Address | None:
+        """Where the compute plane to attach to listens; None: start one."""
+        return None if self.compute is None else parse_address(self.compute, key="compute")
+
+    def listen_flags(self) -> list[str]:
+        """Spell where the control plane listens."""
+        return to_flags(self, {"grpc_host", "grpc_port", "listen", "allow_insecure"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationConfig:
+    """One generation as the command line, the environment and the JSON file may give it."""
+
+    input: str | None = setting(None, help="prompt; serving clients is `serve`")
+    max_tokens: int = setting(
+        DEFAULT_PARAMS.max_tokens, help="tokens to generate at most", minimum=1, maximum=1 << 30
+    )
+    temperature: float = setting(
+        DEFAULT_PARAMS.temperature,
+        help="sampling temperature, 0: greedy",
+        minimum=0,
+        maximum=MAX_TEMPERATURE,
+    )
+    top_p: float = setting(
+        DEFAULT_PARAMS.top_p, help="nucleus sampling threshold", above=0, maximum=1
+    )
+    seed: int | None = setting(
+        None, help="makes sampling repeatable; default: drawn", minimum=0, maximum=MAX_SEED
+    )
+    ignore_eos: bool = setting(False, help="go on to --max-tokens past the end of the text")
+
+    @property
+    def params(self) -> GenerationParams:
+        """The same as the engine takes it."""
+        return GenerationParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+ALL_CONFIGS = (ServeConfig, GenerationConfig, ControlPlaneConfig, ComputePlaneConfig)
+"""One JSON file may serve all of them: a key that none of these declares is a mistake."""
+
+
+class Settings:
+    """The layers of one command line, read once, from which configurations are made.
+
+    `flags`: what the command line gave, None where it gave nothing; `config` names the JSON file.
+    Raises ConfigError if the file cannot be read.
+    """
+
+    def __init__(self, flags: Mapping[str, object]) -> None:
+        environ = os.environ
+        file_name = flags.get("config") or environ.get("HETERO_CONFIG")
+        self._file = read_config_file(Path(str(file_name))) if file_name else {}
+        self.layers = Layers(
+            flags=flags,
+            environ=environ,
+            file=self._file,
+            file_name=str(file_name or "config file"),
+        )
+
+    @property
+    def unknown_keys(self) -> list[str]:
+        """Keys of the file that nobody knows, sorted."""
+        return unknown_keys(self._file, *ALL_CONFIGS)
+
+    def resolve(self, config: type[ConfigT]) -> ConfigT:
+        """Make a configuration. Raises one ConfigError that lists every problem."""
+        return resolve(config, self.layers)
+
+    def gives(self, name: str) -> bool:
+        """Whether any layer above the defaults says something about a setting."""
+        layers = self.layers
+        return (
+            layers.flags.get(name) is not None
+            or bool(layers.environ.get(ENV_PREFIX + name.upper()))
+            or name in layers.file
+        )
+
+
+def child_environment(*extra_import_paths: str) -> dict[str, str]:
+    """Return the environment of a plane that this process starts.
+
+    The child imports what this process imports, and `extra_import_paths` after it; everything it is
+    told about the engine stands on its command line, so no `HETERO_*` variable goes along.
+    """
+    own = os.environ
+    environ = {key: value for key, value in own.items() if not key.startswith(ENV_PREFIX)}
+    paths = [path or str(Path.cwd()) for path in (*sys.path, *extra_import_paths)]
+    environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return environ

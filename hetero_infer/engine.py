@@ -1,0 +1,285 @@
+"""The engine as a Python object: the control plane in this process, a compute plane beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.kv_cache import MemoryStats
+from control_plane.core.request import Request, RequestState
+from control_plane.engine.admission import Admission, PromptLimits
+from control_plane.engine.bring_up import ConnectedPlane, connect, make_loop
+from control_plane.engine.compute_client import ComputeClient
+from control_plane.engine.events import RequestEnd, RequestUpdate
+from control_plane.engine.loop import EngineLoop, LoopOptions
+from control_plane.errors import EngineStoppedError, QueueFullError
+from control_plane.telemetry import EngineMetrics
+from control_plane.text.detokenizer import make_detokenizer
+from control_plane.text.tokenizer import Tokenizer
+from hetero_infer.compute_beside import ComputeBeside
+from hetero_infer.config import EngineConfig
+from planes.errors import ConfigError
+from planes.logs import configure_logging
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedRequest:
+    """A request that ended.
+
+    `output_tokens`: the generated ids without the end token. `success`: it came to its end, by the
+    end token or by max_tokens; otherwise `error` says why not, and text and tokens are what there
+    was until then. `duration`: seconds from submission to the end. `finish_reason`: stop, length,
+    cancelled or error.
+    """
+
+    request_id: int
+    output_text: str
+    output_tokens: list[int]
+    generated_tokens: int
+    success: bool
+    error: str | None
+    duration: float
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request under way, and its tokens so far."""
+
+    request: Request
+    output_tokens: list[int] = field(default_factory=list)
+
+
+class InferenceEngine:
+    """Generates text for many prompts at once.
+
+    `config`: defaults as in the documents. `tokenizer`: an object with the methods of
+    `hetero_infer.Tokenizer`, in place of the model's. `executor`: `cpu`, `simulated`, or your own
+    as `module:attribute`, in place of the one in `config`; the compute plane, a process of its own,
+    imports it and calls it with an `ExecutorContext`.
+
+    The engine belongs to the thread that uses it: nothing is computed but in `step` and `run`.
+    `close`, the end of a `with` block, or the end of the program ends the compute plane.
+
+    Raises ConfigError for bad values, PlaneStartError if the compute plane cannot start.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        executor: str | None = None,
+    ) -> None:
+        config = config or EngineConfig()
+        if executor is not None:
+            config = dataclasses.replace(config, executor=executor)
+        _check(config, tokenizer)
+        self._config = config
+        self._pending: dict[int, _Pending] = {}
+        self._completed: list[CompletedRequest] = []
+        if not structlog.is_configured():
+            configure_logging(
+                plane="control",
+                level=config.log_level,
+                log_format=config.log_format,
+                owns_process=False,
+            )
+        with contextlib.ExitStack() as resources:
+            self._compute = ComputeBeside(config)
+            resources.callback(self._compute.close)
+            self._client = ComputeClient(self._compute.address, controller=f"pid {os.getpid()}")
+            resources.callback(self._client.shut_down)
+            connected = connect(self._client, config, stop=threading.Event(), tokenizer=tokenizer)
+            if connected is None:
+                raise EngineStoppedError("the engine was stopped while it started")
+            self._tokenizer = connected.tokenizer
+            self._admission = _make_admission(connected, tokenizer)
+            self._loop = self._make_loop(connected)
+            resources.callback(self._loop.close)
+            # Runs at `close`, and at the latest when the program ends.
+            self._finalizer = weakref.finalize(
+                self, _close_in_process, os.getpid(), resources.pop_all()
+            )
+
+    def _make_loop(self, connected: ConnectedPlane) -> EngineLoop:
+        publish = weakref.WeakMethod(self._take)
+
+        def publish_if_alive(updates: Sequence[RequestUpdate]) -> None:
+            take = publish()
+            if take is not None:
+                take(updates)
+
+        return make_loop(
+            self._client,
+            connected,
+            publish_if_alive,
+            options=LoopOptions(
+                pipeline_depth=self._config.pipeline_depth,
+                max_queued_requests=self._config.max_queued_requests,
+                compute_grace_s=self._config.compute_grace,
+            ),
+        )
+
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration in use."""
+        return self._config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer in use."""
+        return self._tokenizer
+
+    def submit_request(
+        self, prompt: str | Sequence[int], params: GenerationParams | None = None
+    ) -> int:
+        """Take a prompt, text or token ids, and return the request's id; nothing is computed yet.
+
+        Raises ValidationError for what is wrong with it, QueueFullError when `max_queued_requests`
+        wait already. A request that could never fit into the block pool ends as failed.
+        """
+        self._check_open()
+        params = params or GenerationParams()
+        params.validate()
+        num_waiting = self._loop.metrics.waiting_requests + len(self._loop.inbox)
+        if num_waiting >= self._config.max_queued_requests:
+            raise QueueFullError(
+                f"{num_waiting} requests wait, at most max_queued_requests "
+                f"({self._config.max_queued_requests}) may; run some first"
+            )
+        token_ids = self._admission.tokenize(prompt) if isinstance(prompt, str) else prompt
+        request = self._admission.make_request(token_ids, params, arrival_time=time.monotonic())
+        self._pending[request.id] = _Pending(request)
+        self._loop.inbox.submit(request)
+        return request.id
+
+    def cancel_request(self, request_id: int) -> None:
+        """Ask for the end of a request; it ends as cancelled in a later `step`."""
+        self._check_open()
+        self._loop.inbox.cancel(request_id)
+
+    def step(self) -> list[CompletedRequest]:
+        """Run one step of the engine; the requests that ended in it.
+
+        Raises EngineError if the engine as a whole cannot go on.
+        """
+        self._check_open()
+        if self.has_pending_work():
+            self._compute.keep_alive()
+            self._loop.step()
+        completed, self._completed = self._completed, []
+        return completed
+
+    def run(self) -> list[CompletedRequest]:
+        """Run until no work is left; the requests that ended, in the order of their ends."""
+        completed = []
+        while self.has_pending_work():
+            completed += self.step()
+        return completed
+
+    def has_pending_work(self) -> bool:
+        """Whether any request has not ended, or one that has still holds blocks."""
+        return self._finalizer.alive and self._loop.has_pending_work
+
+    def get_memory_stats(self) -> MemoryStats:
+        """Return the use of the block pool as of the last step."""
+        return self._loop.memory_stats
+
+    def get_metrics(self) -> EngineMetrics:
+        """Return the engine's counts as of the last step."""
+        return self._loop.metrics
+
+    def close(self) -> None:
+        """End the compute plane; what has not ended is lost. Harmless when called again."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise EngineStoppedError("the engine is closed")
+
+    def _take(self, updates: Sequence[RequestUpdate]) -> None:
+        """Note what a step brought."""
+        for update in updates:
+            pending = self._pending.get(update.request_id)
+            if pending is None:
+                continue
+            pending.output_tokens += update.new_token_ids
+            if update.end is not None:
+                del self._pending[update.request_id]
+                self._completed.append(self._complete(pending, update.end))
+
+    def _complete(self, pending: _Pending, end: RequestEnd) -> CompletedRequest:
+        success = end.state is RequestState.COMPLETED
+        detokenizer = make_detokenizer(self._tokenizer)  # the same text as over the wire
+        error = None if success else f"the request was {end.state.value}"
+        if end.error is not None:
+            error = end.error.message
+        return CompletedRequest(
+            request_id=pending.request.id,
+            output_text=detokenizer.push(pending.output_tokens) + detokenizer.finish(),
+            output_tokens=pending.output_tokens,
+            generated_tokens=len(pending.output_tokens),
+            success=success,
+            error=error,
+            duration=end.timings.total_s,
+            finish_reason=end.finish_reason.value,
+        )
+
+
+def _check(config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+    """Raise ConfigError for what cannot work, before anything is started."""
+    config.validate()
+    module, colon, _ = config.executor.partition(":")
+    if colon and module == "__main__":
+        raise ConfigError(
+            "executor: another process imports it, so it cannot live in __main__, "
+            f"got {config.executor!r}; put it into a module",
+            field="executor",
+        )
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        names = sorted(name for name in dir(Tokenizer) if not name.startswith("_"))
+        missing = [name for name in names if not hasattr(tokenizer, name)]
+        raise ConfigError(
+            f"tokenizer: {type(tokenizer).__name__} has no {', '.join(missing)}", field="tokenizer"
+        )
+
+
+def _make_admission(connected: ConnectedPlane, tokenizer: Tokenizer | None) -> Admission:
+    """Return what turns prompts into requests; a custom tokenizer brings its own end token."""
+    if tokenizer is None:
+        return connected.make_admission()
+    limits = connected.limits
+    return Admission(
+        tokenizer,
+        PromptLimits(max_model_len=limits.max_model_len, vocab_size=connected.plane.vocab_size),
+        eos_token_ids=() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,),
+    )
+
+
+def _close_in_process(pid: int, resources: contextlib.ExitStack) -> None:
+    """Release what the engine holds, but not from a fork of its process."""
+    if os.getpid() == pid:
+        resources.close()

@@ -1,0 +1,80 @@
+"""Planes on this machine, behind unix sockets in a directory that only this user can enter."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hetero_infer.config import EngineConfig, child_environment
+from hetero_infer.plane_process import PlaneProcess
+from planes.address import MAX_UNIX_PATH_BYTES, Address
+from planes.errors import ConfigError
+
+LONGEST_NAME = "/compute.sock"
+
+
+@contextlib.contextmanager
+def private_directory() -> Iterator[Path]:
+    """Make a directory for sockets, mode 0700, and remove it at the end.
+
+    Raises ConfigError where the directory for temporary files cannot hold it.
+    """
+    try:
+        directory = tempfile.mkdtemp(prefix="hetero-")
+        if len((directory + LONGEST_NAME).encode()) > MAX_UNIX_PATH_BYTES:
+            Path(directory).rmdir()
+            directory = tempfile.mkdtemp(prefix="hetero-", dir="/tmp")
+    except OSError as error:
+        raise ConfigError(
+            f"no directory for temporary files can be made: {error.filename}: {error.strerror}"
+        ) from None
+    path = Path(directory)
+    try:
+        yield path
+    finally:
+        for entry in path.iterdir():
+            entry.unlink(missing_ok=True)
+        path.rmdir()
+
+
+def compute_socket(directory: Path) -> Address:
+    """Return where a compute plane in that directory listens."""
+    return Address(path=str(directory / "compute.sock"))
+
+
+def control_socket(directory: Path) -> Address:
+    """Return where a control plane in that directory listens."""
+    return Address(path=str(directory / "control.sock"))
+
+
+def start_compute_plane(
+    config: EngineConfig, listen: Address, on_output: Callable[[str], None] | None = None
+) -> PlaneProcess:
+    """Start a compute plane; it is not ready yet when this returns."""
+    if listen.path is not None:
+        Path(listen.path).unlink(missing_ok=True)  # left by one that was killed
+    # A custom executor is looked for in the working directory too, behind everything installed.
+    here = [str(Path.cwd())] if ":" in config.executor else []
+    return PlaneProcess(
+        "compute_plane",
+        config.compute_plane_flags(listen),
+        environ=child_environment(*here),
+        on_output=on_output,
+    )
+
+
+def start_control_plane(
+    config: EngineConfig,
+    compute: Address,
+    *listen_flags: str,
+    on_output: Callable[[str], None] | None = None,
+) -> PlaneProcess:
+    """Start a control plane; it is not ready yet when this returns."""
+    return PlaneProcess(
+        "control_plane",
+        config.control_plane_flags(compute, *listen_flags),
+        environ=child_environment(),
+        on_output=on_output,
+    )

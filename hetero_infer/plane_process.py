@@ -1,0 +1,267 @@
+"""A plane as a child process: started, awaited, ended, and never left behind.
+
+Three pipes tie the child to its parent. Through the ready pipe the plane says `READY ADDRESS` once
+it serves (and its end of file says that it died). The lifeline is never written: however the parent
+ends, the kernel closes it and the plane leaves (`planes.ready`). The third carries the child's
+stderr and stdout, unless they are passed through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+
+from planes.address import Address, parse_address
+from planes.errors import ConfigError, ExecutionError
+
+START_TIMEOUT_S = 600.0
+"""A first start compiles kernels and may fetch a model; a dead child is noticed at once anyway."""
+
+STOP_GRACE_S = 10.0
+"""How long a plane with nothing in flight gets between SIGTERM and SIGKILL."""
+
+TAIL_LINES = 50
+MAX_READY_BYTES = 4096
+
+
+class PlaneStartError(ExecutionError):
+    """A plane process ended, or stayed silent, before it served.
+
+    `exit_status` is that of the process, negative for a signal, None if it was still running.
+    `output` holds its last lines, empty if they were passed through.
+    """
+
+    reason = "PLANE_NOT_STARTED"
+
+    def __init__(
+        self, message: str, *, exit_status: int | None = None, output: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+        self.output = tuple(output)
+
+
+class PlaneProcess:
+    """One plane, running as `python -m MODULE FLAGS…` in a process group of its own.
+
+    `module`: `compute_plane` or `control_plane`. `environ`: the child's whole environment.
+    `on_output`: called with each line the child prints, on a thread of this object; lines printed
+    before the plane is ready are held back until then, so that a failed start can show them in its
+    error instead. None passes the child's output through to this process's stderr.
+
+    The group of its own keeps a terminal's Ctrl-C from the child: the parent decides who ends when.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        flags: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        on_output: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name = module.replace("_", " ")
+        self.address: Address | None = None
+        self._on_output = on_output
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._held: list[str] | None = []
+        self._output_lock = threading.Lock()
+        self._reader: threading.Thread | None = None
+        self._ready_read: int | None
+        self._lifeline_write: int | None
+        with contextlib.ExitStack() as child_ends, contextlib.ExitStack() as own_ends:
+            self._ready_read, ready_write = _pipe(own_ends, child_ends)
+            lifeline_read, self._lifeline_write = _pipe(child_ends, own_ends)
+            output: int = sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
+            output_read: int | None = None
+            if on_output is not None:
+                output_read, output = _pipe(own_ends, child_ends)
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",  # what lies in the working directory must not shadow the packages
+                    "-m",
+                    module,
+                    *flags,
+                    f"--ready-fd={ready_write}",
+                    f"--lifeline-fd={lifeline_read}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environ),
+                pass_fds=(ready_write, lifeline_read),
+                process_group=0,
+            )
+            own_ends.pop_all()  # from here on `stop` closes them
+        if output_read is not None:
+            self._reader = threading.Thread(
+                target=self._read_output, args=(output_read,), name=f"{module}-output", daemon=True
+            )
+            self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the child has not ended yet."""
+        return self.process.poll() is None
+
+    @property
+    def output_tail(self) -> tuple[str, ...]:
+        """The last lines the child printed; empty if they are passed through."""
+        with self._output_lock:
+            return tuple(self._tail)
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Address:
+        """Return where the plane serves, once it does. Raises PlaneStartError."""
+        wait_all_ready([self], timeout_s)
+        assert self.address is not None  # set by the line above, or it raised
+        return self.address
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> int:
+        """End the child: SIGTERM, after `grace_s` SIGKILL; return its exit status.
+
+        Harmless when the child has ended by itself, and when called again.
+        """
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            status = self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            status = self.process.wait()
+        self._release()
+        return status
+
+    def kill(self) -> None:
+        """End the child at once."""
+        self.stop(grace_s=0.0)
+
+    def _release(self) -> None:
+        """Close this end of the pipes and let the reader finish."""
+        if self._lifeline_write is not None:
+            os.close(self._lifeline_write)
+            self._lifeline_write = None
+        self._close_ready()
+        if self._reader is not None:
+            # A process that the plane left behind may hold the pipe open; it is not waited for.
+            self._reader.join(STOP_GRACE_S)
+            self._reader = None
+
+    def _close_ready(self) -> None:
+        if self._ready_read is not None:
+            os.close(self._ready_read)
+            self._ready_read = None
+
+    def _read_output(self, output_read: int) -> None:
+        """Take the child's lines until it ends."""
+        with os.fdopen(output_read, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                text = line.rstrip("\n")
+                with self._output_lock:
+                    self._tail.append(text)
+                    if self._held is not None:
+                        self._held.append(text)
+                    elif self._on_output is not None:
+                        self._on_output(text)
+
+    def _serves(self) -> None:
+        """Close the ready pipe; show what was held back, and from now on every line."""
+        self._close_ready()
+        with self._output_lock:
+            held, self._held = self._held or [], None
+            if self._on_output is not None:
+                for line in held:
+                    self._on_output(line)
+
+    def _fail(self, message: str) -> PlaneStartError:
+        """End the child and say why it did not start; its output goes into the error."""
+        status = None if self.is_running else self.process.returncode
+        self.kill()
+        return PlaneStartError(message, exit_status=status, output=self.output_tail)
+
+    def _read_ready(self, received: bytearray) -> bool:
+        """Read what the ready pipe holds; True once the plane serves. Raises PlaneStartError."""
+        assert self._ready_read is not None  # open until `_serves` or `stop`
+        chunk = os.read(self._ready_read, MAX_READY_BYTES)
+        received += chunk
+        line, newline, _ = bytes(received).partition(b"\n")
+        if newline:
+            word, _, address = line.decode("utf-8", errors="replace").partition(" ")
+            with contextlib.suppress(ConfigError):
+                self.address = parse_address(address) if word == "READY" else None
+            if self.address is None:
+                raise self._fail(f"the {self.name} said {line!r} instead of READY ADDRESS")
+            return True
+        if chunk and len(received) < MAX_READY_BYTES:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_GRACE_S)  # it closed the pipe: it is ending
+        raise self._fail(f"the {self.name} {describe_exit(self.process.returncode)}")
+
+    def __enter__(self) -> PlaneProcess:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def wait_all_ready(planes: Iterable[PlaneProcess], timeout_s: float = START_TIMEOUT_S) -> None:
+    """Return when every plane serves; the first that cannot raises PlaneStartError.
+
+    The others are left running: they belong to the caller.
+    """
+    deadline = time.monotonic() + timeout_s
+    received = {plane: bytearray() for plane in planes}
+    with selectors.DefaultSelector() as selector:
+        for plane in received:
+            if plane._ready_read is not None:
+                selector.register(plane._ready_read, selectors.EVENT_READ, plane)
+        while selector.get_map():
+            remaining = deadline - time.monotonic()
+            events = selector.select(remaining) if remaining > 0 else []
+            if not events:
+                plane = next(iter(selector.get_map().values())).data
+                raise plane._fail(f"the {plane.name} did not serve within {timeout_s:g} s")
+            for key, _ in events:
+                plane = key.data
+                if plane._read_ready(received[plane]):
+                    selector.unregister(key.fd)
+                    plane._serves()
+
+
+def describe_exit(status: int | None) -> str:
+    """Say how a process ended, in words for a log line."""
+    if status is None:
+        return "closed its ready pipe without serving"
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"was ended by signal {-status}"
+    return f"ended with status {status}"
+
+
+def _pipe(read_owner: contextlib.ExitStack, write_owner: contextlib.ExitStack) -> tuple[int, int]:
+    """Make a pipe; each owner closes its end."""
+    read, write = os.pipe()
+    read_owner.callback(os.close, read)
+    write_owner.callback(os.close, write)
+    return read, write

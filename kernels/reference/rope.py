@@ -1,0 +1,47 @@
+"""Rotary position embedding and the write of K and V into the block pool, in one pass.
+
+Half-split convention (Hugging Face checkpoints): element d of a head is paired with d + D/2,
+    out[d]       = x[d]       · cos[d] − x[d + D/2] · sin[d]
+    out[d + D/2] = x[d + D/2] · cos[d] + x[d]       · sin[d]
+(Su et al. 2021, RoFormer, with the dimensions permuted).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels.interface import Float32Array, Int64Array
+
+
+def rope_write_kv(
+    qkv: Float32Array,
+    cosines: Float32Array,
+    sines: Float32Array,
+    kv_pool: Float32Array,
+    layer: int,
+    kv_slots: Int64Array,
+    out: Float32Array,
+) -> None:
+    """Rotate Q into `out`, and put rotated K and plain V into the pool.
+
+    `qkv`: [T, (H + 2·G)·D]: the H query heads, then G key heads, then G value heads of each token.
+    `cosines`, `sines`: [T, D/2], of the angles of each token's position.
+    `kv_pool`: [N, L, 2, G, B, D]; index 0 of the third axis is K, 1 is V. `layer`: below L.
+    `kv_slots`: [T], block · B + offset in the block; no two tokens have the same.
+    `out`: [T, H, D].
+    """
+    num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
+    num_tokens, num_heads = out.shape[:2]
+    heads = qkv.reshape(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+    out[:] = rotate(heads[:, :num_heads], cosines, sines)
+    keys = rotate(heads[:, num_heads : num_heads + num_kv_heads], cosines, sines)
+    blocks, offsets = np.divmod(kv_slots, block_size)
+    kv_pool[blocks, layer, 0, :, offsets] = keys
+    kv_pool[blocks, layer, 1, :, offsets] = heads[:, num_heads + num_kv_heads :]
+
+
+def rotate(x: Float32Array, cosines: Float32Array, sines: Float32Array) -> Float32Array:
+    """Return `x` [T, heads, D] rotated by the angles of its tokens, [T, D/2] each."""
+    low, high = np.split(x, 2, axis=2)
+    cosines, sines = cosines[:, None], sines[:, None]
+    return np.concatenate((low * cosines - high * sines, high * cosines + low * sines), axis=2)

@@ -1,0 +1,91 @@
+"""Tiny random models: logits of the CPU executor against transformers in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from compute_plane.executor.cpu import CpuExecutor
+from compute_plane.model.spec import Llama3Scaling, ModelSpec
+from compute_plane.model.weights import LlamaWeights
+from tests.compute_plane.executor.tiny_llama import pool_for, tiny_spec, tiny_weights
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
+
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "q",
+    "self_attn.k_proj": "k",
+    "self_attn.v_proj": "v",
+    "self_attn.o_proj": "o",
+    "post_attention_layernorm": "mlp_norm",
+    "mlp.gate_proj": "gate",
+    "mlp.up_proj": "up",
+    "mlp.down_proj": "down",
+}
+
+
+def transformers_model(spec: ModelSpec, weights: LlamaWeights) -> LlamaForCausalLM:
+    rope: dict[str, object] = {"rope_type": "default", "rope_theta": spec.rope_theta}
+    if isinstance(spec.rope_scaling, Llama3Scaling):
+        rope |= {
+            "rope_type": "llama3",
+            "factor": spec.rope_scaling.factor,
+            "low_freq_factor": spec.rope_scaling.low_freq_factor,
+            "high_freq_factor": spec.rope_scaling.high_freq_factor,
+            "original_max_position_embeddings": spec.rope_scaling.original_context_length,
+        }
+    config = LlamaConfig(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        num_key_value_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        max_position_embeddings=spec.context_length,
+        rms_norm_eps=spec.rms_norm_eps,
+        tie_word_embeddings=spec.tie_embeddings,
+        rope_parameters=rope,
+        attn_implementation="eager",
+    )
+    state = {
+        "model.embed_tokens.weight": weights.embedding,
+        "model.norm.weight": weights.final_norm,
+        "lm_head.weight": weights.lm_head,
+    }
+    for index, layer in enumerate(weights.layers):
+        for theirs, ours in LAYER_NAMES.items():
+            state[f"model.layers.{index}.{theirs}.weight"] = getattr(layer, ours)
+    model = LlamaForCausalLM(config).eval()
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("scaling", "tied"),
+    [(None, False), (None, True), (Llama3Scaling(8.0, 1.0, 4.0, 64), False)],
+    ids=["plain", "tied", "llama3"],
+)
+@pytest.mark.parametrize("kernels", ["cpu", "reference"])
+def test_the_logits_of_every_position_equal_those_of_transformers(scaling, tied, kernels) -> None:
+    spec = tiny_spec(scaling, tied=tied)
+    weights = tiny_weights(spec)
+    tokens = np.random.default_rng(1).integers(0, spec.vocab_size, 90)
+    with torch.inference_mode():
+        expected = transformers_model(spec, weights)(torch.from_numpy(tokens)[None]).logits[0]
+    pool = pool_for(spec, 24, 5)
+    with CpuExecutor(
+        spec, weights, pool, num_threads=2, kernels=kernels, keep_logits=True
+    ) as executor:
+        driver = BatchDriver(executor, num_blocks=24, block_size=5)
+        sequence = DrivenSequence([int(token) for token in tokens[:41]])
+        for known in range(41, 91):  # a prefill of 41 tokens, then a decode row a token
+            output = executor.execute(driver.batch([sequence]))
+            assert output.logits is not None
+            np.testing.assert_allclose(
+                output.logits[0], expected[known - 1].numpy(), rtol=2e-5, atol=2e-5
+            )
+            sequence.num_computed = known
+            sequence.tokens.append(int(tokens[known % 90]))

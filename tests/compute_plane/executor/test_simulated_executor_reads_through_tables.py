@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from compute_plane.executor.interface import (
+    BlockCopy,
+    ExecutionBatch,
+    GPUExecutor,
+    SamplingRow,
+)
+from compute_plane.executor.simulated import (
+    ALPHABET,
+    EOS_TOKEN_ID,
+    VOCAB_SIZE,
+    SimulatedExecutor,
+    draw,
+)
+
+GREEDY = SamplingRow(0.0, 1.0, 0, 0, 6)
+
+
+def prompt_batch(table: list[int], sampling: SamplingRow = GREEDY) -> ExecutionBatch:
+    return ExecutionBatch(
+        input_tokens=np.frombuffer(b"prompt", dtype=np.uint8).astype(np.int32),
+        positions=np.arange(6, dtype=np.int32),
+        seq_lens=np.array([6], dtype=np.int32),
+        block_tables=np.array([table], dtype=np.int32),
+        is_prefill=np.array([True]),
+        query_lens=np.array([6], dtype=np.int32),
+        sampled_rows=np.array([0], dtype=np.int32),
+        sampling=[sampling],
+    )
+
+
+def decode_batch(table: list[int], token: int, copies: list[BlockCopy]) -> ExecutionBatch:
+    return ExecutionBatch(
+        input_tokens=np.array([token], dtype=np.int32),
+        positions=np.array([6], dtype=np.int32),
+        seq_lens=np.array([7], dtype=np.int32),
+        block_tables=np.array([table], dtype=np.int32),
+        is_prefill=np.array([False]),
+        query_lens=np.array([1], dtype=np.int32),
+        sampled_rows=np.array([0], dtype=np.int32),
+        sampling=[dataclasses.replace(GREEDY, position=7)],
+        copies=copies,
+    )
+
+
+def executor() -> SimulatedExecutor:
+    return SimulatedExecutor(num_blocks=8, block_size=4)
+
+
+def test_it_is_an_executor():
+    assert isinstance(executor(), GPUExecutor)
+
+
+def test_where_the_blocks_lie_does_not_matter():
+    tokens = {
+        int(executor().execute(prompt_batch(table)).next_tokens[0])
+        for table in ([0, 1], [7, 2], [5, 0])
+    }
+    assert len(tokens) == 1
+
+
+@pytest.mark.parametrize("table", [[0, 2], [1, 0], [3, 1]])
+def test_one_wrong_block_changes_the_text(table: list[int]):
+    right, wrong = executor(), executor()
+    for one in (right, wrong):
+        one.execute(prompt_batch([0, 1]))
+    expected = right.execute(decode_batch([0, 1], 65, [])).next_tokens
+    assert wrong.execute(decode_batch(table, 65, [])).next_tokens != expected
+
+
+def test_a_copied_block_serves_as_well_and_a_missing_copy_shows():
+    right, copied, forgotten = executor(), executor(), executor()
+    for one in (right, copied, forgotten):
+        one.execute(prompt_batch([0, 1]))
+    expected = right.execute(decode_batch([0, 1], 65, [])).next_tokens
+    assert copied.execute(decode_batch([0, 4], 65, [BlockCopy(1, 4)])).next_tokens == expected
+    assert forgotten.execute(decode_batch([0, 4], 65, [])).next_tokens != expected
+
+
+def test_a_greedy_token_depends_on_the_tokens_alone():
+    one = executor().execute(prompt_batch([0, 1]))
+    other_key = dataclasses.replace(GREEDY, seed=9, sample_index=3, top_p=0.5)
+    other = executor().execute(prompt_batch([0, 1], other_key))
+    assert one.next_tokens == other.next_tokens
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"sample_index": 1}, {"position": 8}])
+def test_a_drawn_token_depends_on_its_key(change: dict):
+    tokens = np.arange(20, dtype=np.int32)
+    keys = [SamplingRow(1.0, 1.0, 1, 0, 7), SamplingRow(**{
+        "temperature": 1.0, "top_p": 1.0, "seed": 1, "sample_index": 0, "position": 7, **change
+    })]  # fmt: skip
+    texts = [[draw(tokens[:n], key) for n in range(1, 20)] for key in keys]
+    assert texts[0] != texts[1]
+
+
+def test_texts_are_of_the_alphabet_and_end_now_and_then():
+    drawn = [draw(np.array([n], dtype=np.int32), GREEDY) for n in range(4096)]
+    assert set(drawn) == {*ALPHABET, EOS_TOKEN_ID}
+    assert max(drawn) < VOCAB_SIZE
+    assert 4 <= drawn.count(EOS_TOKEN_ID) <= 40

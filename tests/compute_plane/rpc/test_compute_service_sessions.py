@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import NoReturn
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from compute_plane.executor.slots import SlotTable
+from compute_plane.executor.step import StepBatch
+from compute_plane.rpc import streams
+from compute_plane.rpc.servicer import MAX_STREAMS
+from protos.hetero.compute.v1 import compute_pb2
+from tests.compute_plane.rpc.plane_harness import TIMEOUT_S, Harness, reason, start, violated_fields
+
+SERVICE = "hetero.compute.v1.ComputeService"
+
+
+def first_batch_parts(text: bytes = b"hello", slot: int = 0, first_block: int = 0) -> dict:
+    blocks = list(range(first_block, first_block + 8))
+    return {
+        "starts": [start(slot, text, blocks)],
+        "slots": [slot],
+        "query_lens": [len(text)],
+        "positions": [0],
+        "sampled_rows": [0],
+    }
+
+
+def decode_parts(position: int, slot: int = 0) -> dict:
+    return {"slots": [slot], "query_lens": [1], "positions": [position], "sampled_rows": [0]}
+
+
+def test_describe_says_what_the_plane_is(shared_plane: Harness):
+    controller = shared_plane.open()
+    controller.run(**first_batch_parts())
+    answer = shared_plane.describe()
+    assert answer.protocol_version == 1
+    assert (answer.block_size, answer.num_blocks) == (4, 96)
+    assert answer.model.vocab_size == 259
+    assert answer.executor == "simulated"
+    assert answer.device.kind == "simulated"
+    assert answer.limits.max_slots == 8
+    assert answer.max_batches_in_flight == 2
+    assert answer.epoch == controller.epoch != 0
+    assert answer.current_session == controller.session
+    assert answer.last_step == 1
+    assert "copies" in answer.features
+    assert answer.software_version
+
+
+def test_the_simulated_models_assets_are_the_simple_tokenizer(shared_plane: Harness):
+    assets = shared_plane.stub.GetModelAssets(compute_pb2.GetModelAssetsRequest())
+    assert assets.WhichOneof("tokenizer") == "simple"
+    assert assets.simple.vocab_size == 259
+    assert (assets.bos_token_id, list(assets.eos_token_ids), assets.pad_token_id) == (
+        256,
+        [257],
+        258,
+    )
+    assert assets.context_length > 0
+
+
+def test_sessions_increase_and_start_at_step_zero(shared_plane: Harness):
+    first, second = shared_plane.open(), shared_plane.open()
+    assert second.session == first.session + 1
+    assert second.last_step == 0
+
+
+def test_a_new_session_knows_no_slot_of_the_one_before(shared_plane: Harness):
+    shared_plane.open().run(**first_batch_parts())
+    with pytest.raises(grpc.RpcError) as caught:
+        shared_plane.open().run(**decode_parts(5))
+    assert violated_fields(caught.value) == ["slots[0]"]
+
+
+def test_another_protocol_version_is_refused(shared_plane: Harness):
+    with pytest.raises(grpc.RpcError) as caught:
+        shared_plane.stub.Open(compute_pb2.OpenRequest(protocol_version=2, take_over=True))
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert reason(caught.value) == "PROTOCOL_MISMATCH"
+    assert violated_fields(caught.value) == ["protocol_version"]
+
+
+def test_a_session_with_a_stream_keeps_a_second_controller_out(own_plane: Harness):
+    first = own_plane.open("first")
+    with first.stream() as stream:
+        stream.send(first.batch(**first_batch_parts()))
+        stream.receive()
+        with pytest.raises(grpc.RpcError) as caught:
+            own_plane.open("second", take_over=False)
+        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert reason(caught.value) == "SESSION_HELD"
+        assert "'first'" in caught.value.details()
+        stream.send(first.batch(**decode_parts(5)))
+        assert stream.receive().step_id == 2
+
+
+def test_a_taken_over_controllers_stream_ends_and_its_waiting_batch_is_not_run(
+    own_plane: Harness,
+):
+    executor = own_plane.executor
+    old = own_plane.open("old")
+    with old.stream() as stream:
+        executor.gate.clear()
+        stream.send(old.batch(**first_batch_parts()))
+        stream.send(old.batch(**decode_parts(5)))
+        assert executor.entered.acquire(timeout=TIMEOUT_S)
+        new = own_plane.open("new")
+        ending = stream.ending()
+        assert ending.code() == grpc.StatusCode.ABORTED
+        assert reason(ending) == "SESSION_FENCED"
+        executor.gate.set()
+        new.run(**first_batch_parts(b"other"))
+        assert [batch.input_tokens.tolist() for batch in executor.batches] == [
+            list(b"hello"),
+            list(b"other"),
+        ]
+
+
+def test_two_batches_are_under_way_and_the_third_is_held_back(
+    own_plane: Harness, monkeypatch: pytest.MonkeyPatch
+):
+    executor = own_plane.executor
+    controller = own_plane.open()
+    ahead: list[int] = []  # at each batch taken off the wire: how many are not executed yet
+    take = streams.batch_from_proto
+
+    def watched_take(batch: compute_pb2.ExecutionBatch) -> StepBatch:
+        ahead.append(batch.step_id - own_plane.describe().last_step)
+        return take(batch)
+
+    monkeypatch.setattr(streams, "batch_from_proto", watched_take)
+    with controller.stream() as stream:
+        executor.gate.clear()
+        stream.send(controller.batch(**first_batch_parts()))
+        for position in (5, 6, 7):
+            stream.send(controller.batch(**decode_parts(position)))
+        assert executor.entered.acquire(timeout=TIMEOUT_S)
+        for _ in range(20):  # time enough for a third batch, were it not held back
+            assert own_plane.describe().last_step == 0
+        executor.gate.set()
+        outputs = [stream.receive() for _ in range(4)]
+    assert [output.step_id for output in outputs] == [1, 2, 3, 4]
+    assert ahead[:2] == [1, 2]
+    assert max(ahead) == 2
+    piped = [token for output in outputs for token in output.sampled_token_ids]
+    alone = own_plane.open()
+    tokens = alone.run(**first_batch_parts())
+    for position in (5, 6, 7):
+        tokens += alone.run(**decode_parts(position))
+    assert piped == tokens
+
+
+def test_outputs_after_the_last_batch_arrive_before_the_stream_ends(shared_plane: Harness):
+    controller = shared_plane.open()
+    with controller.stream() as stream:
+        stream.send(controller.batch(**first_batch_parts()))
+        stream.send(controller.batch(**decode_parts(5)))
+        stream.half_close()
+        assert [output.step_id for output in stream.call] == [1, 2]
+        assert stream.call.code() == grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("header", "wanted"),
+    [
+        ({"step_id": 5}, compute_pb2.REFUSAL_REASON_STEP_GAP),
+        ({"epoch": 1}, compute_pb2.REFUSAL_REASON_STALE_EPOCH),
+        ({"session": 1 << 40}, compute_pb2.REFUSAL_REASON_STALE_SESSION),
+        ({"session": 0}, compute_pb2.REFUSAL_REASON_INVALID_BATCH),
+        ({"epoch": 0}, compute_pb2.REFUSAL_REASON_INVALID_BATCH),
+        ({"step_id": 0}, compute_pb2.REFUSAL_REASON_INVALID_BATCH),
+        ({"acked_step": 9}, compute_pb2.REFUSAL_REASON_INVALID_BATCH),
+    ],
+)
+def test_a_wrong_header_is_refused_in_band_and_nothing_is_executed(
+    shared_plane: Harness, header: dict, wanted: int
+):
+    controller = shared_plane.open()
+    executed = len(shared_plane.executor.batches)
+    with controller.stream() as stream:
+        stream.send(controller.batch(**first_batch_parts(), **header))
+        refusal = stream.receive().refusal
+        assert refusal.reason == wanted
+        assert refusal.field == next(iter(header))
+        assert refusal.expected_step == 1
+        controller.last_step = 0
+        assert len(shared_plane.executor.batches) == executed
+        stream.send(controller.batch(**first_batch_parts()))
+        assert not stream.receive().HasField("refusal")
+
+
+def test_a_refused_step_may_be_corrected_or_passed_over(shared_plane: Harness):
+    for repeat in (True, False):
+        controller = shared_plane.open()
+        with controller.stream() as stream:
+            stream.send(controller.batch(slots=[0]))
+            assert stream.receive().HasField("refusal")
+            if repeat:
+                controller.last_step -= 1
+            stream.send(controller.batch(**first_batch_parts()))
+            assert not stream.receive().HasField("refusal")
+
+
+def test_a_step_sent_again_gets_the_same_reply_and_is_not_run_again(shared_plane: Harness):
+    controller = shared_plane.open()
+    batch = controller.batch(**first_batch_parts())
+    with controller.stream() as stream:
+        stream.send(batch)
+        reply = stream.receive()
+    executed = len(shared_plane.executor.batches)
+    with controller.stream() as again:
+        again.send(batch)
+        assert again.receive() == reply
+        assert len(shared_plane.executor.batches) == executed
+        again.send(controller.batch(acked_step=1, **decode_parts(5)))
+        assert not again.receive().HasField("refusal")
+        again.send(batch)
+        assert again.receive().refusal.reason == compute_pb2.REFUSAL_REASON_STEP_GAP
+
+
+def test_a_newer_stream_of_the_same_session_replaces_the_older(shared_plane: Harness):
+    controller = shared_plane.open()
+    with controller.stream() as older, controller.stream() as newer:
+        older.send(controller.batch(**first_batch_parts()))
+        older.receive()
+        newer.send(controller.batch(**decode_parts(5)))
+        assert newer.receive().step_id == 2
+        assert older.ending().code() == grpc.StatusCode.ABORTED
+
+
+def test_streams_beyond_the_bound_are_refused_and_other_calls_still_answered(own_plane: Harness):
+    controller = own_plane.open()
+    with contextlib.ExitStack() as stack:
+        for _ in range(MAX_STREAMS):
+            stream = stack.enter_context(controller.stream())
+            stream.send(controller.batch(session=1 << 40))
+            assert stream.receive().HasField("refusal")
+        ending = stack.enter_context(controller.stream()).ending()
+        assert ending.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert reason(ending) == "TOO_MANY_STREAMS"
+        own_plane.describe()
+
+
+def test_a_failing_executor_costs_its_batch_and_the_plane_stays_up(own_plane: Harness):
+    controller = own_plane.open()
+    other = {**first_batch_parts(b"other", slot=1, first_block=8)}
+    controller.run(**other)
+    own_plane.executor.failure = ValueError("the kernel broke")
+    with controller.stream() as stream:
+        stream.send(controller.batch(**first_batch_parts()))
+        refusal = stream.receive().refusal
+        assert refusal.reason == compute_pb2.REFUSAL_REASON_EXECUTION_FAILED
+        assert "the kernel broke" in refusal.message
+        stream.send(controller.batch(**decode_parts(5)))
+        (failure,) = stream.receive().row_failures
+        assert failure.reason == compute_pb2.ROW_FAILURE_REASON_POISONED
+        stream.send(controller.batch(**decode_parts(5, slot=1)))
+        assert not stream.receive().row_failures
+        stream.send(controller.batch(**first_batch_parts()))
+        assert not stream.receive().row_failures
+    assert not own_plane.faults.is_set()
+
+
+def test_a_failing_row_poisons_its_slot_also_for_batches_already_sent(own_plane: Harness):
+    controller = own_plane.open()
+    parts = {
+        "starts": [start(0, b"good", [0, 1]), start(1, b"bad.", [2, 3])],
+        "slots": [0, 1],
+        "query_lens": [4, 4],
+        "positions": [0, 0],
+        "sampled_rows": [0, 1],
+    }
+    decode = {"slots": [1, 0], "query_lens": [1, 1], "positions": [4, 4], "sampled_rows": [0, 1]}
+    expected = own_plane.open().run(**parts)[0]
+    controller = own_plane.open()
+    own_plane.executor.failed_rows = {1: "not finite"}
+    with controller.stream() as stream:
+        stream.send(controller.batch(**parts))
+        stream.send(controller.batch(**decode))
+        first, second = stream.receive(), stream.receive()
+    (failure,) = first.row_failures
+    assert (failure.row, failure.reason) == (1, compute_pb2.ROW_FAILURE_REASON_NOT_FINITE)
+    assert first.sampled_token_ids[0] == expected
+    (failure,) = second.row_failures
+    assert (failure.row, failure.reason) == (0, compute_pb2.ROW_FAILURE_REASON_POISONED)
+    assert second.sampled_token_ids[1] > 0
+
+
+def test_a_fault_of_the_planes_own_code_answers_everybody_and_ends_the_plane(
+    own_plane: Harness, monkeypatch: pytest.MonkeyPatch
+):
+    def broken_prepare(*_: object) -> NoReturn:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(SlotTable, "prepare", broken_prepare)
+    controller = own_plane.open()
+    with controller.stream() as stream:
+        stream.send(controller.batch(**first_batch_parts()))
+        ending = stream.ending()
+    assert (ending.code(), reason(ending)) == (grpc.StatusCode.INTERNAL, "PLANE_BROKEN")
+    assert own_plane.faults.wait(TIMEOUT_S)
+    with pytest.raises(grpc.RpcError) as caught:
+        own_plane.open()
+    assert reason(caught.value) == "PLANE_BROKEN"
+
+
+def test_stopping_reports_not_serving_and_delivers_the_batches_under_way(own_plane: Harness):
+    executor = own_plane.executor
+    controller = own_plane.open()
+    health = health_pb2_grpc.HealthStub(own_plane.channel)
+    assert serving(health, "") == serving(health, SERVICE) == serving_status()
+    watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=TIMEOUT_S)
+    assert next(watch).status == serving_status()
+    with controller.stream() as stream:
+        executor.gate.clear()
+        stream.send(controller.batch(**first_batch_parts()))
+        assert executor.entered.acquire(timeout=TIMEOUT_S)
+        stopping = threading.Thread(target=own_plane.plane.stop)
+        stopping.start()
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        executor.gate.set()
+        assert stream.receive().step_id == 1
+        ending = stream.ending()
+        assert ending.code() == grpc.StatusCode.UNAVAILABLE
+        stopping.join(TIMEOUT_S)
+
+
+def test_health_of_an_unknown_service_is_not_found(shared_plane: Harness):
+    with pytest.raises(grpc.RpcError) as caught:
+        serving(health_pb2_grpc.HealthStub(shared_plane.channel), "nobody")
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_lists_the_services(shared_plane: Harness):
+    stub = reflection_pb2_grpc.ServerReflectionStub(shared_plane.channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    (answer,) = stub.ServerReflectionInfo(iter([request]))
+    names = {service.name for service in answer.list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+def serving_status() -> int:
+    return health_pb2.HealthCheckResponse.SERVING
+
+
+def serving(stub: health_pb2_grpc.HealthStub, service: str) -> int:
+    return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S).status

@@ -1,0 +1,249 @@
+"""Every field of a batch, wrong in every way it can be wrong, through both RPCs."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from protos.hetero.compute.v1 import compute_pb2
+from tests.compute_plane.rpc.plane_harness import (
+    Controller,
+    Harness,
+    reason,
+    start,
+    violated_fields,
+)
+
+HUGE = (1 << 32) - 1
+
+
+def sound_parts() -> dict:
+    """A batch with a bit of everything: a start, a prefill row, a decode row.
+
+    Slots 0 ("one", blocks 0 and 1) and 1 ("two!", blocks 8 and 9) have been prefilled; slot 2 is
+    new, with blocks 16 and 17; a third block comes with the row.
+    """
+    return {
+        "starts": [start(2, b"third one", [16, 17])],
+        "slots": [0, 2],
+        "query_lens": [1, 9],
+        "positions": [3, 0],
+        "new_block_counts": [0, 1],
+        "new_block_ids": [18],
+        "sampled_rows": [0, 1],
+    }
+
+
+def with_start(**parts: object) -> dict:
+    """The sound batch with its start changed."""
+    sampling = parts.pop("sampling", None)
+    changed = start(2, b"third one", [16, 17])
+    for name, value in parts.items():
+        if isinstance(value, list):
+            changed.ClearField(name)
+            getattr(changed, name).extend(value)
+        else:
+            setattr(changed, name, value)
+    if sampling is not None:
+        changed.sampling.CopyFrom(compute_pb2.SamplingParams(**sampling))
+    return {"starts": [changed]}
+
+
+def sampling(**parts: object) -> dict:
+    return with_start(sampling={"temperature": 0.0, "top_p": 1.0, **parts})
+
+
+def copy(slot: int = 0, index: int = 0, source: int = 0, destination: int = 30) -> dict:
+    return {
+        "copies": [
+            compute_pb2.BlockCopy(
+                slot=slot,
+                logical_index=index,
+                source_block=source,
+                destination_block=destination,
+            )
+        ]
+    }
+
+
+INVALID = {
+    "slots is longer than query_lens": ({"slots": [0, 2, 1]}, "query_lens"),
+    "a slot out of range": ({"slots": [0, 8]}, "slots[1]"),
+    "a slot far out of range": ({"slots": [HUGE, 2]}, "slots[0]"),
+    "a slot not started": ({"slots": [0, 5]}, "slots[1]"),
+    "a slot twice": ({"slots": [0, 0]}, "slots[1]"),
+    "too many rows": (
+        {"slots": [0] * 7, "query_lens": [1] * 7, "positions": [0] * 7},
+        "slots",
+    ),
+    "a row without tokens": ({"query_lens": [1, 0]}, "query_lens[1]"),
+    "more tokens than a batch has": ({"query_lens": [1, 40]}, "query_lens"),
+    "query_lens overflow": ({"query_lens": [HUGE, HUGE]}, "query_lens"),
+    "more tokens than are known": ({"query_lens": [1, 10]}, "query_lens[1]"),
+    "positions too short": ({"positions": [3]}, "positions"),
+    "a position before the computed ones": ({"positions": [2, 0]}, "positions[0]"),
+    "a position past the computed ones": ({"positions": [4, 0]}, "positions[0]"),
+    "a position past the pool": ({"positions": [3, 384]}, "positions[1]"),
+    "a row that ends past the pool": ({"positions": [3, 380]}, "positions[1]"),
+    "token_counts too short": ({"token_counts": [0]}, "token_counts"),
+    "token_ids without counts": ({"token_ids": [1]}, "token_ids"),
+    "fewer token_ids than counted": ({"token_counts": [0, 1]}, "token_ids"),
+    "a token id out of range": ({"token_counts": [0, 1], "token_ids": [259]}, "token_ids[0]"),
+    "more tokens than a sequence has": (
+        {"token_counts": [0, 376], "token_ids": [1] * 376},
+        "token_counts[1]",
+    ),
+    "new_block_counts too long": ({"new_block_counts": [0, 1, 0]}, "new_block_counts"),
+    "more new_block_ids than counted": ({"new_block_ids": [18, 19]}, "new_block_ids"),
+    "a count beyond any table": ({"new_block_counts": [0, HUGE]}, "new_block_ids"),
+    "a new block out of range": ({"new_block_ids": [96]}, "new_block_ids[0]"),
+    "a table too short": (
+        {"new_block_counts": [], "new_block_ids": []},
+        "new_block_counts[1]",
+    ),
+    "a table too long": (
+        {"new_block_counts": [0, 95], "new_block_ids": list(range(1, 96))},
+        "new_block_counts[1]",
+    ),
+    "a block written by two rows": ({"new_block_ids": [0]}, "new_block_ids"),
+    "a block at two places of one table": ({"new_block_ids": [16]}, "new_block_ids"),
+    "a sampled row out of range": ({"sampled_rows": [0, 2]}, "sampled_rows[1]"),
+    "a row sampled twice into one slot": ({"sampled_rows": [1, 1]}, "sampled_rows[1]"),
+    "more samples than rows fit": ({"sampled_rows": [0] * 7}, "sampled_rows"),
+    "a row sampled before its last token": ({"query_lens": [1, 8]}, "sampled_rows[1]"),
+    "sampled_slots too short": ({"sampled_slots": [0]}, "sampled_slots"),
+    "a sampled slot out of range": ({"sampled_slots": [0, 8]}, "sampled_slots[1]"),
+    "a sampled slot not started": ({"sampled_slots": [0, 5]}, "sampled_slots[1]"),
+    "a sampled slot twice": ({"sampled_slots": [0, 0]}, "sampled_slots[1]"),
+    "a sample into a slot with a row": ({"sampled_slots": [2, 0]}, "sampled_slots[0]"),
+    "a sample into a slot of another length": ({"sampled_slots": [0, 1]}, "sampled_slots[1]"),
+    "a released slot out of range": ({"released": [8]}, "released[0]"),
+    "a row of a slot just released": ({"released": [0]}, "slots[0]"),
+    "a started slot out of range": (with_start(slot=8), "starts[0].slot"),
+    "a slot started twice": (
+        {"starts": [start(2, b"third one", [16, 17])] * 2},
+        "starts[1].slot",
+    ),
+    "a start without tokens": (with_start(token_ids=[]), "starts[0].token_ids"),
+    "a start with too many tokens": (with_start(token_ids=[1] * 385), "starts[0].token_ids"),
+    "a start with a wrong token": (
+        with_start(token_ids=[*b"third on", 259]),
+        "starts[0].token_ids[8]",
+    ),
+    "a start without a prompt": (with_start(num_prompt_tokens=0), "starts[0].num_prompt_tokens"),
+    "a prompt longer than its start": (
+        with_start(num_prompt_tokens=10),
+        "starts[0].num_prompt_tokens",
+    ),
+    "a start with a wrong block": (with_start(block_ids=[96]), "starts[0].block_ids[0]"),
+    "a start with too many blocks": (with_start(block_ids=[1] * 97), "starts[0].block_ids"),
+    "a negative temperature": (sampling(temperature=-0.5), "starts[0].sampling.temperature"),
+    "an infinite temperature": (
+        sampling(temperature=float("inf")),
+        "starts[0].sampling.temperature",
+    ),
+    "a temperature that is no number": (
+        sampling(temperature=float("nan")),
+        "starts[0].sampling.temperature",
+    ),
+    "top_p zero": (sampling(top_p=0.0), "starts[0].sampling.top_p"),
+    "top_p above one": (sampling(top_p=1.5), "starts[0].sampling.top_p"),
+    "top_p that is no number": (sampling(top_p=float("nan")), "starts[0].sampling.top_p"),
+    "a copy of a slot out of range": (copy(slot=8), "copies[0].slot"),
+    "a copy of a slot not started": (copy(slot=5), "copies[0].slot"),
+    "a copy past the table": (copy(index=2), "copies[0].logical_index"),
+    "a copy of a block not in that place": (copy(source=1), "copies[0].source_block"),
+    "a copy from outside the pool": (copy(source=96), "copies[0].source_block"),
+    "a copy to outside the pool": (copy(destination=96), "copies[0].destination_block"),
+    "a copy onto itself": (copy(destination=0), "copies[0].destination_block"),
+    "a copy into another row's block": (
+        copy(index=1, source=1, destination=16),
+        "copies[0].destination_block",
+    ),
+    "log-probabilities of no row": (
+        {"prompt_logprobs": [compute_pb2.PromptLogprobsRequest(row=2)]},
+        "prompt_logprobs[0].row",
+    ),
+    "log-probabilities of a row twice": (
+        {"prompt_logprobs": [compute_pb2.PromptLogprobsRequest(row=1)] * 2},
+        "prompt_logprobs[1].row",
+    ),
+}
+
+UNSUPPORTED = {
+    "swap_out": ({"swap_out": [compute_pb2.BlockMove()]}, "swap_out"),
+    "swap_in": ({"swap_in": [compute_pb2.BlockMove()]}, "swap_in"),
+    "constraints": ({"constraints": [compute_pb2.RowConstraint()]}, "constraints"),
+    "digest_blocks": ({"digest_blocks": [0]}, "digest_blocks"),
+    "top_k": (sampling(top_k=3), "starts[0].sampling.top_k"),
+    "min_p": (sampling(min_p=0.1), "starts[0].sampling.min_p"),
+    "repetition_penalty": (
+        sampling(repetition_penalty=1.1),
+        "starts[0].sampling.repetition_penalty",
+    ),
+    "presence_penalty": (sampling(presence_penalty=1), "starts[0].sampling.presence_penalty"),
+    "frequency_penalty": (sampling(frequency_penalty=1), "starts[0].sampling.frequency_penalty"),
+    "logit_bias": (
+        sampling(logit_bias=[compute_pb2.LogitBias(token_id=1, bias=1)]),
+        "starts[0].sampling.logit_bias",
+    ),
+    "num_logprobs": (sampling(num_logprobs=0), "starts[0].sampling.num_logprobs"),
+    "alternatives of prompt tokens": (
+        {"prompt_logprobs": [compute_pb2.PromptLogprobsRequest(row=1, num_logprobs=2)]},
+        "prompt_logprobs[0].num_logprobs",
+    ),
+}
+
+CASES = [
+    pytest.param(parts, field, wanted, id=name)
+    for table, wanted in (
+        (INVALID, compute_pb2.REFUSAL_REASON_INVALID_BATCH),
+        (UNSUPPORTED, compute_pb2.REFUSAL_REASON_UNSUPPORTED),
+    )
+    for name, (parts, field) in table.items()
+]
+
+
+def prepared_controller(plane: Harness) -> Controller:
+    controller = plane.open()
+    controller.run(
+        starts=[start(0, b"one", [0, 1]), start(1, b"two!", [8, 9])],
+        slots=[0, 1],
+        query_lens=[3, 4],
+        positions=[0, 0],
+        sampled_rows=[0, 1],
+    )
+    return controller
+
+
+@pytest.fixture(scope="module")
+def sound_tokens(shared_plane: Harness) -> list[int]:
+    return prepared_controller(shared_plane).run(**sound_parts())
+
+
+def test_the_batch_the_table_starts_from_is_sound(sound_tokens: list[int]):
+    assert len(sound_tokens) == 2
+
+
+@pytest.mark.parametrize(("parts", "field", "wanted"), CASES)
+def test_a_malformed_batch_is_refused_and_changes_nothing(
+    shared_plane: Harness, sound_tokens: list[int], parts: dict, field: str, wanted: int
+):
+    controller = prepared_controller(shared_plane)
+    pool = shared_plane.executor.pool.copy()
+    bad = {**sound_parts(), **parts}
+    with controller.stream() as stream:
+        stream.send(controller.batch(**bad))
+        output = stream.receive()
+        assert output.refusal.reason == wanted
+        assert output.refusal.field == field
+        assert field.partition("[")[0] in output.refusal.message or "block" in field
+        assert output.refusal.message
+        assert not output.sampled_token_ids
+    with pytest.raises(grpc.RpcError) as caught:
+        controller.execute_one(controller.batch(**bad))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert violated_fields(caught.value) == [field]
+    assert reason(caught.value) in ("INVALID_BATCH", "UNSUPPORTED")
+    assert (shared_plane.executor.pool == pool).all()
+    assert controller.run(**sound_parts()) == sound_tokens

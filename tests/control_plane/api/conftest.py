@@ -1,0 +1,96 @@
+"""A control plane process in front of the fake compute plane of `tests/control_plane`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos.hetero.inference.v1 import inference_pb2_grpc
+
+ROOT = Path(__file__).parents[3]
+
+
+class Process:
+    """`python -m control_plane`; `ready()` waits for its line, `stderr` is known once it ended."""
+
+    def __init__(self, *flags: str) -> None:
+        self._ready, write = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "control_plane", *flags, f"--ready-fd={write}"],
+            pass_fds=[write],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        os.close(write)
+        self.address = ""
+
+    def ready(self, timeout_s: float = 30.0) -> str:
+        """The address it serves on; empty if it ended instead."""
+        readable, _, _ = select.select([self._ready], [], [], timeout_s)
+        assert readable, "not ready in time"
+        self.address = os.read(self._ready, 4096).decode().removeprefix("READY ").strip()
+        return self.address
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> tuple[int, str]:
+        _, stderr = self.process.communicate(timeout=30)
+        return self.process.returncode, stderr
+
+    def close(self) -> None:
+        os.close(self._ready)
+        if self.process.poll() is None:
+            self.process.kill()
+        with contextlib.suppress(ValueError):
+            self.process.communicate(timeout=10)
+
+
+@pytest.fixture(scope="session")
+def start_control_plane():
+    def start(plane, *flags: str) -> Process:
+        return Process(f"--compute={plane.address}", "--grpc-port=0", "--log-format=json", *flags)
+
+    return start
+
+
+@pytest.fixture
+def launch(fake_plane, start_control_plane):
+    processes = []
+
+    def start(*flags: str) -> Process:
+        processes.append(start_control_plane(fake_plane, *flags))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.close()
+
+
+@pytest.fixture
+def control_plane(launch):
+    process = launch()
+    process.ready()
+    return process
+
+
+@pytest.fixture
+def channel(control_plane):
+    with grpc.insecure_channel(control_plane.address) as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(channel):
+    return inference_pb2_grpc.InferenceServiceStub(channel)

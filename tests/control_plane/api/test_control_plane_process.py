@@ -1,0 +1,237 @@
+"""The control plane process: how it starts, and all the ways in which it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from control_plane.__main__ import main
+from protos.hetero.inference.v1 import inference_pb2 as pb
+from protos.hetero.inference.v1 import inference_pb2_grpc
+
+
+def generate(stub, **kwargs):
+    sampling = pb.SamplingParams(seed=0, **kwargs)
+    return stub.GenerateStream(pb.GenerateRequest(text="hello", sampling=sampling))
+
+
+def health(channel, service=""):
+    request = health_pb2.HealthCheckRequest(service=service)
+    return health_pb2_grpc.HealthStub(channel).Check(request, timeout=10).status
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_it_listens_not_serving_until_the_compute_plane_comes(launch, fake_plane):
+    fake_plane.kill()
+    port = free_port()
+    process = launch(f"--grpc-port={port}")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=20)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            list(generate(inference_pb2_grpc.InferenceServiceStub(channel)))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        fake_plane.start()
+        assert process.ready() == f"127.0.0.1:{port}"
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(
+    control_plane, channel, stub, fake_plane, expected
+):
+    fake_plane.may_run.clear()
+    running = generate(stub, max_tokens=30)
+    assert next(running).WhichOneof("event") == "started"
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    control_plane.terminate()
+    assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.RpcError) as caught:
+        list(generate(stub))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "shutting down" in caught.value.details()
+    watch.cancel()
+    fake_plane.may_run.set()
+    events = list(running)
+    assert "".join(event.delta.text for event in events) == expected("hello", 30)
+    assert events[-1].WhichOneof("event") == "finished"
+    assert control_plane.wait()[0] == 0
+
+
+def test_a_full_queue_is_exhausted_and_says_when_to_retry(launch, fake_plane):
+    process = launch("--max-queued-requests=1", "--max-num-seqs=1")
+    request = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(max_tokens=5))
+    fake_plane.may_run.clear()
+    with grpc.insecure_channel(process.ready()) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        held = [stub.GenerateStream(request) for _ in range(2)]
+        assert [next(stream).WhichOneof("event") for stream in held] == ["started"] * 2
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.GenerateStream(request))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        retry = error_details_pb2.RetryInfo()
+        (packed,) = (
+            d for d in rpc_status.from_call(caught.value).details if d.Is(retry.DESCRIPTOR)
+        )
+        packed.Unpack(retry)
+        assert retry.retry_delay.seconds == 1
+        fake_plane.may_run.set()
+        assert [len(list(stream)) > 1 for stream in held] == [True, True]
+
+
+def test_requests_beyond_the_shutdown_timeout_end_unavailable(launch, fake_plane):
+    process = launch("--shutdown-timeout=0.05")
+    with grpc.insecure_channel(process.ready()) as channel:
+        fake_plane.may_run.clear()
+        running = generate(inference_pb2_grpc.InferenceServiceStub(channel), max_tokens=30)
+        next(running)
+        process.terminate()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(running)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert process.wait()[0] == 0
+    fake_plane.may_run.set()
+
+
+def test_sigterm_before_the_compute_plane_came_ends_it_in_order(launch, fake_plane):
+    fake_plane.kill()
+    port = free_port()
+    process = launch(f"--grpc-port={port}")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        grpc.channel_ready_future(channel).result(timeout=20)
+        process.terminate()
+        assert process.wait()[0] == 0
+    fake_plane.start()
+
+
+def test_the_end_of_its_parent_ends_it(fake_plane):
+    read, write = os.pipe()
+    os.set_inheritable(read, True)
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "control_plane", f"--compute={fake_plane.address}",
+            "--grpc-port=0", f"--lifeline-fd={read}",
+        ],
+        pass_fds=[read],
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(read)
+    os.close(write)
+    assert process.wait(timeout=30) == 0
+
+
+def test_a_taken_port_is_one_clear_line(launch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, stderr = launch(f"--grpc-port={port}").wait()
+    assert code == 2
+    assert f"cannot listen on 127.0.0.1:{port}: it is in use" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_socket_somebody_listens_on_is_not_taken_from_him(launch, tmp_path):
+    path = tmp_path / "taken.sock"
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(path))
+        taken.listen()
+        code, stderr = launch(f"--listen=unix:{path}").wait()
+    assert code == 2
+    assert f"cannot listen on unix:{path}: it is in use" in stderr
+    first = launch(f"--listen=unix:{path}")
+    assert first.ready() == f"unix:{path}"  # a dead socket file is no obstacle
+
+
+def test_a_fenced_control_plane_ends_with_a_fault(control_plane, stub, fake_plane):
+    fake_plane.other_session = 99
+    with pytest.raises(grpc.RpcError) as caught:
+        list(generate(stub))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    code, stderr = control_plane.wait()
+    assert code == 1
+    last = json.loads(stderr.splitlines()[-1])
+    assert "another control plane took over" in last["error"]
+    assert "Traceback" not in stderr
+
+
+def test_a_plane_of_another_model_ends_it_loudly(control_plane, fake_plane):
+    fake_plane.kill()
+    fake_plane.model = "other"
+    fake_plane.start()
+    code, stderr = control_plane.wait()
+    assert code == 1
+    assert "another model: 'other', it was 'fake'" in stderr
+
+
+def test_log_lines_carry_the_request_id_and_no_prompt(launch):
+    process = launch("--log-level=debug")
+    with grpc.insecure_channel(process.ready()) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        started = next(iter(generate(stub, max_tokens=3))).started
+        list(generate(stub, max_tokens=3))
+    process.terminate()
+    _, stderr = process.wait()
+    lines = [json.loads(line) for line in stderr.splitlines()]
+    assert any(line.get("request_id") == started.request_id for line in lines)
+    assert {line["plane"] for line in lines} == {"control"}
+    assert "hello" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "compute (from --compute or HETERO_COMPUTE) is required"),
+        (["--compute=nowhere"], "compute: expected unix:PATH or HOST:PORT, got 'nowhere'"),
+        (["--compute=10.0.0.1:7"], "--allow-insecure"),
+        (["--compute=unix:x", "--grpc-host=0.0.0.0"], "listen: 0.0.0.0:50051 can be reached"),
+        (["--compute=unix:x", "--max-batch-size=0"], "max_batch_size (from --max-batch-size)"),
+        (["--compute=unix:x", "--memory-threshold=nan"], "must be finite, got 'nan'"),
+        (["--compute=unix:x", "--pipeline-depth=3"], "at most 2, got 3"),
+    ],
+)
+def test_a_bad_configuration_is_one_line_and_exit_code_2(capsys, monkeypatch, flags, said):
+    monkeypatch.delenv("HETERO_COMPUTE", raising=False)
+    assert main(flags) == 2
+    stderr = capsys.readouterr().err
+    assert said in stderr
+    assert stderr.count("\n") == 1
+
+
+def test_environment_and_file_and_flags_override_in_that_order(tmp_path, monkeypatch):
+    from control_plane.config import load_config
+
+    file = tmp_path / "config.json"
+    values = {"max_batch_size": 5, "max_num_seqs": 6, "max_model_len": 7, "block_size": 16}
+    file.write_text(json.dumps(values | {"max_bach_size": 1}))
+    monkeypatch.setenv("HETERO_MAX_NUM_SEQS", "60")
+    monkeypatch.setenv("HETERO_MAX_MODEL_LEN", "70")
+    loaded = load_config([f"--config={file}", "--max-model-len=700", "--compute=unix:/x"])
+    config = loaded.config
+    assert (config.max_batch_size, config.max_num_seqs, config.max_model_len) == (5, 60, 700)
+    assert loaded.unknown_keys == ("max_bach_size",)
+
+
+def test_two_interrupts_cut_the_shutdown_short(control_plane, stub, fake_plane):
+    fake_plane.may_run.clear()
+    running = generate(stub, max_tokens=30)
+    next(running)
+    control_plane.process.send_signal(signal.SIGINT)
+    with pytest.raises(grpc.RpcError):  # it drains: the second one is a second one
+        list(generate(stub))
+    control_plane.process.send_signal(signal.SIGINT)
+    assert control_plane.wait()[0] == 0
+    fake_plane.may_run.set()

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+import control_plane
+from control_plane.api.status import STATUS_OF, describe_error, describe_fault, status_code
+from control_plane.errors import PromptTooLongError, QueueFullError
+from planes.errors import EngineError, ValidationError
+
+
+def every_error_class():
+    """All EngineError classes of this plane and of `planes`, modules not imported yet included."""
+    for module in pkgutil.walk_packages(control_plane.__path__, "control_plane."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found, todo = set(), [EngineError]
+    while todo:
+        cls = todo.pop()
+        found.add(cls)
+        todo.extend(cls.__subclasses__())
+    return {cls for cls in found if cls.__module__.startswith(("planes.", "control_plane."))}
+
+
+def test_every_error_class_has_a_row_of_its_own():
+    assert every_error_class() == set(STATUS_OF)
+
+
+def test_a_users_subclass_takes_the_row_of_its_nearest_ancestor():
+    class MyPromptTooLongError(PromptTooLongError):
+        pass
+
+    assert status_code(MyPromptTooLongError("x")) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def unpack(failure, *kinds):
+    ((key, value),) = failure.trailing_metadata
+    assert key == "grpc-status-details-bin"
+    status = status_pb2.Status.FromString(value)
+    assert (status.code, status.message) == (failure.code.value[0], failure.message)
+    found = []
+    for kind in kinds:
+        (packed,) = (d for d in status.details if d.Is(kind.DESCRIPTOR))
+        message = kind()
+        packed.Unpack(message)
+        found.append(message)
+    assert len(status.details) == len(kinds)
+    return found
+
+
+def test_a_field_becomes_a_violation_with_its_path_in_the_request():
+    failure = describe_error(ValidationError("top_p is 7", field="top_p"))
+    info, bad = unpack(failure, error_details_pb2.ErrorInfo, error_details_pb2.BadRequest)
+    assert info.reason == "INVALID_REQUEST"
+    assert [(v.field, v.description) for v in bad.field_violations] == [
+        ("sampling.top_p", "top_p is 7")
+    ]
+
+
+def test_a_passing_state_says_when_to_retry():
+    failure = describe_error(QueueFullError("full"))
+    _, retry = unpack(failure, error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)
+    assert retry.retry_delay.seconds == 1
+
+
+def test_a_fault_of_ours_tells_the_client_only_where_to_look():
+    failure = describe_fault("abc")
+    (info,) = unpack(failure, error_details_pb2.ErrorInfo)
+    assert failure.code is grpc.StatusCode.INTERNAL
+    assert info.metadata["request_id"] == "abc"
+
+
+@pytest.mark.parametrize("code", sorted({code.name for code in STATUS_OF.values()}))
+def test_codes_are_those_of_the_design(code):
+    assert code in {
+        "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+        "UNAVAILABLE", "INTERNAL",
+    }  # fmt: skip

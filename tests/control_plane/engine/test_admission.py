@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core.generation_params import GenerationParams
+from control_plane.engine.admission import Admission, PromptLimits
+from control_plane.errors import PromptTooLongError
+from control_plane.text.simple_tokenizer import SimpleTokenizer
+from planes.errors import ValidationError
+
+
+@pytest.fixture
+def admission():
+    return Admission(SimpleTokenizer(), PromptLimits(20, 259), eos_token_ids=(257,))
+
+
+def test_requests_are_numbered_and_stamped_and_get_a_seed_of_their_own(admission):
+    first, second = (
+        admission.make_request([1], GenerationParams(max_tokens=3), arrival_time=t)
+        for t in (1.0, 2.0)
+    )
+    assert (first.id, second.id) == (1, 2)
+    assert (first.arrival_time, second.arrival_time) == (1.0, 2.0)
+    assert first.params.seed != second.params.seed
+    assert first.eos_token_ids == {257}
+
+
+def test_a_given_seed_stays(admission):
+    params = GenerationParams(max_tokens=3, seed=0)
+    assert admission.make_request([1], params, arrival_time=0.0).params.seed == 0
+
+
+def test_prompt_and_completion_may_fill_the_model_length_and_no_more(admission):
+    params = GenerationParams(max_tokens=15)
+    assert admission.make_request([1] * 5, params, arrival_time=0.0).max_total_len == 20
+    with pytest.raises(PromptTooLongError, match=r"\(6 tokens\).*\(15\) = 21.*\(20\)"):
+        admission.make_request([1] * 6, params, arrival_time=0.0)
+
+
+@pytest.mark.parametrize("bad", [-1, 259, 2**40])
+def test_token_ids_outside_of_the_vocabulary_are_refused(admission, bad):
+    with pytest.raises(ValidationError, match=f"0 to 258, got {bad} at index 2"):
+        admission.make_request([1, 2, bad], GenerationParams(max_tokens=3), arrival_time=0.0)
+
+
+def test_a_text_too_long_to_be_a_prompt_is_refused_before_it_is_tokenized(admission):
+    limit = 20 * 64
+    assert len(admission.tokenize("x" * limit)) == limit
+    for text in ("x" * (limit + 1), "你" * (limit // 3 + 1)):
+        with pytest.raises(PromptTooLongError, match=f"at most {limit} are taken"):
+            admission.tokenize(text)
+
+
+def test_an_empty_text_is_refused(admission):
+    with pytest.raises(ValidationError, match="must not be empty"):
+        admission.tokenize("")

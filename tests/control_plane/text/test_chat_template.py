@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from control_plane.text.chat_template import ChatTemplate
+from planes.errors import TokenizationError
+
+CHATML = """{% for message in messages %}{% if loop.first and message['role'] != 'system' %}
+{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}
+{% endif %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}
+{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+def user(content):
+    return [{"role": "user", "content": content}]
+
+
+def reference(source, messages, **kwargs):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered, _ = render_jinja_template([messages], chat_template=source, **kwargs)
+    return rendered[0]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        CHATML,
+        "{{ bos_token }}{{ messages | tojson }}{{ tools | tojson(indent=2) }}",
+        "{% for m in messages %}\n    {%- if m.role == 'system' %}{% continue %}{% endif %}\n"
+        "  {{ m.content | trim }}\n{% endfor %}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+        "{% endfor %}{{ ns.n }}",
+    ],
+)
+def test_it_renders_what_transformers_renders(source):
+    messages = [
+        {"role": "system", "content": "Be <kind> & 'brief'."},
+        *user(" 你好 👋 "),
+        {"role": "assistant", "content": "Hi"},
+    ]
+    ours = ChatTemplate(source, bos_token="<s>", eos_token="</s>").render(messages)
+    theirs = reference(
+        source, messages, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
+    )
+    assert ours == theirs
+
+
+def test_a_template_may_refuse_a_conversation():
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(TokenizationError, match="roles must alternate"):
+        template.render(user("x"))
+
+
+def test_a_template_may_ask_for_the_date():
+    assert len(ChatTemplate("{{ strftime_now('%Y') }}").render(user("x"))) == 4
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ self._TemplateReference__context }}{{ cycler.__init__.__globals__ }}",
+        "{{ undefined.attribute }}",
+        "{{ 1 // 0 }}",
+    ],
+)
+def test_a_hostile_or_broken_template_ends_in_a_typed_error(source):
+    with pytest.raises(TokenizationError):
+        ChatTemplate(source).render(user("x"))
+
+
+def test_a_template_that_is_no_template_is_refused_when_loaded():
+    with pytest.raises(TokenizationError, match="chat template is invalid"):
+        ChatTemplate("{% for %}")
+
+
+def test_a_template_that_never_ends_is_cut_off(monkeypatch):
+    monkeypatch.setattr("control_plane.text.chat_template.MAX_RENDERED_CHARACTERS", 1000)
+    with pytest.raises(TokenizationError, match="at most 1000 characters"):
+        ChatTemplate("{% for i in range(99999) %}xxxxxxxxxx{% endfor %}").render(user("x"))

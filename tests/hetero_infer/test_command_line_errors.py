@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from hetero_infer.cli import main
+from hetero_infer.config import ALL_CONFIGS
+from planes.settings import settings_of
+
+
+@pytest.fixture(autouse=True)
+def _no_own_environment(monkeypatch):
+    for cls in ALL_CONFIGS:
+        for item in settings_of(cls):
+            monkeypatch.delenv(item.env, raising=False)
+    monkeypatch.delenv("HETERO_CONFIG", raising=False)
+
+
+def refused(capsys, *argv: str) -> str:
+    """Run a command line that must fail before anything is started; its one line."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line.removeprefix("hetero-infer: error: ")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--max-tokens", "0", "max_tokens (from --max-tokens) must be at least 1, got 0"),
+        ("--max-tokens", "-5", "max_tokens (from --max-tokens) must be at least 1, got -5"),
+        ("--temperature", "nan", "temperature (from --temperature) must be finite, got 'nan'"),
+        ("--temperature", "2.1", "temperature (from --temperature) must be at most 2.0, got 2.1"),
+        ("--temperature", "-0.1", "temperature (from --temperature) must be at least 0, got -0.1"),
+        ("--top-p", "0", "top_p (from --top-p) must be greater than 0, got 0"),
+        ("--top-p", "1.5", "top_p (from --top-p) must be at most 1, got 1.5"),
+        ("--seed", "x", "seed (from --seed) must be an integer, got 'x'"),
+        ("--block-size", "0", "block_size (from --block-size) must be at least 1, got 0"),
+        ("--memory-threshold", "inf", "memory_threshold (from --memory-threshold) must be finite"),
+        ("--dtype", "int1", "dtype (from --dtype) must be one of auto, float32, bfloat16"),
+        ("--executor", "none", "executor must be auto, cpu, simulated or module:attribute"),
+    ],
+)
+def test_a_bad_flag_is_one_line_with_key_and_value_and_status_2(capsys, flag, value, message):
+    assert refused(capsys, "--input", "x", flag, value).startswith(message)
+
+
+@pytest.mark.parametrize("command", [["serve"], ["--serve"]])
+def test_serve_refuses_bad_values_too(capsys, command):
+    line = refused(capsys, *command, "--grpc-port", "70000")
+    assert line == "grpc_port (from --grpc-port) must be at most 65535, got 70000"
+    assert "can be reached" in refused(capsys, *command, "--grpc-host", "0.0.0.0")
+
+
+def test_a_bad_variable_and_a_bad_key_are_named_together(capsys, tmp_path, monkeypatch):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"memory_threshold": math.nan}))
+    monkeypatch.setenv("HETERO_BLOCK_SIZE", "sixteen")
+    line = refused(capsys, "--config", str(path), "--input", "x")
+    assert "block_size (from HETERO_BLOCK_SIZE) must be an integer, got 'sixteen'" in line
+    assert f"memory_threshold (from {path}) must be finite, got nan" in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "nothing to do: give --input TEXT"),
+        (["--input", ""], "input must not be empty, got ''"),
+        (["--input", "\udcff"], "input is not valid UTF-8"),
+        (["--max-tokenz", "3"], "No such option: --max-tokenz"),
+        (["--input"], "Option '--input' requires an argument"),
+        (["surprise"], "No such command 'surprise'"),
+        (["--config", "/does/not/exist.json"], "config file /does/not/exist.json: No such file"),
+    ],
+)
+def test_a_command_line_that_asks_for_nothing_possible_is_one_line(capsys, argv, message):
+    assert refused(capsys, *argv).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--input", "x", "--grpc-port", "5"], "--grpc-port only means something to `serve`"),
+        (["--input", "x", "--compute", "unix:a"], "--compute only means something to `serve`"),
+        (["--serve", "--input", "x"], "--input means nothing to `serve`"),
+        (["--top-p", "0.5", "serve"], "--top-p means nothing to `serve`"),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(capsys, argv, message):
+    assert refused(capsys, *argv).startswith(message)
+
+
+def test_an_unknown_key_of_the_file_is_a_warning_by_name(capsys, tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{"block_sise": 3, "max_tokens": 0}')
+    assert main(["--config", str(path), "--input", "x"]) == 2
+    warning, error = capsys.readouterr().err.splitlines()
+    assert warning == f"hetero-infer: warning: {path}: unknown key 'block_sise' is ignored"
+    assert error.endswith("must be at least 1, got 0")
+
+
+def test_flags_before_the_command_serve_count_and_those_after_it_count_more(capsys):
+    assert "got 70001" in refused(capsys, "--grpc-port", "70001", "serve")
+    assert "got 70002" in refused(capsys, "--grpc-port", "70001", "serve", "--grpc-port", "70002")
+
+
+def test_the_help_shows_every_flag_whole_with_its_default(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    shown = set(text.split())
+    for cls in ALL_CONFIGS:
+        for item in settings_of(cls):
+            assert item.flag in shown or item.name in ("ready_fd", "lifeline_fd"), item.flag
+    for flag in ("--config", "--json", "--serve", "--version"):
+        assert flag in shown
+    for default in ("(default 1024)", "(default 0.9)", "(default 50051)"):
+        assert default in text
+
+
+def test_the_version_is_that_of_the_distribution(capsys):
+    assert main(["--version"]) == 0
+    name, version = capsys.readouterr().out.split()
+    assert name == "hetero-infer"
+    assert version[0].isdigit()
+
+
+@pytest.mark.parametrize("plane", ["control-plane", "compute-plane"])
+def test_a_planes_arguments_are_its_own(capsys, plane):
+    with pytest.raises(SystemExit) as caught:
+        main([plane, "--help"])
+    assert caught.value.code == 0
+    assert "--lifeline-fd" in capsys.readouterr().out

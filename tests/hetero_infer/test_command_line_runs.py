@@ -1,0 +1,268 @@
+"""The command as users run it: real processes, with the simulated executor in the compute plane."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from control_plane.core.generation_params import GenerationParams
+from hetero_infer.client import Delta, InferenceClient
+from hetero_infer.config import EngineConfig, child_environment
+from hetero_infer.local_planes import start_compute_plane
+from planes.address import Address, parse_address
+
+COMMAND = [sys.executable, "-P", "-m", "hetero_infer"]
+SIMULATED = ["--executor", "simulated"]
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def environ(tmp_path) -> dict[str, str]:
+    """Children import this tree, and their private directories can be counted."""
+    return {**child_environment(), "TMPDIR": str(tmp_path)}
+
+
+def run(environ, *argv: str) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [*COMMAND, *argv],
+        env=environ,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert private_directories(environ) == []
+    return result
+
+
+def private_directories(environ) -> list[Path]:
+    return list(Path(environ["TMPDIR"]).glob("hetero-*"))
+
+
+def processes_of(group: str) -> list[str]:
+    """Command lines that mention a directory: the planes of one run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            line = (entry / "cmdline").read_bytes().decode(errors="replace")
+            if entry.name.isdigit() and group in line:
+                found.append(line)
+    return found
+
+
+def test_one_text_has_the_header_the_text_the_count_and_the_speed(environ):
+    result = run(environ, "--input", "你好,世界!", "--max-tokens", "12", "--seed", "3", *SIMULATED)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert re.fullmatch(
+        r"""Heterogeneous Inference System
+==============================
+Configuration:
+  Block size: 16
+  Max blocks: 1024
+  Max batch size: 32
+  Max sequences: 256
+  Model: simulated .*
+  Executor: simulated on .*
+
+Input: 你好,世界!
+Generating up to 12 tokens\.\.\.
+
+Output: [\w .]{12}
+Tokens generated: 12
+Speed: \d+\.\d tokens/s \(first token after \d\.\d\d s, \d+ prompt tokens\)
+""",
+        result.stdout,
+    )
+
+
+def test_json_is_one_object_and_the_same_seed_gives_the_same_text_as_the_plain_form(environ):
+    arguments = ["--input", "Hello", "--max-tokens", "9", "--seed", "5", "--ignore-eos", *SIMULATED]
+    result = run(environ, *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    (line,) = result.stdout.splitlines()
+    answer = json.loads(line)
+    assert bytes(answer["token_ids"]).decode() == answer["text"]
+    assert answer["finish_reason"] == "length"
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    assert set(answer["timings"]) == {
+        "startup_s",
+        "queue_s",
+        "time_to_first_token_s",
+        "total_s",
+        "tokens_per_second",
+    }
+    assert answer["seed"] == 5
+    assert run(environ, *arguments, "--quiet").stdout == answer["text"] + "\n"
+
+
+def test_what_the_server_refuses_is_one_line_with_both_numbers_and_status_2(environ):
+    result = run(
+        environ, "--input", "Hello", "--max-model-len", "10", "--max-tokens", "6", *SIMULATED
+    )
+    assert result.returncode == 2
+    assert result.stderr == (
+        "hetero-infer: error: prompt (5 tokens) + max_tokens (6) = 11 must be at most "
+        "max_model_len (10)\n"
+    )
+    assert "Output:" not in result.stdout
+
+
+def test_a_request_that_never_fits_into_the_pool_is_status_2(environ):
+    result = run(environ, "--input", "Hello", "--max-num-blocks", "2", "--json", *SIMULATED)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert re.fullmatch("hetero-infer: error: .*the pool has 2\n", result.stderr)
+
+
+def test_a_compute_plane_that_cannot_start_says_why_in_one_line(environ):
+    result = run(environ, "--input", "x", "--quiet", "--model", "/no/such/model.gguf")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("hetero-infer: error: the compute plane ended with status 2: ")
+    assert "/no/such/model.gguf" in line
+
+
+def test_a_configuration_file_and_variables_reach_the_planes(environ, tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{"executor": "simulated", "max_tokens": 3, "block_size": 8, "zebra": 1}')
+    environ["HETERO_MAX_NUM_BLOCKS"] = "77"
+    result = run(environ, "--config", str(path), "--input", "Hello")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == f"hetero-infer: warning: {path}: unknown key 'zebra' is ignored\n"
+    assert "Block size: 8\n  Max blocks: 77\n" in result.stdout
+    assert "Generating up to 3 tokens" in result.stdout
+
+
+@contextlib.contextmanager
+def started(environ, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*COMMAND, *argv],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        process_group=0,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ctrl_c(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the group
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "status"), [(ctrl_c, 130), (subprocess.Popen.terminate, 143)]
+)
+def test_a_signal_while_text_is_generated_ends_the_planes(environ, interrupt, status):
+    endless = ["--max-tokens", "30000", "--max-model-len", "40000", "--max-num-blocks", "4000"]
+    with started(environ, "--input", "x", "--ignore-eos", *endless, *SIMULATED) as process:
+        while not process.stdout.readline().startswith("Generating"):
+            pass
+        (directory,) = private_directories(environ)
+        assert len(processes_of(directory.name)) == 2
+        interrupt(process)
+        _, log = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, log) == (status, "")
+        assert processes_of(directory.name) == []
+        assert private_directories(environ) == []
+
+
+def test_output_that_nobody_reads_ends_the_planes(environ):
+    endless = ["--max-tokens", "30000", "--max-model-len", "40000", "--max-num-blocks", "4000"]
+    with started(environ, "--input", "x", "--ignore-eos", *endless, *SIMULATED) as process:
+        while not process.stdout.readline().startswith("Generating"):
+            pass
+        process.stdout.close()
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGPIPE
+        assert process.stderr.read() == ""
+        assert private_directories(environ) == []
+
+
+SERVING = re.compile(
+    r"Serving gRPC on (?P<address>\S+) \(control plane: pid (?P<control>\d+); "
+    r"compute plane: (pid (?P<compute>\d+) at )?(?P<compute_address>\S+)\)\n"
+)
+
+
+FORTY_TOKENS = GenerationParams(max_tokens=40, seed=1, ignore_eos=True)
+
+
+def generate(address: str) -> str:
+    with InferenceClient(parse_address(address)) as client:
+        events = client.generate_stream("Hello", FORTY_TOKENS)
+        return "".join(event.text for event in events if isinstance(event, Delta))
+
+
+def serving(process: subprocess.Popen[str]) -> re.Match[str]:
+    line = process.stdout.readline()
+    match = SERVING.fullmatch(line)
+    assert match is not None, line + process.stderr.read()
+    return match
+
+
+def test_serve_survives_its_compute_plane_and_ends_with_status_0_on_sigterm(environ):
+    with started(environ, "serve", "--grpc-port", "0", *SIMULATED) as process:
+        match = serving(process)
+        text = generate(match["address"])
+        assert text
+        os.kill(int(match["compute"]), signal.SIGKILL)
+        # The control plane takes requests meanwhile; they wait for the next compute plane.
+        assert generate(match["address"]) == text
+        process.terminate()
+        _, log = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        assert "hetero-infer: the compute plane was ended by SIGKILL; starting another one" in log
+        assert private_directories(environ) == []
+
+
+def test_serve_ends_with_a_fault_when_its_control_plane_dies(environ):
+    with started(environ, "--serve", "--grpc-port", "0", *SIMULATED) as process:
+        match = serving(process)
+        os.kill(int(match["control"]), signal.SIGKILL)
+        _, log = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert "hetero-infer: error: the control plane was ended by SIGKILL" in log
+        assert not Path(f"/proc/{match['compute']}").exists()
+        assert private_directories(environ) == []
+
+
+def test_serve_attaches_to_a_compute_plane_and_leaves_it_alone(environ, tmp_path):
+    address = Address(path=str(tmp_path / "compute.sock"))
+    with start_compute_plane(EngineConfig(executor="simulated"), address) as compute:
+        compute.wait_ready(PATIENCE_S)
+        flags = ["--compute", str(address), "--listen", f"unix:{tmp_path}/control.sock"]
+        with started(environ, "serve", *flags) as process:
+            match = serving(process)
+            assert match["compute"] is None
+            assert match["compute_address"] == str(address)
+            assert generate(match["address"])
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0
+        assert compute.is_running
+
+
+def test_serve_on_a_port_that_is_taken_is_a_fault_that_names_it(environ):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        result = run(environ, "serve", "--grpc-port", str(port), *SIMULATED)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+    assert "Traceback" not in result.stderr

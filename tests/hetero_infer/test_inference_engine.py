@@ -1,0 +1,327 @@
+"""The Python API, with the simulated executor: its text depends on every token of the sequence."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import weakref
+
+import pytest
+
+from hetero_infer import (
+    ConfigError,
+    EngineConfig,
+    EngineError,
+    GenerationParams,
+    InferenceEngine,
+    SimpleTokenizer,
+    ValidationError,
+)
+from hetero_infer.plane_process import PlaneStartError
+
+PATIENCE_S = 60.0
+SMALL = EngineConfig(executor="simulated", block_size=4, max_num_blocks=64, max_batch_size=5)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """One engine for many tests: small enough that requests queue, chunk and preempt."""
+    with InferenceEngine(
+        EngineConfig(
+            executor="simulated",
+            block_size=4,
+            max_num_blocks=64,
+            max_batch_size=5,
+            max_total_tokens=16,
+            max_model_len=200,
+        )
+    ) as engine:
+        yield engine
+
+
+REQUESTS = [
+    (
+        f"prompt {i} " + "x" * (i * 7 % 60),
+        GenerationParams(20 + i % 5 * 9, i % 3 * 0.8, 0.9, seed=i),
+    )
+    for i in range(24)
+]
+
+
+def run_alone(engine, prompt, params):
+    request_id = engine.submit_request(prompt, params)
+    (result,) = engine.run()
+    assert result.request_id == request_id
+    return result
+
+
+def test_requests_together_each_get_the_text_they_get_alone(engine):
+    ids = [engine.submit_request(prompt, params) for prompt, params in REQUESTS]
+    assert engine.has_pending_work()
+    together = {result.request_id: result for result in engine.run()}
+    assert not engine.has_pending_work()
+    assert sorted(together) == ids
+    assert engine.get_metrics().num_preemptions > 0
+    for request_id, (prompt, params) in zip(ids, REQUESTS, strict=True):
+        alone = run_alone(engine, prompt, params)
+        assert together[request_id].output_tokens == alone.output_tokens
+        assert together[request_id].output_text == alone.output_text
+
+
+def test_requests_may_join_between_steps(engine):
+    alone = [run_alone(engine, prompt, params) for prompt, params in REQUESTS[:6]]
+    ids, results = [], {}
+    for prompt, params in REQUESTS[:6]:
+        ids.append(engine.submit_request(prompt, params))
+        for _ in range(3):
+            results |= {result.request_id: result for result in engine.step()}
+    results |= {result.request_id: result for result in engine.run()}
+    assert [results[i].output_text for i in ids] == [result.output_text for result in alone]
+
+
+def test_a_result_says_what_was_generated(engine):
+    result = run_alone(engine, "Hello", GenerationParams(max_tokens=7, seed=1, ignore_eos=True))
+    assert result.success
+    assert result.error is None
+    assert result.finish_reason == "length"
+    assert result.generated_tokens == len(result.output_tokens) == 7
+    assert result.output_text == engine.tokenizer.decode(result.output_tokens)
+    assert result.duration > 0
+
+
+def test_a_prompt_may_be_token_ids(engine):
+    text, params = "Hello", GenerationParams(max_tokens=9, seed=4)
+    by_text = run_alone(engine, text, params)
+    by_tokens = run_alone(engine, list(text.encode()), params)
+    assert by_tokens.output_tokens == by_text.output_tokens
+
+
+def test_after_the_run_no_block_is_in_use_and_the_counts_add_up(engine):
+    before = engine.get_metrics()
+    ids = [engine.submit_request(prompt, params) for prompt, params in REQUESTS[:7]]
+    engine.step()
+    assert engine.get_memory_stats().used_blocks > 0
+    results = engine.run()
+    assert len(results) <= len(ids)
+    stats, after = engine.get_memory_stats(), engine.get_metrics()
+    assert (stats.total_blocks, stats.used_blocks, stats.free_blocks) == (64, 0, 64)
+    assert stats.num_sequences == 0
+    assert after.total_requests - before.total_requests == 7
+    assert after.completed_requests - before.completed_requests == 7
+    assert after.failed_requests == before.failed_requests
+    assert after.active_sequences == 0
+    assert after.memory_utilization == 0.0
+    assert after.average_latency_s > 0
+    assert after.tokens_per_second > 0
+
+
+def test_temperature_0_is_greedy_and_needs_no_seed(engine):
+    params = GenerationParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    assert run_alone(engine, "a", params).output_text == run_alone(engine, "a", params).output_text
+
+
+def test_the_limits_of_every_parameter_are_legal(engine):
+    for params in (
+        GenerationParams(max_tokens=1, temperature=2.0, top_p=1.0),
+        GenerationParams(max_tokens=199, temperature=0, top_p=1e-6),
+    ):
+        assert run_alone(engine, "a", params).success
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ("", GenerationParams(), "prompt must not be empty"),
+        ([], GenerationParams(), "prompt must have at least 1 token"),
+        ("a", GenerationParams(max_tokens=0), "max_tokens must be at least 1, got 0"),
+        ("a", GenerationParams(temperature=-0.1), "temperature must be in 0 to 2.0, got -0.1"),
+        ("a", GenerationParams(temperature=2.01), "temperature must be in 0 to 2.0, got 2.01"),
+        ("a", GenerationParams(temperature=float("nan")), "temperature .* got nan"),
+        ("a", GenerationParams(top_p=0.0), "top_p must be greater than 0 and at most 1, got 0.0"),
+        ("a", GenerationParams(top_p=1.1), "top_p must be greater than 0 and at most 1, got 1.1"),
+        ("aaa", GenerationParams(max_tokens=198), r"prompt \(3 .* \(198\) = 201 .* \(200\)"),
+        ([70000], GenerationParams(), "token ids must be 0 to 258, got 70000"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_said_at_once(engine, prompt, params, message):
+    with pytest.raises(ValidationError, match=message):
+        engine.submit_request(prompt, params)
+    assert not engine.has_pending_work()
+
+
+def test_a_cancelled_request_ends_as_such_and_leaves_the_others_alone(engine):
+    prompt, params = REQUESTS[3]
+    alone = run_alone(engine, prompt, params)
+    doomed = engine.submit_request("x", GenerationParams(max_tokens=150, ignore_eos=True))
+    kept = engine.submit_request(prompt, params)
+    engine.step()
+    engine.cancel_request(doomed)
+    results = {result.request_id: result for result in engine.run()}
+    assert results[kept].output_text == alone.output_text
+    assert not results[doomed].success
+    assert results[doomed].finish_reason == "cancelled"
+    assert results[doomed].error == "the request was cancelled"
+
+
+def test_a_request_that_never_fits_fails_and_the_others_do_not():
+    config = EngineConfig(executor="simulated", block_size=4, max_num_blocks=4)
+    with InferenceEngine(config) as engine:
+        doomed = engine.submit_request("x" * 40)
+        kept = engine.submit_request("x", GenerationParams(max_tokens=5))
+        results = {result.request_id: result for result in engine.run()}
+        assert results[kept].success
+        assert not results[doomed].success
+        assert "the pool has 4" in results[doomed].error
+
+
+def test_more_waiting_requests_than_allowed_are_refused():
+    config = EngineConfig(executor="simulated", max_queued_requests=2)
+    with InferenceEngine(config) as engine:
+        params = GenerationParams(max_tokens=3)
+        engine.submit_request("a", params)
+        engine.submit_request("b", params)
+        with pytest.raises(EngineError, match=r"max_queued_requests \(2\)"):
+            engine.submit_request("c", params)
+        assert len(engine.run()) == 2
+        engine.submit_request("c", params)
+        assert len(engine.run()) == 1
+
+
+def test_a_compute_plane_that_dies_is_replaced_and_nothing_is_lost(capsys):
+    params = GenerationParams(max_tokens=300, seed=9, ignore_eos=True)
+    with InferenceEngine(EngineConfig(executor="simulated")) as engine:
+        undisturbed = run_alone(engine, "Hello", params)
+        engine.submit_request("Hello", params)
+        for _ in range(40):
+            engine.step()
+        os.kill(engine._compute.pid, signal.SIGKILL)
+        (result,) = engine.run()
+        assert result.output_tokens == undisturbed.output_tokens
+    assert "the compute plane was ended by SIGKILL; starting another one" in capsys.readouterr().err
+
+
+def test_closing_ends_the_compute_plane_and_may_be_repeated():
+    engine = InferenceEngine(EngineConfig(executor="simulated"))
+    pid = engine._compute.pid
+    engine.submit_request("a", GenerationParams(max_tokens=500))
+    engine.step()
+    engine.close()
+    engine.close()
+    assert not os.path.exists(f"/proc/{pid}")
+    assert not engine.has_pending_work()
+    with pytest.raises(EngineError, match="closed"):
+        engine.submit_request("a")
+
+
+def test_an_engine_that_nobody_holds_ends_its_compute_plane():
+    engine = InferenceEngine(EngineConfig(executor="simulated"))
+    engine.submit_request("a", GenerationParams(max_tokens=5))
+    engine.run()
+    pid, alive = engine._compute.pid, weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert alive() is None
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_program_that_closes_nothing_leaves_nothing_behind_and_is_not_warned():
+    program = """
+        from hetero_infer import EngineConfig, GenerationParams, InferenceEngine
+        engine = InferenceEngine(EngineConfig(executor="simulated"))
+        request_id = engine.submit_request(
+            "Hello, world!", GenerationParams(max_tokens=50, temperature=0.8, top_p=0.95)
+        )
+        for result in engine.run():
+            assert result.request_id == request_id
+            print(result.generated_tokens > 0, engine._compute.pid)
+    """
+    result = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    is_generated, pid = result.stdout.split()
+    assert is_generated == "True"
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+class LetterTokenizer:
+    """Twenty-six letters, a space for everything else, and an end."""
+
+    vocab_size = 28
+    bos_token_id = None
+    eos_token_id = 27
+    pad_token_id = None
+
+    def encode(self, text):
+        return [ord(c) - 97 if "a" <= c <= "z" else 26 for c in text]
+
+    def decode(self, tokens):
+        return "".join(chr(97 + t) if t < 26 else " " for t in tokens if t != 27)
+
+
+EXECUTOR = """
+import numpy as np
+from compute_plane.executor.interface import ExecutionOutput
+
+class NextLetter:
+    '''Answers every letter with the one after it, and z with the end.'''
+
+    def __init__(self, context):
+        assert context.block_size == 4
+
+    def execute(self, batch):
+        last = np.cumsum(batch.query_lens)[batch.sampled_rows] - 1
+        tokens = batch.input_tokens[last] + 1
+        return ExecutionOutput(next_tokens=np.where(tokens > 25, 27, tokens).astype(np.int32))
+
+    def capture_decode_graph(self, batch_size):
+        pass
+
+    def execute_graph(self, batch):
+        return self.execute(batch)
+"""
+
+
+def test_a_custom_tokenizer_and_a_custom_executor_are_plugged_in(tmp_path, monkeypatch):
+    (tmp_path / "my_executor.py").write_text(EXECUTOR)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with InferenceEngine(
+        SMALL, tokenizer=LetterTokenizer(), executor="my_executor:NextLetter"
+    ) as engine:
+        result = run_alone(engine, "abc", GenerationParams(max_tokens=4, temperature=0))
+        assert result.output_text == "defg"
+        result = run_alone(engine, "xyz w", GenerationParams(max_tokens=9, temperature=0))
+        assert (result.output_text, result.finish_reason) == ("xyz", "stop")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"executor": "__main__:Mine"}, "cannot live in __main__"),
+        ({"tokenizer": object()}, "tokenizer: object has no .*decode.*encode.*vocab_size"),
+        ({"executor": "quantum"}, "executor must be"),
+        ({"config": EngineConfig(block_size=0)}, "block_size"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_started(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        InferenceEngine(**arguments)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused():
+    with pytest.raises(ConfigError, match="the tokenizer has 500 tokens, the model's logits only"):
+        InferenceEngine(SMALL, tokenizer=SimpleTokenizer(500))
+
+
+def test_a_compute_plane_that_cannot_start_says_why():
+    with pytest.raises(PlaneStartError) as caught:
+        InferenceEngine(SMALL, executor="no_such_module:Thing")
+    assert "no_such_module:Thing cannot be imported" in caught.value.output[-1]

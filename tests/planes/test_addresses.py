@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from planes.address import MAX_UNIX_PATH_BYTES, Address, parse_address
+from planes.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "target"),
+    [
+        ("unix:/run/a.sock", Address(path="/run/a.sock"), "unix:/run/a.sock"),
+        ("unix:///run/a.sock", Address(path="/run/a.sock"), "unix:/run/a.sock"),
+        ("unix:relative.sock", Address(path="relative.sock"), "unix:relative.sock"),
+        ("127.0.0.1:50051", Address(host="127.0.0.1", port=50051), "127.0.0.1:50051"),
+        ("[::1]:0", Address(host="::1", port=0), "[::1]:0"),
+        ("host.example:65535", Address(host="host.example", port=65535), "host.example:65535"),
+    ],
+)
+def test_an_address_is_parsed_and_spelled_the_same(text, address, target):
+    assert parse_address(text) == address
+    assert str(parse_address(text)) == target
+
+
+@pytest.mark.parametrize(
+    "text", ["", "unix:", "50051", ":50051", "host:", "host:65536", "host:-1", "host:x", "host:٣"]
+)
+def test_what_is_no_address_is_refused_by_key_and_value(text):
+    with pytest.raises(ConfigError) as caught:
+        parse_address(text, key="listen")
+    assert caught.value.field == "listen"
+    assert "listen" in caught.value.message
+
+
+def test_a_unix_path_of_the_longest_length_passes_and_one_byte_more_does_not():
+    longest = "/" + "a" * (MAX_UNIX_PATH_BYTES - 1)
+    assert parse_address("unix:" + longest).path == longest
+    with pytest.raises(ConfigError, match=f"at most {MAX_UNIX_PATH_BYTES} bytes, got 108"):
+        parse_address("unix:" + longest + "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_local"),
+    [
+        ("unix:/a", True),
+        ("localhost:1", True),
+        ("127.8.9.1:1", True),
+        ("[::1]:1", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("10.0.0.1:1", False),
+        ("host.example:1", False),
+    ],
+)
+def test_only_sockets_and_loopback_are_local(text, is_local):
+    assert parse_address(text).is_local is is_local

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+SCRIPT = """
+import logging, sys, threading
+import structlog
+from planes.logs import configure_logging
+configure_logging(plane="control", level=sys.argv[1], log_format=sys.argv[2])
+log = structlog.get_logger()
+log.debug("quiet")
+with structlog.contextvars.bound_contextvars(request_id="r-1"):
+    log.info("hello", step_id=3)
+thread = threading.Thread(target=lambda: log.warning("from a thread"))
+thread.start()
+thread.join()
+try:
+    raise ValueError("boom")
+except ValueError:
+    log.exception("failed")
+logging.getLogger("library").info("chatter")
+logging.getLogger("library").warning("a library's warning")
+"""
+
+
+def run(level: str, log_format: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, level, log_format],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert result.stdout == ""
+    return result.stderr
+
+
+def test_a_json_log_is_one_object_a_line_with_plane_level_time_and_bound_ids():
+    lines = run("info", "json").splitlines()
+    hello, thread, failed = (json.loads(line) for line in lines if line.startswith("{"))
+    assert hello["event"] == "hello"
+    assert hello["level"] == "info"
+    assert hello["request_id"] == "r-1"
+    assert hello["step_id"] == 3
+    assert hello["timestamp"].endswith("Z")
+    assert {hello["plane"], thread["plane"], failed["plane"]} == {"control"}
+    assert failed["exception"][0]["exc_value"] == "boom"
+    assert lines[-1] == "WARNING:library:a library's warning"
+
+
+def test_in_a_pipe_the_automatic_format_is_json():
+    assert json.loads(run("info", "auto").splitlines()[0])["event"] == "hello"
+
+
+def test_the_level_hides_what_is_less_severe():
+    text = run("error", "console")
+    assert "hello" not in text
+    assert "from a thread" not in text
+    assert "failed" in text
+    assert "boom" in text

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from planes.errors import ConfigError
+from planes.ready import announce_ready, watch_lifeline
+
+PATIENCE_S = 10.0
+
+
+def test_ready_is_one_line_and_the_end_of_the_pipe():
+    read, write = os.pipe()
+    announce_ready(write, "127.0.0.1:5")
+    with os.fdopen(read) as lines:
+        assert lines.read() == "READY 127.0.0.1:5\n"
+
+
+def test_without_a_pipe_nothing_is_announced_or_watched():
+    announce_ready(None, "127.0.0.1:5")
+    watch_lifeline(None, lambda: pytest.fail("nobody's parent is gone"))
+
+
+def test_a_ready_pipe_that_is_none_is_refused_by_key_and_number():
+    read, write = os.pipe()
+    os.close(read)
+    os.close(write)
+    with pytest.raises(ConfigError, match=f"ready_fd {write} cannot be written"):
+        announce_ready(write, "127.0.0.1:5")
+
+
+def test_the_lifelines_end_calls_once_and_nothing_before_does():
+    read, write = os.pipe()
+    gone = threading.Event()
+    watch_lifeline(read, gone.set)
+    os.write(write, b"still here")
+    assert not gone.is_set()
+    os.close(write)
+    assert gone.wait(PATIENCE_S)
+    os.close(read)
