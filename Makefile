@@ -56,4 +56,5 @@ bench: .venv/.run ## Speed of the engine on this machine, through gRPC.
 	@$(BIN)/python -m bench
 
 gpu: ## On a machine with a CUDA GPU: check and measure the kernels, write one JSON report.
-	@$(PYTHON) -m bench.gpu --out gpu-report.json
+	@$(PYTHON) -m bench.gpu --out gpu-report.json $(GPU_ARGS)
+	@$(PYTHON) -m pytest -m gpu tests/gpu

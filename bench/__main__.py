@@ -72,7 +72,7 @@ def main() -> int:
     args = parser.parse_args()
     config = EngineConfig()
     environ = child_environment()
-    quiet = {"environ": environ, "on_output": lambda line: None}
+    quiet = {"environ": environ, "on_output": len}
     with tempfile.TemporaryDirectory(prefix="hetero-bench-") as directory:
         compute = Address(path=str(Path(directory) / "compute.sock"))
         control = Address(path=str(Path(directory) / "control.sock"))

@@ -1,0 +1,275 @@
+"""Plain kernel function → PTX → machine code, without a GPU, a driver or `nvcc`.
+
+    variant.kernel()  ── numba.cuda.compile ──▶  PTX  ── nvJitLink ──▶  cubin ──▶ cache
+
+Numba lowers to LLVM IR and libnvvm turns that into PTX; nvJitLink assembles PTX for one
+architecture and reports registers and spills. All three libraries come as wheels (the `cuda`
+extra).
+
+The cache directory belongs to the caller. It must be private (0700, ours), because what lies there
+is loaded into the device. A file's name says what made it:
+
+    <variant>.<architecture>.<source hash>.<toolchain hash>.cubin
+
+A machine without the toolchain can use a file made elsewhere from the same source; with the
+toolchain both hashes must agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import inspect
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from kernels.cuda import intrinsics
+from kernels.cuda import variant as variant_module
+from kernels.cuda.errors import CacheDirectoryError, CompileError, MissingToolchainError
+from kernels.cuda.variant import Variant
+
+# The command line tools' default; a plane's configuration names its own.
+DEFAULT_CACHE_DIR = Path("~/.cache/hetero-paged-infer/cuda")
+
+TOOLCHAIN_PACKAGES = (
+    "numba",
+    "numba-cuda",
+    "llvmlite",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
+    "nvidia-nvvm",
+    "nvidia-nvjitlink",
+)
+COMPILER_LIBRARIES = ("nvvm", "nvrtc")
+LINKER_LIBRARIES = ("nvJitLink",)
+
+_ENTRY = re.compile(r"\.visible \.entry (\S+?)\(")
+_REGISTERS = re.compile(r"\bused (\d+) registers", re.IGNORECASE)
+_SHARED = re.compile(r"(\d+) bytes smem")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUsage:
+    """What one thread or block of the machine code takes, as the assembler reports it.
+
+    `stack_bytes` is local memory in use: spilled registers, or an array that did not fit in them.
+    """
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_bytes: int
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """Return the assembler's name of a compute capability: (9, 0) is sm_90."""
+    major, minor = capability
+    return f"sm_{major}{minor}"
+
+
+def require_toolchain(libraries: Sequence[str] = COMPILER_LIBRARIES + LINKER_LIBRARIES) -> None:
+    """Raise MissingToolchainError, naming the first part of the compiler that is absent."""
+    try:
+        import cuda.pathfinder as pathfinder
+        import numba.cuda  # noqa: F401 - is it there?
+        from cuda.bindings import nvjitlink  # noqa: F401
+    except ImportError as error:
+        raise MissingToolchainError(f"the Python package {error.name}") from error
+    for library in libraries:
+        try:
+            pathfinder.load_nvidia_dynamic_lib(library)
+        except pathfinder.DynamicLibNotFoundError as error:
+            raise MissingToolchainError(f"the library {library}") from error
+
+
+def toolchain_versions() -> dict[str, str]:
+    """Return the version of each package of the compiler; "not a package" where it is no wheel."""
+    versions = {}
+    for package in TOOLCHAIN_PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not a package"
+    return versions
+
+
+def compile_ptx(variant: Variant, capability: tuple[int, int]) -> str:
+    """Return the variant's PTX for a compute capability, its entry point named `variant.name`.
+
+    Raises MissingToolchainError, or CompileError where Numba refuses the source.
+    """
+    require_toolchain(COMPILER_LIBRARIES)
+    from numba import cuda, types
+    from numba.core.errors import NumbaError
+    from numba.cuda.cudadrv.error import CCSupportError, NvvmError
+
+    signature = types.void(*[_numba_type(types, argument) for argument in variant.arguments])
+    try:
+        ptx, _ = cuda.compile(
+            variant.kernel(),
+            signature,
+            device=False,
+            abi="numba",
+            cc=capability,
+            launch_bounds=variant.threads,
+        )
+    except (NumbaError, NvvmError, CCSupportError, TypeError) as error:
+        # TypeError: a numba-cuda whose `compile` has other parameters.
+        first_line = str(error).strip().splitlines()[0]
+        raise CompileError(f"{variant.name} for {capability}: {first_line}") from error
+    entries = _ENTRY.findall(ptx)
+    if len(entries) != 1:
+        raise CompileError(f"{variant.name}: expected one entry point in the PTX, got {entries}")
+    return str(ptx).replace(entries[0], variant.name)
+
+
+def link(name: str, ptx: str, capability: tuple[int, int]) -> tuple[bytes, ResourceUsage]:
+    """Assemble PTX to machine code (a cubin) and say what it uses.
+
+    Raises MissingToolchainError, or CompileError with the linker's log.
+    """
+    require_toolchain(LINKER_LIBRARIES)
+    from cuda.bindings import nvjitlink
+
+    handle = nvjitlink.create(2, [f"-arch={architecture(capability)}", "-verbose"])
+    try:
+        code = ptx.encode()
+        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, code, len(code), name)
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        info = bytearray(nvjitlink.get_info_log_size(handle))
+        nvjitlink.get_info_log(handle, info)
+    except nvjitlink.nvJitLinkError as error:
+        log = bytearray(nvjitlink.get_error_log_size(handle))
+        nvjitlink.get_error_log(handle, log)
+        raise CompileError(f"{name}: {error}: {_text(log)}") from error
+    finally:
+        nvjitlink.destroy(handle)
+    return bytes(cubin), parse_usage(name, _text(info))
+
+
+def parse_usage(name: str, log: str) -> ResourceUsage:
+    """Read the assembler's `-v` report."""
+    registers, shared, stack = (pattern.search(log) for pattern in (_REGISTERS, _SHARED, _STACK))
+    if registers is None or stack is None:
+        raise CompileError(f"{name}: no resource report in the linker's log: {log!r}")
+    frame, stores, loads = (int(stack.group(i)) for i in (1, 2, 3))
+    return ResourceUsage(
+        registers=int(registers.group(1)),
+        shared_bytes=int(shared.group(1)) if shared else 0,
+        stack_bytes=frame,
+        spill_bytes=stores + loads,
+    )
+
+
+def build(
+    variant: Variant,
+    capability: tuple[int, int],
+    cache_dir: Path,
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> bytes:
+    """Return the variant's machine code, from the cache if it is there.
+
+    `progress` gets one line before each compilation. Raises CacheDirectoryError,
+    MissingToolchainError or CompileError.
+    """
+    directory = private_directory(cache_dir)
+    try:
+        require_toolchain()
+    except MissingToolchainError:
+        made_elsewhere = prebuilt(variant, capability, cache_dir)
+        if made_elsewhere is None:
+            raise
+        return made_elsewhere
+    path = _cache_path(variant, capability, directory)
+    if path.exists():
+        return path.read_bytes()
+    if progress is not None:
+        progress(f"compiling {variant.name} for {architecture(capability)}")
+    cubin, _ = link(variant.name, compile_ptx(variant, capability), capability)
+    store(variant, capability, cache_dir, cubin)
+    return cubin
+
+
+def prebuilt(variant: Variant, capability: tuple[int, int], cache_dir: Path) -> bytes | None:
+    """Return machine code that some toolchain made from this very source; None if there is none."""
+    directory = private_directory(cache_dir)
+    for path in sorted(directory.glob(f"{_stem(variant, capability)}.*.cubin")):
+        return path.read_bytes()
+    return None
+
+
+def store(variant: Variant, capability: tuple[int, int], cache_dir: Path, cubin: bytes) -> None:
+    """Put machine code into the cache; it appears complete or not at all, whoever else writes."""
+    path = _cache_path(variant, capability, private_directory(cache_dir))
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(cubin)
+    Path(file.name).replace(path)
+
+
+def source_hash(variant: Variant) -> str:
+    """Return the hash of everything of ours that shapes the machine code."""
+    digest = hashlib.sha256(f"{variant!r} {variant.arguments} {variant.threads}".encode())
+    modules = (inspect.getmodule(type(variant)), intrinsics, variant_module)
+    sources = [module.__file__ for module in modules if module is not None]
+    for source in (*sources, __file__):
+        digest.update(Path(str(source)).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def toolchain_hash() -> str:
+    """Return the hash of the compiler's versions."""
+    return hashlib.sha256(repr(sorted(toolchain_versions().items())).encode()).hexdigest()[:16]
+
+
+def private_directory(path: Path) -> Path:
+    """Return `path`, created if missing, once it is known that only we can write there.
+
+    Raises CacheDirectoryError.
+    """
+    path = path.expanduser()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise CacheDirectoryError(f"machine-code cache {path}: {error.strerror}") from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise CacheDirectoryError(f"machine-code cache {path} must be a directory, not a link")
+    if status.st_uid != os.getuid():
+        raise CacheDirectoryError(
+            f"machine-code cache {path} must belong to uid {os.getuid()}, not {status.st_uid}"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise CacheDirectoryError(
+            f"machine-code cache {path} must be private: mode 0700, not {mode:#o} "
+            f"(chmod 700 {path})"
+        )
+    return path
+
+
+def _numba_type(types: ModuleType, argument: str) -> object:
+    if argument.endswith("*"):
+        return types.CPointer(getattr(types, argument[:-1]))
+    return getattr(types, argument)
+
+
+def _text(log: bytearray) -> str:
+    return " ".join(log.decode(errors="replace").rstrip("\0").split())
+
+
+def _stem(variant: Variant, capability: tuple[int, int]) -> str:
+    return f"{variant.name}.{architecture(capability)}.{source_hash(variant)}"
+
+
+def _cache_path(variant: Variant, capability: tuple[int, int], directory: Path) -> Path:
+    return directory / f"{_stem(variant, capability)}.{toolchain_hash()}.cubin"

@@ -1,0 +1,58 @@
+"""What a kernel tells the builder and the launcher about itself.
+
+A kernel file has one frozen dataclass of compile-time parameters, its *variant*. The builder turns
+`variant.kernel()` into machine code, the launcher passes `variant.arguments`; neither knows what
+the kernel computes. Argument types are words, so that no tool needs another's type objects:
+
+    "float32*"  device pointer to float32 elements      "int64"    a scalar, passed by value
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+# How a kernel's parameters are written in its source; Numba takes the types from `arguments`.
+Pointer: TypeAlias = Any
+Scalar: TypeAlias = Any
+
+SCALARS: dict[str, Any] = {
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "float32": ctypes.c_float,
+}
+
+# How elements of a model's dtype travel: Numba has no bfloat16 pointer and its float16 operators
+# leave calls to a support library in the PTX, so both go as their 16 bits (see intrinsics).
+STORAGE_TYPES = {"float32": "float32", "float16": "uint16", "bfloat16": "uint16"}
+
+
+class Variant(Protocol):
+    """One kernel with every compile-time parameter chosen."""
+
+    @property
+    def name(self) -> str:
+        """Name of the machine code's entry point; says every parameter."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block; the kernel is compiled for exactly this many."""
+        ...
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Types of the kernel's parameters, in order."""
+        ...
+
+    def kernel(self) -> Callable[..., None]:
+        """Make the plain function Numba compiles and the simulator runs."""
+        ...
+
+
+def launch_types(arguments: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the ctypes type of each argument, as the driver's launch call wants them."""
+    return tuple(
+        ctypes.c_void_p if argument.endswith("*") else SCALARS[argument] for argument in arguments
+    )

@@ -1,0 +1,123 @@
+"""Kernels become machine code on a machine without a GPU, and the check knows good from bad."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from numba import cuda, float32
+
+from kernels.cuda import build, check
+from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.errors import CompileError
+
+HOPPER = (9, 0)
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """The smallest variant there can be; `in_float64` and `scratch` make it a bad one."""
+
+    in_float64: bool = False
+    scratch: int = 0
+    name: str = "scaler"
+    threads: int = 64
+    arguments: tuple[str, ...] = ("float32*", "int32")
+
+    def kernel(self):
+        factor = 0.1 if self.in_float64 else float32(0.1)
+        scratch = self.scratch
+
+        def scale(values, which):
+            i = cuda.threadIdx.x
+            values[i] *= factor
+            if scratch > 0:
+                kept = cuda.local.array(64, float32)
+                for j in range(scratch):
+                    kept[j % 64] = values[j]
+                values[i] = kept[which]
+
+        return scale
+
+
+def faults_of(variant) -> list[str]:
+    ptx = build.compile_ptx(variant, HOPPER)
+    cubin, usage = build.link(variant.name, ptx, HOPPER)
+    return check.faults(usage, ptx, "sm_90", check.count_instructions(cubin))
+
+
+def test_the_check_passes_for_a_spread_of_variants(capsys):
+    assert check.main([]) == 0
+
+    *lines, summary = capsys.readouterr().out.splitlines()
+    variants = check.decode_variants(every=False)
+    assert summary == f"{2 * len(variants)} of {2 * len(variants)} good"
+    for variant in variants:
+        for arch in ("sm_80", "sm_90"):
+            assert any(f"{variant.name} " in line and arch in line for line in lines)
+
+
+def test_machine_code_is_an_elf_file_whose_entry_point_bears_the_variants_name():
+    variant = DecodeVariant("bfloat16", 64, 1, 16)
+
+    ptx = build.compile_ptx(variant, HOPPER)
+    cubin, usage = build.link(variant.name, ptx, HOPPER)
+
+    assert f".visible .entry {variant.name}(" in ptx
+    assert cubin.startswith(b"\x7fELF")
+    assert b".text." + variant.name.encode() in cubin
+    assert 0 < usage.registers <= 128
+    assert usage.shared_bytes >= 4 * variant.splits * variant.group * (variant.head_size + 2)
+
+
+def test_a_good_kernel_has_no_faults():
+    assert faults_of(Scaler()) == []
+
+
+def test_float64_arithmetic_is_a_fault():
+    assert faults_of(Scaler(in_float64=True)) == ["float64 arithmetic"]
+
+
+def test_an_array_that_is_not_in_registers_is_a_fault():
+    (fault,) = faults_of(Scaler(scratch=500))
+
+    assert "256 bytes of local memory" in fault
+
+
+@pytest.mark.parametrize(
+    ("usage", "fault"),
+    [
+        (build.ResourceUsage(200, 0, 0, 0), "200 registers, the ceiling is 128"),
+        (build.ResourceUsage(100, 0, 0, 24), "24 bytes of spills"),
+    ],
+)
+def test_registers_above_the_ceiling_and_spills_are_faults(usage, fault):
+    assert check.faults(usage, "", "sm_90", Counter()) == [fault]
+
+
+def test_the_check_fails_if_one_variant_is_bad(monkeypatch, capsys):
+    monkeypatch.setattr(check, "decode_variants", lambda **_: [Scaler(in_float64=True)])
+
+    assert check.main([]) == 1
+
+    out = capsys.readouterr().out
+    assert "FAULT: float64 arithmetic" in out
+    assert "0 of 2 good" in out
+
+
+def test_a_capability_the_compiler_does_not_know_is_a_compile_error():
+    with pytest.raises(CompileError, match=r"scaler for \(3, 0\): .*not supported"):
+        build.compile_ptx(Scaler(), (3, 0))
+
+
+def test_ptx_the_assembler_refuses_is_a_compile_error_in_one_line():
+    newer = build.compile_ptx(Scaler(), HOPPER)
+
+    with pytest.raises(CompileError, match=r"^scaler: .*ptxas fatal.*$"):
+        build.link("scaler", newer, (8, 0))
+
+
+def test_a_linker_log_without_the_report_is_a_compile_error():
+    with pytest.raises(CompileError, match="no resource report"):
+        build.parse_usage("scaler", "")

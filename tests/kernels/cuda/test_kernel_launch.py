@@ -1,0 +1,127 @@
+"""Loading and launching, against a driver that writes down what it is asked."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from types import SimpleNamespace
+
+import pytest
+
+from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.errors import DriverError
+from kernels.cuda.launch import LoadedKernel
+
+VARIANT = DecodeVariant("bfloat16", 64, 3, 16)
+ARGUMENTS = (16, 32, 48, 64, 80, 0.5, 192, 8, 4096, 0, 1024)
+
+
+class Status(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+
+
+class RecordingDriver:
+    """Answers like `cuda.bindings.driver` and keeps the calls; `refuses` names the one to fail."""
+
+    CUfunction_attribute = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_NUM_REGS=40,
+        CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES=1024,
+        CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES=0,
+        CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK=128,
+    )
+
+    def __init__(self, refuses: str | None = None) -> None:
+        self.calls: list[tuple] = []
+        self._refuses = refuses
+
+    def _answer(self, name, arguments, *results):
+        self.calls.append((name, *arguments))
+        if name == self._refuses:
+            return (Status.CUDA_ERROR_OUT_OF_MEMORY, *(None for _ in results))
+        return (Status.CUDA_SUCCESS, *results)
+
+    def cuModuleLoadData(self, image):  # noqa: N802 - the driver's names
+        return self._answer("cuModuleLoadData", (image,), "module")
+
+    def cuModuleGetFunction(self, module, name):  # noqa: N802
+        return self._answer("cuModuleGetFunction", (module, name), "function")
+
+    def cuFuncGetAttribute(self, attribute, function):  # noqa: N802
+        return self._answer("cuFuncGetAttribute", (attribute, function), attribute)
+
+    def cuLaunchKernel(self, *arguments):  # noqa: N802
+        return self._answer("cuLaunchKernel", arguments)
+
+
+def test_an_image_is_loaded_and_its_function_found_by_the_variants_name():
+    driver = RecordingDriver()
+
+    LoadedKernel(VARIANT, b"image", driver=driver)
+
+    assert driver.calls == [
+        ("cuModuleLoadData", b"image\0"),
+        ("cuModuleGetFunction", "module", VARIANT.name.encode()),
+    ]
+
+
+def test_a_launch_passes_grid_threads_stream_and_typed_arguments():
+    driver = RecordingDriver()
+    kernel = LoadedKernel(VARIANT, b"image", driver=driver)
+
+    kernel.launch(VARIANT.grid(7, 2), 99, *ARGUMENTS)
+
+    name, function, *rest = driver.calls[-1]
+    assert (name, function) == ("cuLaunchKernel", "function")
+    *geometry, (values, types), extra = rest
+    assert geometry == [7, 2, 1, VARIANT.threads, 1, 1, 0, 99]
+    assert values == ARGUMENTS
+    assert types == (*[ctypes.c_void_p] * 5, ctypes.c_float, *[ctypes.c_int64] * 5)
+    assert extra == 0
+
+
+def test_an_empty_grid_launches_nothing():
+    driver = RecordingDriver()
+    kernel = LoadedKernel(VARIANT, b"image", driver=driver)
+    before = len(driver.calls)
+
+    kernel.launch(VARIANT.grid(0, 2), 0, *ARGUMENTS)
+
+    assert len(driver.calls) == before
+
+
+def test_a_missing_argument_is_refused_before_the_driver_sees_it():
+    kernel = LoadedKernel(VARIANT, b"image", driver=RecordingDriver())
+
+    with pytest.raises(TypeError, match="takes 11 arguments, got 10"):
+        kernel.launch(VARIANT.grid(1, 1), 0, *ARGUMENTS[:-1])
+
+
+@pytest.mark.parametrize(
+    "call", ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "cuFuncGetAttribute"]
+)
+def test_a_refusal_of_the_driver_is_typed_and_names_call_and_status(call):
+    def load_launch_and_ask():
+        kernel = LoadedKernel(VARIANT, b"image", driver=RecordingDriver(refuses=call))
+        kernel.launch(VARIANT.grid(1, 1), 0, *ARGUMENTS)
+        kernel.attributes()
+
+    with pytest.raises(DriverError, match=f"^{call} failed: CUDA_ERROR_OUT_OF_MEMORY$"):
+        load_launch_and_ask()
+
+
+def test_the_driver_tells_what_a_kernel_uses():
+    kernel = LoadedKernel(VARIANT, b"image", driver=RecordingDriver())
+
+    assert kernel.attributes() == {
+        "registers": 40, "shared_bytes": 1024, "local_bytes": 0, "max_threads": 128,
+    }  # fmt: skip
+
+
+def test_a_machine_without_a_driver_says_so_in_one_error():
+    class Absent(RecordingDriver):
+        def cuModuleLoadData(self, image):  # noqa: N802, ARG002
+            raise RuntimeError("libcuda.so.1 not found")
+
+    with pytest.raises(DriverError, match=r"no CUDA driver: libcuda\.so\.1 not found"):
+        LoadedKernel(VARIANT, b"image", driver=Absent())

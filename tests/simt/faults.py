@@ -1,0 +1,27 @@
+"""What the simulator accuses a kernel of."""
+
+from __future__ import annotations
+
+
+class Fault(Exception):
+    """A kernel did what no GPU promises to survive."""
+
+
+class OutOfBounds(Fault):
+    """An index outside an array."""
+
+
+class Race(Fault):
+    """Two threads touched the same element without a barrier between, at least one writing."""
+
+
+class Divergence(Fault):
+    """A warp instruction that not all 32 lanes reached together."""
+
+
+class Deadlock(Fault):
+    """Threads that wait for what cannot come."""
+
+
+class Unsupported(Fault):
+    """Something of CUDA that the simulator does not model."""

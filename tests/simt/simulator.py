@@ -1,0 +1,69 @@
+"""`launch`: rebind a kernel to the twins and run every block of the grid."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from types import CellType, FunctionType
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from tests.simt.device import TWINS, Device
+from tests.simt.memory import ReadOnlyArray, SharedArray
+from tests.simt.threads import Block, Dim3
+
+
+def launch(
+    kernel: Callable[..., None],
+    grid: tuple[int, int, int],
+    threads: int,
+    arguments: Sequence[Any],
+    *,
+    written: Collection[int] = (0,),
+    seed: int = 0,
+) -> None:
+    """Run `kernel` over the grid, one block after the other, with `threads` threads each.
+
+    NumPy arrays among the arguments are what pointers are on the device: flat, and only those whose
+    position is in `written` may be written. `seed` draws the order of blocks, warps and lanes.
+    Raises a Fault.
+    """
+    device = Device()
+    body = _rebind(kernel, device)
+    bound = [_argument(i, value, i in written, device) for i, value in enumerate(arguments)]
+    order = random.Random(seed)
+    blocks = [Dim3(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+    order.shuffle(blocks)
+    for index in blocks:
+        device.block = Block(index, Dim3(*grid), threads, lambda: body(*bound), order)
+        device.block.run()
+
+
+def _argument(position: int, value: Any, is_written: bool, device: Device) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    name = f"argument {position}"
+    return (SharedArray if is_written else ReadOnlyArray)(name, value.reshape(-1), device.thread)
+
+
+def _rebind(kernel: Callable[..., None], device: Device) -> Callable[..., None]:
+    """Return the same code with the twins in its globals and its closure."""
+    assert isinstance(kernel, FunctionType)
+
+    def twin(value: Any) -> Any:
+        if value is cuda:
+            return device
+        try:
+            return TWINS.get(value, value)
+        except TypeError:  # not hashable, so none of ours
+            return value
+
+    return FunctionType(
+        kernel.__code__,
+        {name: twin(value) for name, value in kernel.__globals__.items()},
+        kernel.__name__,
+        kernel.__defaults__,
+        tuple(CellType(twin(cell.cell_contents)) for cell in kernel.__closure__ or ()),
+    )
