@@ -12,16 +12,20 @@ import json
 import platform
 import statistics
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from control_plane.core.generation_params import GenerationParams
 from hetero_infer.client import Delta, Finished, InferenceClient
-from hetero_infer.config import EngineConfig, child_environment
-from hetero_infer.plane_process import PlaneProcess
-from planes.address import Address
+from hetero_infer.config import EngineConfig
+from hetero_infer.local_planes import (
+    compute_socket,
+    control_socket,
+    private_directory,
+    start_compute_plane,
+    start_control_plane,
+)
+from hetero_infer.plane_process import wait_all_ready
 
 WORD = " river"
 """One token of the embedded model's vocabulary; a prompt of n words has about n tokens."""
@@ -70,20 +74,17 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    config = EngineConfig()
-    environ = child_environment()
-    quiet = {"environ": environ, "on_output": len}
-    with tempfile.TemporaryDirectory(prefix="hetero-bench-") as directory:
-        compute = Address(path=str(Path(directory) / "compute.sock"))
-        control = Address(path=str(Path(directory) / "control.sock"))
-        with PlaneProcess("compute_plane", config.compute_plane_flags(compute), **quiet) as plane:
-            plane.wait_ready()
-            flags = config.control_plane_flags(compute, f"--listen={control}")
-            with PlaneProcess("control_plane", flags, **quiet) as plane:
-                plane.wait_ready()
-                with InferenceClient(control) as client:
-                    info = client.model_info()
-                    figures = measure(client, args.repeats)
+    config = EngineConfig(log_level="warning")
+    with private_directory() as directory:
+        compute, control = compute_socket(directory), control_socket(directory)
+        with (
+            start_compute_plane(config, compute) as compute_plane,
+            start_control_plane(config, compute, f"--listen={control}") as control_plane,
+        ):
+            wait_all_ready([compute_plane, control_plane])
+            with InferenceClient(control) as client:
+                info = client.model_info()
+                figures = measure(client, args.repeats)
     machine = f"{info.device}, {platform.system()} {platform.machine()}"
     if args.json:
         print(json.dumps({"machine": machine, "model": info.model, "figures": figures}))

@@ -2,9 +2,10 @@
 
 Two promises, for every tokenizer whose text of more tokens begins with its text of fewer (but for
 characters not yet whole): what was emitted is never taken back, and all that was emitted together
-is `decode` of all tokens. A character split over tokens is held back until it is whole; U+FFFD
-appears only where `decode` of all tokens has it too, so never because the end of a delta cut a
-character in two.
+is `decode` of all tokens, without the characters at its end that are not whole. A character split
+over tokens is held back until it is whole. So U+FFFD appears only where the model itself wrote
+bytes that are no text and went on; never because a delta, or the last token allowed, cut a
+character in two. (The token ids of a response always hold everything.)
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Detokenizer(Protocol):
         ...
 
     def finish(self) -> str:
-        """Return what is left, an incomplete character decoded as `decode` of all tokens does."""
+        """Return what is left of the text; an incomplete character at its end is dropped."""
         ...
 
 
@@ -49,8 +50,8 @@ class ByteDetokenizer:
         return self._decoder.decode(b"".join(map(self._token_bytes, tokens)))
 
     def finish(self) -> str:
-        """Return U+FFFD for an incomplete character at the very end, else nothing."""
-        return self._decoder.decode(b"", final=True)
+        """Return nothing: all whole characters are out, and what the decoder holds is not one."""
+        return ""
 
 
 class WindowDetokenizer:
@@ -96,5 +97,5 @@ class WindowDetokenizer:
     def finish(self) -> str:
         """Return what `decode` of all tokens has beyond the text already emitted."""
         emitted = "".join(self._emitted)
-        text = self._decode(self._tokens)
+        text = self._decode(self._tokens).rstrip(REPLACEMENT_CHARACTER)
         return text[len(emitted) :] if text.startswith(emitted) else ""

@@ -124,6 +124,9 @@ def main() -> int:
     }
     long_ids = text_ids[:LONG_PROMPT_TOKENS]
     prompts["long"] = (tokenizer.decode(long_ids), long_ids)
+    for name, (text, ids) in prompts.items():
+        if tokenizer(text, add_special_tokens=False)["input_ids"] != ids:
+            raise SystemExit(f"the text of {name!r} does not give its tokens again")
     runs = []
     for name, (text, ids) in prompts.items():
         tokens, margins = greedy(model, ids)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import grpc
@@ -23,13 +23,14 @@ class Process:
 
     def __init__(self, *flags: str) -> None:
         self._ready, write = os.pipe()
+        # A pipe that nobody reads would fill up.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self.process = subprocess.Popen(
             [sys.executable, "-m", "control_plane", *flags, f"--ready-fd={write}"],
             pass_fds=[write],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=self._stderr,
             cwd=ROOT,
         )
         os.close(write)
@@ -46,15 +47,16 @@ class Process:
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> tuple[int, str]:
-        _, stderr = self.process.communicate(timeout=30)
-        return self.process.returncode, stderr
+        code = self.process.wait(timeout=30)
+        self._stderr.seek(0)
+        return code, self._stderr.read().decode()
 
     def close(self) -> None:
         os.close(self._ready)
         if self.process.poll() is None:
             self.process.kill()
-        with contextlib.suppress(ValueError):
-            self.process.communicate(timeout=10)
+            self.process.wait(timeout=10)
+        self._stderr.close()
 
 
 @pytest.fixture(scope="session")

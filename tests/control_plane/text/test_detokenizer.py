@@ -31,13 +31,30 @@ def stream(detokenizer, ids, sizes):
     return [*deltas, detokenizer.finish()]
 
 
+def without_a_cut_end(data):
+    """The text of some bytes, less a character at the end whose last bytes are missing."""
+    for num_bytes in (3, 2, 1):
+        try:
+            data[-num_bytes:].decode()
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                return data[:-num_bytes].decode(errors="replace")
+    return data.decode(errors="replace")
+
+
+def bytes_of(tokenizer, ids):
+    return b"".join(map(tokenizer.token_bytes, ids))
+
+
 sizes = st.lists(st.integers(1, 5), max_size=30)
 
 
 @given(data=st.data(), parts=sizes)
-def test_any_tokens_stream_to_what_decode_says_of_all(bpe, data, parts):
+def test_any_tokens_stream_to_the_whole_characters_of_decode(bpe, data, parts):
     ids = data.draw(st.lists(st.integers(0, bpe.vocab_size - 1), max_size=60))
-    assert "".join(stream(make_detokenizer(bpe), ids, parts)) == bpe.decode(ids)
+    expected = without_a_cut_end(bytes_of(bpe, ids))
+    assert "".join(stream(make_detokenizer(bpe), ids, parts)) == expected
+    assert bpe.decode(ids) in (expected, expected + "\ufffd")
 
 
 @given(text=st.text(st.sampled_from(SCRIPTS), max_size=40), parts=sizes, cut=st.integers(0, 3))
@@ -45,15 +62,15 @@ def test_no_delta_cuts_a_character_in_two(bpe, text, parts, cut):
     ids = bpe.encode(text)
     ids = ids[: len(ids) - cut] if cut else ids
     deltas = stream(make_detokenizer(bpe), ids, parts)
-    assert "".join(deltas) == bpe.decode(ids)
-    # Before the end, only a replacement character of the text itself may appear.
-    assert "".join(deltas[:-1]).count("\ufffd") <= text.count("\ufffd")
+    assert text.startswith("".join(deltas))
+    assert "".join(deltas) == without_a_cut_end(bytes_of(bpe, ids))
 
 
 @given(ids=st.lists(st.integers(0, 258), max_size=60), parts=sizes)
-def test_any_bytes_stream_to_what_decode_says_of_all(ids, parts):
+def test_any_bytes_stream_to_the_whole_characters_of_decode(ids, parts):
     tokenizer = SimpleTokenizer()
-    assert "".join(stream(make_detokenizer(tokenizer), ids, parts)) == tokenizer.decode(ids)
+    expected = without_a_cut_end(bytes_of(tokenizer, ids))
+    assert "".join(stream(make_detokenizer(tokenizer), ids, parts)) == expected
 
 
 @given(text=st.text(st.sampled_from(SCRIPTS + "xyz hello"), max_size=40), parts=sizes)
@@ -62,8 +79,8 @@ def test_a_tokenizer_that_is_not_byte_level_streams_through_a_window(metaspace, 
     detokenizer = make_detokenizer(metaspace)
     assert isinstance(detokenizer, WindowDetokenizer)
     deltas = stream(detokenizer, ids, parts)
-    assert "".join(deltas) == metaspace.decode(ids)
-    assert "".join(deltas[:-1]).count("\ufffd") <= text.count("\ufffd")
+    # A window cannot tell a replacement character of the text from a character not yet whole.
+    assert "".join(deltas) == metaspace.decode(ids).rstrip("\ufffd")
 
 
 @given(text=st.text(st.sampled_from(SCRIPTS), max_size=40), parts=sizes)
@@ -73,7 +90,8 @@ def test_the_window_and_the_byte_decoder_agree(bpe, text, parts):
         stream(WindowDetokenizer(bpe), ids, parts),
         stream(ByteDetokenizer(bpe), ids, parts),
     )
-    assert "".join(windowed) == "".join(direct) == text
+    assert "".join(direct) == text
+    assert "".join(windowed) == text.rstrip("\ufffd")
 
 
 def test_a_character_appears_with_its_last_byte(bpe):

@@ -1,0 +1,52 @@
+"""One real deployment for all black-box tests: both planes as processes, the embedded model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hetero_infer.config import EngineConfig
+from hetero_infer.local_planes import (
+    compute_socket,
+    private_directory,
+    start_compute_plane,
+    start_control_plane,
+)
+from hetero_infer.plane_process import wait_all_ready
+from planes.address import Address
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Where clients find the control plane (TCP) and tools the compute plane (unix socket)."""
+
+    control: Address
+    compute: Address
+
+
+@pytest.fixture(scope="session")
+def deployment() -> Iterator[Deployment]:
+    config = EngineConfig()
+    with private_directory() as directory:
+        compute = compute_socket(directory)
+        with (
+            start_compute_plane(config, compute) as compute_plane,
+            start_control_plane(config, compute, "--grpc-port=0") as control_plane,
+        ):
+            wait_all_ready([compute_plane, control_plane])
+            assert control_plane.address is not None
+            yield Deployment(control=control_plane.address, compute=compute)
+
+
+@pytest.fixture(scope="session")
+def simulated_plane() -> Iterator[Path]:
+    """The socket of a compute plane without a model, whose session is free to take."""
+    config = EngineConfig(executor="simulated")
+    with private_directory() as directory:
+        address = compute_socket(directory)
+        with start_compute_plane(config, address) as plane:
+            plane.wait_ready()
+            yield Path(directory / "compute.sock")

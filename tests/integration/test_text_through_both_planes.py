@@ -1,0 +1,65 @@
+"""The recorded prompts as a client sends them: text in, text out, two processes in between."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from control_plane.core.generation_params import GenerationParams
+from hetero_infer.client import Delta, Finished, InferenceClient, Started
+from tests.golden.prompts import DATA
+from tests.integration.conftest import Deployment
+
+pytestmark = pytest.mark.model
+
+RUNS: list[dict[str, Any]] = json.loads((DATA / "greedy.json").read_text(encoding="utf-8"))["runs"]
+
+
+def generate(
+    client: InferenceClient, prompt: str, params: GenerationParams
+) -> tuple[Started, str, list[int], Finished]:
+    started, *deltas, finished = client.generate_stream(prompt, params)
+    assert isinstance(started, Started)
+    assert isinstance(finished, Finished)
+    assert all(isinstance(delta, Delta) for delta in deltas)
+    token_ids = [token for delta in deltas for token in delta.token_ids]
+    return started, "".join(delta.text for delta in deltas), token_ids, finished
+
+
+def test_all_recorded_prompts_at_once_give_the_recorded_tokens(deployment: Deployment) -> None:
+    params = GenerationParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    with (
+        InferenceClient(deployment.control) as client,
+        ThreadPoolExecutor(len(RUNS)) as pool,
+    ):
+        answers = list(pool.map(lambda run: generate(client, run["prompt"], params), RUNS))
+    for run, (started, _, token_ids, finished) in zip(RUNS, answers, strict=True):
+        assert started.prompt_tokens == len(run["prompt_token_ids"]), run["name"]
+        assert token_ids == run["token_ids"], run["name"]
+        assert finished.finish_reason == "length"
+        assert finished.completion_tokens == 64
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 13))
+def test_a_text_cut_anywhere_has_whole_characters_only(
+    deployment: Deployment, max_tokens: int
+) -> None:
+    params = GenerationParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    with InferenceClient(deployment.control) as client:
+        _, text, token_ids, _ = generate(client, "你好,世界!", params)
+    assert len(token_ids) == max_tokens
+    assert "�" not in text
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(
+    deployment: Deployment,
+) -> None:
+    with InferenceClient(deployment.control) as client:
+        texts = [
+            generate(client, "Once upon a time", GenerationParams(max_tokens=24, seed=seed))[1]
+            for seed in (7, 7, 8)
+        ]
+    assert texts[0] == texts[1] != texts[2]
