@@ -1,0 +1,205 @@
+"""Scheduler, wire and compute plane in one process, with the executor whose KV is token ids.
+
+Everything between the two cores is the product's: batches go through protobuf as on the wire, slots
+are checked and made whole, the simulated executor reads tokens through the block table. One wrong
+block, position, slot or seed changes a text, and every text is compared with that of the request
+alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compute_plane.executor.batch_checks import SlotLimits
+from compute_plane.executor.interface import SamplingRow
+from compute_plane.executor.simulated import EOS_TOKEN_ID, VOCAB_SIZE, SimulatedExecutor, draw
+from compute_plane.executor.slots import SlotTable
+from compute_plane.executor.step import StepHeader, StepReply
+from compute_plane.rpc.convert import batch_from_proto, reply_to_proto
+from control_plane.core.batch import StepBatch, StepResult
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.kv_cache import KVCacheManager
+from control_plane.core.request import Request
+from control_plane.core.scheduler import Scheduler, SchedulerConfig
+from control_plane.engine.convert import batch_to_proto, result_from_proto
+from protos.hetero.compute.v1 import compute_pb2
+
+SESSION, EPOCH = 1, 2
+
+
+class Plane:
+    """A compute plane without its process: protobuf in, protobuf out."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        limits = SlotLimits(
+            max_slots=16,
+            max_rows=16,
+            max_tokens=256,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            vocab_size=VOCAB_SIZE,
+            context_length=512,
+        )
+        self.slots = SlotTable(limits)
+        self.executor = SimulatedExecutor(num_blocks=num_blocks, block_size=block_size)
+
+    def run(self, batch: StepBatch) -> StepResult:
+        sent = batch_to_proto(batch, session=SESSION, epoch=EPOCH, acked_step=batch.step_id - 1)
+        received = compute_pb2.ExecutionBatch.FromString(sent.SerializeToString())
+        prepared = self.slots.prepare(batch_from_proto(received))
+        output = None if prepared.batch is None else self.executor.execute(prepared.batch)
+        header = StepHeader(SESSION, EPOCH, batch.step_id, batch.step_id - 1)
+        reply = StepReply(header, result=self.slots.complete(prepared, output))
+        answer = reply_to_proto(reply).SerializeToString()
+        return result_from_proto(compute_pb2.ExecutionOutput.FromString(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and what befalls it: the turn it comes in, the turn it is cancelled in."""
+
+    prompt: list[int]
+    params: GenerationParams
+    arrives: int
+    cancelled: int | None
+
+
+def alone(asked: Asked) -> list[int]:
+    """What the request must give, from the definition of the executor alone."""
+    params = asked.params
+    assert params.seed is not None
+    tokens = list(asked.prompt)
+    while len(tokens) < len(asked.prompt) + params.max_tokens:
+        key = SamplingRow(
+            temperature=float(np.float32(params.temperature)),
+            top_p=float(np.float32(params.top_p)),
+            seed=params.seed,
+            sample_index=0,
+            position=len(tokens),
+        )
+        token = draw(np.array(tokens, dtype=np.int32), key)
+        if token == EOS_TOKEN_ID and not params.ignore_eos:
+            break
+        tokens.append(token)
+    return tokens[len(asked.prompt) :]
+
+
+params = st.builds(
+    GenerationParams,
+    max_tokens=st.integers(1, 24),
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    top_p=st.sampled_from([0.5, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+    ignore_eos=st.booleans(),
+)
+requests = st.builds(
+    Asked,
+    # Few different tokens, so that prompts share beginnings.
+    prompt=st.lists(st.integers(65, 67), min_size=1, max_size=40),
+    params=params,
+    arrives=st.integers(0, 20),
+    cancelled=st.none() | st.integers(0, 40),
+)
+limits = st.builds(
+    SchedulerConfig,
+    max_batch_size=st.integers(1, 8),
+    max_num_seqs=st.integers(1, 8),
+    max_model_len=st.just(64),
+    max_total_tokens=st.integers(1, 64),
+    memory_threshold=st.sampled_from([0.5, 0.9, 1.0]),
+)
+
+
+def run_mix(
+    asked: list[Asked],
+    config: SchedulerConfig,
+    *,
+    block_size: int,
+    spare_blocks: int,
+    depth: int,
+    deaths: set[int],
+) -> None:
+    """Run everything; `deaths` are the turns in which the compute plane dies and is replaced."""
+    num_blocks = -(-64 // block_size) + spare_blocks
+    kv_cache = KVCacheManager(num_blocks, block_size)
+    scheduler = Scheduler(config, kv_cache)
+    plane = Plane(num_blocks, block_size)
+    in_flight: deque[StepBatch] = deque()
+    made: dict[int, Request] = {}
+    turn = 0
+    while turn <= 40 or scheduler.has_pending_work():
+        assert turn < 20_000, "no progress"
+        for number, one in enumerate(asked):
+            if one.arrives == turn:
+                eos = frozenset({EOS_TOKEN_ID})
+                made[number] = Request(number, list(one.prompt), one.params, eos)
+                scheduler.add_request(made[number])
+            elif one.cancelled == turn:
+                scheduler.cancel(number)
+        if turn in deaths:
+            plane = Plane(num_blocks, block_size)
+            in_flight.clear()
+            scheduler.lose_epoch()
+        while len(in_flight) < depth and (output := scheduler.schedule()) is not None:
+            in_flight.append(output.batch)
+        if in_flight:
+            result = plane.run(in_flight.popleft())
+            assert result.refusal is None
+            scheduler.commit(result)
+        turn += 1
+    assert not in_flight
+    for number, one in enumerate(asked):
+        text, expected = made[number].output_tokens, alone(one)
+        assert text == expected[: len(text)]
+        if one.cancelled is None or one.cancelled <= one.arrives:
+            assert text == expected
+    stats = kv_cache.get_memory_stats()
+    assert (stats.used_blocks, stats.num_sequences) == (0, 0)
+    kv_cache.check_invariants()
+
+
+mixes = given(
+    asked=st.lists(requests, min_size=1, max_size=8),
+    config=limits,
+    block_size=st.sampled_from([1, 3, 4, 16]),
+    spare_blocks=st.integers(0, 12),
+    depth=st.integers(1, 2),
+    deaths=st.sets(st.integers(1, 40), max_size=3),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@mixes
+def test_any_mix_of_requests_gives_each_its_own_text_and_leaks_no_block(
+    asked, config, block_size, spare_blocks, depth, deaths
+):
+    run_mix(
+        asked,
+        config,
+        block_size=block_size,
+        spare_blocks=spare_blocks,
+        depth=depth,
+        deaths=deaths,
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, deadline=None)
+@mixes
+def test_thousands_of_mixes_give_each_request_its_own_text_and_leak_no_block(
+    asked, config, block_size, spare_blocks, depth, deaths
+):
+    run_mix(
+        asked,
+        config,
+        block_size=block_size,
+        spare_blocks=spare_blocks,
+        depth=depth,
+        deaths=deaths,
+    )
