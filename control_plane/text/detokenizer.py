@@ -50,7 +50,16 @@ class ByteDetokenizer:
         return self._decoder.decode(b"".join(map(self._token_bytes, tokens)))
 
     def finish(self) -> str:
-        """Return nothing: all whole characters are out, and what the decoder holds is not one."""
+        """Return U+FFFD for held bytes that are no beginning of a character, else nothing.
+
+        Python's decoder holds back the bytes of a surrogate (ED A0) as if a third could save them.
+        """
+        held, _ = self._decoder.getstate()
+        try:
+            held.decode()
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":
+                return self._decoder.decode(b"", final=True)
         return ""
 
 
