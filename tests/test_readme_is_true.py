@@ -1,0 +1,94 @@
+"""What README.md shows is run, and what it lists is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetero_infer.config import EngineConfig, GenerationConfig
+from planes.settings import settings_of
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+DEFAULTS = {
+    item.flag: item.default
+    for config in (EngineConfig, GenerationConfig)
+    for item in settings_of(config)
+}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("code", [code for kind, code in BLOCKS if kind == "python"])
+def test_each_python_block_runs(code):
+    assert run("-W", "error", "-c", code).stdout.strip()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "line",
+    [
+        line.partition("#")[0].strip()
+        for kind, code in BLOCKS
+        if kind == "sh"
+        for line in code.splitlines()
+        if line.startswith("hetero-infer --input")
+    ],
+)
+def test_each_one_shot_command_line_runs(line):
+    _, *arguments = shlex.split(line)
+    assert run("-m", "hetero_infer", *arguments, "--max-tokens", "4").stdout.strip()
+
+
+def test_the_verbs_that_are_shown_are_in_the_makefile():
+    verbs = re.findall(r"^make ([a-z-]+)", README, flags=re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert verbs
+    for verb in verbs:
+        assert re.search(rf"^{verb}:", makefile, flags=re.MULTILINE), verb
+
+
+def test_the_table_of_options_has_the_real_defaults():
+    rows = re.findall(r"^\| `(--[a-z-]+)` \| (\S+) \|", README, flags=re.MULTILINE)
+    assert len(rows) >= 10
+    for flag, default in rows:
+        if flag == "--model":
+            continue  # "embedded" is its default in words
+        assert float(default) == DEFAULTS[flag], flag
+
+
+def test_every_room_of_the_map_is_there():
+    rooms = re.findall(r"^\| `([a-z_/]+/)`", README, flags=re.MULTILINE)
+    assert len(rooms) >= 10
+    for room in rooms:
+        assert (ROOT / room).is_dir(), room
+
+
+def test_every_file_that_is_linked_is_there():
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_example_configuration_loads_and_holds_the_defaults():
+    path = ROOT / "config.example.json"
+    assert EngineConfig.from_file(path) == EngineConfig()
+    assert set(json.loads(path.read_text())) <= {item.name for item in settings_of(EngineConfig)}
