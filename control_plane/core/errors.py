@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from planes.errors import MemoryError as EngineMemoryError
+from planes.errors import ValidationError
 
 
 class OutOfBlocksError(EngineMemoryError):
     """The pool has fewer free blocks than were asked for; nothing was allocated."""
 
     reason = "OUT_OF_BLOCKS"
+
+
+class PromptTooLongError(ValidationError):
+    """Prompt and completion together exceed the longest sequence the engine takes."""
+
+    reason = "CONTEXT_LENGTH_EXCEEDED"
 
 
 class RequestNeverFitsError(EngineMemoryError):

@@ -83,8 +83,16 @@ class RunningSet:
         return -(-num_tokens // self._block_size)
 
     def can_admit(self, num_tokens: int) -> bool:
-        """Whether there is a slot and blocks for the first `num_tokens` of a sequence."""
-        return self.slots.num_free > 0 and self._kv.can_allocate(self.blocks_for(num_tokens))
+        """Whether there is a slot and blocks for the first `num_tokens` of a sequence.
+
+        A block is kept for each sequence whose next decode row needs one: it would take it back
+        from the newcomer, who would come again, and neither might get on.
+        """
+        if self.slots.num_free == 0:
+            return False
+        block_size = self._block_size
+        num_kept = sum(s.num_computed_tokens % block_size == 0 for s in self.decoding.values())
+        return self._kv.can_allocate(self.blocks_for(num_tokens) + num_kept)
 
     def admit(self, waiting: Waiting, num_tokens: int) -> tuple[Sequence, list[int]]:
         """Give a request a slot and blocks for `num_tokens`; the sequence and its block table."""

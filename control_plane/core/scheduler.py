@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator
 
 from control_plane.core.batch import RowFailure, StepResult
-from control_plane.core.errors import RequestNeverFitsError
 from control_plane.core.interface import (
     RequestOutput,
     SchedulerConfig,
@@ -20,12 +19,13 @@ from control_plane.core.interface import (
     SchedulerStats,
 )
 from control_plane.core.kv_cache import KVCacheManagerProtocol
+from control_plane.core.limits import RequestLimits
 from control_plane.core.queue import WaitingQueue
 from control_plane.core.request import FinishReason, Request, RequestState, Sequence
 from control_plane.core.running import RunningSet
 from control_plane.core.slots import SlotPool
 from control_plane.core.step import Step
-from planes.errors import SchedulerError, ValidationError
+from planes.errors import SchedulerError
 
 __all__ = [
     "Scheduler",
@@ -51,8 +51,9 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManagerProtocol) -> None:
         self._config = config
         self._block_size = kv_cache.block_size
-        self._total_blocks = kv_cache.get_memory_stats().total_blocks
-        self._threshold_blocks = int(config.memory_threshold * self._total_blocks)
+        num_blocks = kv_cache.get_memory_stats().total_blocks
+        self._limits = RequestLimits(config.max_model_len, kv_cache.block_size, num_blocks)
+        self._threshold_blocks = int(config.memory_threshold * num_blocks)
         self._queue = WaitingQueue()
         self._running = RunningSet(kv_cache, SlotPool(config.num_slots), self._queue)
         self._in_flight: deque[Step] = deque()
@@ -67,8 +68,7 @@ class Scheduler:
     def add_request(self, request: Request) -> int:
         """Queue a request and return its id.
 
-        Raises ValidationError for an empty prompt or too many tokens, RequestNeverFitsError if
-        the pool could not hold it even alone, SchedulerError if it is not new.
+        Raises what `RequestLimits.check` raises, SchedulerError if it is not new.
         """
         self._check(request)
         self._num_arrivals += 1
@@ -117,8 +117,8 @@ class Scheduler:
         """Return the next step to send; None if nothing can be computed before a commit.
 
         Decode rows come first, those served longest ago first among them; then prefill in order
-        of arrival, within what is left of the step. If this left nothing for prefill
-        `prefill_patience` times in a row, a row and some tokens are kept for it.
+        of arrival, within what is left of the step. If decoding filled `prefill_patience` steps,
+        a row and some tokens are kept for prefill, until it had a row.
         """
         running = self._running
         running.begin_step()
@@ -132,11 +132,12 @@ class Scheduler:
         else:
             self._book_decodes(step, candidates, max_rows, max_tokens)
         has_prefill_work = len(running.prefilling) > 0 or len(self._queue) > 0
+        is_full = self._token_budget(step) == 0
         self._book_prefills(step)
         self._admit(step)
         if step.num_prefill_rows > 0 or not has_prefill_work:
             self._steps_without_prefill = 0
-        else:
+        elif is_full:  # otherwise memory was short, and waiting gives no right to anybody's blocks
             self._steps_without_prefill += 1
         if step.num_prefill_rows == 0:  # what was reserved, if anything, found no use
             self._book_decodes(step, candidates, max_rows, max_tokens)
@@ -321,23 +322,7 @@ class Scheduler:
 
     def _check(self, request: Request) -> None:
         """Refuse what can never run."""
-        if not request.input_tokens:
-            raise ValidationError("the prompt must have at least 1 token, got 0", field="prompt")
-        limit = self._config.max_model_len
-        if request.max_total_len > limit:
-            raise ValidationError(
-                f"prompt ({request.num_prompt_tokens} tokens) + max_tokens ({request.max_tokens}) "
-                f"= {request.max_total_len} must be at most max_model_len ({limit})",
-                field="max_tokens",
-            )
-        num_blocks = self._running.blocks_for(request.max_total_len - 1)
-        if num_blocks > self._total_blocks:
-            raise RequestNeverFitsError(
-                f"prompt ({request.num_prompt_tokens} tokens) + max_tokens ({request.max_tokens}) "
-                f"needs {num_blocks} KV blocks of {self._block_size} tokens, "
-                f"the pool has {self._total_blocks}",
-                field="max_tokens",
-            )
+        self._limits.check(request.num_prompt_tokens, request.max_tokens)
         if request.state is not RequestState.PENDING:
             raise SchedulerError(f"request {request.id} is {request.state.value}, not pending")
         if len(request.output_tokens) >= request.max_tokens:
