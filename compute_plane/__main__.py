@@ -86,9 +86,11 @@ class _Process:
         return EXIT_OK if is_done and not self._has_failed else EXIT_FAULT
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - its shape
+        self._stop.set()  # also while loading: code that swallows exceptions may get this one
         if self._is_loading:
+            # What is half made (by a compiler, say) may fail once more when it is deleted.
+            sys.unraisablehook = lambda _: None
             raise _StopRequested
-        self._stop.set()
 
     def _on_fault(self) -> None:
         self._has_failed = True

@@ -9,8 +9,8 @@ from typing import Final
 from compute_plane.device import DeviceDescription
 from compute_plane.executor.batch_checks import SlotLimits
 from compute_plane.model.spec import ModelSpec
+from planes.transport import PROTOCOL_VERSION
 
-PROTOCOL_VERSION: Final = 1
 MAX_BATCHES_IN_FLIGHT: Final = 2
 """Batches of one stream under way: one runs, the next waits ready."""
 

@@ -14,12 +14,6 @@ from planes.errors import (
 )
 
 
-class PromptTooLongError(ValidationError):
-    """Prompt and completion together exceed the longest sequence the server takes."""
-
-    reason = "CONTEXT_LENGTH_EXCEEDED"
-
-
 class ModelNotFoundError(ValidationError):
     """The request names a model that is not loaded."""
 

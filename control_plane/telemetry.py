@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class EngineMetrics:
     """Counts since the start, and a few numbers of this moment.
 
+    `total_requests`: those taken in, hence completed, failed, cancelled and still under way
+    together; what was refused is in no count.
     `active_sequences`: admitted requests; `waiting_requests`: those not admitted yet.
     `memory_utilization`: used blocks over all blocks, 0 to 1.
     `average_latency_s`: from receipt to the end, mean over completed requests.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -17,13 +16,12 @@ import structlog
 
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import MemoryStats
-from control_plane.core.request import Request, RequestState
-from control_plane.engine.admission import Admission, PromptLimits
-from control_plane.engine.bring_up import ConnectedPlane, connect, make_loop
+from control_plane.core.request import FinishReason, Request, RequestState
+from control_plane.engine.bring_up import RETRY_PAUSE_S, ConnectedPlane, learn, make_loop
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.events import RequestEnd, RequestUpdate
 from control_plane.engine.loop import EngineLoop, LoopOptions
-from control_plane.errors import EngineStoppedError, QueueFullError
+from control_plane.errors import EngineStoppedError, LinkError, QueueFullError
 from control_plane.telemetry import EngineMetrics
 from control_plane.text.detokenizer import make_detokenizer
 from control_plane.text.tokenizer import Tokenizer
@@ -87,6 +85,7 @@ class InferenceEngine:
             config = dataclasses.replace(config, executor=executor)
         _check(config, tokenizer)
         self._config = config
+        self._pid = os.getpid()
         self._pending: dict[int, _Pending] = {}
         self._completed: list[CompletedRequest] = []
         if not structlog.is_configured():
@@ -101,17 +100,24 @@ class InferenceEngine:
             resources.callback(self._compute.close)
             self._client = ComputeClient(self._compute.address, controller=f"pid {os.getpid()}")
             resources.callback(self._client.shut_down)
-            connected = connect(self._client, config, stop=threading.Event(), tokenizer=tokenizer)
-            if connected is None:
-                raise EngineStoppedError("the engine was stopped while it started")
+            connected = self._connect(tokenizer)
             self._tokenizer = connected.tokenizer
-            self._admission = _make_admission(connected, tokenizer)
+            self._admission = connected.make_admission()
             self._loop = self._make_loop(connected)
             resources.callback(self._loop.close)
             # Runs at `close`, and at the latest when the program ends.
             self._finalizer = weakref.finalize(
-                self, _close_in_process, os.getpid(), resources.pop_all()
+                self, _close_in_process, self._pid, resources.pop_all()
             )
+
+    def _connect(self, tokenizer: Tokenizer | None) -> ConnectedPlane:
+        """Learn what the compute plane is. Raises ExecutionError if it keeps dying."""
+        while True:
+            try:
+                return learn(self._client, self._config, tokenizer)
+            except LinkError:
+                time.sleep(RETRY_PAUSE_S)
+                self._compute.keep_alive()
 
     def _make_loop(self, connected: ConnectedPlane) -> EngineLoop:
         publish = weakref.WeakMethod(self._take)
@@ -147,8 +153,9 @@ class InferenceEngine:
     ) -> int:
         """Take a prompt, text or token ids, and return the request's id; nothing is computed yet.
 
-        Raises ValidationError for what is wrong with it, QueueFullError when `max_queued_requests`
-        wait already. A request that could never fit into the block pool ends as failed.
+        Raises ValidationError or TokenizationError for what is wrong with it, MemoryError if the
+        block pool could not hold it even alone, SchedulerError when `max_queued_requests` wait
+        already. What is refused is in no count.
         """
         self._check_open()
         params = params or GenerationParams()
@@ -176,17 +183,28 @@ class InferenceEngine:
         Raises EngineError if the engine as a whole cannot go on.
         """
         self._check_open()
+        if not self._completed:  # else an error broke off a `run`: what had ended comes first
+            self._advance()
+        return self._take_completed()
+
+    def run(self) -> list[CompletedRequest]:
+        """Run until no work is left; the requests that ended, in the order of their ends.
+
+        Raises EngineError if the engine as a whole cannot go on; `step` still gives what had ended.
+        """
+        while self.has_pending_work():
+            self._check_open()
+            self._advance()
+        return self._take_completed()
+
+    def _advance(self) -> None:
+        """Run one step."""
         if self.has_pending_work():
             self._compute.keep_alive()
             self._loop.step()
-        completed, self._completed = self._completed, []
-        return completed
 
-    def run(self) -> list[CompletedRequest]:
-        """Run until no work is left; the requests that ended, in the order of their ends."""
-        completed = []
-        while self.has_pending_work():
-            completed += self.step()
+    def _take_completed(self) -> list[CompletedRequest]:
+        completed, self._completed = self._completed, []
         return completed
 
     def has_pending_work(self) -> bool:
@@ -219,6 +237,10 @@ class InferenceEngine:
     def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise EngineStoppedError("the engine is closed")
+        if os.getpid() != self._pid:
+            raise EngineStoppedError(
+                "the engine belongs to the process that made it; a fork must make its own"
+            )
 
     def _take(self, updates: Sequence[RequestUpdate]) -> None:
         """Note what a step brought."""
@@ -232,20 +254,28 @@ class InferenceEngine:
                 self._completed.append(self._complete(pending, update.end))
 
     def _complete(self, pending: _Pending, end: RequestEnd) -> CompletedRequest:
-        success = end.state is RequestState.COMPLETED
-        detokenizer = make_detokenizer(self._tokenizer)  # the same text as over the wire
-        error = None if success else f"the request was {end.state.value}"
+        text, finish_reason = "", end.finish_reason
+        error = (
+            None if end.state is RequestState.COMPLETED else f"the request was {end.state.value}"
+        )
         if end.error is not None:
             error = end.error.message
+        try:
+            detokenizer = make_detokenizer(self._tokenizer)  # the same text as over the wire
+            text = detokenizer.push(pending.output_tokens) + detokenizer.finish()
+        # The tokenizer may be the caller's own; its fault must not cost the other requests.
+        except Exception as fault:  # noqa: BLE001
+            error = error or f"the tokens could not be turned into text: {fault!r}"
+            finish_reason = FinishReason.ERROR
         return CompletedRequest(
             request_id=pending.request.id,
-            output_text=detokenizer.push(pending.output_tokens) + detokenizer.finish(),
+            output_text=text,
             output_tokens=pending.output_tokens,
             generated_tokens=len(pending.output_tokens),
-            success=success,
+            success=error is None,
             error=error,
             duration=end.timings.total_s,
-            finish_reason=end.finish_reason.value,
+            finish_reason=finish_reason.value,
         )
 
 
@@ -265,18 +295,6 @@ def _check(config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         raise ConfigError(
             f"tokenizer: {type(tokenizer).__name__} has no {', '.join(missing)}", field="tokenizer"
         )
-
-
-def _make_admission(connected: ConnectedPlane, tokenizer: Tokenizer | None) -> Admission:
-    """Return what turns prompts into requests; a custom tokenizer brings its own end token."""
-    if tokenizer is None:
-        return connected.make_admission()
-    limits = connected.limits
-    return Admission(
-        tokenizer,
-        PromptLimits(max_model_len=limits.max_model_len, vocab_size=connected.plane.vocab_size),
-        eos_token_ids=() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,),
-    )
 
 
 def _close_in_process(pid: int, resources: contextlib.ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""gRPC options both ends of a wire must agree on.
+"""What both ends of a wire must agree on: the protocol version and gRPC options.
 
 Facts behind the numbers (grpcio 1.85): `keepalive_timeout_ms` does not bound the detection of a
 stopped peer, `grpc.http2.ping_timeout_ms` does; server ping policing must allow what the client
@@ -6,6 +6,11 @@ sends; `SO_REUSEPORT` is on by default, so a second server would share the port 
 """
 
 from __future__ import annotations
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+"""Of `hetero.compute.v1`; both planes must have the same."""
 
 MAX_PLANE_MESSAGE_BYTES = 64 << 20
 """Between the planes: tokenizer data and the largest batch fit many times."""

@@ -18,7 +18,12 @@ import structlog
 
 from compute_plane.errors import ExecutorLoadError
 from compute_plane.executor.interface import ExecutionBatch, GPUExecutor, SamplingRow
-from compute_plane.memory.sizing import available_memory_bytes, check_pool_fits, kv_block_bytes
+from compute_plane.memory.sizing import (
+    available_memory_bytes,
+    check_pool_fits,
+    check_weights_fit,
+    kv_block_bytes,
+)
 from compute_plane.model.spec import ModelSpec
 from planes.errors import EngineError
 
@@ -95,6 +100,7 @@ def _build_cpu(context: ExecutorContext) -> BuiltExecutor:
     from compute_plane.memory.kv_pool import KvPool
 
     spec = context.spec
+    check_weights_fit(spec.num_parameters, available_memory_bytes())
     weights = context.model.load_weights(context.num_threads)
     block_bytes = kv_block_bytes(spec, context.block_size)
     check_pool_fits(context.num_blocks, block_bytes, available_memory_bytes())

@@ -39,6 +39,7 @@ from compute_plane.executor.step import (
     RowFailureReason,
     StepBatch,
     StepResult,
+    TableCopy,
 )
 from compute_plane.executor.write_checks import WriteChecker
 from planes.errors import ExecutionError
@@ -73,7 +74,7 @@ class SlotTable:
         """Forget every slot."""
         self._numbers = SlotNumbers.empty(self.limits.max_slots)
         self._memory = SlotMemory(self.limits)
-        self._waiting_copies: list[BlockCopy] = []
+        self._waiting_copies: list[TableCopy] = []
 
     # --- before the step ---
 
@@ -101,7 +102,7 @@ class SlotTable:
 
     def _stage_copies(
         self, batch: StepBatch, staged: SlotNumbers, replaced: list[tuple[int, int, int]]
-    ) -> list[BlockCopy]:
+    ) -> list[TableCopy]:
         """Put the copies' destinations into the tables; return the copies to run.
 
         `replaced` gets (line, index, block) of each entry overwritten.
@@ -132,7 +133,7 @@ class SlotTable:
                 )
             replaced.append((line, copy.logical_index, held))
             tables[line, copy.logical_index] = copy.destination
-            copies.append(BlockCopy(copy.source, copy.destination))
+            copies.append(copy)
         return copies
 
     def _stage_slots(self, batch: StepBatch, staged: SlotNumbers, taken: list[int]) -> list[int]:
@@ -163,7 +164,7 @@ class SlotTable:
         return freed
 
     def _stage_rows(
-        self, batch: StepBatch, staged: SlotNumbers, copies: list[BlockCopy]
+        self, batch: StepBatch, staged: SlotNumbers, copies: list[TableCopy]
     ) -> PreparedStep:
         """Take in the rows and return the step as it is run."""
         memory, limits = self._memory, self.limits
@@ -176,8 +177,8 @@ class SlotTable:
         staged.num_computed[live.batch.slots] = live.ends
         staged.is_fresh[live.batch.slots] = False
         involved = [batch.slots, batch.sampled_slots]
-        if batch.copies:
-            involved.append(np.array([copy.slot for copy in batch.copies], dtype=np.int64))
+        if copies:
+            involved.append(np.array([copy.slot for copy in copies], dtype=np.int64))
         return PreparedStep(
             batch=self._materialise(live, staged, copies) if live.row_of.size else None,
             rows=live,
@@ -186,7 +187,7 @@ class SlotTable:
         )
 
     def _materialise(
-        self, live: LiveRows, staged: SlotNumbers, copies: list[BlockCopy]
+        self, live: LiveRows, staged: SlotNumbers, copies: list[TableCopy]
     ) -> ExecutionBatch:
         """Return the step with all its tokens, positions and block tables."""
         memory, batch, ends = self._memory, live.batch, live.ends
@@ -206,7 +207,7 @@ class SlotTable:
             sampling=self._sampling_rows(
                 staged.line[live.targets], positions=ends[batch.sampled_rows]
             ),
-            copies=copies,
+            copies=[BlockCopy(copy.source, copy.destination) for copy in copies],
             prompt_logprob_rows=prompt_rows,
             prompt_logprob_targets=[
                 memory.tokens[

@@ -1,4 +1,4 @@
-"""How much memory a KV pool takes, and whether this machine has it."""
+"""How much memory the weights and a KV pool take, and whether this machine has it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Final, Protocol
 from planes.errors import ConfigError
 
 MEMINFO: Final = Path("/proc/meminfo")
-CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
-CGROUP_USED: Final = Path("/sys/fs/cgroup/memory.current")
+CGROUP: Final = Path("/sys/fs/cgroup")
+FILE_CACHES: Final = ("active_file", "inactive_file")
+"""Lines of a control group's memory.stat that count pages the kernel takes back when it must."""
+
 MIB: Final = 1024 * 1024
+FLOAT32_BYTES: Final = 4
 
 
 class KvShape(Protocol):
@@ -32,29 +35,44 @@ class KvShape(Protocol):
         ...
 
 
-def kv_block_bytes(shape: KvShape, block_size: int, bytes_per_value: int = 4) -> int:
+def kv_block_bytes(shape: KvShape, block_size: int, bytes_per_value: int = FLOAT32_BYTES) -> int:
     """Return the bytes of one KV block: K and V of `block_size` tokens in all layers."""
     values = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * block_size
     return values * bytes_per_value
 
 
-def available_memory_bytes(
-    meminfo: Path = MEMINFO, cgroup_limit: Path = CGROUP_LIMIT, cgroup_used: Path = CGROUP_USED
-) -> int | None:
+def available_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
     """Return the bytes this process may still take, or None where the system does not say.
 
-    The smaller of what the kernel calls available and what the control group leaves. Memory the
-    group uses for file caches counts as used, although it could be given back.
+    The smaller of what the kernel calls available and what the control group leaves. File caches of
+    the group count as available: the kernel drops them before it refuses memory.
     """
     candidates: list[int] = []
     for line in _read(meminfo).splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             candidates.append(int(value.split()[0]) * 1024)
-    limit, used = _read(cgroup_limit).strip(), _read(cgroup_used).strip()
+    limit, used = (_read(cgroup / name).strip() for name in ("memory.max", "memory.current"))
     if limit.isdigit() and used.isdigit():  # "max": no limit
-        candidates.append(max(0, int(limit) - int(used)))
+        stat = dict(line.split() for line in _read(cgroup / "memory.stat").splitlines())
+        caches = sum(int(stat.get(name, 0)) for name in FILE_CACHES)
+        candidates.append(max(0, int(limit) - max(0, int(used) - caches)))
     return min(candidates, default=None)
+
+
+def check_weights_fit(num_parameters: int, available_bytes: int | None) -> None:
+    """Raise ConfigError, naming `model`, if the weights in float32 cannot fit into memory.
+
+    The system would grant the memory and end the process when it is used. `available_bytes` None
+    (unknown) passes.
+    """
+    needed = num_parameters * FLOAT32_BYTES
+    if available_bytes is not None and needed > available_bytes:
+        raise ConfigError(
+            f"model: its {num_parameters} parameters need {needed // MIB} MiB in float32, "
+            f"but only {available_bytes // MIB} MiB are available",
+            field="model",
+        )
 
 
 def check_pool_fits(num_blocks: int, block_bytes: int, available_bytes: int | None) -> None:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from compute_plane.model.errors import ModelFileError, printable, system_fault
+from compute_plane.model.mapped_file import open_regular
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INTEGER = (1 << 63) - 1
@@ -14,11 +15,11 @@ MAX_INTEGER = (1 << 63) - 1
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
     """Return a file's bytes. Raises ModelFileError if it cannot be read or is too large."""
-    try:
-        with path.open("rb") as file:
+    with open_regular(path) as file:
+        try:
             content = file.read(max_bytes + 1)
-    except OSError as error:
-        raise ModelFileError(path, system_fault(error)) from None
+        except OSError as error:
+            raise ModelFileError(path, system_fault(error)) from None
     if len(content) > max_bytes:
         raise ModelFileError(path, f"larger than {max_bytes} bytes")
     return content
@@ -45,8 +46,11 @@ def parse_object(path: Path, content: bytes) -> dict[str, object]:
 
     try:
         document = json.loads(content.decode("utf-8"), object_pairs_hook=unique)
+        json.dumps(document, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError:
         raise ModelFileError(path, "not UTF-8 text") from None
+    except UnicodeEncodeError:
+        raise ModelFileError(path, "an escape stands for half a character") from None
     except (ValueError, RecursionError) as error:
         raise ModelFileError(path, f"not valid JSON: {printable(str(error))}") from None
     if not isinstance(document, dict):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compute_plane.model.assets import ModelAssets
-from compute_plane.model.errors import ModelFileError, system_fault
+from compute_plane.model.errors import ModelFileError, printable, system_fault
 from compute_plane.model.gguf import GgufSource, read_gguf_spec
 from compute_plane.model.gguf_header import open_gguf
 from compute_plane.model.gguf_tokenizer import read_gguf_assets
@@ -82,7 +82,7 @@ def _load_gguf(location: ModelLocation) -> LoadedModel:
 
 def _load_directory(location: ModelLocation) -> LoadedModel:
     config = JsonObject.read(location.path / CONFIG)
-    name = location.name or location.path.resolve().name
+    name = location.name or printable(location.path.resolve().name)
     spec = read_hf_spec(config, name)
     spec, source = open_safetensors(location.path, spec)
     assets = read_hf_assets(location.path, config, spec)

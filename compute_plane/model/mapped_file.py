@@ -1,4 +1,4 @@
-"""Read-only mapping of a model file."""
+"""Opening and mapping of model files, which must be regular ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,22 @@ import mmap
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from compute_plane.model.errors import ModelFileError, system_fault
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises ModelFileError naming it and the fault."""
+    try:
+        # A pipe would block right in open(2) without the flag.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ModelFileError(path, system_fault(error)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ModelFileError(path, "not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -15,19 +29,10 @@ def map_file(path: Path) -> mmap.mmap:
 
     The file must not be cut short while it is mapped: the system then ends the process.
     """
-    try:
-        # A pipe would block right in open(2) without the flag.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise ModelFileError(path, system_fault(error)) from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(path, "not a regular file")
-        if not status.st_size:
-            raise ModelFileError(path, "the file is empty")
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelFileError(path, system_fault(error)) from None
-    finally:
-        os.close(descriptor)
+    with open_regular(path) as file:
+        try:
+            if not os.fstat(file.fileno()).st_size:
+                raise ModelFileError(path, "the file is empty")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ModelFileError(path, system_fault(error)) from None

@@ -6,13 +6,15 @@ import contextlib
 import os
 import socket
 import stat
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from compute_plane.errors import ListenError
 from compute_plane.rpc.servicer import MAX_STREAMS, ComputeServicer
@@ -23,14 +25,41 @@ from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 SERVICE: Final = compute_pb2.DESCRIPTOR.services_by_name["ComputeService"].full_name
 HEALTH_SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
-NUM_WORKERS: Final = MAX_STREAMS + 8
-"""Threads that run RPCs; each Execute stream holds one."""
+MAX_REFLECTION_STREAMS: Final = 4
+"""Tools that look around at once; some keep their stream open."""
+
+NUM_WORKERS: Final = MAX_STREAMS + MAX_REFLECTION_STREAMS + 8
+"""Threads that run RPCs; each Execute and each reflection stream holds one."""
 
 OWNER_ONLY: Final = 0o177
 """The umask that leaves a socket with mode 0600 from its first moment."""
 
 STOP_GRACE_S: Final = 0.5
 """What calls still open at the end get (health watchers stay until they are cut)."""
+
+
+class BoundedReflection:
+    """Server reflection that leaves worker threads for the other calls."""
+
+    def __init__(self, service_names: Sequence[str]) -> None:
+        self._unbounded: Any = reflection.ReflectionServicer(service_names)  # its stub is wrong
+        self._room = threading.Semaphore(MAX_REFLECTION_STREAMS)
+
+    def ServerReflectionInfo(  # noqa: N802 - the name of the RPC
+        self,
+        request_iterator: Iterator[reflection_pb2.ServerReflectionRequest],
+        context: grpc.ServicerContext,
+    ) -> Iterator[reflection_pb2.ServerReflectionResponse]:
+        """Answer as gRPC's own servicer does, or with RESOURCE_EXHAUSTED."""
+        if not self._room.acquire(blocking=False):
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"at most {MAX_REFLECTION_STREAMS} reflection streams are served at once",
+            )
+        try:
+            yield from self._unbounded.ServerReflectionInfo(request_iterator, context)
+        finally:
+            self._room.release()
 
 
 class PlaneServer:
@@ -46,8 +75,8 @@ class PlaneServer:
         )
         compute_pb2_grpc.add_ComputeServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), self._server
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            BoundedReflection((SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)), self._server
         )
 
     def start(self) -> Address:

@@ -13,7 +13,7 @@ import structlog
 from compute_plane.errors import ProtocolMismatch, TooManyStreams
 from compute_plane.executor.device_thread import Answer, DeviceThread
 from compute_plane.executor.sessions import SessionLedger
-from compute_plane.facts import PROTOCOL_VERSION, PlaneAssets, PlaneFacts
+from compute_plane.facts import PlaneAssets, PlaneFacts
 from compute_plane.model.errors import printable
 from compute_plane.rpc.convert import (
     assets_to_proto,
@@ -25,6 +25,7 @@ from compute_plane.rpc.convert import (
 from compute_plane.rpc.status import abort
 from compute_plane.rpc.streams import ExecuteStream
 from planes.errors import EngineError
+from planes.transport import PROTOCOL_VERSION
 from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 
 MAX_STREAMS: Final = 8
@@ -105,7 +106,7 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
         context: grpc.ServicerContext,
     ) -> Iterator[compute_pb2.ExecutionOutput]:
         """Run batches, two under way at once, until the controller ends the stream."""
-        stream = ExecuteStream(request_iterator, self._device, self._sessions)
+        stream = ExecuteStream(request_iterator, self._device, self._sessions, context.cancel)
         try:
             self._add(stream)
             if not context.add_callback(stream.end):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import grpc
 import structlog
@@ -24,17 +25,24 @@ from compute_plane.rpc.convert import batch_from_proto, header_from_proto
 from planes.errors import EngineError
 from protos.hetero.compute.v1 import compute_pb2
 
+END_GRACE_S: Final = 1.0
+"""What a controller gets to read its last replies and why the stream was ended."""
+
 log = structlog.get_logger()
 
 
 class ExecuteStream:
-    """The stream of one controller. `requests` is gRPC's iterator of batches."""
+    """The stream of one controller.
+
+    `requests` is gRPC's iterator of batches. `cut_off` ends the call at once; from any thread.
+    """
 
     def __init__(
         self,
         requests: Iterator[compute_pb2.ExecutionBatch],
         device: DeviceThread,
         sessions: SessionLedger,
+        cut_off: Callable[[], object],
     ) -> None:
         self._requests = requests
         self._device = device
@@ -42,15 +50,21 @@ class ExecuteStream:
         self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(MAX_BATCHES_IN_FLIGHT)
         self._has_ended = threading.Event()
+        self._cut_off = cut_off
+        self._is_over = threading.Event()
 
     def end(self, reason: EngineError | None = None) -> None:
         """End the stream, with an error or as if the controller had left; from any thread.
 
         Batches already handed to the device thread are not called back: those of a session that is
-        no longer the current one are refused when their turn comes.
+        no longer the current one are refused when their turn comes. A controller that does not read
+        cannot be told the reason: its call is cut off after `END_GRACE_S`, so that it does not hold
+        one of the few streams for ever.
         """
         self._has_ended.set()
         self._outbox.put(reason)
+        if reason is not None:
+            threading.Thread(target=self._cut_off_if_stuck, name="execute-end", daemon=True).start()
 
     def replies(self) -> Iterator[StepReply]:
         """Yield the replies until the controller has sent its last batch and got its last reply.
@@ -67,8 +81,13 @@ class ExecuteStream:
                 self._room.release()
         finally:
             self._has_ended.set()
+            self._is_over.set()
             self._room.release(MAX_BATCHES_IN_FLIGHT)  # the reader may wait for it
             self._sessions.detach(self)
+
+    def _cut_off_if_stuck(self) -> None:
+        if not self._is_over.wait(END_GRACE_S):
+            self._cut_off()
 
     def _read(self) -> None:
         """Hand batches to the device thread; on a thread of its own."""
@@ -76,14 +95,13 @@ class ExecuteStream:
             self._read_batches()
         except grpc.RpcError:
             self._outbox.put(None)  # the controller is gone
-        except EngineError as error:
-            self._outbox.put(error)
         except Exception:
             # Whatever it is: the plane's own code is broken, and the stream must not hang.
             log.exception("an Execute stream failed")
             self._outbox.put(PlaneBroken("the compute plane failed; its log has the fault"))
 
     def _read_batches(self) -> None:
+        ending: EngineError | None = None
         while True:
             self._room.acquire()
             batch = next(self._requests, None)
@@ -93,7 +111,11 @@ class ExecuteStream:
                 break
             header = header_from_proto(batch)
             self._sessions.attach(header.session, self)
-            self._device.submit(header, batch_from_proto(batch), self._outbox.put)
+            try:
+                self._device.submit(header, batch_from_proto(batch), self._outbox.put)
+            except EngineError as error:
+                ending = error
+                break
         for _ in range(MAX_BATCHES_IN_FLIGHT - 1):  # until every reply is out
             self._room.acquire()
-        self._outbox.put(None)
+        self._outbox.put(ending)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import MemoryStats
 from control_plane.core.request import FinishReason
@@ -22,13 +24,13 @@ _FINISH_REASONS = {
 _DEFAULTS = GenerationParams()
 
 
-def prompt_from_proto(request: inference_pb2.GenerateRequest) -> str | list[int]:
+def prompt_from_proto(request: inference_pb2.GenerateRequest) -> str | Sequence[int]:
     """Return the prompt, text or token ids. Raises ValidationError if there is none."""
     kind = request.WhichOneof("prompt")
     if kind == "text":
         return request.text
     if kind == "token_ids":
-        return list(request.token_ids.ids)
+        return request.token_ids.ids
     raise ValidationError("the prompt must be given as text or token_ids", field="prompt")
 
 

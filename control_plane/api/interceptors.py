@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, cast
@@ -17,9 +16,10 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from control_plane.api.status import RpcFailure, describe_error, describe_fault
-from planes.errors import EngineError
+from planes.errors import EngineError, ValidationError
 
 _log = structlog.get_logger(__name__)
 
@@ -35,20 +35,11 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
-class RpcTally:
-    """Counts of RPCs: under way, and ended by method and status. Event loop only."""
-
-    def __init__(self) -> None:
-        self.num_in_flight = 0
-        self.ended: Counter[tuple[str, str]] = Counter()
-
-
 class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # not at run time
     """Wraps the methods of the services whose names are given; health and reflection stay bare."""
 
     def __init__(self, *services: str) -> None:
         self._prefixes = tuple(f"/{service}/" for service in services)
-        self.tally = RpcTally()
 
     async def intercept_service(
         self,
@@ -65,12 +56,12 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._wrap(method, cast(_Behaviour, handler.unary_stream)),
-                request_deserializer=handler.request_deserializer,
+                request_deserializer=_never_raise(handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
             self._wrap(method, cast(_Behaviour, handler.unary_unary)),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_never_raise(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
@@ -85,8 +76,9 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
             started = time.monotonic()
             code = grpc.StatusCode.OK
             failure: RpcFailure | None = None
-            self.tally.num_in_flight += 1
             try:
+                if isinstance(request, EngineError):
+                    raise request
                 return await behaviour(request, context)
             except asyncio.CancelledError:
                 # Cancelled by the client, disconnected, or past its deadline.
@@ -94,16 +86,33 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
                 raise
             except EngineError as error:
                 failure = describe_error(error)
-                _log.info("rpc refused", reason=error.reason, error=failure.message)
+                is_ours = failure.code is grpc.StatusCode.INTERNAL
+                tell = _log.error if is_ours else _log.info
+                tell("rpc refused", reason=error.reason, error=failure.message)
             # A fault must reach the log and the client, whatever it is; the server goes on.
             except Exception:  # noqa: BLE001
                 failure = describe_fault(request_id)
                 _log.exception("rpc failed")
             finally:
                 code = failure.code if failure is not None else code
-                self.tally.num_in_flight -= 1
-                self.tally.ended[name, code.name] += 1
                 _log.debug("rpc ended", code=code.name, seconds=time.monotonic() - started)
             return await context.abort(failure.code, failure.message, failure.trailing_metadata)
 
         return serve
+
+
+def _never_raise(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Give the method an error in place of a message that cannot be read.
+
+    gRPC itself would answer UNKNOWN, and log a caller's mistake as a fault of ours.
+    """
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> Any:  # noqa: ANN401 - the method's own message type
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return ValidationError(f"the message cannot be read: {error}")
+
+    return read

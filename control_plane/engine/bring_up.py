@@ -12,8 +12,9 @@ import structlog
 from control_plane.config import SchedulingLimits
 from control_plane.core.interface import SchedulerConfig
 from control_plane.core.kv_cache import KVCacheManager
+from control_plane.core.limits import RequestLimits
 from control_plane.core.scheduler import Scheduler
-from control_plane.engine.admission import Admission, PromptLimits
+from control_plane.engine.admission import Admission
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.events import Publisher
 from control_plane.engine.loop import EngineLoop, LoopOptions
@@ -29,38 +30,42 @@ RETRY_PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ConnectedPlane:
-    """A compute plane that answered: what it is, and what follows for the control plane."""
+    """A compute plane that answered: what it is, and what follows for the control plane.
+
+    `tokenizer`: the model's or the caller's own; `eos_token_ids` are that one's.
+    """
 
     plane: PlaneDescription
     assets: ModelAssets
     tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
     limits: SchedulerConfig
 
     def make_admission(self) -> Admission:
         """Return what turns prompts into requests for this plane's model."""
         return Admission(
             self.tokenizer,
-            PromptLimits(max_model_len=self.limits.max_model_len, vocab_size=self.plane.vocab_size),
-            eos_token_ids=self.assets.eos_token_ids,
+            RequestLimits(
+                max_model_len=self.limits.max_model_len,
+                block_size=self.plane.block_size,
+                num_blocks=self.plane.num_blocks,
+            ),
+            vocab_size=self.plane.vocab_size,
+            eos_token_ids=self.eos_token_ids,
         )
 
 
 def connect(
-    client: ComputeClient,
-    limits: SchedulingLimits,
-    *,
-    stop: threading.Event,
-    tokenizer: Tokenizer | None = None,
+    client: ComputeClient, limits: SchedulingLimits, *, stop: threading.Event
 ) -> ConnectedPlane | None:
     """Wait for the compute plane and learn what it is; None if `stop` is set first.
 
-    `tokenizer`: the caller's own instead of the model's. Raises PlaneMismatchError and
-    TokenizationError for a plane this control plane cannot work with.
+    Raises PlaneMismatchError and TokenizationError as `learn` does.
     """
     has_complained = False
     while not stop.is_set():
         try:
-            return _learn(client, limits, tokenizer)
+            return learn(client, limits)
         except LinkError as error:
             if not has_complained:
                 has_complained = True
@@ -73,12 +78,20 @@ def connect(
     return None
 
 
-def _learn(
-    client: ComputeClient, limits: SchedulingLimits, tokenizer: Tokenizer | None
+def learn(
+    client: ComputeClient, limits: SchedulingLimits, tokenizer: Tokenizer | None = None
 ) -> ConnectedPlane:
+    """Ask the compute plane what it is.
+
+    `tokenizer`: the caller's own instead of the model's. Raises LinkError if the plane does not
+    answer, PlaneMismatchError and TokenizationError if this control plane cannot work with it.
+    """
     plane = client.describe()
     assets = client.get_assets()
-    tokenizer = tokenizer or make_tokenizer(assets)
+    if tokenizer is None:
+        tokenizer, eos_token_ids = make_tokenizer(assets), assets.eos_token_ids
+    else:
+        eos_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     if tokenizer.vocab_size > plane.vocab_size:
         raise PlaneMismatchError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model's logits only "
@@ -93,7 +106,7 @@ def _learn(
             configured=limit.configured,
             effective=limit.effective,
         )
-    return ConnectedPlane(plane, assets, tokenizer, config)
+    return ConnectedPlane(plane, assets, tokenizer, eos_token_ids, config)
 
 
 def make_loop(

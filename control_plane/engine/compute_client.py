@@ -17,11 +17,11 @@ from control_plane.engine.convert import (
     description_from_proto,
     result_from_proto,
 )
-from control_plane.engine.plane import PROTOCOL_VERSION, PlaneDescription
+from control_plane.engine.plane import PlaneDescription
 from control_plane.errors import FencedError, LinkError
 from control_plane.text.assets import ModelAssets
 from planes.address import Address
-from planes.transport import plane_channel_options
+from planes.transport import PROTOCOL_VERSION, plane_channel_options
 from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 
 DESCRIBE_TIMEOUT_S = 2.0
@@ -83,10 +83,14 @@ class ComputeClient:
         return self._address
 
     def describe(self) -> PlaneDescription:
-        """Ask the plane what it is; the first answer is what every later plane must equal.
+        """Ask the plane what it is; this answer is what the plane to `open` must equal.
 
         Raises LinkError, PlaneMismatchError.
         """
+        self._plane = self._describe()
+        return self._plane
+
+    def _describe(self) -> PlaneDescription:
         try:
             response = self._stub.Describe(
                 compute_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
@@ -95,8 +99,6 @@ class ComputeClient:
             raise _link_error(error) from None
         plane = description_from_proto(response)
         plane.check()
-        if self._plane is None:
-            self._plane = plane
         return plane
 
     def get_assets(self) -> ModelAssets:
@@ -116,7 +118,7 @@ class ComputeClient:
         """
         self.close()
         try:
-            plane = self.describe()
+            plane = self._describe()
             self._check_same(plane)
             request = compute_pb2.OpenRequest(
                 protocol_version=PROTOCOL_VERSION,

@@ -9,6 +9,10 @@ from control_plane.text.assets import ModelAssets
 from planes.errors import SchedulerError
 from protos.hetero.compute.v1 import compute_pb2
 
+MIN_TOP_P = 2.0**-126
+"""The wire has float32, and less would become 0 there, which is no legal value. The nucleus is the
+most likely token alone long before."""
+
 
 def batch_to_proto(
     batch: StepBatch, *, session: int, epoch: int, acked_step: int
@@ -50,7 +54,7 @@ def _params_to_proto(params: GenerationParams) -> compute_pb2.SamplingParams:
     if params.seed is None:
         raise SchedulerError("a request reached the wire before its seed was drawn", field="seed")
     return compute_pb2.SamplingParams(
-        temperature=params.temperature, top_p=params.top_p, seed=params.seed
+        temperature=params.temperature, top_p=max(params.top_p, MIN_TOP_P), seed=params.seed
     )
 
 

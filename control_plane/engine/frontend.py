@@ -127,7 +127,7 @@ class EngineFrontend:
     @property
     def max_model_len(self) -> int:
         """Prompt and completion tokens of one request."""
-        return self._parts.admission.limits.max_model_len
+        return self._parts.admission.max_model_len
 
     @property
     def metrics(self) -> EngineMetrics:

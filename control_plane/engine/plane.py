@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from control_plane.config import SchedulingLimits
 from control_plane.core.interface import SchedulerConfig
 from control_plane.errors import PlaneMismatchError
-
-PROTOCOL_VERSION = 1
-"""Of `hetero.compute.v1`; both planes must have the same."""
+from planes.transport import PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 from compute_plane.config import ComputePlaneConfig
-from compute_plane.facts import PROTOCOL_VERSION as COMPUTE_PROTOCOL_VERSION
 from control_plane.config import OTHER_KEYS, ControlPlaneConfig, load_config
-from control_plane.engine.plane import PROTOCOL_VERSION
 from planes.settings import settings_of
 
 
@@ -27,7 +25,3 @@ def test_the_seed_documents_file_loads_without_a_warning(tmp_path):
     )  # fmt: skip
     loaded = load_config([f"--config={file}", "--compute=unix:/x"])
     assert loaded.unknown_keys == ()
-
-
-def test_both_planes_speak_the_same_protocol_version():
-    assert PROTOCOL_VERSION == COMPUTE_PROTOCOL_VERSION

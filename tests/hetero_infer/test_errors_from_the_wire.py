@@ -6,8 +6,9 @@ import grpc
 import pytest
 
 from control_plane.api.status import STATUS_OF, describe_error
+from control_plane.core.errors import PromptTooLongError
 from control_plane.core.generation_params import GenerationParams
-from control_plane.errors import PromptTooLongError, QueueFullError
+from control_plane.errors import QueueFullError
 from hetero_infer.client import Delta, Finished, InferenceClient, Started
 from hetero_infer.wire_errors import ServerLostError
 from planes.address import Address

@@ -16,11 +16,14 @@ from hetero_infer import (
     ConfigError,
     EngineConfig,
     EngineError,
+    ExecutionError,
     GenerationParams,
     InferenceEngine,
+    MemoryError,  # noqa: A004 - the family's public name
     SimpleTokenizer,
     ValidationError,
 )
+from hetero_infer.compute_beside import ComputeBeside
 from hetero_infer.plane_process import PlaneStartError
 
 PATIENCE_S = 60.0
@@ -167,15 +170,37 @@ def test_a_cancelled_request_ends_as_such_and_leaves_the_others_alone(engine):
     assert results[doomed].error == "the request was cancelled"
 
 
-def test_a_request_that_never_fits_fails_and_the_others_do_not():
+def test_a_request_that_never_fits_is_refused_at_once_and_is_in_no_count():
     config = EngineConfig(executor="simulated", block_size=4, max_num_blocks=4)
     with InferenceEngine(config) as engine:
-        doomed = engine.submit_request("x" * 40)
-        kept = engine.submit_request("x", GenerationParams(max_tokens=5))
-        results = {result.request_id: result for result in engine.run()}
-        assert results[kept].success
-        assert not results[doomed].success
-        assert "the pool has 4" in results[doomed].error
+        kept = engine.submit_request("x", GenerationParams(max_tokens=16))
+        with pytest.raises(MemoryError, match="needs 5 KV blocks of 4 tokens, the pool has 4"):
+            engine.submit_request("x", GenerationParams(max_tokens=17))
+        assert [result.request_id for result in engine.run()] == [kept]
+        metrics = engine.get_metrics()
+        assert (metrics.total_requests, metrics.failed_requests) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "edge",
+    [{"top_p": 1e-300}, {"temperature": 1e-300}, {"temperature": 1e-42, "top_p": 5e-324}],
+)
+def test_values_too_small_for_the_wire_are_legal_and_hurt_nobody(engine, edge):
+    kept_params = GenerationParams(max_tokens=9, seed=2)
+    alone = run_alone(engine, "kept", kept_params)
+    engine.submit_request("edge", GenerationParams(max_tokens=5, seed=1, **edge))
+    kept = engine.submit_request("kept", kept_params)
+    results = {result.request_id: result for result in engine.run()}
+    assert all(result.success for result in results.values())
+    assert results[kept].output_tokens == alone.output_tokens
+
+
+@pytest.mark.parametrize("prompt", [None, 7, [1.5], ["a"], [[1]]])
+def test_a_prompt_of_no_known_kind_is_refused_and_leaves_nothing_behind(engine, prompt):
+    with pytest.raises(ValidationError, match="text or a sequence of token ids"):
+        engine.submit_request(prompt)
+    assert not engine.has_pending_work()
+    assert run_alone(engine, (True, 2), GenerationParams(max_tokens=2)).success
 
 
 def test_more_waiting_requests_than_allowed_are_refused():
@@ -265,6 +290,94 @@ class LetterTokenizer:
 
     def decode(self, tokens):
         return "".join(chr(97 + t) if t < 26 else " " for t in tokens if t != 27)
+
+
+class StutteringTokenizer(SimpleTokenizer):
+    """Cannot decode any text with a certain token."""
+
+    unspeakable = -1
+
+    def token_bytes(self, token_id):
+        if token_id == self.unspeakable:
+            raise LookupError("unspeakable")
+        return super().token_bytes(token_id)
+
+
+def test_a_tokenizer_that_fails_on_one_text_costs_no_other_request_its_own():
+    tokenizer = StutteringTokenizer()
+    with InferenceEngine(SMALL, tokenizer=tokenizer) as engine:
+        params = GenerationParams(max_tokens=6, temperature=0, ignore_eos=True)
+        alone = [run_alone(engine, prompt, params) for prompt in "ab"]
+        tokenizer.unspeakable = next(
+            t for t in alone[0].output_tokens if t not in alone[1].output_tokens
+        )
+        ids = [engine.submit_request(prompt, params) for prompt in "ab"]
+        results = {result.request_id: result for result in engine.run()}
+        bad, good = (results[i] for i in ids)
+        assert (good.success, good.output_text) == (True, alone[1].output_text)
+        assert (bad.success, bad.finish_reason, bad.output_text) == (False, "error", "")
+        assert "LookupError('unspeakable')" in bad.error
+        assert bad.output_tokens == alone[0].output_tokens
+
+
+def test_what_had_ended_before_an_error_broke_off_a_run_is_not_lost(monkeypatch):
+    with InferenceEngine(SMALL) as engine:
+        short = engine.submit_request("a", GenerationParams(max_tokens=2, ignore_eos=True))
+        long = engine.submit_request("b", GenerationParams(max_tokens=50, ignore_eos=True))
+
+        def break_off():
+            if engine.get_metrics().completed_requests == 1:
+                raise ExecutionError("planted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._compute, "keep_alive", break_off)
+            with pytest.raises(ExecutionError, match="planted"):
+                engine.run()
+            assert [result.request_id for result in engine.step()] == [short]
+        assert [result.request_id for result in engine.run()] == [long]
+
+
+def test_a_plane_that_dies_before_the_engine_knows_it_is_replaced(monkeypatch, capsys):
+    kill_once = [lambda plane: plane._plane.kill()]
+    started = ComputeBeside.__init__
+
+    def start_and_die(self, config):
+        started(self, config)
+        kill_once.pop()(self)
+
+    monkeypatch.setattr(ComputeBeside, "__init__", start_and_die)
+    with InferenceEngine(SMALL) as engine:
+        assert run_alone(engine, "a", GenerationParams(max_tokens=2)).success
+    assert "starting another one" in capsys.readouterr().err
+
+
+def test_a_fork_cannot_use_the_engine_and_does_no_harm_to_it():
+    program = """
+        import os
+        from hetero_infer import EngineConfig, EngineError, GenerationParams, InferenceEngine
+        engine = InferenceEngine(EngineConfig(executor="simulated"))
+        engine.submit_request("Hello", GenerationParams(max_tokens=5))
+        child = os.fork()
+        for use in (engine.step, engine.run, lambda: engine.submit_request("x")):
+            try:
+                use()
+            except EngineError as error:
+                assert not child and "belongs to the process that made it" in error.message
+            else:
+                assert child
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+            assert [result.success for result in engine.run()] == [True]
+            print("fine")
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (0, "fine\n"), result.stderr
 
 
 EXECUTOR = """

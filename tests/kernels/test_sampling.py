@@ -17,7 +17,10 @@ reference, cpu = load_kernels("reference"), load_kernels("cpu")
 both = pytest.mark.parametrize("kernels", [reference, cpu], ids=lambda kernels: kernels.name)
 
 
-def run(kernels, logits, temperatures, top_ps, seeds=None, positions=None, rows=None):
+def run(
+    kernels, logits, temperatures, top_ps, seeds=None, positions=None, rows=None,
+    sample_indexes=None,
+):  # fmt: skip
     """Sample once per temperature; row k of the logits unless `rows` says otherwise."""
     count = len(temperatures)
     out, finite = np.full(count, -1, dtype=np.int32), np.zeros(count, dtype=np.bool_)
@@ -27,7 +30,9 @@ def run(kernels, logits, temperatures, top_ps, seeds=None, positions=None, rows=
         np.asarray(temperatures, dtype=np.float64),
         np.asarray(top_ps, dtype=np.float64),
         np.arange(count, dtype=np.uint64) if seeds is None else np.asarray(seeds, dtype=np.uint64),
-        np.zeros(count, dtype=np.int64),
+        np.zeros(count, dtype=np.int64)
+        if sample_indexes is None
+        else np.asarray(sample_indexes, dtype=np.int64),
         np.arange(count) if positions is None else np.asarray(positions, dtype=np.int64),
         out,
         finite,
@@ -111,6 +116,50 @@ def test_draws_follow_the_softmax_of_logits_over_temperature(kernels) -> None:
     np.testing.assert_allclose(
         repeated(kernels, row, 0.7, 1.0), expected / expected.sum(), atol=0.03
     )
+
+
+KEYS = {
+    "positions": lambda i: (7, 3, i),
+    "sample indexes": lambda i: (7, i, 3),
+    "seeds": lambda i: (i, 7, 3),
+    "all three": lambda i: (i * 0x9E3779B97F4A7C15 % 2**64, i % 5, i // 5),
+}
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.7, 0.8)])
+def test_draws_along_each_key_fit_their_distribution(key, temperature, top_p) -> None:
+    """Pearson's χ² over the tokens that may be drawn; the keys are fixed, so it never flickers."""
+    count = 200_000
+    row = np.random.default_rng(11).standard_normal(30) * 1.5
+    expected = np.exp((row - row.max()) / temperature)
+    expected /= expected.sum()
+    order = np.argsort(-expected)
+    dropped = order[int(np.searchsorted(np.cumsum(expected[order]), top_p)) + 1 :]
+    expected[dropped] = 0
+    expected *= count / expected.sum()
+
+    seeds, sample_indexes, positions = zip(*map(key, range(count)), strict=True)
+    tokens, _ = run(
+        cpu, [row], [temperature] * count, [top_p] * count, seeds, positions,
+        rows=np.zeros(count), sample_indexes=sample_indexes,
+    )  # fmt: skip
+    drawn = np.bincount(tokens, minlength=len(row))
+    assert not drawn[expected == 0].any()
+    possible = expected > 0
+    chi_square = ((drawn - expected)[possible] ** 2 / expected[possible]).sum()
+    freedom = possible.sum() - 1
+    # The distribution has mean `freedom` and variance 2 · `freedom`.
+    assert abs(chi_square - freedom) < 3.5 * np.sqrt(2 * freedom)
+
+
+def test_neighbouring_draws_are_independent() -> None:
+    numbers = np.array([cpu_uniform(np.uint64(7), i // 1000, i % 1000) for i in range(100_000)])
+    for lag in (1, 2, 1000):  # the next positions, the next sample
+        pairs = np.floor(numbers[:-lag] * 8) * 8 + np.floor(numbers[lag:] * 8)
+        expected = len(pairs) / 64
+        chi_square = ((np.bincount(pairs.astype(int), minlength=64) - expected) ** 2).sum()
+        assert abs(chi_square / expected - 63) < 3.5 * np.sqrt(2 * 63)
 
 
 @both

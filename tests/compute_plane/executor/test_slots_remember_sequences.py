@@ -126,6 +126,15 @@ def test_copies_of_a_step_without_rows_are_made_before_the_next():
     assert plane.batches[-1].block_tables.tolist() == [[8, 1]]
 
 
+def test_a_waiting_copy_is_not_trusted_when_the_step_that_makes_it_fails():
+    plane = Plane()
+    plane.tokens(step([(0, 0, 4)], starts=[start(0, b"text", [0, 1])]))
+    plane.tokens(step(copies=[TableCopy(0, 0, 0, 8)]))
+    plane.slots.poison(plane.slots.prepare(step([(1, 0, 1)], starts=[start(1, b"x", [2])])))
+    result = plane.run(step([(0, 4, 1)]))
+    assert [f.reason for f in result.row_failures] == [RowFailureReason.POISONED]
+
+
 def test_prompt_log_probabilities_are_those_of_the_known_next_tokens():
     plane = Plane()
     whole = plane.run(step([(0, 0, 6)], starts=[start(0, b"prompt", [0, 1])], prompt_logprobs=[0]))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -253,12 +255,15 @@ def test_bos_is_added_where_the_tokenizer_itself_adds_it(tiny, tmp_path):
         ("config.json", b'{"a":' + b"[" * 100_000, "not valid JSON"),
         ("config.json", b'{"hidden_size":' + b"9" * 5000 + b"}", "not valid JSON"),
         ("config.json", b" " * (1 << 21), "larger than 1048576 bytes"),
+        ("config.json", b'{"model_type":"\\ud800"}', "half a character"),
         ("config.json", None, "No such file"),
         ("tokenizer.json", b"{}", "not a tokenizer the library can read"),
         ("tokenizer.json", None, "No such file"),
         ("generation_config.json", b"nope", "not valid JSON"),
         ("tokenizer_config.json", b'{"eos_token":"<nope>"}', "eos_token '<nope>' is not in the"),
         ("tokenizer_config.json", b'{"eos_token":7}', "eos_token must be a string, got 7"),
+        ("tokenizer_config.json", b'{"eos_token":"\\udfff"}', "half a character"),
+        ("tokenizer_config.json", b'{"chat_template":"\\ud83d"}', "half a character"),
         ("tokenizer_config.json", b'{"chat_template":7}', "chat_template must be a string"),
         ("model.safetensors", None, "no model.safetensors"),
         ("model.safetensors", b"", "the file is empty"),
@@ -281,6 +286,20 @@ def test_a_damaged_file_is_named_with_its_fault(tiny, tmp_path, file, content, w
     assert caught.value.message.isprintable()
     if content is not None:
         assert file in caught.value.message
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tiny, tmp_path, file):
+    directory = tiny.directory(tmp_path / "m", tiny.model())
+    (directory / file).unlink()
+    os.mkfifo(directory / file)
+    with pytest.raises(ModelFileError, match=f"{file}: not a regular file"):
+        load_model(str(directory))
+
+
+def test_a_directory_whose_name_is_no_text_gives_a_name_that_can_be_sent(tiny, tmp_path):
+    directory = tiny.directory(Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff")), tiny.model())
+    assert load_model(str(directory)).spec.name == r"m\udcff"
 
 
 ENTRY = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from collections.abc import Iterator
 from typing import NoReturn
 
 import grpc
@@ -9,9 +11,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from compute_plane.errors import PlaneDraining, SessionFenced
 from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import StepBatch
 from compute_plane.rpc import streams
+from compute_plane.rpc.server import MAX_REFLECTION_STREAMS, NUM_WORKERS
 from compute_plane.rpc.servicer import MAX_STREAMS
 from protos.hetero.compute.v1 import compute_pb2
 from tests.compute_plane.rpc.plane_harness import TIMEOUT_S, Harness, reason, start, violated_fields
@@ -330,6 +334,58 @@ def test_stopping_reports_not_serving_and_delivers_the_batches_under_way(own_pla
         stopping.join(TIMEOUT_S)
 
 
+def test_batches_under_way_are_answered_before_a_draining_plane_ends_the_stream(
+    own_plane: Harness,
+):
+    executor, controller = own_plane.executor, own_plane.open()
+    parts = [first_batch_parts(), decode_parts(5), decode_parts(6)]
+    batches = [controller.batch(**part) for part in parts]
+    third_is_wanted = threading.Event()
+
+    def requests() -> Iterator[compute_pb2.ExecutionBatch]:
+        yield from batches[:2]
+        assert third_is_wanted.wait(TIMEOUT_S)
+        yield batches[2]
+
+    stream = streams.ExecuteStream(
+        requests(), own_plane.plane._device, own_plane.plane._sessions, cut_off=lambda: None
+    )
+    replies = stream.replies()
+    steps: list[int] = []
+    first = threading.Thread(target=lambda: steps.append(next(replies).header.step_id))
+    executor.gate.clear()
+    first.start()
+    assert executor.entered.acquire(timeout=TIMEOUT_S)
+    while own_plane.plane._device._queue.empty():  # until the second is queued as well
+        time.sleep(0.001)
+    own_plane.plane._device.stop(0)
+    third_is_wanted.set()
+    executor.gate.set()
+    first.join(TIMEOUT_S)
+    steps.append(next(replies).header.step_id)
+    with pytest.raises(PlaneDraining):
+        next(replies)
+    assert steps == [1, 2]
+
+
+def test_a_stream_that_is_ended_but_not_read_is_cut_off(
+    own_plane: Harness, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(streams, "END_GRACE_S", 0.01)
+    controller, was_cut_off = own_plane.open(), threading.Event()
+    stream = streams.ExecuteStream(
+        iter([controller.batch(**first_batch_parts())]),
+        own_plane.plane._device,
+        own_plane.plane._sessions,
+        was_cut_off.set,
+    )
+    replies = stream.replies()
+    next(replies)  # while nobody reads, gRPC does not come back for the next one
+    stream.end(SessionFenced("over"))
+    assert was_cut_off.wait(TIMEOUT_S)
+    replies.close()
+
+
 def test_health_of_an_unknown_service_is_not_found(shared_plane: Harness):
     with pytest.raises(grpc.RpcError) as caught:
         serving(health_pb2_grpc.HealthStub(shared_plane.channel), "nobody")
@@ -342,6 +398,29 @@ def test_reflection_lists_the_services(shared_plane: Harness):
     (answer,) = stub.ServerReflectionInfo(iter([request]))
     names = {service.name for service in answer.list_services_response.service}
     assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+def test_reflection_streams_left_open_do_not_keep_other_calls_out(own_plane: Harness):
+    stub = reflection_pb2_grpc.ServerReflectionStub(own_plane.channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    over = threading.Event()
+
+    def question() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+        yield request
+        over.wait(TIMEOUT_S)
+
+    calls = [stub.ServerReflectionInfo(question()) for _ in range(MAX_REFLECTION_STREAMS)]
+    assert all(next(call).HasField("list_services_response") for call in calls)
+    refused = [stub.ServerReflectionInfo(question()) for _ in range(NUM_WORKERS)]
+    for call in refused:
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert own_plane.describe().num_blocks
+    over.set()
+    for call in calls:
+        assert list(call) == []
+    assert list(stub.ServerReflectionInfo(iter([request])))
 
 
 def serving_status() -> int:

@@ -1,4 +1,4 @@
-"""A control plane process in front of the fake compute plane of `tests/control_plane`."""
+"""A control plane process, in front of the fake compute plane or a real, simulated one."""
 
 from __future__ import annotations
 
@@ -57,6 +57,44 @@ class Process:
             self.process.kill()
             self.process.wait(timeout=10)
         self._stderr.close()
+
+
+class ComputeProcess:
+    """`python -m compute_plane` with the simulated executor."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def start(self):
+        ready, write = os.pipe()
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "compute_plane", f"--listen={self.address}",
+                "--executor=simulated", "--block-size=4", "--max-num-blocks=96",
+                f"--ready-fd={write}",
+            ],
+            pass_fds=[write],
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+        )  # fmt: skip
+        os.close(write)
+        readable, _, _ = select.select([ready], [], [], 30)
+        assert readable
+        assert os.read(ready, 100)
+        os.close(ready)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def compute(tmp_path_factory):
+    """A compute plane that may be killed and started again."""
+    compute = ComputeProcess(f"unix:{tmp_path_factory.mktemp('compute')}/compute.sock")
+    compute.start()
+    yield compute
+    compute.kill()
 
 
 @pytest.fixture(scope="session")

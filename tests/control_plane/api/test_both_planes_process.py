@@ -2,56 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import select
-import subprocess
-import sys
-from pathlib import Path
-
 import grpc
 import pytest
 
 from protos.hetero.inference.v1 import inference_pb2 as pb
 from protos.hetero.inference.v1 import inference_pb2_grpc
-
-ROOT = Path(__file__).parents[3]
-
-
-class ComputeProcess:
-    """`python -m compute_plane` with the simulated executor; may be killed and started again."""
-
-    def __init__(self, address):
-        self.address = address
-
-    def start(self):
-        ready, write = os.pipe()
-        self.process = subprocess.Popen(
-            [
-                sys.executable, "-m", "compute_plane", f"--listen={self.address}",
-                "--executor=simulated", "--block-size=4", "--max-num-blocks=96",
-                f"--ready-fd={write}",
-            ],
-            pass_fds=[write],
-            stderr=subprocess.DEVNULL,
-            cwd=ROOT,
-        )  # fmt: skip
-        os.close(write)
-        readable, _, _ = select.select([ready], [], [], 30)
-        assert readable
-        assert os.read(ready, 100)
-        os.close(ready)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture(scope="module")
-def compute(tmp_path_factory):
-    compute = ComputeProcess(f"unix:{tmp_path_factory.mktemp('compute')}/compute.sock")
-    compute.start()
-    yield compute
-    compute.kill()
 
 
 @pytest.fixture(scope="module")

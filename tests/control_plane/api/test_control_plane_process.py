@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import grpc
 import pytest
@@ -95,6 +96,26 @@ def test_a_full_queue_is_exhausted_and_says_when_to_retry(launch, fake_plane):
         assert retry.retry_delay.seconds == 1
         fake_plane.may_run.set()
         assert [len(list(stream)) > 1 for stream in held] == [True, True]
+
+
+def test_a_request_cancelled_in_the_queue_never_runs(launch, fake_plane):
+    process = launch("--max-num-seqs=1")
+    fake_plane.may_run.clear()
+    with grpc.insecure_channel(process.ready()) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        first = generate(stub, max_tokens=5)
+        next(first)
+        queued = generate(stub, max_tokens=5)
+        next(queued)
+        queued.cancel()
+        deadline = time.monotonic() + 20
+        while stub.GetMetrics(pb.GetMetricsRequest()).cancelled_requests == 0:
+            assert time.monotonic() < deadline
+        fake_plane.may_run.set()
+        list(first)
+        metrics = stub.GetMetrics(pb.GetMetricsRequest())
+    assert (metrics.total_requests, metrics.completed_requests) == (2, 1)
+    assert sum(len(batch.starts) for batch in fake_plane.batches) == 1
 
 
 def test_requests_beyond_the_shutdown_timeout_end_unavailable(launch, fake_plane):

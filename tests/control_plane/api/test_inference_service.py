@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import grpc
 import pytest
@@ -79,6 +80,12 @@ def details(error):
 
 def used_blocks(stub):
     return stub.GetMemoryStats(pb.GetMemoryStatsRequest()).used_blocks
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
 
 
 def wait_for_health(channel, wanted):
@@ -187,17 +194,34 @@ def test_another_model_is_not_found(stub):
     assert stub.Generate(ask("x", model="fake", max_tokens=1)).model == "fake"
 
 
+def test_a_message_that_is_none_is_the_callers_mistake(channel):
+    generate = channel.unary_unary("/hetero.inference.v1.InferenceService/Generate")
+    for data in (
+        b"\xff\xff\xff",
+        pb.GenerateRequest(text="abc").SerializeToString() + b"\x12\x01\xff",
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            generate(data)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "the message cannot be read" in caught.value.details()
+
+
 def test_an_error_that_quotes_a_huge_value_is_still_that_error(stub):
     with pytest.raises(grpc.RpcError) as caught:
         stub.Generate(ask("x", model="模" * 1_000_000))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_what_can_never_fit_is_a_failed_precondition(stub):
+def test_what_can_never_fit_is_a_failed_precondition_and_in_no_count(stub):
+    before = metrics_of(stub)
     with pytest.raises(grpc.RpcError) as caught:
         stub.Generate(ask("x", max_tokens=64 * 4 + 1))
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "65 KV blocks" in caught.value.details()
+    found = details(caught.value)
+    assert found[error_details_pb2.ErrorInfo].reason == "REQUEST_NEVER_FITS"
+    assert found[error_details_pb2.BadRequest].field_violations[0].field == "sampling.max_tokens"
+    assert metrics_of(stub) == before
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "disconnect"])
@@ -218,6 +242,37 @@ def test_an_abandoned_stream_frees_its_blocks(control_plane, stub, how):
         # A request that needs the whole pool cannot run beside what was abandoned.
         assert stub.Generate(ask("x", max_tokens=255)).usage.completion_tokens == 255
     assert used_blocks(stub) == 0
+
+
+@pytest.mark.parametrize("moment", ["prefill", "decode"])
+def test_a_cancelled_request_is_in_no_step_after_those_under_way(stub, fake_plane, moment):
+    fake_plane.may_run.clear()
+    before = metrics_of(stub)
+    stream = stub.GenerateStream(ask("x", max_tokens=200))
+    assert next(stream).WhichOneof("event") == "started"
+    assert fake_plane.steps_seen.acquire(timeout=10)
+    if moment == "decode":
+        fake_plane.may_run.set()
+        next(stream)
+        fake_plane.may_run.clear()
+    stream.cancel()
+    wait_until(lambda: metrics_of(stub).cancelled_requests > before.cancelled_requests)
+    num_steps = metrics_of(stub).num_steps
+    fake_plane.may_run.set()
+    wait_until(lambda: used_blocks(stub) == 0)
+    after = metrics_of(stub)
+    assert after.num_steps == num_steps  # its blocks waited for two steps at most
+    assert after.active_sequences == after.waiting_requests == 0
+
+
+def test_a_request_cancelled_after_its_end_has_ended(stub):
+    before = metrics_of(stub)
+    stream = stub.GenerateStream(ask("x", max_tokens=3))
+    collect(stream)
+    stream.cancel()
+    after = metrics_of(stub)
+    assert after.cancelled_requests == before.cancelled_requests
+    assert after.completed_requests == before.completed_requests + 1
 
 
 def test_an_abandoned_unary_call_frees_its_blocks(stub, fake_plane):

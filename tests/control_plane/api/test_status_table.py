@@ -9,7 +9,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 import control_plane
 from control_plane.api.status import STATUS_OF, describe_error, describe_fault, status_code
-from control_plane.errors import PromptTooLongError, QueueFullError
+from control_plane.core.errors import PromptTooLongError
+from control_plane.errors import QueueFullError
 from planes.errors import EngineError, ValidationError
 
 

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
-from control_plane.engine.admission import Admission, PromptLimits
-from control_plane.errors import PromptTooLongError
+from control_plane.core.limits import RequestLimits
+from control_plane.engine.admission import Admission
 from control_plane.text.simple_tokenizer import SimpleTokenizer
 from planes.errors import ValidationError
 
 
 @pytest.fixture
 def admission():
-    return Admission(SimpleTokenizer(), PromptLimits(20, 259), eos_token_ids=(257,))
+    limits = RequestLimits(max_model_len=20, block_size=4, num_blocks=5)
+    return Admission(SimpleTokenizer(), limits, vocab_size=259, eos_token_ids=(257,))
 
 
 def test_requests_are_numbered_and_stamped_and_get_a_seed_of_their_own(admission):
@@ -35,6 +38,30 @@ def test_prompt_and_completion_may_fill_the_model_length_and_no_more(admission):
     assert admission.make_request([1] * 5, params, arrival_time=0.0).max_total_len == 20
     with pytest.raises(PromptTooLongError, match=r"\(6 tokens\).*\(15\) = 21.*\(20\)"):
         admission.make_request([1] * 6, params, arrival_time=0.0)
+
+
+def test_a_request_may_fill_the_whole_pool_and_no_more():
+    # The last token is never computed: 8 prompt tokens and 9 more need two blocks of 8.
+    limits = RequestLimits(max_model_len=99, block_size=8, num_blocks=2)
+    admission = Admission(SimpleTokenizer(), limits, vocab_size=259, eos_token_ids=())
+    assert admission.make_request([1] * 8, GenerationParams(max_tokens=9), arrival_time=0.0)
+    with pytest.raises(RequestNeverFitsError, match=r"needs 3 KV blocks of 8.*the pool has 2"):
+        admission.make_request([1] * 8, GenerationParams(max_tokens=10), arrival_time=0.0)
+
+
+def test_any_kind_of_integer_becomes_a_plain_one(admission):
+    request = admission.make_request(
+        np.array([3, 4]), GenerationParams(max_tokens=3), arrival_time=0.0
+    )
+    assert request.input_tokens == [3, 4]
+    assert {type(token) for token in request.input_tokens} == {int}
+
+
+@pytest.mark.parametrize("bad", [None, 5, [1.5], ["a"], [[1]], [None], iter([1])])
+def test_what_is_no_sequence_of_integers_is_refused(admission, bad):
+    with pytest.raises(ValidationError, match="text or a sequence of token ids") as caught:
+        admission.make_request(bad, GenerationParams(max_tokens=3), arrival_time=0.0)
+    assert caught.value.field == "prompt"
 
 
 @pytest.mark.parametrize("bad", [-1, 259, 2**40])

@@ -9,7 +9,7 @@ import pytest
 from control_plane.config import SchedulingLimits
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import FinishReason, Request
-from control_plane.engine.bring_up import connect, make_loop
+from control_plane.engine.bring_up import connect, learn, make_loop
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.loop import LoopOptions
 from control_plane.errors import (
@@ -159,6 +159,17 @@ def test_a_new_plane_with_another_model_is_refused(drive, fake_plane):
     fake_plane.start()
     with pytest.raises(PlaneMismatchError, match="another model: 'other', it was 'fake'"):
         driver.run()
+
+
+def test_a_plane_replaced_before_it_was_opened_is_only_another_one_to_learn(
+    compute_address, fake_plane
+):
+    client = ComputeClient(compute_address, controller="test")
+    client.describe()
+    fake_plane.model = "other"
+    assert learn(client, SchedulingLimits()).plane.model == "other"
+    assert client.open() == 0
+    client.shut_down()
 
 
 def test_a_controller_whose_session_was_taken_stops(drive, fake_plane):

@@ -58,7 +58,9 @@ class _RefusalReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal
     REFUSAL_REASON_STALE_EPOCH: _RefusalReason.ValueType  # 4
     REFUSAL_REASON_UNSUPPORTED: _RefusalReason.ValueType  # 5
     REFUSAL_REASON_EXECUTION_FAILED: _RefusalReason.ValueType  # 6
-    """the executor failed as a whole"""
+    """The executor failed as a whole. The one refusal that leaves something behind: the batch's
+    released slots are gone, and every other slot it names is poisoned until its next `starts`.
+    """
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper): ...
 
@@ -69,7 +71,9 @@ REFUSAL_REASON_STALE_SESSION: RefusalReason.ValueType  # 3
 REFUSAL_REASON_STALE_EPOCH: RefusalReason.ValueType  # 4
 REFUSAL_REASON_UNSUPPORTED: RefusalReason.ValueType  # 5
 REFUSAL_REASON_EXECUTION_FAILED: RefusalReason.ValueType  # 6
-"""the executor failed as a whole"""
+"""The executor failed as a whole. The one refusal that leaves something behind: the batch's
+released slots are gone, and every other slot it names is poisoned until its next `starts`.
+"""
 Global___RefusalReason: _TypeAlias = RefusalReason  # noqa: Y015
 
 @_typing.final
@@ -824,7 +828,9 @@ class ExecutionOutput(_message.Message):
     step_id: _builtins.int
     @_builtins.property
     def refusal(self) -> Global___Refusal:
-        """Set: the batch was refused whole and changed nothing; every other result is empty."""
+        """Set: the batch was refused whole and changed nothing (but see EXECUTION_FAILED); every other
+        result is empty.
+        """
 
     @_builtins.property
     def sampled_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
