@@ -28,8 +28,12 @@ setup: .venv/.run ## Create .venv with everything `make run` needs.
 	@$(PIP) install -c constraints.txt -e '.[test,dev]'
 	@touch $@
 
+# The prompt reaches the shell through the environment only: pasted into the recipe, its quotes and
+# dollars would be run. `value` keeps make from expanding them.
+unexport PROMPT
+run: export HETERO_PROMPT := $(value PROMPT)
 run: .venv/.run ## Print real text from a real model. PROMPT="…" RUN_ARGS="--max-tokens 20 …"
-	@PROMPT="$${PROMPT-$(PROMPT)}"; $(BIN)/hetero-infer --input "$$PROMPT" $(RUN_ARGS)
+	@$(BIN)/hetero-infer --input "$$HETERO_PROMPT" $(RUN_ARGS)
 
 test: .venv/.test ## The tests: under 6 minutes on 2 cores.
 	@$(BIN)/python -m pytest -m "not slow and not gpu" $(TEST_ARGS)

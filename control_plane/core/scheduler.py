@@ -222,6 +222,9 @@ class Scheduler:
     def commit(self, result: StepResult) -> list[RequestOutput]:
         """Take in the result of the oldest step in flight; what it means for each request.
 
+        A refused step fails its requests, and ends the epoch: later steps in flight were made as if
+        it had run, so they could do harm. The caller opens a new session, then `lose_epoch`.
+
         Raises SchedulerError, having changed nothing, if the result does not fit that step.
         """
         if not self._in_flight:
@@ -231,17 +234,17 @@ class Scheduler:
         self._in_flight.popleft()
         events: list[RequestOutput] = []
         if result.refusal is not None:
-            self._fail_refused(step, result.refusal, events)
-        else:
-            if result.row_failures:
-                self._fail_rows(step, result.row_failures, events)
-            self._accept(step, result.sampled_token_ids, events)
+            for seq in step.rows:
+                self._fail(seq, result.refusal, events)
+            self.lose_epoch(self._last_step)
+            return events
+        if result.row_failures:
+            self._fail_rows(step, result.row_failures, events)
+        self._accept(step, result.sampled_token_ids, events)
         for seq in step.rows:
             seq.num_in_flight -= 1
             if seq.draining and seq.num_in_flight == 0:
                 self._running.release(seq)
-        if result.refusal is not None:
-            self._running.slots.release_again(step.released)
         return events
 
     def update_sequences(self, result: StepResult) -> list[RequestOutput]:
@@ -278,13 +281,6 @@ class Scheduler:
         """End the requests whose rows failed; nobody else is touched."""
         for failure in failures:
             self._fail(step.rows[failure.row], failure.message, events)
-
-    def _fail_refused(self, step: Step, message: str, events: list[RequestOutput]) -> None:
-        """End every request of a step that was refused whole: the plane knows nothing of it."""
-        for seq in step.started:
-            seq.needs_start = True
-        for seq in step.rows:
-            self._fail(seq, message, events)
 
     def _fail(self, seq: Sequence, message: str, events: list[RequestOutput]) -> None:
         """End the sequence's request, unless it has ended, because of an error."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 class SlotPool:
     """The slots `0 … num_slots − 1`.
@@ -45,12 +43,3 @@ class SlotPool:
         released = tuple(self._to_forget)
         self._to_forget.clear()
         return released
-
-    def release_again(self, slots: Iterable[int]) -> None:
-        """List slots once more whose release was refused, as far as they are still free.
-
-        A slot that another sequence has taken meanwhile needs no release: `starts` rebuilds it.
-        """
-        listed = {*self._to_forget}
-        free = {*self._free}
-        self._to_forget.extend(s for s in slots if s in free and s not in listed)

@@ -219,10 +219,12 @@ class EngineLoop:
             self._sent.popleft()
             self._head_since = self._clock()
             self._losses_without_progress = 0
-            if result.refusal is not None:
-                _log.error("batch refused", step_id=result.step_id, refusal=result.refusal)
             for output in self._scheduler.commit(result):
                 self._ledger.take(output)
+            if result.refusal is not None:
+                # A fault of ours, or the executor's. The batches sent after it were made as if it
+                # had run: only a new session is sure not to run them.
+                raise LinkError(f"step {result.step_id} was refused: {result.refusal}")
         except LinkError as error:
             self._lose_link(error)
 

@@ -6,7 +6,6 @@ table*, so one wrong block, position or slot changes the output.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
 from control_plane.core.batch import RowFailure, StepBatch, StepResult
@@ -54,15 +53,13 @@ class Slot:
 class ModelPlane:
     """Slots and pool of a compute plane; executes a batch when it is sent.
 
-    After a refused batch, those sent before the refusal was known may not fit: they are refused
-    too instead of failing the test (`is_forgiving`).
+    Batches sent after one that it refused, before that was known, are not run: their session ends.
     """
 
     num_blocks: int
     block_size: int
     num_slots: int
     last_step: int = 0
-    is_forgiving: bool = False
     has_refused: bool = False
     slots: dict[int, Slot] = field(default_factory=dict)
     pool: list[list[int | None]] = field(default_factory=list)
@@ -76,17 +73,10 @@ class ModelPlane:
         """The result, the blocks written, and the blocks given to a table by this batch."""
         must(batch.step_id == self.last_step + 1, "steps are numbered without gaps")
         self.last_step = batch.step_id
-        if refuse:
-            self.has_refused = self.is_forgiving = True
+        if refuse or self.has_refused:
+            self.has_refused = True
             return StepResult(batch.step_id, refusal="refused by the test"), set(), set()
-        before = copy.deepcopy((self.slots, self.pool)) if self.is_forgiving else None
-        try:
-            return self._run(batch, fail_row)
-        except ProtocolViolation as violation:
-            if before is None:
-                raise
-            self.slots, self.pool = before
-            return StepResult(batch.step_id, refusal=str(violation)), set(), set()
+        return self._run(batch, fail_row)
 
     def _run(self, batch: StepBatch, fail_row: int | None) -> tuple[StepResult, set[int], set[int]]:
         for slot_id in batch.released:
@@ -96,7 +86,7 @@ class ModelPlane:
         for start in batch.starts:
             must(0 <= start.slot < self.num_slots, f"slot {start.slot} is out of range")
             must(
-                start.slot not in self.slots or self.has_refused,
+                start.slot not in self.slots,
                 f"slot {start.slot} is started while in use",
             )
             must(start.slot in batch.slots, "a started slot has a row")
@@ -106,9 +96,8 @@ class ModelPlane:
             given.extend(start.block_ids)
         started = {start.slot for start in batch.starts}
         rows = self._rows(batch, started, given)
-        if not self.has_refused:
-            held = [b for slot in self.slots.values() for b in slot.table]
-            must(len(held) == len(set(held)), "a block is in two tables")
+        held = [b for slot in self.slots.values() for b in slot.table]
+        must(len(held) == len(set(held)), "a block is in two tables")
         written = self._write(rows)
         failures = []
         sampled = []

@@ -56,7 +56,6 @@ class World:
     received: dict[int, list[int]] = field(default_factory=dict)
     final: dict[int, RequestOutput] = field(default_factory=dict)
     steps_without_prefill: int = 0
-    forgive_until: int = 0
 
     def __post_init__(self) -> None:
         self.kv = KVCacheManager(self.num_blocks, self.block_size)
@@ -104,9 +103,14 @@ class World:
         for event in self.scheduler.commit(sent.result):
             self.take(event)
         if sent.result.refusal is not None:
-            self.forgive_until = self.plane.last_step
-        if sent.output.batch.step_id >= self.forgive_until:
-            self.plane.is_forgiving = any(s.result.refusal for s in self.in_flight)
+            self.lose_epoch(sent.output.batch.step_id)
+
+    def lose_epoch(self, last_step: int) -> None:
+        """Open a new session, with nothing in it."""
+        self.in_flight.clear()
+        self.scheduler.lose_epoch(last_step)
+        self.plane = ModelPlane(self.num_blocks, self.block_size, self.config.num_slots, last_step)
+        assert self.kv.get_memory_stats().used_blocks == 0
 
     def take(self, event: RequestOutput) -> None:
         assert event.request_id not in self.final, "a final event comes once"
@@ -203,7 +207,7 @@ class World:
         self.submit([1], 1, ignore_eos=True)
         while self.scheduler.has_pending_work():
             self.send()
-            assert len(self.plane.slots) == 1 or self.plane.has_refused
+            assert len(self.plane.slots) == 1
             self.commit()
 
 
@@ -284,14 +288,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(last_step=st.integers(0, 1000))
     def lose_epoch(self, last_step):
-        world = self.world
-        world.in_flight.clear()
-        world.forgive_until = 0
-        world.scheduler.lose_epoch(last_step)
-        world.plane = ModelPlane(
-            world.num_blocks, world.block_size, world.config.num_slots, last_step
-        )
-        assert world.kv.get_memory_stats().used_blocks == 0
+        self.world.lose_epoch(last_step)
 
     @invariant()
     def every_promise_holds(self):

@@ -247,19 +247,23 @@ def test_a_refused_step_fails_its_requests_and_leaves_the_others(engine):
     assert e.scheduler.get_stats().num_running == 0
 
 
-def test_a_release_that_was_refused_is_listed_again_and_an_unstarted_slot_is_not(engine):
-    e = engine()
-    e.submit(1, prompt_len=1, max_tokens=9)
-    e.submit(2, prompt_len=1, max_tokens=1)
-    starts = e.step().batch.starts  # slot of 2 is to be released
-    old = starts[1].slot
-    e.submit(3, prompt_len=1)
-    e.submit(4, prompt_len=1)
-    assert e.send().batch.released == (old,)
-    e.commit(refusal="no")
-    e.submit(5, prompt_len=1)
-    batch = e.send().batch
-    assert sorted(batch.released) == sorted({old, starts[0].slot})
+def test_a_refused_step_ends_the_epoch_and_who_was_not_in_it_goes_on(engine):
+    e = engine(max_batch_size=1)
+    bad, other = (e.submit(i, prompt_len=2, max_tokens=9) for i in (1, 2))
+    e.step({1: 6})
+    e.send()
+    e.send()  # made as if the one before had run
+    events = e.commit(refusal="no")
+    assert [(event.request_id, event.state) for event in events] == [(1, RequestState.FAILED)]
+    assert bad.output_tokens == [6]
+    assert e.used_blocks == 0
+    assert e.scheduler.get_stats().num_in_flight == 0
+    e.in_flight.clear()
+    e.scheduler.lose_epoch(last_step=7)
+    output = e.step()
+    assert output.batch.step_id == 8
+    assert output.prefill_request_ids == [other.id]
+    assert len(other.output_tokens) == 1
 
 
 def test_after_a_lost_epoch_everything_starts_again_from_what_was_committed(engine):

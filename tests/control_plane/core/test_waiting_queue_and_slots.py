@@ -64,17 +64,6 @@ def test_a_slot_that_was_never_started_is_not_listed():
     assert slots.num_free == 1
 
 
-def test_a_refused_release_is_listed_again_for_free_slots_only():
-    slots = SlotPool(3)
-    taken = [slots.acquire() for _ in range(3)]
-    for slot in taken:
-        slots.release(slot, was_started=True)
-    released = slots.take_released()
-    reused = slots.acquire()
-    slots.release_again(released)
-    assert sorted(slots.take_released()) == sorted(set(taken) - {reused})
-
-
 def test_a_reset_forgets_what_was_to_be_released():
     slots = SlotPool(2)
     slots.release(slots.acquire(), was_started=True)
