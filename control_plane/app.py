@@ -42,6 +42,12 @@ STATUS_GRACE_S = 1.0
 
 ENGINE_STOP_PATIENCE_S = 5.0
 
+LINK_PATIENCE_S = 1.0
+"""A drain waits no longer for a compute plane that is away: it ends as well, most likely."""
+
+ORPHAN_DRAIN_S = 2.0
+"""A drain without a parent: nobody would end it if it hung, and its port is wanted again."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -66,6 +72,8 @@ class ControlPlane:
         self._stop_connecting = threading.Event()
         self._ended = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._link_up = asyncio.Event()
+        self._link_down = asyncio.Event()  # neither before the first session
         self._health_task: asyncio.Future[None] | None = None
         self._fault: BaseException | None = None
         self._is_announced = False
@@ -76,7 +84,7 @@ class ControlPlane:
         server = await self._start_server()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal)
-        watch_lifeline(self._config.lifeline_fd, lambda: self._call_soon(self._ended.set))
+        watch_lifeline(self._config.lifeline_fd, lambda: self._call_soon(self._on_parent_gone))
         self._bring_up = asyncio.create_task(self._start_engine())
         self._bring_up.add_done_callback(self._note_bring_up)
         await self._ended.wait()
@@ -89,6 +97,7 @@ class ControlPlane:
                 exc_info=None if is_known else self._fault,
             )
             return EXIT_FAULT
+        _log.info("stopped")
         return EXIT_OK
 
     # --- up ---
@@ -169,6 +178,9 @@ class ControlPlane:
                 raise
 
     def _set_linked(self, *, is_linked: bool) -> None:
+        here, gone = self._link_up, self._link_down
+        (here if is_linked else gone).set()
+        (gone if is_linked else here).clear()
         self._gate.set_linked(is_linked=is_linked)
         self._health_task = asyncio.ensure_future(self._publish_health())
 
@@ -200,6 +212,12 @@ class ControlPlane:
             self._hurry.set()
         self._ended.set()
 
+    def _on_parent_gone(self) -> None:
+        """Begin to shut down, and be quick about it even if a signal came before."""
+        _log.warning("the parent process is gone")
+        self._ended.set()
+        self._loop.call_later(ORPHAN_DRAIN_S, self._hurry.set)
+
     async def _shut_down(self, server: grpc.aio.Server) -> None:
         """Refuse new requests at once, let running ones finish, then close everything."""
         self._gate.drain()
@@ -216,13 +234,18 @@ class ControlPlane:
         self._client.shut_down()
 
     async def _wait_for_requests(self) -> None:
-        """Wait until no request runs, at most `shutdown_timeout`, or until a second signal."""
+        """Wait until no request runs, at most `shutdown_timeout`, unless told to hurry.
+
+        Requests cannot go on without a compute plane: when it is away, it gets a moment only.
+        """
+        lost = asyncio.create_task(self._wait_for_lost_plane())
         waits = [
             asyncio.create_task(self._hub.wait_until_idle()),
             asyncio.create_task(self._hurry.wait()),
+            lost,
         ]
         try:
-            await asyncio.wait(
+            done, _ = await asyncio.wait(
                 waits,
                 timeout=self._config.shutdown_timeout,
                 return_when=asyncio.FIRST_COMPLETED,
@@ -230,8 +253,24 @@ class ControlPlane:
         finally:
             for wait in waits:
                 wait.cancel()
-        if len(self._hub) > 0:
-            _log.warning("requests cut off by the shutdown", requests=len(self._hub))
+        if len(self._hub) == 0:
+            return
+        if lost in done:
+            reason = "the compute plane is away"
+        elif done:
+            reason = "a second signal, or the parent process is gone"
+        else:
+            reason = f"shutdown_timeout of {self._config.shutdown_timeout:g} s"
+        _log.warning("requests cut off by the shutdown", requests=len(self._hub), reason=reason)
+
+    async def _wait_for_lost_plane(self) -> None:
+        """Return once the compute plane has been away for LINK_PATIENCE_S in one piece."""
+        while True:
+            await self._link_down.wait()
+            try:
+                await asyncio.wait_for(self._link_up.wait(), LINK_PATIENCE_S)
+            except TimeoutError:
+                return
 
 
 def _bind(server: grpc.aio.Server, address: Address) -> str:

@@ -81,8 +81,7 @@ class SessionLedger:
             is_alive = self._stream is not None or self._clock() < self._lease_end
             if self._session and is_alive and not take_over:
                 raise SessionHeld(
-                    f"session {self._session} of controller {self._controller!r} is alive; "
-                    "set take_over to replace it",
+                    f"session {self._session} of controller {self._controller!r} is alive",
                     field="take_over",
                 )
             fenced = self._stream

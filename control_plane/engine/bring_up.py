@@ -27,6 +27,9 @@ _log = structlog.get_logger(__name__)
 
 RETRY_PAUSE_S = 0.05
 
+QUIET_WAIT_S = 10.0
+"""Planes that start together find each other within it; only a longer wait needs a reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectedPlane:
@@ -62,17 +65,21 @@ def connect(
 
     Raises PlaneMismatchError and TokenizationError as `learn` does.
     """
+    address = str(client.address)
+    waiting_since: float | None = None
     has_complained = False
     while not stop.is_set():
         try:
             return learn(client, limits)
         except LinkError as error:
-            if not has_complained:
+            now = time.monotonic()
+            if waiting_since is None:
+                waiting_since = now
+                _log.info("waiting for the compute plane", address=address)
+            elif not has_complained and now - waiting_since > QUIET_WAIT_S:
                 has_complained = True
-                _log.info(
-                    "waiting for the compute plane",
-                    address=str(client.address),
-                    error=error.message,
+                _log.warning(
+                    "still waiting for the compute plane", address=address, error=error.message
                 )
         stop.wait(RETRY_PAUSE_S)
     return None

@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 
 import grpc
 import structlog
+from google.rpc import (  # type: ignore[import-untyped] # googleapis-common-protos has no stubs
+    error_details_pb2,
+)
+from grpc_status import rpc_status
 
 from control_plane.core.batch import StepBatch, StepResult
 from control_plane.engine.convert import (
@@ -96,7 +100,7 @@ class ComputeClient:
                 compute_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
             )
         except grpc.RpcError as error:
-            raise _link_error(error) from None
+            raise _no_answer(error) from None
         plane = description_from_proto(response)
         plane.check()
         return plane
@@ -108,7 +112,7 @@ class ComputeClient:
                 compute_pb2.GetModelAssetsRequest(), timeout=UNARY_TIMEOUT_S
             )
         except grpc.RpcError as error:
-            raise _link_error(error) from None
+            raise _no_answer(error) from None
         return assets_from_proto(response)
 
     def open(self) -> int | None:
@@ -130,7 +134,7 @@ class ComputeClient:
             self._complain(error.message)
             return None
         except grpc.RpcError as error:
-            self._complain(_details(error))
+            self._complain(_why_not_open(error))
             return None
         self._plane = plane
         self._session = response.session
@@ -270,6 +274,33 @@ def _read_replies(stream: _Stream, mailbox: _Mailbox) -> None:
 def _link_error(error: grpc.RpcError | None) -> LinkError:
     what = "it closed the stream" if error is None else _details(error)
     return LinkError(f"the compute plane is lost: {what}")
+
+
+def _no_answer(error: grpc.RpcError) -> LinkError:
+    return LinkError(f"the compute plane does not answer: {_details(error)}")
+
+
+def _why_not_open(error: grpc.RpcError) -> str:
+    """Say why `Open` was refused; for the refusal that a person can mend, say how."""
+    if not isinstance(error, grpc.Call) or _reason(error) != "SESSION_HELD":
+        return _details(error)
+    return (
+        f"another control plane uses it ({error.details()}): stop that one first; this one waits "
+        "and takes over when the session is free"
+    )
+
+
+def _reason(call: grpc.Call) -> str:
+    """Return the machine-readable reason the plane gave; empty if it gave none."""
+    info = error_details_pb2.ErrorInfo()
+    try:
+        status = rpc_status.from_call(call)
+    except ValueError:  # the details do not belong to the status: not a plane of ours
+        return ""
+    for packed in status.details if status is not None else ():
+        if packed.Unpack(info):
+            return str(info.reason)
+    return ""
 
 
 def _details(error: grpc.RpcError) -> str:

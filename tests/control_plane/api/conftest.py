@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import grpc
@@ -21,13 +22,17 @@ ROOT = Path(__file__).parents[3]
 class Process:
     """`python -m control_plane`; `ready()` waits for its line, `stderr` is known once it ended."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, lifeline: int | None = None) -> None:
         self._ready, write = os.pipe()
+        inherited = [write]
+        if lifeline is not None:
+            inherited.append(lifeline)
+            flags = (*flags, f"--lifeline-fd={lifeline}")
         # A pipe that nobody reads would fill up.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self.process = subprocess.Popen(
             [sys.executable, "-m", "control_plane", *flags, f"--ready-fd={write}"],
-            pass_fds=[write],
+            pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
@@ -50,6 +55,13 @@ class Process:
         code = self.process.wait(timeout=30)
         self._stderr.seek(0)
         return code, self._stderr.read().decode()
+
+    def wait_for_log(self, text: str, timeout_s: float = 20.0) -> None:
+        """Wait until the process, which still runs, has logged `text`."""
+        deadline = time.monotonic() + timeout_s
+        while text.encode() not in os.pread(self._stderr.fileno(), 1 << 20, 0):
+            assert time.monotonic() < deadline, f"{text!r} was not logged in time"
+            time.sleep(0.01)
 
     def close(self) -> None:
         os.close(self._ready)
@@ -99,8 +111,9 @@ def compute(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def start_control_plane():
-    def start(plane, *flags: str) -> Process:
-        return Process(f"--compute={plane.address}", "--grpc-port=0", "--log-format=json", *flags)
+    def start(plane, *flags: str, lifeline: int | None = None) -> Process:
+        own = (f"--compute={plane.address}", "--grpc-port=0", "--log-format=json")
+        return Process(*own, *flags, lifeline=lifeline)
 
     return start
 
@@ -109,8 +122,8 @@ def start_control_plane():
 def launch(fake_plane, start_control_plane):
     processes = []
 
-    def start(*flags: str) -> Process:
-        processes.append(start_control_plane(fake_plane, *flags))
+    def start(*flags: str, lifeline: int | None = None) -> Process:
+        processes.append(start_control_plane(fake_plane, *flags, lifeline=lifeline))
         return processes[-1]
 
     yield start

@@ -21,9 +21,10 @@ from protos.hetero.inference.v1 import inference_pb2 as pb
 from protos.hetero.inference.v1 import inference_pb2_grpc
 
 
-def generate(stub, **kwargs):
+def generate(stub, *, timeout=60, **kwargs):
     sampling = pb.SamplingParams(seed=0, **kwargs)
-    return stub.GenerateStream(pb.GenerateRequest(text="hello", sampling=sampling))
+    request = pb.GenerateRequest(text="hello", sampling=sampling)
+    return stub.GenerateStream(request, timeout=timeout)
 
 
 def health(channel, service=""):
@@ -157,6 +158,88 @@ def test_the_end_of_its_parent_ends_it(fake_plane):
     os.close(read)
     os.close(write)
     assert process.wait(timeout=30) == 0
+
+
+def test_without_its_parent_it_drains_for_a_moment_only(launch, fake_plane):
+    read, write = os.pipe()
+    process = launch("--shutdown-timeout=600", lifeline=read)
+    os.close(read)
+    with grpc.insecure_channel(process.ready()) as channel:
+        fake_plane.may_run.clear()
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        running = generate(stub, timeout=20, max_tokens=30)
+        next(running)
+        os.close(write)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(running)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    code, stderr = process.wait()
+    assert code == 0
+    assert "the parent process is gone" in stderr
+    fake_plane.may_run.set()
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_a_drain_does_not_wait_for_a_compute_plane_that_is_gone(launch, fake_plane, lost_first):
+    process = launch("--shutdown-timeout=600", "--compute-grace=600")
+    with grpc.insecure_channel(process.ready()) as channel:
+        fake_plane.may_run.clear()
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        running = generate(stub, timeout=20, max_tokens=200)
+        next(running)
+        fake_plane.steps_seen.acquire(timeout=20)
+        if lost_first:
+            fake_plane.server.stop(None)
+            process.wait_for_log("link lost")
+            process.terminate()
+        else:
+            process.terminate()
+            process.wait_for_log("shutting down")
+            fake_plane.server.stop(None)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(running)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    code, stderr = process.wait()
+    assert code == 0
+    assert "the compute plane is away" in stderr
+    fake_plane.kill()
+    fake_plane.start()
+
+
+def test_a_normal_start_before_the_compute_plane_says_only_that_it_waits(launch, fake_plane):
+    fake_plane.kill()
+    process = launch()
+    process.wait_for_log("waiting for the compute plane")
+    fake_plane.start()
+    assert process.ready()
+    process.terminate()
+    _, stderr = process.wait()
+    assert stderr.count("waiting for the compute plane") == 1
+    assert fake_plane.address in stderr
+    assert "UNAVAILABLE" not in stderr
+
+
+def test_a_second_control_plane_says_what_to_do_and_waits_for_its_turn(
+    compute, start_control_plane
+):
+    first = start_control_plane(compute)
+    second = None
+    try:
+        assert first.ready()
+        second = start_control_plane(compute)
+        second.wait_for_log("stop that one first")
+        first.terminate()
+        assert first.wait()[0] == 0
+        assert second.ready()
+        second.terminate()
+        code, stderr = second.wait()
+        assert code == 0
+        assert "another control plane uses it (session 1 of controller" in stderr
+        assert "take_over" not in stderr
+    finally:
+        first.close()
+        if second is not None:
+            second.close()
 
 
 def test_a_taken_port_is_one_clear_line(launch):
