@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, GPUExecutor
+    from compute_plane.executor.registry import ExecutorContext
     from control_plane.core.generation_params import GenerationParams
     from control_plane.core.interface import SchedulerOutput
     from control_plane.core.kv_cache import KVCacheManager, MemoryStats
     from control_plane.core.request import FinishReason, Request, RequestState, Sequence
     from control_plane.core.scheduler import Scheduler
+    from control_plane.errors import QueueFullError
     from control_plane.telemetry import EngineMetrics
     from control_plane.text.simple_tokenizer import SimpleTokenizer
     from control_plane.text.tokenizer import Tokenizer
     from hetero_infer.config import EngineConfig
     from hetero_infer.engine import CompletedRequest, InferenceEngine
+    from hetero_infer.plane_process import PlaneStartError
     from planes.errors import (
         ConfigError,
         EngineError,
@@ -50,6 +53,7 @@ __all__ = [
     "ExecutionBatch",
     "ExecutionOutput",
     "GPUExecutor",
+    "ExecutorContext",
     "Tokenizer",
     "SimpleTokenizer",
     "EngineError",
@@ -59,21 +63,26 @@ __all__ = [
     "ExecutionError",
     "SchedulerError",
     "TokenizationError",
+    "PlaneStartError",
+    "QueueFullError",
     "__version__",
 ]
 
 _MODULES = {
     "compute_plane.executor.interface": ("ExecutionBatch", "ExecutionOutput", "GPUExecutor"),
+    "compute_plane.executor.registry": ("ExecutorContext",),
     "control_plane.core.generation_params": ("GenerationParams",),
     "control_plane.core.interface": ("SchedulerOutput",),
     "control_plane.core.kv_cache": ("KVCacheManager", "MemoryStats"),
     "control_plane.core.request": ("FinishReason", "Request", "RequestState", "Sequence"),
     "control_plane.core.scheduler": ("Scheduler",),
+    "control_plane.errors": ("QueueFullError",),
     "control_plane.telemetry": ("EngineMetrics",),
     "control_plane.text.simple_tokenizer": ("SimpleTokenizer",),
     "control_plane.text.tokenizer": ("Tokenizer",),
     "hetero_infer.config": ("EngineConfig",),
     "hetero_infer.engine": ("CompletedRequest", "InferenceEngine"),
+    "hetero_infer.plane_process": ("PlaneStartError",),
     "planes.errors": (
         "ConfigError",
         "EngineError",

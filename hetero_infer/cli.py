@@ -7,6 +7,7 @@ something that cannot be; 130 Ctrl-C; 143 SIGTERM.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from compute_plane.config import ComputePlaneConfig
 from control_plane.config import ControlPlaneConfig, SchedulingLimits
 from hetero_infer.commands.options import options_of, with_options
 from hetero_infer.config import EngineConfig, GenerationConfig, ServeConfig, Settings
@@ -30,6 +32,8 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+
+WRITE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 PLANES = ("control-plane", "compute-plane")
 
@@ -65,6 +69,9 @@ def _heading(item: Setting) -> str:
 GENERATION = {item.name for item in settings_of(GenerationConfig)}
 SERVE_ONLY = {item.name for item in settings_of(ServeConfig)} - {
     item.name for item in settings_of(EngineConfig)
+}
+COMPUTE_ONLY = {item.name for item in settings_of(ComputePlaneConfig)} - {
+    item.name for item in settings_of(ControlPlaneConfig)
 }
 
 ENGINE_OPTIONS = options_of(ServeConfig, _heading)
@@ -158,7 +165,10 @@ def _serve_action(flags: dict[str, object]) -> Action:
         _refuse(flags, GENERATION, "means nothing to `serve`: requests say it")
         from hetero_infer.commands.serve import serve
 
-        return serve(_settings(flags).resolve(ServeConfig))
+        config = _settings(flags).resolve(ServeConfig)
+        if config.compute is not None:
+            _refuse(flags, COMPUTE_ONLY, "means nothing with --compute: that plane has its own")
+        return serve(config)
 
     return run
 
@@ -168,12 +178,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in PLANES:
         return _run_plane(arguments[0], arguments[1:])
+    if sys.stdout is None:  # closed by the caller, as `>&-` does
+        _say("error: standard output is closed")
+        return EXIT_FAILURE
     try:
         action = app(args=arguments, prog_name=PROGRAM, standalone_mode=False)
     except UsageError as error:
         _say(f"error: {error.format_message()}")
         return EXIT_USAGE
-    return _run(action) if callable(action) else int(action or 0)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return _run(action if callable(action) else lambda: int(action or 0))
 
 
 def _run_plane(name: str, arguments: list[str]) -> int:
@@ -186,17 +201,33 @@ def _run(action: Action) -> int:
     """Do it; every failure that has a reason is one line on stderr."""
     before = signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
-        return action()
+        return _flushed(action())
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads any more. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in WRITE_FAILURES:
+            raise
+        _say(f"error: cannot write: {error.strerror}")
+        _drop_output()
+        return EXIT_FAILURE
     except EngineError as error:
         return _explain(error)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _flushed(status: int) -> int:
+    """Write out what is left, while a failure to do so can still be reported."""
+    sys.stdout.flush()
+    return status
+
+
+def _drop_output() -> None:
+    """Nobody takes it any more, and Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(error: EngineError) -> int:

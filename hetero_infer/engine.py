@@ -62,10 +62,16 @@ class _Pending:
 class InferenceEngine:
     """Generates text for many prompts at once.
 
-    `config`: defaults as in the documents. `tokenizer`: an object with the methods of
+    `config`: None takes every default. `tokenizer`: an object with the methods of
     `hetero_infer.Tokenizer`, in place of the model's. `executor`: `cpu`, `simulated`, or your own
     as `module:attribute`, in place of the one in `config`; the compute plane, a process of its own,
     imports it and calls it with an `ExecutorContext`.
+
+        # my_module.py, on the import path or in the working directory
+        def make(context: ExecutorContext) -> GPUExecutor:
+            return MyExecutor(context)  # has execute, capture_decode_graph and execute_graph
+
+        InferenceEngine(config, executor="my_module:make", tokenizer=MyTokenizer())
 
     The engine belongs to the thread that uses it: nothing is computed but in `step` and `run`.
     `close`, the end of a `with` block, or the end of the program ends the compute plane.

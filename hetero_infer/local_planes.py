@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,9 +35,8 @@ def private_directory() -> Iterator[Path]:
     try:
         yield path
     finally:
-        for entry in path.iterdir():
-            entry.unlink(missing_ok=True)
-        path.rmdir()
+        # A plane that is just ending may still touch it.
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def compute_socket(directory: Path) -> Address:

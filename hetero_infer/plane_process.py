@@ -49,6 +49,10 @@ class PlaneStartError(ExecutionError):
         self.exit_status = exit_status
         self.output = tuple(output)
 
+    def __str__(self) -> str:
+        """Say it with the plane's last line, which is mostly the reason; `message` is without."""
+        return ": ".join((self.message, *self.output[-1:]))
+
 
 class PlaneProcess:
     """One plane, running as `python -m MODULE FLAGS…` in a process group of its own.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from hetero_infer.config import ServeConfig
 from hetero_infer.local_planes import (
@@ -37,6 +38,9 @@ STEADY_S = 60.0
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 8.0
 
+HURRY_AFTER_S = 1.0
+"""Signals closer to the first than this say no more than the first."""
+
 EXIT_CONFIG = 2
 """A plane that ends with this will not do better the next time."""
 
@@ -51,35 +55,64 @@ def serve(config: ServeConfig) -> int:
     Raises EngineError if a plane cannot be started, or ends and cannot be kept alive.
     """
     config.validate()
-    with private_directory() as directory, _signals_raise():
+    with _StopSignals() as signals, private_directory() as directory:
         planes = ServedPlanes(config, directory)
         try:
+            signals.arm(directory)
             planes.start()
             planes.watch()
         except StopServing:
             return 0 if planes.stop() else 1
         finally:
+            signals.disarm()
             planes.stop()
 
 
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turn the first SIGTERM or SIGINT into StopServing; a second one ends the process at once.
+class _StopSignals:
+    """Turns the first SIGTERM or SIGINT into StopServing, once armed.
 
-    The planes end with it: their lifelines close.
+    Those that follow within `HURRY_AFTER_S` are taken for the same wish. A later one ends the
+    process at once; the planes end with it, because their lifelines close.
     """
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        raise StopServing
+    def __init__(self) -> None:
+        self._is_armed = False
+        self._directory: Path | None = None
+        self._came_at: float | None = None
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> Self:
+        self._before = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def arm(self, directory: Path) -> None:
+        """From here on a signal raises StopServing, and so does one that came before."""
+        self._directory = directory
+        self._is_armed = True
+        if self._came_at is not None:
+            raise StopServing
+
+    def disarm(self) -> None:
+        """From here on no signal interrupts the clean-up."""
+        self._is_armed = False
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._came_at is None:
+            self._came_at = now
+            if self._is_armed:
+                raise StopServing
+        elif now - self._came_at >= HURRY_AFTER_S:
+            if self._directory is not None:
+                shutil.rmtree(self._directory, ignore_errors=True)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 class ServedPlanes:
@@ -159,12 +192,15 @@ class ServedPlanes:
             sys.stderr.flush()
             self._pause(pause_s)
             try:
-                self._start_compute().wait_ready()
+                started = self._start_compute()
+                started.wait_ready()
             except PlaneStartError as error:
                 if error.exit_status == EXIT_CONFIG:
                     raise
                 how = describe_exit(error.exit_status)
                 continue
+            sys.stderr.write(f"hetero-infer: compute plane: pid {started.pid}\n")
+            sys.stderr.flush()
             return
 
     def _pause(self, seconds: float) -> None:

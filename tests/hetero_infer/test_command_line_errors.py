@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -86,6 +88,7 @@ def test_a_command_line_that_asks_for_nothing_possible_is_one_line(capsys, argv,
         (["--input", "x", "--grpc-port", "5"], "--grpc-port only means something to `serve`"),
         (["--input", "x", "--compute", "unix:a"], "--compute only means something to `serve`"),
         (["--serve", "--input", "x"], "--input means nothing to `serve`"),
+        (["serve", "--compute", "unix:a", "--block-size", "8"], "--block-size means nothing with"),
         (["--top-p", "0.5", "serve"], "--top-p means nothing to `serve`"),
     ],
 )
@@ -118,6 +121,18 @@ def test_the_help_shows_every_flag_whole_with_its_default(capsys):
         assert flag in shown
     for default in ("(default 1024)", "(default 0.9)", "(default 50051)"):
         assert default in text
+
+
+@pytest.mark.parametrize(
+    ("redirection", "reason"),
+    [("> /dev/full", "cannot write: No space left on device"), (">&-", "output is closed")],
+)
+def test_an_output_that_takes_nothing_is_one_line_and_status_1(redirection, reason):
+    command = f"{sys.executable} -m hetero_infer --version {redirection}"
+    done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert reason in line
 
 
 def test_the_version_is_that_of_the_distribution(capsys):

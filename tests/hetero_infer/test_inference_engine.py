@@ -438,3 +438,4 @@ def test_a_compute_plane_that_cannot_start_says_why():
     with pytest.raises(PlaneStartError) as caught:
         InferenceEngine(SMALL, executor="no_such_module:Thing")
     assert "no_such_module:Thing cannot be imported" in caught.value.output[-1]
+    assert str(caught.value) == f"{caught.value.message}: {caught.value.output[-1]}"
