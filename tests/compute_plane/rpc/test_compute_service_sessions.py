@@ -356,7 +356,9 @@ def test_batches_under_way_are_answered_before_a_draining_plane_ends_the_stream(
     executor.gate.clear()
     first.start()
     assert executor.entered.acquire(timeout=TIMEOUT_S)
+    deadline = time.monotonic() + TIMEOUT_S
     while own_plane.plane._device._queue.empty():  # until the second is queued as well
+        assert time.monotonic() < deadline, "the second batch was never queued"
         time.sleep(0.001)
     own_plane.plane._device.stop(0)
     third_is_wanted.set()
