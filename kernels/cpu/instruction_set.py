@@ -1,0 +1,160 @@
+"""Which instructions the CPU kernels are made of: found out at start, or forced by an option.
+
+    name         integer dot product       bfloat16 dot product   float vectors
+    amx          AMX int8 and VPDPBUSD     AMX bf16               512 bits
+    avx512_bf16  VPDPBUSD, 512 bits        VDPBF16PS              512 bits
+    avx512       VPDPBUSD, 512 bits        widened to float32     512 bits
+    avx2_vnni    VPDPBUSD, 256 bits        widened to float32     256 bits
+    avx2         VPMADDWD                  widened to float32     256 bits
+    neon         SDOT                      widened to float32     128 bits
+    generic      what LLVM makes of it     widened to float32     what LLVM makes of it
+
+A kernel is written once, over vectors of 16 float32 or int32 lanes; LLVM splits them into what the
+processor has. Only the rows of this table are told apart in the sources.
+
+Forcing a set makes Numba compile *everything* for a processor that has no more than it, so one
+machine can test all sets below its own. The choice is made once, before the first kernel is
+compiled, and holds for the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import llvmlite.binding
+import numba
+
+from planes.errors import ConfigError
+
+LINUX_ARCH_PRCTL: Final = 158
+ARCH_REQ_XCOMP_PERM: Final = 0x1023
+XFEATURE_XTILEDATA: Final = 18
+"""Linux gives a process the AMX tile registers only once it has asked (arch_prctl(2))."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """A row of the table above.
+
+    `machine`: platform.machine() it belongs to, None for any. `needs`: LLVM's names of the features
+    a processor must have. `llvm_cpu`, `llvm_features`: what kernels are compiled for where the set
+    is forced. `vector_registers`, `vector_bits`: for the choice of tile sizes.
+    """
+
+    name: str
+    machine: str | None
+    needs: tuple[str, ...]
+    llvm_cpu: str
+    llvm_features: str
+    vector_bits: int
+    vector_registers: int
+
+    @property
+    def has_amx(self) -> bool:
+        """Whether tiles of 16 rows are multiplied by one instruction."""
+        return self.name == "amx"
+
+    @property
+    def has_bf16_dot(self) -> bool:
+        """Whether pairs of bfloat16 are multiplied and summed by one instruction."""
+        return self.name == "avx512_bf16"
+
+
+AVX512_NEEDS: Final = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c")
+AVX512_FORCED: Final = "+avx512vnni,+avx512vbmi,+avx512bitalg,+avx512vpopcntdq"
+
+INSTRUCTION_SETS: Final[Mapping[str, InstructionSet]] = {
+    s.name: s
+    for s in (
+        InstructionSet(
+            "amx", "x86_64", (*AVX512_NEEDS, "amx-tile", "amx-int8", "amx-bf16", "avx512bf16"),
+            "x86-64-v4", AVX512_FORCED + ",+amx-tile,+amx-int8,+amx-bf16,+avx512bf16", 512, 32,
+        ),
+        InstructionSet(
+            "avx512_bf16", "x86_64", (*AVX512_NEEDS, "avx512bf16"),
+            "x86-64-v4", AVX512_FORCED + ",+avx512bf16", 512, 32,
+        ),
+        InstructionSet(
+            "avx512", "x86_64", AVX512_NEEDS, "x86-64-v4", AVX512_FORCED, 512, 32,
+        ),
+        InstructionSet(
+            "avx2_vnni", "x86_64", ("avx2", "fma", "f16c", "avxvnni"),
+            "x86-64-v3", "+avxvnni", 256, 16,
+        ),
+        InstructionSet("avx2", "x86_64", ("avx2", "fma", "f16c"), "x86-64-v3", "", 256, 16),
+        InstructionSet("neon", "aarch64", ("neon", "dotprod"), "", "", 128, 32),
+        InstructionSet("generic", None, (), "", "", 128, 16),
+    )
+}  # fmt: skip
+"""All sets, best first."""
+
+AUTOMATIC: Final = "auto"
+AMD_PREFERENCE: Final = "avx512_bf16"
+
+
+def supported_sets() -> list[InstructionSet]:
+    """Return the sets this processor and operating system can run, best first."""
+    features = llvmlite.binding.get_host_cpu_features()
+    machine = platform.machine()
+    return [
+        candidate
+        for candidate in INSTRUCTION_SETS.values()
+        if candidate.machine in (None, machine)
+        and all(features.get(need, False) for need in candidate.needs)
+        and (not candidate.has_amx or _tile_registers_granted())
+    ]
+
+
+def select_instruction_set(name: str = AUTOMATIC) -> InstructionSet:
+    """Choose the set kernels are compiled for, and tell Numba; call before a kernel is compiled.
+
+    Raises ConfigError if the processor does not have the set that is asked for, or if the process
+    has chosen another one already.
+    """
+    global _selected
+    supported = supported_sets()
+    chosen = supported[0] if name == AUTOMATIC else INSTRUCTION_SETS.get(name)
+    if chosen is None or chosen not in supported:
+        names = ", ".join(s.name for s in supported)
+        raise ConfigError(
+            f"instruction_set must be auto or one this processor has ({names}), got {name}",
+            field="instruction_set",
+        )
+    if _selected is not None and _selected != chosen:
+        raise ConfigError(
+            f"instruction_set: this process has compiled for {_selected.name}, got {chosen.name}",
+            field="instruction_set",
+        )
+    if chosen is not supported[0]:
+        cpu, features = _forced_target(chosen)
+        numba.config.CPU_NAME, numba.config.CPU_FEATURES = cpu, features
+    _selected = chosen
+    return chosen
+
+
+def selected_instruction_set() -> InstructionSet:
+    """Return the set of this process, choosing the best one if nothing was chosen yet."""
+    return _selected or select_instruction_set()
+
+
+def _forced_target(chosen: InstructionSet) -> tuple[str, str]:
+    """Return LLVM's processor name and features that have `chosen` and nothing above it."""
+    if chosen.llvm_cpu:
+        return chosen.llvm_cpu, chosen.llvm_features
+    return ("x86-64", "") if platform.machine() == "x86_64" else ("generic", "")
+
+
+def _tile_registers_granted() -> bool:
+    """Ask Linux for the AMX tile registers, for this process and the threads it starts later."""
+    if not sys.platform.startswith("linux"):
+        return False
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    return bool(syscall(LINUX_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0)
+
+
+_selected: InstructionSet | None = None

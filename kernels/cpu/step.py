@@ -1,0 +1,240 @@
+"""Walking through a step's operations with several threads, without a barrier.
+
+All workers walk the same list of *entries* (operation record, step header). For each they claim
+chunks until none is left, and go on once all chunks are *completed*: a thread that the operating
+system has stopped delays the others by the one chunk it holds, not by a whole step as it would at a
+barrier. Workers with an even number claim from the front, odd ones from the back, so a worker meets
+the same weights in every step as long as nobody is late; the slower one's share shrinks by itself.
+
+Each entry has a progress line of 64 bytes:
+
+    word 0   generation << 24 | first unclaimed chunk << 12 | end of the unclaimed chunks
+    word 1   generation << 24 | completed chunks
+
+A line of an older generation counts as untouched, so nothing is cleared between steps. Late workers
+do no harm: one that wakes up after its step is over finds no chunk left in any of that step's lines
+(every line a step has passed carries its generation or a newer one, and an empty range), and leaves
+when it sees that the board's generation has moved on. It may still *read* entries, records, headers
+and lines by then, so those must stay mapped for good.
+
+The *board* is where a team meets (`BoardWord`): one cache line for the step at hand, then one line
+a worker for its sleep. Workers spin a little for the next step, then
+sleep in read(2) on their pipe.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import numba
+from llvmlite import ir
+from numba import types
+
+from kernels.cpu.atomics import (
+    atomic_load,
+    atomic_store,
+    compare_and_swap,
+    fence,
+    pause,
+    read_descriptor,
+    write_descriptor,
+    yield_processor,
+)
+from kernels.cpu.emitted import emitted
+from kernels.cpu.operation import CHUNKS, KERNEL, inlined, word
+from kernels.cpu.vector_ir import I64, VOID, Builder, Value
+
+LINE_WORDS: Final = 8
+LINE_BYTES: Final = 64
+ENTRY_WORDS: Final = 2
+COUNT_BITS: Final = 12
+COUNT_MASK: Final = (1 << COUNT_BITS) - 1
+MAX_CHUNKS: Final = COUNT_MASK
+"""Chunks of one operation at most."""
+TAG_SHIFT: Final = 2 * COUNT_BITS
+TAGGED_MASK: Final = (1 << TAG_SHIFT) - 1
+
+SPINS_BEFORE_YIELD: Final = 400
+"""Looks at a line others work on before the processor is offered to another thread: ≈ 20 µs."""
+
+
+class BoardWord(IntEnum):
+    """The int64 words of a team's board: a line that is only read while a step runs, then sleep."""
+
+    GENERATION = 0
+    """Odd: the step under way. Even: none, the words below may change. LEAVE ends the workers."""
+    ENTRIES = 1
+    NUM_ENTRIES = 2
+    PROGRESS = 3
+    NUM_WORKERS = 4
+    SPINS = 5
+    """Looks at GENERATION before an idle worker goes to sleep."""
+    SLEEP = 8
+    """Line w from here: worker w's words, ASLEEP, READ_END and WRITE_END of its pipe."""
+
+
+ASLEEP: Final = 0
+READ_END: Final = 1
+WRITE_END: Final = 2
+WAKE_BYTE: Final = 3
+"""Where the byte that travels through the pipe lies."""
+LEAVE: Final = -1
+
+
+@emitted(types.void, *[types.int64] * 6)
+def invoke(
+    builder: Builder,
+    kernel: Value,
+    record: Value,
+    header: Value,
+    chunk: Value,
+    num_chunks: Value,
+    worker: Value,
+) -> None:
+    """Call the kernel at an address (`kernels.cpu.operation`)."""
+    kind = ir.FunctionType(VOID, [I64] * 5)
+    function = builder.inttoptr(kernel, kind.as_pointer())
+    builder.call(function, [record, header, chunk, num_chunks, worker])
+
+
+@inlined()
+def claim(line: int, generation: int, num_chunks: int, worker: int) -> int:
+    """Return a chunk that is now this worker's, or −1 if none is left (or the step is over)."""
+    while True:
+        claimed = atomic_load(line)
+        first, end = (claimed >> COUNT_BITS) & COUNT_MASK, claimed & COUNT_MASK
+        tag = claimed >> TAG_SHIFT
+        if tag < generation:
+            first, end = 0, num_chunks  # nobody has been here in this step
+        elif tag > generation or first >= end:
+            return -1
+        chunk = -1
+        if first < end:
+            if worker & 1:
+                end -= 1
+                chunk = end
+            else:
+                chunk = first
+                first += 1
+        marked = (generation << TAG_SHIFT) | (first << COUNT_BITS) | end
+        if compare_and_swap(line, claimed, marked):
+            return chunk
+
+
+@inlined()
+def complete(line: int, generation: int) -> None:
+    """Count a claimed chunk as done."""
+    while True:
+        done = atomic_load(line + 8)
+        count = done & TAGGED_MASK if done >> TAG_SHIFT == generation else 0
+        if compare_and_swap(line + 8, done, (generation << TAG_SHIFT) | (count + 1)):
+            return
+
+
+@inlined()
+def wait_until_done(board: int, line: int, generation: int, num_chunks: int) -> bool:
+    """Wait until all chunks of an entry are completed; False if the step was over before."""
+    wanted = (generation << TAG_SHIFT) | num_chunks
+    spins = 0
+    while atomic_load(line + 8) != wanted:
+        if atomic_load(board + 8 * BoardWord.GENERATION) != generation:
+            return False
+        spins += 1
+        if spins > SPINS_BEFORE_YIELD:
+            yield_processor()
+        else:
+            pause()
+    return True
+
+
+@inlined()
+def walk(board: int, generation: int, worker: int) -> None:
+    """Work on a step until it is finished."""
+    entries = word(board, BoardWord.ENTRIES)
+    num_entries = word(board, BoardWord.NUM_ENTRIES)
+    line = word(board, BoardWord.PROGRESS)
+    is_alone = word(board, BoardWord.NUM_WORKERS) == 1
+    fence()
+    if atomic_load(board + 8 * BoardWord.GENERATION) != generation:
+        return  # what was read may belong to another step
+    for _ in range(num_entries):
+        record, header = word(entries, 0), word(entries, 1)
+        num_chunks = word(record, CHUNKS)
+        if num_chunks < 0:
+            num_chunks = word(header, -num_chunks)
+        if is_alone:
+            for chunk in range(num_chunks):
+                invoke(word(record, KERNEL), record, header, chunk, num_chunks, worker)
+        else:
+            chunk = claim(line, generation, num_chunks, worker)
+            while chunk >= 0:
+                invoke(word(record, KERNEL), record, header, chunk, num_chunks, worker)
+                complete(line, generation)
+                chunk = claim(line, generation, num_chunks, worker)
+            if num_chunks and not wait_until_done(board, line, generation, num_chunks):
+                return
+        entries += ENTRY_WORDS * 8
+        line += LINE_BYTES
+
+
+@inlined()
+def await_step(board: int, sleep: int, seen: int) -> int:
+    """Return the generation of a step other than `seen`, or LEAVE: spin for a while, then sleep."""
+    while True:
+        for _ in range(word(board, BoardWord.SPINS)):
+            generation: int = atomic_load(board + 8 * BoardWord.GENERATION)
+            if is_call(generation, seen):
+                return generation
+            pause()
+        # Whoever turns ASLEEP back to 0 decides: the leader, then its byte must be read; or this
+        # worker, which has seen the call itself.
+        compare_and_swap(sleep + 8 * ASLEEP, 0, 1)
+        called = is_call(atomic_load(board + 8 * BoardWord.GENERATION), seen)
+        if not (called and compare_and_swap(sleep + 8 * ASLEEP, 1, 0)):
+            read_descriptor(types.int32(word(sleep, READ_END)), sleep + 8 * WAKE_BYTE, 1)
+
+
+@inlined()
+def is_call(generation: int, seen: int) -> bool:
+    """Whether a generation is one to work on (a step under way, not seen yet) or to leave."""
+    return generation == LEAVE or (generation & 1 == 1 and generation != seen)
+
+
+@inlined()
+def wake(sleep: int) -> None:
+    """Wake a worker if it is asleep."""
+    if compare_and_swap(sleep + 8 * ASLEEP, 1, 0):
+        write_descriptor(types.int32(word(sleep, WRITE_END)), sleep + 8 * WAKE_BYTE + 4, 1)
+
+
+@numba.njit("void(int64)", nogil=True, cache=True, error_model="numpy")
+def lead_step(board: int) -> None:
+    """Run the step described on the board as worker 0; the others join in. Returns when done."""
+    generation = word(board, BoardWord.GENERATION) + 1
+    atomic_store(board + 8 * BoardWord.GENERATION, generation)
+    for worker in range(1, word(board, BoardWord.NUM_WORKERS)):
+        wake(board + 8 * BoardWord.SLEEP + worker * LINE_BYTES)
+    walk(board, generation, 0)
+    atomic_store(board + 8 * BoardWord.GENERATION, generation + 1)
+
+
+@numba.njit("void(int64)", nogil=True, cache=True, error_model="numpy")
+def dismiss(board: int) -> None:
+    """Let all workers return from `work`."""
+    atomic_store(board + 8 * BoardWord.GENERATION, LEAVE)
+    for worker in range(1, word(board, BoardWord.NUM_WORKERS)):
+        wake(board + 8 * BoardWord.SLEEP + worker * LINE_BYTES)
+
+
+@numba.njit("void(int64, int64)", nogil=True, cache=True, error_model="numpy")
+def work(board: int, worker: int) -> None:
+    """Join in every step from now on, until dismissed. Without the interpreter lock."""
+    sleep = board + 8 * BoardWord.SLEEP + worker * LINE_BYTES
+    seen = 0
+    while True:
+        generation = await_step(board, sleep, seen)
+        if generation == LEAVE:
+            return
+        walk(board, generation, worker)
+        seen = generation
