@@ -36,6 +36,7 @@ KNOWN_ELSEWHERE: Final = frozenset(
         "max_total_tokens",
         "memory_threshold",
         "pipeline_depth",
+        "prefill_chunk",
         # hetero_infer.config and its command line
         "config",
         "ignore_eos",

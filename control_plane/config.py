@@ -67,6 +67,12 @@ class SchedulingLimits:
     max_total_tokens: int = setting(
         4096, help="tokens computed by one step", minimum=1, maximum=MAX_COUNT
     )
+    prefill_chunk: int | None = setting(
+        None,
+        help="tokens of prompts that one step computes; default: what the compute plane prefers",
+        minimum=1,
+        maximum=MAX_COUNT,
+    )
     memory_threshold: float = setting(
         0.9, help="share of the block pool above which no request is admitted", above=0, maximum=1
     )

@@ -11,6 +11,9 @@ from control_plane.core.request import FinishReason, Request, RequestState
 from planes.errors import ConfigError
 
 
+OPTIONAL_LIMITS = ("max_slots", "max_prefill_tokens")
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Limits of the scheduler. Raises ConfigError naming the first field out of range.
@@ -19,6 +22,8 @@ class SchedulerConfig:
     `max_num_seqs`: admitted requests, which hold a slot and KV blocks; the others wait.
     `max_model_len`: prompt and completion tokens of one request.
     `max_total_tokens`: tokens computed by one step; a longer prompt is computed in chunks.
+    `max_prefill_tokens`: tokens of prompts (prefill) among them; None: no limit of their own. It
+    bounds how long one step keeps running streams waiting for their next token.
     `memory_threshold`: admission stops while the projected use of the block pool would exceed
     this share of it, in (0, 1]; a lone request runs regardless.
     `max_slots`: slots of the compute plane; None: as many as `max_num_seqs`.
@@ -30,6 +35,7 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     max_model_len: int = 2048
     max_total_tokens: int = 4096
+    max_prefill_tokens: int | None = None
     memory_threshold: float = 0.9
     max_slots: int | None = None
     prefill_patience: int = 8
@@ -38,7 +44,7 @@ class SchedulerConfig:
         """Check every field."""
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name == "memory_threshold" or (f.name == "max_slots" and value is None):
+            if f.name == "memory_threshold" or (value is None and f.name in OPTIONAL_LIMITS):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(

@@ -205,10 +205,14 @@ class Scheduler:
             self._book(step, seq, num_tokens, [], samples=num_tokens == num_missing)
 
     def _token_budget(self, step: Step) -> int:
-        """Return how many tokens one more row of the step may have."""
-        if len(step.rows) >= self._config.max_batch_size:
+        """Return how many tokens one more row of prefill may have in the step."""
+        config = self._config
+        if len(step.rows) >= config.max_batch_size:
             return 0
-        return self._config.max_total_tokens - step.num_tokens
+        budget = config.max_total_tokens - step.num_tokens
+        if config.max_prefill_tokens is not None:
+            budget = min(budget, config.max_prefill_tokens - step.num_prefill_tokens)
+        return budget
 
     def _book(
         self, step: Step, seq: Sequence, num_tokens: int, new_block_ids: list[int], *, samples: bool

@@ -55,6 +55,11 @@ class Step:
         """Rows that compute given tokens."""
         return len(self.rows) - self.num_decode_rows
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of those rows; a decode row has one."""
+        return self.num_tokens - self.num_decode_rows
+
     def add_start(self, seq: Sequence, block_ids: Collection[int]) -> None:
         """Start the sequence's slot with all its known tokens and its whole block table."""
         request = seq.request

@@ -99,6 +99,7 @@ def description_from_proto(response: compute_pb2.DescribeResponse) -> PlaneDescr
         max_slots=limits.max_slots,
         max_rows=limits.max_rows,
         max_tokens=limits.max_tokens,
+        preferred_prefill_chunk=limits.preferred_prefill_chunk,
         max_batches_in_flight=response.max_batches_in_flight,
         software_version=response.software_version,
         epoch=response.epoch,

@@ -31,6 +31,7 @@ class PlaneDescription:
     max_slots: int
     max_rows: int
     max_tokens: int
+    preferred_prefill_chunk: int
     max_batches_in_flight: int
     software_version: str
     epoch: int
@@ -109,7 +110,12 @@ def effective_limits(
         values[name] = min(configured, most)
         if values[name] < configured:
             lowered.append(Lowered(name, configured, values[name]))
+    # A plane that prefers nothing says 0.
+    prefill_chunk = limits.prefill_chunk or plane.preferred_prefill_chunk or None
     config = SchedulerConfig(
-        memory_threshold=limits.memory_threshold, max_slots=plane.max_slots, **values
+        memory_threshold=limits.memory_threshold,
+        max_slots=plane.max_slots,
+        max_prefill_tokens=prefill_chunk,
+        **values,
     )
     return config, lowered

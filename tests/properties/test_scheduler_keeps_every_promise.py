@@ -142,6 +142,9 @@ class World:
         assert len(row_ids) == batch.num_rows == len(set(row_ids))
         assert 1 <= batch.num_rows <= config.max_batch_size
         assert batch.num_tokens <= config.max_total_tokens
+        if config.max_prefill_tokens is not None:
+            num_decodes = len(output.decode_request_ids)
+            assert batch.num_tokens - num_decodes <= config.max_prefill_tokens
         assert self.scheduler.get_stats().num_running <= config.num_slots
         assert batch.query_lens[: len(output.decode_request_ids)] == [1] * len(
             output.decode_request_ids
@@ -219,6 +222,7 @@ any_limits = st.builds(
     max_num_seqs=st.sampled_from([6, 3, 1]),
     max_model_len=st.sampled_from([40, 14]),
     max_total_tokens=st.sampled_from([16, 5, 64, 3, 1]),
+    max_prefill_tokens=st.sampled_from([None, 1, 4]),
     memory_threshold=st.sampled_from([1.0, 0.9, 0.5]),
     max_slots=st.sampled_from([None, 8, 2]),
     prefill_patience=st.sampled_from([3, 1]),

@@ -108,6 +108,16 @@ def test_prompts_are_computed_in_order_of_arrival_within_the_token_budget(engine
     assert output.batch.query_lens == [1, 2, 3]
 
 
+def test_a_long_prompt_beside_a_running_stream_is_computed_in_chunks_of_the_limit(engine):
+    e = engine(max_prefill_tokens=4)
+    e.submit(1, prompt_len=1, max_tokens=50)
+    e.step()
+    e.submit(2, prompt_len=10, max_tokens=50)
+    e.submit(3, prompt_len=1, max_tokens=50)
+    batches = [e.step().batch for _ in range(3)]
+    assert [b.query_lens for b in batches] == [[1, 4], [1, 4], [1, 2, 1]]
+
+
 def test_those_served_longest_ago_decode_first_when_not_all_fit(engine):
     e = engine(max_batch_size=2)
     for request_id in (1, 2, 3, 4, 5):
@@ -271,6 +281,7 @@ def test_a_request_that_brings_tokens_along_continues_after_them(engine):
         ("max_model_len", 1.5),
         ("max_total_tokens", True),
         ("max_slots", 0),
+        ("max_prefill_tokens", 0),
         ("prefill_patience", 0),
         ("memory_threshold", 0.0),
         ("memory_threshold", 1.5),
