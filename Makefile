@@ -1,6 +1,7 @@
 # One verb each. `make run` and `make test` install what they need into .venv.
 PROMPT ?= Hello, world!
 RUN_ARGS ?=
+BENCH ?= throughput latency memory kernels
 PYTHON ?= python3
 BIN := .venv/bin
 # A GPU machine brings its own torch; where .venv is there, it has one too.
@@ -59,8 +60,13 @@ fmt: .venv/.test ## Format and mend what can be mended.
 protos: .venv/.test ## Regenerate the stubs beside the .proto files.
 	@$(BIN)/python -m protos.generate
 
-bench: .venv/.run ## Speed of the engine on this machine, through gRPC.
-	@$(BIN)/python -m bench
+.venv/.bench: .venv/.run
+	@$(PIP) install -c constraints.txt -e '.[bench]'
+	@touch $@
+
+bench: .venv/.bench ## Measure this machine: speed through gRPC, latency, memory, kernels. BENCH="throughput …"
+	@for what in $(BENCH); do \
+	 $(BIN)/hetero-infer bench $$what --output bench-results || exit; echo; done
 
 gpu: ## On a machine with a CUDA GPU: check and measure the kernels, write one JSON report.
 	@$(GPU_PYTHON) -c "import torch, numba, pytest" 2>/dev/null || \

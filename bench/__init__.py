@@ -1,1 +1,1 @@
-"""Numbers, never asserted in tests."""
+"""Numbers that need other engines or a GPU; `hetero-infer bench` measures the product itself."""

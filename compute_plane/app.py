@@ -74,6 +74,9 @@ class ComputePlane:
                 block_size=config.block_size,
                 num_blocks=config.max_num_blocks,
                 dtype=placement.dtype,
+                kv_cache_dtype=config.kv_cache_dtype,
+                instruction_set=config.instruction_set,
+                max_tokens=config.max_tokens_per_batch,
                 device=placement.device,
                 num_threads=num_threads,
                 kernel_cache=config.kernel_cache_root,
@@ -90,7 +93,7 @@ class ComputePlane:
         )
         facts = PlaneFacts(
             spec=spec,
-            dtype=placement.dtype,
+            dtype=built.dtype or placement.dtype,
             model_sha256="" if model is None else model.sha256 or "",
             numerics_id=built.numerics_id,
             executor=built.name,

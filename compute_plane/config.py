@@ -20,6 +20,11 @@ from planes.settings import Layers, add_arguments, check, read_config_file, reso
 from planes.settings import unknown_keys as keys_unknown_to
 
 DTYPES: Final = ("auto", "float32", "bfloat16")
+KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "int8")
+INSTRUCTION_SETS: Final = (
+    "auto", "amx", "avx512_bf16", "avx512", "avx2_vnni", "avx2", "neon", "generic",
+)  # fmt: skip
+"""Those of `kernels.cpu.instruction_set`, whose import would bring the compiler."""
 DEVICES: Final = ("auto", "cpu", "cuda")
 
 KNOWN_ELSEWHERE: Final = frozenset(
@@ -71,7 +76,21 @@ class ComputePlaneConfig:
         help="auto (by device), cpu, simulated (no model), or a custom one as module:attribute",
     )
     device: str = setting("auto", help="where the model runs", choices=DEVICES)
-    dtype: str = setting("auto", help="what the model is computed in", choices=DTYPES)
+    dtype: str = setting(
+        "auto",
+        help="what weights are computed in; auto: the file's own format, quantised ones as they are",
+        choices=DTYPES,
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        help="what keys and values are kept in; auto: float32 if --dtype float32, else bfloat16",
+        choices=KV_CACHE_DTYPES,
+    )
+    instruction_set: str = setting(
+        "auto",
+        help="instructions of the CPU kernels; auto: the best this processor has",
+        choices=INSTRUCTION_SETS,
+    )
     block_size: int = setting(16, help="tokens of one KV block", minimum=1, maximum=1024)
     max_num_blocks: int = setting(
         1024, help="KV blocks of the pool", minimum=1, maximum=(1 << 31) - 1

@@ -33,7 +33,10 @@ class DeviceDescription:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What the configuration comes to: which executor, on which device, computing in what."""
+    """What the configuration comes to: which executor, on which device, computing in what.
+
+    `dtype`: as configured; the executor resolves `auto`.
+    """
 
     executor: str
     device: str
@@ -45,12 +48,10 @@ def choose_placement(config: ComputePlaneConfig) -> Placement:
 
     A custom executor brings its own device and number format: it is told what was asked for.
     """
-    dtype = "float32" if config.dtype == "auto" else config.dtype
     is_custom = ":" in config.executor
     if is_custom:
-        return Placement(
-            config.executor, "cpu" if config.device == "auto" else config.device, dtype
-        )
+        device = "cpu" if config.device == "auto" else config.device
+        return Placement(config.executor, device, config.dtype)
     if config.device == "cuda":
         raise DeviceUnavailableError(
             "device: cuda needs the CUDA executor, which this version does not have yet; "
@@ -59,12 +60,7 @@ def choose_placement(config: ComputePlaneConfig) -> Placement:
         )
     if config.executor == "simulated":
         return Placement("simulated", "simulated", "none")
-    if dtype != "float32":
-        raise DeviceUnavailableError(
-            f"dtype: the CPU executor of this version computes in float32 only, got {dtype}",
-            field="dtype",
-        )
-    return Placement("cpu", "cpu", dtype)
+    return Placement("cpu", "cpu", config.dtype)
 
 
 def describe_device(kind: str, num_threads: int) -> DeviceDescription:

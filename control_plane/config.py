@@ -24,6 +24,8 @@ OTHER_KEYS = frozenset(
         # compute_plane.config
         "model",
         "dtype",
+        "instruction_set",
+        "kv_cache_dtype",
         "device",
         "executor",
         "block_size",

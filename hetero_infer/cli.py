@@ -20,6 +20,7 @@ import typer
 
 from compute_plane.config import ComputePlaneConfig
 from control_plane.config import ControlPlaneConfig, SchedulingLimits
+from hetero_infer.commands.bench import RootCall, bench_app
 from hetero_infer.commands.options import options_of, with_options
 from hetero_infer.config import EngineConfig, GenerationConfig, ServeConfig, Settings
 from planes.errors import ConfigError, EngineError, ValidationError
@@ -50,6 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(bench_app, name="bench")
 
 
 def _heading(item: Setting) -> str:
@@ -101,6 +103,11 @@ def root(  # noqa: D103 - its docstring would be the help text
     if version:
         return _print_version
     flags["config"] = config
+    if context.invoked_subcommand == "bench":
+        switches = {"json": json, "quiet": quiet, "serve": serve}
+        given = {**flags, **{name: True for name, value in switches.items() if value}}
+        context.obj = RootCall(context.obj, given)
+        return None
     if context.invoked_subcommand == "serve":
         context.obj = flags
         return None
@@ -114,8 +121,7 @@ def root(  # noqa: D103 - its docstring would be the help text
 def serve_command(context: typer.Context, *, config: ConfigFile = None, **flags: object) -> Action:
     """Run both planes until SIGTERM."""
     flags["config"] = config
-    before = context.obj or {}
-    return _serve_action({**before, **{k: v for k, v in flags.items() if v is not None}})
+    return _serve_action({**context.obj, **{k: v for k, v in flags.items() if v is not None}})
 
 
 @app.command(name="control-plane")
@@ -182,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("error: standard output is closed")
         return EXIT_FAILURE
     try:
-        action = app(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+        action = app(args=arguments, prog_name=PROGRAM, standalone_mode=False, obj=arguments)
     except UsageError as error:
         _say(f"error: {error.format_message()}")
         return EXIT_USAGE

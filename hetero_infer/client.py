@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
+from typing import Final
 
 import grpc
 
 from control_plane.core.generation_params import GenerationParams
 from hetero_infer.wire_errors import ServerLostError, error_from_rpc
 from planes.address import Address
+from planes.errors import ValidationError
 from planes.transport import MAX_CLIENT_MESSAGE_BYTES
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
+
+ON_THE_WIRE: Final = frozenset({"max_tokens", "temperature", "top_p", "seed", "ignore_eos"})
+"""The parameters that the public service takes; others are refused, not forgotten."""
+PLAIN: Final = GenerationParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,13 @@ class InferenceClient:
 
 
 def _params_to_proto(params: GenerationParams) -> inference_pb2.SamplingParams:
+    for item in fields(GenerationParams):
+        if item.name not in ON_THE_WIRE and getattr(params, item.name) != getattr(PLAIN, item.name):
+            raise ValidationError(
+                f"{item.name} is not part of hetero.inference.v1, got "
+                f"{getattr(params, item.name)!r}",
+                field=item.name,
+            )
     return inference_pb2.SamplingParams(
         max_tokens=params.max_tokens,
         temperature=params.temperature,

@@ -67,6 +67,8 @@ class EngineConfig(SchedulingLimits):
     max_num_blocks: int = _as_in(ComputePlaneConfig, "max_num_blocks")
     model: str = _as_in(ComputePlaneConfig, "model")
     dtype: str = _as_in(ComputePlaneConfig, "dtype")
+    kv_cache_dtype: str = _as_in(ComputePlaneConfig, "kv_cache_dtype")
+    instruction_set: str = _as_in(ComputePlaneConfig, "instruction_set")
     device: str = _as_in(ComputePlaneConfig, "device")
     executor: str = _as_in(ComputePlaneConfig, "executor")
     num_threads: int | None = _as_in(ComputePlaneConfig, "num_threads")

@@ -7,6 +7,8 @@ connection) the gRPC code decides the family.
 
 from __future__ import annotations
 
+from typing import cast
+
 import grpc
 from google.rpc import error_details_pb2  # type: ignore[import-untyped] # it has no stubs
 from grpc_status import rpc_status
@@ -49,11 +51,12 @@ _CLASS_BY_REASON: dict[str, type[EngineError]] = {
 
 def error_from_rpc(error: grpc.RpcError) -> EngineError:
     """Return the exception the server meant, with its message, reason and field."""
-    if not isinstance(error, grpc.Call):
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return ServerLostError(str(error))
     message = error.details() or error.code().name
     reason, field = "", None
-    status = rpc_status.from_call(error)
+    # An asyncio error answers the same questions as a call, without being one.
+    status = rpc_status.from_call(cast("grpc.Call", error))
     for detail in status.details if status is not None else ():
         info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
         if detail.Unpack(info):

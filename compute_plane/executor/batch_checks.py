@@ -6,7 +6,6 @@ limit and the given value.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -15,9 +14,20 @@ import numpy as np
 
 from compute_plane.errors import InvalidBatch, UnsupportedBatch
 from compute_plane.executor.interface import BoolArray
+from compute_plane.executor.sampling_checks import check_num_logprobs, check_sampling
 from compute_plane.executor.step import Int64Array, SlotStart, StepBatch
 
-FEATURES: Final = ("copies", "prompt_logprobs", "sampled_slots", "token_ids")
+FEATURES: Final = (
+    "copies",
+    "logit_bias",
+    "logprobs",
+    "min_p",
+    "penalties",
+    "prompt_logprobs",
+    "sampled_slots",
+    "token_ids",
+    "top_k",
+)
 """Optional parts of a batch that `SlotTable` executes, in the words of Describe.features."""
 
 
@@ -188,12 +198,7 @@ def _check_prompt_logprobs(batch: StepBatch) -> None:
         if request.row in seen:
             raise InvalidBatch(f"{field}.row repeats {request.row}", field=f"{field}.row")
         seen.add(request.row)
-        if request.num_logprobs != 0:
-            raise UnsupportedBatch(
-                f"{field}.num_logprobs: this plane returns the log-probability of the token "
-                f"itself only (0), got {request.num_logprobs}",
-                field=f"{field}.num_logprobs",
-            )
+        check_num_logprobs(f"{field}.num_logprobs", request.num_logprobs)
 
 
 def _check_copies(batch: StepBatch, limits: SlotLimits) -> None:
@@ -235,7 +240,7 @@ def _check_starts(batch: StepBatch, limits: SlotLimits) -> None:
         _check_start_lengths(field, start, limits)
         check_range(f"{field}.token_ids", start.token_ids, limits.vocab_size)
         check_range(f"{field}.block_ids", start.block_ids, limits.num_blocks)
-        _check_sampling(f"{field}.sampling", start)
+        check_sampling(f"{field}.sampling", start.sampling, limits.vocab_size)
 
 
 def _check_start_lengths(field: str, start: SlotStart, limits: SlotLimits) -> None:
@@ -257,23 +262,4 @@ def _check_start_lengths(field: str, start: SlotStart, limits: SlotLimits) -> No
             f"{field}.block_ids must have at most {limits.max_table_len} blocks, "
             f"got {start.block_ids.size}",
             field=f"{field}.block_ids",
-        )
-
-
-def _check_sampling(field: str, start: SlotStart) -> None:
-    if start.unsupported is not None:
-        raise UnsupportedBatch(
-            f"{field}.{start.unsupported} is not supported by this plane",
-            field=f"{field}.{start.unsupported}",
-        )
-    key = start.sampling
-    if not (math.isfinite(key.temperature) and key.temperature >= 0):
-        raise InvalidBatch(
-            f"{field}.temperature must be finite and at least 0, got {key.temperature}",
-            field=f"{field}.temperature",
-        )
-    if not 0 < key.top_p <= 1:
-        raise InvalidBatch(
-            f"{field}.top_p must be greater than 0 and at most 1, got {key.top_p}",
-            field=f"{field}.top_p",
         )

@@ -1,85 +1,118 @@
-"""The float32 executor for CPUs: Numba kernels over the block pool, NumPy's BLAS for matrices.
+"""The CPU executor: a step is one compiled walk through a table of operations.
 
-Kernels keep the law that a row's result does not depend on its neighbours; BLAS does not promise it
-(its summation order may change with the number of rows), so with this executor equal requests give
-equal tokens, not equal bits of logits.
+A row's tokens and logits are the same bits alone and in any batch, whole or in chunks, with any
+number of threads: every kernel keeps that law, and this file adds no arithmetic of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from compute_plane.executor.interface import (
-    BoolArray,
-    ExecutionBatch,
-    ExecutionOutput,
-    Float32Array,
-    Int32Array,
-    SamplingRow,
-)
-from compute_plane.executor.llama_step import LlamaStep
+from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, Float32Array
+from compute_plane.executor.llama_table import LOGITS_ROWS, PIECE_TOKENS, LlamaTable
+from compute_plane.executor.logits_groups import LogitsGroup, group_logits, wanted_tokens
+from compute_plane.executor.sample_records import SampleRecords
+from compute_plane.executor.step_headers import PieceArrays, StepHeaders
+from compute_plane.executor.thread_team import Entry, ThreadTeam
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
-from compute_plane.executor.worker_threads import WorkerThreads
-from kernels.registry import load_kernels
+from kernels.cpu.attention_items import attention_items, share_long_contexts
+from kernels.cpu.instruction_set import selected_instruction_set
+from kernels.cpu.operation import StepWord
+from kernels.cpu.sample_record import sampling_scratch_bytes
+from kernels.cpu.sampling import LOGITS, LOGITS_STRIDE, VOCAB, sample
+from planes.errors import ValidationError
 
 if TYPE_CHECKING:
-    from compute_plane.memory.kv_pool import KvPool
+    from compute_plane.executor.packed_weights import PackedWeights
+    from compute_plane.memory.paged_kv_pool import PagedKvPool
     from compute_plane.model.spec import ModelSpec
-    from compute_plane.model.weights import LlamaWeights
 
-LOGITS_ROWS: Final = 64
-"""Rows of logits that exist at once; with a vocabulary of 50 000 they take 12 MiB."""
+Int64Array = npt.NDArray[np.int64]
 
+DEFAULT_MAX_TOKENS: Final = 16384
+MAX_WANTS: Final = 1024
+"""Samples drawn from one group of logits rows."""
 NOT_FINITE: Final = "the logits are not finite"
 
 
 class CpuExecutor:
     """Runs batches of a Llama-family model on the CPU; a `GPUExecutor`.
 
-    `kv_pool` must have the layers and heads of `spec`. `num_threads` bounds BLAS (of the whole
-    process) and the kernels' threads. `keep_logits`: return the sampled rows' logits, for tests and
-    tools. Not thread-safe: one thread, the device thread, calls it.
+    `weights`, `kv_pool`: of `spec`'s layers and heads. `max_tokens`: of one batch. `on_compiled`
+    gets the name of each kernel when it is compiled or loaded, in the constructor. `keep_logits`:
+    return the sampled rows' logits, for tests and tools. Not thread-safe: one thread, the device
+    thread, calls it.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        weights: LlamaWeights,
-        kv_pool: KvPool,
+        weights: PackedWeights,
+        kv_pool: PagedKvPool,
         *,
         num_threads: int,
-        kernels: str = "cpu",
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        on_compiled: Callable[[str], None] | None = None,
         keep_logits: bool = False,
     ) -> None:
-        self.numerics_id = f"cpu/float32/{kernels}+blas"
-        self._workers = WorkerThreads(num_threads)
-        self._kernels = load_kernels(kernels)
-        self._step = LlamaStep(spec, weights, kv_pool, self._kernels, self._workers)
-        self._kv_pool = kv_pool
+        self._weights = weights
+        self._pool = kv_pool
+        self._spec = spec
         self._shape = PoolShape(kv_pool.num_blocks, kv_pool.block_size, spec.vocab_size)
+        self._max_tokens = max_tokens
         self._keep_logits = keep_logits
+        self._llama = LlamaTable(
+            spec, weights, kv_pool, max_tokens=max_tokens, on_compiled=on_compiled
+        )
+        operands = {
+            LOGITS: self._llama.logits.ctypes.data,
+            LOGITS_STRIDE: spec.vocab_size,
+            VOCAB: spec.vocab_size,
+        }
+        self._sample = self._llama.table.add(sample, StepWord.SAMPLE_CHUNKS, operands)
+        self._llama.table.fetch_ahead()
+        scratch_bytes = max(self._llama.scratch_bytes, sampling_scratch_bytes(spec.vocab_size))
+        self._headers = StepHeaders(num_threads, scratch_bytes)
+        # Almost every step has one piece and one group of logits: its entries are made once.
+        self._ordinary = np.array(self._all_entries(1, 1), dtype=np.int64)
+        self._team = ThreadTeam(num_threads)
+
+    @property
+    def numerics_id(self) -> str:
+        """What decides the bits of a result, but for model and sources."""
+        layout = self._pool.layout
+        return (
+            f"cpu/{selected_instruction_set().name}/{self._weights.weight_format}"
+            f"/kv-{layout.dtype}-{layout.block_size}"
+        )
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
         """Run one step. Raises ValidationError, with nothing changed, if the batch is malformed."""
         layout = lay_out_tokens(batch, self._shape)
+        if len(layout.token_ids) > self._max_tokens:
+            raise ValidationError(
+                f"must be at most {self._max_tokens} tokens, got {len(layout.token_ids)}",
+                field="query_lens",
+            )
         for copy in batch.copies:
-            self._kv_pool.copy_block(copy.source, copy.destination)
-        hidden = self._step.run(layout)
-        failed_rows: dict[int, str] = {}
-        prompt_logprobs = self._prompt_logprobs(batch, layout, hidden, failed_rows)
-        next_tokens, logits = self._sample(batch, layout, hidden, failed_rows)
-        return ExecutionOutput(
-            next_tokens=next_tokens,
-            failed_rows=failed_rows,
-            logits=logits,
-            prompt_logprobs=prompt_logprobs,
-        )
+            self._pool.copy_block(copy.source, copy.destination)
+        pieces = self._describe_pieces(batch, layout)
+        samples = SampleRecords(batch, self._spec.vocab_size)
+        groups = list(group_logits(wanted_tokens(batch, layout), LOGITS_ROWS, MAX_WANTS))
+        records = [samples.take(group.wanted, group.rows) for group in groups]
+        for index, (group, taken) in enumerate(zip(groups, records, strict=True), len(pieces)):
+            self._headers.describe_logits(index, out_tokens=group.out_tokens, samples=taken)
+        if self._keep_logits:
+            return samples.output(
+                self._run_keeping_logits(len(pieces), groups, len(batch.sampling))
+            )
+        self._team.run(self._entries(len(pieces), len(groups)))
+        return samples.output(None)
 
     def capture_decode_graph(self, batch_size: int) -> None:
         """Do nothing: a CPU has no launches to save."""
@@ -90,7 +123,7 @@ class CpuExecutor:
 
     def close(self) -> None:
         """End the executor's threads."""
-        self._workers.close()
+        self._team.close()
 
     def __enter__(self) -> CpuExecutor:
         return self
@@ -103,79 +136,68 @@ class CpuExecutor:
     ) -> None:
         self.close()
 
-    def _sample(
-        self,
-        batch: ExecutionBatch,
-        layout: TokenLayout,
-        hidden: Float32Array,
-        failed_rows: dict[int, str],
-    ) -> tuple[Int32Array, Float32Array | None]:
-        """Return the sampled tokens [K] and, where kept, their logits [K, V]."""
-        num_samples = len(batch.sampled_rows)
-        tokens = np.zeros(num_samples, dtype=np.int32)
-        kept: list[Float32Array] = []
-        for start in range(0, num_samples, LOGITS_ROWS):
-            piece = slice(start, min(start + LOGITS_ROWS, num_samples))
-            # Samples of one row share its logits.
-            rows, logits_rows = np.unique(batch.sampled_rows[piece], return_inverse=True)
-            logits = self._step.logits(hidden[layout.row_ends[rows] - 1])
-            is_finite = np.empty(piece.stop - piece.start, dtype=np.bool_)
-            self._draw(
-                logits,
-                logits_rows.astype(np.int32),
-                batch.sampling[piece],
-                tokens[piece],
-                is_finite,
+    def _describe_pieces(self, batch: ExecutionBatch, layout: TokenLayout) -> list[PieceArrays]:
+        """Fill in the headers of the step's pieces; return the arrays they point to."""
+        spec = self._spec
+        num_tokens = len(layout.token_ids)
+        kept: list[PieceArrays] = []
+        for index, first in enumerate(range(0, num_tokens, PIECE_TOKENS)):
+            end = min(first + PIECE_TOKENS, num_tokens)
+            query_lens = batch.query_lens
+            if end - first < num_tokens:  # the tokens of each row that lie in this piece
+                ends = layout.row_ends
+                query_lens = np.clip(ends, first, end) - np.clip(ends - query_lens, first, end)
+            items = attention_items(
+                query_lens.astype(np.int32), spec.num_heads // spec.num_kv_heads
             )
-            for row in batch.sampled_rows[piece][~is_finite]:
-                failed_rows[int(row)] = NOT_FINITE
-            if self._keep_logits:
-                kept.append(logits[logits_rows])
-        return tokens, np.concatenate(kept) if kept else None
+            items, merges = share_long_contexts(
+                items,
+                layout.positions[first:end],
+                block_size=self._pool.block_size,
+                num_kv_heads=spec.num_kv_heads,
+                num_threads=self._team.num_threads,
+            )
+            piece = PieceArrays(
+                layout.token_ids[first:end],
+                layout.positions[first:end],
+                layout.kv_slots[first:end],
+                layout.block_tables,
+                items,
+                merges,
+            )
+            self._headers.describe_tokens(index, first, piece, spec.num_kv_heads)
+            kept.append(piece)
+        return kept
 
-    def _draw(
-        self,
-        logits: Float32Array,
-        logits_rows: Int32Array,
-        sampling: Sequence[SamplingRow],
-        out: Int32Array,
-        is_finite: BoolArray,
-    ) -> None:
-        """Draw the samples [K] of a piece, shared out over the threads."""
-        temperatures = np.array([row.temperature for row in sampling], dtype=np.float64)
-        top_ps = np.array([row.top_p for row in sampling], dtype=np.float64)
-        seeds = np.array([row.seed for row in sampling], dtype=np.uint64)
-        sample_indexes = np.array([row.sample_index for row in sampling], dtype=np.int64)
-        positions = np.array([row.position for row in sampling], dtype=np.int64)
+    def _entries(self, num_pieces: int, num_groups: int) -> Int64Array | list[Entry]:
+        """Return the entries of a step: its pieces' headers first, then its groups'."""
+        if num_pieces == 1 and num_groups <= 1:
+            return self._ordinary if num_groups else self._ordinary[: self._num_inner]
+        return self._all_entries(num_pieces, num_groups)
 
-        def task(share: slice) -> None:
-            self._kernels.sample(
-                logits, logits_rows[share], temperatures[share], top_ps[share], seeds[share],
-                sample_indexes[share], positions[share], out[share], is_finite[share],
-            )  # fmt: skip
+    def _all_entries(self, num_pieces: int, num_groups: int) -> list[Entry]:
+        llama, address = self._llama, self._headers.address
+        pieces = [address(index) for index in range(num_pieces)]
+        parts: list[tuple[int, ...]] = [llama.before]
+        for layer in llama.layers:
+            parts += [layer.write, layer.read]
+        entries = [(record, piece) for part in parts for piece in pieces for record in part]
+        self._num_inner = len(entries)
+        for index in range(num_pieces, num_pieces + num_groups):
+            entries += self._group_entries(address(index))
+        return entries
 
-        num_shares = min(self._workers.num_threads, len(out))
-        bounds = [len(out) * i // num_shares for i in range(num_shares + 1)]
-        self._workers.run([partial(task, slice(a, b)) for a, b in pairwise(bounds)])
+    def _group_entries(self, header: int) -> list[Entry]:
+        return [(record, header) for record in (*self._llama.after, self._sample)]
 
-    def _prompt_logprobs(
-        self,
-        batch: ExecutionBatch,
-        layout: TokenLayout,
-        hidden: Float32Array,
-        failed_rows: dict[int, str],
-    ) -> list[Float32Array]:
-        """Return the wanted log-probabilities; a row where one is NaN fails."""
-        wanted: list[Float32Array] = []
-        for row, given in zip(batch.prompt_logprob_rows, batch.prompt_logprob_targets, strict=True):
-            targets = np.ascontiguousarray(given, dtype=np.int32)
-            first = int(layout.row_ends[row] - batch.query_lens[row])
-            logprobs = np.empty(len(targets), dtype=np.float32)
-            for start in range(0, len(targets), LOGITS_ROWS):
-                end = min(start + LOGITS_ROWS, len(targets))
-                logits = self._step.logits(hidden[first + start : first + end])
-                self._kernels.token_logprobs(logits, targets[start:end], logprobs[start:end])
-            if not np.isfinite(logprobs).all():
-                failed_rows[row] = NOT_FINITE
-            wanted.append(logprobs)
-        return wanted
+    def _run_keeping_logits(
+        self, num_pieces: int, groups: list[LogitsGroup], num_samples: int
+    ) -> Float32Array:
+        """Run a step group by group, and return the logits of its samples [K, V]."""
+        self._team.run(self._all_entries(num_pieces, 0))
+        kept = np.zeros((num_samples, self._spec.vocab_size), dtype=np.float32)
+        for index, group in enumerate(groups, num_pieces):
+            self._team.run(self._group_entries(self._headers.address(index)))
+            is_sample = group.wanted < num_samples
+            kept[group.wanted[is_sample]] = self._llama.logits[group.rows[is_sample]]
+        return kept

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,38 @@ Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """How one sample is drawn.
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitBias:
+    """What is added to the logits of some tokens: [n] each, C-contiguous, no token twice."""
+
+    token_ids: Int32Array
+    values: Float32Array
+
+
+class Penalties(NamedTuple):
+    """Penalties for tokens that have occurred; `kernels.reference.logit_adjustments`.
+
+    `repetition` 1, `presence` 0 and `frequency` 0 are off. `history`: [N] all tokens of the
+    sequence so far, C-contiguous, the first `num_prompt` of them its prompt; it is a view of the
+    slot's memory, valid for the call.
+    """
+
+    repetition: float
+    presence: float
+    frequency: float
+    history: Int32Array
+    num_prompt: int
+
+
+class SamplingRow(NamedTuple):
+    """How one sample is drawn; `kernels.reference.sampling` says exactly.
 
     The random number depends on `(seed, sample_index, position)` alone, where `position` is that of
-    the token to be drawn. `temperature` 0 is greedy; `top_p` in (0, 1].
+    the token to be drawn. `temperature` 0 is greedy; `top_p` in (0, 1]; `top_k` 0 and `min_p` 0 are
+    off. `penalties`, `logit_bias`: None where they change nothing. `num_logprobs`: log-probabilities
+    wanted, that of the token and of so many most likely ones; None: none at all.
+
+    (A named tuple because one is made for every token.)
     """
 
     temperature: float
@@ -34,6 +60,16 @@ class SamplingRow:
     seed: int
     sample_index: int
     position: int
+    top_k: int = 0
+    min_p: float = 0.0
+    penalties: Penalties | None = None
+    logit_bias: LogitBias | None = None
+    num_logprobs: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but temperature, top-k, top-p and min-p is asked for."""
+        return self.penalties is None and self.logit_bias is None and self.num_logprobs is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +92,8 @@ class ExecutionBatch:
     `sampled_rows`: [K] rows whose last token's logits are sampled, `sampling[k]` says how.
     `prompt_logprob_rows`: rows for which the log-probability of each *next* known token is wanted;
     `prompt_logprob_targets[i]`: those next tokens of row `prompt_logprob_rows[i]` (at most
-    query_len, one fewer where the token after the row's last is unknown).
+    query_len, one fewer where the token after the row's last is unknown);
+    `prompt_num_logprobs[i]`: the most likely tokens wanted beside each; empty: none for any.
     `copies` run first, in order. Then in every layer all KV writes before any attention read, so
     rows may share blocks that one of them fills.
     """
@@ -72,6 +109,27 @@ class ExecutionBatch:
     copies: Sequence[BlockCopy] = ()
     prompt_logprob_rows: Sequence[int] = ()
     prompt_logprob_targets: Sequence[Int32Array] = ()
+    prompt_num_logprobs: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """The most likely tokens of some positions, [P, n] each, the most likely first.
+
+    n is the number asked for, at most V. The log-probabilities are those of the raw logits.
+    """
+
+    token_ids: Int32Array
+    logprobs: Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLogprobs:
+    """Log-probabilities of sample `sample`: of its token, and of the most likely (`top`, P = 1)."""
+
+    sample: int
+    logprob: float
+    top: TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +138,17 @@ class ExecutionOutput:
 
     `next_tokens`: [K]. `failed_rows`: row → message, for rows whose logits were not finite; their
     entries of `next_tokens` are meaningless. `logits`: [K, V] where the executor keeps them.
-    `prompt_logprobs[i]`: one float32 per target of `prompt_logprob_targets[i]`.
+    `sample_logprobs`: one entry per sample that asked, in order. `prompt_logprobs[i]`: one float32
+    per target of `prompt_logprob_targets[i]`; `prompt_top_logprobs[i]`: the most likely tokens at
+    the same places, where some were asked for (else this may be empty as a whole).
     """
 
     next_tokens: Int32Array
     failed_rows: dict[int, str] = field(default_factory=dict)
     logits: Float32Array | None = None
     prompt_logprobs: Sequence[Float32Array] = ()
+    sample_logprobs: Sequence[SampleLogprobs] = ()
+    prompt_top_logprobs: Sequence[TopLogprobs] = ()
 
 
 @runtime_checkable

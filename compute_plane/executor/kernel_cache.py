@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ import llvmlite.binding
 import numba
 import numpy as np
 
+import compute_plane
 import kernels
 from planes.errors import ConfigError
 
@@ -45,17 +47,37 @@ def prepare_kernel_cache(root: Path) -> Path:
 
 
 def kernel_fingerprint() -> str:
-    """Return a hash of the kernel sources, the compiler's versions and the CPU."""
-    digest = hashlib.sha256()
+    """Return a hash of the kernel sources, the compiler and the processor compiled for."""
     package = Path(kernels.__file__ or "").parent
-    sources = (path for folder in COMPILED_FROM for path in (package / folder).rglob("*.py"))
-    for source in sorted(sources):
-        digest.update(f"{source.relative_to(package)}\0".encode())
-        digest.update(source.read_bytes())
-    cpu = llvmlite.binding.get_host_cpu_name()
-    features = llvmlite.binding.get_host_cpu_features().flatten()
+    return _fingerprint([package / folder for folder in COMPILED_FROM])
+
+
+def numerics_fingerprint() -> str:
+    """Return a hash of everything that decides the bits of a result, but for model and options.
+
+    Besides what `kernel_fingerprint` covers: the executor's own sources and those that decode
+    weights.
+    """
+    package = Path(compute_plane.__file__ or "").parent
+    arithmetic = Path(kernels.__file__ or "").parent
+    return _fingerprint([arithmetic, package / "executor", package / "model"])
+
+
+def _fingerprint(folders: Sequence[Path]) -> str:
+    """Return a hash of the Python sources below folders, the compiler and the processor."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for source in sorted(folder.rglob("*.py")):
+            digest.update(f"{folder.name}/{source.relative_to(folder)}\0".encode())
+            digest.update(source.read_bytes())
+    cpu = numba.config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+    features = (
+        numba.config.CPU_FEATURES
+        if numba.config.CPU_NAME
+        else llvmlite.binding.get_host_cpu_features().flatten()
+    )
     versions = (platform.python_version(), np.__version__, numba.__version__, llvmlite.__version__)
-    digest.update("\0".join((*versions, cpu, features)).encode())
+    digest.update("\0".join((*versions, cpu, features or "")).encode())
     return digest.hexdigest()[:16]
 
 

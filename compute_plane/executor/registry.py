@@ -13,17 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import structlog
 
 from compute_plane.errors import ExecutorLoadError
-from compute_plane.executor.interface import ExecutionBatch, GPUExecutor, SamplingRow
-from compute_plane.memory.sizing import (
-    available_memory_bytes,
-    check_pool_fits,
-    check_weights_fit,
-    kv_block_bytes,
-)
+from compute_plane.executor.interface import GPUExecutor
+from compute_plane.memory.sizing import available_memory_bytes, check_pool_fits
 from compute_plane.model.spec import ModelSpec
 from planes.errors import EngineError
 
@@ -40,8 +34,10 @@ log = structlog.get_logger()
 class ExecutorContext:
     """What a factory may build an executor from.
 
-    `model`: the loaded model, whose `load_weights()` decodes the weights; None if the executor
-    needs none. `kernel_cache`: where machine code may be kept.
+    `model`: the loaded model: `load_weights()` decodes its weights to float32, `source` has them as
+    they are stored; None if the executor needs none. `dtype`, `kv_cache_dtype`, `instruction_set`:
+    as configured, `auto` included. `max_tokens`: of one batch. `kernel_cache`: where machine code
+    may be kept.
     """
 
     spec: ModelSpec
@@ -49,14 +45,20 @@ class ExecutorContext:
     block_size: int
     num_blocks: int
     dtype: str
+    kv_cache_dtype: str
+    instruction_set: str
     device: str
+    max_tokens: int
     num_threads: int
     kernel_cache: Path
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltExecutor:
-    """An executor and its numbers for Describe. Sizes are 0 where they are not known."""
+    """An executor and its numbers for Describe. Sizes are 0 where they are not known.
+
+    `dtype`: what it computes in; empty: what was configured.
+    """
 
     name: str
     executor: GPUExecutor
@@ -64,6 +66,7 @@ class BuiltExecutor:
     kv_pool_bytes: int = 0
     weights_bytes: int = 0
     preferred_prefill_chunk: int = 512
+    dtype: str = ""
 
 
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
@@ -90,38 +93,10 @@ def _build_simulated(context: ExecutorContext) -> BuiltExecutor:
 def _build_cpu(context: ExecutorContext) -> BuiltExecutor:
     if context.model is None:
         raise ExecutorLoadError("executor: cpu needs a model", field="executor")
-    # Where Numba keeps machine code must be settled before any kernel is imported.
-    from compute_plane.executor.kernel_cache import prepare_kernel_cache
+    # Numba, its cache and the instruction set must be settled before any kernel is imported.
+    from compute_plane.executor.build_cpu import build_cpu
 
-    cache = prepare_kernel_cache(context.kernel_cache)
-    if not any(cache.iterdir()):
-        log.info("compiling kernels; later starts find them compiled", directory=str(cache))
-    from compute_plane.executor.cpu import CpuExecutor
-    from compute_plane.memory.kv_pool import KvPool
-
-    spec = context.spec
-    check_weights_fit(spec.num_parameters, available_memory_bytes())
-    weights = context.model.load_weights(context.num_threads)
-    block_bytes = kv_block_bytes(spec, context.block_size)
-    check_pool_fits(context.num_blocks, block_bytes, available_memory_bytes())
-    kv_pool = KvPool(
-        num_blocks=context.num_blocks,
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        block_size=context.block_size,
-        head_dim=spec.head_dim,
-    )
-    executor = CpuExecutor(spec, weights, kv_pool, num_threads=context.num_threads)
-    warm_up(executor, context.block_size)
-    return BuiltExecutor(
-        "cpu",
-        executor,
-        # The fingerprint names the kernels' sources, their compiler and the CPU; BLAS may sum in
-        # another order with another number of threads.
-        f"{executor.numerics_id}/{cache.name}/threads-{context.num_threads}",
-        kv_pool_bytes=kv_pool.num_bytes,
-        weights_bytes=weights.num_bytes,
-    )
+    return build_cpu(context, context.model)
 
 
 def _build_custom(name: str, context: ExecutorContext) -> BuiltExecutor:
@@ -169,26 +144,3 @@ BUILT_IN: Final[dict[str, Callable[[ExecutorContext], BuiltExecutor]]] = {
     "simulated": _build_simulated,
     "cpu": _build_cpu,
 }
-
-
-def warm_up(executor: GPUExecutor, block_size: int) -> None:
-    """Run two tiny steps, greedy and drawn, so that everything is compiled before the first batch.
-
-    They write the first block, which nobody holds yet.
-    """
-    num_tokens = min(2, block_size)
-    for temperature in (0.0, 1.0):
-        executor.execute(
-            ExecutionBatch(
-                input_tokens=np.zeros(num_tokens, dtype=np.int32),
-                positions=np.arange(num_tokens, dtype=np.int32),
-                seq_lens=np.array([num_tokens], dtype=np.int32),
-                block_tables=np.zeros((1, 1), dtype=np.int32),
-                is_prefill=np.ones(1, dtype=np.bool_),
-                query_lens=np.array([num_tokens], dtype=np.int32),
-                sampled_rows=np.zeros(1, dtype=np.int32),
-                sampling=[SamplingRow(temperature, 0.9, 0, 0, num_tokens)],
-                prompt_logprob_rows=[0],
-                prompt_logprob_targets=[np.zeros(num_tokens - 1, dtype=np.int32)],
-            )
-        )

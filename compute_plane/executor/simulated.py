@@ -5,6 +5,10 @@ so one wrong block, position or copy changes the text, and any schedule of the s
 the same text as each request alone. It needs no model file and no arithmetic; tests, and people who
 want to try the planes, use it.
 
+It has no logits. Temperature, top-p, top-k and min-p only enter the key of a draw, bias and
+penalties do nothing, and log-probabilities are numbers made of the same hash: in the shape that was
+asked for, and the same in any schedule.
+
 Array letters: N blocks, B block size, T tokens, S rows, M table width.
 """
 
@@ -21,7 +25,9 @@ from compute_plane.executor.interface import (
     ExecutionOutput,
     Float32Array,
     Int32Array,
+    SampleLogprobs,
     SamplingRow,
+    TopLogprobs,
 )
 from compute_plane.model.spec import ModelSpec
 
@@ -76,17 +82,28 @@ class SimulatedExecutor:
         rows = np.repeat(np.arange(batch.query_lens.size), batch.query_lens)  # [T]
         blocks = batch.block_tables[rows, batch.positions // self._block_size]
         self.pool[blocks, batch.positions % self._block_size] = batch.input_tokens
+        histories = [self._read(batch, row) for row in batch.sampled_rows.tolist()]
         next_tokens = [
-            draw(self._read(batch, row), sampling)
-            for row, sampling in zip(batch.sampled_rows.tolist(), batch.sampling, strict=True)
+            draw(tokens, sampling)
+            for tokens, sampling in zip(histories, batch.sampling, strict=True)
+        ]
+        prompt_logprobs = [
+            self._logprobs(batch, row, targets)
+            for row, targets in zip(
+                batch.prompt_logprob_rows, batch.prompt_logprob_targets, strict=True
+            )
         ]
         return ExecutionOutput(
             next_tokens=np.array(next_tokens, dtype=np.int32),
-            prompt_logprobs=[
-                self._logprobs(batch, row, targets)
-                for row, targets in zip(
-                    batch.prompt_logprob_rows, batch.prompt_logprob_targets, strict=True
-                )
+            prompt_logprobs=prompt_logprobs,
+            sample_logprobs=[
+                _sample_logprobs(k, _logprob(histories[k], next_tokens[k]), sampling.num_logprobs)
+                for k, sampling in enumerate(batch.sampling)
+                if sampling.num_logprobs is not None
+            ],
+            prompt_top_logprobs=[
+                _top(logprobs, count)
+                for logprobs, count in zip(prompt_logprobs, batch.prompt_num_logprobs, strict=False)
             ],
         )
 
@@ -107,26 +124,42 @@ class SimulatedExecutor:
         """Return a number per target that depends on it and on everything before it."""
         tokens = self._read(batch, row)
         first = int(batch.seq_lens[row] - batch.query_lens[row])
-        digest = hashlib.blake2b(tokens[:first].tobytes(), digest_size=8)
-        logprobs = np.empty(targets.size, dtype=np.float32)
-        for i, target in enumerate(targets.tolist()):
-            digest.update(tokens[first + i].tobytes())
-            number = int.from_bytes(digest.digest(), "little") + target
-            logprobs[i] = -(number % 1024) / 64
-        return logprobs
+        logprobs = [
+            _logprob(tokens[: first + i + 1], target) for i, target in enumerate(targets.tolist())
+        ]
+        return np.array(logprobs, dtype=np.float32)
+
+
+def _logprob(tokens: Int32Array, target: int) -> float:
+    """Return a number that depends on a token and on all tokens before it."""
+    digest = hashlib.blake2b(np.ascontiguousarray(tokens, dtype="<i4").tobytes(), digest_size=8)
+    return -((int.from_bytes(digest.digest(), "little") + target) % 1024) / 64
+
+
+def _sample_logprobs(sample: int, logprob: float, count: int) -> SampleLogprobs:
+    """Return the log-probabilities of one sample."""
+    return SampleLogprobs(sample, logprob, _top(np.array([logprob], dtype=np.float32), count))
+
+
+def _top(logprobs: Float32Array, count: int) -> TopLogprobs:
+    """Return the tokens 0, 1, … as the likeliest at some places, and numbers below 0 for them."""
+    token_ids = np.tile(np.arange(min(count, VOCAB_SIZE), dtype=np.int32), (logprobs.size, 1))
+    return TopLogprobs(token_ids, logprobs[:, None] - token_ids.astype(np.float32))
 
 
 def draw(tokens: Int32Array, sampling: SamplingRow) -> int:
     """Return the token that follows `tokens`: by them alone if greedy, else by the key as well."""
     digest = hashlib.blake2b(np.ascontiguousarray(tokens, dtype="<i4").tobytes(), digest_size=8)
     if sampling.temperature > 0:
-        key = (
+        key: tuple[float, ...] = (
             sampling.seed,
             sampling.sample_index,
             sampling.position,
             sampling.temperature,
             sampling.top_p,
         )
+        if sampling.top_k or sampling.min_p:
+            key += (sampling.top_k, sampling.min_p)
         digest.update(repr(key).encode())
     number = int.from_bytes(digest.digest(), "little")
     if number % EOS_ODDS == 0:

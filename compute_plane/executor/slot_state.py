@@ -26,7 +26,8 @@ class SlotNumbers:
     """One entry a slot, [max_slots] each.
 
     `line`: where its tokens and table lie. `num_tokens`: tokens known. `num_given`: of these, how
-    many were told by the control plane rather than sampled here. `num_computed`: tokens whose KV is
+    many were told by the control plane rather than sampled here. `num_prompt`: of these, how many
+    are the prompt; the others are output, for penalties. `num_computed`: tokens whose KV is
     in the pool. `num_blocks`: length of the block table. `is_known`: started and not released.
     `is_fresh`: started and not computed since, so the next row says how much is computed (a prefix
     may have been found in the cache). `is_poisoned`: unusable until the next start.
@@ -35,6 +36,7 @@ class SlotNumbers:
     line: Int64Array
     num_tokens: Int64Array
     num_given: Int64Array
+    num_prompt: Int64Array
     num_computed: Int64Array
     num_blocks: Int64Array
     is_known: BoolArray
@@ -44,9 +46,9 @@ class SlotNumbers:
     @classmethod
     def empty(cls, max_slots: int) -> SlotNumbers:
         """Slots that know nothing."""
-        line, tokens, given, computed, blocks = np.zeros((5, max_slots), dtype=np.int64)
+        line, tokens, given, prompt, computed, blocks = np.zeros((6, max_slots), dtype=np.int64)
         known, fresh, poisoned = np.zeros((3, max_slots), dtype=np.bool_)
-        return cls(line, tokens, given, computed, blocks, known, fresh, poisoned)
+        return cls(line, tokens, given, prompt, computed, blocks, known, fresh, poisoned)
 
     def copy(self) -> SlotNumbers:
         """Return the same numbers, to be changed apart."""

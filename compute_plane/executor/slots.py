@@ -21,7 +21,11 @@ from compute_plane.executor.interface import (
     BoolArray,
     ExecutionBatch,
     ExecutionOutput,
-    SamplingRow,
+)
+from compute_plane.executor.logprob_columns import (
+    check_logprobs,
+    prompt_logprobs,
+    sample_logprobs,
 )
 from compute_plane.executor.row_stage import (
     LiveRows,
@@ -30,11 +34,11 @@ from compute_plane.executor.row_stage import (
     check_continuity,
     check_samples,
     live_rows,
+    sampling_rows,
 )
 from compute_plane.executor.slot_state import SlotMemory, SlotNumbers, ragged_index
 from compute_plane.executor.step import (
     Int64Array,
-    PromptLogprobs,
     RowFailure,
     RowFailureReason,
     StepBatch,
@@ -157,6 +161,7 @@ class SlotTable:
             memory.sampling[line] = start.sampling
             staged.line[slot] = line
             staged.num_tokens[slot] = staged.num_given[slot] = start.token_ids.size
+            staged.num_prompt[slot] = start.num_prompt_tokens
             staged.num_computed[slot] = 0
             staged.num_blocks[slot] = start.block_ids.size
             staged.is_known[slot] = staged.is_fresh[slot] = True
@@ -204,9 +209,7 @@ class SlotTable:
             is_prefill=batch.positions < staged.num_given[slots],
             query_lens=batch.query_lens.astype(np.int32),
             sampled_rows=batch.sampled_rows.astype(np.int32),
-            sampling=self._sampling_rows(
-                staged.line[live.targets], positions=ends[batch.sampled_rows]
-            ),
+            sampling=sampling_rows(memory, staged, live),
             copies=[BlockCopy(copy.source, copy.destination) for copy in copies],
             prompt_logprob_rows=prompt_rows,
             prompt_logprob_targets=[
@@ -216,17 +219,8 @@ class SlotTable:
                 ].copy()
                 for row in prompt_rows
             ],
+            prompt_num_logprobs=[request.num_logprobs for request in batch.prompt_logprobs],
         )
-
-    def _sampling_rows(self, lines: Int64Array, positions: Int64Array) -> list[SamplingRow]:
-        """Return how the slots in `lines` draw the token at `positions`, [K] each."""
-        rows = []
-        for line, position in zip(lines.tolist(), positions.tolist(), strict=True):
-            key = self._memory.sampling[line]
-            rows.append(
-                SamplingRow(key.temperature, key.top_p, key.seed, key.sample_index, position)
-            )
-        return rows
 
     # --- after the step ---
 
@@ -251,11 +245,12 @@ class SlotTable:
             RowFailure(int(rows.row_of[row]), RowFailureReason.NOT_FINITE, message)
             for row, message in output.failed_rows.items()
         ]
-        prompt_logprobs = [
-            PromptLogprobs(int(rows.row_of[row]), int(rows.batch.positions[row]) + 1, values)
-            for row, values in zip(batch.prompt_logprob_rows, output.prompt_logprobs, strict=True)
-        ]
-        return StepResult(tokens, failures, prompt_logprobs)
+        return StepResult(
+            tokens,
+            failures,
+            prompt_logprobs(batch, output, rows),
+            sample_logprobs(batch, output, rows, failed),
+        )
 
     def poison(self, prepared: PreparedStep) -> None:
         """Trust nothing that the slots of a step hold, because it failed as a whole."""
@@ -292,10 +287,5 @@ class SlotTable:
                 f"the executor must return tokens below {self.limits.vocab_size}, "
                 f"got {int(next_tokens[~in_range][0])}"
             )
-        got = [len(values) for values in output.prompt_logprobs]
-        wanted = [len(values) for values in batch.prompt_logprob_targets]
-        if got != wanted:
-            raise ExecutionError(
-                f"the executor must return {wanted} prompt log-probabilities, got {got}"
-            )
+        check_logprobs(batch, output, self.limits.vocab_size)
         return failed

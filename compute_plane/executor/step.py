@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.errors import BatchRefused
-from compute_plane.executor.interface import Float32Array, Int32Array
+from compute_plane.executor.interface import (
+    Float32Array,
+    Int32Array,
+    LogitBias,
+    SampleLogprobs,
+    TopLogprobs,
+)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -28,27 +34,42 @@ EMPTY.flags.writeable = False
 
 @dataclass(frozen=True, slots=True)
 class SamplingKey:
-    """How a slot's tokens are drawn: the parameters this plane executes."""
+    """How a slot's tokens are drawn, as `SamplingRow` says.
+
+    `repetition_penalty` 1 is off. `logit_bias`: as given, in any order.
+    """
 
     temperature: float
     top_p: float
     seed: int
     sample_index: int
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: LogitBias | None = None
+    num_logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a penalty is on."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SlotStart:
-    """A slot built anew: all tokens known so far and the whole block table.
-
-    `unsupported`: the first sampling parameter given that this plane does not execute, if any.
-    """
+    """A slot built anew: all tokens known so far and the whole block table."""
 
     slot: int
     token_ids: Int64Array
     num_prompt_tokens: int
     block_ids: Int64Array
     sampling: SamplingKey
-    unsupported: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +84,10 @@ class TableCopy:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsRequest:
-    """The log-probabilities of the known tokens after each token of a row are wanted."""
+    """The log-probabilities of the known tokens after each token of a row are wanted.
+
+    `num_logprobs`: and those of so many most likely tokens at each place.
+    """
 
     row: int
     num_logprobs: int
@@ -120,20 +144,28 @@ class RowFailure:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Entry i of `logprobs` belongs to the token at position `first_position + i`."""
+    """Entry i of `logprobs` belongs to the token at position `first_position + i`.
+
+    `top`: the most likely tokens at the same places, where some were asked for.
+    """
 
     row: int
     first_position: int
     logprobs: Float32Array
+    top: TopLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave. `sampled_token_ids`: [K], entries of failed rows mean nothing."""
+    """What a step gave. `sampled_token_ids`: [K], entries of failed rows mean nothing.
+
+    `sample_logprobs`: of the samples that asked and whose row did not fail.
+    """
 
     sampled_token_ids: Int32Array
     row_failures: Sequence[RowFailure] = ()
     prompt_logprobs: Sequence[PromptLogprobs] = ()
+    sample_logprobs: Sequence[SampleLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True)

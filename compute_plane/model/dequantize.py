@@ -6,7 +6,8 @@ The block formats are those of GGUF; a block holds 32 consecutive elements of a 
     Q4_0  18 bytes   d: float16 | 16 bytes of nibbles         value = (q - 8) · d
     Q4_1  20 bytes   d: float16 | m: float16 | 16 bytes       value = q · d + m
 
-Byte k of the nibbles holds element k in its low half and element k + 16 in its high half.
+Byte k of the nibbles holds element k in its low half and element k + 16 in its high half. The
+formats of five and six bits and those of 256 elements are `compute_plane.model.k_quants`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.model import k_quants
 from compute_plane.model.errors import ModelFileError, printable
+from compute_plane.model.k_quants import float16_column
 
 UInt8Array = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
@@ -69,12 +72,13 @@ def _bf16(rows: UInt8Array, out: Float32Array) -> None:
 
 def _q8_0(rows: UInt8Array, out: Float32Array) -> None:
     blocks = rows.reshape(-1, 34)
-    np.multiply(blocks[:, 2:].view(np.int8), _scale(blocks, 0), out=out.reshape(-1, _BLOCK))
+    values = out.reshape(-1, _BLOCK)
+    np.multiply(blocks[:, 2:].view(np.int8), float16_column(blocks, 0), out=values)
 
 
 def _q4_0(rows: UInt8Array, out: Float32Array) -> None:
     blocks = rows.reshape(-1, 18)
-    scale = _scale(blocks, 0)
+    scale = float16_column(blocks, 0)
     nibbles = blocks[:, 2:]
     values = out.reshape(-1, _BLOCK)
     np.multiply((nibbles & 15).view(np.int8) - np.int8(8), scale, out=values[:, :_HALF])
@@ -83,18 +87,12 @@ def _q4_0(rows: UInt8Array, out: Float32Array) -> None:
 
 def _q4_1(rows: UInt8Array, out: Float32Array) -> None:
     blocks = rows.reshape(-1, 20)
-    scale = _scale(blocks, 0)
+    scale = float16_column(blocks, 0)
     nibbles = blocks[:, 4:]
     values = out.reshape(-1, _BLOCK)
     np.multiply(nibbles & 15, scale, out=values[:, :_HALF])
     np.multiply(nibbles >> 4, scale, out=values[:, _HALF:])
-    values += _scale(blocks, 2)
-
-
-def _scale(blocks: UInt8Array, offset: int) -> Float32Array:
-    """Return the float16 at a byte offset of every block as float32 [blocks, 1]."""
-    stored = np.ascontiguousarray(blocks[:, offset : offset + 2])
-    return stored.view("<f2").astype(np.float32)
+    values += float16_column(blocks, 2)
 
 
 _DECODERS: dict[str, Callable[[UInt8Array, Float32Array], None]] = {
@@ -104,4 +102,5 @@ _DECODERS: dict[str, Callable[[UInt8Array, Float32Array], None]] = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    **k_quants.DECODERS,
 }

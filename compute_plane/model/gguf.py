@@ -11,6 +11,7 @@ from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.mapped_file import forget_pages
 from compute_plane.model.spec import FrequencyDivisors, ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat
 
@@ -115,6 +116,10 @@ class GgufSource:
             stored=_rows(self._file, entry),
             interleaved_heads=self._interleaved_heads.get(name, 0),
         )
+
+    def forget_pages(self) -> None:
+        """Give back the memory that what was read of the file takes."""
+        forget_pages(self._file.buffer)
 
 
 def _rows(file: GgufFile, entry: TensorEntry) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

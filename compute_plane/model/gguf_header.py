@@ -70,7 +70,12 @@ TENSOR_FORMATS = {
     1: TensorFormat.F16,
     2: TensorFormat.Q4_0,
     3: TensorFormat.Q4_1,
+    6: TensorFormat.Q5_0,
+    7: TensorFormat.Q5_1,
     8: TensorFormat.Q8_0,
+    12: TensorFormat.Q4_K,
+    13: TensorFormat.Q5_K,
+    14: TensorFormat.Q6_K,
     30: TensorFormat.BF16,
 }
 

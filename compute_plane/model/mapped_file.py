@@ -36,3 +36,10 @@ def map_file(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise ModelFileError(path, system_fault(error)) from None
+
+
+def forget_pages(mapping: mmap.mmap) -> None:
+    """Take a mapped file's pages out of this process's memory; reading maps them again."""
+    advice = getattr(mmap, "MADV_DONTNEED", None)
+    if advice is not None:
+        mapping.madvise(advice)

@@ -19,7 +19,7 @@ import numpy as np
 from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.json_file import JsonObject, parse_object
-from compute_plane.model.mapped_file import map_file
+from compute_plane.model.mapped_file import forget_pages, map_file
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat, UInt8Array
 
@@ -74,6 +74,11 @@ class SafetensorsSource:
             shape=stored.shape,
             stored=stored.bytes().reshape(-1, stored.format.row_bytes(stored.shape[-1])),
         )
+
+    def forget_pages(self) -> None:
+        """Give back the memory that what was read of the files takes."""
+        for stored in {id(tensor.buffer): tensor for tensor in self._tensors.values()}.values():
+            forget_pages(stored.buffer)
 
 
 def open_safetensors(directory: Path, spec: ModelSpec) -> tuple[ModelSpec, SafetensorsSource]:

@@ -26,6 +26,11 @@ class TensorFormat(Enum):
     Q8_0 = ("Q8_0", 32, 34)
     Q4_0 = ("Q4_0", 32, 18)
     Q4_1 = ("Q4_1", 32, 20)
+    Q5_0 = ("Q5_0", 32, 22)
+    Q5_1 = ("Q5_1", 32, 24)
+    Q4_K = ("Q4_K", 256, 144)
+    Q5_K = ("Q5_K", 256, 176)
+    Q6_K = ("Q6_K", 256, 210)
 
     def __init__(self, label: str, block_elements: int, block_bytes: int) -> None:
         self.label = label
@@ -99,4 +104,8 @@ class TensorSource(Protocol):
 
     def tensor(self, name: str) -> RawTensor:
         """Return one tensor. Raises KeyError for a name that is not in `names`."""
+        ...
+
+    def forget_pages(self) -> None:
+        """Give back the memory that what was read of the files takes; they can be read again."""
         ...

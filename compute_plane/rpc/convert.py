@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from compute_plane import errors
+from compute_plane.executor.interface import LogitBias
 from compute_plane.executor.step import (
     EMPTY,
     Int64Array,
@@ -82,34 +83,37 @@ def _column(values: Sequence[int]) -> Int64Array:
 
 
 def _start_from_proto(start: compute_pb2.SlotStart) -> SlotStart:
-    sampling = start.sampling
     return SlotStart(
         slot=start.slot,
         token_ids=_column(start.token_ids),
         num_prompt_tokens=start.num_prompt_tokens,
         block_ids=_column(start.block_ids),
-        sampling=SamplingKey(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            sample_index=start.sample_index,
-        ),
-        unsupported=_unsupported_sampling(sampling),
+        sampling=_sampling_from_proto(start.sampling, start.sample_index),
     )
 
 
-def _unsupported_sampling(sampling: compute_pb2.SamplingParams) -> str | None:
-    """Return the first sampling parameter in effect that this plane does not execute."""
-    in_effect = {
-        "top_k": sampling.top_k != 0,
-        "min_p": sampling.min_p != 0,
-        "repetition_penalty": sampling.repetition_penalty not in (0, 1),
-        "presence_penalty": sampling.presence_penalty != 0,
-        "frequency_penalty": sampling.frequency_penalty != 0,
-        "logit_bias": len(sampling.logit_bias) > 0,
-        "num_logprobs": sampling.HasField("num_logprobs"),
-    }
-    return next((name for name, is_given in in_effect.items() if is_given), None)
+def _sampling_from_proto(sampling: compute_pb2.SamplingParams, sample_index: int) -> SamplingKey:
+    return SamplingKey(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        sample_index=sample_index,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=_logit_bias_from_proto(sampling.logit_bias) if sampling.logit_bias else None,
+        num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
+    )
+
+
+def _logit_bias_from_proto(entries: Sequence[compute_pb2.LogitBias]) -> LogitBias:
+    token_ids = np.array([entry.token_id for entry in entries], dtype=np.uint32)
+    return LogitBias(
+        token_ids=token_ids.view(np.int32),
+        values=np.array([entry.bias for entry in entries], dtype=np.float32),
+    )
 
 
 def reply_to_proto(reply: StepReply) -> compute_pb2.ExecutionOutput:
@@ -138,11 +142,20 @@ def reply_to_proto(reply: StepReply) -> compute_pb2.ExecutionOutput:
                 reason=ROW_FAILURE_REASON[failure.reason],
                 message=failure.message,
             )
+        for sampled in result.sample_logprobs:
+            output.sample_logprobs.add(
+                sample=sampled.sample,
+                logprob=sampled.logprob,
+                top_token_ids=sampled.top.token_ids.ravel().tolist(),
+                top_logprobs=sampled.top.logprobs.ravel().tolist(),
+            )
         for entry in result.prompt_logprobs:
             output.prompt_logprobs.add(
                 row=entry.row,
                 first_position=entry.first_position,
                 logprobs=entry.logprobs.tolist(),
+                top_token_ids=entry.top.token_ids.ravel().tolist() if entry.top else (),
+                top_logprobs=entry.top.logprobs.ravel().tolist() if entry.top else (),
             )
     return output
 

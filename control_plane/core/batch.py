@@ -6,6 +6,7 @@ parts) without session, epoch and acknowledgement: those belong to the link.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from control_plane.core.generation_params import GenerationParams
@@ -64,16 +65,30 @@ class RowFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probability of a token, and the most likely tokens in its place with theirs.
+
+    Of the model's own logits: before bias, penalties and temperature.
+    """
+
+    logprob: float
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step produced.
 
     `sampled_token_ids[k]` belongs to `sampled_rows[k]` of the batch. `refusal`: the batch was
-    refused whole and changed nothing.
+    refused whole and changed nothing. `sample_logprobs`: sample → its log-probabilities, for the
+    samples that asked and did not fail.
     """
 
     step_id: int
     sampled_token_ids: list[int] = field(default_factory=list)
     row_failures: tuple[RowFailure, ...] = ()
     refusal: str | None = None
+    sample_logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     execute_us: int = 0
     idle_us: int = 0

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from planes.errors import ValidationError
 
 MAX_TEMPERATURE = 2.0
 MAX_SEED = 2**64 - 1
+MAX_TOP_K = 2**32 - 1
+MAX_REPETITION_PENALTY = 100.0
+MAX_PENALTY = 2.0
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIASES = 1024
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,19 @@ class GenerationParams:
     `top_p`: nucleus sampling threshold in (0, 1]; 1 keeps the whole vocabulary.
     `seed`: key of the random generator, 0 to 2^64 − 1; None lets the edge draw one.
     `ignore_eos`: go on to `max_tokens` past an end-of-sequence token.
+    `top_k`: draw from the k most likely tokens only; 0: from all.
+    `min_p`: draw only from tokens at least so many times as likely as the best, 0 to 1; 0: off.
+    `repetition_penalty`: what the logits of tokens in prompt and output are divided by (multiplied,
+    where negative), greater than 0, at most 100; 1: off.
+    `presence_penalty`, `frequency_penalty`: taken from the logits of tokens in the output, once and
+    for each time they occur; −2 to 2; 0: off.
+    `logit_bias`: token id → what is added to its logit, −100 to 100; at most 1024 entries.
+    `num_logprobs`: return the log-probability of each token and of this many most likely ones, at
+    most 20; None: no log-probabilities.
+
+    Order and exact meaning: bias, repetition, frequency, presence; then temperature, top-k, top-p,
+    min-p (`kernels.reference.sampling`). Log-probabilities are those of the model's own logits,
+    before all that.
     """
 
     max_tokens: int = 100
@@ -27,6 +47,13 @@ class GenerationParams:
     top_p: float = 0.9
     seed: int | None = None
     ignore_eos: bool = False
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    num_logprobs: int | None = None
 
     def validate(self) -> None:
         """Raise ValidationError naming the first field out of range, its limit and its value."""
@@ -55,6 +82,69 @@ class GenerationParams:
             raise ValidationError(
                 f"seed must be an integer in 0 to {MAX_SEED}, got {self.seed!r}", field="seed"
             )
+        self._validate_cuts()
+        self._validate_adjustments()
+
+    def _validate_cuts(self) -> None:
+        """Check what says which tokens may be drawn, and what is returned of them."""
+        if not _is_integer(self.top_k) or not 0 <= self.top_k <= MAX_TOP_K:
+            raise ValidationError(
+                f"top_k must be an integer in 0 to {MAX_TOP_K}, got {self.top_k!r}", field="top_k"
+            )
+        if not _is_real(self.min_p) or not 0.0 <= self.min_p <= 1.0:
+            raise ValidationError(f"min_p must be in 0 to 1, got {self.min_p!r}", field="min_p")
+        if self.num_logprobs is not None and (
+            not _is_integer(self.num_logprobs) or not 0 <= self.num_logprobs <= MAX_LOGPROBS
+        ):
+            raise ValidationError(
+                f"num_logprobs must be an integer in 0 to {MAX_LOGPROBS}, "
+                f"got {self.num_logprobs!r}",
+                field="num_logprobs",
+            )
+
+    def _validate_adjustments(self) -> None:
+        """Check what changes the logits."""
+        repetition = self.repetition_penalty
+        if not _is_real(repetition) or not 0.0 < repetition <= MAX_REPETITION_PENALTY:
+            raise ValidationError(
+                f"repetition_penalty must be greater than 0 and at most {MAX_REPETITION_PENALTY}, "
+                f"got {repetition!r}",
+                field="repetition_penalty",
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            penalty = getattr(self, name)
+            if not _is_real(penalty) or not -MAX_PENALTY <= penalty <= MAX_PENALTY:
+                raise ValidationError(
+                    f"{name} must be in {-MAX_PENALTY} to {MAX_PENALTY}, got {penalty!r}",
+                    field=name,
+                )
+        if not isinstance(self.logit_bias, Mapping):
+            raise ValidationError(
+                f"logit_bias must map token ids to numbers, got {self.logit_bias!r}",
+                field="logit_bias",
+            )
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise ValidationError(
+                f"logit_bias must have at most {MAX_LOGIT_BIASES} entries, "
+                f"got {len(self.logit_bias)}",
+                field="logit_bias",
+            )
+        for token_id, bias in self.logit_bias.items():
+            if not _is_integer(token_id) or token_id < 0:
+                raise ValidationError(
+                    f"logit_bias must have token ids as keys, got {token_id!r}", field="logit_bias"
+                )
+            if not _is_real(bias) or not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+                raise ValidationError(
+                    f"logit_bias must be in {-MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS}, "
+                    f"got {bias!r} for token {token_id}",
+                    field="logit_bias",
+                )
+
+
+def _is_integer(value: object) -> bool:
+    """Whether `value` is an integer and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_real(value: object) -> bool:

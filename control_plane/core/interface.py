@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from control_plane.core.batch import StepBatch, StepResult
+from control_plane.core.batch import StepBatch, StepResult, TokenLogprobs
 from control_plane.core.request import FinishReason, Request, RequestState
 from planes.errors import ConfigError
-
 
 OPTIONAL_LIMITS = ("max_slots", "max_prefill_tokens")
 
@@ -82,7 +81,8 @@ class SchedulerOutput:
 class RequestOutput(NamedTuple):
     """What happened to one request: new tokens, its end, or both.
 
-    A final event comes exactly once a request. (A named tuple because one is made for every token,
+    `logprobs`: of the new tokens, where the request asked. A final event comes exactly once a
+    request. (A named tuple because one is made for every token,
     and a frozen dataclass takes twice as long to make.)
     """
 
@@ -91,6 +91,7 @@ class RequestOutput(NamedTuple):
     state: RequestState
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ class Scheduler:
             return events
         if result.row_failures:
             self._fail_rows(step, result.row_failures, events)
-        self._accept(step, result.sampled_token_ids, events)
+        self._accept(step, result, events)
         for seq in step.rows:
             seq.num_in_flight -= 1
             if seq.draining and seq.num_in_flight == 0:
@@ -255,11 +255,12 @@ class Scheduler:
         """Do what `commit` does, by the seed documents' name."""
         return self.commit(result)
 
-    def _accept(
-        self, step: Step, sampled_token_ids: list[int], events: list[RequestOutput]
-    ) -> None:
+    def _accept(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
         """Append the sampled tokens to their requests and end those that are done."""
-        for seq, token_id in zip(step.sampled, sampled_token_ids, strict=True):
+        logprobs = result.sample_logprobs
+        for sample, (seq, token_id) in enumerate(
+            zip(step.sampled, result.sampled_token_ids, strict=True)
+        ):
             seq.num_pending_tokens -= 1
             request = seq.request
             if seq.draining and request.state.is_final:
@@ -278,6 +279,8 @@ class Scheduler:
             else:
                 request.state = RequestState.DECODE
                 events.append(RequestOutput(request.id, (token_id,), RequestState.DECODE))
+            if sample in logprobs:
+                events[-1] = events[-1]._replace(logprobs=(logprobs[sample],))
 
     def _fail_rows(
         self, step: Step, failures: tuple[RowFailure, ...], events: list[RequestOutput]

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import operator
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from control_plane.core.errors import PromptTooLongError
 from control_plane.core.generation_params import GenerationParams
@@ -73,6 +73,8 @@ class Admission:
         what the block pool could not hold even alone.
         """
         params.validate()
+        if params.logit_bias:
+            params = dataclasses.replace(params, logit_bias=self._check_bias(params.logit_bias))
         input_tokens = self._check_tokens(token_ids, params.max_tokens)
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(64))
@@ -83,6 +85,16 @@ class Admission:
             eos_token_ids=self._eos_token_ids,
             arrival_time=arrival_time,
         )
+
+    def _check_bias(self, logit_bias: Mapping[int, float]) -> dict[int, float]:
+        """Return a copy, which nobody changes while the request runs."""
+        for token_id in logit_bias:
+            if token_id >= self._vocab_size:
+                raise ValidationError(
+                    f"logit_bias: token ids must be 0 to {self._vocab_size - 1}, got {token_id}",
+                    field="logit_bias",
+                )
+        return dict(logit_bias)
 
     def _check_tokens(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         """Return the tokens as plain integers, whatever kind a caller or a tokenizer gives."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from control_plane.core.batch import RowFailure, SlotStart, StepBatch, StepResult
+from control_plane.core.batch import RowFailure, SlotStart, StepBatch, StepResult, TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
 from control_plane.engine.plane import PlaneDescription
 from control_plane.text.assets import ModelAssets
 from planes.errors import SchedulerError
 from protos.hetero.compute.v1 import compute_pb2
 
-MIN_TOP_P = 2.0**-126
-"""The wire has float32, and less would become 0 there, which is no legal value. The nucleus is the
-most likely token alone long before."""
+MIN_POSITIVE = 2.0**-126
+"""The wire has float32, and less would become 0 there, which is no legal value of top_p and means
+another repetition_penalty. Long before that, the nucleus is the most likely token alone, and no
+token that was ever seen can be the best or anything but the best."""
 
 
 def batch_to_proto(
@@ -54,7 +55,19 @@ def _params_to_proto(params: GenerationParams) -> compute_pb2.SamplingParams:
     if params.seed is None:
         raise SchedulerError("a request reached the wire before its seed was drawn", field="seed")
     return compute_pb2.SamplingParams(
-        temperature=params.temperature, top_p=max(params.top_p, MIN_TOP_P), seed=params.seed
+        temperature=params.temperature,
+        top_p=max(params.top_p, MIN_POSITIVE),
+        seed=params.seed,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=max(params.repetition_penalty, MIN_POSITIVE),
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=[
+            compute_pb2.LogitBias(token_id=token_id, bias=bias)
+            for token_id, bias in params.logit_bias.items()
+        ],
+        num_logprobs=params.num_logprobs,
     )
 
 
@@ -75,6 +88,12 @@ def result_from_proto(output: compute_pb2.ExecutionOutput) -> StepResult:
         refusal=refusal,
         execute_us=output.timings.execute_us,
         idle_us=output.timings.idle_us,
+        sample_logprobs={
+            entry.sample: TokenLogprobs(
+                entry.logprob, tuple(entry.top_token_ids), tuple(entry.top_logprobs)
+            )
+            for entry in output.sample_logprobs
+        },
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from control_plane.core.batch import TokenLogprobs
 from control_plane.core.request import FinishReason, RequestState
 from planes.errors import EngineError
 
@@ -36,12 +37,14 @@ class RequestEnd:
 class RequestUpdate(NamedTuple):
     """News of one request. The first one of a request without an `end` says that it is admitted.
 
-    An `end` comes exactly once and last.
+    `logprobs`: one entry per new token, if the request asked for them. An `end` comes exactly once
+    and last.
     """
 
     request_id: int
     new_token_ids: tuple[int, ...] = ()
     end: RequestEnd | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 Publisher = Callable[[Sequence[RequestUpdate]], None]

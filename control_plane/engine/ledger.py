@@ -86,7 +86,9 @@ class Ledger:
             if output.state is RequestState.FAILED:
                 error = RequestFailedError(output.error or "the request failed")
             end = self._close(entry, output.state, output.finish_reason, error)
-        self._updates.append(RequestUpdate(output.request_id, output.new_token_ids, end))
+        self._updates.append(
+            RequestUpdate(output.request_id, output.new_token_ids, end, output.logprobs)
+        )
 
     def fail(self, request_id: int, error: EngineError) -> None:
         """End a request that the scheduler has been told to forget."""

@@ -8,7 +8,7 @@ from kernels.cpu.logprobs import token_logprobs
 from kernels.cpu.paged_attention import paged_attention
 from kernels.cpu.rms_norm import rms_norm
 from kernels.cpu.rope import rope_write_kv
-from kernels.cpu.sampling import sample
+from kernels.cpu.sample_arrays import sample
 from kernels.cpu.silu_mul import silu_mul
 from kernels.interface import KernelSet
 from kernels.reference.embedding import embedding

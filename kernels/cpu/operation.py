@@ -24,6 +24,7 @@ Kernels check nothing: addresses and sizes were checked when the table and the h
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final, TypeVar
@@ -43,6 +44,10 @@ RECORD_WORDS: Final = 24
 KERNEL: Final = 0
 CHUNKS: Final = 1
 FIRST_OPERAND: Final = 2
+FETCH: Final = 22
+FETCH_BYTES: Final = 23
+"""Memory that a later operation will read, weights mostly: threads that wait for this one to be
+completed fetch it into their caches meanwhile. 0 bytes: nothing."""
 
 SIGNATURE: Final = types.void(types.int64, types.int64, types.int64, types.int64, types.int64)
 EXACT_ORDER: Final = {"contract"}
@@ -70,7 +75,8 @@ class StepWord(IntEnum):
     """int32 [S, TABLE_WIDTH], all rows of the step."""
     TABLE_WIDTH = 6
     ATTENTION_ITEMS = 7
-    """int32 [I, 4]: first token in the piece, number of tokens, row of BLOCK_TABLES, 0."""
+    """int32 [I, 4]: first token in the piece, number of tokens, row of BLOCK_TABLES, segment
+    (`kernels.cpu.attention_context.Item`)."""
     NUM_ATTENTION_ITEMS = 8
     NUM_OUT_ROWS = 9
     OUT_TOKENS = 10
@@ -91,6 +97,12 @@ class StepWord(IntEnum):
     """Like TOKEN_CHUNKS, over the rows of logits."""
     SAMPLE_CHUNKS = 19
     """One a sample."""
+    ATTENTION_MERGES = 20
+    """int32 [NUM_ATTENTION_MERGES, 4]: tokens whose context is shared among items
+    (`kernels.cpu.attention_context.Merge`)."""
+    NUM_ATTENTION_MERGES = 21
+    MERGE_CHUNKS = 22
+    """Chunks of `merge_attention`: 0 where there is nothing to merge."""
     ZERO = 15
     """Always 0: the first row where an operand names a word for it and rows begin at 0."""
 
@@ -137,11 +149,43 @@ def operation(*, free_order: bool = False) -> Callable[[Callable[..., None]], Op
 
 
 def inlined(*, free_order: bool = False) -> Callable[[Function], Function]:
-    """Compile a function that operations call; it becomes part of their machine code."""
+    """Compile a function that operations call; it becomes part of their machine code.
+
+    A function made by a factory may use numbers, flags, strings, emitted functions and other
+    inlined functions of it; TypeError for anything else, because they become part of its name.
+    """
     decorate: Callable[[Function], Function] = numba.njit(
         nogil=True, error_model="numpy", fastmath=FREE_ORDER if free_order else EXACT_ORDER
     )
-    return decorate
+
+    def named(function: Function) -> Function:
+        _name_by_closure(function)
+        return decorate(function)
+
+    return named
+
+
+def _name_by_closure(function: Callable[..., object]) -> None:
+    """Give a function made by a factory a name that no other function of the factory has.
+
+    Machine code that comes from Numba's cache is linked by name. What Numba adds to tell functions
+    of one name apart counts the functions of the process that compiled them: two that were compiled
+    by different processes would be taken for each other.
+    """
+    if function.__closure__:
+        parts = [_described(cell.cell_contents) for cell in function.__closure__]
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        function.__qualname__ += f"_{digest[:16]}"
+
+
+def _described(value: object) -> str:
+    """Return a text that is the same in every process."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    function = getattr(value, "py_func", None) or getattr(value, "_defn", None)
+    if function is None:
+        raise TypeError(f"a compiled function's closure cannot hold a {type(value).__name__}")
+    return f"{function.__module__}.{getattr(function, '__qualname__', '')}:{function.__name__}"
 
 
 @emitted(types.int64, types.int64, types.int64)

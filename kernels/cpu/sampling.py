@@ -1,38 +1,72 @@
-"""Greedy, temperature and nucleus sampling; specification: `kernels.reference.sampling`.
+"""The operation that chooses tokens from logits; specification: `kernels.reference.sampling`.
 
-No sort: weights are integers, so the smallest kept weight is found by bisection on its value with
-exact sums over the few tokens that have any weight.
+Greedy is one vectorised pass over the row. Drawing adds a pass that makes the
+integer weights; what top-k, top-p and min-p keep is found without sorting
+(`kernels.cpu.weight_search`). Bias and penalties cost a copy of the row, for those who use them.
+
+A worker's scratch memory (`sampling_scratch_bytes`), V filled up to n blocks of 64:
+
+    int64 weights [64·n] │ int64 largest [64·ceil(n / 64)] │ int64 totals [n] │
+    float32 logits [64·n] │ float32 last block [64] │ int64 candidates
+
+Before there are weights, their place holds the int32 [V] counts of the tokens in the history.
 """
 
 from __future__ import annotations
 
-import math
+import sys
+from typing import Final
 
 import numpy as np
 
-from kernels.cpu.compiled import compiled
-from kernels.interface import (
-    BoolArray,
-    Float32Array,
-    Float64Array,
-    Int32Array,
-    Int64Array,
-    UInt64Array,
+from kernels.cpu.logit_adjustments import adjust, is_adjusted
+from kernels.cpu.operation import FIRST_OPERAND, StepWord, operation, scratch, word
+from kernels.cpu.sample_record import SAMPLE_WORDS, SampleWord
+from kernels.cpu.sampling_row import (
+    NOT_FINITE,
+    find_largest,
+    list_most_likely,
+    log_of_total,
+    logprob,
+    weigh,
+)
+from kernels.cpu.sampling_tile import (
+    BLOCK,
+    read_float32,
+    read_float64,
+    unfused,
+    write_byte,
+    write_float32,
+    write_int32,
+)
+from kernels.cpu.weight_search import (
+    ALL,
+    BLOCK_BYTES,
+    Prefix,
+    Weights,
+    keep_first,
+    keep_likely,
+    keep_nucleus,
+    pick,
 )
 from kernels.reference.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
-from kernels.reference.sampling import WEIGHT_ONE
 
-WORD = np.uint64(0xFFFFFFFF)
-SHIFT = np.uint64(32)
+LOGITS: Final = FIRST_OPERAND
+"""Operand: address of float32 [O, LOGITS_STRIDE]; columns from V on are not read."""
+LOGITS_STRIDE: Final = FIRST_OPERAND + 1
+"""Operand, in elements."""
+VOCAB: Final = FIRST_OPERAND + 2
+"""Operand: V."""
+
+WORD: Final = np.uint64(0xFFFFFFFF)
+SHIFT: Final = np.uint64(32)
 MULTIPLIER_0, MULTIPLIER_1 = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
 KEY_STEP_0, KEY_STEP_1 = np.uint64(KEY_STEPS[0]), np.uint64(KEY_STEPS[1])
-WEIGHTLESS = -math.log(WEIGHT_ONE) - 1.0
-"""Below this exponent a weight is certainly 0: its exponential need not be computed."""
+SMALLEST: Final = sys.float_info.min
+LARGEST: Final = sys.float_info.max
 
 
-@compiled(
-    "float64(uint64, int64, int64)",
-)
+@unfused
 def uniform(seed: np.uint64, sample_index: int, position: int) -> float:
     """Return Philox4x32-10's number in [0, 1); `kernels.reference.philox.uniform`."""
     place = np.uint64(position)
@@ -48,105 +82,109 @@ def uniform(seed: np.uint64, sample_index: int, position: int) -> float:
     return (high * 2.0**26 + low) / 2.0**53
 
 
-@compiled(
-    "int64(float32[::1])",
-)
-def argmax_if_finite(row: Float32Array) -> int:
-    """Return the lowest token id with the largest logit, or −1 if a logit is not finite."""
-    largest, best = row[0], 0
-    # 0 · x is 0 for a finite x and NaN for infinities and NaN; a sum keeps a NaN.
-    poison = np.float32(0.0)
-    for v in range(row.shape[0]):
-        poison += row[v] * np.float32(0.0)
-        if row[v] > largest:
-            largest, best = row[v], v
-    return best if poison == np.float32(0.0) else -1
-
-
-@compiled(
-    "int64(int64[::1], int64)",
-)
-def sum_at_least(weights: Int64Array, threshold: int) -> int:
-    """Return the sum of the weights ≥ threshold."""
-    total = 0
-    for i in range(weights.shape[0]):
-        total += weights[i] if weights[i] >= threshold else 0
-    return total
-
-
-@compiled(
-    "int64(int64[::1], int64, float64)",
-)
-def keep_nucleus(weights: Int64Array, total: int, top_p: float) -> int:
-    """Zero the weights outside the nucleus and return the sum of those kept."""
-    target = top_p * float(total)
-    # The largest threshold whose sum reaches the target; threshold 1 does: its sum is the total.
-    low, high = 1, int(WEIGHT_ONE) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if float(sum_at_least(weights, middle)) >= target:
-            low = middle
-        else:
-            high = middle
-    kept = sum_at_least(weights, low + 1)
-    for i in range(weights.shape[0]):
-        if weights[i] < low or (weights[i] == low and float(kept) >= target):
-            weights[i] = 0
-        elif weights[i] == low:
-            kept += low
-    return kept
-
-
-@compiled(
-    "int64(float32[::1], float64, float64, float64, float64)",
-)
-def draw(row: Float32Array, largest: float, temperature: float, top_p: float, u: float) -> int:
-    """Return the token that `u` picks from the nucleus of a logits row."""
-    tokens = np.empty(row.shape[0], dtype=np.int32)
-    weights = np.empty(row.shape[0], dtype=np.int64)
-    count, total = 0, 0
-    for v in range(row.shape[0]):
-        exponent = (float(row[v]) - largest) / temperature
-        if exponent > WEIGHTLESS:
-            weight = math.floor(math.exp(exponent) * WEIGHT_ONE)
-            tokens[count], weights[count] = v, weight
-            total += weight
-            count += 1
+@unfused
+def keep(sample: int, weights: Weights, total: int, vocab: int) -> Prefix:
+    """Return what a sample's top-k, top-p and min-p leave of a row's weights."""
+    top_k = word(sample, SampleWord.TOP_K)
+    top_p = read_float64(sample, SampleWord.TOP_P)
+    min_p = read_float64(sample, SampleWord.MIN_P)
+    prefix = Prefix(1, ALL, total)
+    if 0 < top_k < vocab:
+        prefix = keep_first(weights, total, top_k)
     if top_p < 1.0:
-        total = keep_nucleus(weights[:count], total, top_p)
-    target = min(int(u * float(total)), total - 1)
-    running = 0
-    for i in range(count):
-        running += weights[i]
-        if running > target:
-            return int(tokens[i])
-    return int(tokens[count - 1])
+        prefix = keep_nucleus(weights, prefix, top_p)
+    if min_p > 0.0:
+        prefix = keep_likely(weights, prefix, min_p)
+    return prefix
 
 
-@compiled(
-    "void(float32[:, ::1], int32[::1], float64[::1], float64[::1], uint64[::1], int64[::1],"
-    " int64[::1], int32[::1], boolean[::1])",
-)
-def sample(
-    logits: Float32Array,
-    logits_rows: Int32Array,
-    temperatures: Float64Array,
-    top_ps: Float64Array,
-    seeds: UInt64Array,
-    sample_indexes: Int64Array,
-    positions: Int64Array,
-    out: Int32Array,
-    is_finite: BoolArray,
+@unfused
+def draw(sample: int, weights: Weights, total: int, vocab: int) -> int:
+    """Return the token that a sample's random number picks among the weights it keeps."""
+    prefix = keep(sample, weights, total, vocab)
+    u = uniform(
+        np.uint64(word(sample, SampleWord.SEED)),
+        word(sample, SampleWord.SAMPLE_INDEX),
+        word(sample, SampleWord.POSITION),
+    )
+    return pick(weights, prefix, min(int(u * float(prefix.total)), prefix.total - 1))
+
+
+@unfused
+def write_logprobs(
+    sample: int, row: int, vocab: int, token: int, largest: np.float32, log_total: float
 ) -> None:
-    """Draw sample k from row `logits_rows[k]` of `logits` into `out[k]`, each by itself."""
-    for k in range(out.shape[0]):
-        row = logits[logits_rows[k]]
-        best = argmax_if_finite(row)
-        is_finite[k] = best >= 0
-        if best < 0:
-            out[k] = 0
-        elif temperatures[k] == 0.0:
-            out[k] = best
-        else:
-            u = uniform(seeds[k], sample_indexes[k], positions[k])
-            out[k] = draw(row, row[best], temperatures[k], top_ps[k], u)
+    """Write the log-probabilities of a token and of the most likely ones, as asked."""
+    logit = read_float32(row, token)
+    write_float32(word(sample, SampleWord.OUT_LOGPROB), 0, logprob(logit, largest, log_total))
+    count = min(word(sample, SampleWord.NUM_LOGPROBS), vocab)
+    if count > 0:
+        tokens = word(sample, SampleWord.OUT_TOP_TOKENS)
+        values = word(sample, SampleWord.OUT_TOP_LOGPROBS)
+        list_most_likely(row, vocab, count, tokens, values)
+        for i in range(count):
+            write_float32(values, i, logprob(read_float32(values, i), largest, log_total))
+
+
+@unfused
+def report_not_finite(sample: int, vocab: int) -> None:
+    """Write what stands for a sample whose logits are not finite."""
+    write_byte(word(sample, SampleWord.OUT_FINITE), 0, 0)
+    write_int32(word(sample, SampleWord.OUT_TOKEN), 0, 0)
+    num_logprobs = word(sample, SampleWord.NUM_LOGPROBS)
+    if num_logprobs >= 0:
+        write_float32(word(sample, SampleWord.OUT_LOGPROB), 0, np.nan)
+    for i in range(min(num_logprobs, vocab)):
+        write_int32(word(sample, SampleWord.OUT_TOP_TOKENS), i, 0)
+        write_float32(word(sample, SampleWord.OUT_TOP_LOGPROBS), i, np.nan)
+
+
+@unfused
+def sample_row(sample: int, row: int, vocab: int, memory: int) -> None:
+    """Choose one token. `sample`: its record; `row`: its logits; `memory`: scratch."""
+    num_blocks = (vocab + BLOCK - 1) // BLOCK
+    largest_weights = memory + BLOCK_BYTES * num_blocks
+    totals = largest_weights + BLOCK_BYTES * ((num_blocks + BLOCK - 1) // BLOCK)
+    adjusted = totals + 8 * num_blocks
+    last = adjusted + 4 * BLOCK * num_blocks
+    weights = Weights(memory, largest_weights, totals, last + 4 * BLOCK, num_blocks)
+
+    best, largest = find_largest(row, vocab)
+    if best == NOT_FINITE:
+        report_not_finite(sample, vocab)
+        return
+    log_total = 0.0
+    wants_logprobs = word(sample, SampleWord.NUM_LOGPROBS) >= 0
+    if wants_logprobs:
+        log_total = log_of_total(weigh(row, vocab, float(largest), 1.0, weights, last))
+    token = word(sample, SampleWord.GIVEN_TOKEN)
+    if token < 0:
+        chosen_by, token, top = row, best, largest
+        if is_adjusted(sample):
+            chosen_by = adjusted
+            adjust(sample, row, vocab, adjusted, memory)
+            token, top = find_largest(adjusted, vocab)
+        temperature = read_float64(sample, SampleWord.TEMPERATURE)
+        if temperature != 0.0:
+            scale = min(1.0 / max(temperature, SMALLEST), LARGEST)
+            total = weigh(chosen_by, vocab, float(top), scale, weights, last)
+            token = draw(sample, weights, total, vocab)
+    write_byte(word(sample, SampleWord.OUT_FINITE), 0, 1)
+    write_int32(word(sample, SampleWord.OUT_TOKEN), 0, token)
+    if wants_logprobs:
+        write_logprobs(sample, row, vocab, token, largest, log_total)
+
+
+@operation()
+def sample(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Choose the tokens of the header's SAMPLES, or give log-probabilities of given ones.
+
+    Operands: LOGITS, LOGITS_STRIDE, VOCAB. Chunk c of n has samples K·c/n to K·(c+1)/n − 1. The
+    samples read rows of LOGITS by their LOGITS_ROW; any number of samples may share a row.
+    """
+    num_samples = word(header, StepWord.NUM_SAMPLES)
+    stride, vocab = 4 * word(record, LOGITS_STRIDE), word(record, VOCAB)
+    for k in range(num_samples * chunk // num_chunks, num_samples * (chunk + 1) // num_chunks):
+        sample_record = word(header, StepWord.SAMPLES) + 8 * SAMPLE_WORDS * k
+        row = word(record, LOGITS) + stride * word(sample_record, SampleWord.LOGITS_ROW)
+        sample_row(sample_record, row, vocab, scratch(header, worker))

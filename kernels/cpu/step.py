@@ -42,8 +42,8 @@ from kernels.cpu.atomics import (
     yield_processor,
 )
 from kernels.cpu.emitted import emitted
-from kernels.cpu.operation import CHUNKS, KERNEL, inlined, word
-from kernels.cpu.vector_ir import I64, VOID, Builder, Value
+from kernels.cpu.operation import CHUNKS, FETCH, FETCH_BYTES, KERNEL, inlined, word
+from kernels.cpu.vector_ir import I64, VOID, Builder, Value, prefetch
 
 LINE_WORDS: Final = 8
 LINE_BYTES: Final = 64
@@ -57,6 +57,11 @@ TAGGED_MASK: Final = (1 << TAG_SHIFT) - 1
 
 SPINS_BEFORE_YIELD: Final = 400
 """Looks at a line others work on before the processor is offered to another thread: ≈ 20 µs."""
+
+
+MOST_LINES_FETCHED: Final = 2048
+"""Cache lines a waiting thread fetches ahead at most: 128 KiB, a part of its second-level cache."""
+LINES_A_LOOK: Final = 2
 
 
 class BoardWord(IntEnum):
@@ -132,16 +137,37 @@ def complete(line: int, generation: int) -> None:
             return
 
 
+@emitted(types.void, types.int64)
+def fetch_line(builder: Builder, address: Value) -> None:
+    """Ask for a cache line to come into the second-level cache."""
+    prefetch(builder, address, locality=2)
+
+
 @inlined()
-def wait_until_done(board: int, line: int, generation: int, num_chunks: int) -> bool:
-    """Wait until all chunks of an entry are completed; False if the step was over before."""
+def wait_until_done(
+    board: int, line: int, generation: int, num_chunks: int, record: int, worker: int
+) -> bool:
+    """Wait until all chunks of an entry are completed; False if the step was over before.
+
+    Fetches meanwhile what the record says: from its start if the worker claims from the front,
+    else from its end.
+    """
     wanted = (generation << TAG_SHIFT) | num_chunks
     spins = 0
+    lines_left = min(word(record, FETCH_BYTES) // LINE_BYTES, MOST_LINES_FETCHED)
+    at, stride = word(record, FETCH), LINE_BYTES
+    if worker & 1:
+        at, stride = at + word(record, FETCH_BYTES) - LINE_BYTES, -LINE_BYTES
     while atomic_load(line + 8) != wanted:
         if atomic_load(board + 8 * BoardWord.GENERATION) != generation:
             return False
         spins += 1
-        if spins > SPINS_BEFORE_YIELD:
+        if lines_left > 0:
+            for _ in range(LINES_A_LOOK):
+                fetch_line(at)
+                at += stride
+            lines_left -= LINES_A_LOOK
+        elif spins > SPINS_BEFORE_YIELD:
             yield_processor()
         else:
             pause()
@@ -172,7 +198,9 @@ def walk(board: int, generation: int, worker: int) -> None:
                 invoke(word(record, KERNEL), record, header, chunk, num_chunks, worker)
                 complete(line, generation)
                 chunk = claim(line, generation, num_chunks, worker)
-            if num_chunks and not wait_until_done(board, line, generation, num_chunks):
+            if num_chunks and not wait_until_done(
+                board, line, generation, num_chunks, record, worker
+            ):
                 return
         entries += ENTRY_WORDS * 8
         line += LINE_BYTES

@@ -177,10 +177,12 @@ def exp(builder: Builder, x: Value) -> Value:
     return builder.fmul(p, power)
 
 
-def prefetch(builder: Builder, address: Value, locality: int = 3) -> None:
-    """Ask for a cache line to be read; locality 3 keeps it in all caches, 0 in none."""
+def prefetch(
+    builder: Builder, address: Value, locality: int = 3, *, is_written: bool = False
+) -> None:
+    """Ask for a cache line, to read or to write; locality 3 keeps it in all caches, 0 in none."""
     pointer = builder.inttoptr(address, I8.as_pointer())
-    arguments = [pointer, i32(0), i32(locality), i32(1)]
+    arguments = [pointer, i32(int(is_written)), i32(locality), i32(1)]
     call(builder, "llvm.prefetch.p0", VOID, arguments)
 
 

@@ -57,10 +57,10 @@ def test_plaintext_for_other_machines_must_be_asked_for(listen: str):
 @pytest.mark.parametrize(
     ("settings", "placement"),
     [
-        ({}, Placement("cpu", "cpu", "float32")),
-        ({"executor": "cpu", "device": "cpu"}, Placement("cpu", "cpu", "float32")),
+        ({}, Placement("cpu", "cpu", "auto")),
+        ({"device": "cpu", "dtype": "float32"}, Placement("cpu", "cpu", "float32")),
         ({"executor": "simulated"}, Placement("simulated", "simulated", "none")),
-        ({"executor": "mine:make"}, Placement("mine:make", "cpu", "float32")),
+        ({"executor": "mine:make"}, Placement("mine:make", "cpu", "auto")),
         (
             {"executor": "mine:make", "device": "cuda", "dtype": "bfloat16"},
             Placement("mine:make", "cuda", "bfloat16"),
@@ -73,7 +73,7 @@ def test_auto_is_resolved_to_what_there_is(settings: dict, placement: Placement)
 
 @pytest.mark.parametrize(
     "settings",
-    [{"device": "cuda"}, {"executor": "simulated", "device": "cuda"}, {"dtype": "bfloat16"}],
+    [{"device": "cuda"}, {"executor": "simulated", "device": "cuda"}],
 )
 def test_what_is_not_there_yet_is_refused(settings: dict):
     with pytest.raises(DeviceUnavailableError):
@@ -114,7 +114,10 @@ def test_a_custom_executor_is_made_by_its_factory(tmp_path: Path, monkeypatch: p
         block_size=4,
         num_blocks=6,
         dtype="float32",
+        kv_cache_dtype="auto",
+        instruction_set="auto",
         device="cpu",
+        max_tokens=64,
         num_threads=1,
         kernel_cache=tmp_path,
     )

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from compute_plane.executor.cpu import CpuExecutor
-from compute_plane.memory.kv_pool import KvPool
+from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.memory.paged_kv_pool import PagedKvPool
 from compute_plane.model.loader import load_model
 from compute_plane.model.source import DEFAULT
+from kernels.cpu.kv_layout import KvLayout
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
 from tests.golden.prompts import DATA
 
@@ -32,14 +34,9 @@ def executor() -> Iterator[CpuExecutor]:
     model = load_model(DEFAULT)
     assert model.sha256 == GREEDY["model_sha256"] == PERPLEXITY["model_sha256"]
     spec = model.spec
-    pool = KvPool(
-        num_blocks=NUM_BLOCKS,
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        block_size=BLOCK_SIZE,
-        head_dim=spec.head_dim,
-    )
-    with CpuExecutor(spec, model.load_weights(), pool, num_threads=2) as made:
+    layout = KvLayout("float32", spec.num_layers, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+    weights = pack_weights(spec, model.source, "float32")
+    with CpuExecutor(spec, weights, PagedKvPool(layout, NUM_BLOCKS), num_threads=2) as made:
         yield made
 
 

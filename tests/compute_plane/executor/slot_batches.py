@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from compute_plane.executor.batch_checks import SlotLimits
-from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, SamplingRow
+from compute_plane.executor.interface import ExecutionBatch, SamplingRow
 from compute_plane.executor.simulated import VOCAB_SIZE, SimulatedExecutor, draw
 from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import (
@@ -54,6 +55,7 @@ def step(
     tokens: Sequence[Sequence[int]] = (),
     copies: Sequence[TableCopy] = (),
     prompt_logprobs: Sequence[int] = (),
+    num_prompt_logprobs: int = 0,
 ) -> StepBatch:
     """A batch of rows (slot, position, query_len), every row sampled unless told otherwise."""
     return StepBatch(
@@ -69,7 +71,9 @@ def step(
         token_counts=column([len(ids) for ids in tokens]),
         token_ids=column([token for ids in tokens for token in ids]),
         copies=copies,
-        prompt_logprobs=[PromptLogprobsRequest(row, 0) for row in prompt_logprobs],
+        prompt_logprobs=[
+            PromptLogprobsRequest(row, num_prompt_logprobs) for row in prompt_logprobs
+        ],
     )
 
 
@@ -89,9 +93,7 @@ class Plane:
         if prepared.batch is not None:
             self.batches.append(prepared.batch)
             output = self.executor.execute(prepared.batch)
-            output = ExecutionOutput(
-                output.next_tokens, failed_rows or {}, prompt_logprobs=output.prompt_logprobs
-            )
+            output = replace(output, failed_rows=failed_rows or {})
         return self.slots.complete(prepared, output)
 
     def tokens(self, batch: StepBatch) -> list[int]:
@@ -112,6 +114,8 @@ def alone(prompt: bytes, num_tokens: int, sampling: SamplingKey = GREEDY) -> lis
             sampling.seed,
             sampling.sample_index,
             len(known),
+            sampling.top_k,
+            sampling.min_p,
         )
         known.append(draw(np.array(known, dtype=np.int32), row))
     return known[len(prompt) :]

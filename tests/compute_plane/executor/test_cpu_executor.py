@@ -6,11 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compute_plane.executor import llama_step
+from compute_plane.executor import llama_table
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.interface import BlockCopy, ExecutionBatch, GPUExecutor, SamplingRow
 from planes.errors import ValidationError
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import (
+    pool_for,
+    tiny_executor,
+    tiny_spec,
+    tiny_weights,
+)
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
 
 SPEC = tiny_spec()
@@ -21,7 +26,7 @@ NUM_BLOCKS, BLOCK_SIZE = 260, 4
 @pytest.fixture
 def executor() -> Iterator[CpuExecutor]:
     pool = pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZE)
-    with CpuExecutor(SPEC, WEIGHTS, pool, num_threads=2, keep_logits=True) as made:
+    with tiny_executor(SPEC, WEIGHTS, pool, keep_logits=True) as made:
         yield made
 
 
@@ -76,7 +81,7 @@ def test_a_batch_longer_than_a_piece_gives_the_tokens_of_chunks(driver: BatchDri
     alone = driver.generate([DrivenSequence(list(tokens))], 2, chunk=50)
     driver.free = [int(block) for block in np.random.default_rng(1).permutation(NUM_BLOCKS)]
     sequences = [DrivenSequence(list(tokens)), DrivenSequence(list(tokens[:300]))]
-    assert sum(len(sequence.tokens) for sequence in sequences) > llama_step.PIECE_TOKENS
+    assert sum(len(sequence.tokens) for sequence in sequences) > llama_table.PIECE_TOKENS
     assert driver.generate(sequences, 2)[0] == alone[0]
 
 
@@ -131,7 +136,7 @@ def test_a_row_without_finite_logits_fails_alone(driver: BatchDriver) -> None:
     driver.generate(sequences, 1)
     executor = driver.executor
     assert isinstance(executor, CpuExecutor)
-    executor._kv_pool.data[sequences[1].blocks[0]] = np.nan
+    executor._pool.data[sequences[1].blocks[0]] = 0xFF
     output = executor.execute(driver.batch(sequences))
     assert list(output.failed_rows) == [1]
     assert output.next_tokens[2] == expected[1]
@@ -187,13 +192,13 @@ def test_a_malformed_batch_is_refused_by_field_and_changes_nothing(
     executor: CpuExecutor, field: str, value: object
 ) -> None:
     executor.execute(well_formed())
-    before = executor._kv_pool.data.copy()
+    before = executor._pool.data.copy()
     # A sound copy goes with it: it must not be made either.
     changes = {"copies": [BlockCopy(2, 9)], field: value}
     with pytest.raises(ValidationError) as info:
         executor.execute(replace(well_formed(), **changes))
     assert info.value.field == field
-    np.testing.assert_array_equal(executor._kv_pool.data, before)
+    np.testing.assert_array_equal(executor._pool.data, before)
 
 
 def test_prompt_logprob_targets_beyond_the_row_or_the_vocabulary_are_refused(
@@ -211,7 +216,7 @@ def test_one_thread_gives_the_tokens_of_two() -> None:
     results = []
     for num_threads in (1, 2):
         pool = pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZE)
-        with CpuExecutor(SPEC, WEIGHTS, pool, num_threads=num_threads) as made:
+        with tiny_executor(SPEC, WEIGHTS, pool, num_threads=num_threads) as made:
             driver = BatchDriver(made, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
             results.append(driver.generate([DrivenSequence(p) for p in prompts(7)], 8))
     assert results[0] == results[1]

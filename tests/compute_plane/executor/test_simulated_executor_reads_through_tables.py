@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -44,7 +42,7 @@ def decode_batch(table: list[int], token: int, copies: list[BlockCopy]) -> Execu
         is_prefill=np.array([False]),
         query_lens=np.array([1], dtype=np.int32),
         sampled_rows=np.array([0], dtype=np.int32),
-        sampling=[dataclasses.replace(GREEDY, position=7)],
+        sampling=[GREEDY._replace(position=7)],
         copies=copies,
     )
 
@@ -85,7 +83,7 @@ def test_a_copied_block_serves_as_well_and_a_missing_copy_shows():
 
 def test_a_greedy_token_depends_on_the_tokens_alone():
     one = executor().execute(prompt_batch([0, 1]))
-    other_key = dataclasses.replace(GREEDY, seed=9, sample_index=3, top_p=0.5)
+    other_key = GREEDY._replace(seed=9, sample_index=3, top_p=0.5)
     other = executor().execute(prompt_batch([0, 1], other_key))
     assert one.next_tokens == other.next_tokens
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
 import numpy as np
 
-from compute_plane.memory.kv_pool import KvPool
+from compute_plane.executor.cpu import CpuExecutor
+from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.memory.paged_kv_pool import PagedKvPool
+from compute_plane.model import layout
+from compute_plane.model.quantize import convert_rows
 from compute_plane.model.spec import ModelSpec, RopeScaling
+from compute_plane.model.tensor import RawTensor, TensorFormat
 from compute_plane.model.weights import LlamaLayer, LlamaWeights
+from kernels.cpu.kv_layout import KvLayout
 
 
-def tiny_spec(rope_scaling: RopeScaling | None = None, *, tied: bool = False) -> ModelSpec:
-    """Return a shape in which no two sizes are equal by accident."""
+def tiny_spec(
+    rope_scaling: RopeScaling | None = None, *, tied: bool = False, quantisable: bool = False
+) -> ModelSpec:
+    """Return a shape in which no two sizes are equal by accident.
+
+    `quantisable`: rows are whole blocks of 32.
+    """
     return ModelSpec(
         name="tiny",
         architecture="llama",
@@ -19,8 +33,8 @@ def tiny_spec(rope_scaling: RopeScaling | None = None, *, tied: bool = False) ->
         num_heads=6,
         num_kv_heads=2,
         head_dim=16,
-        hidden_size=72,
-        intermediate_size=112,
+        hidden_size=96 if quantisable else 72,
+        intermediate_size=160 if quantisable else 112,
         context_length=512,
         rope_theta=10_000.0,
         rope_scaling=rope_scaling,
@@ -63,14 +77,106 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
     )
 
 
-def pool_for(spec: ModelSpec, num_blocks: int, block_size: int) -> KvPool:
-    """Return a pool whose every slot holds NaN, as a previous owner might have left it."""
-    pool = KvPool(
-        num_blocks=num_blocks,
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        block_size=block_size,
-        head_dim=spec.head_dim,
-    )
-    pool.data[:] = np.nan
+class ArraySource:
+    """Weights in memory as a model file would hold them, each matrix in a format of choice."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: LlamaWeights, formats: Mapping[str, TensorFormat] | None
+    ) -> None:
+        arrays = {
+            layout.EMBEDDING: weights.embedding,
+            layout.FINAL_NORM: weights.final_norm,
+            layout.LM_HEAD: weights.lm_head,
+        }
+        for index, layer in enumerate(weights.layers):
+            for role, name in ROLES.items():
+                arrays[layout.layer_tensor(index, role)] = getattr(layer, name)
+        self._tensors = {
+            name: raw_tensor(name, arrays[name], _format_of(name, formats or {}))
+            for name in layout.tensor_shapes(spec)
+        }
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self._tensors)
+
+    def tensor(self, name: str) -> RawTensor:
+        return self._tensors[name]
+
+    def forget_pages(self) -> None:
+        """Nothing is mapped."""
+
+
+ROLES = {
+    layout.ATTN_NORM: "attn_norm",
+    layout.QUERY: "q",
+    layout.KEY: "k",
+    layout.VALUE: "v",
+    layout.OUTPUT: "o",
+    layout.MLP_NORM: "mlp_norm",
+    layout.GATE: "gate",
+    layout.UP: "up",
+    layout.DOWN: "down",
+}
+
+
+def _format_of(name: str, formats: Mapping[str, TensorFormat]) -> TensorFormat:
+    """Return the format a tensor is stored in: by the part of its name that `formats` has."""
+    if "norm" in name:
+        return TensorFormat.F32
+    return next((kind for part, kind in formats.items() if part in name), TensorFormat.F32)
+
+
+def raw_tensor(name: str, array: np.ndarray, kind: TensorFormat) -> RawTensor:
+    """Return an array as a stored tensor; 4 bits are rounded to here."""
+    rows = array.reshape(-1, array.shape[-1])
+    stored = np.ascontiguousarray(rows).view(np.uint8)
+    if kind is TensorFormat.F16:
+        stored = rows.astype(np.float16).view(np.uint8)
+    elif kind in (TensorFormat.Q4_0, TensorFormat.Q4_1):
+        stored = four_bit_blocks(rows, kind)
+    elif kind is not TensorFormat.F32:
+        f32 = TensorFormat.F32
+        stored = convert_rows(stored, f32, kind, path=Path("memory"), name=name)
+    return RawTensor(name, name, Path("memory"), kind, array.shape, stored)
+
+
+def four_bit_blocks(rows: np.ndarray, kind: TensorFormat) -> np.ndarray:
+    """Return rows [R, K] rounded to 4 bits in blocks of 32, as GGUF stores them."""
+    values = rows.reshape(-1, 32).astype(np.float32)
+    if kind is TensorFormat.Q4_1:
+        low, high = values.min(axis=1), values.max(axis=1)
+        numbers = [(high - low) / 15, low]
+        quants = np.rint((values - low[:, None]) / np.maximum(numbers[0], 1e-9)[:, None])
+    else:
+        numbers = [np.abs(values).max(axis=1) / 7]
+        quants = np.rint(values / np.maximum(numbers[0], 1e-9)[:, None]) + 8
+    q = quants.astype(np.uint8)
+    parts = [n.astype(np.float16).reshape(-1, 1).view(np.uint8) for n in numbers]
+    blocks = np.concatenate([*parts, q[:, :16] | q[:, 16:] << 4], axis=1)
+    return blocks.reshape(len(rows), -1)
+
+
+def tiny_executor(
+    spec: ModelSpec,
+    weights: LlamaWeights,
+    pool: PagedKvPool,
+    *,
+    dtype: str = "auto",
+    formats: Mapping[str, TensorFormat] | None = None,
+    num_threads: int = 2,
+    keep_logits: bool = False,
+) -> CpuExecutor:
+    """Return the CPU executor on these weights, stored in `formats` (float32 where not named)."""
+    packed = pack_weights(spec, ArraySource(spec, weights, formats), dtype)
+    return CpuExecutor(spec, packed, pool, num_threads=num_threads, keep_logits=keep_logits)
+
+
+def pool_for(
+    spec: ModelSpec, num_blocks: int, block_size: int, dtype: str = "float32"
+) -> PagedKvPool:
+    """Return a pool whose every value is NaN, as a previous owner might have left it."""
+    kv_layout = KvLayout(dtype, spec.num_layers, spec.num_kv_heads, block_size, spec.head_dim)
+    pool = PagedKvPool(kv_layout, num_blocks)
+    pool.data[:] = 0xFF
     return pool

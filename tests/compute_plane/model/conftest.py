@@ -127,8 +127,12 @@ def write_gguf(
     *,
     change: Callable[[gguf.GGUFWriter], None] = lambda _: None,
     skip_keys: tuple[str, ...] = (),
+    stored: dict[str, tuple[np.ndarray, GgmlType]] | None = None,
 ) -> Path:
-    """Write a model with the gguf package; matrices as `kind`, norms as F32."""
+    """Write a model with the gguf package; matrices as `kind`, norms as F32.
+
+    `stored`: the rows of some tensors as they shall lie in the file, uint8, and their kind.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_block_count(model.num_layers)
@@ -155,13 +159,14 @@ def write_gguf(
         del writer.kv_data[0][key]
     change(writer)
     for name, values in model.weights.items():
-        stored = values
-        if name.endswith("q_proj.weight"):
-            stored = interleave(values, model.num_heads)
-        elif name.endswith("k_proj.weight"):
-            stored = interleave(values, model.num_kv_heads)
         matrix_kind = kind if values.ndim > 1 else GgmlType.F32
-        data = gguf.quants.quantize(stored, matrix_kind)
+        is_given = stored is not None and name in stored
+        rows, matrix_kind = stored[name] if is_given else (values, matrix_kind)
+        if name.endswith("q_proj.weight"):
+            rows = interleave(rows, model.num_heads)
+        elif name.endswith("k_proj.weight"):
+            rows = interleave(rows, model.num_kv_heads)
+        data = rows if is_given else gguf.quants.quantize(rows, matrix_kind)
         writer.add_tensor(name_in_gguf(name), data, raw_dtype=matrix_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

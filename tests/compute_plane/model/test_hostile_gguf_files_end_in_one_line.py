@@ -130,9 +130,16 @@ HOSTILE = {
     "has an empty dimension: [0, 4]": container([], [tensor("a", (4, 0))], bytes(64)),
     "tensor a needs bytes": container([], [tensor("a", (HUGE,) * 4)], bytes(64)),
     "tensor b needs bytes": container([], [tensor("b", (4,), offset=64)], bytes(64)),
-    "type Q6_K": container([], [tensor("a", (256,), 14)], bytes(256)),
+    "type Q3_K": container([], [tensor("a", (256,), 11)], bytes(256)),
     "type 4096": container([], [tensor("a", (4,), 4096)], bytes(64)),
     "rows of 33 elements, Q4_1 needs": container([], [tensor("a", (33,), 3)], bytes(64)),
+    "rows of 33 elements, Q5_0 needs": container([], [tensor("a", (33,), 6)], bytes(64)),
+    "rows of 33 elements, Q5_1 needs": container([], [tensor("a", (33,), 7)], bytes(64)),
+    "rows of 288 elements, Q4_K needs": container([], [tensor("a", (288,), 12)], bytes(256)),
+    "rows of 255 elements, Q5_K needs": container([], [tensor("a", (255,), 13)], bytes(256)),
+    "rows of 32 elements, Q6_K needs": container([], [tensor("a", (32,), 14)], bytes(256)),
+    "tensor q needs bytes": container([], [tensor("q", (256, 2), 14)], bytes(256)),
+    "tensor k needs bytes": container([], [tensor("k", (HUGE & ~255,) * 4, 12)], bytes(256)),
     "tensor a starts at 4, not a multiple of 32": container([], [tensor("a", offset=4)], bytes(64)),
     "tensors a and b overlap": container(
         [], [tensor("a", (16,)), tensor("b", (4,), offset=32)], bytes(64)

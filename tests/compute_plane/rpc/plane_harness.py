@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import queue
 import threading
 from collections.abc import Iterator
@@ -50,9 +51,7 @@ class WatchedExecutor(SimulatedExecutor):
             raise failure
         output = super().execute(batch)
         failed_rows, self.failed_rows = self.failed_rows, {}
-        return ExecutionOutput(
-            output.next_tokens, failed_rows, prompt_logprobs=output.prompt_logprobs
-        )
+        return dataclasses.replace(output, failed_rows=failed_rows)
 
 
 class Harness:

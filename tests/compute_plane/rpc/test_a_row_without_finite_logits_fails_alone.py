@@ -10,12 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.simulated import VOCAB_SIZE
-from compute_plane.memory.kv_pool import KvPool
+from compute_plane.memory.paged_kv_pool import PagedKvPool
 from protos.hetero.compute.v1 import compute_pb2
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import (
+    pool_for,
+    tiny_executor,
+    tiny_spec,
+    tiny_weights,
+)
 from tests.compute_plane.rpc.plane_harness import Harness, start
 
 SPEC = replace(tiny_spec(), vocab_size=VOCAB_SIZE)
@@ -25,11 +29,11 @@ TEXTS = [b"good", b"bad.", b"fine"]
 class CpuHarness(Harness):
     """A plane with a tiny random model; tests may spoil its pool."""
 
-    kv_pool: KvPool
+    kv_pool: PagedKvPool
 
     def _build(self, name: str, context: ExecutorContext) -> BuiltExecutor:
         self.kv_pool = pool_for(SPEC, context.num_blocks, context.block_size)
-        self.cpu = CpuExecutor(SPEC, tiny_weights(SPEC), self.kv_pool, num_threads=1)
+        self.cpu = tiny_executor(SPEC, tiny_weights(SPEC), self.kv_pool, num_threads=1)
         return BuiltExecutor(name, self.cpu, "cpu/test")
 
     def close(self) -> None:
@@ -77,7 +81,7 @@ def test_a_row_without_finite_logits_fails_alone_and_poisons_its_slot(
     ]
     controller = cpu_plane.open()
     assert controller.run(**prefill(0, 1, 2)) == expected[0]
-    cpu_plane.kv_pool.data[2] = spoilt  # the first block of slot 1
+    cpu_plane.kv_pool.data.view(np.float32)[2] = spoilt  # the first block of slot 1
 
     reasons = []
     for position in (4, 5):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import grpc
 import pytest
 
@@ -15,6 +17,7 @@ from tests.compute_plane.rpc.plane_harness import (
 )
 
 HUGE = (1 << 32) - 1
+NAN = math.nan
 
 
 def sound_parts() -> dict:
@@ -51,6 +54,13 @@ def with_start(**parts: object) -> dict:
 
 def sampling(**parts: object) -> dict:
     return with_start(sampling={"temperature": 0.0, "top_p": 1.0, **parts})
+
+
+def bias(*entries: tuple[int, float]) -> dict:
+    """The sound batch with biases of tokens."""
+    return sampling(
+        logit_bias=[compute_pb2.LogitBias(token_id=token, bias=value) for token, value in entries]
+    )
 
 
 def copy(slot: int = 0, index: int = 0, source: int = 0, destination: int = 30) -> dict:
@@ -168,6 +178,50 @@ INVALID = {
         {"prompt_logprobs": [compute_pb2.PromptLogprobsRequest(row=1)] * 2},
         "prompt_logprobs[1].row",
     ),
+    "too many likely tokens beside those of a prompt": (
+        {"prompt_logprobs": [compute_pb2.PromptLogprobsRequest(row=1, num_logprobs=21)]},
+        "prompt_logprobs[0].num_logprobs",
+    ),
+    "min_p below 0": (sampling(min_p=-0.1), "starts[0].sampling.min_p"),
+    "min_p above 1": (sampling(min_p=1.01), "starts[0].sampling.min_p"),
+    "min_p not a number": (sampling(min_p=NAN), "starts[0].sampling.min_p"),
+    "a negative repetition_penalty": (
+        sampling(repetition_penalty=-1.1),
+        "starts[0].sampling.repetition_penalty",
+    ),
+    "an infinite repetition_penalty": (
+        sampling(repetition_penalty=math.inf),
+        "starts[0].sampling.repetition_penalty",
+    ),
+    "a repetition_penalty that is not a number": (
+        sampling(repetition_penalty=NAN),
+        "starts[0].sampling.repetition_penalty",
+    ),
+    "presence_penalty too large": (
+        sampling(presence_penalty=2.1),
+        "starts[0].sampling.presence_penalty",
+    ),
+    "presence_penalty not a number": (
+        sampling(presence_penalty=NAN),
+        "starts[0].sampling.presence_penalty",
+    ),
+    "frequency_penalty too small": (
+        sampling(frequency_penalty=-2.1),
+        "starts[0].sampling.frequency_penalty",
+    ),
+    "too many likely tokens": (sampling(num_logprobs=21), "starts[0].sampling.num_logprobs"),
+    "a bias of no token": (bias((1, 1.0), (259, 1.0)), "starts[0].sampling.logit_bias[1].token_id"),
+    "a bias of a token far out of range": (
+        bias((HUGE, 1.0)),
+        "starts[0].sampling.logit_bias[0].token_id",
+    ),
+    "two biases of one token": (
+        bias((1, 1.0), (2, 1.0), (1, 1.0)),
+        "starts[0].sampling.logit_bias[2].token_id",
+    ),
+    "an infinite bias": (bias((1, -math.inf)), "starts[0].sampling.logit_bias[0].bias"),
+    "a bias that is not a number": (bias((1, NAN)), "starts[0].sampling.logit_bias[0].bias"),
+    "too many biases": (bias(*[(0, 1.0)] * 1025), "starts[0].sampling.logit_bias"),
 }
 
 UNSUPPORTED = {
@@ -175,23 +229,6 @@ UNSUPPORTED = {
     "swap_in": ({"swap_in": [compute_pb2.BlockMove()]}, "swap_in"),
     "constraints": ({"constraints": [compute_pb2.RowConstraint()]}, "constraints"),
     "digest_blocks": ({"digest_blocks": [0]}, "digest_blocks"),
-    "top_k": (sampling(top_k=3), "starts[0].sampling.top_k"),
-    "min_p": (sampling(min_p=0.1), "starts[0].sampling.min_p"),
-    "repetition_penalty": (
-        sampling(repetition_penalty=1.1),
-        "starts[0].sampling.repetition_penalty",
-    ),
-    "presence_penalty": (sampling(presence_penalty=1), "starts[0].sampling.presence_penalty"),
-    "frequency_penalty": (sampling(frequency_penalty=1), "starts[0].sampling.frequency_penalty"),
-    "logit_bias": (
-        sampling(logit_bias=[compute_pb2.LogitBias(token_id=1, bias=1)]),
-        "starts[0].sampling.logit_bias",
-    ),
-    "num_logprobs": (sampling(num_logprobs=0), "starts[0].sampling.num_logprobs"),
-    "alternatives of prompt tokens": (
-        {"prompt_logprobs": [compute_pb2.PromptLogprobsRequest(row=1, num_logprobs=2)]},
-        "prompt_logprobs[0].num_logprobs",
-    ),
 }
 
 CASES = [

@@ -42,6 +42,13 @@ sampling_params = st.builds(
     seed=st.integers(0, 2**64 - 1),
     top_k=st.just(0) | small,
     min_p=st.just(0.0) | floats,
+    repetition_penalty=st.just(0.0) | floats,
+    presence_penalty=st.just(0.0) | floats,
+    frequency_penalty=st.just(0.0) | floats,
+    logit_bias=st.lists(
+        st.builds(compute_pb2.LogitBias, token_id=token_ids, bias=floats), max_size=2
+    ),
+    num_logprobs=st.none() | small,
 )
 good_sampling = st.just(compute_pb2.SamplingParams(top_p=1.0))
 starts = st.builds(

@@ -1,0 +1,122 @@
+"""Building the CPU executor: instruction set, kernel cache, weights, pool, table, first steps."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import structlog
+
+from compute_plane.executor.interface import ExecutionBatch, GPUExecutor, SamplingRow
+from compute_plane.executor.kernel_cache import numerics_fingerprint, prepare_kernel_cache
+from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
+from compute_plane.memory.sizing import (
+    available_memory_bytes,
+    check_pool_fits,
+    check_weights_fit,
+)
+from kernels.cpu.instruction_set import select_instruction_set
+
+if TYPE_CHECKING:
+    from compute_plane.model.loader import LoadedModel
+
+PREFILL_CHUNK: Final = 512
+"""Prompt tokens of a step."""
+
+log = structlog.get_logger()
+
+
+def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
+    """Build the CPU executor for a model.
+
+    Raises ConfigError families for what cannot be had here, ModelFileError for the file's faults.
+    """
+    chosen = select_instruction_set(context.instruction_set)
+    cache = prepare_kernel_cache(context.kernel_cache)
+    is_first = not any(cache.iterdir())
+    if is_first:
+        log.info("compiling kernels; later starts find them compiled", directory=str(cache))
+    # Kernels are made for the instruction set when they are imported.
+    from compute_plane.executor.cpu import CpuExecutor
+    from compute_plane.executor.packed_weights import pack_weights
+    from compute_plane.memory.paged_kv_pool import PagedKvPool
+    from kernels.cpu.kv_layout import KvLayout
+
+    spec = context.spec
+    check_weights_fit(spec.num_parameters, available_memory_bytes())
+    weights = pack_weights(spec, model.source, context.dtype, num_threads=context.num_threads)
+    kv_dtype = context.kv_cache_dtype
+    if kv_dtype == "auto":
+        kv_dtype = "float32" if context.dtype == "float32" else "bfloat16"
+    layout = KvLayout(
+        kv_dtype, spec.num_layers, spec.num_kv_heads, context.block_size, spec.head_dim
+    )
+    check_pool_fits(context.num_blocks, layout.block_bytes, available_memory_bytes())
+    kv_pool = PagedKvPool(layout, context.num_blocks)
+    executor = CpuExecutor(
+        spec,
+        weights,
+        kv_pool,
+        num_threads=context.num_threads,
+        max_tokens=context.max_tokens,
+        on_compiled=_Progress() if is_first else None,
+    )
+    warm_up(executor, context.block_size)
+    log.info(
+        "cpu executor",
+        instruction_set=chosen.name,
+        weight_format=weights.weight_format,
+        kv_cache_dtype=kv_dtype,
+    )
+    for conversion in weights.conversions:
+        log.info(
+            "weights run in another format than the file's",
+            stored=conversion.stored,
+            runs_as=conversion.runs_as,
+            num_matrices=conversion.num_matrices,
+            relative_error=round(conversion.relative_error, 6),
+        )
+    return BuiltExecutor(
+        "cpu",
+        executor,
+        f"{executor.numerics_id}/{numerics_fingerprint()}",
+        kv_pool_bytes=kv_pool.num_bytes,
+        weights_bytes=weights.num_bytes,
+        preferred_prefill_chunk=PREFILL_CHUNK,
+        dtype=weights.weight_format if context.dtype == "auto" else context.dtype,
+    )
+
+
+class _Progress:
+    """Says which kernels are compiled, and how long each took."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, name: str) -> None:
+        now = time.monotonic()
+        log.info("compiled", kernel=name, seconds=round(now - self._last, 1))
+        self._last = now
+
+
+def warm_up(executor: GPUExecutor, block_size: int) -> None:
+    """Run a tiny step, so that every page a step touches is there before the first batch.
+
+    It writes the first block, which nobody holds yet.
+    """
+    num_tokens = min(2, block_size)
+    executor.execute(
+        ExecutionBatch(
+            input_tokens=np.zeros(num_tokens, dtype=np.int32),
+            positions=np.arange(num_tokens, dtype=np.int32),
+            seq_lens=np.array([num_tokens], dtype=np.int32),
+            block_tables=np.zeros((1, 1), dtype=np.int32),
+            is_prefill=np.ones(1, dtype=np.bool_),
+            query_lens=np.array([num_tokens], dtype=np.int32),
+            sampled_rows=np.zeros(1, dtype=np.int32),
+            sampling=[SamplingRow(1.0, 0.9, 0, 0, num_tokens)],
+            prompt_logprob_rows=[0],
+            prompt_logprob_targets=[np.zeros(num_tokens - 1, dtype=np.int32)],
+        )
+    )

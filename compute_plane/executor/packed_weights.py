@@ -1,0 +1,332 @@
+"""A model's weights in the form in which kernels read them: packed, in one region of huge pages.
+
+    region    │ embedding │ layer 0: attn_norm, q·k·v, o, mlp_norm, gate·up, down │ layer 1 … │
+              final norm │ lm_head, unless it is tied │       each part from a multiple of 64 bytes
+
+Matrices that see the same input are one: the rows of q, k and v follow each other, and those of
+gate and up, so that one product computes them all. Where a file stores them in formats that run
+differently, there are several, each with the column of the product at which it begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.executor.weight_formats import (
+    Conversion,
+    describe_formats,
+    error_sums,
+    format_to_run,
+    is_exact,
+)
+from compute_plane.memory.huge_pages import huge_page_array
+from compute_plane.model import layout
+from compute_plane.model.errors import ModelFileError, printable
+from compute_plane.model.quantize import are_finite, convert_rows
+from compute_plane.model.spec import ModelSpec
+from compute_plane.model.tensor import RawTensor, TensorFormat, TensorSource
+from kernels.cpu.float_packing import FLOAT_TYPES, pack_float_rows, packed_float_bytes
+from kernels.cpu.int8_packing import PANEL_COLUMNS, pack_int8_rows, packed_int8_bytes
+
+UInt8Array = npt.NDArray[np.uint8]
+
+ALIGNMENT: Final = 64
+ROWS_AT_ONCE: Final = 1024
+"""Rows of a matrix one thread packs in one go; a multiple of a panel."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A packed matrix of `n` columns of a product (rows of the file) and `k` inputs.
+
+    `format`: label of the format it runs in (`kernels.cpu.float_packing`, `int8_packing`).
+    `first_column`: the product's column at which its columns begin, 0 unless it is one of several.
+    """
+
+    format: str
+    n: int
+    k: int
+    address: int
+    num_bytes: int
+    first_column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """One decoder layer; `attn_norm`, `mlp_norm`: addresses of float32 [hidden].
+
+    `qkv`: columns q, k, v; `gate_up`: columns gate, up. One matrix, or several where formats
+    differ.
+    """
+
+    attn_norm: int
+    qkv: tuple[PackedMatrix, ...]
+    o: PackedMatrix
+    mlp_norm: int
+    gate_up: tuple[PackedMatrix, ...]
+    down: PackedMatrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeights:
+    """All weights of a model.
+
+    `memory`: the region all addresses lie in; they are good as long as it lives. `final_norm`:
+    address of float32 [hidden]. `lm_head` is `embedding` if the embeddings are tied.
+    `weight_format`: what the matrices are stored and run as, for people. `conversions`: of the
+    matrices that do not run in their file's format.
+    """
+
+    memory: UInt8Array
+    embedding: PackedMatrix
+    layers: tuple[PackedLayer, ...]
+    final_norm: int
+    lm_head: PackedMatrix
+    weight_format: str
+    conversions: tuple[Conversion, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the region."""
+        return self.memory.nbytes
+
+
+def pack_weights(
+    spec: ModelSpec, source: TensorSource, dtype: str = "auto", *, num_threads: int = 2
+) -> PackedWeights:
+    """Pack every tensor of a model, `num_threads` at a time, and give its file's pages back.
+
+    `dtype`: auto, float32 or bfloat16 (`weight_formats`). Raises ModelFileError if a weight is not
+    finite or does not fit its format, ConfigError for an unknown dtype, the family's MemoryError if
+    there is no memory.
+    """
+    plan = _Plan(dtype)
+    embedding = plan.matrix([source.tensor(layout.EMBEDDING)])
+    layers = [_plan_layer(plan, source, layer) for layer in range(spec.num_layers)]
+    final_norm = plan.vector(source.tensor(layout.FINAL_NORM))
+    lm_head = embedding
+    if not spec.tie_embeddings:
+        lm_head = plan.matrix([source.tensor(layout.LM_HEAD)])
+
+    memory = huge_page_array(plan.num_bytes, purpose=f"the weights of {printable(spec.name)}")
+    jobs = sorted(plan.jobs(memory), key=lambda job: -job.num_bytes)
+    # NumPy lets go of the interpreter lock inside its loops, so threads pack side by side.
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="weights") as pool:
+        for _ in pool.map(_Job.run, jobs):
+            pass
+        conversions = _conversions(plan, pool)
+    source.forget_pages()
+
+    base = memory.ctypes.data
+
+    def placed(matrix: PackedMatrix) -> PackedMatrix:
+        return replace(matrix, address=base + matrix.address)
+
+    packed_embedding = placed(embedding)
+    return PackedWeights(
+        memory=memory,
+        embedding=packed_embedding,
+        layers=tuple(
+            PackedLayer(
+                attn_norm=base + layer.attn_norm,
+                qkv=tuple(map(placed, layer.qkv)),
+                o=placed(layer.o),
+                mlp_norm=base + layer.mlp_norm,
+                gate_up=tuple(map(placed, layer.gate_up)),
+                down=placed(layer.down),
+            )
+            for layer in layers
+        ),
+        final_norm=base + final_norm,
+        lm_head=packed_embedding if spec.tie_embeddings else placed(lm_head),
+        weight_format=describe_formats(plan.elements),
+        conversions=conversions,
+    )
+
+
+def _plan_layer(plan: _Plan, source: TensorSource, layer: int) -> PackedLayer:
+    """Plan one layer; addresses are offsets yet."""
+
+    def tensor(role: str) -> RawTensor:
+        return source.tensor(layout.layer_tensor(layer, role))
+
+    return PackedLayer(
+        attn_norm=plan.vector(tensor(layout.ATTN_NORM)),
+        qkv=plan.fused([tensor(r) for r in (layout.QUERY, layout.KEY, layout.VALUE)]),
+        o=plan.matrix([tensor(layout.OUTPUT)]),
+        mlp_norm=plan.vector(tensor(layout.MLP_NORM)),
+        gate_up=plan.fused([tensor(r) for r in (layout.GATE, layout.UP)]),
+        down=plan.matrix([tensor(layout.DOWN)]),
+    )
+
+
+class _Plan:
+    """Where every tensor goes; made before the memory is."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self._vectors: list[tuple[RawTensor, int]] = []
+        self._matrices: list[tuple[list[RawTensor], TensorFormat, PackedMatrix]] = []
+        self.elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()
+        self.num_bytes = 0
+
+    def vector(self, tensor: RawTensor) -> int:
+        """Take a place for a vector of float32 and return its offset."""
+        start = self._take(4 * tensor.num_elements)
+        self._vectors.append((tensor, start))
+        return start
+
+    def matrix(self, tensors: Sequence[RawTensor], first_column: int = 0) -> PackedMatrix:
+        """Take a place for a matrix of the rows of all `tensors`, which run in one format."""
+        target = format_to_run(tensors[0].format, self._dtype)
+        n, k = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
+        size = _packed_bytes(target, n, k)
+        matrix = PackedMatrix(target.label, n, k, self._take(size), size, first_column)
+        self._matrices.append((list(tensors), target, matrix))
+        for tensor in tensors:
+            self.elements[tensor.format, target] += tensor.num_elements
+        return matrix
+
+    def fused(self, tensors: Sequence[RawTensor]) -> tuple[PackedMatrix, ...]:
+        """Take places for matrices with the same input: one for each run of equal formats."""
+        matrices: list[PackedMatrix] = []
+        column = 0
+        for _, run in itertools.groupby(tensors, lambda t: format_to_run(t.format, self._dtype)):
+            matrices.append(self.matrix(list(run), column))
+            column += matrices[-1].n
+        return tuple(matrices)
+
+    def jobs(self, memory: UInt8Array) -> list[_Job]:
+        """Return what is to be done, in pieces that threads can share."""
+        jobs = []
+        for tensor, start in self._vectors:
+            out = memory[start : start + 4 * tensor.num_elements]
+            jobs.append(_Job([tensor], TensorFormat.F32, out, is_vector=True))
+        for tensors, target, matrix in self._matrices:
+            whole = memory[matrix.address : matrix.address + matrix.num_bytes]
+            if any(tensor.shape[0] % PANEL_COLUMNS for tensor in tensors[:-1]):
+                # A panel holds rows of two tensors: they are packed together.
+                jobs.append(_Job(tensors, target, whole))
+                continue
+            panel = _packed_bytes(target, PANEL_COLUMNS, matrix.k)
+            first = 0
+            for tensor in tensors:
+                num_panels = -(-tensor.shape[0] // PANEL_COLUMNS)
+                out = whole[first * panel : (first + num_panels) * panel]
+                jobs += _pieces(tensor, target, out, panel)
+                first += num_panels
+        return jobs
+
+    def converted(self) -> list[tuple[RawTensor, TensorFormat]]:
+        """Return the tensors that run in another format than their file's, with that format."""
+        return [
+            (tensor, target)
+            for tensors, target, _ in self._matrices
+            for tensor in tensors
+            if tensor.format is not target
+        ]
+
+    def _take(self, num_bytes: int) -> int:
+        start = self.num_bytes
+        self.num_bytes = -(-(start + num_bytes) // ALIGNMENT) * ALIGNMENT
+        return start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """Tensors to be converted and packed into `out`, one behind the other.
+
+    `first_row`, `end_row`: of the only tensor, if not all its rows.
+    """
+
+    tensors: Sequence[RawTensor]
+    target: TensorFormat
+    out: UInt8Array
+    first_row: int = 0
+    end_row: int | None = None
+    is_vector: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return self.out.nbytes
+
+    def run(self) -> None:
+        """Do it. Raises ModelFileError if a weight is not finite or does not fit."""
+        parts = [self._converted(tensor) for tensor in self.tensors]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if self.is_vector:
+            self.out[:] = rows.reshape(-1)
+        else:
+            _pack(self.target, rows, self.tensors[0].shape[1], self.out)
+
+    def _converted(self, tensor: RawTensor) -> UInt8Array:
+        stored = tensor.rows()[self.first_row : self.end_row]
+        path, name = tensor.path, tensor.stored_name
+        try:
+            rows = convert_rows(stored, tensor.format, self.target, path=path, name=name)
+        except ModelFileError:
+            tensor.to_float32()  # raises the same, with the row counted from the tensor's first
+            raise
+        if not are_finite(rows, self.target):
+            tensor.to_float32()
+            raise ModelFileError(
+                path, f"tensor {printable(name)} has weights too large for {self.target.label}"
+            )
+        return rows
+
+
+def _pieces(
+    tensor: RawTensor, target: TensorFormat, out: UInt8Array, panel_bytes: int
+) -> list[_Job]:
+    """Cut the packing of one tensor; reordering of rows is done for all of them at once."""
+    if tensor.interleaved_heads:
+        return [_Job([tensor], target, out)]
+    step = ROWS_AT_ONCE // PANEL_COLUMNS * panel_bytes
+    return [
+        _Job([tensor], target, out[step * i : step * (i + 1)], first, first + ROWS_AT_ONCE)
+        for i, first in enumerate(range(0, tensor.shape[0], ROWS_AT_ONCE))
+    ]
+
+
+def _packed_bytes(target: TensorFormat, n: int, k: int) -> int:
+    size: Callable[[str, int, int], int] = (
+        packed_float_bytes if target.label in FLOAT_TYPES else packed_int8_bytes
+    )
+    return size(target.label, n, k)
+
+
+def _pack(target: TensorFormat, rows: UInt8Array, k: int, out: UInt8Array) -> None:
+    if target.label in FLOAT_TYPES:
+        pack_float_rows(target.label, rows, k, out)
+    else:
+        pack_int8_rows(target.label, rows, k, out)
+
+
+def _conversions(plan: _Plan, pool: ThreadPoolExecutor) -> tuple[Conversion, ...]:
+    """Measure what is lost, by pairs of formats."""
+    converted = plan.converted()
+    lossy = [pair for pair in converted if not is_exact(pair[0].format, pair[1])]
+    sums: dict[tuple[str, str], tuple[float, float]] = {}
+    for (tensor, target), (errors, weights) in zip(
+        lossy, pool.map(lambda pair: error_sums(*pair), lossy), strict=True
+    ):
+        key = (tensor.format.label, target.label)
+        before = sums.get(key, (0.0, 0.0))
+        sums[key] = (before[0] + errors, before[1] + weights)
+    counts = Counter((tensor.format.label, target.label) for tensor, target in converted)
+    return tuple(
+        Conversion(stored, runs_as, count, _relative(*sums.get((stored, runs_as), (0.0, 0.0))))
+        for (stored, runs_as), count in counts.items()
+    )
+
+
+def _relative(errors: float, weights: float) -> float:
+    return float(np.sqrt(errors / weights)) if weights else 0.0

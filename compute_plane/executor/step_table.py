@@ -1,0 +1,87 @@
+"""Operation records in memory: the table that a team of threads walks through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.cpu.operation import (
+    CHUNKS,
+    FETCH,
+    FETCH_BYTES,
+    KERNEL,
+    RECORD_WORDS,
+    Operation,
+    StepWord,
+)
+from kernels.cpu.step import MAX_CHUNKS
+
+Words = npt.NDArray[np.int64]
+WORD_BYTES: Final = 8
+
+
+class StepTable:
+    """Records, each at an address that stays, and the arrays their operands point into.
+
+    `on_compiled` gets the name of every operation once its machine code is there.
+    """
+
+    def __init__(self, on_compiled: Callable[[str], None] | None = None) -> None:
+        self._on_compiled = on_compiled
+        self._records: list[Words] = []
+        self._reads: list[tuple[int, int] | None] = []
+        self._operations: dict[str, Operation] = {}
+        self._kept: list[object] = []
+
+    def add(
+        self,
+        operation: Operation,
+        chunks: int | StepWord,
+        operands: Mapping[int, int],
+        reads: tuple[int, int] | None = None,
+    ) -> int:
+        """Append a record and return its address.
+
+        `chunks`: a number, or the header word that holds it. `operands`: word → value; words that
+        are not named are 0. `reads`: address and bytes of the weights it reads, if any. The
+        operation is compiled, or loaded, if it was not yet.
+        """
+        record = np.zeros(RECORD_WORDS, dtype=np.int64)
+        is_new = operation.name not in self._operations
+        record[KERNEL] = operation.address
+        if is_new and self._on_compiled is not None:
+            self._on_compiled(operation.name)
+        record[CHUNKS] = -int(chunks) if isinstance(chunks, StepWord) else min(chunks, MAX_CHUNKS)
+        for at, value in operands.items():
+            record[at] = value
+        self._records.append(record)
+        self._reads.append(reads)
+        self._operations[operation.name] = operation
+        return int(record.ctypes.data)
+
+    def fetch_ahead(self) -> None:
+        """Let threads that wait for a record fetch the weights of the next one that reads any.
+
+        Records run in the order in which they were added; behind the last comes the first.
+        """
+        ahead = next((reads for reads in self._reads if reads is not None), (0, 0))
+        for record, reads in zip(reversed(self._records), reversed(self._reads), strict=True):
+            record[FETCH], record[FETCH_BYTES] = ahead
+            ahead = reads or ahead
+
+    def keep(self, thing: object) -> None:
+        """Keep alive what operands point to."""
+        self._kept.append(thing)
+
+    @property
+    def num_records(self) -> int:
+        """Records of the table."""
+        return len(self._records)
+
+    @property
+    def operations(self) -> list[Operation]:
+        """The different operations of the table, in the order of their first use."""
+        return list(self._operations.values())

@@ -1,0 +1,45 @@
+"""The KV block pool of the CPU engine: the bytes behind the ids the control plane hands out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from compute_plane.memory.huge_pages import UInt8Array, huge_page_array
+from kernels.cpu.kv_layout import KvLayout
+
+PURPOSE: Final = "the KV pool"
+
+
+class PagedKvPool:
+    """Keys and values of all sequences, in blocks, in the layout of `kernels.cpu.kv_layout`.
+
+    `data`: uint8 [N, block_bytes]; a block is contiguous over all layers, so a copy or a swap of a
+    block is one copy. The memory is reserved at once but comes from the operating system zeroed and
+    lazily: a block never written costs nothing (but where pages are huge, a touched block brings
+    its neighbours on the page with it). Only the executor's thread may write.
+    """
+
+    def __init__(self, layout: KvLayout, num_blocks: int) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        memory = huge_page_array(num_blocks * layout.block_bytes, purpose=PURPOSE)
+        self.data: UInt8Array = memory.reshape(num_blocks, layout.block_bytes)
+
+    @property
+    def address(self) -> int:
+        """Address of block 0."""
+        return self.data.ctypes.data
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block, B."""
+        return self.layout.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes reserved for the pool."""
+        return int(self.data.nbytes)
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Make block `destination` a copy of block `source`, all layers."""
+        self.data[destination] = self.data[source]

@@ -1,0 +1,139 @@
+"""Stored rows turned from one format into another, where the kernels run fewer than files hold.
+
+Exact:              Q5_0 → Q8_0    the same d, q - 16
+Nearly exact:       Q4_K → Q4_1    d · s and dmin · n of each group, rounded to float16
+With a loss:        anything → Q8_0, through float32: d = largest magnitude / 127 in float16, q to
+                    nearest; anything → BF16, to nearest, ties to even
+Exact, but larger:  anything → F32
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.model.dequantize import decode_rows
+from compute_plane.model.k_quants import quants_of_4_bits_k, quants_of_5_bits, scales_and_minima
+from compute_plane.model.tensor import TensorFormat
+
+UInt8Array = npt.NDArray[np.uint8]
+Float32Array = npt.NDArray[np.float32]
+
+BLOCK: Final = 32
+LARGEST_Q8: Final = 127
+CHUNK_ELEMENTS: Final = 1 << 16
+"""Elements converted at a time: the temporaries stay in cache."""
+
+
+def convert_rows(
+    rows: UInt8Array, stored: TensorFormat, target: TensorFormat, *, path: Path, name: str
+) -> UInt8Array:
+    """Return rows [R, bytes of a row] of one format in another, uint8 [R, bytes of a row].
+
+    `path`, `name`: of the tensor, for errors. Raises ModelFileError if a weight is not finite;
+    scales that overflow in the new format are left for `are_finite` to find.
+    """
+    if stored is target:
+        return rows
+    elements = rows.shape[1] // stored.block_bytes * stored.block_elements
+    out = np.empty((len(rows), target.row_bytes(elements)), np.uint8)
+    step = max(1, CHUNK_ELEMENTS // elements)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, len(rows), step):
+            part = np.ascontiguousarray(rows[first : first + step])
+            target_part = out[first : first + step]
+            if (stored, target) == (TensorFormat.Q5_0, TensorFormat.Q8_0):
+                _q5_0_to_q8_0(part, target_part)
+            elif (stored, target) == (TensorFormat.Q4_K, TensorFormat.Q4_1):
+                _q4_k_to_q4_1(part, target_part)
+            else:
+                values = np.empty((len(part), elements), np.float32)
+                decode_rows(part, stored.label, values, path=path, name=name)
+                _encode(values, target, target_part)
+    return out
+
+
+def are_finite(rows: UInt8Array, stored: TensorFormat) -> bool:
+    """Tell whether all weights of rows are finite; of quantised formats it looks at the scales.
+
+    A scale that is not finite makes its weights so, and 4, 5 or 8 bits times a finite one cannot.
+    """
+    if stored is TensorFormat.F32:
+        return bool(np.isfinite(np.ascontiguousarray(rows).view("<f4")).all())
+    if stored in (TensorFormat.F16, TensorFormat.BF16):
+        bits, exponent = np.ascontiguousarray(rows).view("<u2"), EXPONENT_BITS[stored]
+        return not np.equal(bits & exponent, exponent).any()
+    exponent = EXPONENT_BITS[TensorFormat.F16]
+    blocks = rows.reshape(-1, stored.block_bytes)
+    num_scales = 2 if stored is TensorFormat.Q4_1 else 1
+    scales = np.ascontiguousarray(blocks[:, : 2 * num_scales]).view("<u2")
+    return not np.equal(scales & exponent, exponent).any()
+
+
+EXPONENT_BITS: Final = {
+    TensorFormat.F16: np.uint16(0x7C00),
+    TensorFormat.BF16: np.uint16(0x7F80),
+}
+
+
+def round_to_bf16(values: Float32Array) -> npt.NDArray[np.uint16]:
+    """Return finite float32 values rounded to bfloat16, to nearest, ties to even, as uint16 bits.
+
+    A value above the largest bfloat16 becomes infinite, as IEEE 754 has it.
+    """
+    bits = values.view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return ((bits + (odd + np.uint32(0x7FFF))) >> np.uint32(16)).astype(np.uint16)
+
+
+def _encode(values: Float32Array, target: TensorFormat, out: UInt8Array) -> None:
+    """Write float32 values [R, C] as rows of F32, BF16 or Q8_0."""
+    if target is TensorFormat.F32:
+        out.view("<f4")[:] = values
+    elif target is TensorFormat.BF16:
+        out.view("<u2")[:] = round_to_bf16(values)
+    elif target is TensorFormat.Q8_0:
+        _to_q8_0(values, out)
+    else:
+        raise NotImplementedError(f"no conversion to {target.label}")
+
+
+def _to_q8_0(values: Float32Array, out: UInt8Array) -> None:
+    groups = values.reshape(-1, BLOCK)
+    largest = np.abs(groups).max(axis=1, keepdims=True)
+    scales = (largest / np.float32(LARGEST_Q8)).astype(np.float16)
+    # The scale as it is stored: the error of its rounding does not add up over the group.
+    divisors = scales.astype(np.float32)
+    np.copyto(divisors, 1, where=divisors == 0)
+    q = np.clip(np.rint(groups / divisors), -LARGEST_Q8, LARGEST_Q8)
+    q[scales[:, 0] == 0] = 0
+    _write_blocks(out, 34, [scales], q.astype(np.int8).view(np.uint8))
+
+
+def _q5_0_to_q8_0(rows: UInt8Array, out: UInt8Array) -> None:
+    blocks = rows.reshape(-1, 22)
+    target = out.reshape(-1, 34)
+    target[:, :2] = blocks[:, :2]
+    target[:, 2:] = quants_of_5_bits(blocks, 2) - np.uint8(16)
+
+
+def _q4_k_to_q4_1(rows: UInt8Array, out: UInt8Array) -> None:
+    blocks = rows.reshape(-1, 144)
+    scales, minima = scales_and_minima(blocks)
+    q = quants_of_4_bits_k(blocks).reshape(-1, BLOCK)
+    nibbles: UInt8Array = q[:, : BLOCK // 2] | q[:, BLOCK // 2 :] << np.uint8(4)
+    numbers = [n.astype(np.float16).reshape(-1, 1) for n in (scales, -minima)]
+    _write_blocks(out, 20, numbers, nibbles)
+
+
+def _write_blocks(
+    out: UInt8Array, block_bytes: int, numbers: list[npt.NDArray[np.float16]], q: UInt8Array
+) -> None:
+    """Write blocks of float16 numbers, [blocks, 1] each, and bytes of quants."""
+    target = out.reshape(-1, block_bytes)
+    for index, number in enumerate(numbers):
+        target[:, 2 * index : 2 * index + 2] = number.view(np.uint8).reshape(-1, 2)
+    target[:, 2 * len(numbers) :] = q

@@ -1,0 +1,113 @@
+"""What paging gains: the same trace with static, dynamic and paged memory; and what planes hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from control_plane.core.interface import SchedulerConfig
+from hetero_infer.bench.memory_contiguous import simulate_contiguous
+from hetero_infer.bench.memory_paged import run_paged
+from hetero_infer.bench.memory_trace import MemoryRun, draw_trace
+from hetero_infer.bench.report import Result, Table
+from hetero_infer.bench.resident import resident_memory
+from hetero_infer.bench.settings import MemorySettings
+from hetero_infer.config import EngineConfig
+
+MIB = 1 << 20
+
+
+def run(config: EngineConfig, settings: MemorySettings) -> Result:
+    """Simulate, then measure; raises EngineError."""
+    config.validate()
+    runs = compare(config, settings)
+    data: dict[str, Any] = {
+        "pool_tokens": config.max_num_blocks * config.block_size,
+        "results": [run.to_object() for run in runs],
+        "resident": None,
+    }
+    tables = [_trace_table(runs)]
+    if settings.streams:
+        held = resident_memory(
+            config, settings.streams, settings.prompt_tokens, settings.output_tokens, settings.seed
+        )
+        data["resident"] = held
+        tables.append(_resident_table(held))
+    subject = (
+        f"{settings.requests} requests, median {settings.prompt_tokens} + "
+        f"{settings.output_tokens} tokens, max_model_len {config.max_model_len}, "
+        f"pool of {data['pool_tokens']} tokens"
+    )
+    return Result(subject, data, tables)
+
+
+def compare(config: EngineConfig, settings: MemorySettings) -> list[MemoryRun]:
+    """Run one trace with each kind of memory."""
+    limits = scheduler_config(config)
+    trace = draw_trace(
+        settings.requests,
+        settings.prompt_tokens,
+        settings.output_tokens,
+        config.max_model_len,
+        settings.seed,
+    )
+    pool_tokens = config.max_num_blocks * config.block_size
+    return [
+        simulate_contiguous(trace, pool_tokens, limits, grows=False),
+        simulate_contiguous(trace, pool_tokens, limits, grows=True),
+        run_paged(trace, config.max_num_blocks, config.block_size, limits),
+    ]
+
+
+def scheduler_config(config: EngineConfig) -> SchedulerConfig:
+    """Return the scheduler's limits, but for rows and slots: memory alone is to bound what runs."""
+    return SchedulerConfig(
+        max_batch_size=max(config.max_num_blocks * config.block_size, 1),
+        max_num_seqs=max(config.max_num_blocks * config.block_size, 1),
+        max_model_len=config.max_model_len,
+        max_total_tokens=config.max_total_tokens,
+        memory_threshold=config.memory_threshold,
+    )
+
+
+def _trace_table(runs: list[MemoryRun]) -> Table:
+    rows = [
+        [
+            run.method,
+            f"{100 * run.waste:.1f} %",
+            f"{100 * run.stranded:.1f} %",
+            f"{run.sustained_concurrency:.1f}",
+            str(len(run.steps)),
+            str(run.num_preemptions),
+            str(run.moved_tokens),
+        ]
+        for run in runs
+    ]
+    headers = ["memory", "reserved, unused", "stranded", "concurrency", "steps", "preempted"]
+    return Table([*headers, "tokens moved"], rows)
+
+
+def _resident_table(held: dict[str, Any]) -> Table:
+    def plane(name: str) -> list[str]:
+        sizes = held[name]
+        return [name.replace("_", " "), mib(sizes["rss"]), mib(sizes["pss"])]
+
+    touched = mib(held["touched_pool_bytes"])
+    return Table(
+        ["resident at most, MiB", "Rss", "Pss"],
+        [
+            plane("control_plane"),
+            plane("compute_plane"),
+            ["KV pool in use", touched, touched],
+            [
+                "both beyond the KV pool",
+                mib(held["beyond_pool_rss_bytes"]),
+                mib(held["beyond_pool_pss_bytes"]),
+            ],
+        ],
+        f"{held['streams']} streams of {held['prompt_tokens']} + {held['output_tokens']} tokens:",
+    )
+
+
+def mib(size: int) -> str:
+    """Return bytes as MiB."""
+    return f"{size / MIB:.1f}"

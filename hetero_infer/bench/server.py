@@ -1,0 +1,52 @@
+"""The server a benchmark talks to: both planes, started for it, or one that runs already."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetero_infer.config import EngineConfig
+from hetero_infer.local_planes import (
+    compute_socket,
+    control_socket,
+    private_directory,
+    start_compute_plane,
+    start_control_plane,
+)
+from hetero_infer.plane_process import wait_all_ready
+from planes.address import Address, parse_address
+
+
+@dataclass(frozen=True, slots=True)
+class StartedPlanes:
+    """Both planes on this machine: where they serve, and their process ids."""
+
+    control: Address
+    compute: Address
+    control_pid: int
+    compute_pid: int
+
+
+@contextlib.contextmanager
+def started_planes(config: EngineConfig) -> Iterator[StartedPlanes]:
+    """Start both planes as `serve` does, and end them. Raises EngineError."""
+    config.validate()
+    with private_directory() as directory:
+        compute, control = compute_socket(directory), control_socket(directory)
+        with (
+            start_compute_plane(config, compute) as compute_plane,
+            start_control_plane(config, compute, f"--listen={control}") as control_plane,
+        ):
+            wait_all_ready([compute_plane, control_plane])
+            yield StartedPlanes(control, compute, control_plane.pid, compute_plane.pid)
+
+
+@contextlib.contextmanager
+def server(config: EngineConfig, target: str | None) -> Iterator[Address]:
+    """Return where to send requests: to `target`, or else to planes that live as long as this."""
+    if target is not None:
+        yield parse_address(target, key="target")
+        return
+    with started_planes(config) as planes:
+        yield planes.control

@@ -1,0 +1,125 @@
+"""What the benchmarks can be told on the command line.
+
+Declared like all settings, but read from flags only: the command that a result carries says
+everything about its run except the engine's own settings, which are recorded beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planes.errors import ConfigError
+from planes.settings import setting
+
+MAX_COUNT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSettings:
+    """Where a benchmark's results go, besides the table on stdout."""
+
+    json: str | None = setting(None, help="write the result with all samples to this file")
+    plot: str | None = setting(None, help="draw a PNG into this file")
+    output: str | None = setting(None, help="directory for both: BENCHMARK.json, BENCHMARK.png")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings(OutputSettings):
+    """What benchmarks over the public API have in common."""
+
+    target: str | None = setting(
+        None, help="server that runs already, unix:PATH or HOST:PORT; default: start both planes"
+    )
+    prompt_tokens: int = setting(128, help="tokens of a prompt", minimum=1, maximum=MAX_COUNT)
+    output_tokens: int = setting(
+        128, help="tokens each stream generates", minimum=1, maximum=MAX_COUNT
+    )
+    repeat: int = setting(3, help="runs; figures are medians", minimum=1, maximum=1000)
+    seed: int = setting(0, help="of the drawn prompts and arrivals", minimum=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputSettings(LoadSettings):
+    """`bench throughput`."""
+
+    concurrency: str = setting("1,8,32", help="numbers of streams at once, one after the other")
+
+    @property
+    def levels(self) -> list[int]:
+        """The numbers of streams."""
+        return positive_integers(self.concurrency, field="concurrency")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencySettings(LoadSettings):
+    """`bench latency`."""
+
+    concurrency: str = setting("1,8", help="streams that follow each other at once (closed loop)")
+    rate: float | None = setting(
+        None, help="requests a second that arrive whatever runs, instead of --concurrency", above=0
+    )
+    requests: int = setting(
+        16, help="requests of each level of concurrency, or at the rate", minimum=1,
+        maximum=MAX_COUNT,
+    )  # fmt: skip
+    long_prompt: int = setting(1024, help="tokens of the long prompt", minimum=1, maximum=MAX_COUNT)
+
+    @property
+    def levels(self) -> list[int]:
+        """The numbers of streams."""
+        return positive_integers(self.concurrency, field="concurrency")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings(OutputSettings):
+    """`bench memory`."""
+
+    requests: int = setting(256, help="requests of the trace", minimum=1, maximum=MAX_COUNT)
+    prompt_tokens: int = setting(
+        256, help="median length of a prompt", minimum=1, maximum=MAX_COUNT
+    )
+    output_tokens: int = setting(
+        128, help="median length of an output", minimum=1, maximum=MAX_COUNT
+    )
+    streams: int = setting(
+        32, help="streams for the resident memory of both planes; 0: do not start any", minimum=0,
+        maximum=4096,
+    )  # fmt: skip
+    seed: int = setting(0, help="of the drawn trace", minimum=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSettings(OutputSettings):
+    """`bench kernels`."""
+
+    num_threads: int | None = setting(
+        None, help="threads; default: the CPUs this process may use", minimum=1, maximum=4096
+    )
+    instruction_set: str = setting("auto", help="compile for this one of the processor's sets")
+    kernel_cache: str | None = setting(
+        None, help="directory for compiled kernels; default: below the user's cache directory"
+    )
+    only: str = setting("*", help="cases to run, as a pattern such as 'product*Q4_1*'")
+    sizes: str = setting("1,4,16,64,256", help="MiB whose reading is measured")
+    seconds: float = setting(0.2, help="time for each sample", above=0, maximum=60)
+    repeat: int = setting(5, help="samples; figures are medians", minimum=1, maximum=1000)
+
+    @property
+    def read_sizes(self) -> list[int]:
+        """Sizes in bytes."""
+        return [size << 20 for size in positive_integers(self.sizes, field="sizes")]
+
+
+def positive_integers(text: str, *, field: str) -> list[int]:
+    """Read a list such as `1,8,32`. Raises ConfigError naming the field for anything else."""
+    numbers = []
+    for part in text.split(","):
+        word = part.strip()
+        if not (word.isascii() and word.isdigit() and 1 <= int(word) <= MAX_COUNT):
+            raise ConfigError(
+                f"{field} must be numbers from 1 to {MAX_COUNT} with commas between them, "
+                f"got {text!r}",
+                field=field,
+            )
+        numbers.append(int(word))
+    return numbers

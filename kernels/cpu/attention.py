@@ -1,0 +1,318 @@
+"""Causal attention through block tables, prefill and decode alike.
+
+Specification: `kernels.reference.paged_attention`.
+
+A piece of work is an *item* and a kv head. An item is some tokens of one row that follow each
+other; with the H / G query heads of the kv head they are the *rows* of the work, token by token.
+All rows go through the context together, in super-blocks of 64 tokens from position 0:
+
+    positions   0 … 63 │ 64 … 127 │ …            │ 1024 … 1087 │ …
+                └──────── segment 0 ────────────┘ └── segment 1 ────────
+
+A row's state (maximum, sum of weights, weighted V) starts anew with every segment, and the
+segments' results are folded together in their order. So one long context can be shared among
+threads: an item may ask for one segment only, whose result goes to the *partials*, and
+`merge_attention` folds those. Because everybody folds at the same positions, the bits are the same.
+
+What a row computes depends on its queries and its context alone: no sum runs across rows, tokens a
+row does not see are not added (or, in tile registers, added as exact zeros), and all decisions
+(new maximum, fold) are the row's own. The maximum is a reference, not a result: it is raised only
+when a score exceeds it by more than 2^8, so that most super-blocks need no rescaling.
+
+Pools of bfloat16 and int8 are computed in one of three ways, the instruction set decides
+(`kernels.cpu.attention_lowerings`): in tile registers, with VDPBF16PS, or in float32 on widened
+values. The first two round queries and weights to bfloat16. int8 is expanded to bfloat16, which
+holds it exactly, and its scales are applied to scores and weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from numba import types
+
+from kernels.cpu.attention_context import (
+    MERGE_BYTES,
+    SEGMENT,
+    Attention,
+    Item,
+    Merge,
+    count_seen,
+    find_next,
+    first_super_block,
+    item_at,
+    last_sub_block,
+    take_next,
+)
+from kernels.cpu.attention_lowerings import (
+    LIMIT,
+    PARTIAL_SUMS_AT,
+    STATE_BYTES,
+    Lowering,
+    lowering,
+)
+from kernels.cpu.attention_places import (
+    PAIR_ROW_BYTES,
+    PLACE_WORDS,
+    ROW_BLOCK,
+    SCORE_ROW_BYTES,
+    SUB_BLOCKS,
+    SUPER_BLOCK_TOKENS,
+    Place,
+    word32,
+)
+from kernels.cpu.attention_rows import (
+    round_row,
+    set_zero,
+    write_result,
+)
+from kernels.cpu.attention_weights import (
+    fold,
+    sum_lanes,
+)
+from kernels.cpu.instruction_set import selected_instruction_set
+from kernels.cpu.kv_layout import LANES, SUB_BLOCK_TOKENS
+from kernels.cpu.operation import (
+    Operation,
+    StepWord,
+    float32_at,
+    inlined,
+    int64_at,
+    operation,
+    scratch,
+    word,
+)
+from kernels.cpu.rope_tile import copy_padded
+
+SUMS_BYTES: Final = 64
+"""Of a row: maximum and sum of weights of the segments before, a cache line."""
+LOWEST: Final = float("-inf")
+
+# Scratch memory of a worker: parts of fixed size, then parts that grow with rows and D'.
+PLACES_AT: Final = 0
+POSITIONS_AT: Final = PLACES_AT + 8 * PLACE_WORDS
+SCORES_AT: Final = POSITIONS_AT + 4 * SUPER_BLOCK_TOKENS
+WEIGHTS_AT: Final = SCORES_AT + ROW_BLOCK * SCORE_ROW_BYTES
+ROWS_AT: Final = WEIGHTS_AT + ROW_BLOCK * PAIR_ROW_BYTES
+
+
+def attention_scratch_bytes(head_dim: int, rows: int) -> int:
+    """Return the bytes of scratch memory a worker needs for items of up to `rows` rows."""
+    padded, blocks = -(-head_dim // LANES) * LANES, -(-rows // ROW_BLOCK) * ROW_BLOCK
+    # Queries, results, and results of segments before; K and V of a super-block in bfloat16.
+    a_row = STATE_BYTES + SUMS_BYTES + 3 * 4 * padded
+    return ROWS_AT + blocks * a_row + SUB_BLOCKS * 2 * 2 * SUB_BLOCK_TOKENS * padded
+
+
+def attention_partial_floats(num_heads: int, head_dim: int) -> int:
+    """Return the float32 numbers of Attention.PARTIALS for each item."""
+    return num_heads * (LANES + -(-head_dim // LANES) * LANES)
+
+
+def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return what computes one item and kv head."""
+    begin, prepare, end = low.begin, low.prepare, low.end
+    scores, weights, values = low.scores, low.weights, low.values
+    to_pairs, value_bytes, fetches = low.to_pairs, low.value_bytes, low.fetches
+    weight_bytes = PAIR_ROW_BYTES if to_pairs else SCORE_ROW_BYTES
+    weights_at = WEIGHTS_AT if to_pairs else SCORES_AT  # float32 weights replace their scores
+
+    @inlined()
+    def attend(record: int, header: int, work: int, neighbour: int, memory: int) -> None:
+        """`neighbour`: the work that this thread does next, presumably, or −1."""
+        kv_heads, num_heads = (
+            word(record, Attention.NUM_KV_HEADS),
+            word(record, Attention.NUM_HEADS),
+        )
+        index, head = work // kv_heads, work % kv_heads
+        item = item_at(header, index)
+        first_token, num_tokens = word32(item, Item.TOKEN), word32(item, Item.NUM_TOKENS)
+        dim, group = word(record, Attention.HEAD_DIM), num_heads // kv_heads
+        padded, rows = (dim + LANES - 1) // LANES * LANES, num_tokens * group
+        room = (rows + ROW_BLOCK - 1) // ROW_BLOCK * ROW_BLOCK
+        places, positions = memory + PLACES_AT, memory + POSITIONS_AT
+        states = memory + ROWS_AT
+        sums = states + room * STATE_BYTES
+        queries = sums + room * SUMS_BYTES
+        out = queries + room * 4 * padded
+        folded = out + room * 4 * padded
+        expanded = folded + room * 4 * padded
+        query_bytes = padded * (2 if to_pairs else 4)
+        key_bytes = padded * SUB_BLOCK_TOKENS * value_bytes
+
+        shift = 4 * dim * (num_heads * first_token + group * head)
+        source = word(record, Attention.QUERIES) + shift
+        source += 4 * dim * num_heads * word(header, StepWord.FIRST_TOKEN)
+        item_positions = word(header, StepWord.POSITIONS) + 4 * first_token
+        for r in range(rows):
+            token = r // group
+            row = source + 4 * dim * (token * num_heads + r - token * group)
+            if to_pairs:
+                copy_padded(row, dim, out)
+                round_row(out, padded, queries + r * query_bytes)
+            else:
+                copy_padded(row, dim, queries + r * query_bytes)
+            int64_at(states + r * STATE_BYTES)[LIMIT] = word32(item_positions, token) + 1
+        limit = word(states + (rows - 1) * STATE_BYTES, LIMIT)
+
+        last = last_sub_block(record, header, item)
+        first_super, end_super = first_super_block(item), last // SUB_BLOCKS + 1
+        is_partial = word32(item, Item.SEGMENT) > 0
+        if is_partial:
+            end_super = min(end_super, first_super + SEGMENT)
+        is_folded = end_super > SEGMENT and not is_partial
+        begin(rows)
+        # One turn more than super-blocks: the first only finds where its successor lies.
+        for current in range(first_super - 1, end_super):
+            if current >= first_super:
+                take_next(record, current, last, places, positions, key_bytes)
+            next_item, next_head, next_super, next_last = item, head, current + 1, last
+            if current + 1 == end_super and neighbour >= 0:
+                next_item, next_head = item_at(header, neighbour // kv_heads), neighbour % kv_heads
+                next_super = first_super_block(next_item)
+                next_last = last_sub_block(record, header, next_item)
+            find_next(
+                record, header, next_item, next_head, next_super, next_last, places, key_bytes
+            )
+            if current < first_super:
+                continue
+            if current % SEGMENT == 0:
+                set_zero(out, room * padded)
+                for r in range(rows):
+                    float32_at(states + r * STATE_BYTES)[0] = types.float32(LOWEST)
+                    set_zero(states + r * STATE_BYTES + PARTIAL_SUMS_AT, LANES)
+            prepare(places, limit, padded, expanded)
+            for first in range(0, rows, ROW_BLOCK):
+                count = min(ROW_BLOCK, rows - first)
+                block, block_out = states + first * STATE_BYTES, out + 4 * first * padded
+                least = count_seen(places, word(block, LIMIT))
+                most = count_seen(places, word(block + (count - 1) * STATE_BYTES, LIMIT))
+                int64_at(places)[Place.FETCH + 0] = types.int64(fetches and first == 0)
+                scores(
+                    count, queries + first * query_bytes, query_bytes, places, padded,
+                    memory + SCORES_AT,
+                )  # fmt: skip
+                for r in range(count):
+                    weights(
+                        memory + SCORES_AT + r * SCORE_ROW_BYTES, positions,
+                        least == SUPER_BLOCK_TOKENS, block + r * STATE_BYTES,
+                        block_out + 4 * r * padded, padded, places,
+                        memory + weights_at + r * weight_bytes,
+                    )  # fmt: skip
+                values(count, memory + weights_at, places, padded, block_out, block, least == most)
+            if is_folded and ((current + 1) % SEGMENT == 0 or current + 1 == end_super):
+                # A row that saw nothing of the segment folds in exact zeros.
+                for r in range(rows):
+                    fold_row(
+                        states + r * STATE_BYTES, out + 4 * r * padded, padded,
+                        sums + r * SUMS_BYTES, folded + 4 * r * padded, current < SEGMENT,
+                    )  # fmt: skip
+        end()
+        if is_partial:
+            stride = 4 * (LANES + padded)
+            partial = word(record, Attention.PARTIALS)
+            partial += stride * (index * num_heads + head * group)
+            for r in range(rows):
+                fold_row(
+                    states + r * STATE_BYTES, out + 4 * r * padded, padded,
+                    partial + r * stride, partial + r * stride + 4 * LANES, True,
+                )  # fmt: skip
+            return
+        target = word(record, Attention.OUT) + shift
+        for r in range(rows):
+            token = r // group
+            row = target + 4 * dim * (token * num_heads + r - token * group)
+            if is_folded:
+                total = float32_at(sums + r * SUMS_BYTES)[1]
+                write_result(folded + 4 * r * padded, dim, padded, row, total)
+            else:
+                total = sum_lanes(states + r * STATE_BYTES + PARTIAL_SUMS_AT)
+                write_result(out + 4 * r * padded, dim, padded, row, total)
+
+    @inlined()
+    def attend_to_all(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+        work = word(header, StepWord.NUM_ATTENTION_ITEMS) * word(record, Attention.NUM_KV_HEADS)
+        first, stop = work * chunk // num_chunks, work * (chunk + 1) // num_chunks
+        for this in range(first, stop):
+            # Workers with an odd number claim chunks from the back.
+            neighbour = this + 1
+            if neighbour == stop and worker & 1:
+                neighbour = first - 1
+            if neighbour == work:
+                neighbour = -1
+            attend(record, header, this, neighbour, scratch(header, worker))
+
+    return attend_to_all
+
+
+@inlined()
+def fold_row(state: int, x: int, dim: int, sums: int, out: int, is_first: bool) -> None:
+    """Add a row's segment to those before it, or begin with it."""
+    top, total = float32_at(state)[0], sum_lanes(state + PARTIAL_SUMS_AT)
+    if is_first:
+        float32_at(sums)[0] = top
+        float32_at(sums)[1] = total
+        copy_padded(x, dim, out)
+    else:
+        fold(top, total, x, dim, sums, out)
+
+
+_attend_float32 = _make_attend(lowering("float32", selected_instruction_set()))
+_attend_bfloat16 = _make_attend(lowering("bfloat16", selected_instruction_set()))
+_attend_int8 = _make_attend(lowering("int8", selected_instruction_set()))
+
+
+@operation()
+def attention_float32(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Attend to a float32 pool."""
+    _attend_float32(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def attention_bfloat16(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Attend to a bfloat16 pool."""
+    _attend_bfloat16(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def attention_int8(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Attend to an int8 pool."""
+    _attend_int8(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def merge_attention(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Fold the segments of tokens whose context was shared among items; any pool.
+
+    Runs behind attention, with the same operands, over StepWord.ATTENTION_MERGES.
+    """
+    dim, num_heads = word(record, Attention.HEAD_DIM), word(record, Attention.NUM_HEADS)
+    padded = (dim + LANES - 1) // LANES * LANES
+    stride = 4 * (LANES + padded)
+    sums = scratch(header, worker)
+    out = sums + SUMS_BYTES
+    work = word(header, StepWord.NUM_ATTENTION_MERGES) * num_heads
+    for this in range(work * chunk // num_chunks, work * (chunk + 1) // num_chunks):
+        merge = word(header, StepWord.ATTENTION_MERGES) + this // num_heads * MERGE_BYTES
+        head = this % num_heads
+        first = word32(merge, Merge.FIRST_ITEM)
+        partial = word(record, Attention.PARTIALS) + stride * (first * num_heads + head)
+        float32_at(sums)[0] = float32_at(partial)[0]
+        float32_at(sums)[1] = float32_at(partial)[1]
+        copy_padded(partial + 4 * LANES, padded, out)
+        for _ in range(1, word32(merge, Merge.NUM_ITEMS)):
+            partial += stride * num_heads
+            top, total = float32_at(partial)[0], float32_at(partial)[1]
+            fold(top, total, partial + 4 * LANES, padded, sums, out)
+        row = word32(merge, Merge.TOKEN) * num_heads + head
+        target = word(record, Attention.OUT) + 4 * dim * row
+        write_result(out, dim, padded, target, float32_at(sums)[1])
+
+
+ATTENTION: Final[Mapping[str, Operation]] = {
+    "float32": attention_float32,
+    "bfloat16": attention_bfloat16,
+    "int8": attention_int8,
+}
+"""The operation for each type of pool."""

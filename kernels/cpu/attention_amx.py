@@ -1,0 +1,221 @@
+"""Attention in the AMX tile registers: 16 rows and a super-block of K and V, all bfloat16.
+
+    scores   registers 0–3: rows × 16 tokens, one of each sub-block      Q [rows × 32] · K [32 × 16]
+    values   registers 0–3: rows × 16 elements of the head each          P [rows × 16] · V [16 × 16]
+
+A sub-block of K is a column of tiles as it stands, and so are its 16 tokens of V, 8 pairs. The
+other registers hold the operands: 4 and 5 of 32 summed terms, 6 and 7 of 16 (V, and the end of a
+head of, say, 80 elements).
+
+A row of a tile is computed by itself, in one order; 1 row goes through the same instructions as 16.
+Subnormal numbers count as zero. What an instruction adds for a token that a row does not see is a
+weight of exactly 0 times V: V of tokens that no row of the item sees may be NaN and is replaced by
+zeros (`blank_unseen`); V of a later token of the same item must be finite, or that row's sequence
+is lost anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from kernels.cpu.attention_places import (
+    PAIR_ROW_BYTES,
+    SCORE_ROW_BYTES,
+    SUB_BLOCKS,
+    VECTOR_BYTES,
+    Place,
+    place,
+)
+from kernels.cpu.emitted import emitted
+from kernels.cpu.vector_ir import (
+    I8,
+    I16,
+    I32,
+    I32X,
+    I64,
+    LANES,
+    VOID,
+    Builder,
+    Value,
+    broadcast,
+    call,
+    counted_loop,
+    i64,
+    load,
+    offset,
+    prefetch,
+    store,
+)
+
+QUERIES: Final = 4
+KEYS: Final = 5
+SHORT_ROWS: Final = 6
+SHORT_COLUMNS: Final = 7
+"""Registers: rows and columns of 32 summed terms, and the same of 16."""
+PAIRS: Final = 16
+"""Rows of a register of 32 summed terms: pairs."""
+TILE_BYTES: Final = PAIRS * VECTOR_BYTES
+CONFIGURATION_BYTES: Final = 64
+COLUMNS_AT: Final = 16
+ROWS_AT: Final = 48
+"""The configuration: byte 0 the palette, 1; from 16 the bytes of a row of each register (uint16),
+from 48 the rows of each register (uint8)."""
+
+_POINTER: Final = I8.as_pointer()
+
+
+def _register(number: int) -> ir.Constant:
+    return ir.Constant(I8, number)
+
+
+def _load_tile(builder: Builder, number: int, address: Value, stride: Value | int) -> None:
+    step = i64(stride) if isinstance(stride, int) else stride
+    operands = [_register(number), builder.inttoptr(address, _POINTER), step]
+    call(builder, "llvm.x86.tileloadd64", VOID, operands)
+
+
+def _store_tile(builder: Builder, number: int, address: Value, stride: Value | int) -> None:
+    step = i64(stride) if isinstance(stride, int) else stride
+    operands = [_register(number), builder.inttoptr(address, _POINTER), step]
+    call(builder, "llvm.x86.tilestored64", VOID, operands)
+
+
+def _multiply(builder: Builder, total: int, rows: int, columns: int) -> None:
+    call(builder, "llvm.x86.tdpbf16ps", VOID, [_register(n) for n in (total, rows, columns)])
+
+
+@emitted(types.void, types.int64)
+def configure_attention_tiles(builder: Builder, rows: Value) -> None:
+    """Set up the tile registers of this thread for row blocks of `rows` rows, 1 to 16."""
+    kind = ir.ArrayType(I8, CONFIGURATION_BYTES)
+    memory = cgutils.alloca_once(builder, kind)
+    builder.store(ir.Constant(kind, None), memory)
+    address = builder.ptrtoint(memory, I64)
+    store(builder, ir.Constant(I8, 1), address)
+    count = builder.trunc(rows, I8)
+    counts = {KEYS: ir.Constant(I8, PAIRS), SHORT_COLUMNS: ir.Constant(I8, PAIRS // 2)}
+    for number in range(8):
+        row_bytes = VECTOR_BYTES // 2 if number == SHORT_ROWS else VECTOR_BYTES
+        place_of_columns = offset(builder, address, COLUMNS_AT + 2 * number)
+        store(builder, ir.Constant(I16, row_bytes), place_of_columns)
+        store(builder, counts.get(number, count), offset(builder, address, ROWS_AT + number))
+    call(builder, "llvm.x86.ldtilecfg", VOID, [builder.inttoptr(address, _POINTER)])
+
+
+@emitted(types.void)
+def release_attention_tiles(builder: Builder) -> None:
+    """Give up the tile registers, so that the system need not save them."""
+    call(builder, "llvm.x86.tilerelease", VOID, [])
+
+
+def _fetch(
+    builder: Builder, is_wanted: Value, address: Value, rows: int, stride: Value | int
+) -> None:
+    """Prefetch the lines of a tile."""
+    with builder.if_then(is_wanted):
+        for row in range(rows):
+            down = i64(stride * row) if isinstance(stride, int) else builder.mul(stride, i64(row))
+            prefetch(builder, offset(builder, address, down))
+
+
+def _fetches(builder: Builder, places: Value) -> Value:
+    return builder.icmp_signed("!=", place(builder, places, Place.FETCH, 0), i64(0))
+
+
+@emitted(types.void, *[types.int64] * 5)
+def amx_scores(
+    builder: Builder, queries: Value, stride: Value, places: Value, dim: Value, scores: Value
+) -> None:
+    """Write the scores of a row block with a super-block: float32 [16, 64].
+
+    queries: bfloat16 [16, D'], `stride` bytes apart; K as Place.KEYS says.
+    """
+    keys = [place(builder, places, Place.KEYS, j) for j in range(SUB_BLOCKS)]
+    ahead = [place(builder, places, Place.NEXT_KEYS, j) for j in range(SUB_BLOCKS)]
+    fetches = _fetches(builder, places)
+    for j in range(SUB_BLOCKS):
+        call(builder, "llvm.x86.tilezero", VOID, [_register(j)])
+
+    def step(index: Value, rows: int, columns: int) -> None:
+        down = builder.mul(index, i64(TILE_BYTES))
+        _load_tile(builder, rows, offset(builder, queries, builder.shl(index, i64(6))), stride)
+        for j in range(SUB_BLOCKS):
+            _load_tile(builder, columns, offset(builder, keys[j], down), VECTOR_BYTES)
+            lines = PAIRS if columns == KEYS else PAIRS // 2
+            _fetch(builder, fetches, offset(builder, ahead[j], down), lines, VECTOR_BYTES)
+            _multiply(builder, j, rows, columns)
+
+    whole = builder.lshr(dim, i64(5))
+    counted_loop(builder, whole, lambda index: step(index, QUERIES, KEYS))
+    rest = builder.and_(dim, i64(LANES))
+    with builder.if_then(builder.icmp_signed("!=", rest, i64(0)), likely=False):
+        step(whole, SHORT_ROWS, SHORT_COLUMNS)
+    for j in range(SUB_BLOCKS):
+        _store_tile(builder, j, offset(builder, scores, VECTOR_BYTES * j), SCORE_ROW_BYTES)
+
+
+@emitted(types.void, *[types.int64] * 4)
+def amx_values(builder: Builder, weights: Value, places: Value, dim: Value, out: Value) -> None:
+    """Add the weighted V of a super-block to the results of a row block, float32 [16, D'].
+
+    weights: bfloat16 [16, 64]. Sub-blocks whose Place.COUNTS is 0 are left out.
+    """
+    row_bytes = builder.shl(dim, i64(2))
+    fetches = _fetches(builder, places)
+
+    def panel(first: Value, tiles: int) -> None:
+        right = builder.shl(first, i64(2))
+        out_at = offset(builder, out, right)
+        for tile in range(tiles):
+            _load_tile(builder, tile, offset(builder, out_at, VECTOR_BYTES * tile), row_bytes)
+
+        def sub_block(j: Value) -> None:
+            count = place(builder, places, Place.COUNTS, j)
+            with builder.if_then(builder.icmp_signed("!=", count, i64(0)), likely=True):
+                values = offset(builder, place(builder, places, Place.VALUES, j), right)
+                ahead = offset(builder, place(builder, places, Place.NEXT_VALUES, j), right)
+                weight_at = offset(builder, weights, builder.shl(j, i64(5)))
+                _load_tile(builder, SHORT_ROWS, weight_at, PAIR_ROW_BYTES)
+                for tile in range(tiles):
+                    at = offset(builder, values, VECTOR_BYTES * tile)
+                    _load_tile(builder, SHORT_COLUMNS, at, row_bytes)
+                    next_at = offset(builder, ahead, VECTOR_BYTES * tile)
+                    _fetch(builder, fetches, next_at, PAIRS // 2, row_bytes)
+                    _multiply(builder, tile, SHORT_ROWS, SHORT_COLUMNS)
+
+        counted_loop(builder, i64(SUB_BLOCKS), sub_block)
+        for tile in range(tiles):
+            _store_tile(builder, tile, offset(builder, out_at, VECTOR_BYTES * tile), row_bytes)
+
+    width = SUB_BLOCKS * LANES
+    end = builder.mul(builder.udiv(dim, i64(width)), i64(width))
+    with cgutils.for_range_slice(builder, i64(0), end, i64(width)) as (first, _):
+        panel(first, SUB_BLOCKS)
+    with cgutils.for_range_slice(builder, end, dim, i64(LANES)) as (first, _):
+        panel(first, 1)
+
+
+@emitted(types.void, *[types.int64] * 4)
+def blank_unseen(builder: Builder, values: Value, dim: Value, seen: Value, out: Value) -> None:
+    """Copy a sub-block's V, bfloat16 [8, D', 2], to `out`; tokens from `seen` on become zeros."""
+    row_bytes = builder.shl(dim, i64(2))
+    for pair in range(PAIRS // 2):
+        left = builder.sub(seen, i64(2 * pair))
+        half = builder.select(
+            builder.icmp_signed("==", left, i64(1)), ir.Constant(I32, 0xFFFF), ir.Constant(I32, 0)
+        )
+        is_whole = builder.icmp_signed(">=", left, i64(2))
+        mask = broadcast(builder, builder.select(is_whole, ir.Constant(I32, -1), half))
+        down = builder.mul(row_bytes, i64(pair))
+
+        def body(first: Value, down: Value = down, mask: Value = mask) -> None:
+            at = builder.add(down, builder.shl(first, i64(2)))
+            vector = load(builder, offset(builder, values, at), I32X, VECTOR_BYTES)
+            kept = builder.and_(vector, mask)
+            store(builder, kept, offset(builder, out, at), VECTOR_BYTES)
+
+        counted_loop(builder, dim, body, LANES)

@@ -1,0 +1,159 @@
+"""The context of attention: its work items, and where the K and V of their super-blocks lie."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from kernels.cpu.attention_places import (
+    SUB_BLOCKS,
+    Place,
+    set_positions,
+    word32,
+)
+from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS
+from kernels.cpu.operation import StepWord, inlined, int64_at, word
+
+SEGMENT: Final = 16
+"""Super-blocks of a segment: 1024 tokens where B is a multiple of 16."""
+
+
+class Attention(IntEnum):
+    """Operands of ATTENTION and `merge_attention`."""
+
+    QUERIES = 2
+    """float32 [T_all, H·D], from `rope_write`; the piece's rows begin at StepWord.FIRST_TOKEN."""
+    OUT = 3
+    """float32 [T, H·D]."""
+    POOL = 4
+    """Address of this layer in block 0."""
+    BLOCK_BYTES = 5
+    HEAD_BYTES = 6
+    """`KvLayout.head_bytes`."""
+    BLOCK_SIZE = 7
+    HEAD_DIM = 8
+    NUM_HEADS = 9
+    NUM_KV_HEADS = 10
+    PARTIALS = 11
+    """float32 [I, H, 16 + D']: maximum, sum of weights and, from 16, weighted V of the items that
+    are segments. 64-byte aligned; not used where no item is one."""
+
+
+class Item(IntEnum):
+    """The words of an attention item, int32."""
+
+    TOKEN = 0
+    NUM_TOKENS = 1
+    TABLE = 2
+    """Row of the block tables."""
+    SEGMENT = 3
+    """0: the whole context. s + 1: segment s only, of one token; the result is a partial."""
+
+
+class Merge(IntEnum):
+    """The words of a merge, int32: a token whose context is shared among items."""
+
+    TOKEN = 0
+    FIRST_ITEM = 1
+    NUM_ITEMS = 2
+    """Items of the token's segments, in their order."""
+
+
+ITEM_BYTES: Final = 16
+MERGE_BYTES: Final = 16
+
+
+@inlined()
+def sub_blocks_of(record: int) -> int:
+    """Return the sub-blocks of a block."""
+    blocks: int = (word(record, Attention.BLOCK_SIZE) + SUB_BLOCK_TOKENS - 1) // SUB_BLOCK_TOKENS
+    return blocks
+
+
+@inlined()
+def item_at(header: int, index: int) -> int:
+    """Return the address of an item."""
+    address: int = word(header, StepWord.ATTENTION_ITEMS) + ITEM_BYTES * index
+    return address
+
+
+@inlined()
+def table_of(header: int, item: int) -> int:
+    """Return the address of an item's block table."""
+    width: int = word(header, StepWord.TABLE_WIDTH)
+    address: int = word(header, StepWord.BLOCK_TABLES) + 4 * width * word32(item, Item.TABLE)
+    return address
+
+
+@inlined()
+def last_sub_block(record: int, header: int, item: int) -> int:
+    """Return the sub-block of the item's last token, counted from position 0."""
+    last_token = word32(item, Item.TOKEN) + word32(item, Item.NUM_TOKENS) - 1
+    position = word32(word(header, StepWord.POSITIONS), last_token)
+    block = position // word(record, Attention.BLOCK_SIZE)
+    within = position - block * word(record, Attention.BLOCK_SIZE)
+    sub_block: int = block * sub_blocks_of(record) + within // SUB_BLOCK_TOKENS
+    return sub_block
+
+
+@inlined()
+def first_super_block(item: int) -> int:
+    """Return where an item's part of the context begins."""
+    first: int = max(word32(item, Item.SEGMENT) - 1, 0) * SEGMENT
+    return first
+
+
+@inlined()
+def find_next(
+    record: int, header: int, item: int, head: int, super_block: int, last: int, places: int,
+    key_bytes: int,
+) -> None:  # fmt: skip
+    """Set NEXT_KEYS and NEXT_VALUES to a super-block of an item; `last`: its last sub-block."""
+    words = int64_at(places)
+    table, sub_blocks = table_of(header, item), sub_blocks_of(record)
+    head_bytes = word(record, Attention.HEAD_BYTES)
+    first_block = word(record, Attention.POOL) + head * head_bytes
+    for j in range(SUB_BLOCKS):
+        sub_block = min(super_block * SUB_BLOCKS + j, last)
+        block, within = sub_block, 0
+        if sub_blocks > 1:
+            block = sub_block // sub_blocks
+            within = (sub_block - block * sub_blocks) * (head_bytes // sub_blocks)
+        key = first_block + word32(table, block) * word(record, Attention.BLOCK_BYTES) + within
+        words[Place.NEXT_KEYS + j] = key
+        words[Place.NEXT_VALUES + j] = key + key_bytes
+
+
+@inlined()
+def take_next(
+    record: int, super_block: int, last: int, places: int, positions: int, key_bytes: int
+) -> None:
+    """Make the super-block that was next the one at hand."""
+    words = int64_at(places)
+    block_size, sub_blocks = word(record, Attention.BLOCK_SIZE), sub_blocks_of(record)
+    for j in range(SUB_BLOCKS):
+        key, value = words[Place.NEXT_KEYS + j], words[Place.NEXT_VALUES + j]
+        words[Place.KEYS + j], words[Place.VALUES + j] = key, value
+        words[Place.KEY_SCALES + j] = value + key_bytes
+        words[Place.VALUE_SCALES + j] = value + key_bytes + 4 * SUB_BLOCK_TOKENS
+        sub_block = super_block * SUB_BLOCKS + j
+        block, within = sub_block, 0
+        if sub_blocks > 1:
+            block = sub_block // sub_blocks
+            within = (sub_block - block * sub_blocks) * SUB_BLOCK_TOKENS
+        size = min(SUB_BLOCK_TOKENS, block_size - within) if sub_block <= last else 0
+        words[Place.STARTS + j] = block * block_size + within
+        words[Place.SIZES + j] = size
+        set_positions(positions, j, block * block_size + within, size)
+
+
+@inlined()
+def count_seen(places: int, limit: int) -> int:
+    """Set Place.COUNTS to what a row sees that sees positions below `limit`; return the sum."""
+    words = int64_at(places)
+    total = 0
+    for j in range(SUB_BLOCKS):
+        seen = min(max(limit - words[Place.STARTS + j], 0), words[Place.SIZES + j])
+        words[Place.COUNTS + j] = seen
+        total += seen
+    return total

@@ -1,0 +1,92 @@
+"""Cutting the tokens of a piece into attention items (`kernels.cpu.attention_context.Item`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from kernels.cpu.attention_context import SEGMENT
+from kernels.cpu.attention_places import (
+    ROW_BLOCK,
+    SUB_BLOCKS,
+)
+from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS
+from kernels.interface import Int32Array
+
+ITEM_ROWS: Final = 3 * ROW_BLOCK
+"""Rows of an item of prefill, about: the more, the more often K and V are used once they are in the
+cache; the fewer, the more threads can share a prompt."""
+WORK_A_THREAD: Final = 4
+"""Pieces of work a thread should find, at least: with fewer, long contexts are shared."""
+MAX_SHARED_ITEMS: Final = 256
+"""Items of a piece in which contexts are shared, at most: so many partials need room."""
+
+
+def tokens_per_item(group: int) -> int:
+    """Return the most tokens an item should have where `group` query heads share a kv head."""
+    return max(1, ITEM_ROWS // group)
+
+
+def rows_per_item(group: int) -> int:
+    """Return the rows of the largest item, for `attention_scratch_bytes`."""
+    return group * tokens_per_item(group)
+
+
+def attention_items(query_lens: Int32Array, group: int) -> Int32Array:
+    """Return the items of a piece, int32 [I, 4], in the order of its tokens.
+
+    `query_lens`: [S], tokens of each row in this piece, 0 or more; row s of the block tables
+    belongs to them. A row's tokens have ascending positions.
+    """
+    num_rows = len(query_lens)
+    if (query_lens == 1).all():  # decode
+        items = np.zeros((num_rows, 4), np.int32)
+        items[:, 0] = items[:, 2] = np.arange(num_rows, dtype=np.int32)
+        items[:, 1] = 1
+        return items
+    most = tokens_per_item(group)
+    counts = -(-query_lens // most)
+    rows = np.repeat(np.arange(num_rows, dtype=np.int32), counts)
+    within = np.arange(len(rows), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
+    items = np.zeros((len(rows), 4), np.int32)
+    items[:, 0] = (np.cumsum(query_lens) - query_lens)[rows] + within * most
+    items[:, 1] = np.minimum(most, query_lens[rows] - within * most)
+    items[:, 2] = rows
+    return items
+
+
+def share_long_contexts(
+    items: Int32Array, positions: Int32Array, *, block_size: int, num_kv_heads: int,
+    num_threads: int,
+) -> tuple[Int32Array, Int32Array]:  # fmt: skip
+    """Return items [I', 4] and merges [R, 4] in which threads share contexts, if that helps.
+
+    Where there is little work, an item of one token with several segments becomes an item for each
+    segment, and a merge (`kernels.cpu.attention_context.Merge`). The bits of the result are the
+    same. `positions`: [T] of the piece.
+    """
+    none = np.zeros((0, 4), np.int32)
+    if len(items) * num_kv_heads >= WORK_A_THREAD * num_threads or num_threads == 1:
+        return items, none
+    segments = np.where(items[:, 1] == 1, num_segments(positions[items[:, 0]], block_size), 1)
+    ends = np.cumsum(segments)
+    if ends[-1] == len(items) or ends[-1] > MAX_SHARED_ITEMS:
+        return items, none
+    shared = np.repeat(items, segments, axis=0)
+    firsts = ends - segments
+    is_split = segments > 1
+    numbers = np.arange(1, len(shared) + 1, dtype=np.int32) - np.repeat(firsts, segments)
+    shared[:, 3] = np.where(np.repeat(is_split, segments), numbers, 0)
+    merges = np.zeros((int(is_split.sum()), 4), np.int32)
+    merges[:, 0] = items[is_split, 0]
+    merges[:, 1] = firsts[is_split]
+    merges[:, 2] = segments[is_split]
+    return shared, merges
+
+
+def num_segments(positions: Int32Array, block_size: int) -> Int32Array:
+    """Return the segments of the contexts that end at these positions."""
+    sub_blocks = -(-block_size // SUB_BLOCK_TOKENS)
+    last = positions // block_size * sub_blocks + positions % block_size // SUB_BLOCK_TOKENS
+    return (last // (SEGMENT * SUB_BLOCKS) + 1).astype(np.int32)

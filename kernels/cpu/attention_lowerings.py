@@ -1,0 +1,194 @@
+"""The three ways to compute a row block with a super-block, under one set of signatures.
+
+A `Lowering` is the functions that attention is made of (`kernels.cpu.attention`), all callable from
+compiled code:
+
+    begin(rows)                                                             before an item
+    prepare(places, limit, dim, memory)                                     once a super-block
+    scores(rows, queries, stride, places, dim, out)                         once a row block
+    weights(scores, positions, sees_all, state, out, dim, places, weights)  once a row
+    values(rows, weights, places, dim, out, states, is_same)                once a row block
+    end()                                                                   after an item
+
+`limit`: end of what the item's last token sees. `memory`: room for a super-block in bfloat16.
+`is_same`: whether all rows see the same of the super-block; Place.COUNTS says what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kernels.cpu.attention_amx import (
+    amx_scores,
+    amx_values,
+    blank_unseen,
+    configure_attention_tiles,
+    release_attention_tiles,
+)
+from kernels.cpu.attention_context import count_seen
+from kernels.cpu.attention_places import (
+    PAIR_ROW_BYTES,
+    ROW_BLOCK,
+    SCORE_ROW_BYTES,
+    SUB_BLOCKS,
+    Place,
+)
+from kernels.cpu.attention_rows import widen_int8
+from kernels.cpu.attention_tile import TILE_ROWS, FloatTiles
+from kernels.cpu.attention_weights import row_weights
+from kernels.cpu.instruction_set import InstructionSet
+from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS, VALUE_BYTES
+from kernels.cpu.operation import inlined, int64_at, word
+
+STATE_BYTES: Final = 128
+"""Of a row: a cache line with its maximum (float32) and `LIMIT` (int64), then 16 partial sums of
+its weights (float32)."""
+LIMIT: Final = 1
+"""Word of a row's state: it sees positions below."""
+PARTIAL_SUMS_AT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """What attention to a pool is made of; the functions as above.
+
+    `to_pairs`: queries and weights are bfloat16. `value_bytes`: of the pool. `fetches`: whether
+    scores and values should fetch the next super-block.
+    """
+
+    begin: Any
+    prepare: Any
+    scores: Any
+    weights: Any
+    values: Any
+    end: Any
+    to_pairs: bool
+    value_bytes: int
+    fetches: bool
+
+
+def lowering(dtype: str, chosen: InstructionSet) -> Lowering:
+    """Return the functions for a pool of a type on an instruction set."""
+    is_int8, is_float = dtype == "int8", dtype == "float32"
+    to_pairs = not is_float and (chosen.has_bf16_dot or chosen.has_amx)
+    weights = row_weights(to_pairs=to_pairs, scaled=is_int8)
+    if to_pairs and chosen.has_amx:
+        prepare = _expand_int8 if is_int8 else _hide_unseen
+        return Lowering(
+            _begin_tiles, prepare, _amx_scores, weights, _amx_values, release_attention_tiles,
+            to_pairs, VALUE_BYTES[dtype], not is_int8,
+        )  # fmt: skip
+    storage = "float32" if is_float else "pairs" if to_pairs else "bfloat16"
+    scores, values = _vector_functions(FloatTiles(storage, chosen), to_pairs=to_pairs)
+    prepare = _expand_int8 if is_int8 else _leave_in_place
+    return Lowering(
+        _no_tiles, prepare, scores, weights, values, _nothing, to_pairs, VALUE_BYTES[dtype],
+        fetches=not is_int8,
+    )  # fmt: skip
+
+
+def _vector_functions(tiles: FloatTiles, *, to_pairs: bool) -> tuple[Any, Any]:
+    """Return `scores` and `values` of tiles of vectors, up to 4 rows at a time."""
+    score_tile, value_tile = tiles.scores, tiles.values
+    row_bytes = PAIR_ROW_BYTES if to_pairs else SCORE_ROW_BYTES
+
+    @inlined()
+    def scores(rows: int, queries: int, stride: int, places: int, dim: int, out: int) -> None:
+        for r in range(0, rows, TILE_ROWS):
+            here, count = queries + r * stride, min(TILE_ROWS, rows - r)
+            score_tile(count, here, stride, places, dim, out + r * SCORE_ROW_BYTES)
+
+    @inlined()
+    def values(
+        rows: int,
+        weights: int,
+        places: int,
+        dim: int,
+        out: int,
+        states: int,
+        is_same: bool,
+    ) -> None:
+        r = 0
+        while r < rows:
+            end = min(rows, r + TILE_ROWS)
+            if not is_same:
+                # Rows of one token see the same, and rows of another something else.
+                limit = word(states + r * STATE_BYTES, LIMIT)
+                count_seen(places, limit)
+                stop = r + 1
+                while stop < end and word(states + stop * STATE_BYTES, LIMIT) == limit:
+                    stop += 1
+                end = stop
+            value_tile(end - r, weights + r * row_bytes, places, dim, out + 4 * r * dim)
+            r = end
+
+    return scores, values
+
+
+@inlined()
+def _no_tiles(rows: int) -> None:
+    """Do nothing: vectors need no setting up."""
+
+
+@inlined()
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@inlined()
+def _leave_in_place(places: int, limit: int, dim: int, memory: int) -> None:
+    """Do nothing: K and V are read where they lie."""
+
+
+@inlined()
+def _expand_int8(places: int, limit: int, dim: int, memory: int) -> None:
+    """Expand the sub-blocks of an int8 pool to bfloat16."""
+    words = int64_at(places)
+    count_seen(places, limit)
+    size = 2 * SUB_BLOCK_TOKENS * dim
+    for j in range(SUB_BLOCKS):
+        out = memory + 2 * j * size
+        if words[Place.COUNTS + j] > 0:
+            widen_int8(words[Place.KEYS + j], size, words[Place.NEXT_KEYS + j], out)
+        words[Place.KEYS + j] = out
+        words[Place.VALUES + j] = out + size
+
+
+@inlined()
+def _hide_unseen(places: int, limit: int, dim: int, memory: int) -> None:
+    """Replace the V of sub-blocks with tokens that no row sees by copies with zeros there."""
+    words = int64_at(places)
+    count_seen(places, limit)
+    size = 2 * SUB_BLOCK_TOKENS * dim
+    for j in range(SUB_BLOCKS):
+        seen = words[Place.COUNTS + j]
+        if 0 < seen < SUB_BLOCK_TOKENS:
+            blank_unseen(words[Place.VALUES + j], dim, seen, memory + j * size)
+            words[Place.VALUES + j] = memory + j * size
+
+
+@inlined()
+def _begin_tiles(rows: int) -> None:
+    """Set up the tile registers."""
+    configure_attention_tiles(min(rows, ROW_BLOCK))
+
+
+@inlined()
+def _amx_scores(rows: int, queries: int, stride: int, places: int, dim: int, out: int) -> None:
+    """Compute all rows there are room for; those behind the last one are never used."""
+    amx_scores(queries, stride, places, dim, out)
+
+
+@inlined()
+def _amx_values(
+    rows: int,
+    weights: int,
+    places: int,
+    dim: int,
+    out: int,
+    states: int,
+    is_same: bool,
+) -> None:
+    """Compute all rows there are room for; weights of tokens a row does not see are 0."""
+    amx_values(weights, places, dim, out)

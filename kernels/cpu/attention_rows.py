@@ -1,0 +1,133 @@
+"""Rows of numbers on their way into attention and out of it."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+
+from kernels.cpu.attention_places import (
+    VECTOR_BYTES,
+)
+from kernels.cpu.emitted import emitted
+from kernels.cpu.instruction_set import selected_instruction_set
+from kernels.cpu.kv_layout import SCALE_BYTES
+from kernels.cpu.vector_ir import (
+    BF16_PAIRS,
+    F32X,
+    I8X,
+    I16X,
+    I32,
+    I32X,
+    LANES,
+    VOID,
+    Builder,
+    Value,
+    broadcast,
+    call,
+    constant,
+    counted_loop,
+    i32,
+    i64,
+    load,
+    offset,
+    prefetch,
+    store,
+    to_bf16,
+)
+
+
+@emitted(types.void, *[types.int64] * 2)
+def set_zero(builder: Builder, address: Value, count: Value) -> None:
+    """Set float32 [count], whole vectors, to zero."""
+
+    def body(first: Value) -> None:
+        at = offset(builder, address, builder.shl(first, i64(2)))
+        store(builder, constant(F32X, 0.0), at, VECTOR_BYTES)
+
+    counted_loop(builder, count, body, LANES)
+
+
+@emitted(types.void, *[types.int64] * 3)
+def round_row(builder: Builder, x: Value, dim: Value, out: Value) -> None:
+    """Write float32 x [D'] as bfloat16 to `out`."""
+
+    def body(first: Value) -> None:
+        row = load(builder, offset(builder, x, builder.shl(first, i64(2))), F32X)
+        store(builder, to_bf16(builder, row), offset(builder, out, builder.shl(first, i64(1))))
+
+    counted_loop(builder, dim, body, LANES)
+
+
+@emitted(types.void, *[types.int64] * 4)
+def widen_int8(builder: Builder, x: Value, count: Value, ahead: Value, out: Value) -> None:
+    """Write int8 [count], a multiple of 64, as bfloat16, which holds every int8 exactly.
+
+    The next sub-block, at `ahead`, is fetched into the cache meanwhile, with its scales.
+    """
+    chosen = selected_instruction_set()
+
+    def body(first: Value) -> None:
+        prefetch(builder, offset(builder, ahead, first))
+        half(first)
+        half(builder.add(first, i64(2 * LANES)))
+
+    def half(first: Value) -> None:
+        if chosen.has_bf16_dot or chosen.has_amx:
+            low, high = (
+                builder.sitofp(
+                    builder.sext(load(builder, offset(builder, x, first, at), I8X), I32X), F32X
+                )
+                for at in (0, LANES)
+            )
+            name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+            halves = call(builder, name, BF16_PAIRS, [high, low])
+        else:
+            # Each lane holds a pair of integers: shifted up and down again, one keeps its sign.
+            pairs = builder.zext(load(builder, offset(builder, x, first), I16X), I32X)
+            low, high = (
+                builder.bitcast(builder.sitofp(builder.ashr(moved, constant(I32X, 24)), F32X), I32X)
+                for moved in (builder.shl(pairs, constant(I32X, shift)) for shift in (24, 16))
+            )
+            halves = builder.or_(
+                builder.lshr(low, constant(I32X, 16)),
+                builder.and_(high, constant(I32X, 0xFFFF0000)),
+            )
+        store(builder, halves, offset(builder, out, builder.shl(first, i64(1))), VECTOR_BYTES)
+
+    for line in range(0, SCALE_BYTES, VECTOR_BYTES):
+        prefetch(builder, offset(builder, ahead, count, line))
+    counted_loop(builder, count, body, 4 * LANES)
+
+
+@emitted(types.void, *[types.int64] * 4, types.float32)
+def write_result(
+    builder: Builder, x: Value, dim: Value, padded: Value, out: Value, total: Value
+) -> None:
+    """Write x / total, float32 [D] of x [D'], to `out`; subnormal results become +0.
+
+    Tile registers take subnormal numbers for 0 whenever something is added to them, be it 0.
+    """
+    divisor = broadcast(builder, total)
+    smallest = constant(F32X, 2.0**-126)
+
+    def quotient(first: Value) -> Value:
+        row = load(builder, offset(builder, x, builder.shl(first, i64(2))), F32X, VECTOR_BYTES)
+        size = call(builder, "llvm.fabs.v16f32", F32X, [row])
+        is_zero = builder.fcmp_ordered("<", size, smallest)
+        row = builder.select(is_zero, constant(F32X, 0.0), row)
+        return builder.fdiv(row, divisor)
+
+    whole = builder.and_(dim, i64(-LANES))
+
+    def body(first: Value) -> None:
+        store(builder, quotient(first), offset(builder, out, builder.shl(first, i64(2))))
+
+    counted_loop(builder, whole, body, LANES)
+    with builder.if_then(builder.icmp_signed("!=", whole, padded), likely=False):
+        rest = broadcast(builder, builder.trunc(builder.sub(dim, whole), I32))
+        mask = builder.icmp_signed("<", ir.Constant(I32X, list(range(LANES))), rest)
+        pointer = builder.inttoptr(
+            offset(builder, out, builder.shl(whole, i64(2))), F32X.as_pointer()
+        )
+        operands = [quotient(whole), pointer, i32(1), mask]
+        call(builder, "llvm.masked.store.v16f32.p0", VOID, operands)

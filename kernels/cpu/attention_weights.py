@@ -1,0 +1,232 @@
+"""From scores to weights: a softmax that goes through the context in super-blocks.
+
+A row has a maximum m, the sum of its weights 2^(s − m) in 16 lanes, and its results, the weighted
+V. Scores come in powers of 2. (Milakov and Gimelshein 2018, online softmax.)
+
+m is a reference, not a result: it is raised only when a score exceeds it by more than RAISE_ABOVE,
+so most super-blocks rescale nothing, and no weight exceeds 2^8. Whether it is raised is decided
+once a super-block, from the row's own scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import types
+
+from kernels.cpu.attention_places import (
+    SUB_BLOCKS,
+    VECTOR_BYTES,
+    Place,
+    place,
+)
+from kernels.cpu.emitted import emitted
+from kernels.cpu.vector_ir import (
+    BF16,
+    F32,
+    F32X,
+    I32,
+    I32X,
+    I64,
+    LANES,
+    Builder,
+    Value,
+    broadcast,
+    call,
+    constant,
+    counted_loop,
+    fma,
+    i32,
+    i64,
+    load,
+    offset,
+    store,
+)
+
+RAISE_ABOVE: Final = 8.0
+"""A row's maximum is raised when a score exceeds it by more: weights stay below 2^8."""
+POWER_LOWEST: Final = -125.0
+ROUND_BIAS: Final = 12582912.0
+"""1.5 · 2^23: adding it rounds to an integer, which then stands in the low mantissa bits."""
+POWER_COEFFICIENTS: Final = (
+    0.0013264727, 0.009671513, 0.055507336, 0.24022242, 0.693147, 1.0,
+)  # fmt: skip
+"""Of 2^r for |r| ≤ 1/2, highest power first: relative error below 1e-7 (minimax)."""
+SHORT_POWER_COEFFICIENTS: Final = (0.009582853, 0.055906426, 0.24024099, 0.6931242, 1.0)
+"""The same with a relative error below 3e-6: enough for weights rounded to bfloat16."""
+
+
+def power_of_two(
+    builder: Builder, x: Value, coefficients: Sequence[float] = POWER_COEFFICIENTS
+) -> Value:
+    """Return 2^x of lanes ≤ 127; 2^−125 for everything below −125; NaN stays NaN."""
+    lowest = constant(F32X, POWER_LOWEST)
+    x = builder.select(builder.fcmp_ordered(">", lowest, x), lowest, x)
+    biased = builder.fadd(x, constant(F32X, ROUND_BIAS))
+    r = builder.fsub(x, builder.fsub(biased, constant(F32X, ROUND_BIAS)))
+    p: Value = constant(F32X, coefficients[0])
+    for coefficient in coefficients[1:]:
+        p = fma(builder, p, r, constant(F32X, coefficient))
+    exponent = builder.shl(builder.bitcast(biased, I32X), constant(I32X, 23))
+    return builder.bitcast(builder.add(builder.bitcast(p, I32X), exponent), F32X)
+
+
+def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return void(scores, positions, sees_all, state, out, dim, places, weights), for one row.
+
+    scores: float32 [64], in powers of 2. positions: int32 [64] of the super-block's tokens;
+    sees_all: whether the row sees all of them. state: the row's (`STATE_BYTES` in
+    `kernels.cpu.attention_lowerings`). out: float32 [D'], the results so far. weights: [64],
+    float32, or bfloat16 where `to_pairs`; 0 for tokens the row does not see. `scaled`: int8 pools;
+    scores are multiplied by the scales of K, and weights, but not their sum, by those of V.
+    """
+    coefficients = SHORT_POWER_COEFFICIENTS if to_pairs else POWER_COEFFICIENTS
+
+    def emit(
+        builder: Builder, scores: Value, positions: Value, sees_all: Value, state: Value,
+        out: Value, dim: Value, places: Value, weights: Value,
+    ) -> None:  # fmt: skip
+        def masks() -> list[Value]:
+            limit = load(builder, offset(builder, state, 8), I64, align=8)
+            limits = broadcast(builder, builder.trunc(limit, I32))
+            vectors = (
+                load(builder, offset(builder, positions, VECTOR_BYTES * j), I32X, VECTOR_BYTES)
+                for j in range(SUB_BLOCKS)
+            )
+            return [builder.icmp_signed("<", vector, limits) for vector in vectors]
+
+        def body(seen: list[Value] | None) -> None:
+            lanes = []
+            for j in range(SUB_BLOCKS):
+                at = offset(builder, scores, VECTOR_BYTES * j)
+                x = load(builder, at, F32X, VECTOR_BYTES)
+                if scaled:
+                    x = builder.fmul(x, _scales(builder, places, Place.KEY_SCALES, j))
+                if seen is not None:
+                    x = builder.select(seen[j], x, constant(F32X, float("-inf")))
+                lanes.append(x)
+            top = _raise_maximum(builder, lanes, state, out, dim, coefficients)
+            sums_at = offset(builder, state, VECTOR_BYTES)
+            sums = load(builder, sums_at, F32X, VECTOR_BYTES)
+            for j in range(SUB_BLOCKS):
+                p = power_of_two(builder, builder.fsub(lanes[j], top), coefficients)
+                if seen is not None:
+                    p = builder.select(seen[j], p, constant(F32X, 0.0))
+                sums = builder.fadd(sums, p)
+                if scaled:
+                    p = builder.fmul(p, _scales(builder, places, Place.VALUE_SCALES, j))
+                    if seen is not None:
+                        p = builder.select(seen[j], p, constant(F32X, 0.0))
+                if to_pairs:
+                    store(builder, fast_bf16(builder, p), offset(builder, weights, 32 * j), 32)
+                else:
+                    store(builder, p, offset(builder, weights, VECTOR_BYTES * j), VECTOR_BYTES)
+            store(builder, sums, sums_at, VECTOR_BYTES)
+
+        is_full = builder.icmp_signed("!=", sees_all, i64(0))
+        with builder.if_else(is_full, likely=True) as (whole, part):
+            with whole:
+                body(None)
+            with part:
+                body(masks())
+
+    emit.__name__ = f"row_weights_{to_pairs}_{scaled}".lower()
+    return emitted(types.void, *[types.int64] * 8)(emit)
+
+
+def _raise_maximum(
+    builder: Builder, lanes: Sequence[Value], state: Value, out: Value, dim: Value,
+    coefficients: Sequence[float],
+) -> Value:  # fmt: skip
+    """Raise a row's maximum if a score exceeds it by far; return it in all lanes."""
+    largest = _largest(builder, lanes)
+    before = load(builder, state, F32)
+    bound = builder.fadd(before, ir.Constant(F32, RAISE_ABOVE))
+    with builder.if_then(builder.fcmp_ordered(">", largest, bound), likely=False):
+        difference = broadcast(builder, builder.fsub(before, largest))
+        factor = power_of_two(builder, difference, coefficients)
+        rescale(builder, offset(builder, state, VECTOR_BYTES), i64(LANES), factor)
+        rescale(builder, out, dim, factor)
+        store(builder, largest, state)
+    return broadcast(builder, load(builder, state, F32))
+
+
+def _scales(builder: Builder, places: Value, field: Place, index: int) -> Value:
+    return load(builder, place(builder, places, field, index), F32X, VECTOR_BYTES)
+
+
+def _largest(builder: Builder, lanes: Sequence[Value]) -> Value:
+    """Return the largest of the lanes of vectors, as a scalar; where there is a NaN, anything."""
+    top = lanes[0]
+    for vector in lanes[1:]:
+        top = builder.select(builder.fcmp_ordered("<", top, vector), vector, top)
+    for width in (8, 4, 2, 1):
+        upper = upper_lanes(builder, top, width)
+        top = builder.select(builder.fcmp_ordered("<", top, upper), upper, top)
+    return builder.extract_element(top, i32(0))
+
+
+def upper_lanes(builder: Builder, x: Value, width: int) -> Value:
+    """Return `x` with lanes width to 2·width − 1 moved to the front."""
+    order = [i + width if i < width else i for i in range(LANES)]
+    return builder.shuffle_vector(x, x, ir.Constant(I32X, order))
+
+
+def rescale(builder: Builder, address: Value, count: Value, factor: Value) -> None:
+    """Multiply float32 [count], whole vectors, by the lanes of `factor`."""
+
+    def body(first: Value) -> None:
+        at = offset(builder, address, builder.shl(first, i64(2)))
+        store(
+            builder, builder.fmul(load(builder, at, F32X, VECTOR_BYTES), factor), at, VECTOR_BYTES
+        )
+
+    counted_loop(builder, count, body, LANES)
+
+
+def fast_bf16(builder: Builder, x: Value) -> Value:
+    """Return lanes rounded to bfloat16, by one instruction: subnormal numbers become 0."""
+    kind = ir.VectorType(BF16, LANES)
+    rounded = call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", kind, [x])
+    return builder.bitcast(rounded, ir.VectorType(ir.IntType(16), LANES))
+
+
+@emitted(types.float32, types.int64)
+def sum_lanes(builder: Builder, address: Value) -> Value:
+    """Return the sum of 16 float32, halves added to halves: in one order everywhere."""
+    x = load(builder, address, F32X, VECTOR_BYTES)
+    for width in (8, 4, 2, 1):
+        x = builder.fadd(x, upper_lanes(builder, x, width))
+    return builder.extract_element(x, i32(0))
+
+
+@emitted(types.void, types.float32, types.float32, *[types.int64] * 4)
+def fold(
+    builder: Builder, top: Value, total: Value, x: Value, dim: Value, sums: Value, out: Value
+) -> None:
+    """Add a segment's result to that of the segments before it.
+
+    top, total, x: maximum, sum of weights and weighted V, float32 [D'], of the segment. sums: the
+    same two numbers of those before, out: their weighted V; both are replaced.
+    """
+    before, weight = (load(builder, offset(builder, sums, i), F32) for i in (0, 4))
+    is_new = builder.fcmp_ordered(">", top, before)
+    highest = builder.select(is_new, top, before)
+    old, new = (
+        power_of_two(builder, broadcast(builder, builder.fsub(m, highest))) for m in (before, top)
+    )
+    scaled = builder.fmul(broadcast(builder, weight), old)
+    weights = fma(builder, broadcast(builder, total), new, scaled)
+    store(builder, highest, sums)
+    store(builder, builder.extract_element(weights, i32(0)), offset(builder, sums, 4))
+
+    def body(first: Value) -> None:
+        at = builder.shl(first, i64(2))
+        here = offset(builder, out, at)
+        down = builder.fmul(load(builder, here, F32X, VECTOR_BYTES), old)
+        more = load(builder, offset(builder, x, at), F32X, VECTOR_BYTES)
+        store(builder, fma(builder, more, new, down), here, VECTOR_BYTES)
+
+    counted_loop(builder, dim, body, LANES)

@@ -1,0 +1,133 @@
+"""Matrix products of int8 rows with quantised weights, as operations.
+
+    product_q4_1, product_q4_0, product_q8_0
+
+Operands: `kernels.cpu.matrix_product.Product`. Weights: `kernels.cpu.int8_packing`. A chunk is a
+run of groups of panels: a weight is read from memory by one thread, once, and all rows of the step
+meet it while it is in that thread's cache.
+
+A sum is computed whole, and only then written to OUT or added to what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from numba import types
+
+from kernels.cpu.emitted import emitted
+from kernels.cpu.instruction_set import selected_instruction_set
+from kernels.cpu.int8_amx_product import MOST_ROWS as MOST_AMX_ROWS
+from kernels.cpu.int8_amx_product import amx_product, amx_scratch_bytes
+from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Q4_0, Q4_1, Q8_0, Int8Format
+from kernels.cpu.int8_tile import int8_tile_sizes, int8_tiles
+from kernels.cpu.matrix_product import Product, sums_writer
+from kernels.cpu.operation import Operation, inlined, operation, scratch, word
+
+SET: Final = selected_instruction_set()
+SIZES: Final = int8_tile_sizes(SET)
+GROUP_PANELS: Final = SIZES.panels
+WIDTH: Final = GROUP_PANELS * PANEL_COLUMNS
+MOST_ROWS: Final = SIZES.rows[0]
+FEW_ROWS: Final = SIZES.rows[min(1, len(SIZES.rows) - 1)]
+
+HAS_AMX: Final = SET.has_amx
+AMX_ROWS: Final = 16
+"""From so many rows on the tile registers are faster than vectors."""
+
+
+def int8_scratch_bytes(k: int) -> int:
+    """Return the scratch memory a worker needs for a product with `k` inputs."""
+    return max(4 * MOST_ROWS * WIDTH, amx_scratch_bytes(k) if HAS_AMX else 0)
+
+
+def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return the kernel of a format, made of vector tiles."""
+    tiles = emitted(types.void, *[types.int64] * 9)(int8_tiles(fmt, SIZES, SET))
+    tile_bytes = fmt.tile_bytes
+    by_tiles = amx_product(fmt)
+    write_sums = sums_writer(GROUP_PANELS)
+
+    @inlined()
+    def multiply(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+        x, scales = word(record, Product.INPUT), word(record, Product.INPUT_SCALES)
+        scaled_sums = word(record, Product.INPUT_SCALED_SUMS)
+        row_sums = word(record, Product.INPUT_SUMS)
+        weights = word(record, Product.WEIGHTS)
+        k, n = word(record, Product.K), word(record, Product.N)
+        stride, accumulate = word(record, Product.OUT_STRIDE), word(record, Product.ACCUMULATE)
+        num_rows = word(header, word(record, Product.ROWS_WORD))
+        first_row = word(header, word(record, Product.OUT_FIRST_WORD))
+        out = word(record, Product.OUT) + 4 * first_row * stride
+        groups = k // GROUP
+        panel = groups * tile_bytes
+        sums = scratch(header, worker)
+        if HAS_AMX and num_rows >= AMX_ROWS:
+            panels = (n + PANEL_COLUMNS - 1) // PANEL_COLUMNS
+            first, end = panels * chunk // num_chunks, panels * (chunk + 1) // num_chunks
+            for row in range(0, num_rows, MOST_AMX_ROWS):
+                down = 4 * row * groups
+                by_tiles(
+                    x + row * k, scales + down, scaled_sums + down,
+                    min(MOST_AMX_ROWS, num_rows - row), groups, weights, first, end, n,
+                    out + 4 * row * stride, stride, accumulate, sums,
+                )  # fmt: skip
+            return
+        num_groups = (n + WIDTH - 1) // WIDTH
+        for group in range(
+            num_groups * chunk // num_chunks, num_groups * (chunk + 1) // num_chunks
+        ):
+            column = group * WIDTH
+            columns = min(WIDTH, n - column)
+            at = weights + group * GROUP_PANELS * panel
+            second = panel if columns > PANEL_COLUMNS else 0
+            r = 0
+            while r < num_rows:
+                left = num_rows - r
+                rows = 1
+                if left >= MOST_ROWS:
+                    rows = MOST_ROWS
+                elif left >= FEW_ROWS:
+                    rows = FEW_ROWS
+                down = 4 * r * groups
+                tiles(
+                    rows, x + r * k, scales + down, scaled_sums + down, row_sums + down,
+                    groups, at, second, sums,
+                )  # fmt: skip
+                target = out + 4 * (r * stride + column)
+                write_sums(sums, rows, columns, target, stride, accumulate)
+                r += rows
+
+    return multiply
+
+
+_q4_1 = _product(Q4_1)
+_q4_0 = _product(Q4_0)
+_q8_0 = _product(Q8_0)
+
+
+@operation()
+def product_q4_1(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply int8 rows with Q4_1 weights."""
+    _q4_1(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q4_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply int8 rows with Q4_0 weights."""
+    _q4_0(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q8_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply int8 rows with Q8_0 weights."""
+    _q8_0(record, header, chunk, num_chunks, worker)
+
+
+INT8_PRODUCTS: Final[Mapping[str, Operation]] = {
+    "Q4_1": product_q4_1,
+    "Q4_0": product_q4_0,
+    "Q8_0": product_q8_0,
+}
+"""By the format's name in model files."""

@@ -1,0 +1,259 @@
+"""The inner tile of products of int8 rows with quantised weights, as LLVM IR.
+
+A tile is R rows of input times P panels of 16 columns (`kernels.cpu.int8_packing`). The sums stay
+in registers while k runs down, group by group of 32:
+
+    32 k's:   exact integers    i[r, c]   = Σ_k q_weight[k, c] · q_row[r, k]     (`integer_dot`)
+    then:     float32           v         = i · d[c]               rounded once
+                                sum[r, c] = fma(v, scale[r], sum)
+    Q4_1 also                   min[r, c] = fma(m[c], scaled_sum[r], min)      sum + min at the end
+
+where a row's element is q_row · scale and scaled_sum = scale · Σ q_row. So the bits of an output
+depend on its row and its column alone, and are the same on every instruction set.
+
+The integer sums begin not at 0 but at the bits of the float BIAS = 1.5 · 2^23: read as a float, the
+result is BIAS + i, exactly (|i| < 2^22), and i · d = fma(BIAS + i, d, −BIAS · d), where BIAS · d is
+exact as d has 11 bits. That turns the conversion to float and the product into one instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+from numba.core import cgutils
+
+from kernels.cpu.float_tile import f16_to_float32
+from kernels.cpu.instruction_set import InstructionSet
+from kernels.cpu.int8_packing import GROUP, VECTOR_BYTES, Int8Format
+from kernels.cpu.integer_dot import integer_dot
+from kernels.cpu.vector_ir import (
+    BYTES,
+    F32,
+    F32X,
+    I16X,
+    I32,
+    I32X,
+    Builder,
+    Value,
+    broadcast,
+    constant,
+    counted_loop,
+    fma,
+    i64,
+    load,
+    offset,
+    prefetch,
+    store,
+)
+
+BIAS: Final = 12582912.0
+BIAS_BITS: Final = 0x4B400000
+PREFETCH_BYTES: Final = 2048
+"""How far ahead of the tile in hand weights are asked for, where one row waits for memory."""
+
+TileEmitter = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class TileSizes:
+    """The tiles of an instruction set.
+
+    `rows`: of the tiles, largest first, the last is 1; M rows are cut into as many of each as go
+    in. `panels`: of every tile.
+    """
+
+    rows: tuple[int, ...]
+    panels: int
+
+
+def int8_tile_sizes(chosen: InstructionSet) -> TileSizes:
+    """Return tiles whose sums, weights and input fit the set's registers.
+
+    512 bits, 32 registers: 6 · 2 integer and 6 · 2 float sums, 4 weights, 1 input. Shorter vectors,
+    2 or 4 to one of 16 lanes: 2 · 1 of each sum. 16 registers of 128 bits: 1 row.
+    """
+    if chosen.vector_bits == 512:
+        return TileSizes((6, 2, 1), 2)
+    if chosen.vector_bits * chosen.vector_registers < 4096:
+        return TileSizes((1,), 1)
+    return TileSizes((2, 1), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Addresses of one row's values, scales, scaled sums and sums."""
+
+    values: Value
+    scales: Value
+    scaled_sums: Value
+    sums: Value
+
+
+def int8_tiles(fmt: Int8Format, sizes: TileSizes, chosen: InstructionSet) -> TileEmitter:
+    """Return an emitter of one tile, whose number of rows is an argument.
+
+    void(rows, x, scales, scaled_sums, sums, groups, weights, second, out). rows: one of
+    `sizes.rows`. x, scales, scaled_sums, sums: addresses of the rows' parts
+    (`kernels.cpu.matrix_product`). groups: K/32. weights: address of the first panel. second: bytes
+    from a panel to the next; 0 where there is but one, which is then computed twice. out: the
+    sums, float32 [rows, panels · 16].
+    """
+
+    def emit(builder: Builder, rows: Value, *operands: Value) -> None:
+        end = builder.append_basic_block("tile.end")
+        one = builder.append_basic_block("tile.rows.1")
+        choice = builder.switch(rows, one)
+        for count in sizes.rows:
+            block = one if count == 1 else builder.append_basic_block(f"tile.rows.{count}")
+            if count != 1:
+                choice.add_case(i64(count), block)
+            builder.position_at_end(block)
+            _tile(builder, fmt, count, sizes.panels, chosen, operands)
+            builder.branch(end)
+        builder.position_at_end(end)
+
+    emit.__name__ = f"tiles_{fmt.label}".lower()
+    return emit
+
+
+def _tile(
+    builder: Builder, fmt: Int8Format, rows: int, panels: int, chosen: InstructionSet,
+    operands: tuple[Value, ...],
+) -> None:  # fmt: skip
+    """Emit one tile; `operands`: those of `int8_tiles` from x on."""
+    x, scales, scaled_sums, sums, groups, weights, second, out = operands
+    depth, beside = builder.mul(groups, i64(GROUP)), builder.mul(groups, i64(4))
+    places = [
+        RowPlaces(*(
+            offset(builder, at, builder.mul(size, i64(r)))
+            for at, size in zip((x, scales, scaled_sums, sums), (depth, *[beside] * 3), strict=True)
+        ))
+        for r in range(rows)
+    ]  # fmt: skip
+    panel_at = [offset(builder, weights, builder.mul(second, i64(p))) for p in range(panels)]
+    totals = [[cgutils.alloca_once(builder, F32X) for _ in range(panels)] for _ in range(rows)]
+    outs = [[offset(builder, out, VECTOR_BYTES * (r * panels + p)) for p in range(panels)] for r in range(rows)]
+
+    def clear() -> None:
+        # Here, not where the variables are made: a tile may stand in a loop.
+        for total in chain(*totals):
+            builder.store(constant(F32X, 0.0), total)
+
+    def tiles_of(group: Value) -> list[Value]:
+        down = builder.mul(group, i64(fmt.tile_bytes))
+        return [offset(builder, at, down) for at in panel_at]
+
+    def add_minima(group: Value) -> None:
+        below = builder.mul(group, i64(4))
+        minima = [panel_minima(builder, fmt, chosen, tile) for tile in tiles_of(group)]
+        for row, of_row in zip(places, totals, strict=True):
+            scaled_sum = _broadcast_float(builder, offset(builder, row.scaled_sums, below))
+            for total, m in zip(of_row, minima, strict=True):
+                builder.store(fma(builder, m, scaled_sum, builder.load(total)), total)
+
+    def add_integers(group: Value) -> None:
+        tiles = tiles_of(group)
+        if rows == 1:
+            for tile in tiles:
+                for line in range(0, fmt.tile_bytes, VECTOR_BYTES):
+                    prefetch(builder, offset(builder, tile, PREFETCH_BYTES + line))
+        right, below = builder.mul(group, i64(GROUP)), builder.mul(group, i64(4))
+        values = [offset(builder, row.values, right) for row in places]
+        biases = [_bias(builder, fmt, chosen, offset(builder, row.sums, below)) for row in places]
+        integers = _integer_sums(builder, fmt, chosen, tiles, values, biases)
+        factors = [panel_factors(builder, fmt, chosen, tile) for tile in tiles]
+        for row, of_row, sums_of_row in zip(places, totals, integers, strict=True):
+            scale = _broadcast_float(builder, offset(builder, row.scales, below))
+            for total, biased, factor in zip(of_row, sums_of_row, factors, strict=True):
+                product = fma(builder, builder.bitcast(biased, F32X), factor.d, factor.bias)
+                builder.store(fma(builder, product, scale, builder.load(total)), total)
+
+    clear()
+    if fmt.has_minimum:
+        # Apart, and kept in memory meanwhile: there are no registers for both kinds of sums.
+        counted_loop(builder, groups, add_minima)
+        for place, total in zip(chain(*outs), chain(*totals), strict=True):
+            store(builder, builder.load(total), place)
+        clear()
+    counted_loop(builder, groups, add_integers)
+    for place, total in zip(chain(*outs), chain(*totals), strict=True):
+        whole = builder.load(total)
+        if fmt.has_minimum:
+            whole = builder.fadd(whole, load(builder, place, F32X))
+        store(builder, whole, place)
+
+
+@dataclass(frozen=True, slots=True)
+class PanelFactors:
+    """What a group's sums of a panel are multiplied with: d, and −BIAS · d."""
+
+    d: Value
+    bias: Value
+
+
+def panel_factors(
+    builder: Builder, fmt: Int8Format, chosen: InstructionSet, tile: Value
+) -> PanelFactors:
+    """Load a tile's scales as float32."""
+    stored = load(builder, offset(builder, tile, fmt.scales_at), I16X)
+    d = f16_to_float32(builder, stored, chosen)
+    return PanelFactors(d, builder.fmul(d, constant(F32X, -BIAS)))
+
+
+def panel_minima(builder: Builder, fmt: Int8Format, chosen: InstructionSet, tile: Value) -> Value:
+    """Load a tile's minima as float32."""
+    stored = load(builder, offset(builder, tile, fmt.minima_at), I16X)
+    return f16_to_float32(builder, stored, chosen)
+
+
+def _bias(builder: Builder, fmt: Int8Format, chosen: InstructionSet, sums: Value) -> Value:
+    """Return where the integer sums of a row begin, int32 lanes; `sums`: address of its Σ q."""
+    taken = fmt.offset + integer_dot(chosen, is_nibbles=fmt.is_nibbles).weight_offset
+    if not taken:
+        return constant(I32X, BIAS_BITS)
+    total = builder.mul(load(builder, sums, I32), I32(taken))
+    return broadcast(builder, builder.sub(I32(BIAS_BITS), total))
+
+
+def _integer_sums(
+    builder: Builder, fmt: Int8Format, chosen: InstructionSet, tiles: list[Value],
+    rows: list[Value], biases: list[Value],
+) -> list[list[Value]]:  # fmt: skip
+    """Return the biased integer sums of a group, of each row and panel."""
+    dot = integer_dot(chosen, is_nibbles=fmt.is_nibbles)
+    sums = [[dot.start(builder, bias) for _ in tiles] for bias in biases]
+    for v in range(fmt.num_vectors):
+        stored = [load(builder, offset(builder, tile, VECTOR_BYTES * v), BYTES) for tile in tiles]
+        for at, weights in weights_of_vector(builder, fmt, v, stored):
+            prepared = [dot.prepare(builder, w) for w in weights]
+            for row, of_row in zip(rows, sums, strict=True):
+                word = broadcast(builder, load(builder, offset(builder, row, at), I32))
+                four = builder.bitcast(word, BYTES)
+                of_row[:] = [
+                    dot.step(builder, s, w, four) for s, w in zip(of_row, prepared, strict=True)
+                ]
+    return [
+        [dot.finish(builder, s, bias) for s in of_row]
+        for of_row, bias in zip(sums, biases, strict=True)
+    ]
+
+
+def weights_of_vector(
+    builder: Builder, fmt: Int8Format, index: int, stored: list[Value]
+) -> list[tuple[int, list[Value]]]:
+    """Return the first k of each four, and their weights, that vector `index` of a tile holds."""
+    if not fmt.is_nibbles:
+        return [(4 * index, stored)]
+    fifteen = constant(BYTES, 15)
+    low = [builder.and_(s, fifteen) for s in stored]
+    # There is no shift of bytes: of wider lanes, and what comes in from above is masked.
+    shifted = [builder.lshr(builder.bitcast(s, I32X), constant(I32X, 4)) for s in stored]
+    high = [builder.and_(builder.bitcast(s, BYTES), fifteen) for s in shifted]
+    return [(4 * index, low), (GROUP // 2 + 4 * index, high)]
+
+
+def _broadcast_float(builder: Builder, address: Value) -> Value:
+    return broadcast(builder, load(builder, address, F32))

@@ -1,0 +1,184 @@
+"""Sums of products of bytes, four to a 32-bit lane: what each instruction set has for it.
+
+    vectors of a tile      64 weights: 16 columns × 4 k's       (`kernels.cpu.int8_packing`)
+    a row's next 4 k's     4 int8, the same in every lane
+    lane c of the sum      += w[c, 0] · x[0] + w[c, 1] · x[1] + w[c, 2] · x[2] + w[c, 3] · x[3]
+
+All sums are exact, so every instruction set gives the same integers. Weights are nibbles (0 to 15)
+or int8 (−128 to 127), x is in −127 to 127, and a sum runs over one group of 32 k's.
+
+    512 bits, VNNI   VPDPBUSD, unsigned · signed: int8 weights get 128 added, and the sum begins at
+                     −128 · Σ x (`weight_offset`)
+    256 bits, VNNI   the same, on halves
+    AVX2             VPMADDUBSW adds pairs of products into 16 bits. Nibbles: 8 steps reach at most
+                     8 · 2 · 15 · 127 = 30480, so the whole group is added up in 16 bits and
+                     widened once. int8: |w| · (x with the sign of w), at most 2 · 128 · 127 =
+                     32512, widened at every step
+    NEON             SDOT, signed · signed
+    generic          even and odd bytes as 16-bit lanes, multiplied and added as such
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from kernels.cpu.instruction_set import InstructionSet
+from kernels.cpu.vector_ir import (
+    BYTES,
+    I8,
+    I16,
+    I32,
+    I32X,
+    LANES,
+    Builder,
+    Value,
+    call,
+    constant,
+    i32,
+)
+
+I16_PAIRS = ir.VectorType(I16, 2 * LANES)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerDot:
+    """How a group's sums are formed; the steps of one set of instructions.
+
+    `weight_offset`: what `prepare` adds to the weights; the caller takes weight_offset · Σ x off
+    again, in the `bias`. prepare(builder, weights) → weights for `step`, once for all rows.
+    start(builder, bias) → sums of no products. step(builder, sums, weights, x) → sums with those of
+    one vector; x: BYTES. finish(builder, sums, bias) → int32 lanes, bias included.
+    """
+
+    weight_offset: int
+    prepare: Callable[[Builder, Value], Any]
+    start: Callable[[Builder, Value], Value]
+    step: Callable[[Builder, Value, Any, Value], Value]
+    finish: Callable[[Builder, Value, Value], Value]
+
+
+def integer_dot(chosen: InstructionSet, *, is_nibbles: bool) -> IntegerDot:
+    """Return the best way a set of instructions has, for nibbles or for int8 weights."""
+    if chosen.vector_bits == 512 or chosen.name == "avx2_vnni":
+        step = _vpdpbusd_512 if chosen.vector_bits == 512 else _vpdpbusd_256
+        if is_nibbles:
+            return IntegerDot(0, _as_it_is, _from_bias, step, _is_done)
+        return IntegerDot(128, _add_128, _from_bias, step, _is_done)
+    if chosen.name == "avx2":
+        if is_nibbles:
+            return IntegerDot(0, _as_it_is, _from_zero, _maddubs, _widen_pairs)
+        return IntegerDot(0, _with_magnitude, _from_bias, _signed_maddubs, _is_done)
+    step = _sdot if chosen.name == "neon" else _by_halves
+    return IntegerDot(0, _as_it_is, _from_bias, step, _is_done)
+
+
+def _as_it_is(_: Builder, weights: Value) -> Value:
+    return weights
+
+
+def _add_128(builder: Builder, weights: Value) -> Value:
+    return builder.xor(weights, constant(BYTES, 0x80))
+
+
+def _with_magnitude(builder: Builder, weights: Value) -> tuple[Value, Value]:
+    """Return |weights| as unsigned bytes, and the weights for their signs."""
+    no_poison = ir.Constant(ir.IntType(1), 0)
+    return call(builder, "llvm.abs.v64i8", BYTES, [weights, no_poison]), weights
+
+
+def _from_bias(_: Builder, bias: Value) -> Value:
+    return bias
+
+
+def _from_zero(_: Builder, __: Value) -> Value:
+    return constant(I16_PAIRS, 0)
+
+
+def _is_done(_: Builder, sums: Value, __: Value) -> Value:
+    return sums
+
+
+def _vpdpbusd_512(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
+    return call(builder, "llvm.x86.avx512.vpdpbusd.512", I32X, [sums, weights, x])
+
+
+def _vpdpbusd_256(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
+    return _in_parts(builder, "llvm.x86.avx512.vpdpbusd.256", 2, I32, [sums, weights, x])
+
+
+def _maddubs(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
+    pairs = _in_parts(builder, "llvm.x86.avx2.pmadd.ub.sw", 2, I16, [weights, x])
+    return builder.add(sums, pairs)
+
+
+def _widen_pairs(builder: Builder, sums: Value, bias: Value) -> Value:
+    operands = [sums, constant(I16_PAIRS, 1)]
+    return builder.add(_in_parts(builder, "llvm.x86.avx2.pmadd.wd", 2, I32, operands), bias)
+
+
+def _signed_maddubs(builder: Builder, sums: Value, weights: tuple[Value, Value], x: Value) -> Value:
+    magnitude, signs = weights
+    turned = _in_parts(builder, "llvm.x86.avx2.psign.b", 2, I8, [x, signs])
+    pairs = _in_parts(builder, "llvm.x86.avx2.pmadd.ub.sw", 2, I16, [magnitude, turned])
+    return _widen_pairs(builder, pairs, sums)
+
+
+def _sdot(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
+    return _in_parts(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", 4, I32, [sums, weights, x])
+
+
+def _by_halves(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
+    """Multiply the even and the odd bytes as 16-bit lanes; a pair's sum is at most 32512."""
+    pairs: Value = constant(I16_PAIRS, 0)
+    for is_odd in (False, True):
+        product = builder.mul(*(_odd_or_even(builder, v, 8, is_odd=is_odd) for v in (weights, x)))
+        pairs = builder.add(pairs, product)
+    for is_odd in (False, True):
+        sums = builder.add(sums, _odd_or_even(builder, pairs, 16, is_odd=is_odd))
+    return sums
+
+
+def _odd_or_even(builder: Builder, vector: Value, bits: int, *, is_odd: bool) -> Value:
+    """Return every second lane of so many bits, widened with its sign."""
+    kind = {8: I16_PAIRS, 16: I32X}[bits]
+    lanes = builder.bitcast(vector, kind)
+    if not is_odd:
+        lanes = builder.shl(lanes, constant(kind, bits))
+    return builder.ashr(lanes, constant(kind, bits))
+
+
+def _in_parts(
+    builder: Builder, name: str, parts: int, element: ir.Type, operands: Sequence[Value]
+) -> Value:
+    """Call an intrinsic of shorter vectors on each part of the operands; join what it returns."""
+    bits = 32 * LANES // parts
+    result = ir.VectorType(element, bits // element.width)
+    results = [
+        call(builder, name, result, [_part(builder, operand, p, parts) for operand in operands])
+        for p in range(parts)
+    ]
+    while len(results) > 1:
+        results = [
+            _join(builder, first, second)
+            for first, second in zip(results[::2], results[1::2], strict=True)
+        ]
+    return results[0]
+
+
+def _part(builder: Builder, vector: Value, index: int, parts: int) -> Value:
+    count = vector.type.count // parts
+    lanes = [i32(index * count + i) for i in range(count)]
+    return _shuffled(builder, vector, vector, lanes)
+
+
+def _join(builder: Builder, first: Value, second: Value) -> Value:
+    return _shuffled(builder, first, second, [i32(i) for i in range(2 * first.type.count)])
+
+
+def _shuffled(builder: Builder, first: Value, second: Value, lanes: list[ir.Constant]) -> Value:
+    mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+    return builder.shuffle_vector(first, second, mask)

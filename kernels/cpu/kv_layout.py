@@ -1,0 +1,203 @@
+"""Where the keys and values of a token lie in the KV pool.
+
+    pool      block 0 │ block 1 │ …                     one block is contiguous: a copy is one copy
+    block     layer 0 │ layer 1 │ …
+    layer     kv head 0 │ kv head 1 │ …
+    kv head   sub-block 0 │ sub-block 1 │ …             16 tokens each, the last one padded
+    sub-block K │ V │ scales (int8 only)                a multiple of 64 bytes
+
+A lane of a vector is a token in K and an element of the head in V, so neither scores nor sums need
+a step across lanes. With D' = D rounded up to a multiple of 16:
+
+                 K                                       V
+    float32      [D'][16 tokens]                         [16 tokens][D']
+    bfloat16     [D'/2][16 tokens][2]                    [8 token pairs][D'][2]
+    int8         [D'/2][16 tokens][2]                    [8 token pairs][D'][2]
+                 and after both: scale of K [16 tokens], scale of V [16 tokens], float32
+
+The last axis of 2 is what the bfloat16 instructions want: two neighbours along the summed axis in
+one 32-bit lane, elements 2i and 2i + 1 of a head in K, tokens 2i and 2i + 1 in V. Sixteen pairs of
+elements of K are one AMX tile as they stand.
+
+int8: a token's K (and its V) of one kv head has one scale, its largest magnitude / 127; the values
+are rounded to nearest even. Elements D to D' of K are written as zeros, those of V as anything.
+
+Padding: a block of B tokens takes ⌈B / 16⌉ sub-blocks. B a multiple of 16 wastes nothing; B = 24
+takes 4/3, B = 8 takes 2 times and B = 1 takes 16 times the memory of its tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.interface import Float32Array
+from planes.errors import ConfigError
+
+UInt8Array = npt.NDArray[np.uint8]
+UInt16Array = npt.NDArray[np.uint16]
+
+SUB_BLOCK_TOKENS: Final = 16
+LANES: Final = 16
+MAX_BLOCK_SIZE: Final = 1024
+VALUE_BYTES: Final = {"float32": 4, "bfloat16": 2, "int8": 1}
+"""Types a pool can have, and the bytes of one value."""
+SCALE_BYTES: Final = 2 * SUB_BLOCK_TOKENS * 4
+INT8_MAX: Final = 127
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The layout of a pool; raises ConfigError, naming the field, for what cannot be laid out.
+
+    `dtype`: a key of VALUE_BYTES. `block_size`: B, 1 to 1024. `head_dim`: D, even.
+    """
+
+    dtype: str
+    num_layers: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        if self.dtype not in VALUE_BYTES:
+            names = ", ".join(VALUE_BYTES)
+            raise ConfigError(
+                f"kv_cache_dtype must be one of {names}, got {self.dtype}", field="kv_cache_dtype"
+            )
+        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
+            raise ConfigError(
+                f"block_size must be 1 to {MAX_BLOCK_SIZE}, got {self.block_size}",
+                field="block_size",
+            )
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ConfigError(
+                f"head_dim must be even and at least 2, got {self.head_dim}", field="head_dim"
+            )
+
+    @property
+    def padded_head_dim(self) -> int:
+        """D rounded up to whole vectors, D'."""
+        return -(-self.head_dim // LANES) * LANES
+
+    @property
+    def sub_blocks(self) -> int:
+        """Sub-blocks of a block."""
+        return -(-self.block_size // SUB_BLOCK_TOKENS)
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a sub-block's K, and of its V."""
+        return SUB_BLOCK_TOKENS * self.padded_head_dim * VALUE_BYTES[self.dtype]
+
+    @property
+    def sub_block_bytes(self) -> int:
+        """Bytes of one sub-block of one kv head."""
+        return 2 * self.key_bytes + (SCALE_BYTES if self.dtype == "int8" else 0)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one kv head of one layer of a block."""
+        return self.sub_blocks * self.sub_block_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer of a block."""
+        return self.num_kv_heads * self.head_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block: K and V of `block_size` tokens in all layers, padding included."""
+        return self.num_layers * self.layer_bytes
+
+
+def encode_blocks(layout: KvLayout, keys_values: Float32Array) -> UInt8Array:
+    """Return blocks in the pool's layout, [N, block_bytes], of values [N, L, 2, G, B, D].
+
+    This is the specification of the layout and of its rounding; unused tokens become zeros.
+    """
+    num_blocks, dim = len(keys_values), layout.padded_head_dim
+    shape = (num_blocks, layout.num_layers, layout.num_kv_heads, layout.sub_blocks)
+    padded = np.zeros(
+        (*shape[:2], 2, shape[2], layout.sub_blocks * SUB_BLOCK_TOKENS, dim), np.float32
+    )
+    padded[..., : layout.block_size, : layout.head_dim] = keys_values
+    tokens = padded.reshape(*shape[:2], 2, *shape[2:], SUB_BLOCK_TOKENS, dim)
+    keys, values = tokens[:, :, 0], tokens[:, :, 1]  # [N, L, G, sub-blocks, 16, D']
+    parts: list[npt.NDArray[np.generic]]
+    if layout.dtype == "float32":
+        parts = [keys.swapaxes(-1, -2), values]
+    elif layout.dtype == "bfloat16":
+        parts = [_key_pairs(to_bfloat16(keys)), _value_pairs(to_bfloat16(values))]
+    else:
+        key_scales, value_scales = (
+            np.abs(x).max(axis=-1) / np.float32(INT8_MAX) for x in (keys, values)
+        )
+        parts = [
+            _key_pairs(_to_int8(keys)),
+            _value_pairs(_to_int8(values)),
+            key_scales,
+            value_scales,
+        ]
+    flat = [np.ascontiguousarray(part).view(np.uint8).reshape(*shape, -1) for part in parts]
+    return np.concatenate(flat, axis=-1).reshape(num_blocks, layout.block_bytes)
+
+
+def decode_blocks(layout: KvLayout, blocks: UInt8Array) -> Float32Array:
+    """Return the values [N, L, 2, G, B, D] that blocks [N, block_bytes] of a pool stand for."""
+    dim, size = layout.padded_head_dim, layout.key_bytes
+    shape = (len(blocks), layout.num_layers, layout.num_kv_heads, layout.sub_blocks)
+    subs = np.ascontiguousarray(blocks).reshape(*shape, layout.sub_block_bytes)
+    element = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[layout.dtype]
+    keys, values = (
+        np.ascontiguousarray(subs[..., first : first + size]).view(element) for first in (0, size)
+    )
+    if layout.dtype == "float32":
+        keys = keys.reshape(*shape, dim, SUB_BLOCK_TOKENS).swapaxes(-1, -2)
+        values = values.reshape(*shape, SUB_BLOCK_TOKENS, dim)
+    else:
+        keys = keys.reshape(*shape, dim // 2, SUB_BLOCK_TOKENS, 2).swapaxes(-2, -3)
+        keys = keys.reshape(*shape, SUB_BLOCK_TOKENS, dim)
+        values = values.reshape(*shape, SUB_BLOCK_TOKENS // 2, dim, 2).swapaxes(-1, -2)
+        values = values.reshape(*shape, SUB_BLOCK_TOKENS, dim)
+    if layout.dtype == "bfloat16":
+        keys, values = from_bfloat16(keys), from_bfloat16(values)
+    elif layout.dtype == "int8":
+        scales = np.ascontiguousarray(subs[..., 2 * size :]).view(np.float32)
+        keys = keys * scales[..., :SUB_BLOCK_TOKENS, None]
+        values = values * scales[..., SUB_BLOCK_TOKENS:, None]
+    both = np.stack((keys, values), axis=2)
+    both = both.reshape(*shape[:2], 2, shape[2], layout.sub_blocks * SUB_BLOCK_TOKENS, dim)
+    return both[..., : layout.block_size, : layout.head_dim].astype(np.float32)
+
+
+def to_bfloat16(x: Float32Array) -> UInt16Array:
+    """Return float32 rounded to bfloat16 (to nearest, ties to even), as its bits."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))
+    return (np.where(np.isnan(x), bits | np.uint32(0x00400000), rounded) >> 16).astype(np.uint16)
+
+
+def from_bfloat16(bits: UInt16Array) -> Float32Array:
+    """Return bfloat16 bits as float32."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _to_int8(x: Float32Array) -> npt.NDArray[np.int8]:
+    """Return the integers of `x`, whose last axis shares a scale."""
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    inverse = np.float32(INT8_MAX) / np.where(largest > 0, largest, np.float32(1))
+    return np.rint(x * inverse).astype(np.int8)
+
+
+def _key_pairs(keys: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return [..., 16, D'] as [..., D'/2, 16, 2]."""
+    return keys.reshape(*keys.shape[:-1], -1, 2).swapaxes(-2, -3)
+
+
+def _value_pairs(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return [..., 16, D'] as [..., 8, D', 2]."""
+    return values.reshape(*values.shape[:-2], SUB_BLOCK_TOKENS // 2, 2, -1).swapaxes(-1, -2)

@@ -1,0 +1,111 @@
+"""What all matrix products have in common: the operands of their records, and how sums get out.
+
+A product is OUT[first + r, n] = Σ_k INPUT[r, k] · WEIGHTS[n, k], or added to OUT. Which formats of
+rows and of weights it takes is its operation's matter (`int8_products`, `float_products`).
+
+    INPUT    M rows of K elements, C-contiguous, as `row_inputs` writes them:
+             int8 rows      q int8 [M, K] at INPUT, and beside it, for each group of 32 elements,
+                            INPUT_SCALES float32 [M, K/32], INPUT_SCALED_SUMS float32 [M, K/32]
+                            (scale · Σ q) and INPUT_SUMS int32 [M, K/32] (Σ q)
+             bfloat16 rows  uint16 [M, K]
+             float32 rows   float32 [M, K]
+    WEIGHTS  N columns in panels of 16 (`int8_packing`, `float_packing`)
+    OUT      float32, rows OUT_STRIDE elements apart; columns from N on are never touched
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from kernels.cpu.emitted import emitted
+from kernels.cpu.operation import FIRST_OPERAND
+from kernels.cpu.vector_ir import (
+    F32,
+    F32X,
+    LANES,
+    Builder,
+    Value,
+    counted_loop,
+    i64,
+    load,
+    offset,
+    store,
+)
+
+
+class Product(IntEnum):
+    """The operand words of a product's record."""
+
+    INPUT = FIRST_OPERAND
+    INPUT_SCALES = 3
+    INPUT_SCALED_SUMS = 4
+    INPUT_SUMS = 5
+    WEIGHTS = 6
+    K = 7
+    N = 8
+    OUT = 9
+    OUT_STRIDE = 10
+    """In elements."""
+    ACCUMULATE = 11
+    """0: OUT is written; 1: the sums are added to it."""
+    ROWS_WORD = 12
+    """The header word that holds M: StepWord.NUM_TOKENS or NUM_OUT_ROWS."""
+    OUT_FIRST_WORD = 13
+    """The header word that holds the first row of OUT: FIRST_TOKEN of hidden rows, else ZERO."""
+
+
+def sums_writer(panels: int) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return `emit_sums` for so many panels: void(sums, rows, columns, out, stride, accumulate)."""
+
+    def write(builder: Builder, *operands: Value) -> None:
+        emit_sums(builder, panels, *operands)
+
+    return emitted(types.void, *[types.int64] * 6)(write)
+
+
+def emit_sums(
+    builder: Builder, panels: int, sums: Value, rows: Value, columns: Value, out: Value,
+    stride: Value, accumulate: Value,
+) -> None:  # fmt: skip
+    """Emit how a tile's sums get out.
+
+    sums: address of float32 [rows, panels · 16]. They are written to the first `columns` columns of
+    rows of OUT, `stride` elements apart, or added to them.
+    """
+    is_added = builder.icmp_signed("!=", accumulate, i64(0))
+
+    def write_part(kind: ir.Type, source: Value, target: Value) -> None:
+        value = load(builder, source, kind)
+        with builder.if_else(is_added) as (then, otherwise):
+            with then:
+                store(builder, builder.fadd(load(builder, target, kind), value), target)
+            with otherwise:
+                store(builder, value, target)
+
+    def write_panel(panel: int, source: Value, target: Value) -> None:
+        left = builder.sub(columns, i64(panel * LANES))
+        is_whole = builder.icmp_signed(">=", left, i64(LANES))
+        with builder.if_else(is_whole, likely=True) as (then, otherwise):
+            with then:
+                write_part(F32X, source, target)
+            with otherwise:
+
+                def one(column: Value) -> None:
+                    right = builder.shl(column, i64(2))
+                    places = [offset(builder, at, right) for at in (source, target)]
+                    write_part(F32, *places)
+
+                counted_loop(builder, left, one)
+
+    def write_row(row: Value) -> None:
+        source = offset(builder, sums, builder.mul(row, i64(4 * LANES * panels)))
+        target = offset(builder, out, builder.shl(builder.mul(row, stride), i64(2)))
+        for panel in range(panels):
+            right = 4 * LANES * panel
+            write_panel(panel, offset(builder, source, right), offset(builder, target, right))
+
+    counted_loop(builder, rows, write_row)

@@ -1,0 +1,183 @@
+"""Rotary position embedding and the write of K and V into the pool; `kernels.reference.rope`.
+
+`rope_angles` runs once a piece; `ROPE_WRITE` holds one operation a pool type, run in every layer.
+Both go token by token (StepWord.TOKEN_CHUNKS). Queries come out scaled for attention: by
+log2(e) / √D, because attention takes powers of 2 instead of e.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, Final
+
+from numba import types
+
+from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS, VALUE_BYTES
+from kernels.cpu.operation import (
+    Operation,
+    StepWord,
+    float32_at,
+    inlined,
+    int32_at,
+    int64_at,
+    operation,
+    scratch,
+    word,
+)
+from kernels.cpu.rope_tile import (
+    copy_padded,
+    rotate_head,
+    sines_of_position,
+    store_bfloat16,
+    store_float32,
+    store_int8,
+)
+
+PLACES_BYTES: Final = 64
+LOG2_E: Final = 1.4426950408889634
+
+
+class RopeAngles(IntEnum):
+    """Operands of `rope_angles`; rows of COSINES and SINES begin at StepWord.FIRST_TOKEN."""
+
+    FREQUENCIES = 2
+    """float32 [HALF]: angle of each pair per position."""
+    COSINES = 3
+    """float32 [T_all, HALF]."""
+    SINES = 4
+    HALF = 5
+    """D / 2."""
+
+
+class RopeWrite(IntEnum):
+    """Operands of ROPE_WRITE; QKV has a row a token of the piece, others begin at FIRST_TOKEN."""
+
+    QKV = 2
+    """float32 [T, (H + 2·G)·D]."""
+    COSINES = 3
+    """float32 [T_all, D/2]."""
+    SINES = 4
+    QUERIES = 5
+    """float32 [T_all, H·D], out."""
+    POOL = 6
+    """Address of this layer in block 0."""
+    BLOCK_BYTES = 7
+    HEAD_BYTES = 8
+    """`KvLayout.head_bytes`."""
+    BLOCK_SIZE = 9
+    HEAD_DIM = 10
+    NUM_HEADS = 11
+    NUM_KV_HEADS = 12
+
+
+def rope_scratch_bytes(head_dim: int) -> int:
+    """Return the bytes of scratch memory a worker needs for `rope_write`."""
+    return PLACES_BYTES + 2 * 4 * (-(-head_dim // 16) * 16)
+
+
+@operation()
+def rope_angles(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write cosines and sines of the tokens' positions."""
+    num_tokens = word(header, StepWord.NUM_TOKENS)
+    positions = int32_at(word(header, StepWord.POSITIONS))
+    half = word(record, RopeAngles.HALF)
+    for token in range(num_tokens * chunk // num_chunks, num_tokens * (chunk + 1) // num_chunks):
+        row = 4 * half * (word(header, StepWord.FIRST_TOKEN) + token)
+        sines_of_position(
+            positions[token],
+            word(record, RopeAngles.FREQUENCIES),
+            half,
+            word(record, RopeAngles.COSINES) + row,
+            word(record, RopeAngles.SINES) + row,
+        )
+
+
+def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> Any:  # noqa: ANN401
+    """Return what writes a range of tokens into a pool whose values have `value_bytes`."""
+    # Tokens are in lanes of K; in V they are rows, or halves of pairs of rows.
+    pair = 1 if value_bytes == 4 else 2
+
+    @inlined()
+    def write_tokens(record: int, header: int, first: int, end: int, memory: int) -> None:
+        dim = word(record, RopeWrite.HEAD_DIM)
+        num_heads = word(record, RopeWrite.NUM_HEADS)
+        num_kv_heads = word(record, RopeWrite.NUM_KV_HEADS)
+        block_size = word(record, RopeWrite.BLOCK_SIZE)
+        head_bytes = word(record, RopeWrite.HEAD_BYTES)
+        first_token = word(header, StepWord.FIRST_TOKEN)
+        kv_places = int64_at(word(header, StepWord.KV_PLACES))
+        half, padded = dim // 2, (dim + 15) // 16 * 16
+        sub_blocks = (block_size + SUB_BLOCK_TOKENS - 1) // SUB_BLOCK_TOKENS
+        scale = types.float32(LOG2_E / math.sqrt(dim))
+        places = int64_at(memory)
+        key, value = memory + PLACES_BYTES, memory + PLACES_BYTES + 4 * padded
+        floats = float32_at(key)
+        for i in range(dim, padded):
+            floats[i] = types.float32(0)
+        for token in range(first, end):
+            x = word(record, RopeWrite.QKV) + 4 * token * (num_heads + 2 * num_kv_heads) * dim
+            cosines = word(record, RopeWrite.COSINES) + 4 * half * (first_token + token)
+            sines = word(record, RopeWrite.SINES) + 4 * half * (first_token + token)
+            out = word(record, RopeWrite.QUERIES) + 4 * (first_token + token) * num_heads * dim
+            for head in range(num_heads):
+                shift = 4 * dim * head
+                rotate_head(x + shift, cosines, sines, half, scale, out + shift)
+            block = kv_places[token] // block_size
+            offset = kv_places[token] - block * block_size
+            sub, lane = offset // SUB_BLOCK_TOKENS, offset % SUB_BLOCK_TOKENS
+            size = padded * SUB_BLOCK_TOKENS * value_bytes
+            sub_block = word(record, RopeWrite.POOL) + block * word(record, RopeWrite.BLOCK_BYTES)
+            sub_block += sub * (head_bytes // sub_blocks)
+            x += 4 * num_heads * dim
+            for _ in range(num_kv_heads):
+                rotate_head(x, cosines, sines, half, types.float32(1), key)
+                copy_padded(x + 4 * num_kv_heads * dim, dim, value)
+                places[0] = sub_block + lane * pair * value_bytes
+                places[1] = sub_block + size + lane // pair * padded * pair * value_bytes
+                places[1] += lane % pair * value_bytes
+                places[2] = sub_block + 2 * size + 4 * lane
+                places[3] = places[2] + 4 * SUB_BLOCK_TOKENS
+                store_token(key, value, padded, memory)
+                sub_block += head_bytes
+                x += 4 * dim
+
+    return write_tokens
+
+
+_write_float32 = _make_write_tokens(store_float32, VALUE_BYTES["float32"])
+_write_bfloat16 = _make_write_tokens(store_bfloat16, VALUE_BYTES["bfloat16"])
+_write_int8 = _make_write_tokens(store_int8, VALUE_BYTES["int8"])
+
+
+@operation()
+def rope_write_float32(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write queries, and keys and values into a float32 pool."""
+    count = word(header, StepWord.NUM_TOKENS)
+    first, end = count * chunk // num_chunks, count * (chunk + 1) // num_chunks
+    _write_float32(record, header, first, end, scratch(header, worker))
+
+
+@operation()
+def rope_write_bfloat16(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write queries, and keys and values into a bfloat16 pool."""
+    count = word(header, StepWord.NUM_TOKENS)
+    first, end = count * chunk // num_chunks, count * (chunk + 1) // num_chunks
+    _write_bfloat16(record, header, first, end, scratch(header, worker))
+
+
+@operation()
+def rope_write_int8(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write queries, and keys and values into an int8 pool."""
+    count = word(header, StepWord.NUM_TOKENS)
+    first, end = count * chunk // num_chunks, count * (chunk + 1) // num_chunks
+    _write_int8(record, header, first, end, scratch(header, worker))
+
+
+ROPE_WRITE: Final[Mapping[str, Operation]] = {
+    "float32": rope_write_float32,
+    "bfloat16": rope_write_bfloat16,
+    "int8": rope_write_int8,
+}
+"""The operation for each type of pool."""

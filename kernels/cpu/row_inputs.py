@@ -1,0 +1,156 @@
+"""The rows that matrix products read, made of float32 rows and written in a product's format.
+
+    normed_rows     rms_norm of hidden rows, in the order of the tokens
+    sampled_rows    rms_norm of the hidden rows whose logits are wanted (StepWord.OUT_TOKENS)
+    gated_rows      silu(gate) · up, source rows gate | up of 2 · K elements
+    plain_rows      the rows as they are: what attention wrote
+
+What is computed: `kernels.reference.rms_norm`, `kernels.reference.silu_mul`, within rounding; how,
+and the formats: `kernels.cpu.row_values`. A chunk is a run of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Final
+
+from numba import carray, types
+
+from kernels.cpu.emitted import emitted
+from kernels.cpu.int8_packing import GROUP
+from kernels.cpu.operation import FIRST_OPERAND, StepWord, inlined, int64_at, operation, word
+from kernels.cpu.row_values import (
+    RowFormat,
+    gated,
+    inverse_root_mean_square,
+    normalised,
+    unchanged,
+    write_row,
+)
+from kernels.cpu.vector_ir import F32, I32, Builder, Value, i64, offset
+
+
+class RowInput(IntEnum):
+    """The operand words of these operations."""
+
+    SOURCE = FIRST_OPERAND
+    """float32 rows."""
+    SOURCE_STRIDE = 3
+    """Elements from a row to the next."""
+    SOURCE_FIRST_WORD = 4
+    """The header word with the first row of SOURCE: FIRST_TOKEN of hidden, else ZERO. Not read by
+    sampled_rows."""
+    ROWS_WORD = 5
+    """The header word with the number of rows."""
+    K = 6
+    """Elements of a row that is written; a multiple of 32 for int8."""
+    FORMAT = 7
+    """A RowFormat."""
+    OUT = 8
+    """The rows, C-contiguous."""
+    OUT_SCALES = 9
+    OUT_SCALED_SUMS = 10
+    OUT_SUMS = 11
+    """9–11: int8 rows only (`kernels.cpu.matrix_product`)."""
+    WEIGHT = 12
+    """rms_norm only: float32 [K]."""
+    EPSILON = 13
+    """rms_norm only: the bits of a float32."""
+
+
+ELEMENT_BYTES: Final = {RowFormat.INT8: 1, RowFormat.BF16: 2, RowFormat.FLOAT32: 4}
+
+
+def row_bytes(row_format: RowFormat, rows: int, k: int) -> int:
+    """Return the bytes of `rows` rows at OUT; of int8 rows without what stands beside them."""
+    return rows * k * ELEMENT_BYTES[row_format]
+
+
+def group_bytes(rows: int, k: int) -> int:
+    """Return the bytes of each of OUT_SCALES, OUT_SCALED_SUMS and OUT_SUMS."""
+    return 4 * rows * (k // GROUP)
+
+
+RowMaker = Callable[..., None]
+
+
+def _normed(builder: Builder, source: Value, *operands: Value) -> None:
+    """Emit rms_norm of a row: void(source, k, weight, epsilon bits, format, out, beside …)."""
+    k, weight, epsilon, row_format, *outs = operands
+    bits = builder.bitcast(builder.trunc(epsilon, I32), F32)
+    scale = inverse_root_mean_square(builder, source, k, bits)
+    write_row(builder, normalised(scale), [source, weight], k, row_format, outs)
+
+
+def _gated(builder: Builder, source: Value, *operands: Value) -> None:
+    """Emit silu(gate) · up of a row; operands as above."""
+    k, _, _, row_format, *outs = operands
+    up = offset(builder, source, builder.mul(k, i64(4)))
+    write_row(builder, gated, [source, up], k, row_format, outs)
+
+
+def _plain(builder: Builder, source: Value, *operands: Value) -> None:
+    """Emit a row as it is; operands as above."""
+    k, _, _, row_format, *outs = operands
+    write_row(builder, unchanged, [source], k, row_format, outs)
+
+
+def _rows(emitter: RowMaker, *, is_gathered: bool = False) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return the kernel that makes rows with an emitter."""
+    make_row = emitted(types.void, *[types.int64] * 9)(emitter)
+
+    @inlined()
+    def make_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+        source, stride = word(record, RowInput.SOURCE), word(record, RowInput.SOURCE_STRIDE)
+        k, row_format = word(record, RowInput.K), word(record, RowInput.FORMAT)
+        out, scales = word(record, RowInput.OUT), word(record, RowInput.OUT_SCALES)
+        scaled_sums, sums = word(record, RowInput.OUT_SCALED_SUMS), word(record, RowInput.OUT_SUMS)
+        weight, epsilon = word(record, RowInput.WEIGHT), word(record, RowInput.EPSILON)
+        num_rows = word(header, word(record, RowInput.ROWS_WORD))
+        first = word(header, word(record, RowInput.SOURCE_FIRST_WORD))
+        tokens = carray(int64_at(word(header, StepWord.OUT_TOKENS)), (num_rows,))
+        element_bytes = 1
+        if row_format == RowFormat.FLOAT32:
+            element_bytes = 4
+        elif row_format == RowFormat.BF16:
+            element_bytes = 2
+        for row in range(num_rows * chunk // num_chunks, num_rows * (chunk + 1) // num_chunks):
+            taken = tokens[row] if is_gathered else first + row
+            down = 4 * row * (k // GROUP)
+            make_row(
+                source + 4 * taken * stride, k, weight, epsilon, row_format,
+                out + row * k * element_bytes, scales + down, scaled_sums + down, sums + down,
+            )  # fmt: skip
+
+    return make_rows
+
+
+_normed_rows = _rows(_normed)
+_sampled_rows = _rows(_normed, is_gathered=True)
+_gated_rows = _rows(_gated)
+_plain_rows = _rows(_plain)
+
+
+@operation()
+def normed_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write rms_norm of hidden rows."""
+    _normed_rows(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def sampled_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write rms_norm of the hidden rows that OUT_TOKENS names."""
+    _sampled_rows(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gated_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write silu(gate) · up."""
+    _gated_rows(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def plain_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write rows as they are."""
+    _plain_rows(record, header, chunk, num_chunks, worker)

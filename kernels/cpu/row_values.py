@@ -1,0 +1,275 @@
+"""The values of a product's input rows, and the formats they are written in, as LLVM IR.
+
+A row is made 32 elements at a time, two vectors: their values from the source rows (normalised,
+gated or as they are), then the format. What is left of a row whose length is no multiple of 32 goes
+through memory filled up with zeros, and so through the same instructions.
+
+    int8       per group of 32: absmax = max |x|, scale = absmax / 127, q = x · 127 / absmax rounded
+               to nearest, ties to even; scaled_sum = scale · Σ q; sum = Σ q
+    bfloat16   rounded to nearest, ties to even
+    float32    as it is
+
+Sums of squares run in 32 lanes, element e in lane e mod 32, each in order; then the lanes are added
+in halves. Every step is exact or rounded once, so the bits are the same on every instruction set.
+
+A group that holds an infinity or a NaN gets the scale NaN: everything made of that row shows it. A
+group whose absmax is below 2^-100 is taken for zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from kernels.cpu.int8_packing import GROUP
+from kernels.cpu.int8_tile import BIAS, BIAS_BITS
+from kernels.cpu.vector_ir import (
+    F32,
+    F32X,
+    I8X,
+    I32,
+    I32X,
+    I64,
+    LANES,
+    Builder,
+    Value,
+    broadcast,
+    call,
+    constant,
+    counted_loop,
+    exp,
+    fma,
+    i32,
+    i64,
+    load,
+    offset,
+    store,
+    to_bf16,
+)
+
+
+class RowFormat(IntEnum):
+    """In which format rows are written: the operand FORMAT."""
+
+    INT8 = 0
+    BF16 = 1
+    FLOAT32 = 2
+
+
+HALF_BYTES: Final = 4 * LANES
+GROUP_BYTES: Final = 4 * GROUP
+LARGEST_INT8: Final = 127.0
+SMALLEST_BITS: Final = 0x0D800000
+"""2^-100: 127 divided by anything above it is finite."""
+INFINITE_BITS: Final = 0x7F800000
+MAGNITUDE_MASK: Final = 0x7FFFFFFF
+HIGHEST_EXPONENT: Final = 88.0
+
+Pair = tuple[Value, Value]
+"""32 elements of a row."""
+GroupValues = Callable[[Builder, list[Value]], Pair]
+"""(builder, addresses of 32 elements of each source) → their values."""
+
+
+def load_pair(builder: Builder, address: Value) -> Pair:
+    """Load 32 float32."""
+    return load(builder, address, F32X), load(builder, offset(builder, address, HALF_BYTES), F32X)
+
+
+def groups_of_row(
+    builder: Builder, sources: list[Value], k: Value, body: Callable[[Value, list[Value]], None]
+) -> None:
+    """Emit body(first element, addresses of 32 elements of each source) for all of a row's groups.
+
+    `sources`: addresses of rows of k float32. Where less than a group is left, the addresses are of
+    copies filled up with zeros.
+    """
+    copies = [_buffer(builder, GROUP_BYTES) for _ in sources]
+
+    def group(index: Value) -> None:
+        here = [offset(builder, source, builder.mul(index, i64(4))) for source in sources]
+        left = builder.sub(k, index)
+        is_part = builder.icmp_signed("<", left, i64(GROUP))
+        with builder.if_then(is_part, likely=False):
+            for source, copy in zip(here, copies, strict=True):
+                store(builder, constant(F32X, 0.0), copy)
+                store(builder, constant(F32X, 0.0), offset(builder, copy, HALF_BYTES))
+                copy_bytes(builder, source, copy, builder.mul(left, i64(4)))
+        pairs = zip(here, copies, strict=True)
+        body(index, [builder.select(is_part, copy, source) for source, copy in pairs])
+
+    counted_loop(builder, k, group, step=GROUP)
+
+
+def copy_bytes(builder: Builder, source: Value, target: Value, count: Value) -> None:
+    """Copy `count` bytes, one by one: for the ends of rows."""
+
+    def one(index: Value) -> None:
+        byte = load(builder, offset(builder, source, index), ir.IntType(8))
+        store(builder, byte, offset(builder, target, index))
+
+    counted_loop(builder, count, one)
+
+
+def inverse_root_mean_square(builder: Builder, row: Value, k: Value, epsilon: Value) -> Value:
+    """Return 1 / sqrt(mean(x²) + epsilon) of a row of k float32; float32."""
+    totals = [cgutils.alloca_once(builder, F32X) for _ in range(2)]
+    for total in totals:
+        builder.store(constant(F32X, 0.0), total)
+
+    def add_squares(_: Value, sources: list[Value]) -> None:
+        for total, x in zip(totals, load_pair(builder, sources[0]), strict=True):
+            builder.store(fma(builder, x, x, builder.load(total)), total)
+
+    groups_of_row(builder, [row], k, add_squares)
+    first, second = (builder.load(total) for total in totals)
+    total = _add_lanes(builder, builder.fadd(first, second))
+    mean = builder.fdiv(total, builder.sitofp(k, F32))
+    root = call(builder, "llvm.sqrt.f32", F32, [builder.fadd(mean, epsilon)])
+    return builder.fdiv(F32(1.0), root)
+
+
+def normalised(scale: Value) -> GroupValues:
+    """Return the values x · scale · weight; sources: x, weight. `scale`: float32."""
+
+    def values(builder: Builder, sources: list[Value]) -> Pair:
+        factor = broadcast(builder, scale)
+        x, weight = (load_pair(builder, source) for source in sources)
+        first, second = (
+            builder.fmul(builder.fmul(a, factor), w) for a, w in zip(x, weight, strict=True)
+        )
+        return first, second
+
+    return values
+
+
+def gated(builder: Builder, sources: list[Value]) -> Pair:
+    """Return gate / (1 + exp(−gate)) · up; sources: gate, up."""
+    gates, ups = (load_pair(builder, source) for source in sources)
+    first, second = (
+        builder.fmul(_silu(builder, gate), up) for gate, up in zip(gates, ups, strict=True)
+    )
+    return first, second
+
+
+def unchanged(builder: Builder, sources: list[Value]) -> Pair:
+    """Return the values of the only source."""
+    return load_pair(builder, sources[0])
+
+
+def _silu(builder: Builder, x: Value) -> Value:
+    negated = builder.fneg(x)
+    highest = constant(F32X, HIGHEST_EXPONENT)
+    power = exp(builder, call(builder, "llvm.minnum.v16f32", F32X, [negated, highest]))
+    return builder.fdiv(x, builder.fadd(power, constant(F32X, 1.0)))
+
+
+def write_row(
+    builder: Builder, values: GroupValues, sources: list[Value], k: Value, row_format: Value,
+    outs: list[Value],
+) -> None:  # fmt: skip
+    """Emit the loop over a row. `row_format`: a RowFormat, int64.
+
+    `outs`: addresses of the row's elements, and of its scales, scaled sums and sums (int8 only).
+    """
+    place = _buffer(builder, GROUP_BYTES)
+
+    def group(index: Value, here: list[Value]) -> None:
+        pair = values(builder, here)
+        end = builder.append_basic_block("group.end")
+        wide, narrow, bytes_ = (builder.append_basic_block(f"group.{f.name}") for f in _BY_WIDTH)
+        choice = builder.switch(row_format, bytes_)
+        choice.add_case(i64(RowFormat.FLOAT32), wide)
+        choice.add_case(i64(RowFormat.BF16), narrow)
+        builder.position_at_end(bytes_)
+        _write_int8(builder, pair, index, outs)
+        builder.branch(end)
+        for block, element_bytes in ((wide, 4), (narrow, 2)):
+            builder.position_at_end(block)
+            _write_floats(builder, pair, index, k, outs[0], place, element_bytes)
+            builder.branch(end)
+        builder.position_at_end(end)
+
+    groups_of_row(builder, sources, k, group)
+
+
+_BY_WIDTH: Final = (RowFormat.FLOAT32, RowFormat.BF16, RowFormat.INT8)
+
+
+def _write_floats(
+    builder: Builder, pair: Pair, index: Value, k: Value, out: Value, place: Value,
+    element_bytes: int,
+) -> None:  # fmt: skip
+    """Write 32 elements, or those of them that the row has, as float32 or bfloat16."""
+    target = offset(builder, out, builder.mul(index, i64(element_bytes)))
+    left = builder.sub(k, index)
+    is_part = builder.icmp_signed("<", left, i64(GROUP))
+    at = builder.select(is_part, place, target)
+    for half, value in enumerate(pair):
+        written = value if element_bytes == RowBytes.FLOAT32 else to_bf16(builder, value)
+        store(builder, written, offset(builder, at, half * LANES * element_bytes))
+    with builder.if_then(is_part, likely=False):
+        copy_bytes(builder, place, target, builder.mul(left, i64(element_bytes)))
+
+
+class RowBytes(IntEnum):
+    """Bytes of an element of a row."""
+
+    INT8 = 1
+    BF16 = 2
+    FLOAT32 = 4
+
+
+def _write_int8(builder: Builder, pair: Pair, index: Value, outs: list[Value]) -> None:
+    """Quantise a group of 32 and write its values, scale, scaled sum and sum."""
+    values_at, *beside = outs
+    magnitudes = [
+        builder.and_(builder.bitcast(x, I32X), constant(I32X, MAGNITUDE_MASK)) for x in pair
+    ]
+    # As integers, floats of one sign are in order, and NaN is above infinity.
+    largest = call(builder, "llvm.smax.v16i32", I32X, magnitudes)
+    bits = call(builder, "llvm.vector.reduce.smax.v16i32", I32, [largest])
+    absmax = builder.bitcast(bits, F32)
+    is_finite = builder.icmp_signed("<", bits, i32(INFINITE_BITS))
+    is_large = builder.icmp_signed(">", bits, i32(SMALLEST_BITS))
+    quotient = builder.fdiv(F32(LARGEST_INT8), absmax)
+    inverse = builder.select(builder.and_(is_finite, is_large), quotient, F32(0.0))
+    scaled = builder.fmul(absmax, F32(1.0 / LARGEST_INT8))
+    scale = builder.select(is_finite, scaled, F32(float("nan")))
+    # BIAS + v rounds v to an integer, to nearest even, and that stands in the low bits: of a NaN
+    # too, where a conversion would be undefined.
+    factor, bias = broadcast(builder, inverse), constant(F32X, BIAS)
+    rounded = [builder.bitcast(fma(builder, x, factor, bias), I32X) for x in pair]
+    integers = [builder.sub(r, constant(I32X, BIAS_BITS)) for r in rounded]
+    for half, value in enumerate(integers):
+        store(builder, builder.trunc(value, I8X), offset(builder, values_at, index, half * LANES))
+    lanes = builder.add(*integers)
+    total = call(builder, "llvm.vector.reduce.add.v16i32", I32, [lanes])
+    scaled_total = builder.fmul(scale, builder.sitofp(total, F32))
+    below = builder.lshr(index, i64(3))  # 4 bytes a group of 32
+    for value, at in zip((scale, scaled_total, total), beside, strict=True):
+        store(builder, value, offset(builder, at, below))
+
+
+def _add_lanes(builder: Builder, vector: Value) -> Value:
+    """Return the sum of all lanes, added in halves."""
+    width = vector.type.count
+    while width > 1:
+        width //= 2
+        halves = []
+        for first in (0, width):
+            kind = ir.VectorType(I32, width)
+            mask = ir.Constant(kind, [i32(first + i) for i in range(width)])
+            halves.append(builder.shuffle_vector(vector, vector, mask))
+        vector = builder.fadd(*halves)
+    return builder.extract_element(vector, i32(0))
+
+
+def _buffer(builder: Builder, size: int) -> Value:
+    """Return the address of `size` bytes on the stack."""
+    kind = ir.ArrayType(ir.IntType(8), size)
+    return builder.ptrtoint(cgutils.alloca_once(builder, kind), I64)

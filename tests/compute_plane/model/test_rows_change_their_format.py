@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as GgmlType
+
+from compute_plane.model.errors import ModelFileError
+from compute_plane.model.quantize import are_finite, convert_rows, round_to_bf16
+from compute_plane.model.tensor import TensorFormat as Format
+
+PATH = Path("m.gguf")
+
+
+def convert(rows, stored, target):
+    return convert_rows(rows, stored, target, path=PATH, name="t")
+
+
+def decoded(rows, fmt):
+    return convert(rows, fmt, Format.F32).view(np.float32)
+
+
+def random_values(rows=40, columns=512):
+    return np.random.default_rng(1).standard_normal((rows, columns), dtype=np.float32)
+
+
+def q4_k_rows(rows=40, columns=512):
+    random = np.random.default_rng(2)
+    raw = random.integers(0, 256, (rows, Format.Q4_K.row_bytes(columns)), dtype=np.uint8)
+    blocks = raw.reshape(-1, 144)
+    numbers = random.uniform(0.001, 0.01, (len(blocks), 2)).astype(np.float16)
+    blocks[:, :4] = numbers.view(np.uint8)
+    return raw
+
+
+def relative_error(values, expected):
+    return np.sqrt(np.square(values - expected).sum() / np.square(expected).sum())
+
+
+def test_five_bits_fit_into_eight_exactly():
+    rows = gguf.quants.quantize(random_values(), GgmlType.Q5_0)
+    as_run = convert(rows, Format.Q5_0, Format.Q8_0)
+    np.testing.assert_array_equal(decoded(as_run, Format.Q8_0), decoded(rows, Format.Q5_0))
+
+
+def test_q4_k_becomes_q4_1_but_for_the_rounding_of_its_scales():
+    rows = q4_k_rows()
+    as_run = convert(rows, Format.Q4_K, Format.Q4_1)
+    expected = gguf.quants.dequantize(rows, GgmlType.Q4_K)
+    assert relative_error(decoded(as_run, Format.Q4_1), expected) < 5e-4
+    # 15 · d · s and dmin · n, each rounded to 11 bits
+    limit = 15 * 63 * 0.01 * 2**-11
+    np.testing.assert_allclose(decoded(as_run, Format.Q4_1), expected, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("stored", [Format.F32, Format.Q5_1, Format.Q4_K])
+def test_requantising_to_eight_bits_errs_by_half_a_step_at_most(stored):
+    values = random_values()
+    values[3] = 0
+    values[4, :32] = 1e-9  # below what a float16 scale can say
+    if stored is Format.Q4_K:
+        rows = q4_k_rows()
+    else:
+        rows = gguf.quants.quantize(values, GgmlType[stored.label]).view(np.uint8)
+    expected = decoded(rows, stored)
+    as_run = decoded(convert(rows, stored, Format.Q8_0), Format.Q8_0)
+    groups = expected.reshape(-1, 32)
+    step = np.abs(groups).max(axis=1, keepdims=True) / 127
+    # Half a step, and what rounding of the scale to float16 adds to the largest.
+    limit = step * (0.5 + 127 * 2**-11) + 127 * 2.0**-25
+    assert (np.abs(as_run.reshape(-1, 32) - groups) <= limit).all()
+    assert relative_error(as_run, expected) < 0.01
+
+
+def test_rounding_to_bfloat16_is_that_of_torch():
+    random = np.random.default_rng(0)
+    bits = random.integers(0, 2**32, 100_000, dtype=np.uint32)
+    values = bits.view(np.float32)
+    values = np.concatenate(
+        (values[np.isfinite(values)], np.float32([0, -0.0, 1.00390625, 3.4e38]))
+    )
+    expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
+    np.testing.assert_array_equal(round_to_bf16(values), expected.view(np.uint16))
+
+
+def test_a_weight_that_is_not_finite_is_refused_on_the_way():
+    values = random_values()
+    values[7, 5] = np.nan
+    with pytest.raises(ModelFileError, match="t holds nan at row 7, column 5"):
+        convert(values.view(np.uint8), Format.F32, Format.BF16)
+
+
+@pytest.mark.parametrize(
+    "stored", [Format.F32, Format.F16, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1]
+)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_found_in_every_format_that_runs(stored, value):
+    rows = gguf.quants.quantize(random_values(), GgmlType[stored.label]).view(np.uint8)
+    assert are_finite(rows, stored)
+    for at in (0, 2) if stored is Format.Q4_1 else (0,):
+        bad = rows.copy()
+        number = {Format.F32: np.float32, Format.BF16: None}.get(stored, np.float16)
+        stored_value = (
+            np.float32([value]).view(np.uint8)[2:]
+            if number is None
+            else number([value]).view(np.uint8)
+        )
+        bad[9, at : at + len(stored_value)] = stored_value
+        assert not are_finite(bad, stored)

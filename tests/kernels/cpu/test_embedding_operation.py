@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import ctypes
+
+import gguf
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as GgmlType
+
+from kernels.cpu.embedding import EMBEDDINGS, EmbeddingRecord
+from kernels.cpu.float_packing import FLOAT_TYPES, pack_float_rows, packed_float_bytes
+from kernels.cpu.int8_packing import pack_int8_rows, packed_int8_bytes
+from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
+
+VOCABULARY, WIDTH = 53, 96
+
+
+@pytest.mark.parametrize("label", EMBEDDINGS)
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_tokens_get_their_rows_to_the_bit_and_nothing_else_is_written(label, chunks):
+    random = np.random.default_rng(3)
+    values = random.standard_normal((VOCABULARY, WIDTH), dtype=np.float32)
+    values[7] *= np.float32(1e-6)  # float16 scales below the smallest normal number
+    stored = gguf.quants.quantize(values, GgmlType[label])
+    expected = gguf.quants.dequantize(stored, GgmlType[label]).reshape(values.shape)
+    rows = np.ascontiguousarray(stored).view(np.uint8).reshape(VOCABULARY, -1)
+    is_float = label in FLOAT_TYPES
+    size = (packed_float_bytes if is_float else packed_int8_bytes)(label, VOCABULARY, WIDTH)
+    packed = np.empty(size, np.uint8)
+    (pack_float_rows if is_float else pack_int8_rows)(label, rows, WIDTH, packed)
+
+    token_ids = np.array([0, 52, 16, 15, 7, 7, 33], np.int32)
+    out = np.full((len(token_ids) + 5, WIDTH), 7.5, np.float32)
+    record, header = np.zeros(RECORD_WORDS, np.int64), np.zeros(HEADER_WORDS, np.int64)
+    record[EmbeddingRecord.WEIGHTS], record[EmbeddingRecord.K] = packed.ctypes.data, WIDTH
+    record[EmbeddingRecord.OUT] = out.ctypes.data
+    header[StepWord.NUM_TOKENS], header[StepWord.FIRST_TOKEN] = len(token_ids), 3
+    header[StepWord.TOKEN_IDS] = token_ids.ctypes.data
+    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(EMBEDDINGS[label].address)
+    for chunk in range(chunks):
+        kernel(record.ctypes.data, header.ctypes.data, chunk, chunks, 0)
+    np.testing.assert_array_equal(out[3:-2], expected[token_ids])
+    assert (out[:3] == 7.5).all()
+    assert (out[-2:] == 7.5).all()

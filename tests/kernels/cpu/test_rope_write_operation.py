@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kernels.cpu.kv_layout import VALUE_BYTES, KvLayout, decode_blocks, encode_blocks
+from kernels.reference.rope import rope_write_kv
+from tests.kernels.cpu.attention_driver import Setting, frequencies_of
+
+SHAPES = [(9, 3, 64, 16), (2, 1, 2, 1), (4, 2, 40, 24), (2, 2, 80, 8), (3, 1, 30, 5)]
+
+
+def units_off(got: np.ndarray, exact: np.ndarray) -> float:
+    return float((np.abs(got - exact) / np.spacing(np.abs(exact).astype(np.float32))).max())
+
+
+def test_cosines_and_sines_are_within_two_units_up_to_far_positions() -> None:
+    setting = Setting(KvLayout("float32", 1, 1, 16, 128), 1, 8192)
+    positions = np.concatenate([np.arange(3000), np.arange(128000, 131072), [2**20, 2**24]])
+    qkv = np.zeros((len(positions), 3 * 128), np.float32)
+    for theta in (10000.0, 500000.0):
+        frequencies = (theta ** (-np.arange(0, 128, 2) / 128)).astype(np.float32)
+        _, cosines, sines = setting.rope(qkv, frequencies, positions, np.arange(len(positions)))
+        angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
+        assert units_off(cosines, np.cos(angles)) <= 2
+        # At 0 the sine is exactly 0, whose unit is that of the smallest number.
+        assert units_off(sines, np.sin(angles)) <= 2
+
+
+@pytest.mark.parametrize("dtype", list(VALUE_BYTES))
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "block_size"), SHAPES)
+def test_queries_and_the_pool_are_those_of_the_reference(
+    dtype: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    random = np.random.default_rng(head_dim)
+    layout = KvLayout(dtype, 2, num_kv_heads, block_size, head_dim)
+    setting = Setting(layout, num_heads, 8)
+    before = setting.data.copy()
+    num_tokens = min(23, 6 * block_size)
+    places = random.permutation(8 * block_size)[:num_tokens]
+    positions = random.integers(0, 5000, num_tokens)
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    qkv = random.standard_normal((num_tokens, width)).astype(np.float32)
+    queries, cosines, sines = setting.rope(
+        qkv, frequencies_of(head_dim), positions, places, layer=1, first_token=2, chunks=3
+    )
+    shape = (8, 2, 2, num_kv_heads, block_size, head_dim)
+    pool = np.full(shape, np.nan, np.float32)
+    rotated = np.empty((num_tokens, num_heads, head_dim), np.float32)
+    rope_write_kv(qkv, cosines, sines, pool, 1, places, rotated)
+    scale = np.float32(math.log2(math.e) / math.sqrt(head_dim))
+    np.testing.assert_allclose(queries, rotated.reshape(num_tokens, -1) * scale, rtol=0, atol=1e-6)
+    written = ~np.isnan(pool)
+    expected = decode_blocks(layout, encode_blocks(layout, np.nan_to_num(pool)))
+    got = decode_blocks(layout, setting.data)
+    # Rounded from values that differ in the last place: one step of the pool's type at most.
+    step = {"float32": 1e-6, "bfloat16": 2.0**-7, "int8": 1 / 100}[dtype]
+    difference = np.abs(got - expected)[written]
+    assert (difference <= step * np.maximum(np.abs(expected[written]), 1)).all()
+    assert np.mean(difference > 1e-6) < 0.02
+    # Nothing else of the pool was touched, but for the padding of the tokens' own elements.
+    blocks = np.unique(places // block_size)
+    others = np.setdiff1d(np.arange(8), blocks)
+    np.testing.assert_array_equal(setting.data[others], before[others])
+    np.testing.assert_array_equal(
+        setting.data[:, : layout.layer_bytes], before[:, : layout.layer_bytes]
+    )
+
+
+@pytest.mark.parametrize("dtype", list(VALUE_BYTES))
+def test_a_token_is_the_same_bits_whoever_is_written_beside_it(dtype: str) -> None:
+    random = np.random.default_rng(1)
+    layout = KvLayout(dtype, 1, 2, 16, 48)
+    qkv = random.standard_normal((16, 8 * 48)).astype(np.float32)
+    positions, places = np.arange(100, 116), np.arange(16)
+    together, alone = Setting(layout, 4, 1), Setting(layout, 4, 1)
+    queries, _, _ = together.rope(qkv, frequencies_of(48), positions, places, chunks=4, workers=2)
+    for token in [*range(1, 16, 2), *range(0, 16, 2)]:
+        one = slice(token, token + 1)
+        query, _, _ = alone.rope(
+            np.ascontiguousarray(qkv[one]), frequencies_of(48), positions[one], places[one]
+        )
+        np.testing.assert_array_equal(query[0], queries[token])
+    np.testing.assert_array_equal(alone.data, together.data)
+
+
+def test_a_token_with_a_nan_or_an_infinity_poisons_its_own_int8_values_only() -> None:
+    layout = KvLayout("int8", 1, 1, 16, 32)
+    setting = Setting(layout, 1, 1)
+    qkv = np.random.default_rng(2).standard_normal((3, 96)).astype(np.float32)
+    qkv[1, 40], qkv[1, 70] = np.nan, np.inf
+    setting.rope(qkv, frequencies_of(32), np.arange(3), np.arange(3))
+    values = decode_blocks(layout, setting.data)[0, 0, :, 0]
+    assert np.isnan(values[:, 1]).all()
+    assert np.isfinite(values[:, [0, 2]]).all()

@@ -1,0 +1,178 @@
+"""A request's logits are the same bits alone and in any company, chunking, order, after preemption,
+and with any number of threads: for every weight format and every type of KV pool."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from compute_plane.executor.cpu import CpuExecutor
+from compute_plane.model.tensor import TensorFormat
+from kernels.cpu.instruction_set import selected_instruction_set, supported_sets
+from tests.compute_plane.executor.tiny_llama import (
+    pool_for,
+    tiny_executor,
+    tiny_spec,
+    tiny_weights,
+)
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
+
+SPEC = tiny_spec(quantisable=True)
+WEIGHTS = tiny_weights(SPEC)
+NUM_BLOCKS = 400
+BLOCK_SIZES = {"float32": 16, "bfloat16": 16, "int8": 24}
+NEW_TOKENS = 3
+
+Q4_1, Q4_0, Q8_0 = TensorFormat.Q4_1, TensorFormat.Q4_0, TensorFormat.Q8_0
+F16, BF16 = TensorFormat.F16, TensorFormat.BF16
+EVERY = ""
+"""A part of every tensor's name."""
+
+KINDS = {
+    "float32": ("float32", {}, "float32"),
+    "float16": ("auto", {EVERY: F16}, "bfloat16"),
+    "bfloat16": ("bfloat16", {}, "bfloat16"),
+    "Q4_1 with a Q8_0 embedding": ("auto", {"embed": Q8_0, EVERY: Q4_1}, "bfloat16"),
+    "Q4_0, int8 pool": ("auto", {EVERY: Q4_0}, "int8"),
+    "mixed": ("auto", {"q_proj": Q8_0, "v_proj": BF16, "gate": F16, EVERY: Q4_1}, "bfloat16"),
+}
+
+
+@contextmanager
+def executor_of(kind: str, num_threads: int = 2) -> Iterator[CpuExecutor]:
+    dtype, formats, kv_dtype = KINDS[kind]
+    pool = pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZES[kv_dtype], kv_dtype)
+    with tiny_executor(
+        SPEC, WEIGHTS, pool, dtype=dtype, formats=formats, num_threads=num_threads,
+        keep_logits=True,
+    ) as made:  # fmt: skip
+        yield made
+
+
+@dataclass
+class Story:
+    """A sequence and the logits it saw after each number of tokens."""
+
+    sequence: DrivenSequence
+    seen: dict[int, bytes] = field(default_factory=dict)
+
+
+def prompts_of(seed: int, count: int) -> list[list[int]]:
+    random = np.random.default_rng(seed)
+    lengths = random.choice([1, 2, 15, 16, 17, 40, 63, 64, 65, 130, 300], count)
+    return [[int(t) for t in random.integers(0, SPEC.vocab_size, n)] for n in lengths]
+
+
+def run_step(driver: BatchDriver, stories: list[Story], chunk: int | None) -> None:
+    sequences = [story.sequence for story in stories]
+    batch = driver.batch(sequences, chunk)
+    output = driver.executor.execute(batch)
+    assert not output.failed_rows
+    assert output.logits is not None
+    for k, row in enumerate(batch.sampled_rows.tolist()):
+        story = stories[row]
+        logits = output.logits[k].tobytes()
+        assert story.seen.setdefault(len(story.sequence.tokens), logits) == logits
+    driver.commit(sequences, batch, output)
+
+
+def alone(driver: BatchDriver, prompt: list[int]) -> dict[int, bytes]:
+    story = Story(DrivenSequence(list(prompt)))
+    for _ in range(NEW_TOKENS):
+        run_step(driver, [story], None)
+    driver.free += story.sequence.blocks
+    return story.seen
+
+
+def in_company(driver: BatchDriver, prompts: list[list[int]], seed: int) -> list[dict[int, bytes]]:
+    """Run all prompts in steps of drawn rows and chunks; now and then one is computed anew."""
+    random = np.random.default_rng(seed)
+    stories = [Story(DrivenSequence(list(prompt))) for prompt in prompts]
+    ends = [len(prompt) + NEW_TOKENS for prompt in prompts]
+    while True:
+        left = [s for s, end in zip(stories, ends, strict=True) if len(s.sequence.tokens) < end]
+        if not left:
+            break
+        taken = [left[i] for i in random.permutation(len(left))[: random.integers(1, 9)]]
+        run_step(driver, taken, [None, 1, 7, 16, 33, 100][random.integers(6)])
+        if random.random() < 0.1:
+            preempted = taken[0].sequence
+            driver.free += preempted.blocks
+            preempted.blocks, preempted.num_computed = [], 0
+    for story in stories:
+        driver.free += story.sequence.blocks
+    return [story.seen for story in stories]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def driver(request: pytest.FixtureRequest) -> Iterator[BatchDriver]:
+    with executor_of(request.param) as executor:
+        yield BatchDriver(executor, num_blocks=NUM_BLOCKS, block_size=executor._pool.block_size)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 12))
+def test_logits_are_the_same_bits_in_any_company(
+    driver: BatchDriver, seed: int, count: int
+) -> None:
+    prompts = prompts_of(seed, count)
+    together = in_company(driver, prompts, seed)
+    for prompt, seen in zip(prompts, together, strict=True):
+        assert seen == alone(driver, prompt)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_the_same_bits_with_any_number_of_threads(kind: str) -> None:
+    digests = set()
+    for num_threads in (1, 2, 5):
+        with executor_of(kind, num_threads) as executor:
+            driver = BatchDriver(
+                executor, num_blocks=NUM_BLOCKS, block_size=executor._pool.block_size
+            )
+            digests.add(digest(in_company(driver, prompts_of(7, 9), seed=3)))
+    assert len(digests) == 1
+
+
+def digest(stories: list[dict[int, bytes]]) -> str:
+    return hashlib.sha256(b"".join(seen[n] for seen in stories for n in sorted(seen))).hexdigest()
+
+
+SET_PROGRAM = """
+import sys
+from kernels.cpu.instruction_set import select_instruction_set
+select_instruction_set(sys.argv[1])
+from tests.golden.batch_driver import BatchDriver
+from tests.properties import test_cpu_results_do_not_depend_on_the_batch as t
+for kind in t.KINDS:
+    with t.executor_of(kind) as executor:
+        driver = BatchDriver(
+            executor, num_blocks=t.NUM_BLOCKS, block_size=executor._pool.block_size
+        )
+        prompts = t.prompts_of(1, 4)
+        together = t.in_company(driver, prompts, seed=2)
+        assert together == [t.alone(driver, prompt) for prompt in prompts], kind
+        print(kind, t.digest(together), sep=chr(9))
+"""
+SAME_ON_EVERY_SET = ["float32"]
+
+
+@pytest.mark.slow
+def test_every_instruction_set_keeps_the_law_and_float32_has_the_same_bits_on_all() -> None:
+    answers = {}
+    for chosen in supported_sets():
+        program = [sys.executable, "-c", SET_PROGRAM, chosen.name]
+        done = subprocess.run(program, check=True, capture_output=True, text=True)
+        answers[chosen.name] = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert len(answers) == len(supported_sets()) > 1
+    assert selected_instruction_set().name in answers
+    for kind in SAME_ON_EVERY_SET:
+        assert len({answer[kind] for answer in answers.values()}) == 1
