@@ -65,7 +65,7 @@ class RegionPool:
         if index > 0 and sum(self._free[index - 1]) == start:
             start, before = self._free.pop(index - 1)
             length += before
-            pass
+            index -= 1
         self._free.insert(index, (start, length))
 
     def _take(self, index: int, start: int, length: int) -> None:

@@ -1,10 +1,19 @@
-"""The operations compiled for CPUs with Numba.
+"""The kernels of the CPU engine, compiled with Numba, their inner tiles written as LLVM IR.
 
-Every kernel is compiled at import for one fixed signature (C-contiguous float32), so that nothing
-is ever compiled while a batch runs, and releases the GIL. None starts threads: a caller that wants
-several cuts the rows (or attention items) and calls from each.
+    how it works   instruction_set  which instructions the processor has; the choice of the process
+                   vector_ir        LLVM IR of vectors        emitted   from IR to Numba
+                   operation        what a kernel is, what a step's record and header hold
+                   atomics, step    threads that walk through a step together
+    matrices       matrix_product   operands of all products
+                   int8_*           Q4_1, Q4_0, Q8_0 weights and int8 rows
+                   float_*, bf16_*  F32, F16, BF16 weights
+                   row_*            the rows that products read: norm, gate, quantisation
+                   embedding
+    attention      kv_layout        how keys and values lie in the pool
+                   rope_*           rotary positions, and the write into the pool
+                   attention_*
+    sampling       sampling*, sample_record, weight_search, logit_adjustments
 
-On order: float sums may be reassociated by the compiler (`reassoc`) only inside loops whose length
-the row alone decides (E, D, F, its own context). The machine code, and so the order, is then a
-function of that length: the law of `kernels.interface` holds.
+A kernel is compiled when a table first names it, and cached under a name that changes with every
+source (`compute_plane.executor.kernel_cache`).
 """

@@ -161,7 +161,7 @@ def exp(builder: Builder, x: Value) -> Value:
     """Return e^x of lanes ≤ 88, within 2 units in the last place; e^−87 for everything below.
 
     x = n·ln 2 + r, |r| ≤ ln 2 / 2, then 2^n times a polynomial for e^r (coefficients of the Cephes
-    library's expf, Moshier 1989; `kernels.cpu.exponential` is the same in Numba's language).
+    library's expf, Moshier 1989).
     """
     x = maximum(builder, x, constant(F32X, EXP_LOWEST))
     scaled = builder.fmul(x, constant(F32X, LOG2_E))
