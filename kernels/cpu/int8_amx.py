@@ -27,6 +27,7 @@ Cycles of a unit at 256 rows, K = 576, Q4_1, beside 2 multiplications of 16 vect
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import llvmlite.binding
@@ -37,7 +38,7 @@ from numba.core import cgutils
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8Format
-from kernels.cpu.int8_tile import BIAS_BITS, panel_factors, panel_minima, weights_of_vector
+from kernels.cpu.int8_tile import BIAS_BITS, panel_factors, weights_of_vector
 from kernels.cpu.matrix_product import emit_sums
 from kernels.cpu.vector_ir import (
     BYTES,
@@ -56,6 +57,7 @@ from kernels.cpu.vector_ir import (
     i64,
     load,
     offset,
+    prefetch,
     store,
 )
 
@@ -64,7 +66,10 @@ TILE_BYTES: Final = GROUP * PANEL_COLUMNS
 BLOCK_BYTES: Final = BLOCK_ROWS * VECTOR_BYTES
 """Of the integers, or the float sums, of a block of rows and a panel."""
 RING_BLOCKS: Final = 4
-AHEAD: Final = 3
+UNITS_STORED, UNITS_MADE, UNITS_LOADED = 2, 3, 5
+"""Which unit from the one in hand is put into the ring, multiplied, loaded."""
+ROWS_BETWEEN: Final = 3
+"""Rows of float arithmetic between two instructions on tiles: side by side they cost least."""
 
 SUMS, ROWS, WEIGHTS = 0, 2, 4
 """Tile registers: integers, rows and weights of every other unit."""
@@ -79,11 +84,6 @@ ROWS_AT: Final = 48
 _POINTER: Final = I8.as_pointer()
 
 llvmlite.binding.initialize_native_asmparser()
-
-
-def slot_bytes(fmt: Int8Format) -> int:
-    """Return the bytes of the unpacked weights of a group."""
-    return TILE_BYTES + (3 if fmt.has_minimum else 2) * VECTOR_BYTES
 
 
 def _register(number: int) -> ir.Constant:
@@ -114,25 +114,17 @@ def release_tiles(builder: Builder) -> None:
 
 
 def unpacker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return void(panel, groups, slots): unpack a panel into slots."""
+    """Return void(panel, groups, tiles): unpack a panel's nibbles into tiles of int8."""
 
-    def unpack(builder: Builder, panel: Value, groups: Value, slots: Value) -> None:
-        chosen = selected_instruction_set()
-
+    def unpack(builder: Builder, panel: Value, groups: Value, tiles: Value) -> None:
         def body(group: Value) -> None:
-            tile = offset(builder, panel, builder.mul(group, i64(fmt.tile_bytes)))
-            slot = offset(builder, slots, builder.mul(group, i64(slot_bytes(fmt))))
+            packed = offset(builder, panel, builder.mul(group, i64(fmt.tile_bytes)))
+            tile = offset(builder, tiles, builder.mul(group, i64(TILE_BYTES)))
             for v in range(fmt.num_vectors):
-                stored = load(builder, offset(builder, tile, VECTOR_BYTES * v), BYTES)
+                stored = load(builder, offset(builder, packed, VECTOR_BYTES * v), BYTES)
                 for k, unpacked in weights_of_vector(builder, fmt, v, [stored]):
                     signed = builder.sub(unpacked[0], constant(BYTES, fmt.offset))
-                    store(builder, signed, offset(builder, slot, k * PANEL_COLUMNS))
-            factors = panel_factors(builder, fmt, chosen, tile)
-            vectors = [factors.d, factors.bias]
-            if fmt.has_minimum:
-                vectors.append(panel_minima(builder, fmt, chosen, tile))
-            for i, vector in enumerate(vectors):
-                store(builder, vector, offset(builder, slot, TILE_BYTES + VECTOR_BYTES * i))
+                    store(builder, signed, offset(builder, tile, k * PANEL_COLUMNS))
 
         counted_loop(builder, groups, body)
 
@@ -153,22 +145,24 @@ class RowBroadcasts:
         self.strides = {n: builder.mul(stride, i64(n)) for n in (1, 3, 5, 7)}
         self.half = builder.shl(stride, i64(3))
 
-    def load(self, builder: Builder, base: Value) -> list[Value]:
-        """Return the floats of the 16 rows from `base` on."""
-        vectors = []
-        for half in (base, builder.add(base, self.half)):
-            for multiple, factor in self.FACTORS:
-                if multiple:
-                    kind = ir.FunctionType(F32X, [I64, I64])
-                    text, constraint = f"vbroadcastss ($1,$2,{factor}), $0", "=v,r,r"
-                    operands = [half, self.strides[multiple]]
-                else:
-                    kind = ir.FunctionType(F32X, [I64])
-                    text, constraint, operands = "vbroadcastss ($1), $0", "=v,r", [half]
-                vector = builder.asm(kind, text, constraint, operands, False)
-                vector.attributes.add("readonly")
-                vectors.append(vector)
-        return vectors
+    def of_rows(self, builder: Builder, base: Value) -> Callable[[int], Value]:
+        """Return what loads the float of row r, base being the address of row 0's."""
+        halves = (base, builder.add(base, self.half))
+
+        def of_row(r: int) -> Value:
+            half = halves[r // len(self.FACTORS)]
+            multiple, factor = self.FACTORS[r % len(self.FACTORS)]
+            if multiple:
+                kind = ir.FunctionType(F32X, [I64, I64])
+                text, constraint = f"vbroadcastss ($1,$2,{factor}), $0", "=v,r,r"
+                vector = builder.asm(kind, text, constraint, [half, self.strides[multiple]], False)
+            else:
+                kind = ir.FunctionType(F32X, [I64])
+                vector = builder.asm(kind, "vbroadcastss ($1), $0", "=v,r", [half], False)
+            vector.attributes.add("readonly")
+            return vector
+
+        return of_row
 
 
 def _add_product(builder: Builder, total: Value, x: Value, y: Value) -> Value:
@@ -180,44 +174,6 @@ def _add_product(builder: Builder, total: Value, x: Value, y: Value) -> Value:
     added = builder.asm(kind, "vfmadd231ps $3, $2, $0", "=v,0,v,v", [total, x, y], False)
     added.attributes.add("readnone")
     return added
-
-
-def minima_maker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return void(slots, groups, scaled_sums, last, whole, blocks, out): Σ m · scaled_sum.
-
-    scaled_sums: float32 [rows, groups] of `whole` blocks of 16 rows, last: of one more, if `blocks`
-    is larger. out: float32 [blocks, 16, 16].
-    """
-
-    def make_minima(
-        builder: Builder, slots: Value, groups: Value, scaled_sums: Value, last: Value,
-        whole: Value, blocks: Value, out: Value,
-    ) -> None:  # fmt: skip
-        row_bytes = builder.shl(groups, i64(2))
-        broadcasts = RowBroadcasts(builder, row_bytes)
-        sums = [cgutils.alloca_once(builder, F32X) for _ in range(BLOCK_ROWS)]
-
-        def make_block(block: Value) -> None:
-            rows = _of_block(builder, block, whole, scaled_sums, row_bytes, last)
-            for total in sums:
-                builder.store(constant(F32X, 0.0), total)
-
-            def body(group: Value) -> None:
-                m_at = offset(builder, slots, builder.mul(group, i64(slot_bytes(fmt))))
-                m = load(builder, offset(builder, m_at, TILE_BYTES + 2 * VECTOR_BYTES), F32X)
-                here = offset(builder, rows, builder.shl(group, i64(2)))
-                for total, scaled_sum in zip(sums, broadcasts.load(builder, here), strict=True):
-                    added = _add_product(builder, builder.load(total), m, scaled_sum)
-                    builder.store(added, total)
-
-            counted_loop(builder, groups, body)
-            place = offset(builder, out, builder.mul(block, i64(BLOCK_BYTES)))
-            for r, total in enumerate(sums):
-                store(builder, builder.load(total), offset(builder, place, r * VECTOR_BYTES))
-
-        counted_loop(builder, blocks, make_block)
-
-    return emitted(types.void, *[types.int64] * 7)(make_minima)
 
 
 def _of_block(
@@ -254,84 +210,68 @@ class _Walk:
 
 
 def panel_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return what multiplies all rows with an unpacked panel.
+    """Return what multiplies all rows with a panel.
 
-    void(slots, groups, x, last_x, scales, last_scales, num_rows, minima, ring, totals, out, stride,
-    columns, accumulate). x, scales: of whole blocks of 16 rows; last_…: of one more, filled up with
-    zeros, if num_rows is no multiple of 16. minima: what a minima maker wrote. ring, totals: scratch
-    memory, RING_BLOCKS and 1 times BLOCK_BYTES. out, stride, columns, accumulate: as in
+    void(panel, tiles, tile_stride, groups, x, last_x, scales, last_scales, scaled_sums,
+    last_scaled_sums, num_rows, ring, totals, out, stride, columns, accumulate). panel: packed;
+    tiles: its tiles of int8, tile_stride bytes apart. x, scales, scaled_sums: of whole blocks of 16
+    rows; last_…: of one more, filled up with zeros, if num_rows is no multiple of 16. ring, totals:
+    scratch memory, RING_BLOCKS and 1 times BLOCK_BYTES. out, stride, columns, accumulate: as in
     `kernels.cpu.matrix_product.emit_sums`.
     """
 
     def multiply(builder: Builder, *operands: Value) -> None:
-        slots, groups, x, last_x, scales, last_scales, num_rows, minima = operands[:8]
-        ring, totals, out, stride, columns, accumulate = operands[8:]
+        panel, tiles, tile_stride, groups, x, last_x = operands[:6]
+        scales, last_scales, scaled_sums, last_scaled_sums, num_rows = operands[6:11]
+        ring, totals, out, stride, columns, accumulate = operands[11:]
+        chosen = selected_instruction_set()
         whole = builder.lshr(num_rows, i64(4))
         blocks = builder.lshr(builder.add(num_rows, i64(BLOCK_ROWS - 1)), i64(4))
         k, row_bytes = builder.mul(groups, i64(GROUP)), builder.shl(groups, i64(2))
         broadcasts = RowBroadcasts(builder, row_bytes)
-        made, added = (_Walk(builder, groups, blocks) for _ in range(2))
+        loaded, added = (_Walk(builder, groups, blocks) for _ in range(2))
         sums = [cgutils.alloca_once(builder, F32X) for _ in range(BLOCK_ROWS)]
 
-        def clear() -> None:
+        def begin_block(block: Value) -> None:
             for total in sums:
                 builder.store(constant(F32X, 0.0), total)
-
-        def slot_of(group: Value) -> Value:
-            return offset(builder, slots, builder.mul(group, i64(slot_bytes(fmt))))
+            row_stride = builder.shl(stride, i64(2))
+            first = offset(builder, out, builder.mul(builder.shl(block, i64(4)), row_stride))
+            for r in range(BLOCK_ROWS):
+                place = offset(builder, first, builder.mul(row_stride, i64(r)))
+                prefetch(builder, place, is_written=True)
 
         def of_ring(unit: Value) -> Value:
             index = builder.and_(unit, i64(RING_BLOCKS - 1))
             return offset(builder, ring, builder.mul(index, i64(BLOCK_BYTES)))
 
-        def make(turn: int) -> None:
-            """Emit the next tile product, into register SUMS + turn."""
-            block, group = made.at(builder)
+        def load_rows(turn: int) -> None:
+            block, group = loaded.at(builder)
             rows = _of_block(builder, block, whole, x, k, last_x)
-            rows = offset(builder, rows, builder.mul(group, i64(GROUP)))
+            place = offset(builder, rows, builder.mul(group, i64(GROUP)))
+            _load_tile(builder, _register(ROWS + turn), place, k)
+
+        def load_weights(turn: int) -> None:
+            _, group = loaded.at(builder)
+            place = offset(builder, tiles, builder.mul(group, tile_stride))
+            _load_tile(builder, _register(WEIGHTS + turn), place, i64(VECTOR_BYTES))
+            loaded.go_on(builder)
+
+        def clear(turn: int) -> None:
+            call(builder, "llvm.x86.tilezero", VOID, [_register(SUMS + turn)])
+
+        def make(turn: int) -> None:
             registers = [_register(first + turn) for first in (SUMS, ROWS, WEIGHTS)]
-            _load_tile(builder, registers[1], rows, k)
-            _load_tile(builder, registers[2], slot_of(group), i64(VECTOR_BYTES))
-            call(builder, "llvm.x86.tilezero", VOID, registers[:1])
             call(builder, "llvm.x86.tdpbssd", VOID, registers)
-            made.go_on(builder)
 
         def put(turn: int, unit: Value) -> None:
-            """Emit the store of register SUMS + turn into the ring."""
             place = builder.inttoptr(of_ring(unit), _POINTER)
             operands = [_register(SUMS + turn), place, i64(VECTOR_BYTES)]
             call(builder, "llvm.x86.tilestored64", VOID, operands)
 
-        def add(unit: Value) -> None:
-            """Emit the float arithmetic of a unit, and behind the last group the way out."""
-            block, group = added.at(builder)
-            slot, integers = slot_of(group), (of_ring(unit) if not __import__('os').environ.get('RFIX') else offset(builder, totals, 0))
-            d, bias = (
-                load(builder, offset(builder, slot, TILE_BYTES + VECTOR_BYTES * i), F32X)
-                for i in range(2)
-            )
-            rows = _of_block(builder, block, whole, scales, row_bytes, last_scales)
-            rows = offset(builder, rows, builder.shl(group, i64(2)))
-            row_scales = broadcasts.load(builder, rows)
-            for r, (total, scale) in enumerate(zip(sums, row_scales, strict=True)):
-                integer = load(builder, offset(builder, integers, r * VECTOR_BYTES), I32X)
-                biased = builder.bitcast(builder.add(integer, constant(I32X, BIAS_BITS)), F32X)
-                product = fma(builder, biased, d, bias)
-                builder.store(_add_product(builder, builder.load(total), product, scale), total)
-            added.go_on(builder)
-            is_end = builder.icmp_signed("==", builder.add(group, i64(1)), groups)
-            with builder.if_then(is_end, likely=False):
-                write_out(block)
-                clear()
-
         def write_out(block: Value) -> None:
-            below = builder.mul(block, i64(BLOCK_BYTES))
-            for r, place in enumerate(sums):
-                total = builder.load(place)
-                if fmt.has_minimum:
-                    rest = load(builder, offset(builder, minima, below, r * VECTOR_BYTES), F32X)
-                    total = builder.fadd(total, rest)
-                store(builder, total, offset(builder, totals, r * VECTOR_BYTES))
+            for r, total in enumerate(sums):
+                store(builder, builder.load(total), offset(builder, totals, r * VECTOR_BYTES))
             row = builder.shl(block, i64(4))
             left = builder.sub(num_rows, row)
             is_whole = builder.icmp_signed(">", left, i64(BLOCK_ROWS))
@@ -339,17 +279,57 @@ def panel_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             target = offset(builder, out, builder.shl(builder.mul(row, stride), i64(2)))
             emit_sums(builder, 1, totals, rows, columns, target, stride, accumulate)
 
-        clear()
-        make(0)
-        make(1)
-        put(0, i64(0))
-        make(0)
-        put(1, i64(1))
-
         def step(unit: Value, turn: int) -> None:
-            put(turn, builder.add(unit, i64(AHEAD - 1)))
-            make(1 - turn)
-            add(unit)
+            """Emit the float arithmetic of a unit, and between it what later units need."""
+            block, group = added.at(builder)
+            packed = offset(builder, panel, builder.mul(group, i64(fmt.tile_bytes)))
+            factors = panel_factors(builder, fmt, chosen, packed)
+            right = builder.shl(group, i64(2))
+            beside = [(scales, last_scales)]
+            if fmt.has_minimum:
+                beside.append((scaled_sums, last_scaled_sums))
+            floats = [
+                broadcasts.of_rows(
+                    builder,
+                    offset(builder, _of_block(builder, block, whole, at, row_bytes, last), right),
+                )
+                for at, last in beside
+            ]
+            integers = of_ring(unit)
+            work = [
+                lambda: clear(1 - turn),
+                lambda: make(1 - turn),
+                lambda: load_rows(1 - turn),
+                lambda: load_weights(1 - turn),
+                lambda: put(turn, builder.add(unit, i64(UNITS_STORED))),
+            ]
+            for r, total in enumerate(sums):
+                if r % ROWS_BETWEEN == 0 and work:
+                    work.pop(0)()
+                place = offset(builder, integers, r * VECTOR_BYTES)
+                biased = builder.add(load(builder, place, I32X), constant(I32X, BIAS_BITS))
+                product = fma(builder, builder.bitcast(biased, F32X), factors.d, factors.bias)
+                value = _add_product(builder, builder.load(total), product, floats[0](r))
+                if factors.m is not None:
+                    value = _add_product(builder, value, factors.m, floats[1](r))
+                builder.store(value, total)
+            added.go_on(builder)
+            is_end = builder.icmp_signed("==", builder.add(group, i64(1)), groups)
+            with builder.if_then(is_end, likely=False):
+                write_out(block)
+                begin_block(builder.add(block, i64(1)))
+
+        begin_block(i64(0))
+        # What the steps −5 to −1 would have done.
+        for before in range(UNITS_LOADED, 0, -1):
+            turn = before % 2
+            if before <= UNITS_MADE:
+                clear(1 - turn)
+                make(1 - turn)
+            load_rows(1 - turn)
+            load_weights(1 - turn)
+            if before <= UNITS_STORED:
+                put(turn, i64(UNITS_STORED - before))
 
         def two_units(unit: Value) -> None:
             step(unit, 0)
@@ -361,7 +341,7 @@ def panel_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
         with builder.if_then(builder.icmp_signed("!=", even, units)):
             step(even, 0)
 
-    return emitted(types.void, *[types.int64] * 14)(multiply)
+    return emitted(types.void, *[types.int64] * 17)(multiply)
 
 
 def _load_tile(builder: Builder, register: Value, address: Value, stride: Value) -> None:

@@ -18,7 +18,6 @@ from numba import types
 
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
-from kernels.cpu.int8_amx_product import MOST_ROWS as MOST_AMX_ROWS
 from kernels.cpu.int8_amx_product import amx_product, amx_scratch_bytes
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Q4_0, Q4_1, Q8_0, Int8Format
 from kernels.cpu.int8_tile import int8_tile_sizes, int8_tiles
@@ -66,13 +65,10 @@ def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
         if HAS_AMX and num_rows >= AMX_ROWS:
             panels = (n + PANEL_COLUMNS - 1) // PANEL_COLUMNS
             first, end = panels * chunk // num_chunks, panels * (chunk + 1) // num_chunks
-            for row in range(0, num_rows, MOST_AMX_ROWS):
-                down = 4 * row * groups
-                by_tiles(
-                    x + row * k, scales + down, scaled_sums + down,
-                    min(MOST_AMX_ROWS, num_rows - row), groups, weights, first, end, n,
-                    out + 4 * row * stride, stride, accumulate, sums,
-                )  # fmt: skip
+            by_tiles(
+                x, scales, scaled_sums, num_rows, groups, weights, first, end, n, out, stride,
+                accumulate, sums,
+            )  # fmt: skip
             return
         num_groups = (n + WIDTH - 1) // WIDTH
         for group in range(

@@ -6,7 +6,7 @@ in registers while k runs down, group by group of 32:
     32 k's:   exact integers    i[r, c]   = Σ_k q_weight[k, c] · q_row[r, k]     (`integer_dot`)
     then:     float32           v         = i · d[c]               rounded once
                                 sum[r, c] = fma(v, scale[r], sum)
-    Q4_1 also                   min[r, c] = fma(m[c], scaled_sum[r], min)      sum + min at the end
+    Q4_1 also                   sum[r, c] = fma(m[c], scaled_sum[r], sum)
 
 where a row's element is q_row · scale and scaled_sum = scale · Σ q_row. So the bits of an output
 depend on its row and its column alone, and are the same on every instruction set.
@@ -135,27 +135,13 @@ def _tile(
     ]  # fmt: skip
     panel_at = [offset(builder, weights, builder.mul(second, i64(p))) for p in range(panels)]
     totals = [[cgutils.alloca_once(builder, F32X) for _ in range(panels)] for _ in range(rows)]
-    outs = [[offset(builder, out, VECTOR_BYTES * (r * panels + p)) for p in range(panels)] for r in range(rows)]
+    # Here, not where the variables are made: a tile may stand in a loop.
+    for total in chain(*totals):
+        builder.store(constant(F32X, 0.0), total)
 
-    def clear() -> None:
-        # Here, not where the variables are made: a tile may stand in a loop.
-        for total in chain(*totals):
-            builder.store(constant(F32X, 0.0), total)
-
-    def tiles_of(group: Value) -> list[Value]:
+    def body(group: Value) -> None:
         down = builder.mul(group, i64(fmt.tile_bytes))
-        return [offset(builder, at, down) for at in panel_at]
-
-    def add_minima(group: Value) -> None:
-        below = builder.mul(group, i64(4))
-        minima = [panel_minima(builder, fmt, chosen, tile) for tile in tiles_of(group)]
-        for row, of_row in zip(places, totals, strict=True):
-            scaled_sum = _broadcast_float(builder, offset(builder, row.scaled_sums, below))
-            for total, m in zip(of_row, minima, strict=True):
-                builder.store(fma(builder, m, scaled_sum, builder.load(total)), total)
-
-    def add_integers(group: Value) -> None:
-        tiles = tiles_of(group)
+        tiles = [offset(builder, at, down) for at in panel_at]
         if rows == 1:
             for tile in tiles:
                 for line in range(0, fmt.tile_bytes, VECTOR_BYTES):
@@ -167,46 +153,40 @@ def _tile(
         factors = [panel_factors(builder, fmt, chosen, tile) for tile in tiles]
         for row, of_row, sums_of_row in zip(places, totals, integers, strict=True):
             scale = _broadcast_float(builder, offset(builder, row.scales, below))
+            if fmt.has_minimum:
+                scaled_sum = _broadcast_float(builder, offset(builder, row.scaled_sums, below))
             for total, biased, factor in zip(of_row, sums_of_row, factors, strict=True):
                 product = fma(builder, builder.bitcast(biased, F32X), factor.d, factor.bias)
-                builder.store(fma(builder, product, scale, builder.load(total)), total)
+                added = fma(builder, product, scale, builder.load(total))
+                if factor.m is not None:
+                    added = fma(builder, factor.m, scaled_sum, added)
+                builder.store(added, total)
 
-    clear()
-    if fmt.has_minimum:
-        # Apart, and kept in memory meanwhile: there are no registers for both kinds of sums.
-        counted_loop(builder, groups, add_minima)
-        for place, total in zip(chain(*outs), chain(*totals), strict=True):
-            store(builder, builder.load(total), place)
-        clear()
-    counted_loop(builder, groups, add_integers)
-    for place, total in zip(chain(*outs), chain(*totals), strict=True):
-        whole = builder.load(total)
-        if fmt.has_minimum:
-            whole = builder.fadd(whole, load(builder, place, F32X))
-        store(builder, whole, place)
+    counted_loop(builder, groups, body)
+    for index, total in enumerate(chain(*totals)):
+        store(builder, builder.load(total), offset(builder, out, VECTOR_BYTES * index))
 
 
 @dataclass(frozen=True, slots=True)
 class PanelFactors:
-    """What a group's sums of a panel are multiplied with: d, and −BIAS · d."""
+    """What a group's sums of a panel are multiplied with: d, −BIAS · d and m (None without)."""
 
     d: Value
     bias: Value
+    m: Value | None
 
 
 def panel_factors(
     builder: Builder, fmt: Int8Format, chosen: InstructionSet, tile: Value
 ) -> PanelFactors:
-    """Load a tile's scales as float32."""
-    stored = load(builder, offset(builder, tile, fmt.scales_at), I16X)
-    d = f16_to_float32(builder, stored, chosen)
-    return PanelFactors(d, builder.fmul(d, constant(F32X, -BIAS)))
+    """Load a tile's scales and minima as float32."""
 
+    def widened(at: int) -> Value:
+        return f16_to_float32(builder, load(builder, offset(builder, tile, at), I16X), chosen)
 
-def panel_minima(builder: Builder, fmt: Int8Format, chosen: InstructionSet, tile: Value) -> Value:
-    """Load a tile's minima as float32."""
-    stored = load(builder, offset(builder, tile, fmt.minima_at), I16X)
-    return f16_to_float32(builder, stored, chosen)
+    d = widened(fmt.scales_at)
+    bias = builder.fmul(d, constant(F32X, -BIAS))
+    return PanelFactors(d, bias, widened(fmt.minima_at) if fmt.has_minimum else None)
 
 
 def _bias(builder: Builder, fmt: Int8Format, chosen: InstructionSet, sums: Value) -> Value:
