@@ -78,7 +78,7 @@ class ComputePlaneConfig:
     device: str = setting("auto", help="where the model runs", choices=DEVICES)
     dtype: str = setting(
         "auto",
-        help="what weights are computed in; auto: the file's own format, quantised ones as they are",
+        help="what weights are computed in; auto: as the file has them, quantised ones too",
         choices=DTYPES,
     )
     kv_cache_dtype: str = setting(

@@ -73,7 +73,7 @@ def test_the_table_of_options_has_the_real_defaults():
     for flag, default in rows:
         if flag in ("--model", "--seed"):
             continue  # their defaults stand in words
-        assert float(default) == DEFAULTS[flag], flag
+        assert type(DEFAULTS[flag])(default) == DEFAULTS[flag], flag
 
 
 def test_every_room_of_the_map_is_there():

@@ -14,7 +14,6 @@ from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.memory.sizing import (
     available_memory_bytes,
     check_pool_fits,
-    check_weights_fit,
 )
 from kernels.cpu.instruction_set import select_instruction_set
 
@@ -44,7 +43,6 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     from kernels.cpu.kv_layout import KvLayout
 
     spec = context.spec
-    check_weights_fit(spec.num_parameters, available_memory_bytes())
     weights = pack_weights(spec, model.source, context.dtype, num_threads=context.num_threads)
     kv_dtype = context.kv_cache_dtype
     if kv_dtype == "auto":

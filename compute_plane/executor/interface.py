@@ -49,8 +49,8 @@ class SamplingRow(NamedTuple):
 
     The random number depends on `(seed, sample_index, position)` alone, where `position` is that of
     the token to be drawn. `temperature` 0 is greedy; `top_p` in (0, 1]; `top_k` 0 and `min_p` 0 are
-    off. `penalties`, `logit_bias`: None where they change nothing. `num_logprobs`: log-probabilities
-    wanted, that of the token and of so many most likely ones; None: none at all.
+    off. `penalties`, `logit_bias`: None where they change nothing. `num_logprobs`: how many most
+    likely tokens to list with their log-probabilities, beside the token's own; None: nothing.
 
     (A named tuple because one is made for every token.)
     """

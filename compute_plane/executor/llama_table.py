@@ -64,9 +64,9 @@ class LayerRecords:
 class LlamaTable:
     """The records of a model and the buffers they work in.
 
-    `max_tokens`: of one step. `on_compiled`: as for `StepTable`. `before`, `layers`, `after`: addresses of records, in order.
-    `logits`: float32 [LOGITS_ROWS, vocabulary]. `scratch_bytes`: what a worker needs.
-    Weights and pool must outlive it.
+    `max_tokens`: of one step. `on_compiled`: as for `StepTable`. `before`, `layers`, `after`:
+    addresses of records, in order. `logits`: float32 [LOGITS_ROWS, vocabulary]. `scratch_bytes`:
+    what a worker needs. Weights and pool must outlive it.
     """
 
     def __init__(

@@ -28,6 +28,7 @@ from compute_plane.executor.weight_formats import (
     is_exact,
 )
 from compute_plane.memory.huge_pages import huge_page_array
+from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit
 from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError, printable
 from compute_plane.model.quantize import are_finite, convert_rows
@@ -116,6 +117,7 @@ def pack_weights(
     if not spec.tie_embeddings:
         lm_head = plan.matrix([source.tensor(layout.LM_HEAD)])
 
+    check_weights_fit(plan.num_bytes, available_memory_bytes())
     memory = huge_page_array(plan.num_bytes, purpose=f"the weights of {printable(spec.name)}")
     jobs = sorted(plan.jobs(memory), key=lambda job: -job.num_bytes)
     # NumPy lets go of the interpreter lock inside its loops, so threads pack side by side.

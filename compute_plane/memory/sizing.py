@@ -60,16 +60,15 @@ def available_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> in
     return min(candidates, default=None)
 
 
-def check_weights_fit(num_parameters: int, available_bytes: int | None) -> None:
-    """Raise ConfigError, naming `model`, if the weights in float32 cannot fit into memory.
+def check_weights_fit(num_bytes: int, available_bytes: int | None) -> None:
+    """Raise ConfigError, naming `model`, if weights of so many bytes cannot fit into memory.
 
     The system would grant the memory and end the process when it is used. `available_bytes` None
     (unknown) passes.
     """
-    needed = num_parameters * FLOAT32_BYTES
-    if available_bytes is not None and needed > available_bytes:
+    if available_bytes is not None and num_bytes > available_bytes:
         raise ConfigError(
-            f"model: its {num_parameters} parameters need {needed // MIB} MiB in float32, "
+            f"model: its weights need {num_bytes // MIB} MiB, "
             f"but only {available_bytes // MIB} MiB are available",
             field="model",
         )

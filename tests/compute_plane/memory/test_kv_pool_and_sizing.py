@@ -71,8 +71,8 @@ def test_a_pool_beyond_memory_is_refused_with_the_flag_and_both_numbers() -> Non
 def test_weights_beyond_memory_are_refused_with_both_numbers() -> None:
     check_weights_fit(1 << 20, 4 << 20)
     check_weights_fit(1 << 40, None)
-    with pytest.raises(ConfigError, match=r"8 MiB in float32, but only 7 MiB") as info:
-        check_weights_fit(2 << 20, 7 << 20)
+    with pytest.raises(ConfigError, match=r"8 MiB, but only 7 MiB") as info:
+        check_weights_fit(8 << 20, 7 << 20)
     assert info.value.field == "model"
 
 
