@@ -39,7 +39,7 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     # Kernels are made for the instruction set when they are imported.
     from compute_plane.executor.cpu import CpuExecutor
     from compute_plane.executor.packed_weights import pack_weights
-    from compute_plane.memory.paged_kv_pool import PagedKvPool
+    from compute_plane.memory.kv_pool import KvPool
     from kernels.cpu.kv_layout import KvLayout
 
     spec = context.spec
@@ -51,7 +51,7 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
         kv_dtype, spec.num_layers, spec.num_kv_heads, context.block_size, spec.head_dim
     )
     check_pool_fits(context.num_blocks, layout.block_bytes, available_memory_bytes())
-    kv_pool = PagedKvPool(layout, context.num_blocks)
+    kv_pool = KvPool(layout, context.num_blocks)
     executor = CpuExecutor(
         spec,
         weights,

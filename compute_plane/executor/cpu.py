@@ -29,7 +29,7 @@ from planes.errors import ValidationError
 
 if TYPE_CHECKING:
     from compute_plane.executor.packed_weights import PackedWeights
-    from compute_plane.memory.paged_kv_pool import PagedKvPool
+    from compute_plane.memory.kv_pool import KvPool
     from compute_plane.model.spec import ModelSpec
 
 Int64Array = npt.NDArray[np.int64]
@@ -53,7 +53,7 @@ class CpuExecutor:
         self,
         spec: ModelSpec,
         weights: PackedWeights,
-        kv_pool: PagedKvPool,
+        kv_pool: KvPool,
         *,
         num_threads: int,
         max_tokens: int = DEFAULT_MAX_TOKENS,

@@ -21,7 +21,12 @@ from compute_plane.executor.row_buffers import RowBuffers, product_of, row_forma
 from compute_plane.executor.step_table import StepTable
 from compute_plane.memory.huge_pages import huge_page_array
 from compute_plane.model.rope import inverse_frequencies
-from kernels.cpu.attention import ATTENTION, attention_scratch_bytes, merge_attention
+from kernels.cpu.attention import (
+    ATTENTION,
+    attention_partial_floats,
+    attention_scratch_bytes,
+    merge_attention,
+)
 from kernels.cpu.attention_context import Attention
 from kernels.cpu.attention_items import MAX_SHARED_ITEMS, rows_per_item
 from kernels.cpu.embedding import EMBEDDINGS, EmbeddingRecord
@@ -38,7 +43,7 @@ from kernels.cpu.row_inputs import RowInput, gated_rows, normed_rows, plain_rows
 
 if TYPE_CHECKING:
     from compute_plane.executor.packed_weights import PackedLayer, PackedMatrix, PackedWeights
-    from compute_plane.memory.paged_kv_pool import PagedKvPool
+    from compute_plane.memory.kv_pool import KvPool
     from compute_plane.model.spec import ModelSpec
 
 PIECE_TOKENS: Final = 512
@@ -46,8 +51,6 @@ PIECE_TOKENS: Final = 512
 LOGITS_ROWS: Final = 64
 """Rows of logits that exist at once; with a vocabulary of 50 000 they take 12 MiB."""
 FLOAT_BYTES: Final = 4
-PARTIAL_FLOATS: Final = 16
-"""Of a partial result of attention, beside its weighted V (`Attention.PARTIALS`)."""
 CHUNK_WEIGHTS: Final = 32 * 1024
 """Weights of a chunk of a product, about: a microsecond or two of one row."""
 MOST_PRODUCT_CHUNKS: Final = 64
@@ -73,7 +76,7 @@ class LlamaTable:
         self,
         spec: ModelSpec,
         weights: PackedWeights,
-        kv_pool: PagedKvPool,
+        kv_pool: KvPool,
         *,
         max_tokens: int,
         on_compiled: Callable[[str], None] | None = None,
@@ -89,8 +92,9 @@ class LlamaTable:
         self._cosines, self._sines = (self._floats(max_tokens * half) for _ in range(2))
         self._qkv = self._floats(PIECE_TOKENS * heads * spec.head_dim)
         self._attended = self._floats(PIECE_TOKENS * spec.query_size)
-        padded_head = PARTIAL_FLOATS + kv_pool.layout.padded_head_dim
-        self._partials = self._floats(MAX_SHARED_ITEMS * spec.num_heads * padded_head)
+        self._partials = self._floats(
+            MAX_SHARED_ITEMS * attention_partial_floats(spec.num_heads, spec.head_dim)
+        )
         self._gate_up = self._floats(PIECE_TOKENS * 2 * spec.intermediate_size)
         self.logits = (
             huge_page_array(FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size, purpose="logits")

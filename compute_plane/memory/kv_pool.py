@@ -1,44 +1,39 @@
-"""The KV block pool: the bytes behind the block ids the control plane hands out."""
+"""The KV block pool of the CPU engine: the bytes behind the ids the control plane hands out."""
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import Final
 
-Float32Array = npt.NDArray[np.float32]
+from compute_plane.memory.huge_pages import UInt8Array, huge_page_array
+from kernels.cpu.kv_layout import KvLayout
+
+PURPOSE: Final = "the KV pool"
 
 
 class KvPool:
-    """Keys and values of all sequences, in blocks of `block_size` tokens, float32.
+    """Keys and values of all sequences, in blocks, in the layout of `kernels.cpu.kv_layout`.
 
-    `data` has the shape [N, L, 2, G, B, D] (index 0 of the third axis is K, 1 is V):
-
-        block 0                                             block 1 …
-        ├ layer 0                          ├ layer 1 …
-        │ ├ K                    ├ V       │
-        │ │ head 0 [B, D] head 1 │ …       │
-
-    so one block is contiguous over all layers, and a copy or a swap of a block is one copy. The
-    memory is reserved at once but comes from the operating system zeroed and lazily: a block never
-    written costs nothing. Only the executor's thread may write.
+    `data`: uint8 [N, block_bytes]; a block is contiguous over all layers, so a copy or a swap of a
+    block is one copy. The memory is reserved at once but comes from the operating system zeroed and
+    lazily: a block never written costs nothing (but where pages are huge, a touched block brings
+    its neighbours on the page with it). Only the executor's thread may write.
     """
 
-    def __init__(
-        self, *, num_blocks: int, num_layers: int, num_kv_heads: int, block_size: int, head_dim: int
-    ) -> None:
-        self.data: Float32Array = np.zeros(
-            (num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim), dtype=np.float32
-        )
+    def __init__(self, layout: KvLayout, num_blocks: int) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        memory = huge_page_array(num_blocks * layout.block_bytes, purpose=PURPOSE)
+        self.data: UInt8Array = memory.reshape(num_blocks, layout.block_bytes)
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of the pool, N."""
-        return int(self.data.shape[0])
+    def address(self) -> int:
+        """Address of block 0."""
+        return self.data.ctypes.data
 
     @property
     def block_size(self) -> int:
         """Tokens of a block, B."""
-        return int(self.data.shape[4])
+        return self.layout.block_size
 
     @property
     def num_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from planes.errors import ConfigError
 
@@ -13,32 +13,6 @@ FILE_CACHES: Final = ("active_file", "inactive_file")
 """Lines of a control group's memory.stat that count pages the kernel takes back when it must."""
 
 MIB: Final = 1024 * 1024
-FLOAT32_BYTES: Final = 4
-
-
-class KvShape(Protocol):
-    """The part of a model's description that decides the size of a block."""
-
-    @property
-    def num_layers(self) -> int:
-        """Transformer layers, L."""
-        ...
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Key and value heads, G."""
-        ...
-
-    @property
-    def head_dim(self) -> int:
-        """Size of a head, D."""
-        ...
-
-
-def kv_block_bytes(shape: KvShape, block_size: int, bytes_per_value: int = FLOAT32_BYTES) -> int:
-    """Return the bytes of one KV block: K and V of `block_size` tokens in all layers."""
-    values = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * block_size
-    return values * bytes_per_value
 
 
 def available_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:

@@ -114,7 +114,7 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
     """Return what computes one item and kv head."""
     begin, prepare, end = low.begin, low.prepare, low.end
     scores, weights, values = low.scores, low.weights, low.values
-    to_pairs, value_bytes, fetches = low.to_pairs, low.value_bytes, low.fetches
+    to_pairs, value_bytes = low.to_pairs, low.value_bytes
     weight_bytes = PAIR_ROW_BYTES if to_pairs else SCORE_ROW_BYTES
     weights_at = WEIGHTS_AT if to_pairs else SCORES_AT  # float32 weights replace their scores
 
@@ -188,7 +188,7 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
                 block, block_out = states + first * STATE_BYTES, out + 4 * first * padded
                 least = count_seen(places, word(block, LIMIT))
                 most = count_seen(places, word(block + (count - 1) * STATE_BYTES, LIMIT))
-                int64_at(places)[Place.FETCH + 0] = types.int64(fetches and first == 0)
+                int64_at(places)[Place.FETCH + 0] = types.int64(first == 0)
                 scores(
                     count, queries + first * query_bytes, query_bytes, places, padded,
                     memory + SCORES_AT,

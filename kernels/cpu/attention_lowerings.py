@@ -53,8 +53,7 @@ PARTIAL_SUMS_AT: Final = 64
 class Lowering:
     """What attention to a pool is made of; the functions as above.
 
-    `to_pairs`: queries and weights are bfloat16. `value_bytes`: of the pool. `fetches`: whether
-    scores and values should fetch the next super-block.
+    `to_pairs`: queries and weights are bfloat16. `value_bytes`: of the pool.
     """
 
     begin: Any
@@ -65,7 +64,6 @@ class Lowering:
     end: Any
     to_pairs: bool
     value_bytes: int
-    fetches: bool
 
 
 def lowering(dtype: str, chosen: InstructionSet) -> Lowering:
@@ -77,14 +75,13 @@ def lowering(dtype: str, chosen: InstructionSet) -> Lowering:
         prepare = _expand_int8 if is_int8 else _hide_unseen
         return Lowering(
             _begin_tiles, prepare, _amx_scores, weights, _amx_values, release_attention_tiles,
-            to_pairs, VALUE_BYTES[dtype], not is_int8,
+            to_pairs, VALUE_BYTES[dtype],
         )  # fmt: skip
     storage = "float32" if is_float else "pairs" if to_pairs else "bfloat16"
     scores, values = _vector_functions(FloatTiles(storage, chosen), to_pairs=to_pairs)
     prepare = _expand_int8 if is_int8 else _leave_in_place
     return Lowering(
         _no_tiles, prepare, scores, weights, values, _nothing, to_pairs, VALUE_BYTES[dtype],
-        fetches=not is_int8,
     )  # fmt: skip
 
 
@@ -150,7 +147,7 @@ def _expand_int8(places: int, limit: int, dim: int, memory: int) -> None:
     for j in range(SUB_BLOCKS):
         out = memory + 2 * j * size
         if words[Place.COUNTS + j] > 0:
-            widen_int8(words[Place.KEYS + j], size, words[Place.NEXT_KEYS + j], out)
+            widen_int8(words[Place.KEYS + j], size, out)
         words[Place.KEYS + j] = out
         words[Place.VALUES + j] = out + size
 

@@ -10,7 +10,6 @@ from kernels.cpu.attention_places import (
 )
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
-from kernels.cpu.kv_layout import SCALE_BYTES
 from kernels.cpu.vector_ir import (
     BF16_PAIRS,
     F32X,
@@ -30,7 +29,6 @@ from kernels.cpu.vector_ir import (
     i64,
     load,
     offset,
-    prefetch,
     store,
     to_bf16,
 )
@@ -58,16 +56,12 @@ def round_row(builder: Builder, x: Value, dim: Value, out: Value) -> None:
     counted_loop(builder, dim, body, LANES)
 
 
-@emitted(types.void, *[types.int64] * 4)
-def widen_int8(builder: Builder, x: Value, count: Value, ahead: Value, out: Value) -> None:
-    """Write int8 [count], a multiple of 64, as bfloat16, which holds every int8 exactly.
-
-    The next sub-block, at `ahead`, is fetched into the cache meanwhile, with its scales.
-    """
+@emitted(types.void, *[types.int64] * 3)
+def widen_int8(builder: Builder, x: Value, count: Value, out: Value) -> None:
+    """Write int8 [count], a multiple of 64, as bfloat16, which holds every int8 exactly."""
     chosen = selected_instruction_set()
 
     def body(first: Value) -> None:
-        prefetch(builder, offset(builder, ahead, first))
         half(first)
         half(builder.add(first, i64(2 * LANES)))
 
@@ -94,8 +88,6 @@ def widen_int8(builder: Builder, x: Value, count: Value, ahead: Value, out: Valu
             )
         store(builder, halves, offset(builder, out, builder.shl(first, i64(1))), VECTOR_BYTES)
 
-    for line in range(0, SCALE_BYTES, VECTOR_BYTES):
-        prefetch(builder, offset(builder, ahead, count, line))
     counted_loop(builder, count, body, 4 * LANES)
 
 

@@ -5,24 +5,32 @@ VPDPBUSD takes 64. What bounds the product then is the float arithmetic behind t
 every group of 32 k's needs for every output (`kernels.cpu.int8_tile`, and the same here, operation
 for operation, so the bits are equal).
 
-A panel is first unpacked, once for all rows, a *slot* a group of 32 k's:
+The nibbles of a panel are first unpacked, once for all rows. Then the rows go by in blocks of 16,
+each through all groups: that is the sequence of *units*, one tile product and its 16 vectors of
+float arithmetic each. Tile registers, two of each kind, work for later units meanwhile, and the
+integers travel through a ring of four tiles in memory, so that nobody waits for anybody:
 
-    slot    │ 8 vectors of 64 int8: a tile register │ d │ −BIAS · d │ (m) │    float32 of 16 columns
-
-Then the rows go by in blocks of 16, each through all groups: that is the sequence of *units*, one
-tile product and its 16 vectors of float arithmetic each. The integers travel through a ring of four
-tiles, so that tile registers and vectors work side by side and nobody waits for a store:
-
-    unit u + 3   rows, weights ──▶ TDPBSSD ──▶ a tile register      takes 52 cycles
-    unit u + 2   the other tile register ──▶ ring                   is committed in a unit or two
+    unit u + 5   rows, weights ──▶ tile registers
+    unit u + 3   TDPBSSD ──▶ a tile register                            takes 52 cycles
+    unit u + 2   the other tile register ──▶ ring                       must reach the cache
     unit u       ring ──▶ + BIAS ──▶ · d ──▶ · scale, summed in 16 registers over all groups
 
-While tiles are in use, multiplications start at one a cycle, not two; additions still at two. So
-what needs no integers, Σ m · scaled_sum, is made beforehand, for all rows of the panel.
+The ladder: cycles a unit at 256 rows, K = 576, Q4_1, on an Intel processor with AMX (family 6, two
+cores, 3.4 GHz); a unit is 16384 operations, so 64 cycles are 0.87 · 10^12 operations a second.
 
-Cycles of a unit at 256 rows, K = 576, Q4_1, beside 2 multiplications of 16 vectors = 32:
-    weights, then rows in blocks of groups, tiles and vectors by turns        110
-    the same, side by side                                                    see `int8_products`
+    vectors alone (VPDPBUSD, `kernels.cpu.int8_tile`)                                  139
+    tiles and vectors by turns, blocks of 6 groups, 2 panels                           112
+    side by side, TDPBSSD last of the tile instructions                                107
+    side by side, each tile instruction two units ahead of the next, spread between
+    the vectors                                                                         86
+    the same without what surrounds it: unpacking, misses of the cache, OUT              80
+    Q4_0, two multiplications instead of three                                           66
+
+What bounds it: while tiles are in use, this processor starts multiplications of 512 bits at one a
+cycle instead of two (additions still at two), for some 350 cycles after each tile instruction, and
+none for the 16 cycles of a TDPBSSD. Three multiplications of 16 vectors and one product are 64
+cycles. By turns they would be 30 + 31, but the switch costs 180 more each time, and buffers that
+make it rare do not fit the first-level cache.
 """
 
 from __future__ import annotations
@@ -284,6 +292,10 @@ def panel_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             block, group = added.at(builder)
             packed = offset(builder, panel, builder.mul(group, i64(fmt.tile_bytes)))
             factors = panel_factors(builder, fmt, chosen, packed)
+            with builder.if_then(builder.icmp_signed("==", block, i64(0)), likely=False):
+                following = builder.add(packed, builder.mul(groups, i64(fmt.tile_bytes)))
+                for line in range(0, fmt.tile_bytes, VECTOR_BYTES):
+                    prefetch(builder, offset(builder, following, line))
             right = builder.shl(group, i64(2))
             beside = [(scales, last_scales)]
             if fmt.has_minimum:

@@ -20,6 +20,7 @@ from kernels.cpu.int8_amx import BLOCK_BYTES, BLOCK_ROWS, RING_BLOCKS, TILE_BYTE
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Int8Format
 from kernels.cpu.operation import inlined, uint8_at
 
+
 def amx_scratch_bytes(k: int) -> int:
     """Return the scratch memory a worker needs for a product with `k` inputs."""
     groups = k // GROUP

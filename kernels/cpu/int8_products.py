@@ -7,6 +7,14 @@ run of groups of panels: a weight is read from memory by one thread, once, and a
 meet it while it is in that thread's cache.
 
 A sum is computed whole, and only then written to OUT or added to what is there.
+
+Measured on one thread of an Intel processor with AMX (3.4 GHz) that reads 16.0 GB/s and does
+0.85 · 10^12 operations a second with VPDPBUSD alone; weights larger than all caches up to 32 rows:
+
+    rows           1          2          6          12         16         32         256
+    Q4_1           15 GB/s    15 GB/s    14 GB/s    0.31 T     0.34 T     0.42 T     0.54–0.65 T
+    Q8_0           16 GB/s    17 GB/s    15 GB/s    0.24 T     0.30 T     0.42 T     0.64–0.72 T
+    by             vectors    …          …          …          tiles      …          …
 """
 
 from __future__ import annotations

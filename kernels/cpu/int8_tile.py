@@ -51,8 +51,8 @@ from kernels.cpu.vector_ir import (
 
 BIAS: Final = 12582912.0
 BIAS_BITS: Final = 0x4B400000
-PREFETCH_BYTES: Final = 2048
-"""How far ahead of the tile in hand weights are asked for, where one row waits for memory."""
+SECOND_LEVEL: Final = 2
+"""Locality of the prefetch: the panels after these are asked for, into the second-level cache."""
 
 TileEmitter = Callable[..., None]
 
@@ -133,6 +133,7 @@ def _tile(
         ))
         for r in range(rows)
     ]  # fmt: skip
+    following = builder.mul(groups, i64(panels * fmt.tile_bytes))
     panel_at = [offset(builder, weights, builder.mul(second, i64(p))) for p in range(panels)]
     totals = [[cgutils.alloca_once(builder, F32X) for _ in range(panels)] for _ in range(rows)]
     # Here, not where the variables are made: a tile may stand in a loop.
@@ -142,10 +143,9 @@ def _tile(
     def body(group: Value) -> None:
         down = builder.mul(group, i64(fmt.tile_bytes))
         tiles = [offset(builder, at, down) for at in panel_at]
-        if rows == 1:
-            for tile in tiles:
-                for line in range(0, fmt.tile_bytes, VECTOR_BYTES):
-                    prefetch(builder, offset(builder, tile, PREFETCH_BYTES + line))
+        for tile in tiles:
+            for line in range(0, fmt.tile_bytes, VECTOR_BYTES):
+                prefetch(builder, offset(builder, tile, following, line), SECOND_LEVEL)
         right, below = builder.mul(group, i64(GROUP)), builder.mul(group, i64(4))
         values = [offset(builder, row.values, right) for row in places]
         biases = [_bias(builder, fmt, chosen, offset(builder, row.sums, below)) for row in places]

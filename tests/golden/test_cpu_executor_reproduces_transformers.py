@@ -12,7 +12,7 @@ import pytest
 
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
-from compute_plane.memory.paged_kv_pool import PagedKvPool
+from compute_plane.memory.kv_pool import KvPool
 from compute_plane.model.loader import load_model
 from compute_plane.model.source import DEFAULT
 from kernels.cpu.kv_layout import KvLayout
@@ -36,7 +36,7 @@ def executor() -> Iterator[CpuExecutor]:
     spec = model.spec
     layout = KvLayout("float32", spec.num_layers, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
     weights = pack_weights(spec, model.source, "float32")
-    with CpuExecutor(spec, weights, PagedKvPool(layout, NUM_BLOCKS), num_threads=2) as made:
+    with CpuExecutor(spec, weights, KvPool(layout, NUM_BLOCKS), num_threads=2) as made:
         yield made
 
 

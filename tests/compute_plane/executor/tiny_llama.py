@@ -9,7 +9,7 @@ import numpy as np
 
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
-from compute_plane.memory.paged_kv_pool import PagedKvPool
+from compute_plane.memory.kv_pool import KvPool
 from compute_plane.model import layout
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.spec import ModelSpec, RopeScaling
@@ -160,7 +160,7 @@ def four_bit_blocks(rows: np.ndarray, kind: TensorFormat) -> np.ndarray:
 def tiny_executor(
     spec: ModelSpec,
     weights: LlamaWeights,
-    pool: PagedKvPool,
+    pool: KvPool,
     *,
     dtype: str = "auto",
     formats: Mapping[str, TensorFormat] | None = None,
@@ -172,11 +172,9 @@ def tiny_executor(
     return CpuExecutor(spec, packed, pool, num_threads=num_threads, keep_logits=keep_logits)
 
 
-def pool_for(
-    spec: ModelSpec, num_blocks: int, block_size: int, dtype: str = "float32"
-) -> PagedKvPool:
+def pool_for(spec: ModelSpec, num_blocks: int, block_size: int, dtype: str = "float32") -> KvPool:
     """Return a pool whose every value is NaN, as a previous owner might have left it."""
     kv_layout = KvLayout(dtype, spec.num_layers, spec.num_kv_heads, block_size, spec.head_dim)
-    pool = PagedKvPool(kv_layout, num_blocks)
+    pool = KvPool(kv_layout, num_blocks)
     pool.data[:] = 0xFF
     return pool

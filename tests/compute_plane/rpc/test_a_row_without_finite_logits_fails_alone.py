@@ -12,7 +12,7 @@ import pytest
 
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.simulated import VOCAB_SIZE
-from compute_plane.memory.paged_kv_pool import PagedKvPool
+from compute_plane.memory.kv_pool import KvPool
 from protos.hetero.compute.v1 import compute_pb2
 from tests.compute_plane.executor.tiny_llama import (
     pool_for,
@@ -29,7 +29,7 @@ TEXTS = [b"good", b"bad.", b"fine"]
 class CpuHarness(Harness):
     """A plane with a tiny random model; tests may spoil its pool."""
 
-    kv_pool: PagedKvPool
+    kv_pool: KvPool
 
     def _build(self, name: str, context: ExecutorContext) -> BuiltExecutor:
         self.kv_pool = pool_for(SPEC, context.num_blocks, context.block_size)

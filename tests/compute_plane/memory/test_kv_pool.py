@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from compute_plane.memory.paged_kv_pool import PagedKvPool
+from compute_plane.memory.kv_pool import KvPool
 from kernels.cpu.kv_layout import KvLayout
 
 
 def test_a_pool_starts_zeroed_and_aligned_for_every_vector() -> None:
     layout = KvLayout("bfloat16", 2, 3, 4, 8)
-    pool = PagedKvPool(layout, 5)
+    pool = KvPool(layout, 5)
     assert pool.data.shape == (5, layout.block_bytes)
     assert pool.address % 64 == 0
     assert layout.sub_block_bytes % 64 == 0
@@ -18,7 +18,7 @@ def test_a_pool_starts_zeroed_and_aligned_for_every_vector() -> None:
 
 
 def test_copying_a_block_copies_all_its_layers_and_touches_no_other() -> None:
-    pool = PagedKvPool(KvLayout("int8", 2, 1, 16, 32), 4)
+    pool = KvPool(KvLayout("int8", 2, 1, 16, 32), 4)
     pool.data[:] = np.random.default_rng(0).integers(0, 256, pool.data.shape, np.uint8)
     before = pool.data.copy()
     pool.copy_block(1, 3)
