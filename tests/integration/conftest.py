@@ -29,7 +29,7 @@ class Deployment:
 
 @pytest.fixture(scope="session")
 def deployment() -> Iterator[Deployment]:
-    config = EngineConfig()
+    config = EngineConfig(dtype="float32")
     with private_directory() as directory:
         compute = compute_socket(directory)
         with (

@@ -1,0 +1,57 @@
+"""Perplexity of the embedded model, per format, beside float32 as transformers computed it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compute_plane.executor.cpu import CpuExecutor
+from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.memory.kv_pool import KvPool
+from compute_plane.model.loader import LoadedModel, load_model
+from compute_plane.model.source import DEFAULT
+from kernels.cpu.kv_layout import KvLayout
+from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
+from tests.golden.prompts import DATA
+
+pytestmark = pytest.mark.model
+
+BLOCK_SIZE, CHUNK_TOKENS = 16, 256
+PERPLEXITY: dict[str, Any] = json.loads((DATA / "perplexity.json").read_text(encoding="utf-8"))
+TOKENS: list[int] = PERPLEXITY["token_ids"]
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_model(DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "allowed"),
+    [("auto", "bfloat16", 0.01), ("auto", "int8", 0.01), ("bfloat16", "bfloat16", 0.002)],
+)
+def test_perplexity_is_within_what_the_format_may_lose(
+    model: LoadedModel, dtype: str, kv_dtype: str, allowed: float
+) -> None:
+    spec = model.spec
+    num_blocks = -(-len(TOKENS) // BLOCK_SIZE)
+    layout = KvLayout(kv_dtype, spec.num_layers, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+    weights = pack_weights(spec, model.source, dtype)
+    logprobs = []
+    with CpuExecutor(spec, weights, KvPool(layout, num_blocks), num_threads=2) as executor:
+        driver = BatchDriver(executor, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+        sequence = DrivenSequence(list(TOKENS))
+        while sequence.num_computed < len(TOKENS):
+            batch = driver.batch([sequence], CHUNK_TOKENS)
+            start, end = sequence.num_computed, int(batch.seq_lens[0])
+            targets = int32(TOKENS[start + 1 : end + 1])
+            asked = replace(batch, prompt_logprob_rows=[0], prompt_logprob_targets=[targets])
+            logprobs.append(executor.execute(asked).prompt_logprobs[0])
+            sequence.num_computed = end
+    mean_nll = -float(np.mean(np.concatenate(logprobs), dtype=np.float64))
+    # exp(difference) is the ratio of the perplexities.
+    assert np.exp(mean_nll - PERPLEXITY["mean_nll"]) == pytest.approx(1, abs=allowed)

@@ -1,0 +1,51 @@
+"""Prints what int8 operations compute with an instruction set, as one number: `… NAME [all]`."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+from kernels.cpu.instruction_set import select_instruction_set
+
+select_instruction_set(sys.argv[1])
+
+import numpy as np  # noqa: E402 - the set must be chosen before anything is compiled
+
+from kernels.cpu import row_inputs  # noqa: E402
+from kernels.cpu.row_values import RowFormat  # noqa: E402
+from tests.kernels.cpu.operation_calls import (  # noqa: E402
+    Int8Rows,
+    packed_weights,
+    product,
+    random_blocks,
+    row_record,
+    run,
+    step_header,
+)
+
+random = np.random.default_rng(0)
+digest = hashlib.sha256()
+rows, k, n = 37, 160, 50
+makers = {"normed": row_inputs.normed_rows, "gated": row_inputs.gated_rows}
+labels = ["Q4_1", "Q4_0", "Q8_0"]
+if "all" not in sys.argv:
+    del makers["gated"]
+    labels.remove("Q4_0")
+for maker in makers.values():
+    source = (random.standard_normal((rows, 2 * k)) * 5).astype(np.float32)
+    weight = random.standard_normal(k).astype(np.float32)
+    header, _ = step_header(rows)
+    floats = np.empty((rows, k - 7), np.float32)
+    run(maker, row_record(source, k - 7, RowFormat.FLOAT32, floats, weight), header)
+    digest.update(floats)
+    x = Int8Rows.empty(rows, k)
+    run(maker, row_record(source, k, RowFormat.INT8, x, weight), header)
+    for part in (x.values, x.scales, x.scaled_sums, x.sums):
+        digest.update(part[:rows])
+for label in labels:
+    packed = packed_weights(label, random_blocks(label, n, k, random), k)
+    for count in (1, 9, rows):
+        out = np.empty((count, n), np.float32)
+        product(label, packed, x, count, n, out)
+        digest.update(out)
+sys.stdout.write(digest.hexdigest())

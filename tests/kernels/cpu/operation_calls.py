@@ -1,0 +1,161 @@
+"""Calls of operations on NumPy arrays: records, headers, rows and quantised weights for tests."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.cpu import row_inputs
+from kernels.cpu.int8_packing import INT8_FORMATS, pack_int8_rows, packed_int8_bytes
+from kernels.cpu.int8_products import INT8_PRODUCTS, int8_scratch_bytes
+from kernels.cpu.matrix_product import Product
+from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, Operation, StepWord
+from kernels.cpu.row_inputs import RowInput
+from kernels.cpu.row_values import RowFormat
+
+Float32Array = npt.NDArray[np.float32]
+Int64Array = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+
+KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
+
+
+def run(
+    operation: Operation, record: Int64Array, header: Int64Array, chunks: Iterable[int] = (0,)
+) -> None:
+    """Run the given chunks, in this order, of as many as are given."""
+    order = list(chunks)
+    for chunk in order:
+        KERNEL(operation.address)(record.ctypes.data, header.ctypes.data, chunk, len(order), 0)
+
+
+@dataclass
+class Int8Rows:
+    """Quantised rows; `extra` rows behind them are garbage."""
+
+    values: npt.NDArray[np.int8]
+    scales: Float32Array
+    scaled_sums: Float32Array
+    sums: npt.NDArray[np.int32]
+
+    @classmethod
+    def empty(cls, rows: int, k: int, extra: int = 3) -> Int8Rows:
+        shape = (rows + extra, k // 32)
+        return cls(
+            np.full((rows + extra, k), 77, np.int8),
+            np.full(shape, np.nan, np.float32),
+            np.full(shape, np.nan, np.float32),
+            np.full(shape, 12345, np.int32),
+        )
+
+    def rows(self, first: int, end: int) -> Int8Rows:
+        return Int8Rows(
+            self.values[first:end].copy(),
+            self.scales[first:end].copy(),
+            self.scaled_sums[first:end].copy(),
+            self.sums[first:end].copy(),
+        )
+
+    def decoded(self, rows: int) -> npt.NDArray[np.float64]:
+        scales = np.repeat(self.scales[:rows].astype(np.float64), 32, axis=1)
+        return self.values[:rows] * scales
+
+
+def step_header(rows: int, k: int = 32, first: int = 0) -> tuple[Int64Array, UInt8Array]:
+    """Return a header of `rows` tokens, and the scratch memory it names: full of NaN."""
+    header = np.zeros(HEADER_WORDS, np.int64)
+    scratch = np.full(int8_scratch_bytes(k) + 64, 0xFF, np.uint8)
+    header[StepWord.NUM_TOKENS] = rows
+    header[StepWord.FIRST_TOKEN] = first
+    header[StepWord.SCRATCH] = scratch.ctypes.data + -scratch.ctypes.data % 64
+    header[StepWord.SCRATCH_BYTES] = len(scratch) - 64
+    return header, scratch
+
+
+def row_record(
+    source: Float32Array, k: int, row_format: RowFormat, out: Int8Rows | npt.NDArray[np.generic],
+    weight: Float32Array | None = None, epsilon: float = 1e-5,
+) -> Int64Array:  # fmt: skip
+    record = np.zeros(RECORD_WORDS, np.int64)
+    record[RowInput.SOURCE] = source.ctypes.data
+    record[RowInput.SOURCE_STRIDE] = source.shape[1]
+    record[RowInput.SOURCE_FIRST_WORD] = StepWord.FIRST_TOKEN
+    record[RowInput.ROWS_WORD] = StepWord.NUM_TOKENS
+    record[RowInput.K], record[RowInput.FORMAT] = k, row_format
+    if isinstance(out, Int8Rows):
+        record[RowInput.OUT] = out.values.ctypes.data
+        record[RowInput.OUT_SCALES] = out.scales.ctypes.data
+        record[RowInput.OUT_SCALED_SUMS] = out.scaled_sums.ctypes.data
+        record[RowInput.OUT_SUMS] = out.sums.ctypes.data
+    else:
+        record[RowInput.OUT] = out.ctypes.data
+    if weight is not None:
+        record[RowInput.WEIGHT] = weight.ctypes.data
+        record[RowInput.EPSILON] = int(np.float32(epsilon).view(np.int32))
+    return record
+
+
+def quantised(x: Float32Array) -> Int8Rows:
+    """Return int8 rows of float rows."""
+    rows, k = x.shape
+    out = Int8Rows.empty(rows, k)
+    header, _ = step_header(rows)
+    run(row_inputs.plain_rows, row_record(x, k, RowFormat.INT8, out), header)
+    return out
+
+
+def product(
+    label: str, packed: UInt8Array, rows: Int8Rows, num_rows: int, n: int, out: Float32Array,
+    *, first: int = 0, accumulate: bool = False, chunks: Iterable[int] = (0,),
+) -> None:  # fmt: skip
+    """Multiply into rows `first` … of `out`, whose rows may be longer than `n`."""
+    k = rows.values.shape[1]
+    record = np.zeros(RECORD_WORDS, np.int64)
+    record[Product.INPUT] = rows.values.ctypes.data
+    record[Product.INPUT_SCALES] = rows.scales.ctypes.data
+    record[Product.INPUT_SCALED_SUMS] = rows.scaled_sums.ctypes.data
+    record[Product.INPUT_SUMS] = rows.sums.ctypes.data
+    record[Product.WEIGHTS] = packed.ctypes.data
+    record[Product.K], record[Product.N] = k, n
+    record[Product.OUT], record[Product.OUT_STRIDE] = out.ctypes.data, out.shape[1]
+    record[Product.ACCUMULATE] = int(accumulate)
+    record[Product.ROWS_WORD] = StepWord.NUM_TOKENS
+    record[Product.OUT_FIRST_WORD] = StepWord.FIRST_TOKEN
+    header, _scratch = step_header(num_rows, k, first)
+    run(INT8_PRODUCTS[label], record, header, chunks)
+
+
+def random_blocks(label: str, n: int, k: int, random: np.random.Generator) -> UInt8Array:
+    """Return rows of blocks as a model file holds them, every byte of the weights drawn."""
+    fmt = INT8_FORMATS[label]
+    blocks = random.integers(0, 256, (n, k // 32, fmt.block_bytes), dtype=np.uint8)
+    d = random.uniform(0.001, 0.01, (n, k // 32, 1)) * random.choice([-1, 1], (n, k // 32, 1))
+    blocks[:, :, 0:2] = d.astype("<f2").view(np.uint8)
+    if fmt.has_minimum:
+        m = random.uniform(-0.1, 0.1, (n, k // 32, 1))
+        blocks[:, :, 2:4] = m.astype("<f2").view(np.uint8)
+    return blocks.reshape(n, -1)
+
+
+def packed_weights(label: str, blocks: UInt8Array, k: int) -> UInt8Array:
+    out = np.full(packed_int8_bytes(label, len(blocks), k), 0xFF, np.uint8)
+    pack_int8_rows(label, blocks, k, out)
+    return out
+
+
+def decoded_weights(label: str, blocks: UInt8Array) -> npt.NDArray[np.float64]:
+    """Return the weights of rows of blocks, float64 [n, k], by the definition of the format."""
+    fmt = INT8_FORMATS[label]
+    stored = blocks.reshape(len(blocks), -1, fmt.block_bytes)
+    scales = np.ascontiguousarray(stored[:, :, : fmt.block_bytes - 16 * (2 - fmt.is_nibbles)])
+    d, *m = np.moveaxis(scales.view("<f2").astype(np.float64), -1, 0)[..., None]
+    if fmt.is_nibbles:
+        low, high = stored[:, :, -16:] & 15, stored[:, :, -16:] >> 4
+        values = np.concatenate([low, high], axis=2).astype(np.float64) - fmt.offset
+    else:
+        values = stored[:, :, -32:].view(np.int8).astype(np.float64)
+    return (values * d + (m[0] if m else 0.0)).reshape(len(blocks), -1)

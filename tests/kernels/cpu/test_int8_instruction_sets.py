@@ -1,0 +1,80 @@
+"""int8 operations give the same bits on every instruction set, by the instructions meant for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+
+import llvmlite.binding as llvm
+import pytest
+from llvmlite import ir
+
+from kernels.cpu.instruction_set import INSTRUCTION_SETS, supported_sets
+from kernels.cpu.int8_packing import INT8_FORMATS
+from kernels.cpu.int8_tile import int8_tile_sizes, int8_tiles
+from kernels.cpu.vector_ir import I64, VOID
+
+TIMEOUT_S = 300
+
+
+def digests(names: Iterable[str], *arguments: str) -> set[str]:
+    """Return the different outcomes of the instruction sets, which run side by side."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.kernels.cpu.int8_digest", name, *arguments],
+            stdout=subprocess.PIPE, text=True,
+        )
+        for name in names
+    ]  # fmt: skip
+    outcomes = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    return set(outcomes)
+
+
+def test_the_best_set_and_the_plainest_give_the_same_bits() -> None:
+    assert len(digests([supported_sets()[0].name, "avx2", "generic"])) == 1
+
+
+@pytest.mark.slow
+def test_every_set_gives_the_same_bits_for_every_format() -> None:
+    assert len(digests([chosen.name for chosen in supported_sets()], "all")) == 1
+
+
+def assembly(label: str, name: str, triple: str, cpu: str, features: str) -> str:
+    """Return the machine code, as text, of a format's tiles for another processor."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    chosen = INSTRUCTION_SETS[name]
+    module = ir.Module()
+    module.triple = triple
+    function = ir.Function(module, ir.FunctionType(VOID, [I64] * 9), "tiles")
+    builder = ir.IRBuilder(function.append_basic_block())
+    emit = int8_tiles(INT8_FORMATS[label], int8_tile_sizes(chosen), chosen)
+    emit(builder, *function.args)
+    builder.ret_void()
+    target = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=3
+    )
+    parsed = llvm.parse_assembly(str(module))
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    llvm.create_pass_builder(target, options).getModulePassManager().run(
+        parsed, llvm.create_pass_builder(target, options)
+    )
+    return str(target.emit_assembly(parsed))
+
+
+@pytest.mark.parametrize("label", list(INT8_FORMATS))
+@pytest.mark.parametrize(
+    ("name", "triple", "cpu", "features", "wanted"),
+    [
+        ("neon", "aarch64-unknown-linux-gnu", "neoverse-n1", "", "sdot"),
+        ("avx512", "x86_64-unknown-linux-gnu", "x86-64-v4", "+avx512vnni", "vpdpbusd"),
+        ("avx2_vnni", "x86_64-unknown-linux-gnu", "x86-64-v3", "+avxvnni", "vpdpbusd"),
+        ("avx2", "x86_64-unknown-linux-gnu", "x86-64-v3", "", "vpmaddubsw"),
+    ],
+)
+def test_tiles_are_made_of_the_sets_dot_products(
+    label: str, name: str, triple: str, cpu: str, features: str, wanted: str
+) -> None:
+    assert wanted in assembly(label, name, triple, cpu, features)

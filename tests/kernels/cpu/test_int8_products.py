@@ -1,0 +1,144 @@
+"""Products of int8 rows with quantised weights: right, and the same bits however they are cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernels.cpu.int8_packing import INT8_FORMATS
+from kernels.cpu.int8_products import AMX_ROWS
+from tests.kernels.cpu.operation_calls import (
+    Float32Array,
+    Int8Rows,
+    UInt8Array,
+    decoded_weights,
+    packed_weights,
+    product,
+    quantised,
+    random_blocks,
+)
+
+FORMATS = list(INT8_FORMATS)
+UNTOUCHED = np.float32(-7.25)
+
+
+def make(label: str, rows: int, n: int, k: int) -> tuple[UInt8Array, UInt8Array, Int8Rows]:
+    random = np.random.default_rng(rows * 7919 + n * 31 + k)
+    blocks = random_blocks(label, n, k, random)
+    x = random.standard_normal((rows, k)).astype(np.float32) * 3
+    return blocks, packed_weights(label, blocks, k), quantised(x)
+
+
+def multiplied(label: str, packed: UInt8Array, rows: Int8Rows, count: int, n: int) -> Float32Array:
+    out = np.full((count, n), UNTOUCHED)
+    product(label, packed, rows, count, n, out)
+    return out
+
+
+SHAPES = [
+    (1, 16, 32), (2, 48, 64), (5, 33, 576), (7, 17, 96), (8, 64, 1536), (15, 80, 64),
+    (16, 100, 96), (17, 31, 576), (40, 16, 32), (100, 65, 160),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize(("rows", "n", "k"), SHAPES)
+def test_a_product_is_that_of_the_decoded_numbers(label: str, rows: int, n: int, k: int) -> None:
+    blocks, packed, x = make(label, rows, n, k)
+    out = multiplied(label, packed, x, rows, n)
+    weights = decoded_weights(label, blocks)
+    exact = x.decoded(rows) @ weights.T
+    # Integers are exact: what is rounded are some additions a group, of sums not above these.
+    bound = np.abs(x.decoded(rows)) @ np.abs(weights.T)
+    assert (np.abs(out - exact) <= 4 * 2.0**-24 * (k // 32 + 2) * bound).all()
+
+
+@pytest.mark.parametrize("label", FORMATS)
+def test_the_largest_numbers_are_multiplied_exactly(label: str) -> None:
+    fmt = INT8_FORMATS[label]
+    n, k, rows = 32, 64, 20
+    blocks = np.zeros((n, k // 32, fmt.block_bytes), np.uint8)
+    blocks[:, :, 0:2] = np.array([1.0], "<f2").view(np.uint8)
+    header = 4 if fmt.has_minimum else 2
+    blocks[:16, :, header:] = 0xFF if fmt.is_nibbles else 0x80  # 15 and −128
+    blocks[16:, :, header:] = 0x00 if fmt.is_nibbles else 0x7F
+    x = np.where(np.arange(rows)[:, None] % 2, np.float32(-127), np.float32(127))
+    x = np.repeat(x, k, axis=1).astype(np.float32)
+    out = multiplied(label, packed_weights(label, blocks.reshape(n, -1), k), quantised(x), rows, n)
+    assert (out == x.astype(np.float64) @ decoded_weights(label, blocks.reshape(n, -1)).T).all()
+
+
+@pytest.mark.parametrize("label", FORMATS)
+def test_a_row_has_the_same_bits_alone_and_among_any_others(label: str) -> None:
+    n, k, rows = 50, 160, 70
+    _, packed, x = make(label, rows, n, k)
+    together = multiplied(label, packed, x, rows, n)
+    for first, end in [(0, 1), (69, 70), (3, 5), (10, 16), (1, 16), (20, 36), (5, 70), (33, 66)]:
+        part = multiplied(label, packed, x.rows(first, end), end - first, n)
+        assert (part.view(np.int32) == together[first:end].view(np.int32)).all()
+
+
+@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize("rows", [1, 5, AMX_ROWS + 5])
+def test_any_cut_into_chunks_in_any_order_gives_the_same_bits(label: str, rows: int) -> None:
+    n, k = 150, 96
+    _, packed, x = make(label, rows, n, k)
+    whole = multiplied(label, packed, x, rows, n)
+    for chunks in (range(3), range(6, -1, -1), range(40)):
+        out = np.full((rows, n), UNTOUCHED)
+        product(label, packed, x, rows, n, out, chunks=chunks)
+        assert (out.view(np.int32) == whole.view(np.int32)).all()
+
+
+@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize("n", [1, 15, 17, 47])
+@pytest.mark.parametrize("rows", [1, 3, 6, AMX_ROWS, AMX_ROWS + 3])
+def test_nothing_is_written_outside_the_rows_and_columns(label: str, n: int, rows: int) -> None:
+    _, packed, x = make(label, rows, n, 64)
+    out = np.full((rows + 5, n + 20), UNTOUCHED)
+    product(label, packed, x, rows, n, out, first=2)
+    assert (out[2 : rows + 2, :n] == multiplied(label, packed, x, rows, n)).all()
+    out[2 : rows + 2, :n] = UNTOUCHED
+    assert (out == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize("rows", [1, 7, AMX_ROWS + 1])
+def test_sums_are_added_to_what_is_there_after_they_are_whole(label: str, rows: int) -> None:
+    n, k = 37, 96
+    _, packed, x = make(label, rows, n, k)
+    before = np.random.default_rng(1).standard_normal((rows, n)).astype(np.float32)
+    out = before.copy()
+    product(label, packed, x, rows, n, out, accumulate=True)
+    assert (out == before + multiplied(label, packed, x, rows, n)).all()
+
+
+@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize("rows", [3, AMX_ROWS + 4])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_shows_it_and_harms_no_other(
+    label: str, rows: int, bad: float
+) -> None:
+    n, k, harmed = 33, 64, 2
+    random = np.random.default_rng(5)
+    packed = packed_weights(label, random_blocks(label, n, k, random), k)
+    x = random.standard_normal((rows, k)).astype(np.float32)
+    healthy = multiplied(label, packed, quantised(x), rows, n)
+    x[harmed, 40] = bad
+    out = multiplied(label, packed, quantised(x), rows, n)
+    assert np.isnan(out[harmed]).all()
+    others = np.arange(rows) != harmed
+    assert (out[others] == healthy[others]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize("k", [32, 64, 96, 576, 1536, 4096])
+@pytest.mark.parametrize("n", [16, 31, 320])
+def test_every_number_of_rows_gives_each_row_its_bits(label: str, k: int, n: int) -> None:
+    rows = 67
+    _, packed, x = make(label, rows, n, k)
+    together = multiplied(label, packed, x, rows, n)
+    for count in range(1, rows):
+        part = multiplied(label, packed, x.rows(rows - count, rows), count, n)
+        assert (part.view(np.int32) == together[rows - count :].view(np.int32)).all()

@@ -1,0 +1,163 @@
+"""The rows that products read: normalised, gated or plain, in each format."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kernels.cpu import row_inputs
+from kernels.cpu.operation import Operation, StepWord
+from kernels.cpu.row_inputs import RowInput
+from kernels.cpu.row_values import RowFormat
+from kernels.reference.rms_norm import rms_norm
+from kernels.reference.silu_mul import silu_mul
+from tests.kernels.cpu.operation_calls import (
+    Float32Array,
+    Int8Rows,
+    quantised,
+    row_record,
+    run,
+    step_header,
+)
+
+WIDTHS = [1, 5, 31, 32, 33, 64, 100, 576]
+UNTOUCHED = -3.5
+
+
+def rows_of(
+    operation: Operation, source: Float32Array, k: int, weight: Float32Array | None = None,
+    chunks: int = 1,
+) -> Float32Array:  # fmt: skip
+    """Return what an operation writes as float32, checking that it writes nothing else."""
+    rows = len(source)
+    out = np.full(rows * k + 7, UNTOUCHED, np.float32)
+    header, _ = step_header(rows)
+    run(operation, row_record(source, k, RowFormat.FLOAT32, out, weight), header, range(chunks))
+    assert (out[rows * k :] == UNTOUCHED).all()
+    return out[: rows * k].reshape(rows, k)
+
+
+def drawn(rows: int, k: int, seed: int = 0) -> Float32Array:
+    return np.random.default_rng(seed + k).standard_normal((rows, k)).astype(np.float32) * 4
+
+
+@pytest.mark.parametrize("k", WIDTHS)
+def test_normed_rows_are_those_of_the_reference(k: int) -> None:
+    x, weight = drawn(6, k), drawn(1, k, 1)[0]
+    expected = np.empty_like(x)
+    rms_norm(x, weight, 1e-5, expected)
+    np.testing.assert_allclose(rows_of(row_inputs.normed_rows, x, k, weight), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", WIDTHS)
+def test_gated_rows_are_those_of_the_reference(k: int) -> None:
+    x = drawn(6, 2 * k) * 8
+    x[0, 0], x[1, 0], x[2, 0] = 200.0, -200.0, 0.0
+    expected = np.empty((6, k), np.float32)
+    silu_mul(x, expected)
+    actual = rows_of(row_inputs.gated_rows, x, k)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("k", WIDTHS)
+def test_plain_rows_are_the_rows(k: int) -> None:
+    x = drawn(5, k)
+    assert (rows_of(row_inputs.plain_rows, x, k) == x).all()
+
+
+@pytest.mark.parametrize("k", WIDTHS)
+def test_bfloat16_rows_are_the_float_rows_rounded_to_nearest_even(k: int) -> None:
+    x, weight = drawn(4, k), drawn(1, k, 1)[0]
+    exact = rows_of(row_inputs.normed_rows, x, k, weight)
+    out = np.full(4 * k + 9, 0x7777, np.uint16)
+    header, _ = step_header(4)
+    run(row_inputs.normed_rows, row_record(x, k, RowFormat.BF16, out, weight), header)
+    bits = exact.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    assert (out[: 4 * k].reshape(4, k) == rounded).all()
+    assert (out[4 * k :] == 0x7777).all()
+
+
+@pytest.mark.parametrize("k", [32, 96, 576])
+def test_int8_rows_are_the_float_rows_in_groups_of_32(k: int) -> None:
+    x, weight = drawn(9, k), drawn(1, k, 1)[0]
+    exact = rows_of(row_inputs.normed_rows, x, k, weight).reshape(9, -1, 32)
+    out = Int8Rows.empty(9, k)
+    header, _ = step_header(9)
+    run(row_inputs.normed_rows, row_record(x, k, RowFormat.INT8, out, weight), header)
+    groups = out.values[:9].reshape(9, -1, 32).astype(np.float64)
+    absmax = np.abs(exact).max(axis=2)
+    np.testing.assert_allclose(out.scales[:9], absmax / 127, rtol=3e-7)
+    assert np.abs(groups).max(axis=2).min() == 127
+    assert np.abs(groups * (absmax / 127)[..., None] - exact).max() <= 0.501 * absmax.max() / 127
+    assert (out.sums[:9] == groups.sum(axis=2)).all()
+    assert (out.scaled_sums[:9] == out.scales[:9] * out.sums[:9].astype(np.float32)).all()
+    assert (out.values[9:] == 77).all()
+    assert np.isnan(out.scales[9:]).all()
+
+
+def test_halves_are_rounded_to_the_even_integer() -> None:
+    x = np.zeros((1, 32), np.float32)
+    x[0, :5] = 127.0, 0.5, 1.5, -2.5, -3.5
+    assert quantised(x).values[0, :5].tolist() == [127, 0, 2, -2, -4]
+
+
+def test_groups_of_zeros_and_of_tiny_numbers_become_zeros() -> None:
+    x = np.zeros((1, 96), np.float32)
+    x[0, 32:64] = 1e-42
+    x[0, 64:] = 1e-33
+    rows = quantised(x)
+    assert (rows.values[0] == 0).all()
+    assert (rows.sums[0] == 0).all()
+    assert np.isfinite(rows.scales[0]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_group_that_is_not_finite_has_the_scale_nan(bad: float) -> None:
+    x = drawn(3, 96)
+    x[1, 50] = bad
+    rows, healthy = quantised(x), quantised(drawn(3, 96))
+    assert np.isnan(rows.scales[1, 1])
+    assert np.isnan(rows.scaled_sums[1, 1])
+    rows.scales[1, 1] = healthy.scales[1, 1]
+    assert (rows.scales[:3] == healthy.scales[:3]).all()
+
+
+@pytest.mark.parametrize(
+    "operation", [row_inputs.normed_rows, row_inputs.gated_rows, row_inputs.plain_rows]
+)
+def test_nan_stays_nan_in_every_float_row(operation: Operation) -> None:
+    x = drawn(3, 2 * 48)
+    x[1, 20] = np.nan
+    out = rows_of(operation, x, 48, np.ones(48, np.float32))
+    assert np.isnan(out[1]).any()
+    assert np.isfinite(out[[0, 2]]).all()
+
+
+def test_any_cut_into_chunks_gives_the_same_bits() -> None:
+    x, weight = drawn(10, 100), drawn(1, 100, 1)[0]
+    whole = rows_of(row_inputs.normed_rows, x, 100, weight)
+    for chunks in (3, 7, 20):
+        assert (rows_of(row_inputs.normed_rows, x, 100, weight, chunks) == whole).all()
+
+
+def test_rows_begin_at_the_first_token_of_the_piece() -> None:
+    x, k = drawn(9, 64), 64
+    out = np.empty((4, k), np.float32)
+    header, _ = step_header(4, first=3)
+    run(row_inputs.plain_rows, row_record(x, k, RowFormat.FLOAT32, out), header)
+    assert (out == x[3:7]).all()
+
+
+def test_sampled_rows_are_the_normed_rows_of_the_tokens_that_are_named() -> None:
+    x, weight, k = drawn(9, 64), drawn(1, 64, 1)[0], 64
+    tokens: npt.NDArray[np.int64] = np.array([8, 0, 3, 3], np.int64)
+    header, _ = step_header(2, first=5)
+    header[StepWord.NUM_OUT_ROWS] = len(tokens)
+    header[StepWord.OUT_TOKENS] = tokens.ctypes.data
+    out = np.empty((len(tokens), k), np.float32)
+    record = row_record(x, k, RowFormat.FLOAT32, out, weight)
+    record[RowInput.ROWS_WORD] = StepWord.NUM_OUT_ROWS
+    run(row_inputs.sampled_rows, record, header, range(3))
+    assert (out == rows_of(row_inputs.normed_rows, x, k, weight)[tokens]).all()
