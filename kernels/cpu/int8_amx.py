@@ -136,14 +136,16 @@ def unpacker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
 
         counted_loop(builder, groups, body)
 
+    unpack.__name__ = f"unpack_{fmt.label}".lower()
     return emitted(types.void, *[types.int64] * 3)(unpack)
 
 
 class RowBroadcasts:
     """Float32 of 16 rows, `stride` bytes apart, each in all lanes.
 
-    The addresses are base + stride · row with four multiples of the stride and the processor's
-    factors 1, 2 and 4, in assembly: LLVM would keep an address a row, more than there are registers.
+    The addresses are base + stride · row, with four multiples of the stride and the factors 1, 2
+    and 4 of an address, in assembly: LLVM would keep an address a row, for want of registers in
+    memory.
     """
 
     FACTORS: Final = ((0, 1), (1, 1), (1, 2), (3, 1), (1, 4), (5, 1), (3, 2), (7, 1))
@@ -353,6 +355,7 @@ def panel_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
         with builder.if_then(builder.icmp_signed("!=", even, units)):
             step(even, 0)
 
+    multiply.__name__ = f"multiply_panel_{fmt.label}".lower()
     return emitted(types.void, *[types.int64] * 17)(multiply)
 
 

@@ -8,13 +8,15 @@ meet it while it is in that thread's cache.
 
 A sum is computed whole, and only then written to OUT or added to what is there.
 
-Measured on one thread of an Intel processor with AMX (3.4 GHz) that reads 16.0 GB/s and does
-0.85 · 10^12 operations a second with VPDPBUSD alone; weights larger than all caches up to 32 rows:
+Measured on one thread of an Intel processor with AMX (3.4 GHz, other processes beside it) that
+reads 16 GB/s and does 0.85–0.93 · 10^12 operations a second with VPDPBUSD alone. N = 3072, K = 576
+and N = 576, K = 1536, weights larger than the caches up to 32 rows:
 
-    rows           1          2          6          12         16         32         256
-    Q4_1           15 GB/s    15 GB/s    14 GB/s    0.31 T     0.34 T     0.42 T     0.54–0.65 T
-    Q8_0           16 GB/s    17 GB/s    15 GB/s    0.24 T     0.30 T     0.42 T     0.64–0.72 T
-    by             vectors    …          …          …          tiles      …          …
+    rows     1            2            6            12       16           64           256
+    Q4_1     14 GB/s      13–14 GB/s   13 GB/s      0.30 T   0.33–0.36 T  0.55–0.56 T  0.53–0.61 T
+    Q4_0     14 GB/s      13 GB/s      12 GB/s      0.31 T   0.35–0.43 T  0.64–0.65 T  0.65–0.74 T
+    Q8_0     15 GB/s      15 GB/s      13.5 GB/s    0.22 T   0.27–0.30 T  0.60–0.66 T  0.61–0.73 T
+    by       vectors      …            …            …        tiles        …            …
 """
 
 from __future__ import annotations

@@ -84,6 +84,22 @@ def test_kernels_are_measured_beside_roofs_that_are_measured_first(tmp_path):
     assert (tmp_path / "kernels.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
+@pytest.mark.model
+def test_formats_of_the_embedded_model_lose_what_they_may(tmp_path):
+    command = [sys.executable, "-m", "hetero_infer", "bench", "accuracy", "--output", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
+    whole = json.loads((tmp_path / "accuracy.json").read_text(encoding="utf-8"))
+    ratios = {result["format"]: result["perplexity_ratio"] for result in whole["results"]}
+    assert ratios == {
+        "auto:bfloat16": pytest.approx(1, abs=0.01),
+        "auto:int8": pytest.approx(1, abs=0.01),
+        "bfloat16:bfloat16": pytest.approx(1, abs=0.002),
+    }
+    assert whole["text"]["positions"] > 1000
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(PNG)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -93,6 +109,10 @@ def test_kernels_are_measured_beside_roofs_that_are_measured_first(tmp_path):
         (["throughput", "--target", "unix:a", "--dtype", "auto"], "--dtype means nothing with"),
         (["throughput", "--json", "/nowhere/x"], "json /nowhere/x: there is no such directory"),
         (["kernels", "--model", "x"], "No such option: --model"),
+        (["accuracy", "--formats", "auto"], "formats must be WEIGHTS:KV with commas between them"),
+        (["accuracy", "--formats", "auto:auto"], "formats must be WEIGHTS:KV with commas"),
+        (["accuracy", "--piece-tokens", "1"], "piece_tokens (from --piece-tokens) must be at"),
+        (["accuracy", "--target", "unix:a"], "No such option: --target"),
         ([], "Missing command"),
     ],
 )

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
+from typing import TypeVar
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kernels.cpu.int8_packing import INT8_FORMATS
@@ -17,6 +23,8 @@ from tests.kernels.cpu.operation_calls import (
     quantised,
     random_blocks,
 )
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 FORMATS = list(INT8_FORMATS)
 UNTOUCHED = np.float32(-7.25)
@@ -129,6 +137,36 @@ def test_a_row_that_is_not_finite_shows_it_and_harms_no_other(
     assert np.isnan(out[harmed]).all()
     others = np.arange(rows) != harmed
     assert (out[others] == healthy[others]).all()
+
+
+def before_a_guard_page(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+    """Return a copy that ends where memory ends: reading behind it kills the process."""
+    size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, size + mmap.PAGESIZE)
+    start = np.frombuffer(pages, np.uint8).ctypes.data
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    assert protect(ctypes.c_void_p(start + size), mmap.PAGESIZE, 0) == 0
+    copy = np.frombuffer(pages, array.dtype, array.size, size - array.nbytes)
+    copy = copy.reshape(array.shape)
+    copy[:] = array
+    return copy
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mprotect of Linux")
+@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize("rows", [1, 3, 6, AMX_ROWS, AMX_ROWS + 1])
+def test_nothing_behind_the_last_row_or_weight_is_read(label: str, rows: int) -> None:
+    n, k = 17, 96
+    _, packed, x = make(label, rows, n, k)
+    exact = x.rows(0, rows)
+    guarded = Int8Rows(
+        before_a_guard_page(exact.values),
+        before_a_guard_page(exact.scales),
+        before_a_guard_page(exact.scaled_sums),
+        before_a_guard_page(exact.sums),
+    )
+    out = multiplied(label, before_a_guard_page(packed), guarded, rows, n)
+    assert (out == multiplied(label, packed, x, rows, n)).all()
 
 
 @pytest.mark.slow
