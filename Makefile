@@ -1,7 +1,7 @@
 # One verb each. `make run` and `make test` install what they need into .venv.
 PROMPT ?= Hello, world!
 RUN_ARGS ?=
-BENCH ?= throughput latency memory kernels
+BENCH ?= throughput latency memory kernels accuracy
 PYTHON ?= python3
 BIN := .venv/bin
 # A GPU machine brings its own torch; where .venv is there, it has one too.
@@ -64,7 +64,7 @@ protos: .venv/.test ## Regenerate the stubs beside the .proto files.
 	@$(PIP) install -c constraints.txt -e '.[bench]'
 	@touch $@
 
-bench: .venv/.bench ## Measure this machine: speed through gRPC, latency, memory, kernels. BENCH="throughput …"
+bench: .venv/.bench ## Measure this machine: speed through gRPC, latency, memory, kernels, accuracy. BENCH="throughput …"
 	@for what in $(BENCH); do \
 	 $(BIN)/hetero-infer bench $$what --output bench-results || exit; echo; done
 

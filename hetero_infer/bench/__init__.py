@@ -4,8 +4,9 @@
     figures       medians, percentiles, ratios
     provenance    machine, versions, commit, command        report   JSON, tables, files
     server        planes started for a run, or a target     load     many streams from one client
-    throughput · latency · memory · kernels                 one benchmark each: `run`
+    throughput · latency · memory · kernels · accuracy      one benchmark each: `run`
     plots         the PNG of each; the only module that needs matplotlib
 
-Nothing here is imported before a benchmark is asked for, and only `kernels` brings in Numba.
+Nothing here is imported before a benchmark is asked for, and only `kernels` and `accuracy` bring in
+Numba.
 """

@@ -106,6 +106,28 @@ def draw_kernels(whole: dict[str, Any], file: Path) -> None:
     _save(figure, whole, file)
 
 
+def draw_accuracy(whole: dict[str, Any], file: Path) -> None:
+    """Draw how far each format is from float32: perplexity, divergence, most likely tokens."""
+    figure, axes = _figure(3)
+    perplexity, divergence, tops = axes
+    results = whole["results"]
+    formats = [result["format"].replace(":", ":\n") for result in results]
+    perplexity.bar(
+        formats,
+        [100 * (result["perplexity_ratio"] - 1) for result in results],
+        yerr=[100 * result["perplexity_ratio_standard_error"] for result in results],
+        capsize=4,
+        color=USED,
+    )
+    perplexity.axhline(0, color="black", linewidth=0.8)
+    perplexity.set(title="perplexity, beyond float32's, ± one standard error", ylabel="%")
+    divergence.bar(formats, [result["mean_kl"] for result in results], color=USED)
+    divergence.set(title="KL from float32, mean", ylabel="nats")
+    tops.bar(formats, [100 * result["top_token_differs"] for result in results], color=USED)
+    tops.set(title="another token is the most likely", ylabel="%")
+    _save(figure, whole, file)
+
+
 def _figure(num_plots: int, height: float = 4.0) -> tuple[Any, list[Any]]:
     """Return a figure without a window, and its plots in a row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -7,7 +7,9 @@ everything about its run except the engine's own settings, which are recorded be
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from compute_plane.config import DTYPES, KV_CACHE_DTYPES
 from planes.errors import ConfigError
 from planes.settings import setting
 
@@ -89,8 +91,8 @@ class MemorySettings(OutputSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelSettings(OutputSettings):
-    """`bench kernels`."""
+class InProcessSettings(OutputSettings):
+    """What benchmarks that run kernels in their own process have in common."""
 
     num_threads: int | None = setting(
         None, help="threads; default: the CPUs this process may use", minimum=1, maximum=4096
@@ -99,6 +101,12 @@ class KernelSettings(OutputSettings):
     kernel_cache: str | None = setting(
         None, help="directory for compiled kernels; default: below the user's cache directory"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSettings(InProcessSettings):
+    """`bench kernels`."""
+
     only: str = setting("*", help="cases to run, as a pattern such as 'product*Q4_1*'")
     sizes: str = setting("1,4,16,64,256", help="MiB whose reading is measured")
     seconds: float = setting(0.2, help="time for each sample", above=0, maximum=60)
@@ -108,6 +116,61 @@ class KernelSettings(OutputSettings):
     def read_sizes(self) -> list[int]:
         """Sizes in bytes."""
         return [size << 20 for size in positive_integers(self.sizes, field="sizes")]
+
+
+class FormatPair(NamedTuple):
+    """What weights and what keys and values are kept in: values of the compute plane's settings."""
+
+    dtype: str
+    kv_dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}:{self.kv_dtype}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracySettings(InProcessSettings):
+    """`bench accuracy`."""
+
+    model: str = setting(
+        "default",
+        help="default (the embedded model), a GGUF file, a Hugging Face directory or a hub id",
+    )
+    formats: str = setting(
+        "auto:bfloat16,auto:int8,bfloat16:bfloat16",
+        help="what is compared with float32: formats of weights and of keys and values",
+    )
+    text: str | None = setting(
+        None, help="file of a text the model is to foretell, UTF-8; default: one that comes along"
+    )
+    piece_tokens: int = setting(
+        2048, help="tokens of a piece at most, into which a longer text is cut", minimum=2,
+        maximum=MAX_COUNT,
+    )  # fmt: skip
+
+    @property
+    def pairs(self) -> list[FormatPair]:
+        """The formats."""
+        return format_pairs(self.formats, field="formats")
+
+
+def format_pairs(text: str, *, field: str) -> list[FormatPair]:
+    """Read a list such as `auto:bfloat16,auto:int8`; what stands there twice is one.
+
+    Raises ConfigError naming the field for anything else.
+    """
+    kv_dtypes = [name for name in KV_CACHE_DTYPES if name != "auto"]
+    pairs: dict[FormatPair, None] = {}
+    for part in text.split(","):
+        dtype, _, kv_dtype = part.strip().partition(":")
+        if dtype not in DTYPES or kv_dtype not in kv_dtypes:
+            raise ConfigError(
+                f"{field} must be WEIGHTS:KV with commas between them, WEIGHTS one of "
+                f"{', '.join(DTYPES)}, KV one of {', '.join(kv_dtypes)}, got {text!r}",
+                field=field,
+            )
+        pairs[FormatPair(dtype, kv_dtype)] = None
+    return list(pairs)
 
 
 def positive_integers(text: str, *, field: str) -> list[int]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from hetero_infer.bench.settings import (
+    AccuracySettings,
+    InProcessSettings,
     KernelSettings,
     LatencySettings,
     LoadSettings,
@@ -57,7 +59,7 @@ class RootCall:
 
 
 bench_app = typer.Typer(
-    help="Measure speed, latency, memory and kernels; results with their provenance.",
+    help="Measure speed, latency, memory, kernels, accuracy; results with their provenance.",
     no_args_is_help=False,
 )
 
@@ -137,7 +139,23 @@ def kernels_command(context: typer.Context, **flags: object) -> Action:
     return _action(context, "kernels", KernelSettings, flags, run)
 
 
-def _choose_instructions(settings: KernelSettings) -> None:
+@bench_app.command(name="accuracy")
+@with_options(_benchmark_options(AccuracySettings))
+def accuracy_command(context: typer.Context, **flags: object) -> Action:
+    """Measure what each format loses: perplexity and KL of the logits against float32."""
+
+    def run(given: Mapping[str, object]) -> tuple[Result, dict[str, Any]]:
+        settings = resolve(AccuracySettings, Layers(flags=given))
+        _ = settings.pairs  # what is wrong with them is said before anything is compiled
+        _choose_instructions(settings)
+        from hetero_infer.bench import accuracy
+
+        return accuracy.run(settings), _told(None, settings)
+
+    return _action(context, "accuracy", AccuracySettings, flags, run, is_timed=False)
+
+
+def _choose_instructions(settings: InProcessSettings) -> None:
     """Say where compiled kernels are kept and what they are compiled for, before any is there."""
     from compute_plane.config import ComputePlaneConfig
     from compute_plane.executor.kernel_cache import prepare_kernel_cache
@@ -186,8 +204,13 @@ def _action(
     cls: type[OutputSettings],
     flags: Mapping[str, object],
     run: Runner,
+    *,
+    is_timed: bool = True,
 ) -> Action:
-    """Return what runs a benchmark, prints its tables and writes its files."""
+    """Return what runs a benchmark, prints its tables and writes its files.
+
+    `is_timed`: whether its figures are times, which others on the machine make longer.
+    """
     root: RootCall = context.obj
 
     def act() -> int:
@@ -207,7 +230,7 @@ def _action(
         others = None if flags.get("target") else watch.share_of_others()
         whole = to_object(name, result, origin=origin, settings=told, share_of_others=others)
         write(result, whole, destination, _draw_of(name))
-        if others is not None and others > BUSY:
+        if is_timed and others is not None and others > BUSY:
             sys.stderr.write(
                 f"{PROGRAM}: warning: other processes used {100 * others:.0f} % of the processors "
                 "meanwhile: these are figures of a busy machine\n"
@@ -225,4 +248,5 @@ def _draw_of(name: str) -> Draw:
         "latency": plots.draw_latency,
         "memory": plots.draw_memory,
         "kernels": plots.draw_kernels,
+        "accuracy": plots.draw_accuracy,
     }[name]

@@ -1,0 +1,131 @@
+"""What is measured: four cases, and for each the engines that take turns with ours.
+
+Settings of the peers are the fastest found for these cases among those their documentation names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.peers.environments import llama_cpp_directory
+from bench.peers.models import DEFAULT_MODEL
+
+EACH_CHANNEL = "18446744073709551615"
+"""OpenVINO's group size for activations quantised with one scale a token."""
+
+FLOAT_FROM_BF16: dict[str, Any] = {"dtype": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One configuration of a peer.
+
+    `environment`: of `environments`; `runner`: of `runners/run_*.py`; `model`: of `models`.
+    """
+
+    name: str
+    weights: str
+    environment: str
+    runner: str
+    model: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A peer and the model that ours runs beside it."""
+
+    peer: Peer
+    own_model: str = DEFAULT_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`kind`: of `runners/runner.py`. `through_grpc`: ours is both planes, not just its engine."""
+
+    name: str
+    title: str
+    kind: str
+    num_prompts: int
+    prompt_tokens: int
+    output_tokens: int
+    through_grpc: bool
+    lines: tuple[Line, ...]
+
+
+def _llama(runner: str, weights: str, model: str) -> Peer:
+    return Peer("llama.cpp", weights, "llamacpp", runner, model)
+
+
+def _openvino(weights: str, model: str, **settings: Any) -> Peer:  # noqa: ANN401 - plugin's
+    return Peer("OpenVINO", weights, "openvino", "openvino", model, settings)
+
+
+SAME_FILE = (
+    ("Q4_1", "q4_1.gguf"),
+    ("Q4_0", "Q4_0.gguf"),
+    ("Q4_0 throughout", "Q4_0pure.gguf"),
+    ("Q8_0", "Q8_0.gguf"),
+    ("BF16", "BF16.gguf"),
+)
+
+OPENVINO = tuple(
+    Line(peer)
+    for peer in (
+        _openvino("int4 a channel", "ov_int4_ch"),
+        _openvino("int8", "ov_int8_sym", DYNAMIC_QUANTIZATION_GROUP_SIZE=EACH_CHANNEL),
+        _openvino("float32 run as bf16", "ov_f32"),
+        _openvino("Q4_1 file", "q4_1.gguf"),
+    )
+)
+
+CASES = (
+    Case(
+        "engine",
+        "one stream, decode 128, in the engine",
+        "decode", 1, 1, 128, False,
+        tuple(
+            Line(_llama("llamacpp_bench", weights, model), model) for weights, model in SAME_FILE
+        ),
+    ),
+    Case(
+        "stream",
+        "one stream, decode 128 after 16, ours through gRPC, peer through its server",
+        "decode", 1, 16, 128, True,
+        tuple(
+            Line(_llama("llamacpp_server", weights, model)) for weights, model in SAME_FILE[:-1]
+        ),
+    ),
+    Case(
+        "prefill",
+        "prefill of 1024 tokens, ours through gRPC, peer in process",
+        "prefill", 1, 1024, 1, True,
+        OPENVINO,
+    ),
+    Case(
+        "batch",
+        "32 × (128 + 128), output tokens, ours through gRPC, peer in process",
+        "batch", 32, 128, 128, True,
+        (
+            *OPENVINO,
+            Line(_llama("llamacpp_bench", "Q4_1", "q4_1.gguf")),
+            Line(_llama("llamacpp_bench", "Q4_0", "Q4_0.gguf")),
+            Line(Peer("vLLM", "bf16", "vllm", "vllm", "hf_bf16", FLOAT_FROM_BF16)),
+            Line(
+                Peer(
+                    "transformers", "bf16", "transformers", "transformers", "hf_bf16",
+                    FLOAT_FROM_BF16,
+                )
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+
+def settings_of(peer: Peer, directory: Path) -> dict[str, Any]:
+    """Return the settings a peer's runner is told; `directory`: of the environments."""
+    if peer.environment == "llamacpp":
+        return {**peer.settings, "directory": str(llama_cpp_directory(directory))}
+    return peer.settings
