@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ PEER_NAMES = [name for name in ENVIRONMENT_NAMES if name != "ovexport"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and return the exit code."""
     options = parse(arguments)
+    # Otherwise what was started would be left behind, at work.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         if options.command == "install":
             install(options.directory, options.peers, options.pip, options.jobs)

@@ -161,7 +161,7 @@ def _cells(
         case.title,
         f"{line.peer.name}, {line.peer.weights}",
         f"{median_rate(peer):.1f}",
-        own_model.removesuffix(".gguf").upper(),
+        own_model.removesuffix(".gguf"),
         f"{median_rate(ours):.1f}",
         f"{ratio(median_rate(ours), median_rate(peer)):.2f}",
         f"{sum(sample.is_quiet for sample in every)}/{len(every)}",

@@ -123,7 +123,7 @@ class _Simulation:
             if rows and count and sequence in self.running and self._room(sequence, count):
                 self._compute(sequence, count, done)
                 rows, budget, prefill = rows - 1, budget - count, prefill - count
-        while self.waiting and rows:
+        while self.waiting and rows and self.waiting[0] not in done:
             count = min(self.waiting[0].known, budget, prefill)
             if not count or not self._admit(count):
                 break
@@ -131,8 +131,13 @@ class _Simulation:
             rows, budget, prefill = rows - 1, budget - count, prefill - count
         self._record()
         for sequence in done:
-            if sequence.known == sequence.request.max_held_tokens + 1:
+            if sequence.known <= sequence.request.max_held_tokens:
+                continue
+            # It may have been preempted for a row of the very step that gave its last token.
+            if sequence in self.running:
                 self._leave(sequence)
+            else:
+                self.waiting.remove(sequence)
         return rows < config.max_batch_size
 
     def _compute(self, sequence: _Sequence, count: int, done: list[_Sequence]) -> None:

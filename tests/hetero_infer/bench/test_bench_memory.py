@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from control_plane.core.interface import SchedulerConfig
@@ -37,6 +37,13 @@ def test_static_memory_holds_as_many_as_the_longest_fit_and_paged_memory_more_th
     assert len(static.steps) > len(dynamic.steps) > len(paged.steps)
 
 
+PREEMPTED_AT_THE_LAST_TOKEN = [
+    (40, 31), (47, 37), (40, 31), (41, 30), (78, 23), (17, 25), (87, 5), (44, 30), (25, 34),
+    (48, 31), (44, 30), (29, 15),
+]  # fmt: skip
+
+
+@example(PREEMPTED_AT_THE_LAST_TOKEN)
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 38)), min_size=1, max_size=12))
 def test_every_trace_ends_within_the_pool_and_uses_no_more_than_it_reserves(lengths):
     for run in all_three([TraceRequest(*pair) for pair in lengths]):
