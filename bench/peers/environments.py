@@ -115,8 +115,8 @@ def _build_llama_cpp(root: Path, pip: Sequence[str], pip_options: Sequence[str],
     archives = root / "source"
     _run(
         [
-            *pip, "download", *pip_options, "--no-deps", "--no-build-isolation", "--no-binary",
-            ":all:", "--dest", str(archives), LLAMA_CPP,
+            *pip, "download", *pip_options, "--no-deps", "--no-binary",
+            LLAMA_CPP.partition("==")[0], "--dest", str(archives), LLAMA_CPP,
         ]
     )  # fmt: skip
     [archive] = archives.glob("*.tar.gz")
