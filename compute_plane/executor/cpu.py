@@ -37,7 +37,6 @@ Int64Array = npt.NDArray[np.int64]
 DEFAULT_MAX_TOKENS: Final = 16384
 MAX_WANTS: Final = 1024
 """Samples drawn from one group of logits rows."""
-NOT_FINITE: Final = "the logits are not finite"
 
 
 class CpuExecutor:
@@ -80,6 +79,7 @@ class CpuExecutor:
         self._headers = StepHeaders(num_threads, scratch_bytes)
         # Almost every step has one piece and one group of logits: its entries are made once.
         self._ordinary = np.array(self._all_entries(1, 1), dtype=np.int64)
+        self._without_samples = np.array(self._all_entries(1, 0), dtype=np.int64)
         self._team = ThreadTeam(num_threads)
 
     @property
@@ -172,7 +172,7 @@ class CpuExecutor:
     def _entries(self, num_pieces: int, num_groups: int) -> Int64Array | list[Entry]:
         """Return the entries of a step: its pieces' headers first, then its groups'."""
         if num_pieces == 1 and num_groups <= 1:
-            return self._ordinary if num_groups else self._ordinary[: self._num_inner]
+            return self._ordinary if num_groups else self._without_samples
         return self._all_entries(num_pieces, num_groups)
 
     def _all_entries(self, num_pieces: int, num_groups: int) -> list[Entry]:
@@ -182,7 +182,6 @@ class CpuExecutor:
         for layer in llama.layers:
             parts += [layer.write, layer.read]
         entries = [(record, piece) for part in parts for piece in pieces for record in part]
-        self._num_inner = len(entries)
         for index in range(num_pieces, num_pieces + num_groups):
             entries += self._group_entries(address(index))
         return entries

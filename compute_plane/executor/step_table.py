@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,6 @@ from kernels.cpu.operation import (
 from kernels.cpu.step import MAX_CHUNKS
 
 Words = npt.NDArray[np.int64]
-WORD_BYTES: Final = 8
 
 
 class StepTable:

@@ -85,6 +85,24 @@ def test_a_batch_longer_than_a_piece_gives_the_tokens_of_chunks(driver: BatchDri
     assert driver.generate(sequences, 2)[0] == alone[0]
 
 
+def test_a_step_without_samples_draws_none_also_after_a_longer_step(driver: BatchDriver) -> None:
+    executor = driver.executor
+    assert isinstance(executor, CpuExecutor)
+    runs: list[int] = []
+    run = executor._team.run
+    executor._team.run = lambda entries: (runs.append(len(entries)), run(entries))[1]
+
+    def silent_step(num_tokens: int) -> None:
+        batch = driver.batch([DrivenSequence([1] * num_tokens)])
+        executor._keep_logits = False
+        executor.execute(replace(batch, sampled_rows=int32([]), sampling=[]))
+
+    silent_step(5)
+    silent_step(llama_table.PIECE_TOKENS + 1)  # two pieces
+    silent_step(5)
+    assert runs[2] == runs[0] < runs[1]
+
+
 def test_a_copied_block_serves_a_fork_and_leaves_the_original_alone(driver: BatchDriver) -> None:
     parent = DrivenSequence(prompts(1, seed=6)[0][:1] * 6)
     driver.generate([parent], 1)
