@@ -111,6 +111,7 @@ def warm_up(executor: GPUExecutor, block_size: int) -> None:
             seq_lens=np.array([num_tokens], dtype=np.int32),
             block_tables=np.zeros((1, 1), dtype=np.int32),
             is_prefill=np.ones(1, dtype=np.bool_),
+            prompt_lens=np.ones(1, dtype=np.int32),
             query_lens=np.array([num_tokens], dtype=np.int32),
             sampled_rows=np.zeros(1, dtype=np.int32),
             sampling=[SamplingRow(1.0, 0.9, 0, 0, num_tokens)],

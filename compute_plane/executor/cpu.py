@@ -1,7 +1,9 @@
 """The CPU executor: a step is one compiled walk through a table of operations.
 
 A row's tokens and logits are the same bits alone and in any batch, whole or in chunks, with any
-number of threads: every kernel keeps that law, and this file adds no arithmetic of its own.
+number of threads: every kernel keeps that law, and this file adds no arithmetic of its own. Where
+tokens of prompts are computed by other kernels than generated ones (ADR 0009), it is the token's
+place in its sequence that decides, never the batch.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy.typing as npt
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, Float32Array
 from compute_plane.executor.llama_table import LOGITS_ROWS, PIECE_TOKENS, LlamaTable
 from compute_plane.executor.logits_groups import LogitsGroup, group_logits, wanted_tokens
+from compute_plane.executor.pieces import Piece, sort_tokens
 from compute_plane.executor.sample_records import SampleRecords
 from compute_plane.executor.step_headers import PieceArrays, StepHeaders
 from compute_plane.executor.thread_team import Entry, ThreadTeam
@@ -78,9 +81,19 @@ class CpuExecutor:
         scratch_bytes = max(self._llama.scratch_bytes, sampling_scratch_bytes(spec.vocab_size))
         self._headers = StepHeaders(num_threads, scratch_bytes)
         # Almost every step has one piece and one group of logits: its entries are made once.
-        self._ordinary = np.array(self._all_entries(1, 1), dtype=np.int64)
-        self._without_samples = np.array(self._all_entries(1, 0), dtype=np.int64)
+        self._ordinary = {
+            (is_prompt, num_groups): np.array(
+                self._all_entries([is_prompt], num_groups), dtype=np.int64
+            )
+            for is_prompt in (False, True)
+            for num_groups in (0, 1)
+        }
         self._team = ThreadTeam(num_threads)
+
+    @property
+    def tells_prompts_apart(self) -> bool:
+        """Whether keys and values of prompt tokens are computed otherwise than generated ones'."""
+        return self._llama.tells_prompts_apart
 
     @property
     def numerics_id(self) -> str:
@@ -101,17 +114,20 @@ class CpuExecutor:
             )
         for copy in batch.copies:
             self._pool.copy_block(copy.source, copy.destination)
-        pieces = self._describe_pieces(batch, layout)
+        tells_apart = self._llama.tells_prompts_apart
+        tokens = sort_tokens(layout, batch.prompt_lens if tells_apart else None)
+        pieces = list(tokens.pieces(PIECE_TOKENS))
+        arrays = self._describe_pieces(batch, tokens.layout, pieces)
         samples = SampleRecords(batch, self._spec.vocab_size)
-        groups = list(group_logits(wanted_tokens(batch, layout), LOGITS_ROWS, MAX_WANTS))
+        wanted = tokens.places(wanted_tokens(batch, layout))
+        groups = list(group_logits(wanted, LOGITS_ROWS, MAX_WANTS))
         records = [samples.take(group.wanted, group.rows) for group in groups]
         for index, (group, taken) in enumerate(zip(groups, records, strict=True), len(pieces)):
             self._headers.describe_logits(index, out_tokens=group.out_tokens, samples=taken)
         if self._keep_logits:
-            return samples.output(
-                self._run_keeping_logits(len(pieces), groups, len(batch.sampling))
-            )
-        self._team.run(self._entries(len(pieces), len(groups)))
+            return samples.output(self._run_keeping_logits(pieces, groups, len(batch.sampling)))
+        self._team.run(self._entries(pieces, len(groups)))
+        del arrays  # the headers point to them
         return samples.output(None)
 
     def capture_decode_graph(self, batch_size: int) -> None:
@@ -136,20 +152,19 @@ class CpuExecutor:
     ) -> None:
         self.close()
 
-    def _describe_pieces(self, batch: ExecutionBatch, layout: TokenLayout) -> list[PieceArrays]:
+    def _describe_pieces(
+        self, batch: ExecutionBatch, layout: TokenLayout, pieces: list[Piece]
+    ) -> list[PieceArrays]:
         """Fill in the headers of the step's pieces; return the arrays they point to."""
         spec = self._spec
-        num_tokens = len(layout.token_ids)
         kept: list[PieceArrays] = []
-        for index, first in enumerate(range(0, num_tokens, PIECE_TOKENS)):
-            end = min(first + PIECE_TOKENS, num_tokens)
+        for index, piece in enumerate(pieces):
+            first, end = piece.first, piece.end
             query_lens = batch.query_lens
-            if end - first < num_tokens:  # the tokens of each row that lie in this piece
-                ends = layout.row_ends
-                query_lens = np.clip(ends, first, end) - np.clip(ends - query_lens, first, end)
-            items = attention_items(
-                query_lens.astype(np.int32), spec.num_heads // spec.num_kv_heads
-            )
+            if len(pieces) > 1:  # the tokens of each row that lie in this piece
+                rows = layout.token_rows[first:end]
+                query_lens = np.bincount(rows, minlength=len(query_lens)).astype(np.int32)
+            items = attention_items(query_lens, spec.num_heads // spec.num_kv_heads)
             items, merges = share_long_contexts(
                 items,
                 layout.positions[first:end],
@@ -157,7 +172,7 @@ class CpuExecutor:
                 num_kv_heads=spec.num_kv_heads,
                 num_threads=self._team.num_threads,
             )
-            piece = PieceArrays(
+            arrays = PieceArrays(
                 layout.token_ids[first:end],
                 layout.positions[first:end],
                 layout.kv_slots[first:end],
@@ -165,23 +180,27 @@ class CpuExecutor:
                 items,
                 merges,
             )
-            self._headers.describe_tokens(index, first, piece, spec.num_kv_heads)
-            kept.append(piece)
+            self._headers.describe_tokens(index, first, arrays, spec.num_kv_heads)
+            kept.append(arrays)
         return kept
 
-    def _entries(self, num_pieces: int, num_groups: int) -> Int64Array | list[Entry]:
+    def _entries(self, pieces: list[Piece], num_groups: int) -> Int64Array | list[Entry]:
         """Return the entries of a step: its pieces' headers first, then its groups'."""
-        if num_pieces == 1 and num_groups <= 1:
-            return self._ordinary if num_groups else self._without_samples
-        return self._all_entries(num_pieces, num_groups)
+        if len(pieces) == 1 and num_groups <= 1:
+            return self._ordinary[pieces[0].is_prompt, num_groups]
+        return self._all_entries([piece.is_prompt for piece in pieces], num_groups)
 
-    def _all_entries(self, num_pieces: int, num_groups: int) -> list[Entry]:
+    def _all_entries(self, is_prompt: list[bool], num_groups: int) -> list[Entry]:
         llama, address = self._llama, self._headers.address
-        pieces = [address(index) for index in range(num_pieces)]
-        parts: list[tuple[int, ...]] = [llama.before]
-        for layer in llama.layers:
-            parts += [layer.write, layer.read]
-        entries = [(record, piece) for part in parts for piece in pieces for record in part]
+        num_pieces = len(is_prompt)
+        headers = [address(index) for index in range(num_pieces)]
+        entries = [(record, header) for header in headers for record in llama.before]
+        for layer, prompt_layer in zip(llama.layers, llama.prompt_layers, strict=True):
+            of_pieces = [prompt_layer if prompt else layer for prompt in is_prompt]
+            for of_piece, header in zip(of_pieces, headers, strict=True):
+                entries += [(record, header) for record in of_piece.write]
+            for of_piece, header in zip(of_pieces, headers, strict=True):
+                entries += [(record, header) for record in of_piece.read]
         for index in range(num_pieces, num_pieces + num_groups):
             entries += self._group_entries(address(index))
         return entries
@@ -190,12 +209,12 @@ class CpuExecutor:
         return [(record, header) for record in (*self._llama.after, self._sample)]
 
     def _run_keeping_logits(
-        self, num_pieces: int, groups: list[LogitsGroup], num_samples: int
+        self, pieces: list[Piece], groups: list[LogitsGroup], num_samples: int
     ) -> Float32Array:
         """Run a step group by group, and return the logits of its samples [K, V]."""
-        self._team.run(self._all_entries(num_pieces, 0))
+        self._team.run(self._all_entries([piece.is_prompt for piece in pieces], 0))
         kept = np.zeros((num_samples, self._spec.vocab_size), dtype=np.float32)
-        for index, group in enumerate(groups, num_pieces):
+        for index, group in enumerate(groups, len(pieces)):
             self._team.run(self._group_entries(self._headers.address(index)))
             is_sample = group.wanted < num_samples
             kept[group.wanted[is_sample]] = self._llama.logits[group.rows[is_sample]]

@@ -89,6 +89,9 @@ class ExecutionBatch:
     `seq_lens`: [S] tokens of the row's sequence once the row is computed (its last position + 1).
     `block_tables`: [S, M] int32; entries past ceil(seq_len / block_size) are meaningless.
     `is_prefill`: [S], whether the row computes tokens that were given rather than sampled.
+    `prompt_lens`: [S] tokens of the row's sequence that are its prompt, the first ones; the others
+    were generated, now or before the sequence was started again. What is computed of a token may
+    depend on that, and on nothing else of its batch.
     `sampled_rows`: [K] rows whose last token's logits are sampled, `sampling[k]` says how.
     `prompt_logprob_rows`: rows for which the log-probability of each *next* known token is wanted;
     `prompt_logprob_targets[i]`: those next tokens of row `prompt_logprob_rows[i]` (at most
@@ -103,6 +106,7 @@ class ExecutionBatch:
     seq_lens: Int32Array
     block_tables: Int32Array
     is_prefill: BoolArray
+    prompt_lens: Int32Array
     query_lens: Int32Array
     sampled_rows: Int32Array
     sampling: Sequence[SamplingRow] = ()

@@ -11,13 +11,14 @@ A step of more tokens than fit the buffers is cut into pieces. In every layer al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from compute_plane.executor.row_buffers import RowBuffers, product_of, row_format_of
+from compute_plane.executor.product_records import ProductRecords
+from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
 from compute_plane.memory.huge_pages import huge_page_array
 from compute_plane.model.rope import inverse_frequencies
@@ -30,8 +31,7 @@ from kernels.cpu.attention import (
 from kernels.cpu.attention_context import Attention
 from kernels.cpu.attention_items import MAX_SHARED_ITEMS, rows_per_item
 from kernels.cpu.embedding import EMBEDDINGS, EmbeddingRecord
-from kernels.cpu.matrix_product import Product
-from kernels.cpu.operation import Operation, StepWord
+from kernels.cpu.operation import StepWord
 from kernels.cpu.rope_write import (
     ROPE_WRITE,
     RopeAngles,
@@ -51,9 +51,6 @@ PIECE_TOKENS: Final = 512
 LOGITS_ROWS: Final = 64
 """Rows of logits that exist at once; with a vocabulary of 50 000 they take 12 MiB."""
 FLOAT_BYTES: Final = 4
-CHUNK_WEIGHTS: Final = 32 * 1024
-"""Weights of a chunk of a product, about: a microsecond or two of one row."""
-MOST_PRODUCT_CHUNKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +65,9 @@ class LlamaTable:
     """The records of a model and the buffers they work in.
 
     `max_tokens`: of one step. `on_compiled`: as for `StepTable`. `before`, `layers`, `after`:
-    addresses of records, in order. `logits`: float32 [LOGITS_ROWS, vocabulary]. `scratch_bytes`:
-    what a worker needs. Weights and pool must outlive it.
+    addresses of records, in order; `prompt_layers`: the layers for pieces of prompt tokens, the
+    same ones unless `tells_prompts_apart`. `logits`: float32 [LOGITS_ROWS, vocabulary].
+    `scratch_bytes`: what a worker needs. Weights and pool must outlive it.
     """
 
     def __init__(
@@ -102,15 +100,28 @@ class LlamaTable:
             .reshape(LOGITS_ROWS, spec.vocab_size)
         )
         widest = max(spec.hidden_size, spec.query_size, spec.intermediate_size)
-        self._rows = RowBuffers(self.table, PIECE_TOKENS, widest)
+        rows = RowBuffers(self.table, PIECE_TOKENS, widest)
         group = spec.num_heads // spec.num_kv_heads
+        self.before = (self._rope_angles(), self._embedding(weights.embedding))
+        generated = ProductRecords(self.table, rows, of_prompt=False)
+        prompt = ProductRecords(self.table, rows, of_prompt=True)
+        matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
+        self.tells_prompts_apart = any(
+            generated.format_of(matrix) != prompt.format_of(matrix) for matrix in matrices
+        )
+        # Records fetch the weights of those added behind them, so generated tokens come last.
+        if self.tells_prompts_apart:
+            self.prompt_layers = self._layers(weights, prompt)
+        self.layers = self._layers(weights, generated)
+        if not self.tells_prompts_apart:
+            self.prompt_layers = self.layers
+        self.after = tuple(self._after(weights, generated))
         self.scratch_bytes = max(
             rope_scratch_bytes(spec.head_dim),
             attention_scratch_bytes(spec.head_dim, rows_per_item(group)),
+            generated.scratch_bytes,
+            prompt.scratch_bytes,
         )
-        self.before = (self._rope_angles(), self._embedding(weights.embedding))
-        self.layers = tuple(self._layer(index, layer) for index, layer in enumerate(weights.layers))
-        self.after = tuple(self._after(weights))
 
     # --- the parts ---
 
@@ -139,38 +150,50 @@ class LlamaTable:
             },
         )
 
-    def _layer(self, index: int, layer: PackedLayer) -> LayerRecords:
+    def _layers(self, weights: PackedWeights, products: ProductRecords) -> tuple[LayerRecords, ...]:
+        return tuple(
+            self._layer(index, layer, products) for index, layer in enumerate(weights.layers)
+        )
+
+    def _layer(self, index: int, layer: PackedLayer, products: ProductRecords) -> LayerRecords:
         spec = self._spec
         heads_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        gate_up_width = 2 * spec.intermediate_size
+        norm, rows = self._norm_operands, products.rows
+        gated: dict[int, int] = {
+            RowInput.SOURCE: self._gate_up,
+            RowInput.SOURCE_STRIDE: gate_up_width,
+        }
+        attended: dict[int, int] = {
+            RowInput.SOURCE: self._attended,
+            RowInput.SOURCE_STRIDE: spec.query_size,
+        }
         return LayerRecords(
             write=(
-                *self._normed(layer.attn_norm, layer.qkv),
-                *self._products(layer.qkv, self._qkv, heads_width),
+                *rows(normed_rows, layer.qkv, norm(layer.attn_norm)),
+                *products.beside_each_other(layer.qkv, self._qkv, heads_width),
                 self._rope_write(index),
             ),
             read=(
                 *self._attention(index),
-                *self._plain(self._attended, layer.o),
-                self._added(layer.o),
-                *self._normed(layer.mlp_norm, layer.gate_up),
-                *self._products(layer.gate_up, self._gate_up, 2 * spec.intermediate_size),
-                *self._gated(layer.down),
-                self._added(layer.down),
+                *rows(plain_rows, [layer.o], attended),
+                products.added(layer.o, self._hidden),
+                *rows(normed_rows, layer.gate_up, norm(layer.mlp_norm)),
+                *products.beside_each_other(layer.gate_up, self._gate_up, gate_up_width),
+                *rows(gated_rows, [layer.down], gated),
+                products.added(layer.down, self._hidden),
             ),
         )
 
-    def _after(self, weights: PackedWeights) -> list[int]:
-        spec = self._spec
+    def _after(self, weights: PackedWeights, products: ProductRecords) -> list[int]:
         norm = self._norm_operands(weights.final_norm)
         norm[RowInput.ROWS_WORD] = StepWord.NUM_OUT_ROWS
-        rows = self._row_inputs(sampled_rows, [weights.lm_head], StepWord.OUT_CHUNKS, norm)
-        logits = self._product(
-            weights.lm_head,
-            self.logits.ctypes.data,
-            spec.vocab_size,
-            rows_word=StepWord.NUM_OUT_ROWS,
-        )
-        return [*rows, logits]
+        return [
+            *products.rows(sampled_rows, [weights.lm_head], norm, chunks=StepWord.OUT_CHUNKS),
+            products.of_sampled_rows(
+                weights.lm_head, self.logits.ctypes.data, self._spec.vocab_size
+            ),
+        ]
 
     # --- attention ---
 
@@ -217,8 +240,6 @@ class LlamaTable:
             self.table.add(merge_attention, StepWord.MERGE_CHUNKS, operands),
         ]
 
-    # --- rows for products, and products ---
-
     def _norm_operands(self, weight: int) -> dict[int, int]:
         epsilon = np.array([self._spec.rms_norm_eps], dtype=np.float32)
         return {
@@ -228,84 +249,6 @@ class LlamaTable:
             RowInput.WEIGHT: weight,
             RowInput.EPSILON: int(epsilon.view(np.uint32)[0]),
         }
-
-    def _normed(self, weight: int, matrices: Sequence[PackedMatrix]) -> list[int]:
-        return self._row_inputs(
-            normed_rows, matrices, StepWord.TOKEN_CHUNKS, self._norm_operands(weight)
-        )
-
-    def _plain(self, source: int, matrix: PackedMatrix) -> list[int]:
-        operands: dict[int, int] = {RowInput.SOURCE: source, RowInput.SOURCE_STRIDE: matrix.k}
-        return self._row_inputs(plain_rows, [matrix], StepWord.TOKEN_CHUNKS, operands)
-
-    def _gated(self, matrix: PackedMatrix) -> list[int]:
-        operands: dict[int, int] = {
-            RowInput.SOURCE: self._gate_up,
-            RowInput.SOURCE_STRIDE: 2 * matrix.k,
-        }
-        return self._row_inputs(gated_rows, [matrix], StepWord.TOKEN_CHUNKS, operands)
-
-    def _row_inputs(
-        self,
-        maker: Operation,
-        matrices: Sequence[PackedMatrix],
-        chunks: StepWord,
-        operands: dict[int, int],
-    ) -> list[int]:
-        """Make the rows that some matrices read, once for each format of rows among them."""
-        formats = dict.fromkeys(row_format_of(matrix.format) for matrix in matrices)
-        shared: dict[int, int] = {
-            RowInput.SOURCE_FIRST_WORD: StepWord.ZERO,
-            RowInput.ROWS_WORD: StepWord.NUM_TOKENS,
-            RowInput.K: matrices[0].k,
-        }
-        return [
-            self.table.add(maker, chunks, {**shared, **operands, **self._rows.written(row_format)})
-            for row_format in formats
-        ]
-
-    def _products(self, matrices: Sequence[PackedMatrix], out: int, stride: int) -> list[int]:
-        """Multiply with matrices whose columns lie beside each other in OUT."""
-        return [
-            self._product(matrix, out + FLOAT_BYTES * matrix.first_column, stride)
-            for matrix in matrices
-        ]
-
-    def _added(self, matrix: PackedMatrix) -> int:
-        """Multiply and add to the hidden states."""
-        return self._product(
-            matrix, self._hidden, matrix.n, first_word=StepWord.FIRST_TOKEN, is_added=True
-        )
-
-    def _product(
-        self,
-        matrix: PackedMatrix,
-        out: int,
-        stride: int,
-        *,
-        rows_word: StepWord = StepWord.NUM_TOKENS,
-        first_word: StepWord = StepWord.ZERO,
-        is_added: bool = False,
-    ) -> int:
-        operation, scratch_bytes, width = product_of(matrix.format, matrix.k)
-        self.scratch_bytes = max(self.scratch_bytes, scratch_bytes)
-        num_chunks = min(MOST_PRODUCT_CHUNKS, matrix.n * matrix.k // CHUNK_WEIGHTS)
-        return self.table.add(
-            operation,
-            max(1, min(num_chunks, -(-matrix.n // width))),
-            {
-                **self._rows.read(row_format_of(matrix.format)),
-                Product.WEIGHTS: matrix.address,
-                Product.K: matrix.k,
-                Product.N: matrix.n,
-                Product.OUT: out,
-                Product.OUT_STRIDE: stride,
-                Product.ACCUMULATE: int(is_added),
-                Product.ROWS_WORD: rows_word,
-                Product.OUT_FIRST_WORD: first_word,
-            },
-            reads=(matrix.address, matrix.num_bytes),
-        )
 
     def _floats(self, count: int) -> int:
         """Return the address of float32 memory that lives as long as the table."""

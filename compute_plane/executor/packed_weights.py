@@ -75,6 +75,11 @@ class PackedLayer:
     gate_up: tuple[PackedMatrix, ...]
     down: PackedMatrix
 
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """All matrices of the layer."""
+        return (*self.qkv, self.o, *self.gate_up, self.down)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:

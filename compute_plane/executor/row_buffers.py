@@ -9,7 +9,8 @@ from compute_plane.memory.huge_pages import huge_page_array
 from kernels.cpu.float_packing import PANEL_COLUMNS
 from kernels.cpu.float_products import (
     GROUP_PANELS,
-    SCRATCH_BYTES,
+    UNPACKED_PRODUCTS,
+    float_scratch_bytes,
     product_bf16,
     product_bf16_rows,
     product_f16,
@@ -27,28 +28,36 @@ ALIGNMENT: Final = 64
 _FLOAT_PRODUCTS: Final = {"F32": product_f32, "F16": product_f16, "BF16": product_bf16}
 
 
-def row_format_of(weight_format: str) -> RowFormat:
+def row_format_of(weight_format: str, *, of_prompt: bool) -> RowFormat:
     """Return the format of the rows that weights of a format are multiplied with.
+
+    `of_prompt`: whether they are rows of prompt tokens. With AMX those are bfloat16 for quantised
+    weights too (ADR 0009).
 
     BF16 weights take rows of bfloat16 where the processor multiplies pairs of them; elsewhere rows
     of float32, which are more precise and cost the same there.
     """
-    if weight_format in INT8_PRODUCTS:
-        return RowFormat.INT8
     chosen = selected_instruction_set()
+    if weight_format in INT8_PRODUCTS:
+        return RowFormat.BF16 if of_prompt and chosen.has_amx else RowFormat.INT8
     if weight_format == "BF16" and (chosen.has_amx or chosen.has_bf16_dot):
         return RowFormat.BF16
     return RowFormat.FLOAT32
 
 
-def product_of(weight_format: str, k: int) -> tuple[Operation, int, int]:
+def product_of(weight_format: str, k: int, row_format: RowFormat) -> tuple[Operation, int, int]:
     """Return the product of a weight format: operation, scratch bytes, columns it takes at once."""
-    if weight_format in INT8_PRODUCTS:
+    if row_format == RowFormat.INT8:
         return INT8_PRODUCTS[weight_format], int8_scratch_bytes(k), WIDTH
-    operation = _FLOAT_PRODUCTS[weight_format]
-    if row_format_of(weight_format) == RowFormat.BF16:
+    is_quantised = weight_format in INT8_PRODUCTS
+    if is_quantised:
+        operation = UNPACKED_PRODUCTS[weight_format]
+    elif row_format == RowFormat.BF16:
         operation = product_bf16_rows
-    return operation, SCRATCH_BYTES, GROUP_PANELS * PANEL_COLUMNS
+    else:
+        operation = _FLOAT_PRODUCTS[weight_format]
+    scratch_bytes = float_scratch_bytes(k, is_quantised=is_quantised)
+    return operation, scratch_bytes, GROUP_PANELS * PANEL_COLUMNS
 
 
 class RowBuffers:

@@ -207,6 +207,7 @@ class SlotTable:
             seq_lens=ends.astype(np.int32),
             block_tables=memory.tables[:, :width][lines],  # [S, M]
             is_prefill=batch.positions < staged.num_given[slots],
+            prompt_lens=staged.num_prompt[slots].astype(np.int32),
             query_lens=batch.query_lens.astype(np.int32),
             sampled_rows=batch.sampled_rows.astype(np.int32),
             sampling=sampling_rows(memory, staged, live),

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.executor.product_records import CHUNK_WEIGHTS, MOST_PRODUCT_CHUNKS
 from compute_plane.executor.row_buffers import product_of, row_format_of
 from compute_plane.executor.thread_team import Entry
 from hetero_infer.bench.kernel_cases import HIDDEN, INTERMEDIATE, VOCAB, KernelCase
@@ -28,9 +29,6 @@ ROWS: Final = (1, 8, 32, 256)
 GATE_UP: Final = (2 * INTERMEDIATE, HIDDEN)
 LM_HEAD: Final = (VOCAB, HIDDEN)
 
-CHUNK_WEIGHTS: Final = 32 * 1024
-"""As in a step (`compute_plane.executor.llama_table`)."""
-MOST_CHUNKS: Final = 64
 SCALE: Final = 0.01
 DISTINCT_ROWS: Final = 256
 """Rows that are drawn; the others repeat them."""
@@ -39,33 +37,39 @@ DISTINCT_ROWS: Final = 256
 def product_cases() -> list[KernelCase]:
     """Return gate · up for each format and number of rows, and the logits of one and of 32."""
     cases = [_case(label, GATE_UP, rows) for label in FORMATS for rows in ROWS]
+    cases += [
+        _case(label, GATE_UP, ROWS[-1], of_prompt=True)
+        for label in INT8_FORMATS
+        if row_format_of(label, of_prompt=True) != row_format_of(label, of_prompt=False)
+    ]
     cases += [_case(label, LM_HEAD, rows) for label in ("Q4_1", "Q8_0", "BF16") for rows in (1, 32)]
     return cases
 
 
-def _case(label: str, shape: tuple[int, int], rows: int) -> KernelCase:
+def _case(label: str, shape: tuple[int, int], rows: int, *, of_prompt: bool = False) -> KernelCase:
     n, k = shape
-    row_format = row_format_of(label)
+    row_format = row_format_of(label, of_prompt=of_prompt)
+    kind = ", prompt" if of_prompt else ""
     num_bytes = packed_bytes(label, n, k) + row_bytes(row_format, rows, k) + 4 * rows * n
     if row_format == RowFormat.INT8:
         num_bytes += 3 * group_bytes(rows, k)
     return KernelCase(
-        name=f"product {label} {rows} × {k} → {n}",
+        name=f"product {label} {rows} × {k} → {n}{kind}",
         num_bytes=num_bytes,
         num_operations=2 * rows * n * k,
-        peak=peak_of(label),
-        prepare=partial(_prepare, label, n, k, rows),
+        peak=peak_of(label, row_format),
+        prepare=partial(_prepare, label, n, k, rows, row_format),
     )
 
 
-def peak_of(label: str) -> str:
-    """Return the fastest arithmetic the instruction set has for products of a format."""
+def peak_of(label: str, row_format: RowFormat) -> str:
+    """Return the fastest arithmetic the instruction set has for weights and rows of a format."""
     chosen = selected_instruction_set()
-    if label in INT8_FORMATS:
+    if row_format == RowFormat.INT8:
         if chosen.has_amx:
             return "int8_half_tile"
         return "nibble_dot" if INT8_FORMATS[label].is_nibbles else "int8_dot"
-    if row_format_of(label) == RowFormat.BF16:
+    if row_format == RowFormat.BF16:
         return "bf16_tile" if chosen.has_amx else "bf16_dot"
     return "fma"
 
@@ -76,15 +80,17 @@ def packed_bytes(label: str, n: int, k: int) -> int:
     return size(label, n, k)
 
 
-def _prepare(label: str, n: int, k: int, rows: int, bench: Workbench) -> list[Entry]:
-    operation, scratch_bytes, width = product_of(label, k)
-    chunks = max(1, min(n * k // CHUNK_WEIGHTS, MOST_CHUNKS, -(-n // width)))
+def _prepare(
+    label: str, n: int, k: int, rows: int, row_format: RowFormat, bench: Workbench
+) -> list[Entry]:
+    operation, scratch_bytes, width = product_of(label, k, row_format)
+    chunks = max(1, min(n * k // CHUNK_WEIGHTS, MOST_PRODUCT_CHUNKS, -(-n // width)))
     out = bench.zeros(4 * rows * n)
     record = bench.record(
         operation,
         chunks,
         {
-            **_input(row_format_of(label), rows, k, bench),
+            **_input(row_format, rows, k, bench),
             Product.WEIGHTS: bench.place(packed_weights(label, n, k, bench.random)),
             Product.K: k,
             Product.N: n,

@@ -77,6 +77,7 @@ class TextLogits:
     def _batch(self, tokens: Int32Array, first: int) -> ExecutionBatch:
         """Return a step in which each token is a row of its own, of one and the same sequence.
 
+        They count as generated: where prompts are computed otherwise, it is more precisely.
         All share one block table; in every layer all keys and values are written before any are
         read, so that each row sees those of the rows before it.
         """
@@ -89,6 +90,7 @@ class TextLogits:
             seq_lens=positions + np.int32(1),
             block_tables=np.tile(blocks, (count, 1)),
             is_prefill=np.ones(count, dtype=np.bool_),
+            prompt_lens=np.zeros(count, dtype=np.int32),
             query_lens=np.ones(count, dtype=np.int32),
             sampled_rows=np.arange(count, dtype=np.int32),
             sampling=[

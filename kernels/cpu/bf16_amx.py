@@ -18,7 +18,7 @@ What was tried (one core of a Sapphire Rapids server, 256 rows, K 576, N 512, ra
     loading both weights and both rows, then multiplying              1.38 TFLOP/s
     each multiplication right behind its second operand               1.50
     and after every 10 k tiles on to the next panels, so that the
-    rows stay in the first-level cache (`float_products`)             1.59
+    rows stay in the first-level cache (`bf16_amx_product`)           1.59
     software prefetch of weights, rows or output; rows copied into
     contiguous tiles                                                  slower
     one block again and again, all of it in the first-level cache     2.2

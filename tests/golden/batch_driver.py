@@ -17,7 +17,10 @@ from compute_plane.executor.interface import (
 
 @dataclass
 class DrivenSequence:
-    """A sequence under way: all its tokens, how many of them are computed, its blocks."""
+    """A sequence under way: all its tokens, how many of them are computed, its blocks.
+
+    `num_prompt`: how many of them are its prompt, by default those it begins with.
+    """
 
     tokens: list[int]
     temperature: float = 0.0
@@ -25,6 +28,11 @@ class DrivenSequence:
     seed: int = 0
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    num_prompt: int = -1
+
+    def __post_init__(self) -> None:
+        if self.num_prompt < 0:
+            self.num_prompt = len(self.tokens)
 
 
 class BatchDriver:
@@ -67,6 +75,7 @@ class BatchDriver:
             seq_lens=int32(end for _, end in spans),
             block_tables=tables,
             is_prefill=np.array([end - start > 1 for start, end in spans]),
+            prompt_lens=int32(sequence.num_prompt for sequence in sequences),
             query_lens=int32(end - start for start, end in spans),
             sampled_rows=int32(sampled),
             sampling=[

@@ -71,6 +71,7 @@ def one_token(token: int, position: int, tables: Int32Array) -> ExecutionBatch:
         seq_lens=int32([position + 1]),
         block_tables=tables,
         is_prefill=np.zeros(1, dtype=np.bool_),
+        prompt_lens=int32([1]),
         query_lens=int32([1]),
         sampled_rows=int32([0]),
         sampling=[SamplingRow(GREEDY, 1.0, 0, 0, position + 1)],

@@ -178,6 +178,7 @@ def well_formed() -> ExecutionBatch:
         seq_lens=int32([5, 7]),
         block_tables=np.array([[0, 1], [2, 3]], dtype=np.int32),
         is_prefill=np.array([True, False]),
+        prompt_lens=int32([5, 6]),
         query_lens=int32([5, 1]),
         sampled_rows=int32([1]),
         sampling=[SamplingRow(0.0, 1.0, 0, 0, 7)],

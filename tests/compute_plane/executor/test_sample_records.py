@@ -31,7 +31,7 @@ EMPTY = np.zeros(0, dtype=np.int32)
 def batch_of(rows: list[SamplingRow], prompts: dict[int, tuple[list[int], int]]) -> ExecutionBatch:
     """Samples of rows 0, 1, …, and targets and numbers of likely tokens by row."""
     return ExecutionBatch(
-        *[EMPTY] * 6,
+        *[EMPTY] * 7,
         sampled_rows=np.arange(len(rows), dtype=np.int32),
         sampling=rows,
         prompt_logprob_rows=list(prompts),

@@ -1,0 +1,110 @@
+"""The records of matrix products, and of the rows they read, for one kind of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from compute_plane.executor.row_buffers import RowBuffers, product_of, row_format_of
+from compute_plane.executor.step_table import StepTable
+from kernels.cpu.matrix_product import Product
+from kernels.cpu.operation import Operation, StepWord
+from kernels.cpu.row_inputs import RowInput
+from kernels.cpu.row_values import RowFormat
+
+if TYPE_CHECKING:
+    from compute_plane.executor.packed_weights import PackedMatrix
+
+FLOAT_BYTES: Final = 4
+CHUNK_WEIGHTS: Final = 32 * 1024
+"""Weights of a chunk of a product, about: a microsecond or two of one row."""
+MOST_PRODUCT_CHUNKS: Final = 64
+
+
+class ProductRecords:
+    """Adds records to a table; each method returns their addresses.
+
+    `rows`: the buffers between row inputs and products. `of_prompt`: whether the tokens are those
+    of prompts, which may take other formats of rows (`row_buffers.row_format_of`). `scratch_bytes`:
+    what a worker needs for the products added so far.
+    """
+
+    def __init__(self, table: StepTable, rows: RowBuffers, *, of_prompt: bool) -> None:
+        self._table = table
+        self._rows = rows
+        self._of_prompt = of_prompt
+        self.scratch_bytes = 0
+
+    def format_of(self, matrix: PackedMatrix) -> RowFormat:
+        """Return the format of the rows that a matrix is multiplied with."""
+        return row_format_of(matrix.format, of_prompt=self._of_prompt)
+
+    def rows(
+        self,
+        maker: Operation,
+        matrices: Sequence[PackedMatrix],
+        operands: Mapping[int, int],
+        *,
+        chunks: StepWord = StepWord.TOKEN_CHUNKS,
+    ) -> list[int]:
+        """Make the rows that some matrices read, once for each format of rows among them."""
+        formats = dict.fromkeys(self.format_of(matrix) for matrix in matrices)
+        shared: dict[int, int] = {
+            RowInput.SOURCE_FIRST_WORD: StepWord.ZERO,
+            RowInput.ROWS_WORD: StepWord.NUM_TOKENS,
+            RowInput.K: matrices[0].k,
+        }
+        return [
+            self._table.add(maker, chunks, {**shared, **operands, **self._rows.written(row_format)})
+            for row_format in formats
+        ]
+
+    def beside_each_other(
+        self, matrices: Sequence[PackedMatrix], out: int, stride: int
+    ) -> list[int]:
+        """Multiply with matrices whose columns lie beside each other in OUT."""
+        return [
+            self._product(matrix, out + FLOAT_BYTES * matrix.first_column, stride)
+            for matrix in matrices
+        ]
+
+    def added(self, matrix: PackedMatrix, hidden: int) -> int:
+        """Multiply and add to the hidden states."""
+        return self._product(
+            matrix, hidden, matrix.n, first_word=StepWord.FIRST_TOKEN, is_added=True
+        )
+
+    def of_sampled_rows(self, matrix: PackedMatrix, out: int, stride: int) -> int:
+        """Multiply the rows whose logits are wanted."""
+        return self._product(matrix, out, stride, rows_word=StepWord.NUM_OUT_ROWS)
+
+    def _product(
+        self,
+        matrix: PackedMatrix,
+        out: int,
+        stride: int,
+        *,
+        rows_word: StepWord = StepWord.NUM_TOKENS,
+        first_word: StepWord = StepWord.ZERO,
+        is_added: bool = False,
+    ) -> int:
+        row_format = self.format_of(matrix)
+        operation, scratch_bytes, width = product_of(matrix.format, matrix.k, row_format)
+        self.scratch_bytes = max(self.scratch_bytes, scratch_bytes)
+        num_chunks = min(MOST_PRODUCT_CHUNKS, matrix.n * matrix.k // CHUNK_WEIGHTS)
+        return self._table.add(
+            operation,
+            max(1, min(num_chunks, -(-matrix.n // width))),
+            {
+                **self._rows.read(row_format),
+                Product.WEIGHTS: matrix.address,
+                Product.K: matrix.k,
+                Product.N: matrix.n,
+                Product.OUT: out,
+                Product.OUT_STRIDE: stride,
+                Product.ACCUMULATE: int(is_added),
+                Product.ROWS_WORD: rows_word,
+                Product.OUT_FIRST_WORD: first_word,
+            },
+            reads=(matrix.address, matrix.num_bytes),
+        )

@@ -1,0 +1,159 @@
+"""The loop around the AMX tiles: a run of pairs of panels times all rows of a step, in bfloat16.
+
+    for groups of pairs that the second-level cache holds      (quantised: unpacked here, once)
+        for blocks of 32 rows
+            for runs of k tiles, short enough that the block's rows stay in the first level
+                for the pairs of the group
+
+Scratch memory of a worker:
+
+    │ sums of a block │ unfinished sums, a block for each pair │ ends of rows │ unpacked pairs │
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from numba import carray
+
+from kernels.cpu.bf16_amx import (
+    BLOCK_BYTES,
+    BLOCK_PANELS,
+    BLOCK_ROWS,
+    TILE_BYTES,
+    TILE_ROWS,
+    configure_tiles,
+    one_row_tile,
+    release_tiles,
+    two_row_tiles,
+)
+from kernels.cpu.bf16_unpacking import bf16_unpacker
+from kernels.cpu.float_packing import AMX_DEPTH, PANEL_COLUMNS
+from kernels.cpu.int8_packing import Int8Format
+from kernels.cpu.matrix_product import Product, sums_writer
+from kernels.cpu.operation import inlined, scratch, uint16_at, word
+
+GROUP_PAIRS: Final = 16
+GROUP_BYTES: Final = 512 << 10
+"""Pairs of panels, and their bytes, that one block of rows meets before the next block comes: they
+stay in the second-level cache."""
+STOP: Final = 10
+"""k tiles after which a block of many rows turns to the next pair: its rows, 64 bytes each of a k
+tile, stay in the first-level cache until all pairs have passed."""
+MANY_ROWS: Final = 2 * BLOCK_ROWS
+"""Rows from which that pays: fewer wait for the weights anyway."""
+SAME_PLACE_BYTES: Final = 4096
+"""Rows so far apart, or a multiple of it, fall into the same few lines of the first-level cache:
+they do not stay there in any case."""
+
+TAIL_BYTES: Final = 2 * AMX_DEPTH
+FIXED_BYTES: Final = (GROUP_PAIRS + 1) * BLOCK_BYTES + BLOCK_ROWS * TAIL_BYTES
+
+
+def amx_scratch_bytes(k: int, *, is_quantised: bool) -> int:
+    """Return the scratch memory a worker needs for a product with `k` inputs."""
+    if not is_quantised:
+        return FIXED_BYTES
+    pair = BLOCK_PANELS * (k // AMX_DEPTH) * TILE_BYTES
+    return FIXED_BYTES + max(pair, GROUP_BYTES)
+
+
+@inlined()
+def copy_tails(x: int, rows: int, k: int, tails: int) -> None:
+    """Copy what lies behind the whole k tiles of each row, and zeros behind it."""
+    whole = k // AMX_DEPTH * AMX_DEPTH
+    for r in range(rows):
+        source = carray(uint16_at(x + 2 * (r * k + whole)), k - whole)
+        target = carray(uint16_at(tails + TAIL_BYTES * r), AMX_DEPTH)
+        target[:] = 0
+        for i in range(k - whole):
+            target[i] = source[i]
+
+
+@inlined()
+def _unpack_nothing(panel: int, groups: int, tiles: int) -> None:
+    """Do nothing: BF16 panels are what the tile registers read."""
+
+
+def amx_product(fmt: Int8Format | None = None) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return the kernel of rows of bfloat16 with BF16 weights, or with quantised ones."""
+    is_quantised = fmt is not None
+    stored_tile_bytes = TILE_BYTES if fmt is None else fmt.tile_bytes
+    unpack = _unpack_nothing if fmt is None else bf16_unpacker(fmt)
+    write_block = sums_writer(BLOCK_PANELS)
+
+    @inlined()
+    def multiply(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+        x, stored = word(record, Product.INPUT), word(record, Product.WEIGHTS)
+        k, n = word(record, Product.K), word(record, Product.N)
+        stride, accumulate = word(record, Product.OUT_STRIDE), word(record, Product.ACCUMULATE)
+        num_rows = word(header, word(record, Product.ROWS_WORD))
+        first_row = word(header, word(record, Product.OUT_FIRST_WORD))
+        out = word(record, Product.OUT) + 4 * first_row * stride
+
+        width = BLOCK_PANELS * PANEL_COLUMNS
+        depth = k // AMX_DEPTH
+        num_tiles = (k + AMX_DEPTH - 1) // AMX_DEPTH
+        panel, stored_panel = num_tiles * TILE_BYTES, num_tiles * stored_tile_bytes
+        num_pairs = (n + width - 1) // width
+        first, end = num_pairs * chunk // num_chunks, num_pairs * (chunk + 1) // num_chunks
+        group = max(1, min(GROUP_PAIRS, GROUP_BYTES // (BLOCK_PANELS * panel)))
+        num_runs = 1
+        if num_rows >= MANY_ROWS and 2 * k % SAME_PLACE_BYTES != 0:
+            num_runs = max(1, (depth + STOP - 1) // STOP)
+        finished = scratch(header, worker)
+        unfinished = finished + BLOCK_BYTES
+        tails = unfinished + GROUP_PAIRS * BLOCK_BYTES
+        unpacked = tails + BLOCK_ROWS * TAIL_BYTES
+
+        configured = 0
+        for start in range(first, end, group):
+            group_end = min(start + group, end)
+            weights = stored + start * BLOCK_PANELS * stored_panel
+            if is_quantised:
+                columns = min(n, group_end * width) - start * width
+                for p in range((columns + PANEL_COLUMNS - 1) // PANEL_COLUMNS):
+                    unpack(weights + p * stored_panel, depth, unpacked + p * panel)
+                weights = unpacked
+            for r in range(0, num_rows, BLOCK_ROWS):
+                rows = min(BLOCK_ROWS, num_rows - r)
+                if rows != configured:
+                    configure_tiles(rows)
+                    configured = rows
+                if k % AMX_DEPTH != 0:
+                    copy_tails(x + 2 * r * k, rows, k, tails)
+                for run in range(num_runs):
+                    first_tile, end_tile = depth * run // num_runs, depth * (run + 1) // num_runs
+                    is_last = run == num_runs - 1
+                    x_at = x + 2 * (r * k + first_tile * AMX_DEPTH)
+                    tail = tails if is_last and k % AMX_DEPTH != 0 else 0
+                    for pair in range(start, group_end):
+                        column = pair * width
+                        columns = min(width, n - column)
+                        at = weights + (pair - start) * BLOCK_PANELS * panel
+                        at += first_tile * TILE_BYTES
+                        second = panel if columns > PANEL_COLUMNS else 0
+                        target = out + 4 * (r * stride + column)
+                        so_far = unfinished + (pair - start) * BLOCK_BYTES
+                        before = so_far if run > 0 else 0
+                        is_direct = is_last and columns == width and accumulate == 0
+                        sums, sums_stride = so_far, 4 * width
+                        if is_direct:
+                            sums, sums_stride = target, 4 * stride
+                        elif is_last:
+                            sums = finished
+                        tiles = end_tile - first_tile
+                        if rows > TILE_ROWS:
+                            two_row_tiles(
+                                x_at, 2 * k, tiles, tail, at, second, before, sums, sums_stride
+                            )
+                        else:
+                            one_row_tile(
+                                x_at, 2 * k, tiles, tail, at, second, before, sums, sums_stride
+                            )
+                        if is_last and not is_direct:
+                            write_block(sums, rows, columns, target, stride, accumulate)
+        if configured:
+            release_tiles()
+
+    return multiply
