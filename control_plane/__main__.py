@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import structlog
+import uvloop
 
 from control_plane.app import ControlPlane
 from control_plane.config import ControlPlaneConfig, load_config
@@ -26,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(plane="control", level=config.log_level, log_format=config.log_format)
         if loaded.unknown_keys:
             _log.warning("unknown keys in the config file", keys=list(loaded.unknown_keys))
-        return asyncio.run(_serve(config))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(config))
     except ConfigError as error:
         print(f"control_plane: {error.message}", file=sys.stderr)
         return EXIT_BAD_CONFIG

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
-from structlog.contextvars import bound_contextvars
 
 from compute_plane.errors import BatchFailed, BatchRefused, PlaneBroken, PlaneDraining
 from compute_plane.executor.interface import GPUExecutor
@@ -104,11 +103,10 @@ class DeviceThread:
         while (work := self._queue.get()) is not None:
             header = work.header
             try:
-                with bound_contextvars(session=header.session, step_id=header.step_id):
-                    reply = self._step(work)
+                reply = self._step(work)
             except Exception:
                 # Whatever it is: the plane's own code is broken, not the batch or the executor.
-                log.exception("the device thread failed")
+                log.exception("the device thread failed", **_where(header))
                 self._break(work)
                 return
             work.deliver(reply)
@@ -138,7 +136,7 @@ class DeviceThread:
             self._slots_session = header.session
         start_ns = time.monotonic_ns()
         try:
-            result = self._execute(work.batch)
+            result = self._execute(header, work.batch)
         except BatchRefused as refusal:
             self._last_end_ns = time.monotonic_ns()
             self._sessions.record(StepReply(header, refusal=refusal))
@@ -157,7 +155,7 @@ class DeviceThread:
         self._sessions.record(reply)
         return reply
 
-    def _execute(self, batch: StepBatch) -> StepResult:
+    def _execute(self, header: StepHeader, batch: StepBatch) -> StepResult:
         """Check and run one batch. Raises BatchRefused."""
         prepared = self._slots.prepare(batch)
         try:
@@ -169,6 +167,7 @@ class DeviceThread:
             log.exception(
                 "the executor failed; the slots of its batch are poisoned",
                 num_rows=batch.slots.size,
+                **_where(header),
             )
             raise BatchFailed(f"the executor failed: {type(error).__name__}: {error}") from error
 
@@ -178,9 +177,15 @@ class DeviceThread:
             reason=refusal.reason,
             field=refusal.field,
             message=refusal.message,
+            **_where(header),
         )
         state = self._sessions.state
         return StepReply(header, refusal=refusal, expected_step=state.last_step + 1)
+
+
+def _where(header: StepHeader) -> dict[str, int]:
+    """Name a step in the log; binding the names as context would cost every step 5 µs."""
+    return {"session": header.session, "step_id": header.step_id}
 
 
 def _microseconds(nanoseconds: int) -> int:

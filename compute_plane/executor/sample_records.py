@@ -31,8 +31,11 @@ NOT_FINITE: Final = "the logits are not finite"
 
 ANSWER: Final = np.dtype([("token", "<i4"), ("logprob", "<f4"), ("is_finite", "<i8")])
 """Where the operation writes; only the first byte of `is_finite`."""
-ANSWER_WORDS: Final = [SampleWord.OUT_TOKEN, SampleWord.OUT_LOGPROB, SampleWord.OUT_FINITE]
-ANSWER_OFFSETS: Final = np.array([0, 4, 8])
+ANSWER_OFFSETS: Final = {
+    SampleWord.OUT_TOKEN: 0,
+    SampleWord.OUT_LOGPROB: 4,
+    SampleWord.OUT_FINITE: 8,
+}
 
 PLAIN: Final = struct.Struct("=ddQqqqd")
 """The first words of a record, which are the first fields of a `SamplingRow`, in their order."""
@@ -68,7 +71,9 @@ class SampleRecords:
         self._answers = np.zeros(num_wants, dtype=ANSWER)
         self._words: Words = np.empty((num_wants, SAMPLE_WORDS), dtype=np.int64)
         self._words[:] = DEFAULTS
-        self._words[:, ANSWER_WORDS] = _places(self._answers)[:, None] + ANSWER_OFFSETS
+        places = _places(self._answers)
+        for word, offset in ANSWER_OFFSETS.items():
+            self._words[:, word] = places + offset
         buffer: memoryview = memoryview(self._words.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         pack = PLAIN.pack_into
         for k, row in enumerate(batch.sampling):
@@ -89,9 +94,10 @@ class SampleRecords:
         batch, num_samples = self._batch, len(self._batch.sampling)
         failed_rows: dict[int, str] = {}
         logprobs = self._answers["logprob"]
-        failed = np.flatnonzero(self._answers["is_finite"] == 0)
-        sampled = failed[failed < num_samples]
-        failed_rows.update(zip(batch.sampled_rows[sampled].tolist(), repeat(NOT_FINITE)))
+        is_finite = self._answers["is_finite"][:num_samples]
+        if not is_finite.all():
+            failed = batch.sampled_rows[is_finite == 0]
+            failed_rows.update(zip(failed.tolist(), repeat(NOT_FINITE)))
         prompts = []
         first = num_samples
         for row, targets in zip(
@@ -164,5 +170,7 @@ class SampleRecords:
 
 def _places(array: npt.NDArray[np.generic]) -> Words:
     """Return the addresses of the items of an array's first dimension."""
-    places: Words = np.arange(len(array), dtype=np.int64) * array.strides[0] + array.ctypes.data
+    places: Words = np.arange(len(array), dtype=np.int64)
+    places *= array.strides[0]
+    places += array.ctypes.data
     return places

@@ -10,12 +10,11 @@ Array letters: T tokens, S rows, K samples, M width of the block tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from compute_plane.errors import BatchRefused, InvalidBatch
 from compute_plane.executor.batch_checks import SlotLimits, check_columns
+from compute_plane.executor.decode_run import DecodeRun, PreparedStep
 from compute_plane.executor.interface import (
     BlockCopy,
     BoolArray,
@@ -51,21 +50,6 @@ from planes.errors import ExecutionError
 POISONED = "the slot failed earlier and was not started again"
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedStep:
-    """A checked batch, ready to run.
-
-    `batch`: None if no row is left to run. `rows`: how its rows and samples are numbered as sent.
-    `involved`: every slot that is not to be trusted if the step fails as a whole. `num_samples`:
-    samples as sent.
-    """
-
-    batch: ExecutionBatch | None
-    rows: LiveRows
-    involved: Int64Array
-    num_samples: int
-
-
 class SlotTable:
     """All slots of the plane. Owned by the device thread."""
 
@@ -79,11 +63,15 @@ class SlotTable:
         self._numbers = SlotNumbers.empty(self.limits.max_slots)
         self._memory = SlotMemory(self.limits)
         self._waiting_copies: list[TableCopy] = []
+        self._run: DecodeRun | None = None
 
     # --- before the step ---
 
     def prepare(self, batch: StepBatch) -> PreparedStep:
         """Check a batch and take it in. Raises BatchRefused, and then nothing has changed."""
+        run, self._run = self._run, None  # valid again once this step has run without a fault
+        if run is not None and run.is_continued_by(batch):
+            return run.follow(batch, self._numbers, self._memory)
         check_columns(batch, self.limits)
         staged = self._numbers.copy()
         taken: list[int] = []
@@ -242,6 +230,8 @@ class SlotTable:
         failed = self._check_output(batch, output)
         tokens[rows.sample_of] = output.next_tokens
         self._append_samples(rows, np.asarray(output.next_tokens), failed)
+        if not output.failed_rows:
+            self._run = prepared.run or self._begin_run(prepared)
         failures += [
             RowFailure(int(rows.row_of[row]), RowFailureReason.NOT_FINITE, message)
             for row, message in output.failed_rows.items()
@@ -256,6 +246,12 @@ class SlotTable:
     def poison(self, prepared: PreparedStep) -> None:
         """Trust nothing that the slots of a step hold, because it failed as a whole."""
         self._numbers.is_poisoned[prepared.involved] = True
+
+    def _begin_run(self, prepared: PreparedStep) -> DecodeRun | None:
+        """Return what the next step may simply continue, if this one allows it."""
+        if not DecodeRun.begins_with(prepared):
+            return None
+        return DecodeRun(prepared, self._numbers, self.limits)
 
     def _append_samples(self, rows: LiveRows, next_tokens: Int64Array, failed: BoolArray) -> None:
         """Append the tokens of the rows that did not fail; poison the slots of those that did."""
@@ -282,11 +278,14 @@ class SlotTable:
             if not 0 <= row < num_rows:
                 raise ExecutionError(f"the executor names row {row} of {num_rows}")
             failed[row] = True
-        in_range = (next_tokens >= 0) & (next_tokens < self.limits.vocab_size)
-        if not (in_range | failed[batch.sampled_rows]).all():
-            raise ExecutionError(
-                f"the executor must return tokens below {self.limits.vocab_size}, "
-                f"got {int(next_tokens[~in_range][0])}"
-            )
+        vocab_size = self.limits.vocab_size
+        if num_samples and not 0 <= next_tokens.min() <= next_tokens.max() < vocab_size:
+            wrong = (next_tokens < 0) | (next_tokens >= vocab_size)
+            wrong &= ~failed[batch.sampled_rows]
+            if wrong.any():
+                raise ExecutionError(
+                    f"the executor must return tokens below {vocab_size}, "
+                    f"got {int(next_tokens[wrong][0])}"
+                )
         check_logprobs(batch, output, self.limits.vocab_size)
         return failed

@@ -7,6 +7,7 @@ is touched.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from compute_plane.executor.interface import BoolArray, ExecutionBatch, Int32Arr
 from planes.errors import ValidationError
 
 Int64Array = npt.NDArray[np.int64]
+
+FEW_TOKENS: Final = 256
+"""Up to so many, a Python set counts different numbers sooner than a sort does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,14 @@ def lay_out_tokens(batch: ExecutionBatch, shape: PoolShape) -> TokenLayout:
     num_rows = len(batch.query_lens)
     if num_rows == 0:
         raise ValidationError("the batch has no rows", field="query_lens")
-    if batch.query_lens.min() < 1:
+    is_decode = bool((batch.query_lens == 1).all())
+    if not is_decode and batch.query_lens.min() < 1:
         raise ValidationError(
             f"every row needs at least 1 token, got {batch.query_lens.min()}", field="query_lens"
         )
-    token_rows = np.repeat(np.arange(num_rows, dtype=np.int32), batch.query_lens)
+    token_rows = np.arange(num_rows, dtype=np.int32)
+    if not is_decode:
+        token_rows = np.repeat(token_rows, batch.query_lens)
     num_tokens = len(token_rows)
     for name, array, wanted in (
         ("input_tokens", batch.input_tokens, num_tokens),
@@ -64,9 +71,9 @@ def lay_out_tokens(batch: ExecutionBatch, shape: PoolShape) -> TokenLayout:
     positions = np.ascontiguousarray(batch.positions, dtype=np.int32)
     block_tables = np.ascontiguousarray(batch.block_tables, dtype=np.int32)
     _check_range("input_tokens", batch.input_tokens, shape.vocab_size)
-    blocks_needed = -(-batch.seq_lens.astype(np.int64) // shape.block_size)
-    _check_range("seq_lens", blocks_needed, block_tables.shape[1] + 1)
-    out_of_row = (positions < 0) | (positions >= batch.seq_lens[token_rows])
+    _check_tables(batch.seq_lens, block_tables, shape)
+    seq_lens = batch.seq_lens if is_decode else batch.seq_lens[token_rows]  # [T]
+    out_of_row = (positions < 0) | (positions >= seq_lens)
     if out_of_row.any():
         token = int(np.argmax(out_of_row))
         row = int(token_rows[token])
@@ -74,11 +81,10 @@ def lay_out_tokens(batch: ExecutionBatch, shape: PoolShape) -> TokenLayout:
             f"row {row} ends at position {int(batch.seq_lens[row]) - 1}, got {positions[token]}",
             field="positions",
         )
-    is_used = np.arange(block_tables.shape[1]) < blocks_needed[:, None]
-    _check_range("block_tables", block_tables[is_used], shape.num_blocks)
-    blocks = block_tables[token_rows, positions // shape.block_size].astype(np.int64)
-    kv_slots = blocks * shape.block_size + positions % shape.block_size
-    if len(np.unique(kv_slots)) != num_tokens:
+    places = positions // shape.block_size
+    kv_slots = block_tables[token_rows, places].astype(np.int64) * shape.block_size
+    kv_slots += positions - places * shape.block_size
+    if _num_different(kv_slots) != num_tokens:
         raise ValidationError("two tokens would be written to one slot", field="block_tables")
     _check_requests(batch, shape)
     return TokenLayout(
@@ -89,6 +95,22 @@ def lay_out_tokens(batch: ExecutionBatch, shape: PoolShape) -> TokenLayout:
         block_tables=block_tables,
         row_ends=np.cumsum(batch.query_lens, dtype=np.int64),
     )
+
+
+def _check_tables(seq_lens: Int32Array, block_tables: Int32Array, shape: PoolShape) -> None:
+    """Check that every row's table is long enough, and its entries are blocks of the pool."""
+    width = block_tables.shape[1]
+    _check_range("seq_lens", seq_lens, width * shape.block_size + 1)
+    # Mostly the entries that mean nothing are in range as well; a look at all of them is cheap.
+    if block_tables.size and int(block_tables.view(np.uint32).max()) >= shape.num_blocks:
+        blocks_needed = -(-seq_lens.astype(np.int64) // shape.block_size)
+        is_used = np.arange(width) < blocks_needed[:, None]
+        _check_range("block_tables", block_tables[is_used], shape.num_blocks)
+
+
+def _num_different(values: Int64Array) -> int:
+    """Return how many different values there are."""
+    return len(set(values.tolist())) if len(values) <= FEW_TOKENS else len(np.unique(values))
 
 
 def _check_requests(batch: ExecutionBatch, shape: PoolShape) -> None:
@@ -105,7 +127,8 @@ def _check_requests(batch: ExecutionBatch, shape: PoolShape) -> None:
             f"got {len(batch.prompt_logprob_targets)}",
             field="prompt_logprob_targets",
         )
-    _check_range("prompt_logprob_rows", np.asarray(batch.prompt_logprob_rows), num_rows)
+    if batch.prompt_logprob_rows:
+        _check_range("prompt_logprob_rows", np.asarray(batch.prompt_logprob_rows), num_rows)
     for row, targets in zip(batch.prompt_logprob_rows, batch.prompt_logprob_targets, strict=True):
         if len(targets) > batch.query_lens[row]:
             raise ValidationError(
@@ -113,12 +136,13 @@ def _check_requests(batch: ExecutionBatch, shape: PoolShape) -> None:
                 field="prompt_logprob_targets",
             )
         _check_range("prompt_logprob_targets", targets, shape.vocab_size)
-    copied = [block for copy in batch.copies for block in (copy.source, copy.destination)]
-    _check_range("copies", np.asarray(copied), shape.num_blocks)
+    if batch.copies:
+        copied = [block for copy in batch.copies for block in (copy.source, copy.destination)]
+        _check_range("copies", np.asarray(copied), shape.num_blocks)
 
 
 def _check_range(name: str, values: npt.NDArray[np.generic], limit: int) -> None:
     """Raise ValidationError unless all values lie in 0 to limit − 1."""
-    bad: BoolArray = (values < 0) | (values >= limit)  # type: ignore[operator]
-    if bad.any():
+    if values.size and (int(values.min()) < 0 or int(values.max()) >= limit):
+        bad: BoolArray = (values < 0) | (values >= limit)  # type: ignore[operator]
         raise ValidationError(f"must be in 0 to {limit - 1}, got {values[bad].flat[0]}", field=name)

@@ -79,7 +79,8 @@ def batch_from_proto(batch: compute_pb2.ExecutionBatch) -> StepBatch:
 
 
 def _column(values: Sequence[int]) -> Int64Array:
-    return np.array(values, dtype=np.int64) if values else EMPTY
+    # NumPy would look for its array protocols on the container first, which takes longer.
+    return np.fromiter(values, np.int64, len(values)) if values else EMPTY
 
 
 def _start_from_proto(start: compute_pb2.SlotStart) -> SlotStart:

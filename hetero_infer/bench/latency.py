@@ -14,6 +14,7 @@ from hetero_infer.bench.load import (
     StreamRecord,
     load_client,
     milliseconds,
+    run_client,
     subject_of,
 )
 from hetero_infer.bench.report import Result, Table
@@ -32,7 +33,7 @@ def run(config: EngineConfig, settings: LatencySettings) -> Result:
     """Measure; raises EngineError."""
     levels = settings.levels
     with server(config, settings.target) as address:
-        return asyncio.run(_measure(address, settings, levels))
+        return run_client(_measure(address, settings, levels))
 
 
 async def _measure(address: Address, settings: LatencySettings, levels: list[int]) -> Result:

@@ -11,12 +11,13 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+import uvloop
 
 from hetero_infer.wire_errors import ServerLostError, error_from_rpc
 from planes.address import Address
@@ -25,6 +26,8 @@ from planes.transport import MAX_CLIENT_MESSAGE_BYTES
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
 
 RPC_TIMEOUT_S = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,12 @@ async def load_client(address: Address) -> AsyncIterator[LoadClient]:
             raise error_from_rpc(error) from None
         names = [field.name for field in info.DESCRIPTOR.fields]
         yield LoadClient(stub, {name: getattr(info, name) for name in names})
+
+
+def run_client(measurement: Coroutine[Any, Any, T]) -> T:
+    """Run a measurement on the event loop that takes the least from the planes' cores."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(measurement)
 
 
 def subject_of(model: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from hetero_infer.bench.load import (
     StreamRecord,
     load_client,
     milliseconds,
+    run_client,
     subject_of,
 )
 from hetero_infer.bench.report import Result, Table
@@ -41,7 +41,7 @@ def run(config: EngineConfig, settings: ThroughputSettings) -> Result:
     """Measure; raises EngineError."""
     levels = settings.levels
     with server(config, settings.target) as address:
-        return asyncio.run(_measure(address, settings, levels))
+        return run_client(_measure(address, settings, levels))
 
 
 async def _measure(address: Address, settings: ThroughputSettings, levels: list[int]) -> Result:

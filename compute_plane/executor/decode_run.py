@@ -1,0 +1,133 @@
+"""A step that only goes on where the step before stopped, made from that one.
+
+Most steps of a busy plane are such: the same rows in the same order, each one token further, in the
+block it was writing already. What `SlotTable` checks then depends on nothing that the step before
+did not have: slots, limits, the tables and who writes which block. So the batch is compared with
+the one that would continue the step before, and only what moves on is made anew. Everything else
+takes the ordinary way; `tests/properties/test_decode_runs_equal_ordinary_steps.py` holds both
+against each other.
+
+Array letters: T tokens, S rows; here both are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compute_plane.executor.batch_checks import SlotLimits
+from compute_plane.executor.interface import ExecutionBatch
+from compute_plane.executor.row_stage import LiveRows, sampling_rows
+from compute_plane.executor.slot_state import SlotMemory, SlotNumbers
+from compute_plane.executor.step import Int64Array, StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A checked batch, ready to run.
+
+    `batch`: None if no row is left to run. `rows`: how its rows and samples are numbered as sent.
+    `involved`: every slot that is not to be trusted if the step fails as a whole. `num_samples`:
+    samples as sent. `run`: the run of steps that it continues, if it does.
+    """
+
+    batch: ExecutionBatch | None
+    rows: LiveRows
+    involved: Int64Array
+    num_samples: int
+    run: DecodeRun | None = None
+
+
+class DecodeRun:
+    """What a step that has run leaves for the steps that continue it.
+
+    `num_left`: steps that may follow before a row enters another block or reaches the longest
+    sequence. Valid if the step before was the latest one and ran without a fault.
+    """
+
+    __slots__ = ("_batch", "_columns", "_first", "_lines", "_next", "num_left")
+
+    def __init__(self, first: PreparedStep, numbers: SlotNumbers, limits: SlotLimits) -> None:
+        sent, ends = first.rows.batch, first.rows.ends
+        self._first = first
+        self._batch = _shared(first.batch)
+        self._lines = numbers.line[sent.slots]
+        self._columns = (
+            sent.slots.tobytes(),
+            sent.query_lens.tobytes(),
+            sent.sampled_rows.tobytes(),
+        )
+        self._next = ends.tobytes()  # the positions of the step that continues this one
+        room = int((-ends % limits.block_size).min())
+        self.num_left = min(room, limits.max_sequence_tokens - int(ends.max()))
+
+    @staticmethod
+    def begins_with(step: PreparedStep) -> bool:
+        """Whether a step that ran without failures may be continued.
+
+        Every row decodes one token and samples the next one for its own slot.
+        """
+        batch, sent = step.batch, step.rows.batch
+        return (
+            batch is not None
+            and len(batch.input_tokens) == len(sent.slots) == len(sent.sampled_rows)
+            and step.num_samples == len(sent.sampled_rows)
+            and step.rows.poisoned_rows.size == 0
+            and sent.sampled_slots.size == 0
+            and not (batch.copies or batch.prompt_logprob_rows or batch.is_prefill.any())
+        )
+
+    def is_continued_by(self, batch: StepBatch) -> bool:
+        """Whether a batch is the step before again, one token further, and nothing else."""
+        return (
+            self.num_left > 0
+            and batch.positions.tobytes() == self._next
+            and (
+                batch.slots.tobytes(),
+                batch.query_lens.tobytes(),
+                batch.sampled_rows.tobytes(),
+            )
+            == self._columns
+            and not (batch.starts or batch.copies or batch.prompt_logprobs or batch.unsupported)
+            and not (batch.token_counts.size or batch.token_ids.size)
+            and not (batch.new_block_counts.size or batch.new_block_ids.size)
+            and not (batch.sampled_slots.size or batch.released.size)
+        )
+
+    def follow(self, batch: StepBatch, numbers: SlotNumbers, memory: SlotMemory) -> PreparedStep:
+        """Take in a batch that continues the run and return it as it is run.
+
+        Nothing can be refused any more, so the slots' numbers are changed in place.
+        """
+        first = self._first
+        positions = batch.positions
+        ends = positions + 1
+        rows = LiveRows(
+            batch,
+            first.rows.row_of,
+            first.rows.sample_of,
+            ends,
+            first.rows.targets,
+            first.rows.poisoned_rows,
+        )
+        numbers.num_computed[batch.slots] = ends
+        whole = replace(
+            self._batch,
+            input_tokens=memory.tokens[self._lines, positions],
+            positions=positions.astype(np.int32),
+            seq_lens=ends.astype(np.int32),
+            sampling=sampling_rows(memory, numbers, rows),
+        )
+        self._next = ends.tobytes()
+        self.num_left -= 1
+        return PreparedStep(whole, rows, first.involved, first.num_samples, self)
+
+
+def _shared(batch: ExecutionBatch | None) -> ExecutionBatch:
+    """Return the first batch of a run; what its steps share, an executor can only read."""
+    if batch is None:
+        raise ValueError("a step that ran nothing cannot be continued")
+    for column in (batch.block_tables, batch.is_prefill, batch.query_lens, batch.sampled_rows):
+        column.flags.writeable = False
+    return batch
