@@ -13,7 +13,7 @@ from compute_plane.config import ComputePlaneConfig
 from compute_plane.device import choose_placement, describe_device
 from compute_plane.errors import PlaneDraining
 from compute_plane.executor import simulated
-from compute_plane.executor.batch_checks import FEATURES, SlotLimits
+from compute_plane.executor.batch_checks import FEATURES, SWAP, SlotLimits
 from compute_plane.executor.device_thread import DeviceThread
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from compute_plane.executor.sessions import SessionLedger
@@ -80,6 +80,7 @@ class ComputePlane:
                 device=placement.device,
                 num_threads=num_threads,
                 kernel_cache=config.kernel_cache_root,
+                swap_bytes=config.swap_bytes,
             ),
         )
         limits = SlotLimits(
@@ -90,6 +91,7 @@ class ComputePlane:
             num_blocks=config.max_num_blocks,
             vocab_size=spec.vocab_size,
             context_length=spec.context_length,
+            num_host_blocks=built.num_host_blocks,
         )
         facts = PlaneFacts(
             spec=spec,
@@ -102,7 +104,8 @@ class ComputePlane:
             preferred_prefill_chunk=min(built.preferred_prefill_chunk, limits.max_tokens),
             kv_pool_bytes=built.kv_pool_bytes,
             weights_bytes=built.weights_bytes,
-            features=FEATURES,
+            features=(*FEATURES, SWAP) if limits.num_host_blocks else FEATURES,
+            tells_prompts_apart=built.tells_prompts_apart,
             max_message_bytes=MAX_PLANE_MESSAGE_BYTES,
             software_version=software_version(),
         )
@@ -124,6 +127,7 @@ class ComputePlane:
             num_threads=num_threads,
             block_size=limits.block_size,
             num_blocks=limits.num_blocks,
+            num_host_blocks=limits.num_host_blocks,
             kv_pool_bytes=facts.kv_pool_bytes,
             seconds=round(time.monotonic() - began, 3),
         )

@@ -95,6 +95,13 @@ class ComputePlaneConfig:
     max_num_blocks: int = setting(
         1024, help="KV blocks of the pool", minimum=1, maximum=(1 << 31) - 1
     )
+    swap_space: float = setting(
+        0.0,
+        help="GiB of host memory that KV blocks may be swapped to; 0: preempted requests are "
+        "computed anew",
+        minimum=0,
+        maximum=1 << 20,
+    )
     max_slots: int = setting(
         1024, help="sequences the plane remembers at once", minimum=1, maximum=1 << 16
     )
@@ -146,6 +153,11 @@ class ComputePlaneConfig:
     def listen_address(self) -> Address:
         """Where this plane listens."""
         return parse_address(self.listen, key="listen")
+
+    @property
+    def swap_bytes(self) -> int:
+        """Bytes of the host pool."""
+        return int(self.swap_space * (1 << 30))
 
     @property
     def effective_num_threads(self) -> int:

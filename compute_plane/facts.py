@@ -34,6 +34,7 @@ class PlaneFacts:
     features: tuple[str, ...]
     max_message_bytes: int
     software_version: str
+    tells_prompts_apart: bool = False
     protocol_version: int = PROTOCOL_VERSION
     max_batches_in_flight: int = MAX_BATCHES_IN_FLIGHT
 

@@ -35,6 +35,7 @@ OTHER_KEYS = frozenset(
         "max_slots",
         "max_tokens_per_batch",
         "num_threads",
+        "swap_space",
         "verify_model",
         # hetero_infer.config and its command line
         "ignore_eos",

@@ -65,6 +65,7 @@ class EngineConfig(SchedulingLimits):
 
     block_size: int = _as_in(ComputePlaneConfig, "block_size")
     max_num_blocks: int = _as_in(ComputePlaneConfig, "max_num_blocks")
+    swap_space: float = _as_in(ComputePlaneConfig, "swap_space")
     model: str = _as_in(ComputePlaneConfig, "model")
     dtype: str = _as_in(ComputePlaneConfig, "dtype")
     kv_cache_dtype: str = _as_in(ComputePlaneConfig, "kv_cache_dtype")

@@ -17,6 +17,9 @@ from compute_plane.executor.interface import BoolArray
 from compute_plane.executor.sampling_checks import check_num_logprobs, check_sampling
 from compute_plane.executor.step import Int64Array, SlotStart, StepBatch
 
+SWAP: Final = "swap"
+"""The feature of planes with a host pool."""
+
 FEATURES: Final = (
     "copies",
     "logit_bias",
@@ -42,6 +45,7 @@ class SlotLimits:
     num_blocks: int
     vocab_size: int
     context_length: int
+    num_host_blocks: int = 0
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -80,6 +84,7 @@ def check_columns(batch: StepBatch, limits: SlotLimits) -> None:
     _check_prompt_logprobs(batch)
     check_range("released", batch.released, limits.max_slots)
     _check_copies(batch, limits)
+    _check_swaps(batch, limits)
     _check_starts(batch, limits)
 
 
@@ -220,6 +225,31 @@ def _check_copies(batch: StepBatch, limits: SlotLimits) -> None:
                 field=f"{field}.destination_block",
             )
         destinations.add(copy.destination)
+
+
+def _check_swaps(batch: StepBatch, limits: SlotLimits) -> None:
+    """Check the moves: both ends exist, and nothing is written twice."""
+    for field, moves, sources, destinations in (
+        ("swap_out", batch.swap_out, limits.num_blocks, limits.num_host_blocks),
+        ("swap_in", batch.swap_in, limits.num_host_blocks, limits.num_blocks),
+    ):
+        if moves and not limits.num_host_blocks:
+            raise UnsupportedBatch(f"{field}: this plane has no host pool", field=field)
+        written = {copy.destination for copy in batch.copies} if field == "swap_in" else set()
+        for index, move in enumerate(moves):
+            for name, value, limit in (
+                ("source_block", move.source, sources),
+                ("destination_block", move.destination, destinations),
+            ):
+                if not 0 <= value < limit:
+                    where = f"{field}[{index}].{name}"
+                    raise InvalidBatch(f"{where} must be below {limit}, got {value}", field=where)
+            if move.destination in written:
+                where = f"{field}[{index}].destination_block"
+                raise InvalidBatch(
+                    f"{where} must be a block of its own, got {move.destination}", field=where
+                )
+            written.add(move.destination)
 
 
 def _check_starts(batch: StepBatch, limits: SlotLimits) -> None:

@@ -13,7 +13,7 @@ from compute_plane.executor.kernel_cache import numerics_fingerprint, prepare_ke
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.memory.sizing import (
     available_memory_bytes,
-    check_pool_fits,
+    check_pools_fit,
 )
 from kernels.cpu.instruction_set import select_instruction_set
 
@@ -50,8 +50,10 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     layout = KvLayout(
         kv_dtype, spec.num_layers, spec.num_kv_heads, context.block_size, spec.head_dim
     )
-    check_pool_fits(context.num_blocks, layout.block_bytes, available_memory_bytes())
-    kv_pool = KvPool(layout, context.num_blocks)
+    num_host_blocks = check_pools_fit(
+        context.num_blocks, context.swap_bytes, layout.block_bytes, available_memory_bytes()
+    )
+    kv_pool = KvPool(layout, context.num_blocks, num_host_blocks)
     executor = CpuExecutor(
         spec,
         weights,
@@ -82,6 +84,8 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
         kv_pool_bytes=kv_pool.num_bytes,
         weights_bytes=weights.num_bytes,
         preferred_prefill_chunk=PREFILL_CHUNK,
+        num_host_blocks=num_host_blocks,
+        tells_prompts_apart=executor.tells_prompts_apart,
         dtype=weights.weight_format if context.dtype == "auto" else context.dtype,
     )
 

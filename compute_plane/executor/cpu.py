@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, Float32Array
+from compute_plane.executor.interface import (
+    CopyKind,
+    ExecutionBatch,
+    ExecutionOutput,
+    Float32Array,
+)
 from compute_plane.executor.llama_table import LOGITS_ROWS, PIECE_TOKENS, LlamaTable
 from compute_plane.executor.logits_groups import LogitsGroup, group_logits, wanted_tokens
 from compute_plane.executor.pieces import Piece, sort_tokens
@@ -64,8 +69,15 @@ class CpuExecutor:
     ) -> None:
         self._weights = weights
         self._pool = kv_pool
+        self._copies = {
+            CopyKind.WITHIN: kv_pool.copy_block,
+            CopyKind.SWAP_OUT: kv_pool.swap_out,
+            CopyKind.SWAP_IN: kv_pool.swap_in,
+        }
         self._spec = spec
-        self._shape = PoolShape(kv_pool.num_blocks, kv_pool.block_size, spec.vocab_size)
+        self._shape = PoolShape(
+            kv_pool.num_blocks, kv_pool.block_size, spec.vocab_size, len(kv_pool.host)
+        )
         self._max_tokens = max_tokens
         self._keep_logits = keep_logits
         self._llama = LlamaTable(
@@ -113,7 +125,7 @@ class CpuExecutor:
                 field="query_lens",
             )
         for copy in batch.copies:
-            self._pool.copy_block(copy.source, copy.destination)
+            self._copies[copy.kind](copy.source, copy.destination)
         tells_apart = self._llama.tells_prompts_apart
         tokens = sort_tokens(layout, batch.prompt_lens if tells_apart else None)
         pieces = list(tokens.pieces(PIECE_TOKENS))

@@ -89,6 +89,7 @@ class DecodeRun:
                 batch.sampled_rows.tobytes(),
             )
             == self._columns
+            and not (batch.swap_out or batch.swap_in)
             and not (batch.starts or batch.copies or batch.prompt_logprobs or batch.unsupported)
             and not (batch.token_counts.size or batch.token_ids.size)
             and not (batch.new_block_counts.size or batch.new_block_ids.size)

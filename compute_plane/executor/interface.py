@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -72,12 +73,27 @@ class SamplingRow(NamedTuple):
         return self.penalties is None and self.logit_bias is None and self.num_logprobs is None
 
 
+class CopyKind(IntEnum):
+    """Between which pools a block is copied."""
+
+    WITHIN = 0
+    """Within the device's pool."""
+    SWAP_OUT = 1
+    """From the device's pool to the host's."""
+    SWAP_IN = 2
+    """From the host's pool to the device's."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Block `destination` becomes a copy of block `source` before any row runs."""
+    """Block `destination` becomes a copy of block `source` before any row runs.
+
+    `kind`: which pools they belong to. An executor without a host pool gets WITHIN only.
+    """
 
     source: int
     destination: int
+    kind: CopyKind = CopyKind.WITHIN
 
 
 @dataclass(frozen=True, slots=True)

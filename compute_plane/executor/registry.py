@@ -17,7 +17,7 @@ import structlog
 
 from compute_plane.errors import ExecutorLoadError
 from compute_plane.executor.interface import GPUExecutor
-from compute_plane.memory.sizing import available_memory_bytes, check_pool_fits
+from compute_plane.memory.sizing import available_memory_bytes, check_pools_fit
 from compute_plane.model.spec import ModelSpec
 from planes.errors import EngineError
 
@@ -37,7 +37,7 @@ class ExecutorContext:
     `model`: the loaded model: `load_weights()` decodes its weights to float32, `source` has them as
     they are stored; None if the executor needs none. `dtype`, `kv_cache_dtype`, `instruction_set`:
     as configured, `auto` included. `max_tokens`: of one batch. `kernel_cache`: where machine code
-    may be kept.
+    may be kept. `swap_bytes`: of the host pool that blocks may be swapped to.
     """
 
     spec: ModelSpec
@@ -51,13 +51,15 @@ class ExecutorContext:
     max_tokens: int
     num_threads: int
     kernel_cache: Path
+    swap_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltExecutor:
     """An executor and its numbers for Describe. Sizes are 0 where they are not known.
 
-    `dtype`: what it computes in; empty: what was configured.
+    `dtype`: what it computes in; empty: what was configured. `num_host_blocks`: of its host pool.
+    `tells_prompts_apart`: as in Describe.
     """
 
     name: str
@@ -67,6 +69,8 @@ class BuiltExecutor:
     weights_bytes: int = 0
     preferred_prefill_chunk: int = 512
     dtype: str = ""
+    num_host_blocks: int = 0
+    tells_prompts_apart: bool = False
 
 
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
@@ -79,14 +83,23 @@ def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
 def _build_simulated(context: ExecutorContext) -> BuiltExecutor:
     from compute_plane.executor.simulated import SimulatedExecutor
 
-    check_pool_fits(
+    num_host_blocks = check_pools_fit(
         context.num_blocks,
+        context.swap_bytes,
         context.block_size * MAX_POOL_BYTES_PER_TOKEN,
         available_memory_bytes(),
     )
-    executor = SimulatedExecutor(num_blocks=context.num_blocks, block_size=context.block_size)
+    executor = SimulatedExecutor(
+        num_blocks=context.num_blocks,
+        block_size=context.block_size,
+        num_host_blocks=num_host_blocks,
+    )
     return BuiltExecutor(
-        "simulated", executor, executor.numerics_id, kv_pool_bytes=executor.pool.nbytes
+        "simulated",
+        executor,
+        executor.numerics_id,
+        kv_pool_bytes=executor.pool.nbytes,
+        num_host_blocks=num_host_blocks,
     )
 
 

@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 
 from compute_plane.executor.interface import (
+    CopyKind,
     ExecutionBatch,
     ExecutionOutput,
     Float32Array,
@@ -71,14 +72,19 @@ class SimulatedExecutor:
 
     numerics_id = "simulated/blake2b"
 
-    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self._block_size = block_size
         self.pool: Int32Array = np.full((num_blocks, block_size), NEVER_WRITTEN, dtype=np.int32)
+        self.host_pool: Int32Array = np.full(
+            (num_host_blocks, block_size), NEVER_WRITTEN, dtype=np.int32
+        )
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
         """Run one step: copies, then all writes, then all reads."""
         for copy in batch.copies:
-            self.pool[copy.destination] = self.pool[copy.source]
+            source = self.host_pool if copy.kind is CopyKind.SWAP_IN else self.pool
+            destination = self.host_pool if copy.kind is CopyKind.SWAP_OUT else self.pool
+            destination[copy.destination] = source[copy.source]
         rows = np.repeat(np.arange(batch.query_lens.size), batch.query_lens)  # [T]
         blocks = batch.block_tables[rows, batch.positions // self._block_size]
         self.pool[blocks, batch.positions % self._block_size] = batch.input_tokens

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from compute_plane.errors import BatchRefused, InvalidBatch
+from compute_plane.errors import BatchRefused
 from compute_plane.executor.batch_checks import SlotLimits, check_columns
+from compute_plane.executor.copy_stage import ReplacedEntry, StagedCopy, stage_copies
 from compute_plane.executor.decode_run import DecodeRun, PreparedStep
 from compute_plane.executor.interface import (
-    BlockCopy,
     BoolArray,
     ExecutionBatch,
     ExecutionOutput,
@@ -42,7 +42,6 @@ from compute_plane.executor.step import (
     RowFailureReason,
     StepBatch,
     StepResult,
-    TableCopy,
 )
 from compute_plane.executor.write_checks import WriteChecker
 from planes.errors import ExecutionError
@@ -62,7 +61,7 @@ class SlotTable:
         """Forget every slot."""
         self._numbers = SlotNumbers.empty(self.limits.max_slots)
         self._memory = SlotMemory(self.limits)
-        self._waiting_copies: list[TableCopy] = []
+        self._waiting_copies: list[StagedCopy] = []
         self._run: DecodeRun | None = None
 
     # --- before the step ---
@@ -75,14 +74,17 @@ class SlotTable:
         check_columns(batch, self.limits)
         staged = self._numbers.copy()
         taken: list[int] = []
-        replaced: list[tuple[int, int, int]] = []
+        replaced: list[ReplacedEntry] = []
         try:
-            copies = self._stage_copies(batch, staged, replaced)
+            copies = [
+                *self._waiting_copies,
+                *stage_copies(batch, staged, self._memory, replaced),
+            ]
             freed = self._stage_slots(batch, staged, taken)
             prepared = self._stage_rows(batch, staged, copies)
         except BatchRefused:
-            for line, index, block in reversed(replaced):
-                self._memory.tables[line, index] = block
+            for entry in reversed(replaced):
+                self._memory.tables[entry.line, entry.place] = entry.block
             self._memory.free_lines.extend(taken)
             raise
         self._memory.free_lines.extend(freed)
@@ -91,42 +93,6 @@ class SlotTable:
         # because copies come before everything else of a step.
         self._waiting_copies = [] if prepared.batch is not None else copies
         return prepared
-
-    def _stage_copies(
-        self, batch: StepBatch, staged: SlotNumbers, replaced: list[tuple[int, int, int]]
-    ) -> list[TableCopy]:
-        """Put the copies' destinations into the tables; return the copies to run.
-
-        `replaced` gets (line, index, block) of each entry overwritten.
-        """
-        copies = list(self._waiting_copies)
-        tables = self._memory.tables
-        for index, copy in enumerate(batch.copies):
-            field = f"copies[{index}]"
-            if not staged.is_known[copy.slot]:
-                raise InvalidBatch(
-                    f"{field}.slot {copy.slot} is not started", field=f"{field}.slot"
-                )
-            if staged.is_poisoned[copy.slot]:
-                continue
-            if not 0 <= copy.logical_index < staged.num_blocks[copy.slot]:
-                raise InvalidBatch(
-                    f"{field}.logical_index must be below the slot's number of blocks "
-                    f"({staged.num_blocks[copy.slot]}), got {copy.logical_index}",
-                    field=f"{field}.logical_index",
-                )
-            line = int(staged.line[copy.slot])
-            held = int(tables[line, copy.logical_index])
-            if held != copy.source:
-                raise InvalidBatch(
-                    f"{field}.source_block must be entry {copy.logical_index} of the slot's "
-                    f"table ({held}), got {copy.source}",
-                    field=f"{field}.source_block",
-                )
-            replaced.append((line, copy.logical_index, held))
-            tables[line, copy.logical_index] = copy.destination
-            copies.append(copy)
-        return copies
 
     def _stage_slots(self, batch: StepBatch, staged: SlotNumbers, taken: list[int]) -> list[int]:
         """Forget the released slots, build the started ones; return the lines that become free.
@@ -157,7 +123,7 @@ class SlotTable:
         return freed
 
     def _stage_rows(
-        self, batch: StepBatch, staged: SlotNumbers, copies: list[TableCopy]
+        self, batch: StepBatch, staged: SlotNumbers, copies: list[StagedCopy]
     ) -> PreparedStep:
         """Take in the rows and return the step as it is run."""
         memory, limits = self._memory, self.limits
@@ -171,7 +137,8 @@ class SlotTable:
         staged.is_fresh[live.batch.slots] = False
         involved = [batch.slots, batch.sampled_slots]
         if copies:
-            involved.append(np.array([copy.slot for copy in copies], dtype=np.int64))
+            slots = [copy.slot for copy in copies if copy.slot >= 0]
+            involved.append(np.array(slots, dtype=np.int64))
         return PreparedStep(
             batch=self._materialise(live, staged, copies) if live.row_of.size else None,
             rows=live,
@@ -180,7 +147,7 @@ class SlotTable:
         )
 
     def _materialise(
-        self, live: LiveRows, staged: SlotNumbers, copies: list[TableCopy]
+        self, live: LiveRows, staged: SlotNumbers, copies: list[StagedCopy]
     ) -> ExecutionBatch:
         """Return the step with all its tokens, positions and block tables."""
         memory, batch, ends = self._memory, live.batch, live.ends
@@ -199,7 +166,7 @@ class SlotTable:
             query_lens=batch.query_lens.astype(np.int32),
             sampled_rows=batch.sampled_rows.astype(np.int32),
             sampling=sampling_rows(memory, staged, live),
-            copies=[BlockCopy(copy.source, copy.destination) for copy in copies],
+            copies=[staged_copy.copy for staged_copy in copies],
             prompt_logprob_rows=prompt_rows,
             prompt_logprob_targets=[
                 memory.tokens[

@@ -83,6 +83,14 @@ class TableCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockMove:
+    """A block that is swapped: from the device's pool to the host's, or back."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLogprobsRequest:
     """The log-probabilities of the known tokens after each token of a row are wanted.
 
@@ -121,7 +129,9 @@ class StepBatch:
     sampled_slots: Int64Array = field(default_factory=lambda: EMPTY)
     released: Int64Array = field(default_factory=lambda: EMPTY)
     starts: Sequence[SlotStart] = ()
+    swap_out: Sequence[BlockMove] = ()
     copies: Sequence[TableCopy] = ()
+    swap_in: Sequence[BlockMove] = ()
     prompt_logprobs: Sequence[PromptLogprobsRequest] = ()
     unsupported: Sequence[str] = ()
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.executor.interface import BoolArray, ExecutionBatch, Int32Array
+from compute_plane.executor.interface import BoolArray, CopyKind, ExecutionBatch, Int32Array
 from planes.errors import ValidationError
 
 Int64Array = npt.NDArray[np.int64]
@@ -23,11 +23,12 @@ FEW_TOKENS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """The limits a batch must keep: blocks of the pool, tokens of a block, width of the logits."""
+    """The limits a batch must keep: blocks of the pools, tokens of a block, width of the logits."""
 
     num_blocks: int
     block_size: int
     vocab_size: int
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,13 @@ def _check_requests(batch: ExecutionBatch, shape: PoolShape) -> None:
             )
         _check_range("prompt_logprob_targets", targets, shape.vocab_size)
     if batch.copies:
-        copied = [block for copy in batch.copies for block in (copy.source, copy.destination)]
-        _check_range("copies", np.asarray(copied), shape.num_blocks)
+        device: list[int] = []
+        host: list[int] = []
+        for copy in batch.copies:
+            (host if copy.kind is CopyKind.SWAP_IN else device).append(copy.source)
+            (host if copy.kind is CopyKind.SWAP_OUT else device).append(copy.destination)
+        _check_range("copies", np.asarray(device), shape.num_blocks)
+        _check_range("copies", np.asarray(host), shape.num_host_blocks)
 
 
 def _check_range(name: str, values: npt.NDArray[np.generic], limit: int) -> None:

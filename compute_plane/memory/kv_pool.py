@@ -8,6 +8,7 @@ from compute_plane.memory.huge_pages import UInt8Array, huge_page_array
 from kernels.cpu.kv_layout import KvLayout
 
 PURPOSE: Final = "the KV pool"
+HOST_PURPOSE: Final = "the host pool of swapped KV blocks"
 
 
 class KvPool:
@@ -17,13 +18,18 @@ class KvPool:
     block is one copy. The memory is reserved at once but comes from the operating system zeroed and
     lazily: a block never written costs nothing (but where pages are huge, a touched block brings
     its neighbours on the page with it). Only the executor's thread may write.
+
+    `num_host_blocks`: of the pool that blocks are swapped to. On a CPU both lie in one memory;
+    the host pool is kept apart all the same, as it is beside a device.
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int) -> None:
+    def __init__(self, layout: KvLayout, num_blocks: int, num_host_blocks: int = 0) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         memory = huge_page_array(num_blocks * layout.block_bytes, purpose=PURPOSE)
         self.data: UInt8Array = memory.reshape(num_blocks, layout.block_bytes)
+        host = huge_page_array(num_host_blocks * layout.block_bytes, purpose=HOST_PURPOSE)
+        self.host: UInt8Array = host.reshape(num_host_blocks, layout.block_bytes)
 
     @property
     def address(self) -> int:
@@ -43,3 +49,11 @@ class KvPool:
     def copy_block(self, source: int, destination: int) -> None:
         """Make block `destination` a copy of block `source`, all layers."""
         self.data[destination] = self.data[source]
+
+    def swap_out(self, source: int, destination: int) -> None:
+        """Make block `destination` of the host pool a copy of block `source`."""
+        self.host[destination] = self.data[source]
+
+    def swap_in(self, source: int, destination: int) -> None:
+        """Make block `destination` a copy of block `source` of the host pool."""
+        self.data[destination] = self.host[source]

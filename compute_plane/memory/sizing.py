@@ -48,12 +48,26 @@ def check_weights_fit(num_bytes: int, available_bytes: int | None) -> None:
         )
 
 
-def check_pool_fits(num_blocks: int, block_bytes: int, available_bytes: int | None) -> None:
-    """Raise ConfigError, naming `max_num_blocks`, if the pool cannot fit into memory.
+def check_pools_fit(
+    num_blocks: int, swap_bytes: int, block_bytes: int, available_bytes: int | None
+) -> int:
+    """Return the blocks of the host pool; raise ConfigError if the pools cannot fit into memory.
 
-    The pool is filled lazily, but what is promised to the control plane must be there when it is
-    used. `available_bytes` None (unknown) passes.
+    The error names `max_num_blocks` or `swap_space`. Pools are filled lazily, but what is promised
+    to the control plane must be there when it is used. `available_bytes` None (unknown) passes.
     """
+    _check_pool_fits(num_blocks, block_bytes, available_bytes)
+    if available_bytes is not None and num_blocks * block_bytes + swap_bytes > available_bytes:
+        raise ConfigError(
+            f"--swap-space needs {swap_bytes // MIB} MiB beside the KV pool's "
+            f"{num_blocks * block_bytes // MIB} MiB, but only {available_bytes // MIB} MiB are "
+            "available",
+            field="swap_space",
+        )
+    return swap_bytes // block_bytes
+
+
+def _check_pool_fits(num_blocks: int, block_bytes: int, available_bytes: int | None) -> None:
     needed = num_blocks * block_bytes
     if available_bytes is None or needed <= available_bytes:
         return

@@ -11,6 +11,7 @@ from compute_plane import errors
 from compute_plane.executor.interface import LogitBias
 from compute_plane.executor.step import (
     EMPTY,
+    BlockMove,
     Int64Array,
     PromptLogprobsRequest,
     RowFailureReason,
@@ -38,7 +39,7 @@ ROW_FAILURE_REASON: Final = {
     RowFailureReason.POISONED: compute_pb2.ROW_FAILURE_REASON_POISONED,
 }
 
-UNSUPPORTED_PARTS: Final = ("swap_out", "swap_in", "constraints", "digest_blocks")
+UNSUPPORTED_PARTS: Final = ("constraints", "digest_blocks")
 """Parts of a batch that no executor of this version runs."""
 
 
@@ -66,16 +67,24 @@ def batch_from_proto(batch: compute_pb2.ExecutionBatch) -> StepBatch:
         sampled_slots=_column(batch.sampled_slots),
         released=_column(batch.released),
         starts=[_start_from_proto(start) for start in batch.starts],
+        swap_out=_moves(batch.swap_out),
         copies=[
             TableCopy(copy.slot, copy.logical_index, copy.source_block, copy.destination_block)
             for copy in batch.copies
         ],
+        swap_in=_moves(batch.swap_in),
         prompt_logprobs=[
             PromptLogprobsRequest(request.row, request.num_logprobs)
             for request in batch.prompt_logprobs
         ],
         unsupported=[name for name in UNSUPPORTED_PARTS if getattr(batch, name)],
     )
+
+
+def _moves(moves: Sequence[compute_pb2.BlockMove]) -> Sequence[BlockMove]:
+    if not moves:
+        return ()
+    return [BlockMove(move.source_block, move.destination_block) for move in moves]
 
 
 def _column(values: Sequence[int]) -> Int64Array:
@@ -202,7 +211,7 @@ def facts_to_proto(facts: PlaneFacts) -> compute_pb2.DescribeResponse:
         ),
         block_size=limits.block_size,
         num_blocks=limits.num_blocks,
-        num_host_blocks=0,
+        num_host_blocks=limits.num_host_blocks,
         limits=compute_pb2.BatchLimits(
             max_slots=limits.max_slots,
             max_rows=limits.max_rows,
@@ -213,6 +222,7 @@ def facts_to_proto(facts: PlaneFacts) -> compute_pb2.DescribeResponse:
         max_batches_in_flight=facts.max_batches_in_flight,
         features=facts.features,
         software_version=facts.software_version,
+        tells_prompts_apart=facts.tells_prompts_apart,
     )
 
 

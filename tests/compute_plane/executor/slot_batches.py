@@ -12,6 +12,7 @@ from compute_plane.executor.interface import ExecutionBatch, SamplingRow
 from compute_plane.executor.simulated import VOCAB_SIZE, SimulatedExecutor, draw
 from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import (
+    BlockMove,
     Int64Array,
     PromptLogprobsRequest,
     SamplingKey,
@@ -54,6 +55,8 @@ def step(
     new_blocks: Sequence[Sequence[int]] = (),
     tokens: Sequence[Sequence[int]] = (),
     copies: Sequence[TableCopy] = (),
+    swap_out: Sequence[tuple[int, int]] = (),
+    swap_in: Sequence[tuple[int, int]] = (),
     prompt_logprobs: Sequence[int] = (),
     num_prompt_logprobs: int = 0,
 ) -> StepBatch:
@@ -71,6 +74,8 @@ def step(
         token_counts=column([len(ids) for ids in tokens]),
         token_ids=column([token for ids in tokens for token in ids]),
         copies=copies,
+        swap_out=[BlockMove(*move) for move in swap_out],
+        swap_in=[BlockMove(*move) for move in swap_in],
         prompt_logprobs=[
             PromptLogprobsRequest(row, num_prompt_logprobs) for row in prompt_logprobs
         ],
@@ -83,7 +88,9 @@ class Plane:
     def __init__(self, limits: SlotLimits = LIMITS) -> None:
         self.slots = SlotTable(limits)
         self.executor = SimulatedExecutor(
-            num_blocks=limits.num_blocks, block_size=limits.block_size
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            num_host_blocks=limits.num_host_blocks,
         )
         self.batches: list[ExecutionBatch] = []
 

@@ -172,9 +172,15 @@ def tiny_executor(
     return CpuExecutor(spec, packed, pool, num_threads=num_threads, keep_logits=keep_logits)
 
 
-def pool_for(spec: ModelSpec, num_blocks: int, block_size: int, dtype: str = "float32") -> KvPool:
+def pool_for(
+    spec: ModelSpec,
+    num_blocks: int,
+    block_size: int,
+    dtype: str = "float32",
+    num_host_blocks: int = 0,
+) -> KvPool:
     """Return a pool whose every value is NaN, as a previous owner might have left it."""
     kv_layout = KvLayout(dtype, spec.num_layers, spec.num_kv_heads, block_size, spec.head_dim)
-    pool = KvPool(kv_layout, num_blocks)
+    pool = KvPool(kv_layout, num_blocks, num_host_blocks)
     pool.data[:] = 0xFF
     return pool

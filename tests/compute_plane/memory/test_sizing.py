@@ -6,18 +6,25 @@ import pytest
 
 from compute_plane.memory.sizing import (
     available_memory_bytes,
-    check_pool_fits,
+    check_pools_fit,
     check_weights_fit,
 )
 from planes.errors import ConfigError
 
 
 def test_a_pool_beyond_memory_is_refused_with_the_flag_and_both_numbers() -> None:
-    check_pool_fits(10, 1 << 20, 10 << 20)
-    check_pool_fits(10, 1 << 20, None)
+    assert check_pools_fit(10, 0, 1 << 20, 10 << 20) == 0
+    assert check_pools_fit(10, 0, 1 << 20, None) == 0
     with pytest.raises(ConfigError, match=r"--max-num-blocks 11 needs 11 MiB .*at most 10") as info:
-        check_pool_fits(11, 1 << 20, 10 << 20)
+        check_pools_fit(11, 0, 1 << 20, 10 << 20)
     assert info.value.field == "max_num_blocks"
+
+
+def test_a_host_pool_has_the_whole_blocks_that_fit_its_space_or_is_refused() -> None:
+    assert check_pools_fit(4, (3 << 20) + 5, 1 << 20, 8 << 20) == 3
+    with pytest.raises(ConfigError, match=r"--swap-space needs 5 MiB .* 4 MiB, .* 8 MiB") as info:
+        check_pools_fit(4, 5 << 20, 1 << 20, 8 << 20)
+    assert info.value.field == "swap_space"
 
 
 def test_weights_beyond_memory_are_refused_with_both_numbers() -> None:

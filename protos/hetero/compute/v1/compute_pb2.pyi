@@ -110,6 +110,7 @@ class DescribeResponse(_message.Message):
     LAST_STEP_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    TELLS_PROMPTS_APART_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     numerics_id: _builtins.str
     """Device kind, dtype and kernel set. Planes with equal ids produce equal bits."""
@@ -126,6 +127,10 @@ class DescribeResponse(_message.Message):
     """0: no session."""
     last_step: _builtins.int
     software_version: _builtins.str
+    tells_prompts_apart: _builtins.bool
+    """Whether keys and values of prompt tokens (SlotStart.num_prompt_tokens) are computed by other
+    products than those of generated tokens, so that their bits differ.
+    """
     @_builtins.property
     def model(self) -> Global___ModelDescription: ...
     @_builtins.property
@@ -156,10 +161,11 @@ class DescribeResponse(_message.Message):
         last_step: _builtins.int = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
         software_version: _builtins.str = ...,
+        tells_prompts_apart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "limits", b"limits", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "current_session", b"current_session", "device", b"device", "epoch", b"epoch", "executor", b"executor", "features", b"features", "last_step", b"last_step", "limits", b"limits", "max_batches_in_flight", b"max_batches_in_flight", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "protocol_version", b"protocol_version", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "current_session", b"current_session", "device", b"device", "epoch", b"epoch", "executor", b"executor", "features", b"features", "last_step", b"last_step", "limits", b"limits", "max_batches_in_flight", b"max_batches_in_flight", "model", b"model", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "protocol_version", b"protocol_version", "software_version", b"software_version", "tells_prompts_apart", b"tells_prompts_apart"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
