@@ -24,53 +24,31 @@ from kernels.cpu.attention_places import (
 )
 from kernels.cpu.emitted import emitted
 from kernels.cpu.vector_ir import (
-    BF16,
     F32,
     F32X,
     I32,
     I32X,
     I64,
     LANES,
+    POWER_COEFFICIENTS,
+    SHORT_POWER_COEFFICIENTS,
     Builder,
     Value,
     broadcast,
-    call,
     constant,
     counted_loop,
+    fast_bf16,
     fma,
     i32,
     i64,
     load,
     offset,
+    power_of_two,
     store,
 )
 
 RAISE_ABOVE: Final = 8.0
 """A row's maximum is raised when a score exceeds it by more: weights stay below 2^8."""
-POWER_LOWEST: Final = -125.0
-ROUND_BIAS: Final = 12582912.0
-"""1.5 · 2^23: adding it rounds to an integer, which then stands in the low mantissa bits."""
-POWER_COEFFICIENTS: Final = (
-    0.0013264727, 0.009671513, 0.055507336, 0.24022242, 0.693147, 1.0,
-)  # fmt: skip
-"""Of 2^r for |r| ≤ 1/2, highest power first: relative error below 1e-7 (minimax)."""
-SHORT_POWER_COEFFICIENTS: Final = (0.009582853, 0.055906426, 0.24024099, 0.6931242, 1.0)
-"""The same with a relative error below 3e-6: enough for weights rounded to bfloat16."""
-
-
-def power_of_two(
-    builder: Builder, x: Value, coefficients: Sequence[float] = POWER_COEFFICIENTS
-) -> Value:
-    """Return 2^x of lanes ≤ 127; 2^−125 for everything below −125; NaN stays NaN."""
-    lowest = constant(F32X, POWER_LOWEST)
-    x = builder.select(builder.fcmp_ordered(">", lowest, x), lowest, x)
-    biased = builder.fadd(x, constant(F32X, ROUND_BIAS))
-    r = builder.fsub(x, builder.fsub(biased, constant(F32X, ROUND_BIAS)))
-    p: Value = constant(F32X, coefficients[0])
-    for coefficient in coefficients[1:]:
-        p = fma(builder, p, r, constant(F32X, coefficient))
-    exponent = builder.shl(builder.bitcast(biased, I32X), constant(I32X, 23))
-    return builder.bitcast(builder.add(builder.bitcast(p, I32X), exponent), F32X)
 
 
 def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba's objects
@@ -184,13 +162,6 @@ def rescale(builder: Builder, address: Value, count: Value, factor: Value) -> No
         )
 
     counted_loop(builder, count, body, LANES)
-
-
-def fast_bf16(builder: Builder, x: Value) -> Value:
-    """Return lanes rounded to bfloat16, by one instruction: subnormal numbers become 0."""
-    kind = ir.VectorType(BF16, LANES)
-    rounded = call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", kind, [x])
-    return builder.bitcast(rounded, ir.VectorType(ir.IntType(16), LANES))
 
 
 @emitted(types.float32, types.int64)

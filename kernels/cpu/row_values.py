@@ -6,7 +6,8 @@ through memory filled up with zeros, and so through the same instructions.
 
     int8       per group of 32: absmax = max |x|, scale = absmax / 127, q = x · 127 / absmax rounded
                to nearest, ties to even; scaled_sum = scale · Σ q; sum = Σ q
-    bfloat16   rounded to nearest, ties to even
+    bfloat16   rounded to nearest, ties to even; by one instruction where the set has it, which
+               makes subnormal numbers zeros, as its products would
     float32    as it is
 
 Sums of squares run in 32 lanes, element e in lane e mod 32, each in order; then the lanes are added
@@ -25,16 +26,20 @@ from typing import Final
 from llvmlite import ir
 from numba.core import cgutils
 
+from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import GROUP
 from kernels.cpu.int8_tile import BIAS, BIAS_BITS
 from kernels.cpu.vector_ir import (
     F32,
     F32X,
     I8X,
+    I16,
     I32,
     I32X,
     I64,
     LANES,
+    LOG2_E,
+    SHORT_POWER_COEFFICIENTS,
     Builder,
     Value,
     broadcast,
@@ -42,11 +47,13 @@ from kernels.cpu.vector_ir import (
     constant,
     counted_loop,
     exp,
+    fast_bf16,
     fma,
     i32,
     i64,
     load,
     offset,
+    power_of_two,
     store,
     to_bf16,
 )
@@ -68,11 +75,13 @@ SMALLEST_BITS: Final = 0x0D800000
 INFINITE_BITS: Final = 0x7F800000
 MAGNITUDE_MASK: Final = 0x7FFFFFFF
 HIGHEST_EXPONENT: Final = 88.0
+HIGHEST_POWER: Final = 126.0
+"""Where exponentials are cut off, in powers of e and of 2: 1 + them has an inverse."""
 
 Pair = tuple[Value, Value]
 """32 elements of a row."""
-GroupValues = Callable[[Builder, list[Value]], Pair]
-"""(builder, addresses of 32 elements of each source) → their values."""
+GroupValues = Callable[[Builder, list[Value], "RowFormat"], Pair]
+"""(builder, addresses of 32 elements of each source, what they are written as) → their values."""
 
 
 def load_pair(builder: Builder, address: Value) -> Pair:
@@ -136,7 +145,7 @@ def inverse_root_mean_square(builder: Builder, row: Value, k: Value, epsilon: Va
 def normalised(scale: Value) -> GroupValues:
     """Return the values x · scale · weight; sources: x, weight. `scale`: float32."""
 
-    def values(builder: Builder, sources: list[Value]) -> Pair:
+    def values(builder: Builder, sources: list[Value], _: RowFormat) -> Pair:
         factor = broadcast(builder, scale)
         x, weight = (load_pair(builder, source) for source in sources)
         first, second = (
@@ -147,16 +156,17 @@ def normalised(scale: Value) -> GroupValues:
     return values
 
 
-def gated(builder: Builder, sources: list[Value]) -> Pair:
+def gated(builder: Builder, sources: list[Value], row_format: RowFormat) -> Pair:
     """Return gate / (1 + exp(−gate)) · up; sources: gate, up."""
+    silu = _short_silu if row_format == RowFormat.BF16 and _rounds_by_instruction() else _silu
     gates, ups = (load_pair(builder, source) for source in sources)
     first, second = (
-        builder.fmul(_silu(builder, gate), up) for gate, up in zip(gates, ups, strict=True)
+        builder.fmul(silu(builder, gate), up) for gate, up in zip(gates, ups, strict=True)
     )
     return first, second
 
 
-def unchanged(builder: Builder, sources: list[Value]) -> Pair:
+def unchanged(builder: Builder, sources: list[Value], _: RowFormat) -> Pair:
     """Return the values of the only source."""
     return load_pair(builder, sources[0])
 
@@ -166,6 +176,27 @@ def _silu(builder: Builder, x: Value) -> Value:
     highest = constant(F32X, HIGHEST_EXPONENT)
     power = exp(builder, call(builder, "llvm.minnum.v16f32", F32X, [negated, highest]))
     return builder.fdiv(x, builder.fadd(power, constant(F32X, 1.0)))
+
+
+def _short_silu(builder: Builder, x: Value) -> Value:
+    """Return silu within 2^-13 of itself: a fraction of what is lost as bfloat16.
+
+    Those rows are nobody else's to have in the same bits: only sets with bfloat16 products have
+    them. A division takes as long as all the rest.
+    """
+    scaled = builder.fmul(x, constant(F32X, -LOG2_E))
+    highest = constant(F32X, HIGHEST_POWER)
+    scaled = call(builder, "llvm.minnum.v16f32", F32X, [scaled, highest])
+    power = power_of_two(builder, scaled, SHORT_POWER_COEFFICIENTS)
+    divisor = builder.fadd(power, constant(F32X, 1.0))
+    operands = [divisor, constant(F32X, 0.0), ir.Constant(I16, -1)]
+    return builder.fmul(x, call(builder, "llvm.x86.avx512.rcp14.ps.512", F32X, operands))
+
+
+def _rounds_by_instruction() -> bool:
+    """Whether the set has instructions for bfloat16, and so products of such rows."""
+    chosen = selected_instruction_set()
+    return chosen.has_amx or chosen.has_bf16_dot
 
 
 def write_row(
@@ -178,50 +209,44 @@ def write_row(
     """
     place = _buffer(builder, GROUP_BYTES)
 
-    def group(index: Value, here: list[Value]) -> None:
-        pair = values(builder, here)
-        end = builder.append_basic_block("group.end")
-        wide, narrow, bytes_ = (builder.append_basic_block(f"group.{f.name}") for f in _BY_WIDTH)
-        choice = builder.switch(row_format, bytes_)
-        choice.add_case(i64(RowFormat.FLOAT32), wide)
-        choice.add_case(i64(RowFormat.BF16), narrow)
-        builder.position_at_end(bytes_)
-        _write_int8(builder, pair, index, outs)
+    def emit_row(chosen: RowFormat) -> None:
+        def group(index: Value, here: list[Value]) -> None:
+            pair = values(builder, here, chosen)
+            if chosen == RowFormat.INT8:
+                _write_int8(builder, pair, index, outs)
+            else:
+                _write_floats(builder, pair, index, k, outs[0], place, chosen)
+
+        groups_of_row(builder, sources, k, group)
+
+    end = builder.append_basic_block("row.end")
+    blocks = {chosen: builder.append_basic_block(f"row.{chosen.name}") for chosen in RowFormat}
+    choice = builder.switch(row_format, blocks[RowFormat.INT8])
+    for chosen, block in blocks.items():
+        if chosen != RowFormat.INT8:
+            choice.add_case(i64(chosen), block)
+        builder.position_at_end(block)
+        emit_row(chosen)
         builder.branch(end)
-        for block, element_bytes in ((wide, 4), (narrow, 2)):
-            builder.position_at_end(block)
-            _write_floats(builder, pair, index, k, outs[0], place, element_bytes)
-            builder.branch(end)
-        builder.position_at_end(end)
-
-    groups_of_row(builder, sources, k, group)
-
-
-_BY_WIDTH: Final = (RowFormat.FLOAT32, RowFormat.BF16, RowFormat.INT8)
+    builder.position_at_end(end)
 
 
 def _write_floats(
     builder: Builder, pair: Pair, index: Value, k: Value, out: Value, place: Value,
-    element_bytes: int,
+    chosen: RowFormat,
 ) -> None:  # fmt: skip
     """Write 32 elements, or those of them that the row has, as float32 or bfloat16."""
+    element_bytes = 4 if chosen == RowFormat.FLOAT32 else 2
+    round_to_bf16 = fast_bf16 if _rounds_by_instruction() else to_bf16
     target = offset(builder, out, builder.mul(index, i64(element_bytes)))
     left = builder.sub(k, index)
     is_part = builder.icmp_signed("<", left, i64(GROUP))
     at = builder.select(is_part, place, target)
     for half, value in enumerate(pair):
-        written = value if element_bytes == RowBytes.FLOAT32 else to_bf16(builder, value)
+        written = value if chosen == RowFormat.FLOAT32 else round_to_bf16(builder, value)
         store(builder, written, offset(builder, at, half * LANES * element_bytes))
     with builder.if_then(is_part, likely=False):
         copy_bytes(builder, place, target, builder.mul(left, i64(element_bytes)))
-
-
-class RowBytes(IntEnum):
-    """Bytes of an element of a row."""
-
-    INT8 = 1
-    BF16 = 2
-    FLOAT32 = 4
 
 
 def _write_int8(builder: Builder, pair: Pair, index: Value, outs: list[Value]) -> None:

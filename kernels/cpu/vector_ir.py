@@ -147,6 +147,13 @@ def to_bf16(builder: Builder, x: Value) -> Value:
     return builder.trunc(builder.lshr(chosen, constant(I32X, 16)), I16X)
 
 
+def fast_bf16(builder: Builder, x: Value) -> Value:
+    """Return lanes rounded to bfloat16, by one instruction: subnormal numbers become 0."""
+    kind = ir.VectorType(BF16, LANES)
+    rounded = call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", kind, [x])
+    return builder.bitcast(rounded, I16X)
+
+
 EXP_LOWEST: Final = -87.0
 LOG2_E: Final = 1.4426950408889634
 LN2_HIGH: Final = 0.693359375
@@ -175,6 +182,32 @@ def exp(builder: Builder, x: Value) -> Value:
     exponent = builder.add(builder.fptosi(n, I32X), constant(I32X, 127))
     power = builder.bitcast(builder.shl(exponent, constant(I32X, 23)), F32X)
     return builder.fmul(p, power)
+
+
+POWER_LOWEST: Final = -125.0
+ROUND_BIAS: Final = 12582912.0
+"""1.5 · 2^23: adding it rounds to an integer, which then stands in the low mantissa bits."""
+POWER_COEFFICIENTS: Final = (
+    0.0013264727, 0.009671513, 0.055507336, 0.24022242, 0.693147, 1.0,
+)  # fmt: skip
+"""Of 2^r for |r| ≤ 1/2, highest power first: relative error below 1e-7 (minimax)."""
+SHORT_POWER_COEFFICIENTS: Final = (0.009582853, 0.055906426, 0.24024099, 0.6931242, 1.0)
+"""The same with a relative error below 3e-6: enough for weights rounded to bfloat16."""
+
+
+def power_of_two(
+    builder: Builder, x: Value, coefficients: Sequence[float] = POWER_COEFFICIENTS
+) -> Value:
+    """Return 2^x of lanes ≤ 127; 2^−125 for everything below −125; NaN stays NaN."""
+    lowest = constant(F32X, POWER_LOWEST)
+    x = builder.select(builder.fcmp_ordered(">", lowest, x), lowest, x)
+    biased = builder.fadd(x, constant(F32X, ROUND_BIAS))
+    r = builder.fsub(x, builder.fsub(biased, constant(F32X, ROUND_BIAS)))
+    p: Value = constant(F32X, coefficients[0])
+    for coefficient in coefficients[1:]:
+        p = fma(builder, p, r, constant(F32X, coefficient))
+    exponent = builder.shl(builder.bitcast(biased, I32X), constant(I32X, 23))
+    return builder.bitcast(builder.add(builder.bitcast(p, I32X), exponent), F32X)
 
 
 def prefetch(
