@@ -8,8 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from control_plane.core.generation_params import GenerationParams
+
+
+class BlockMove(NamedTuple):
+    """The content of a block goes to another pool: device → host or host → device."""
+
+    source: int
+    destination: int
+
+
+class BlockCopy(NamedTuple):
+    """Entry `logical_index` of a slot's table was `source` and becomes `destination`, its copy."""
+
+    slot: int
+    logical_index: int
+    source: int
+    destination: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +48,17 @@ class SlotStart:
 class StepBatch:
     """The rows of one step and the slot changes before them.
 
+    Order: `swap_out`, `copies`, `swap_in`, `released`, `starts`, rows.
+
     Row columns (`slots`, `query_lens`, `positions`, `new_block_counts`) have one entry a row;
-    `new_block_ids` is flat. `sampled_rows[k]` is the row whose last logits give sample k.
+    `new_block_ids` is flat. `sampled_rows[k]` is the row whose last logits give sample k, and
+    `sampled_slots[k]` the slot that takes it; empty: each sample goes to the slot of its row.
     """
 
     step_id: int
+    swap_out: tuple[BlockMove, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    swap_in: tuple[BlockMove, ...] = ()
     released: tuple[int, ...] = ()
     starts: tuple[SlotStart, ...] = ()
     slots: list[int] = field(default_factory=list)
@@ -44,6 +67,7 @@ class StepBatch:
     new_block_counts: list[int] = field(default_factory=list)
     new_block_ids: list[int] = field(default_factory=list)
     sampled_rows: list[int] = field(default_factory=list)
+    sampled_slots: list[int] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:

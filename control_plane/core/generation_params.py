@@ -16,6 +16,9 @@ MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
+MAX_BEAM_WIDTH = 10
+MAX_LENGTH_PENALTY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class GenerationParams:
     `logit_bias`: token id → what is added to its logit, −100 to 100; at most 1024 entries.
     `num_logprobs`: return the log-probability of each token and of this many most likely ones, at
     most 20; None: no log-probabilities.
+    `n`: independent samples of the same prompt, 1 to 128; with `beam_width`, the best `n` answers.
+    `beam_width`: beams of a beam search, 1 to 10, which takes the place of sampling; None: none.
+    `length_penalty`: what a beam's score is divided by is its length to this power, −10 to 10.
+    `early_stopping`: end the search as soon as `beam_width` beams have ended.
 
     Order and exact meaning: bias, repetition, frequency, presence; then temperature, top-k, top-p,
     min-p (`kernels.reference.sampling`). Log-probabilities are those of the model's own logits,
@@ -54,6 +61,10 @@ class GenerationParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     num_logprobs: int | None = None
+    n: int = 1
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool = False
 
     def validate(self) -> None:
         """Raise ValidationError naming the first field out of range, its limit and its value."""
@@ -82,8 +93,38 @@ class GenerationParams:
             raise ValidationError(
                 f"seed must be an integer in 0 to {MAX_SEED}, got {self.seed!r}", field="seed"
             )
+        if not _is_integer(self.n) or not 1 <= self.n <= MAX_SAMPLES:
+            raise ValidationError(
+                f"n must be an integer in 1 to {MAX_SAMPLES}, got {self.n!r}", field="n"
+            )
         self._validate_cuts()
         self._validate_adjustments()
+        self._validate_beams()
+
+    def _validate_beams(self) -> None:
+        """Check what says how a beam search goes."""
+        width, penalty = self.beam_width, self.length_penalty
+        if width is not None:
+            if not _is_integer(width) or not 1 <= width <= MAX_BEAM_WIDTH:
+                raise ValidationError(
+                    f"beam_width must be an integer in 1 to {MAX_BEAM_WIDTH}, got {width!r}",
+                    field="beam_width",
+                )
+            if self.n > width:
+                raise ValidationError(
+                    f"n must be at most beam_width ({width}), got {self.n}", field="n"
+                )
+        if not _is_real(penalty) or not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:
+            raise ValidationError(
+                f"length_penalty must be in {-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}, "
+                f"got {penalty!r}",
+                field="length_penalty",
+            )
+        if not isinstance(self.early_stopping, bool):
+            raise ValidationError(
+                f"early_stopping must be true or false, got {self.early_stopping!r}",
+                field="early_stopping",
+            )
 
     def _validate_cuts(self) -> None:
         """Check what says which tokens may be drawn, and what is returned of them."""

@@ -18,7 +18,8 @@ class SchedulerConfig:
     """Limits of the scheduler. Raises ConfigError naming the first field out of range.
 
     `max_batch_size`: rows of one step.
-    `max_num_seqs`: admitted requests, which hold a slot and KV blocks; the others wait.
+    `max_num_seqs`: admitted sequences, which hold a slot and KV blocks; the others wait. A request
+    has one for each of its samples.
     `max_model_len`: prompt and completion tokens of one request.
     `max_total_tokens`: tokens computed by one step; a longer prompt is computed in chunks.
     `max_prefill_tokens`: tokens of prompts (prefill) among them; None: no limit of their own. It
@@ -28,6 +29,8 @@ class SchedulerConfig:
     `max_slots`: slots of the compute plane; None: as many as `max_num_seqs`.
     `prefill_patience`: after this many steps in a row in which decoding left no room for prompt
     work, the next step reserves a row and a share of its tokens for it.
+    `num_host_blocks`: blocks of the compute plane's host pool; a preempted sequence is swapped out
+    there while there is room, and computed anew otherwise. 0: always computed anew.
     """
 
     max_batch_size: int = 32
@@ -38,6 +41,7 @@ class SchedulerConfig:
     memory_threshold: float = 0.9
     max_slots: int | None = None
     prefill_patience: int = 8
+    num_host_blocks: int = 0
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -45,9 +49,10 @@ class SchedulerConfig:
             value = getattr(self, f.name)
             if f.name == "memory_threshold" or (value is None and f.name in OPTIONAL_LIMITS):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            least = 0 if f.name == "num_host_blocks" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(
-                    f"{f.name} must be an integer of at least 1, got {value!r}", field=f.name
+                    f"{f.name} must be an integer of at least {least}, got {value!r}", field=f.name
                 )
         share = self.memory_threshold
         if (
@@ -63,7 +68,7 @@ class SchedulerConfig:
 
     @property
     def num_slots(self) -> int:
-        """Slots the scheduler uses; no more than that many requests run."""
+        """Slots the scheduler uses; no more than that many sequences run."""
         if self.max_slots is None:
             return self.max_num_seqs
         return min(self.max_num_seqs, self.max_slots)
@@ -79,11 +84,12 @@ class SchedulerOutput:
 
 
 class RequestOutput(NamedTuple):
-    """What happened to one request: new tokens, its end, or both.
+    """What happened to one request: new tokens, an end, or both.
 
-    `logprobs`: of the new tokens, where the request asked. A final event comes exactly once a
-    request. (A named tuple because one is made for every token,
-    and a frozen dataclass takes twice as long to make.)
+    `new_token_ids` belong to sample `sample_index`. `finish_reason`: that sample has ended; `state`
+    is the request's, and final once all its samples have. A final event comes exactly once a
+    request. `logprobs`: of the new tokens, where the request asked. (A named tuple because one is
+    made for every token, and a frozen dataclass takes twice as long to make.)
     """
 
     request_id: int
@@ -92,14 +98,18 @@ class RequestOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    sample_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Counters since the start (`num_steps`, `num_preemptions`) and numbers of this moment.
+    """Counters since the start (`num_steps`, `num_preemptions`, `num_swaps`), numbers of now.
 
-    `num_running`: requests that hold a slot and blocks, those on their way out included.
-    `num_in_flight`: steps sent and not committed.
+    `num_preemptions`: how often a sequence had to give way; `num_swaps` of these times its blocks
+    were saved on the host, the other times it was to be computed anew. `num_running`: sequences
+    that hold a slot and blocks, those on their way out included. `num_waiting`: sequences that wait
+    for that. `num_in_flight`: steps sent and not committed. `num_host_blocks_used`: blocks of the
+    host pool that hold something.
     """
 
     num_steps: int
@@ -107,25 +117,31 @@ class SchedulerStats:
     num_running: int
     num_waiting: int
     num_in_flight: int
+    num_swaps: int = 0
+    num_host_blocks_used: int = 0
 
 
 @runtime_checkable
 class SchedulerProtocol(Protocol):
-    """What the engine loop needs of a scheduler; another one may be given to the engine."""
+    """What the engine loop needs of a scheduler; another one may be given to the engine.
+
+    `now`: the shell's monotonic clock, in seconds, the same that stamped `Request.arrival_time`. A
+    scheduler that notes no times may ignore it.
+    """
 
     def add_request(self, request: Request) -> int:
         """Queue a request and return its id. Raises ValidationError or MemoryError."""
         ...
 
-    def cancel(self, request_id: int) -> RequestOutput | None:
+    def cancel(self, request_id: int, now: float = 0.0) -> RequestOutput | None:
         """End a request; its final event, or None if it is unknown or has ended."""
         ...
 
-    def schedule(self) -> SchedulerOutput | None:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
         """Return the next step to send; None if there is nothing to send now."""
         ...
 
-    def commit(self, result: StepResult) -> list[RequestOutput]:
+    def commit(self, result: StepResult, now: float = 0.0) -> list[RequestOutput]:
         """Take in the result of the oldest step in flight."""
         ...
 

@@ -20,8 +20,8 @@ class RequestLimits:
     block_size: int
     num_blocks: int
 
-    def check(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Refuse what can never run.
+    def check(self, num_prompt_tokens: int, max_tokens: int, num_beams: int = 1) -> None:
+        """Refuse what can never run; `num_beams` sequences of that length must run together.
 
         Raises ValidationError for an empty prompt, PromptTooLongError for too many tokens,
         RequestNeverFitsError for a request that the pool could not hold even alone.
@@ -35,10 +35,12 @@ class RequestLimits:
                 f"{asked} = {total} must be at most max_model_len ({self.max_model_len})",
                 field="max_tokens",
             )
-        num_blocks = -(-(total - 1) // self.block_size)  # the last token is never computed
+        # The last token is never computed. Beams share blocks, but may have to be computed apart.
+        num_blocks = -(-(total - 1) // self.block_size) * num_beams
         if num_blocks > self.num_blocks:
+            of_all = f" for {num_beams} beams" if num_beams > 1 else ""
             raise RequestNeverFitsError(
-                f"{asked} needs {num_blocks} KV blocks of {self.block_size} tokens, "
+                f"{asked}{of_all} needs {num_blocks} KV blocks of {self.block_size} tokens, "
                 f"the pool has {self.num_blocks}",
                 field="max_tokens",
             )

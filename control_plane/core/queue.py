@@ -1,79 +1,56 @@
-"""The requests that wait for admission, oldest first."""
+"""The sequences that wait for admission."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import OrderedDict
-from typing import NamedTuple
+from heapq import heapify, heappop, heappush
 
-from control_plane.core.request import Request
+from control_plane.core.request import Sequence
 
-
-class Waiting(NamedTuple):
-    """A waiting request and its place in the order of arrival."""
-
-    arrival: int
-    request: Request
+_DEAD_ENTRIES_KEPT = 64
 
 
 class WaitingQueue:
-    """First come, first served; a preempted request goes back to its place at the front.
+    """Lowest priority number first, and first come, first served among equals.
 
-    Requests are admitted in order of arrival, so whatever was running arrived before everything
-    that never ran: the preempted ones, kept sorted, stand before the others. `append`, `pop` and
-    `remove` cost O(1); `put_back` and removing a preempted request cost a binary search and a
-    memory move over the preempted ones, of which there are never more than sequences can run.
+    The order is that of `Sequence.order`, so a preempted sequence gets back its place in front of
+    all that arrived later. `add` and `pop` cost O(log n); `remove` leaves a dead entry in the heap,
+    which is cleared once most of it is dead: O(1) on average.
     """
 
-    __slots__ = ("_new", "_returned", "_returned_arrivals")
+    __slots__ = ("_heap", "_waiting")
 
     def __init__(self) -> None:
-        self._new: OrderedDict[int, Waiting] = OrderedDict()  # by request id
-        # Youngest first, so that the oldest is popped off the end.
-        self._returned: list[Waiting] = []
-        self._returned_arrivals: dict[int, int] = {}  # by request id
+        self._heap: list[tuple[int, int, Sequence]] = []  # seq_ids differ: no sequence is compared
+        self._waiting: dict[int, Sequence] = {}  # by seq_id
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._returned)
+        return len(self._waiting)
 
-    def __contains__(self, request_id: int) -> bool:
-        return request_id in self._new or request_id in self._returned_arrivals
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq.seq_id in self._waiting
 
-    def append(self, arrival: int, request: Request) -> None:
-        """Add a request that arrives now; `arrival` is higher than any before."""
-        self._new[request.id] = Waiting(arrival, request)
+    def add(self, seq: Sequence) -> None:
+        """Add a sequence, at the place of its order."""
+        self._waiting[seq.seq_id] = seq
+        heappush(self._heap, (*seq.order, seq))
 
-    def put_back(self, arrival: int, request: Request) -> None:
-        """Add a request that was admitted before and lost its place."""
-        insort(self._returned, Waiting(arrival, request), key=_youngest_first)
-        self._returned_arrivals[request.id] = arrival
+    def peek(self) -> Sequence:
+        """Return the first sequence; the queue must not be empty."""
+        heap = self._heap
+        while heap[0][1] not in self._waiting:
+            heappop(heap)
+        return heap[0][2]
 
-    def peek(self) -> Waiting:
-        """Return the oldest request; the queue must not be empty."""
-        if self._returned:
-            return self._returned[-1]
-        return next(iter(self._new.values()))
+    def pop(self) -> Sequence:
+        """Remove and return the first sequence; the queue must not be empty."""
+        seq = self.peek()
+        heappop(self._heap)
+        del self._waiting[seq.seq_id]
+        return seq
 
-    def pop(self) -> Waiting:
-        """Remove and return the oldest request; the queue must not be empty."""
-        if self._returned:
-            waiting = self._returned.pop()
-            del self._returned_arrivals[waiting.request.id]
-            return waiting
-        return self._new.popitem(last=False)[1]
-
-    def remove(self, request_id: int) -> Request | None:
-        """Remove and return the request; None if it does not wait here."""
-        waiting = self._new.pop(request_id, None)
-        if waiting is not None:
-            return waiting.request
-        arrival = self._returned_arrivals.pop(request_id, None)
-        if arrival is None:
-            return None
-        return self._returned.pop(
-            bisect_left(self._returned, -arrival, key=_youngest_first)
-        ).request
-
-
-def _youngest_first(waiting: Waiting) -> int:
-    return -waiting.arrival
+    def remove(self, seq: Sequence) -> None:
+        """Take a sequence out for good: one that is removed is not added again."""
+        del self._waiting[seq.seq_id]
+        if len(self._heap) > 2 * len(self._waiting) + _DEAD_ENTRIES_KEPT:
+            self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
+            heapify(self._heap)

@@ -1,11 +1,15 @@
-"""A request and the sequence that computes it."""
+"""A request, its samples, and the sequences that compute them."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from control_plane.core.batch import TokenLogprobs
+from control_plane.core.beam import BeamSearch
 from control_plane.core.generation_params import GenerationParams
+from control_plane.core.prefix_cache import TokenChain
 
 
 class RequestState(enum.Enum):
@@ -37,6 +41,24 @@ class FinishReason(enum.Enum):
     ERROR = "error"
 
 
+class StateChange(NamedTuple):
+    """A request entered `state` at `at`, in seconds of the shell's monotonic clock."""
+
+    state: RequestState
+    at: float
+
+
+@dataclass(slots=True)
+class Sample:
+    """One continuation of a request's prompt; a request has `params.n` of them.
+
+    `output_tokens`: without an end token. `finish_reason`: None while it goes on.
+    """
+
+    output_tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
 @dataclass(slots=True)
 class Request:
     """One generation asked for; owned by the scheduler once added.
@@ -44,6 +66,13 @@ class Request:
     `id` is unique within the engine. `params.seed` is set by then. `eos_token_ids` end the
     generation unless `params.ignore_eos`; the end token itself is not part of `output_tokens`.
     `arrival_time` is the shell's monotonic clock, in seconds; the core never reads a clock.
+    `output_tokens`: of the first sample; the scheduler makes `samples`, whose first has this list.
+    `finish_reason`: of the request as a whole, that is of its first sample where all ran to an end.
+    `priority`: lower ones are served first; within one, first come, first served.
+    `cache_salt`: requests find only what requests of the same salt have left in the prefix cache.
+    `uses_cache`: whether it may find anything there at all.
+    `cached_tokens`: tokens of the prompt that it found there.
+    `history`: every state it entered, in order, and when.
     """
 
     id: int
@@ -55,6 +84,17 @@ class Request:
     state: RequestState = RequestState.PENDING
     finish_reason: FinishReason | None = None
     error: str | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    uses_cache: bool = True
+    cached_tokens: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    history: list[StateChange] = field(default_factory=list)
+
+    def enter(self, state: RequestState, at: float) -> None:
+        """Go into another state; a time before the last change counts as that of the last."""
+        self.state = state
+        self.history.append(StateChange(state, max(at, self.history[-1].at)))
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -63,12 +103,12 @@ class Request:
 
     @property
     def max_total_len(self) -> int:
-        """Most tokens this request can ever hold: prompt and completion."""
+        """Most tokens one sample of this request can ever hold: prompt and completion."""
         return len(self.input_tokens) + self.params.max_tokens
 
     @property
     def max_tokens(self) -> int:
-        """Tokens to generate at most."""
+        """Tokens to generate at most, for each sample."""
         return self.params.max_tokens
 
     @property
@@ -83,37 +123,100 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
-    """A running request with its KV blocks, seen from the scheduler.
+class Group:
+    """The sequences of one request that have not ended, waiting or running.
 
-    `seq_id` grows with arrival and stays the same when the request is preempted and comes back.
-    `slot` is the compute plane's name for it. `num_computed_tokens` counts the tokens whose
-    computation has been *sent*; `num_in_flight` the steps with a row of this sequence that have
-    been sent and not committed; `num_pending_tokens` the samples among them whose value is not
-    known yet. `needs_start`: the compute plane does not know the slot as this sequence.
-    `draining`: not scheduled, waiting for its steps in flight, then preempted or finished.
-    `max_computed_tokens`: tokens ever computed; the last one sampled is not.
+    Sample i is sequence `first_seq_id` + i. `unborn`: indices of samples that begin when the prompt
+    is computed, out of the same blocks. `params`: what the compute plane is told.
+
+    `search`: of a beam search, whose beam i is sequence `beams[i]`.
+    """
+
+    request: Request
+    params: GenerationParams
+    first_seq_id: int
+    search: BeamSearch | None = None
+    beams: list[Sequence] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    unborn: list[int] = field(default_factory=list)
+    num_running: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sample of a request, seen from the scheduler: waiting, or running with its KV blocks.
+
+    `seq_id` grows with arrival and stays the same when the sequence is preempted and comes back.
+    `slot` is the compute plane's name for it while it runs. `num_computed_tokens` counts the tokens
+    whose computation has been *sent*; `num_in_flight` the steps with a row or a sample of this
+    sequence that have been sent and not committed; `num_pending_tokens` the samples among them
+    whose value is not known yet. `num_saved_tokens`: tokens whose KV is in the host pool.
+    `num_borrowed_blocks`: blocks at the beginning of its table that others filled.
+
+    `needs_start`: the compute plane does not know the slot as this sequence, or not all its tokens;
+    `is_on_plane`: its slot is started there, with this sequence's table. `shares_tail`: its
+    last block may be half-full and in another table too. `draining`: not scheduled, waiting for its
+    steps in flight, then preempted or finished. Any of the three makes it `is_special`: a decode
+    row of it takes more than the next token.
+
+    `is_beam`: it is scheduled again only when all beams of its search have `logprobs`, those of the
+    tokens that may follow. `is_done`: the sample has ended. `discards`: what its steps in flight
+    bring is not to be used; it is computed anew.
+
+    `max_computed_tokens`: tokens ever computed; the last one sampled is not. `output_tokens`,
+    `end_token_ids`, `max_tokens`, `request_id`: the sample's and the request's, at hand.
     """
 
     seq_id: int
     request: Request
-    slot: int
+    group: Group
+    sample_index: int = 0
     num_computed_tokens: int = 0
     num_in_flight: int = 0
     num_pending_tokens: int = 0
+    num_saved_tokens: int = 0
+    num_borrowed_blocks: int = 0
     needs_start: bool = True
+    is_on_plane: bool = False
+    shares_tail: bool = False
     draining: bool = False
-    last_scheduled_step: int = 0
+    is_special: bool = True
+    is_done: bool = False
+    discards: bool = False
+    was_admitted: bool = False
+    chain: TokenChain | None = None
+    logprobs: TokenLogprobs | None = None
+    is_beam: bool = field(init=False)
+    slot: int = field(init=False)
     max_computed_tokens: int = field(init=False)
+    max_tokens: int = field(init=False)
+    request_id: int = field(init=False)
+    output_tokens: list[int] = field(init=False)
+    end_token_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         """Derive what does not change."""
-        self.max_computed_tokens = self.request.max_total_len - 1
+        request = self.request
+        self.request_id = request.id
+        self.max_computed_tokens = request.max_total_len - 1
+        self.max_tokens = request.params.max_tokens
+        self.is_beam = self.group.search is not None
+        if self.is_beam:
+            self.max_computed_tokens += 1  # how a beam ends is for its search to say
+            self.output_tokens = []
+        else:
+            self.output_tokens = request.samples[self.sample_index].output_tokens
+        self.end_token_ids = frozenset() if request.params.ignore_eos else request.eos_token_ids
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who is served first: the lowest."""
+        return self.request.priority, self.seq_id
 
     @property
     def num_known_tokens(self) -> int:
         """Tokens whose value is known here: prompt and committed output."""
-        return len(self.request.input_tokens) + len(self.request.output_tokens)
+        return len(self.request.input_tokens) + len(self.output_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -123,4 +226,8 @@ class Sequence:
     @property
     def num_generated_tokens(self) -> int:
         """Committed output tokens."""
-        return len(self.request.output_tokens)
+        return len(self.output_tokens)
+
+    def mark(self) -> None:
+        """Derive `is_special` after a change of what it depends on."""
+        self.is_special = self.needs_start or self.shares_tail or self.draining

@@ -2,64 +2,97 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from control_plane.core.kv_cache import KVCacheManagerProtocol
-from control_plane.core.queue import Waiting, WaitingQueue
+from control_plane.core.batch import BlockCopy
+from control_plane.core.host_pool import HostPool
+from control_plane.core.kv_interface import KVCacheManagerProtocol, SharingKVCacheManagerProtocol
+from control_plane.core.queue import WaitingQueue
 from control_plane.core.request import RequestState, Sequence
 from control_plane.core.slots import SlotPool
 
 
+class Arrival(NamedTuple):
+    """What a waiting sequence brings: tokens that need not be computed.
+
+    `block_ids`: blocks that hold its first tokens. `num_in_use`: how many of them are in a table
+    now, so that sharing them takes nothing from the pool. `num_computed`: tokens with KV, found or
+    saved on the host. `num_missing`: known tokens without.
+    """
+
+    block_ids: list[int]
+    num_in_use: int
+    num_computed: int
+    num_missing: int
+
+
 class RunningSet:
-    """All admitted sequences, in order of arrival.
+    """All admitted sequences.
 
     Each is *decoding* (its only missing token is the newest one), *prefilling* (more is missing),
     or *draining*: scheduled no more, but a step in flight has a row of it and may still write its
     blocks, so slot and blocks are released with the commit of the last such step.
 
-    Invariant: every running sequence arrived before every waiting request. So the sequence
-    admitted last is the youngest.
+    Who must give way is always the last by `Sequence.order`, so the first by that order is never
+    stopped by another and comes to its end.
     """
 
     __slots__ = (
         "_awaited_blocks",
         "_block_size",
-        "_by_request",
         "_draining_blocks",
         "_kv",
         "_preempting",
         "_queue",
+        "_running",
         "decoding",
+        "host",
+        "now",
+        "num_kv_tokens",
         "num_preemptions",
+        "num_swaps",
+        "num_table_entries",
         "prefilling",
+        "sharing",
         "slots",
     )
 
     def __init__(
-        self, kv_cache: KVCacheManagerProtocol, slots: SlotPool, queue: WaitingQueue
+        self,
+        kv_cache: KVCacheManagerProtocol,
+        slots: SlotPool,
+        queue: WaitingQueue,
+        host: HostPool,
     ) -> None:
         self._kv = kv_cache
+        self.sharing = kv_cache if isinstance(kv_cache, SharingKVCacheManagerProtocol) else None
         self._block_size = kv_cache.block_size
         self._queue = queue
         self.slots = slots
-        self._by_request: dict[int, Sequence] = {}
-        # By seq_id; `decoding` least recently served first, `prefilling` in order of arrival.
-        self.decoding: OrderedDict[int, Sequence] = OrderedDict()
+        self.host = host
+        self._running: dict[int, Sequence] = {}  # by seq_id, as the next two
+        # `decoding`: least recently served first; `prefilling`: in order of admission.
+        self.decoding: dict[int, Sequence] = {}
         self.prefilling: dict[int, Sequence] = {}
         self._preempting: set[int] = set()  # preempted while a step of theirs was in flight
         self._draining_blocks = 0
-        self.num_preemptions = 0
         self._awaited_blocks = 0  # that rows of the step being put together wait for
+        self.now = 0.0  # as of the last call that said
+        self.num_preemptions = 0
+        self.num_swaps = 0
+        self.num_kv_tokens = 0  # computed tokens of all tables
+        self.num_table_entries = 0
 
     def __len__(self) -> int:
-        return len(self._by_request)
+        return len(self._running)
 
-    def __contains__(self, request_id: int) -> bool:
-        return request_id in self._by_request
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq.seq_id in self._running
 
-    def get(self, request_id: int) -> Sequence | None:
-        """Return the request's sequence; None if it does not run."""
-        return self._by_request.get(request_id)
+    def sequences(self) -> Iterable[Sequence]:
+        """Return the running sequences, draining ones included."""
+        return self._running.values()
 
     def begin_step(self) -> None:
         """Forget what the rows of the step before waited for."""
@@ -71,79 +104,213 @@ class RunningSet:
         return bool(self._preempting)
 
     @property
-    def projected_blocks(self) -> int:
-        """Blocks in use once everything under way has computed its prompt and one more token."""
-        return self._kv.get_memory_stats().used_blocks + sum(
-            self.blocks_for(seq.num_tokens + 1) - self.blocks_for(seq.num_computed_tokens)
-            for seq in self.prefilling.values()
-        )
+    def internal_fragmentation(self) -> float:
+        """Share of the token places in block tables that hold no token."""
+        num_places = self.num_table_entries * self._block_size
+        return 1.0 - self.num_kv_tokens / num_places if num_places else 0.0
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that `num_tokens` fill. A table has just those of the tokens sent."""
         return -(-num_tokens // self._block_size)
 
-    def can_admit(self, num_tokens: int) -> bool:
-        """Whether there is a slot and blocks for the first `num_tokens` of a sequence.
+    # Admission
+
+    def projected_blocks(self) -> int:
+        """Blocks in use once everything under way has computed its prompt and one more token."""
+        return self._kv.get_memory_stats().used_blocks + sum(
+            self.blocks_for(seq.num_tokens + 1)
+            - self.blocks_for(seq.num_computed_tokens)
+            + len(seq.group.unborn)
+            for seq in self.prefilling.values()
+        )
+
+    def look_up(self, seq: Sequence) -> Arrival:
+        """Return what a waiting sequence would bring if it were admitted now."""
+        num_known = seq.num_known_tokens
+        sharing, block_ids, num_in_use = self.sharing, [], 0
+        if sharing is not None and seq.request.uses_cache:
+            if seq.chain is None:
+                seq.chain = sharing.make_chain(
+                    seq.request.input_tokens, seq.output_tokens, seq.request.cache_salt
+                )
+            if seq.chain is not None:
+                # The last token is always computed: its logits are wanted.
+                block_ids = sharing.find_prefix(seq.chain, num_known - 1)
+                num_in_use = sharing.count_in_use(block_ids)
+        num_saved = 0
+        if self.host.holds(seq.seq_id):  # a beam that waits for the others has them all
+            num_saved = min(seq.num_saved_tokens, num_known - 1)
+        num_computed = max(len(block_ids) * self._block_size, num_saved)
+        return Arrival(block_ids, num_in_use, num_computed, num_known - num_computed)
+
+    def can_admit(self, arrival: Arrival, num_tokens: int) -> bool:
+        """Whether there is a slot and blocks for the next `num_tokens` of a sequence.
 
         A block is kept for each sequence whose next decode row needs one: it would take it back
         from the newcomer, who would come again, and neither might get on.
         """
         if self.slots.num_free == 0:
             return False
-        block_size = self._block_size
-        num_kept = sum(s.num_computed_tokens % block_size == 0 for s in self.decoding.values())
-        return self._kv.can_allocate(self.blocks_for(num_tokens) + num_kept)
+        num_new = self.blocks_for(arrival.num_computed + num_tokens) - arrival.num_in_use
+        if self._kv.can_allocate(num_new + len(self.decoding)):
+            return True
+        size = self._block_size
+        num_kept = sum(
+            s.num_computed_tokens % size == 0 or s.shares_tail for s in self.decoding.values()
+        )
+        return self._kv.can_allocate(num_new + num_kept)
 
-    def admit(self, waiting: Waiting, num_tokens: int) -> tuple[Sequence, list[int]]:
-        """Give a request a slot and blocks for `num_tokens`; the sequence and its block table."""
-        arrival, request = waiting
-        block_ids = self._kv.allocate_sequence(arrival, num_tokens)
-        seq = Sequence(arrival, request, self.slots.acquire())
-        self._by_request[request.id] = seq
-        self.prefilling[arrival] = seq
-        request.state = RequestState.PREFILL
-        return seq, block_ids
+    def admit(self, seq: Sequence, arrival: Arrival, num_tokens: int) -> list[int]:
+        """Give a sequence a slot and blocks for its next `num_tokens`; its block table."""
+        block_ids, num_computed = arrival.block_ids, arrival.num_computed
+        end = num_computed + num_tokens
+        if self.sharing is not None and block_ids:
+            table = self.sharing.allocate_with_prefix(seq.seq_id, end, block_ids)
+        else:
+            table = self._kv.allocate_sequence(seq.seq_id, end)
+        if num_computed > len(block_ids) * self._block_size:
+            saved = table[len(block_ids) : self.blocks_for(num_computed)]
+            self.host.swap_in(seq.seq_id, saved, len(block_ids))
+        else:
+            self.host.forget(seq.seq_id)
+        request = seq.request
+        if not seq.was_admitted and seq.sample_index == 0:
+            request.cached_tokens = min(num_computed, len(request.input_tokens))
+        seq.was_admitted = True
+        seq.num_saved_tokens = 0
+        seq.num_borrowed_blocks = len(block_ids)
+        seq.num_computed_tokens = num_computed
+        self._enter(seq, len(table))
+        self.prefilling[seq.seq_id] = seq
+        self.remember(seq, len(block_ids) * self._block_size)
+        return table
+
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> list[int] | None:
+        """Let a new sequence share the blocks of the parent's first `num_tokens`; its block table.
+
+        None, and nothing has changed, if there is no slot, or the KV cache cannot share.
+        """
+        if self.sharing is None or self.slots.num_free == 0:
+            return None
+        table = self.sharing.fork_sequence(parent.seq_id, child.seq_id, num_tokens)
+        child.was_admitted = True
+        child.num_computed_tokens = num_tokens
+        child.num_borrowed_blocks = len(table)
+        self._enter(child, len(table))
+        if num_tokens % self._block_size:
+            for seq in (parent, child):
+                seq.shares_tail = True
+                seq.mark()
+        return table
+
+    def _enter(self, seq: Sequence, table_len: int) -> None:
+        seq.slot = self.slots.acquire()
+        self._running[seq.seq_id] = seq
+        seq.group.num_running += 1
+        if seq.request.state is RequestState.PENDING:
+            seq.request.enter(RequestState.PREFILL, self.now)
+        self.num_table_entries += table_len
+        self.num_kv_tokens += seq.num_computed_tokens
+
+    # Blocks
 
     def grow(self, seq: Sequence, num_tokens: int) -> list[int] | None:
-        """Give the sequence blocks for `num_tokens`: the new ids, or None if it must wait.
-
-        When too few are free, younger sequences are preempted, the youngest first; those with
-        steps in flight free their blocks later. Only the youngest of all can be left with nothing
-        to wait for and nobody to preempt, so the oldest always gets on.
-        """
+        """Give the sequence blocks for `num_tokens`: the new ids, or None if it must wait."""
         num_new = self.blocks_for(num_tokens) - self.blocks_for(seq.num_computed_tokens)
         if num_new == 0:
             return []
+        if not self._secure(seq, num_new):
+            return None
+        self.num_table_entries += num_new
+        return self._kv.grow_sequence(seq.seq_id, num_tokens)
+
+    def grow_by_one(self, seq: Sequence) -> tuple[int, ...]:
+        """Give the sequence one more block: its id, or nothing if it must wait."""
+        if not self._kv.can_allocate(1) and not self._secure(seq, 1):
+            return ()
+        self.num_table_entries += 1
+        return (self._kv.allocate_block(seq.seq_id),)
+
+    def own_tail(self, seq: Sequence) -> BlockCopy | bool:
+        """Make the half-full last block the sequence's own.
+
+        True: it is, as it is. A copy: it is once that is made. False: it must wait, for a block or
+        because its slot is not started; copies name slots as they are before a step's starts.
+        """
+        sharing = self.sharing
+        if sharing is None:
+            return True
+        index = seq.num_computed_tokens // self._block_size
+        is_secured = False
+        if sharing.is_shared(seq.seq_id, index):
+            if not seq.is_on_plane:
+                return False
+            is_secured = self._secure(seq, 1)
+        # Who was preempted for it may have been the one it was shared with.
+        if not sharing.is_shared(seq.seq_id, index):
+            sharing.claim(seq.seq_id, index)
+            return True
+        if not is_secured:
+            return False
+        seq.num_borrowed_blocks = min(seq.num_borrowed_blocks, index)
+        return BlockCopy(seq.slot, *sharing.unshare(seq.seq_id, index))
+
+    def _secure(self, seq: Sequence, num_new: int) -> bool:
+        """See to it that `num_new` blocks can be allocated; False: the sequence must wait.
+
+        When too few are free, others are preempted, the last by `order` first; those with steps in
+        flight free their blocks later. Only the last of all can be left with nothing to wait for
+        and nobody to preempt, so the first always gets on.
+        """
         while not self._kv.can_allocate(num_new):
             num_coming = self._kv.get_memory_stats().free_blocks + self._draining_blocks
             # What rows before this one wait for is not counted on twice.
             if num_coming >= num_new + self._awaited_blocks:
                 self._awaited_blocks += num_new
-                return None
-            victim = next(s for s in reversed(self._by_request.values()) if not s.draining)
+                return False
+            victim = max(
+                (s for s in self._running.values() if not s.draining), key=lambda s: s.order
+            )
             if victim is seq:
-                return None
+                return False
             self._preempt(victim)
-        return self._kv.grow_sequence(seq.seq_id, num_tokens)
+        return True
 
-    def advance(self, seq: Sequence, num_tokens: int, step_id: int, *, samples: bool) -> None:
-        """Note that step `step_id` computes the next `num_tokens`, and `samples` after them."""
-        computed = seq.num_computed_tokens = seq.num_computed_tokens + num_tokens
-        seq.num_in_flight += 1
-        seq.last_scheduled_step = step_id
-        if samples:
-            seq.num_pending_tokens += 1
-            if computed == seq.max_computed_tokens:
-                self.drain(seq)  # its last token is on the way
-            elif seq.seq_id in self.decoding:
-                self.decoding.move_to_end(seq.seq_id)
-            else:
-                del self.prefilling[seq.seq_id]
-                self.decoding[seq.seq_id] = seq
+    def remember(self, seq: Sequence, first_token: int) -> None:
+        """Make the blocks findable that tokens `first_token` and later have filled or will fill."""
+        if seq.chain is not None and self.sharing is not None:
+            size = self._block_size
+            self.sharing.remember(
+                seq.seq_id, seq.chain, first_token // size, seq.num_computed_tokens // size
+            )
+
+    def suspects(self, failed: Sequence) -> tuple[set[int], list[int]]:
+        """Return the blocks that a sequence filled itself, and those that it borrowed."""
+        table = self._kv.get_block_table(failed.seq_id) or []
+        num_borrowed = failed.num_borrowed_blocks
+        return set(table[num_borrowed:]), table[:num_borrowed]
+
+    def borrows(self, seq: Sequence, block_ids: set[int]) -> bool:
+        """Whether the sequence borrowed one of these blocks."""
+        return not block_ids.isdisjoint(self.suspects(seq)[1])
+
+    # Leaving
 
     def _preempt(self, seq: Sequence) -> None:
-        """Take slot and blocks from a sequence; it is computed anew when its turn comes."""
+        """Take slot and blocks from a sequence; it goes on when its turn comes."""
         self.num_preemptions += 1
+        self.recall(seq)
+
+    def yield_beam(self) -> bool:
+        """Preempt the last beam by `order` while somebody waits; whether there is one."""
+        beams = [s for s in self._running.values() if s.is_beam and not s.draining]
+        if not beams or len(self._queue) == 0:
+            return False
+        self._preempt(max(beams, key=lambda s: s.order))
+        return True
+
+    def recall(self, seq: Sequence) -> None:
+        """Send a sequence back to the queue, at once or when its steps in flight have come."""
         self.drain(seq)
         if seq.num_in_flight == 0:
             self.release(seq)
@@ -154,26 +321,56 @@ class RunningSet:
         """Schedule the sequence no more."""
         if seq.draining:
             return
-        seq.draining = True
+        seq.draining = seq.is_special = True
         self._draining_blocks += self.blocks_for(seq.num_computed_tokens)
         self.decoding.pop(seq.seq_id, None)
         self.prefilling.pop(seq.seq_id, None)
 
     def release(self, seq: Sequence) -> None:
         """Free slot and blocks of a drained sequence and queue it again unless it has ended."""
-        request = seq.request
-        self._draining_blocks -= self.blocks_for(seq.num_computed_tokens)
+        num_blocks = self.blocks_for(seq.num_computed_tokens)
+        self._draining_blocks -= num_blocks
+        self.num_table_entries -= num_blocks
+        self.num_kv_tokens -= seq.num_computed_tokens
         self._preempting.discard(seq.seq_id)
+        if not seq.is_done and not seq.discards:
+            self._save(seq)
         self._kv.free_sequence(seq.seq_id)
-        self.slots.release(seq.slot, was_started=not seq.needs_start)
-        del self._by_request[request.id]
-        if not request.state.is_final:
-            request.state = RequestState.PENDING
-            self._queue.put_back(seq.seq_id, request)
+        self.slots.release(seq.slot, was_started=seq.is_on_plane)
+        del self._running[seq.seq_id]
+        seq.group.num_running -= 1
+        if not seq.is_done:
+            self._return(seq)
+
+    def _save(self, seq: Sequence) -> None:
+        """Save a preempted sequence's blocks on the host, if there is room."""
+        if self.host.num_blocks:
+            table = self._kv.get_block_table(seq.seq_id) or ()
+            if self.host.swap_out(seq.seq_id, table):
+                seq.num_saved_tokens = seq.num_computed_tokens
+                self.num_swaps += 1
+
+    def _return(self, seq: Sequence) -> None:
+        """Queue a sequence again, as if it had never run but for what is saved of it."""
+        seq.num_computed_tokens = 0
+        seq.needs_start = True
+        seq.is_on_plane = False
+        seq.logprobs = None
+        seq.draining = seq.discards = seq.shares_tail = False
+        seq.mark()
+        self._queue.add(seq)
+        if seq.group.num_running == 0 and seq.request.state is not RequestState.PENDING:
+            seq.request.enter(RequestState.PENDING, self.now)
 
     def release_all(self) -> None:
         """Free everything: the compute plane has forgotten all slots and blocks."""
-        for seq in list(self._by_request.values()):
+        self.host.reset()
+        for seq in list(self._running.values()):
+            seq.num_in_flight = seq.num_pending_tokens = 0
+            seq.discards = True  # there is nothing to save
             self.drain(seq)
             self.release(seq)
+        self.host.reset()
         self.slots.reset()
+        if self.sharing is not None:
+            self.sharing.forget_all()

@@ -19,6 +19,11 @@ class SlotPool:
         self.reset()
 
     @property
+    def num_slots(self) -> int:
+        """All slots there are."""
+        return self._num_slots
+
+    @property
     def num_free(self) -> int:
         """Slots that can be acquired."""
         return len(self._free)

@@ -2,53 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence as Series
 
-from control_plane.core.batch import SlotStart, StepBatch, StepResult
+from control_plane.core.batch import BlockCopy, BlockMove, SlotStart, StepBatch, StepResult
 from control_plane.core.interface import SchedulerOutput
 from control_plane.core.request import Sequence
 from planes.errors import SchedulerError
 
 
 class Step:
-    """The rows of one step: columns to fill, later the record to commit against.
+    """The rows of one step: decode rows first, then prefill rows.
 
-    `rows[i]` is the sequence of row i, `sampled[k]` that of sample k. `started`: sequences whose
-    slot the step starts. `released`: slots it tells the compute plane to forget.
+    `rows[i]` is the sequence of row i, `sampled[k]` that of sample k: each decode row's, in their
+    order, then those of prefill rows. `unsampled`: sequences in it without a sample: a part of a
+    prompt is computed, or a slot only started. `fills`:
+    (sequence, index) of the blocks that decode rows fill up, to be remembered at the commit, when
+    their last token is known.
+
+    The scheduler appends decode rows to `rows` and `positions` itself: they are most of its work.
     """
 
     __slots__ = (
-        "_new_block_counts",
-        "_new_block_ids",
-        "_positions",
-        "_query_lens",
-        "_sampled_rows",
-        "_slots",
+        "_copies",
+        "_new_blocks",
+        "_prefill_lens",
+        "_prefill_sampled_rows",
         "_starts",
+        "fills",
+        "has_twins",
         "num_decode_rows",
-        "num_tokens",
-        "released",
+        "num_prefill_tokens",
+        "positions",
         "rows",
         "sampled",
-        "started",
         "step_id",
+        "unsampled",
     )
 
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
-        self.num_tokens = 0
         self.num_decode_rows = 0
+        self.num_prefill_tokens = 0
+        self.has_twins = False
         self.rows: list[Sequence] = []
+        self.positions: list[int] = []
         self.sampled: list[Sequence] = []
-        self.started: list[Sequence] = []
-        self.released: tuple[int, ...] = ()
+        self.unsampled: list[Sequence] = []
+        self.fills: list[tuple[Sequence, int]] = []
         self._starts: list[SlotStart] = []
-        self._slots: list[int] = []
-        self._query_lens: list[int] = []
-        self._positions: list[int] = []
-        self._new_block_counts: list[int] = []
-        self._new_block_ids: list[int] = []
-        self._sampled_rows: list[int] = []
+        self._copies: list[BlockCopy] = []
+        self._new_blocks: list[tuple[int, Series[int]]] = []  # row, its new blocks
+        self._prefill_lens: list[int] = []
+        self._prefill_sampled_rows: list[int] = []
 
     @property
     def num_prefill_rows(self) -> int:
@@ -56,39 +61,63 @@ class Step:
         return len(self.rows) - self.num_decode_rows
 
     @property
-    def num_prefill_tokens(self) -> int:
-        """Tokens of those rows; a decode row has one."""
-        return self.num_tokens - self.num_decode_rows
+    def num_tokens(self) -> int:
+        """Tokens of all rows; a decode row has one."""
+        return self.num_decode_rows + self.num_prefill_tokens
 
-    def add_start(self, seq: Sequence, block_ids: Collection[int]) -> None:
+    @property
+    def num_places(self) -> int:
+        """Rows, or samples where a row has several: neither may exceed the batch size."""
+        return max(len(self.rows), len(self.sampled))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it to send."""
+        return not self.rows and not self._starts
+
+    def add_start(self, seq: Sequence, block_ids: Series[int]) -> None:
         """Start the sequence's slot with all its known tokens and its whole block table."""
         request = seq.request
-        self.started.append(seq)
+        seq.needs_start = False
+        seq.is_on_plane = True
+        seq.mark()
         self._starts.append(
             SlotStart(
                 slot=seq.slot,
-                token_ids=(*request.input_tokens, *request.output_tokens),
-                num_prompt_tokens=request.num_prompt_tokens,
+                token_ids=(*request.input_tokens, *seq.output_tokens),
+                num_prompt_tokens=len(request.input_tokens),
                 block_ids=tuple(block_ids),
-                params=request.params,
+                params=seq.group.params,
+                sample_index=seq.sample_index,
             )
         )
 
-    def add_row(
-        self, seq: Sequence, num_tokens: int, new_block_ids: Collection[int], *, samples: bool
-    ) -> None:
+    def add_copy(self, copy: BlockCopy) -> None:
+        """Give a slot its own copy of a block that it shared."""
+        self._copies.append(copy)
+
+    def add_new_blocks(self, block_ids: Series[int]) -> None:
+        """Append blocks to the table of the row that is added next."""
+        if block_ids:
+            self._new_blocks.append((len(self.rows), block_ids))
+
+    def add_prefill_row(self, seq: Sequence, num_tokens: int, *, samples: bool) -> None:
         """Compute the sequence's next `num_tokens`, and sample after the last if it `samples`."""
         if samples:
-            self._sampled_rows.append(len(self.rows))
+            self._prefill_sampled_rows.append(len(self.rows))
             self.sampled.append(seq)
+        else:
+            self.unsampled.append(seq)
         self.rows.append(seq)
-        self.num_tokens += num_tokens
-        self._slots.append(seq.slot)
-        self._query_lens.append(num_tokens)
-        self._positions.append(seq.num_computed_tokens)
-        self._new_block_counts.append(len(new_block_ids))
-        if new_block_ids:
-            self._new_block_ids.extend(new_block_ids)
+        self.positions.append(seq.num_computed_tokens)
+        self._prefill_lens.append(num_tokens)
+        self.num_prefill_tokens += num_tokens
+
+    def add_twin(self, seq: Sequence) -> None:
+        """Sample for this sequence too after the row added last."""
+        self._prefill_sampled_rows.append(len(self.rows) - 1)
+        self.sampled.append(seq)
+        self.has_twins = True
 
     def check_result(self, result: StepResult) -> None:
         """Raise SchedulerError unless `result` has the shape of this step's."""
@@ -110,22 +139,36 @@ class Step:
                     f"its result names row {failure.row}"
                 )
 
-    def output(self, released: tuple[int, ...]) -> SchedulerOutput:
-        """Return the step as it is sent, listing `released` too."""
-        self.released = released
-        request_ids = [seq.request.id for seq in self.rows]
+    def output(
+        self,
+        released: tuple[int, ...],
+        swap_out: tuple[BlockMove, ...],
+        swap_in: tuple[BlockMove, ...],
+    ) -> SchedulerOutput:
+        """Return the step as it is sent, with the slots to forget and the blocks to move."""
+        rows, num_decodes = self.rows, self.num_decode_rows
+        new_block_counts = [0] * len(rows)
+        new_block_ids: list[int] = []
+        for row, block_ids in self._new_blocks:
+            new_block_counts[row] = len(block_ids)
+            new_block_ids.extend(block_ids)
+        request_ids = [seq.request_id for seq in rows]
         return SchedulerOutput(
             batch=StepBatch(
                 step_id=self.step_id,
+                swap_out=swap_out,
+                copies=tuple(self._copies),
+                swap_in=swap_in,
                 released=released,
                 starts=tuple(self._starts),
-                slots=self._slots,
-                query_lens=self._query_lens,
-                positions=self._positions,
-                new_block_counts=self._new_block_counts,
-                new_block_ids=self._new_block_ids,
-                sampled_rows=self._sampled_rows,
+                slots=[seq.slot for seq in rows],
+                query_lens=[1] * num_decodes + self._prefill_lens,
+                positions=self.positions,
+                new_block_counts=new_block_counts,
+                new_block_ids=new_block_ids,
+                sampled_rows=[*range(num_decodes), *self._prefill_sampled_rows],
+                sampled_slots=[seq.slot for seq in self.sampled] if self.has_twins else [],
             ),
-            decode_request_ids=request_ids[: self.num_decode_rows],
-            prefill_request_ids=request_ids[self.num_decode_rows :],
+            decode_request_ids=request_ids[:num_decodes],
+            prefill_request_ids=request_ids[num_decodes:],
         )

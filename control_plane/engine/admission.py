@@ -73,6 +73,14 @@ class Admission:
         what the block pool could not hold even alone.
         """
         params.validate()
+        # The scheduler has several samples and beams, but no stream carries them yet.
+        if params.n != 1:
+            raise ValidationError(f"n must be 1 for this server, got {params.n}", field="n")
+        if params.beam_width is not None:
+            raise ValidationError(
+                f"this server searches no beams, got beam_width {params.beam_width}",
+                field="beam_width",
+            )
         if params.logit_bias:
             params = dataclasses.replace(params, logit_bias=self._check_bias(params.logit_bias))
         input_tokens = self._check_tokens(token_ids, params.max_tokens)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from control_plane.core.batch import RowFailure, SlotStart, StepBatch, StepResult, TokenLogprobs
+from control_plane.core.batch import (
+    BlockMove,
+    RowFailure,
+    SlotStart,
+    StepBatch,
+    StepResult,
+    TokenLogprobs,
+)
 from control_plane.core.generation_params import GenerationParams
 from control_plane.engine.plane import PlaneDescription
 from control_plane.text.assets import ModelAssets
@@ -29,6 +36,17 @@ def batch_to_proto(
         epoch=epoch,
         step_id=batch.step_id,
         acked_step=acked_step,
+        swap_out=[_move_to_proto(move) for move in batch.swap_out],
+        copies=[
+            compute_pb2.BlockCopy(
+                slot=copy.slot,
+                logical_index=copy.logical_index,
+                source_block=copy.source,
+                destination_block=copy.destination,
+            )
+            for copy in batch.copies
+        ],
+        swap_in=[_move_to_proto(move) for move in batch.swap_in],
         released=batch.released,
         starts=[_start_to_proto(start) for start in batch.starts],
         slots=batch.slots,
@@ -37,7 +55,12 @@ def batch_to_proto(
         new_block_counts=batch.new_block_counts if has_new_blocks else (),
         new_block_ids=batch.new_block_ids,
         sampled_rows=batch.sampled_rows,
+        sampled_slots=batch.sampled_slots,
     )
+
+
+def _move_to_proto(move: BlockMove) -> compute_pb2.BlockMove:
+    return compute_pb2.BlockMove(source_block=move.source, destination_block=move.destination)
 
 
 def _start_to_proto(start: SlotStart) -> compute_pb2.SlotStart:

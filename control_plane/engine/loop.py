@@ -163,7 +163,7 @@ class EngineLoop:
                 case Submit(request):
                     self._add(request)
                 case Cancel(request_id):
-                    output = self._scheduler.cancel(request_id)
+                    output = self._scheduler.cancel(request_id, self._clock())
                     if output is not None:
                         self._ledger.take(output)
 
@@ -188,7 +188,7 @@ class EngineLoop:
             return
         try:
             while len(self._sent) < self._options.pipeline_depth:
-                output = self._scheduler.schedule()
+                output = self._scheduler.schedule(self._clock())
                 if output is None:
                     return
                 self._ledger.note_step(output.prefill_request_ids)
@@ -219,7 +219,7 @@ class EngineLoop:
             self._sent.popleft()
             self._head_since = self._clock()
             self._losses_without_progress = 0
-            for output in self._scheduler.commit(result):
+            for output in self._scheduler.commit(result, self._clock()):
                 self._ledger.take(output)
             if result.refusal is not None:
                 # A fault of ours, or the executor's. The batches sent after it were made as if it

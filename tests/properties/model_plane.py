@@ -1,14 +1,24 @@
 """A model of the compute plane that keeps slots exactly as `compute.proto` says.
 
-Its "KV" is the token id itself, and the next token is a hash of what is read *through the block
-table*, so one wrong block, position or slot changes the output.
+Its "KV" is the token id itself, with the role it was computed in and the tenant it belongs to; the
+next token is a hash of what is read *through the block table*. What a row reads is also compared
+with what it should read, so a wrong block, position, slot, copy or move is found where it happens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from control_plane.core.batch import RowFailure, StepBatch, StepResult
+from control_plane.core.batch import (
+    BlockCopy,
+    RowFailure,
+    StepBatch,
+    StepResult,
+    TokenLogprobs,
+)
+from control_plane.core.beam import BeamSearch, Hypothesis
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import FinishReason, Request
 
@@ -16,19 +26,67 @@ VOCABULARY = 11
 EOS = frozenset({0})
 
 
-def next_token(tokens: list[int], seed: int | None) -> int:
-    return hash((seed, *tokens)) % VOCABULARY
+class Cell(NamedTuple):
+    """One token's KV. `is_prompt`: how it was computed. `salt`: whose it is."""
+
+    token: int
+    is_prompt: bool
+    salt: str
 
 
-def run_alone(request: Request) -> tuple[list[int], FinishReason]:
-    """What the request must produce, whoever else is there."""
-    tokens = list(request.input_tokens)
-    for _ in range(request.max_tokens):
-        token = next_token(tokens, request.params.seed)
+Block = list[Cell | None]
+
+NO_NUMBER = Cell(-1, False, "")
+
+
+def next_token(tokens: list[int], num_prompt: int, seed: int | None, sample_index: int) -> int:
+    return hash((seed, sample_index, num_prompt, *tokens)) % VOCABULARY
+
+
+def next_logprobs(tokens: list[int], seed: int | None, count: int) -> TokenLogprobs:
+    """The likeliest next tokens; no two equally likely."""
+    all_of_them = sorted(
+        (-(hash((seed, token, *tokens)) % 89 + token / 16) / 8, token)
+        for token in range(VOCABULARY)
+    )[::-1]
+    best = all_of_them[:count]
+    return TokenLogprobs(best[0][0], tuple(t for _, t in best), tuple(p for p, _ in best))
+
+
+def search_alone(request: Request) -> list[Hypothesis]:
+    """What a beam search must find."""
+    params = request.params
+    search = BeamSearch(
+        params.beam_width or 1,
+        params.max_tokens,
+        frozenset() if params.ignore_eos else request.eos_token_ids,
+        params.length_penalty,
+        params.early_stopping,
+    )
+    while search.beams:
+        search.step(
+            [
+                next_logprobs(
+                    [*request.input_tokens, *beam.tokens], params.seed, search.num_candidates
+                )
+                for beam in search.beams
+            ]
+        )
+    return search.finished
+
+
+def run_alone(
+    request: Request, sample_index: int = 0, given: tuple[int, ...] = ()
+) -> tuple[list[int], FinishReason]:
+    """What a sample must produce after the output `given`, whoever else is there."""
+    num_prompt = request.num_prompt_tokens
+    tokens = [*request.input_tokens, *given]
+    while len(tokens) < request.max_total_len:
+        token = next_token(tokens, num_prompt, request.params.seed, sample_index)
         if token in request.eos_token_ids and not request.params.ignore_eos:
-            return tokens[request.num_prompt_tokens :], FinishReason.STOP
+            return tokens[num_prompt:], FinishReason.STOP
         tokens.append(token)
-    return tokens[request.num_prompt_tokens :], FinishReason.LENGTH
+    return tokens[num_prompt:], FinishReason.LENGTH
 
 
 class ProtocolViolation(AssertionError):
@@ -43,15 +101,24 @@ def must(holds: bool, message: str) -> None:
 @dataclass
 class Slot:
     tokens: list[int]
+    num_prompt: int
     table: list[int]
     params: GenerationParams
-    num_computed: int = 0
+    sample_index: int
+    num_computed: int | None = None  # None: the first row may begin anywhere
     is_poisoned: bool = False
+
+
+class Row(NamedTuple):
+    slot_id: int
+    slot: Slot
+    first: int
+    end: int
 
 
 @dataclass
 class ModelPlane:
-    """Slots and pool of a compute plane; executes a batch when it is sent.
+    """Slots and pools of a compute plane; executes a batch when it is sent.
 
     Batches sent after one that it refused, before that was known, are not run: their session ends.
     """
@@ -59,104 +126,222 @@ class ModelPlane:
     num_blocks: int
     block_size: int
     num_slots: int
+    num_host_blocks: int = 0
     last_step: int = 0
+    salt_of: Callable[[int | None], str] = lambda _: ""
+    roles_matter: bool = True
     has_refused: bool = False
     slots: dict[int, Slot] = field(default_factory=dict)
-    pool: list[list[int | None]] = field(default_factory=list)
+    pool: list[Block] = field(default_factory=list)
+    host: list[Block | None] = field(default_factory=list)
+    num_copies: int = 0
 
     def __post_init__(self) -> None:
         self.pool = [[None] * self.block_size for _ in range(self.num_blocks)]
+        self.host = [None] * self.num_host_blocks
 
     def execute(
         self, batch: StepBatch, *, fail_row: int | None = None, refuse: bool = False
-    ) -> tuple[StepResult, set[int], set[int]]:
-        """The result, the blocks written, and the blocks given to a table by this batch."""
+    ) -> tuple[StepResult, set[int]]:
+        """The result, and the blocks written."""
         must(batch.step_id == self.last_step + 1, "steps are numbered without gaps")
         self.last_step = batch.step_id
         if refuse or self.has_refused:
             self.has_refused = True
-            return StepResult(batch.step_id, refusal="refused by the test"), set(), set()
+            return StepResult(batch.step_id, refusal="refused by the test"), set()
         return self._run(batch, fail_row)
 
-    def _run(self, batch: StepBatch, fail_row: int | None) -> tuple[StepResult, set[int], set[int]]:
+    def _run(self, batch: StepBatch, fail_row: int | None) -> tuple[StepResult, set[int]]:
+        self._move_blocks(batch)
         for slot_id in batch.released:
             must(slot_id in self.slots, f"slot {slot_id} is released but not known")
             del self.slots[slot_id]
-        given: list[int] = []
         for start in batch.starts:
             must(0 <= start.slot < self.num_slots, f"slot {start.slot} is out of range")
+            before = self.slots.get(start.slot)
             must(
-                start.slot not in self.slots,
-                f"slot {start.slot} is started while in use",
+                before is None or before.params == start.params,
+                f"slot {start.slot} is started while another request uses it",
             )
-            must(start.slot in batch.slots, "a started slot has a row")
             self.slots[start.slot] = Slot(
-                list(start.token_ids), list(start.block_ids), start.params
+                list(start.token_ids),
+                start.num_prompt_tokens,
+                list(start.block_ids),
+                start.params,
+                start.sample_index,
             )
-            given.extend(start.block_ids)
-        started = {start.slot for start in batch.starts}
-        rows = self._rows(batch, started, given)
-        held = [b for slot in self.slots.values() for b in slot.table]
-        must(len(held) == len(set(held)), "a block is in two tables")
+        rows = self._rows(batch, {start.slot for start in batch.starts})
         written = self._write(rows)
-        failures = []
-        sampled = []
-        for row, (slot, _, _) in enumerate(rows):
-            if slot.is_poisoned or row == fail_row:
-                slot.is_poisoned = True
-                failures.append(RowFailure(row, "failed in the test"))
-        for row in batch.sampled_rows:
-            slot, _, end = rows[row]
-            must(end == len(slot.tokens), "only after its last token a row is sampled")
-            size = self.block_size
-            seen = [self.pool[slot.table[i // size]][i % size] for i in range(end)]
-            token = next_token(seen, slot.params.seed)
-            slot.tokens.append(token)
-            sampled.append(-1 if slot.is_poisoned else token)
-        for row, (slot, _, end) in enumerate(rows):
-            must(row in batch.sampled_rows or end < len(slot.tokens), "a last row is sampled")
-        return StepResult(batch.step_id, sampled, tuple(failures)), written, set(given)
+        for number in self._poison(rows, fail_row):
+            rows[number].slot.is_poisoned = True
+        failures = [
+            RowFailure(number, "failed in the test")
+            for number, row in enumerate(rows)
+            if row.slot.is_poisoned
+        ]
+        for row in rows:
+            if not row.slot.is_poisoned:
+                self._check_reads(row)
+        logprobs = self._logprobs(batch, rows)
+        sampled = self._sample(batch, rows)
+        for number, row in enumerate(rows):
+            if number not in batch.sampled_rows and not row.slot.is_poisoned:
+                must(row.end < len(row.slot.tokens), "a row that computes all it has is sampled")
+        result = StepResult(batch.step_id, sampled, tuple(failures), sample_logprobs=logprobs)
+        return result, written
 
-    def _rows(
-        self, batch: StepBatch, started: set[int], given: list[int]
-    ) -> list[tuple[Slot, int, int]]:
-        """Slot, first and end position of each row, once its new blocks are in the table."""
+    def _move_blocks(self, batch: StepBatch) -> None:
+        """Swap out, copy, swap in; in this order."""
+        hosts = [move.destination for move in batch.swap_out]
+        must(len(set(hosts)) == len(hosts), "a host block takes one block")
+        for source, destination in batch.swap_out:
+            self.host[destination] = list(self.pool[source])
+        destinations = [copy.destination for copy in batch.copies]
+        must(len(set(destinations)) == len(destinations), "a block takes one copy")
+        for copy in batch.copies:
+            self._copy(copy)
+        devices = [move.destination for move in batch.swap_in]
+        must(len(set(devices)) == len(devices), "a block takes one from the host")
+        must(not set(devices) & set(destinations), "a block takes a copy or one from the host")
+        for source, destination in batch.swap_in:
+            saved = self.host[source]
+            must(saved is not None, "what is swapped in was swapped out")
+            assert saved is not None
+            self.pool[destination] = list(saved)
+
+    def _copy(self, copy: BlockCopy) -> None:
+        self.num_copies += 1
+        must(copy.slot in self.slots, f"slot {copy.slot} of a copy is not known")
+        table = self.slots[copy.slot].table
+        must(table[copy.logical_index] == copy.source, "the slot holds the source of its copy")
+        must(copy.source != copy.destination, "a copy is another block")
+        must(copy.destination not in table, "a copy goes into a block of its own")
+        self.pool[copy.destination] = list(self.pool[copy.source])
+        table[copy.logical_index] = copy.destination
+
+    def _rows(self, batch: StepBatch, started: set[int]) -> list[Row]:
+        """The rows, once their new blocks are in the tables."""
         must(len(set(batch.slots)) == len(batch.slots), "a slot has at most one row")
         new_blocks = iter(batch.new_block_ids)
         rows = []
         for slot_id, length, position, count in zip(
-            batch.slots,
-            batch.query_lens,
-            batch.positions,
-            batch.new_block_counts,
-            strict=True,
+            batch.slots, batch.query_lens, batch.positions, batch.new_block_counts, strict=True
         ):
             must(slot_id in self.slots, f"slot {slot_id} of a row is not known")
             must(count == 0 or slot_id not in started, "a started slot has its whole table")
             slot = self.slots[slot_id]
-            new = [next(new_blocks) for _ in range(count)]
-            given.extend(new)
-            slot.table.extend(new)
+            slot.table.extend(next(new_blocks) for _ in range(count))
             end = position + length
             must(length >= 1, "a row has tokens")
-            must(position == slot.num_computed, "a row goes on where the one before ended")
-            must(end <= len(slot.tokens), "the plane knows the tokens of a row")
+            must(
+                position == slot.num_computed or slot.num_computed is None,
+                "a row goes on where the one before ended",
+            )
+            must(end <= len(slot.tokens) or slot.is_poisoned, "the plane knows the tokens of a row")
             must(len(slot.table) == -(-end // self.block_size), "a table fits its tokens")
-            rows.append((slot, position, end))
+            must(all(0 <= b < self.num_blocks for b in slot.table), "blocks are in range")
+            must(len(set(slot.table)) == len(slot.table), "a table holds a block once")
+            rows.append(Row(slot_id, slot, position, end))
         must(next(new_blocks, None) is None, "every new block belongs to a row")
-        must(all(0 <= b < self.num_blocks for b in given), "blocks are in range")
-        must(len(set(given)) == len(given), "a block is given once")
         return rows
 
-    def _write(self, rows: list[tuple[Slot, int, int]]) -> set[int]:
-        written: set[int] = set()
-        for slot, position, end in rows:
-            mine = set()
-            for i in range(position, end):
+    def _write(self, rows: list[Row]) -> set[int]:
+        written: dict[int, int] = {}  # block → entry of a table
+        for row in rows:
+            slot = row.slot
+            must(written.keys().isdisjoint(self._blocks(row)), "two rows write the same block")
+            for i in range(row.first, row.end):
                 block = slot.table[i // self.block_size]
-                self.pool[block][i % self.block_size] = slot.tokens[i]
-                mine.add(block)
-            must(not mine & written, "two rows write the same block")
-            written |= mine
-            slot.num_computed = end
-        return written
+                written[block] = i // self.block_size
+                self.pool[block][i % self.block_size] = self._cell(slot, i)
+            slot.num_computed = row.end
+        for _, slot, _, end in rows:
+            for index in range(-(-end // self.block_size)):
+                place = written.get(slot.table[index], index)
+                must(place == index, "a block stands at one place of all tables")
+        return set(written)
+
+    def _blocks(self, row: Row) -> set[int]:
+        """The blocks a row writes."""
+        size = self.block_size
+        return set(row.slot.table[row.first // size : -(-row.end // size)])
+
+    def _cell(self, slot: Slot, position: int) -> Cell:
+        if position >= len(slot.tokens):  # only a poisoned slot lacks tokens
+            return NO_NUMBER
+        is_prompt = position < slot.num_prompt or not self.roles_matter
+        return Cell(slot.tokens[position], is_prompt, self.salt_of(slot.params.seed))
+
+    def _poison(self, rows: list[Row], fail_row: int | None) -> set[int]:
+        """The rows that come to no number: by themselves, or by what they read of others."""
+        bad: set[int] = set()
+        has_spread = True
+        while has_spread:
+            has_spread = False
+            for number, row in enumerate(rows):
+                if number not in bad and (
+                    number == fail_row
+                    or row.slot.is_poisoned
+                    or NO_NUMBER in self._history(row.slot, row.end)
+                ):
+                    bad.add(number)
+                    has_spread = True
+                    for i in range(row.first, row.end):
+                        block = row.slot.table[i // self.block_size]
+                        self.pool[block][i % self.block_size] = NO_NUMBER
+        return bad
+
+    def _history(self, slot: Slot, end: int) -> list[Cell | None]:
+        size = self.block_size
+        return [self.pool[slot.table[i // size]][i % size] for i in range(end)]
+
+    def _check_reads(self, row: Row) -> None:
+        """What a row reads must be its own tokens, computed as it would compute them."""
+        for i, cell in enumerate(self._history(row.slot, row.end)):
+            must(cell is not None, f"token {i} of slot {row.slot_id} was never computed")
+            must(cell == self._cell(row.slot, i), f"token {i} of slot {row.slot_id} is another's")
+
+    def _logprobs(self, batch: StepBatch, rows: list[Row]) -> dict[int, TokenLogprobs]:
+        """Of the samples that ask for them and come to a number."""
+        logprobs = {}
+        for sample, number in enumerate(batch.sampled_rows):
+            row = rows[number]
+            count = row.slot.params.num_logprobs
+            if count is not None and not row.slot.is_poisoned:
+                history = self._history(row.slot, row.end)
+                tokens = [cell.token for cell in history if cell is not None]
+                logprobs[sample] = next_logprobs(tokens, row.slot.params.seed, count)
+        return logprobs
+
+    def _sample(self, batch: StepBatch, rows: list[Row]) -> list[int]:
+        """Append a token to the slot of each sample; −1 where the row failed."""
+        targets = batch.sampled_slots or [batch.slots[row] for row in batch.sampled_rows]
+        must(len(set(targets)) == len(targets), "a slot takes at most one sample")
+        must(len(targets) == len(batch.sampled_rows), "every sample has a slot")
+        sampled = []
+        ends = {row.slot_id: row.end for row in rows}
+        for number, slot_id in zip(batch.sampled_rows, targets, strict=True):
+            row = rows[number]
+            must(slot_id in self.slots, f"slot {slot_id} of a sample is not known")
+            target = self.slots[slot_id]
+            if row.slot.is_poisoned:
+                target.is_poisoned = True
+            if slot_id != row.slot_id:
+                must(slot_id not in ends, "a twin has no row of its own")
+                num_blocks = -(-row.end // self.block_size)
+                must(
+                    target.table[:num_blocks] == row.slot.table[:num_blocks],
+                    "a twin begins with the same blocks",
+                )
+                target.num_computed = row.end
+            if target.is_poisoned:
+                sampled.append(-1)
+                continue
+            must(row.end == len(target.tokens), "only after its last token a row is sampled")
+            tokens = [cell.token for cell in self._history(target, row.end) if cell is not None]
+            token = next_token(tokens, target.num_prompt, target.params.seed, target.sample_index)
+            sampled.append(token)
+        for slot_id, token in zip(targets, sampled, strict=True):
+            if not self.slots[slot_id].is_poisoned:
+                self.slots[slot_id].tokens.append(token)
+        return sampled

@@ -9,7 +9,7 @@ alone.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -62,25 +62,29 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, and what befalls it: the turn it comes in, the turn it is cancelled in."""
+    """A request, and what befalls it: the turn it comes in, the turn it is cancelled in.
+
+    `forked`: the turn in which another request goes on from its tokens, if it runs then.
+    """
 
     prompt: list[int]
     params: GenerationParams
     arrives: int
     cancelled: int | None
+    forked: int | None
 
 
-def alone(asked: Asked) -> list[int]:
-    """What the request must give, from the definition of the executor alone."""
+def alone(asked: Asked, sample_index: int = 0, given: tuple[int, ...] = ()) -> list[int]:
+    """What a sample must give after `given`, from the definition of the executor alone."""
     params = asked.params
     assert params.seed is not None
-    tokens = list(asked.prompt)
+    tokens = [*asked.prompt, *given]
     while len(tokens) < len(asked.prompt) + params.max_tokens:
         key = SamplingRow(
             temperature=float(np.float32(params.temperature)),
             top_p=float(np.float32(params.top_p)),
             seed=params.seed,
-            sample_index=0,
+            sample_index=sample_index,
             position=len(tokens),
         )
         token = draw(np.array(tokens, dtype=np.int32), key)
@@ -97,6 +101,7 @@ params = st.builds(
     top_p=st.sampled_from([0.5, 1.0]),
     seed=st.integers(0, 2**64 - 1),
     ignore_eos=st.booleans(),
+    n=st.sampled_from([1, 1, 1, 2, 3]),
 )
 requests = st.builds(
     Asked,
@@ -105,6 +110,7 @@ requests = st.builds(
     params=params,
     arrives=st.integers(0, 20),
     cancelled=st.none() | st.integers(0, 40),
+    forked=st.none() | st.integers(0, 40),
 )
 limits = st.builds(
     SchedulerConfig,
@@ -124,14 +130,16 @@ def run_mix(
     spare_blocks: int,
     depth: int,
     deaths: set[int],
+    prefix_cache: bool,
 ) -> None:
     """Run everything; `deaths` are the turns in which the compute plane dies and is replaced."""
     num_blocks = -(-64 // block_size) + spare_blocks
-    kv_cache = KVCacheManager(num_blocks, block_size)
+    kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache=prefix_cache)
     scheduler = Scheduler(config, kv_cache)
     plane = Plane(num_blocks, block_size)
     in_flight: deque[StepBatch] = deque()
     made: dict[int, Request] = {}
+    forks: list[tuple[Asked, tuple[int, ...], Request]] = []
     turn = 0
     while turn <= 40 or scheduler.has_pending_work():
         assert turn < 20_000, "no progress"
@@ -142,6 +150,8 @@ def run_mix(
                 scheduler.add_request(made[number])
             elif one.cancelled == turn:
                 scheduler.cancel(number)
+            elif one.forked == turn and number in made:
+                forks += fork(scheduler, made[number], one)
         if turn in deaths:
             plane = Plane(num_blocks, block_size)
             in_flight.clear()
@@ -154,14 +164,34 @@ def run_mix(
             scheduler.commit(result)
         turn += 1
     assert not in_flight
-    for number, one in enumerate(asked):
-        text, expected = made[number].output_tokens, alone(one)
-        assert text == expected[: len(text)]
-        if one.cancelled is None or one.cancelled <= one.arrives:
-            assert text == expected
+    compare(asked, made)
+    for one, said, child in forks:
+        assert child.output_tokens == alone(one, given=said)
     stats = kv_cache.get_memory_stats()
     assert (stats.used_blocks, stats.num_sequences) == (0, 0)
     kv_cache.check_invariants()
+
+
+def compare(asked: list[Asked], made: dict[int, Request]) -> None:
+    for number, one in enumerate(asked):
+        for index, sample in enumerate(made[number].samples):
+            text, expected = sample.output_tokens, alone(one, index)
+            assert text == expected[: len(text)]
+            if one.cancelled is None or one.cancelled <= one.arrives:
+                assert text == expected
+
+
+def fork(
+    scheduler: Scheduler, parent: Request, asked: Asked
+) -> list[tuple[Asked, tuple[int, ...], Request]]:
+    """Let a request with another seed go on from the parent's tokens, if it can be forked."""
+    said = tuple(parent.output_tokens)
+    if parent.state.is_final or parent.params.n > 1 or len(said) >= parent.max_tokens:
+        return []
+    params = replace(asked.params, seed=(asked.params.seed or 0) ^ 1)
+    child = Request(1000 + parent.id, list(asked.prompt), params, parent.eos_token_ids)
+    scheduler.fork(parent.id, child)
+    return [(replace(asked, params=params), said, child)]
 
 
 mixes = given(
@@ -171,13 +201,14 @@ mixes = given(
     spare_blocks=st.integers(0, 12),
     depth=st.integers(1, 2),
     deaths=st.sets(st.integers(1, 40), max_size=3),
+    prefix_cache=st.booleans(),
 )
 
 
 @settings(max_examples=150, deadline=None)
 @mixes
 def test_any_mix_of_requests_gives_each_its_own_text_and_leaks_no_block(
-    asked, config, block_size, spare_blocks, depth, deaths
+    asked, config, block_size, spare_blocks, depth, deaths, prefix_cache
 ):
     run_mix(
         asked,
@@ -186,6 +217,7 @@ def test_any_mix_of_requests_gives_each_its_own_text_and_leaks_no_block(
         spare_blocks=spare_blocks,
         depth=depth,
         deaths=deaths,
+        prefix_cache=prefix_cache,
     )
 
 
@@ -193,7 +225,7 @@ def test_any_mix_of_requests_gives_each_its_own_text_and_leaks_no_block(
 @settings(max_examples=5000, deadline=None)
 @mixes
 def test_thousands_of_mixes_give_each_request_its_own_text_and_leak_no_block(
-    asked, config, block_size, spare_blocks, depth, deaths
+    asked, config, block_size, spare_blocks, depth, deaths, prefix_cache
 ):
     run_mix(
         asked,
@@ -202,4 +234,5 @@ def test_thousands_of_mixes_give_each_request_its_own_text_and_leak_no_block(
         spare_blocks=spare_blocks,
         depth=depth,
         deaths=deaths,
+        prefix_cache=prefix_cache,
     )

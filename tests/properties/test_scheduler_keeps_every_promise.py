@@ -7,9 +7,6 @@ position or slot changes the output, and every output is compared with the reque
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
@@ -22,200 +19,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from control_plane.core.batch import StepResult
-from control_plane.core.errors import RequestNeverFitsError
-from control_plane.core.generation_params import GenerationParams
-from control_plane.core.kv_cache import KVCacheManager
-from control_plane.core.request import Request, RequestState
-from control_plane.core.scheduler import (
-    RequestOutput,
-    Scheduler,
-    SchedulerConfig,
-    SchedulerOutput,
-)
-from planes.errors import ValidationError
-from tests.properties.model_plane import EOS, VOCABULARY, ModelPlane, run_alone
-
-
-@dataclass
-class Sent:
-    output: SchedulerOutput
-    result: StepResult
-    written: set[int]
-
-
-@dataclass
-class World:
-    """A scheduler, its model plane, and the promises made to every request."""
-
-    config: SchedulerConfig
-    num_blocks: int
-    block_size: int
-    in_flight: deque[Sent] = field(default_factory=deque)
-    requests: list[Request] = field(default_factory=list)  # in order of arrival
-    received: dict[int, list[int]] = field(default_factory=dict)
-    final: dict[int, RequestOutput] = field(default_factory=dict)
-    steps_without_prefill: int = 0
-
-    def __post_init__(self) -> None:
-        self.kv = KVCacheManager(self.num_blocks, self.block_size)
-        self.scheduler = Scheduler(self.config, self.kv)
-        self.plane = ModelPlane(self.num_blocks, self.block_size, self.config.num_slots)
-
-    def submit(self, prompt: list[int], max_tokens: int, *, ignore_eos: bool) -> None:
-        request = Request(
-            id=7 + 3 * len(self.requests),
-            input_tokens=prompt,
-            params=GenerationParams(
-                max_tokens=max_tokens, seed=len(self.requests), ignore_eos=ignore_eos
-            ),
-            eos_token_ids=EOS,
-        )
-        total = len(prompt) + max_tokens
-        if total > self.config.max_model_len:
-            with pytest.raises(ValidationError):
-                self.scheduler.add_request(request)
-        elif -(-(total - 1) // self.block_size) > self.num_blocks:
-            with pytest.raises(RequestNeverFitsError):
-                self.scheduler.add_request(request)
-        else:
-            self.scheduler.add_request(request)
-            self.requests.append(request)
-            self.received[request.id] = []
-
-    def send(self, *, fail_row: int | None = None, refuse: bool = False) -> bool:
-        """Schedule and send one step; whether there was one."""
-        could_decode = self.decode_ready()
-        output = self.scheduler.schedule()
-        if output is None:
-            assert self.in_flight or not self.scheduler.has_pending_work(), "stuck"
-            return False
-        self.check_output(output, could_decode)
-        result, written, given = self.plane.execute(output.batch, fail_row=fail_row, refuse=refuse)
-        # A step in flight may still write its blocks: nobody else may have got them.
-        for sent in self.in_flight:
-            assert not given & sent.written
-        self.in_flight.append(Sent(output, result, written))
-        return True
-
-    def commit(self) -> None:
-        sent = self.in_flight.popleft()
-        for event in self.scheduler.commit(sent.result):
-            self.take(event)
-        if sent.result.refusal is not None:
-            self.lose_epoch(sent.output.batch.step_id)
-
-    def lose_epoch(self, last_step: int) -> None:
-        """Open a new session, with nothing in it."""
-        self.in_flight.clear()
-        self.scheduler.lose_epoch(last_step)
-        self.plane = ModelPlane(self.num_blocks, self.block_size, self.config.num_slots, last_step)
-        assert self.kv.get_memory_stats().used_blocks == 0
-
-    def take(self, event: RequestOutput) -> None:
-        assert event.request_id not in self.final, "a final event comes once"
-        self.received[event.request_id].extend(event.new_token_ids)
-        if event.state.is_final:
-            self.final[event.request_id] = event
-        else:
-            assert event.new_token_ids
-
-    def decode_ready(self) -> set[int]:
-        """Ids of requests whose next row needs no block and computes the newest token only."""
-        by_seed = {request.params.seed: request for request in self.requests}
-        ready = set()
-        for slot in self.plane.slots.values():
-            request = by_seed[slot.params.seed]
-            if (
-                not request.state.is_final
-                and slot.num_computed == len(slot.tokens) - 1
-                and slot.num_computed % self.block_size != 0
-                and len(slot.tokens) > request.num_prompt_tokens
-                and len(slot.tokens) < request.max_total_len
-            ):
-                ready.add(request.id)
-        return ready
-
-    def check_output(self, output: SchedulerOutput, could_decode: set[int]) -> None:
-        batch, config = output.batch, self.config
-        row_ids = output.decode_request_ids + output.prefill_request_ids
-        assert len(row_ids) == batch.num_rows == len(set(row_ids))
-        assert 1 <= batch.num_rows <= config.max_batch_size
-        assert batch.num_tokens <= config.max_total_tokens
-        if config.max_prefill_tokens is not None:
-            num_decodes = len(output.decode_request_ids)
-            assert batch.num_tokens - num_decodes <= config.max_prefill_tokens
-        assert self.scheduler.get_stats().num_running <= config.num_slots
-        assert batch.query_lens[: len(output.decode_request_ids)] == [1] * len(
-            output.decode_request_ids
-        )
-        # First come, first served: nobody is started past one who waits.
-        waiting = [r.params.seed for r in self.requests if r.state is RequestState.PENDING]
-        for start in batch.starts:
-            assert start.params.seed < min(waiting, default=len(self.requests))
-        # Decodes first, unless prompts have waited long; only where memory plays no part.
-        is_calm = self.scheduler.get_stats().num_preemptions == 0 and not self.plane.has_refused
-        if output.prefill_request_ids:
-            if is_calm and could_decode - set(row_ids):
-                assert self.steps_without_prefill >= config.prefill_patience
-            self.steps_without_prefill = 0
-        elif any(not r.state.is_final for r in self.requests):
-            self.steps_without_prefill += 1
-
-    def check_invariants(self) -> None:
-        self.kv.check_invariants()
-        stats = self.scheduler.get_stats()
-        memory = self.kv.get_memory_stats()
-        assert memory.num_sequences == stats.num_running
-        assert (memory.used_blocks == 0) == (stats.num_running == 0)
-        assert stats.num_in_flight == len(self.in_flight)
-        live = [r for r in self.requests if not r.state.is_final]
-        assert stats.num_waiting == sum(r.state is RequestState.PENDING for r in live)
-        for request in self.requests:
-            assert request.state.is_final == (request.id in self.final)
-            assert request.output_tokens == self.received[request.id]
-
-    def finish(self, *, depth: int) -> None:
-        """Run until nothing is left, in a bounded number of steps; compare with alone."""
-        work = sum(r.max_total_len for r in self.requests)
-        bound = 50 + 20 * work
-        while self.scheduler.has_pending_work():
-            bound -= 1
-            assert bound > 0, "no progress"
-            while len(self.in_flight) < depth and self.send():
-                pass
-            if self.in_flight:
-                self.commit()
-            self.check_invariants()
-        assert not self.in_flight
-        assert self.kv.get_memory_stats().used_blocks == 0
-        assert self.scheduler.get_completed() == [
-            r for e in self.final for r in self.requests if r.id == e
-        ]
-        for request in self.requests:
-            self.compare_with_alone(request)
-        self.check_no_slot_is_left()
-
-    def compare_with_alone(self, request: Request) -> None:
-        tokens, reason = run_alone(request)
-        event = self.final[request.id]
-        assert (event.state, event.finish_reason) == (request.state, request.finish_reason)
-        if event.state is RequestState.COMPLETED:
-            assert (self.received[request.id], event.finish_reason) == (tokens, reason)
-        else:
-            assert self.received[request.id] == tokens[: len(self.received[request.id])]
-
-    def check_no_slot_is_left(self) -> None:
-        """One more request, and the plane knows no slot but its own."""
-        self.submit([1], 1, ignore_eos=True)
-        while self.scheduler.has_pending_work():
-            self.send()
-            assert len(self.plane.slots) == 1
-            self.commit()
-
+from control_plane.core.scheduler import SchedulerConfig
+from tests.properties.model_plane import VOCABULARY
+from tests.properties.scheduler_world import Memory, World
 
 # Sizes at which a handful of requests press on every limit: drawn from lists, because drawn from
 # ranges most would be too small for two requests to meet.
+num_host_blocks = st.sampled_from([0, 0, 4, 12])
 any_limits = st.builds(
     SchedulerConfig,
     max_batch_size=st.sampled_from([4, 8, 2, 1]),
@@ -226,41 +36,77 @@ any_limits = st.builds(
     memory_threshold=st.sampled_from([1.0, 0.9, 0.5]),
     max_slots=st.sampled_from([None, 8, 2]),
     prefill_patience=st.sampled_from([3, 1]),
+    num_host_blocks=num_host_blocks,
 )
 memory_is_the_limit = st.builds(
     SchedulerConfig,
     max_batch_size=st.sampled_from([8, 3]),
     max_total_tokens=st.sampled_from([64, 7]),
     memory_threshold=st.just(1.0),
+    num_host_blocks=num_host_blocks,
 )
 configs = memory_is_the_limit | any_limits
-pool_sizes = st.sampled_from([(8, 2), (16, 1), (6, 3), (5, 4), (14, 2)])
-prompts = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=6)
+memories = st.builds(
+    lambda size, cache, roles: Memory(*size, prefix_cache=cache, roles_matter=roles),
+    st.sampled_from([(8, 2), (16, 1), (6, 3), (5, 4), (14, 2), (12, 3)]),
+    st.sampled_from([True, True, False]),
+    st.booleans(),
+)
+# Few different prompts with common beginnings, so that there is something to share.
+STEMS = ([1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 9, 9], [7, 7, 7, 7, 7, 7])
+prompts = st.one_of(
+    st.builds(lambda stem, n: stem[:n], st.sampled_from(STEMS), st.integers(1, 6)),
+    st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=6),
+)
 lengths = st.sampled_from([10, 7, 9, 3, 1])
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "ignore_eos": st.booleans(),
+        "n": st.sampled_from([2, 3, 4]),
+        "beam_width": st.sampled_from([2, 3, 1]),
+        "priority": st.sampled_from([-1, 1]),
+        "cache_salt": st.just("another"),
+        "uses_cache": st.just(False),
+    },
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Any order of submit, cancel, send, commit, row failure, refusal and epoch loss."""
+    """Any order of submit, fork, cancel, send, commit, time, row failure, refusal, epoch loss."""
 
-    @initialize(config=configs, pool_size=pool_sizes)
-    def make(self, config, pool_size):
-        self.world = World(config, *pool_size)
+    @initialize(config=configs, memory=memories)
+    def make(self, config, memory):
+        self.world = World(config, memory)
 
-    @rule(batch=st.lists(st.tuples(prompts, lengths, st.booleans()), min_size=1, max_size=4))
+    @rule(batch=st.lists(st.tuples(prompts, lengths, options), min_size=1, max_size=4))
     def submit(self, batch):
-        for prompt, max_tokens, ignore_eos in batch:
-            self.world.submit(prompt, max_tokens, ignore_eos=ignore_eos)
+        for prompt, max_tokens, chosen in batch:
+            self.world.submit(list(prompt), max_tokens, **chosen)
+
+    @precondition(lambda self: self.world.requests)
+    @rule(data=st.data())
+    def submit_what_another_has_said(self, data):
+        """The prompt is the beginning of another request's text: part prompt, part output."""
+        other = data.draw(st.sampled_from(self.world.requests))
+        text = [t for t in other.input_tokens + other.output_tokens if t]
+        length = data.draw(st.integers(1, len(text))) if text else 0
+        if length:
+            self.world.submit(text[:length], 4, cache_salt=other.cache_salt)
+
+    @precondition(lambda self: self.world.requests)
+    @rule(data=st.data(), max_tokens=lengths)
+    def fork(self, data, max_tokens):
+        self.world.fork(data.draw(st.sampled_from(self.world.requests)), max_tokens)
 
     @precondition(lambda self: self.world.requests)
     @rule(data=st.data())
     def cancel(self, data):
-        request = data.draw(st.sampled_from(self.world.requests))
-        was_final = request.state.is_final
-        event = self.world.scheduler.cancel(request.id)
-        assert (event is None) == was_final
-        if event is not None:
-            assert event.state is RequestState.CANCELLED
-            self.world.take(event)
+        self.world.cancel(data.draw(st.sampled_from(self.world.requests)))
+
+    @rule(seconds=st.sampled_from([0.5, 2.0]))
+    def time(self, seconds):
+        self.world.now += seconds
 
     @precondition(lambda self: len(self.world.in_flight) < 2)
     @rule()
@@ -274,11 +120,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(num_steps=st.integers(1, 8), depth=st.sampled_from([2, 1]))
     def run_steps(self, num_steps, depth):
-        for _ in range(num_steps):
-            while len(self.world.in_flight) < depth and self.world.send():
-                pass
-            if self.world.in_flight:
-                self.world.commit()
+        self.world.run_steps(num_steps, depth)
 
     @precondition(lambda self: len(self.world.in_flight) < 2)
     @rule(row=st.integers(0, 3))
@@ -306,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 def test_any_mix_of_events_leaves_every_output_as_if_alone():
     run_state_machine_as_test(
-        SchedulerMachine, settings=settings(max_examples=400, stateful_step_count=25, deadline=None)
+        SchedulerMachine, settings=settings(max_examples=300, stateful_step_count=25, deadline=None)
     )
 
 
@@ -323,36 +165,52 @@ def test_any_long_mix_of_events_leaves_every_output_as_if_alone():
     )
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    config=configs,
-    pool_size=pool_sizes,
-    depth=st.sampled_from([2, 1, 3]),
-    arrivals=st.lists(st.tuples(st.integers(0, 3), prompts, lengths), min_size=4, max_size=9),
-)
-def test_requests_that_arrive_at_any_time_in_a_small_pool_get_what_they_get_alone(
-    config, pool_size, depth, arrivals
-):
-    world = World(config, *pool_size)
-    for num_steps, prompt, max_tokens in arrivals:
+arrivals = st.lists(st.tuples(st.integers(0, 3), prompts, lengths, options), min_size=4, max_size=9)
+
+
+def run_arrivals(config, memory, depth, arrivals):
+    world = World(config, memory)
+    for num_steps, prompt, max_tokens, chosen in arrivals:
         for _ in range(num_steps):
-            while len(world.in_flight) < depth and world.send():
-                pass
-            if world.in_flight:
-                world.commit()
+            world.run_steps(1, depth)
             world.check_invariants()
-        world.submit(prompt, max_tokens, ignore_eos=True)
+        world.submit(list(prompt), max_tokens, **chosen)
     world.finish(depth=depth)
-    note(f"preemptions: {world.scheduler.get_stats().num_preemptions}")
+    stats = world.scheduler.get_stats()
+    note(f"preemptions: {stats.num_preemptions}, by swap: {stats.num_swaps}")
 
 
+@settings(max_examples=200, deadline=None)
+@given(config=configs, memory=memories, depth=st.sampled_from([2, 1, 3]), arrivals=arrivals)
+def test_requests_that_arrive_at_any_time_in_a_small_pool_get_what_they_get_alone(
+    config, memory, depth, arrivals
+):
+    run_arrivals(config, memory, depth, arrivals)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, deadline=None)
+@given(config=configs, memory=memories, depth=st.sampled_from([2, 1, 3]), arrivals=arrivals)
+def test_thousands_of_arrivals_in_a_small_pool_get_what_they_get_alone(
+    config, memory, depth, arrivals
+):
+    run_arrivals(config, memory, depth, arrivals)
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 8])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_two_requests_that_fit_only_one_at_a_time_both_get_what_they_get_alone(depth):
-    world = World(SchedulerConfig(memory_threshold=1.0), num_blocks=4, block_size=4)
+def test_two_requests_that_fit_only_one_at_a_time_both_get_what_they_get_alone(
+    depth, num_host_blocks
+):
+    world = World(
+        SchedulerConfig(memory_threshold=1.0, num_host_blocks=num_host_blocks), Memory(4, 4)
+    )
     for _ in range(2):
-        world.submit([1, 2, 3, 4], 12, ignore_eos=True)
+        world.submit([1, 2, 3, 4], 12)
     world.finish(depth=depth)
-    assert world.scheduler.get_stats().num_preemptions >= 1
+    stats = world.scheduler.get_stats()
+    assert stats.num_preemptions >= 1
+    assert (stats.num_swaps >= 1) == (num_host_blocks > 0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -364,7 +222,35 @@ def test_newcomers_do_not_keep_taking_the_block_that_a_decode_row_waits_for(dept
         max_batch_size=3, max_num_seqs=6, max_model_len=40, max_total_tokens=1,
         memory_threshold=1.0, prefill_patience=1,
     )  # fmt: skip
-    world = World(config, 2 * num_decoding + 1, 4)
+    world = World(config, Memory(2 * num_decoding + 1, 4))
     for number in range(2 * num_decoding + 2):
-        world.submit([1 + number % 9] * (3 + number % 2), 10 - number % 2, ignore_eos=True)
+        world.submit([1 + number % 9] * (3 + number % 2), 10 - number % 2)
     world.finish(depth=depth)
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 32])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_beams_of_two_searches_that_fit_only_one_at_a_time_do_not_block_each_other(
+    depth, num_host_blocks
+):
+    config = SchedulerConfig(max_num_seqs=3, num_host_blocks=num_host_blocks)
+    world = World(config, Memory(32, 4))
+    for prompt in ([1, 2, 3], [4, 5, 6, 7]):
+        world.submit(prompt, 6, beam_width=3)
+    world.finish(depth=depth)
+    assert world.scheduler.get_stats().num_preemptions >= 1
+
+
+def test_a_fork_that_writes_into_the_block_of_an_ended_parent_takes_it_out_of_the_cache():
+    world = World(SchedulerConfig(), Memory(32, 4, prefix_cache=True, roles_matter=False))
+    parent = world.submit([1, 2, 3, 4, 5], 4)
+    world.send()
+    world.commit()
+    for _ in range(3):  # the rest of its second block, and of its text
+        world.send()
+    world.fork(parent, 8)
+    for _ in range(3):
+        world.commit()
+    world.run_steps(2, 1)
+    world.submit([*parent.input_tokens, *parent.output_tokens], 3)  # would find that block
+    world.finish(depth=2)

@@ -43,8 +43,37 @@ class Engine:
         assert self.scheduler.add_request(request) == request_id
         return request
 
-    def send(self) -> SchedulerOutput:
-        output = self.scheduler.schedule()
+    def ask(
+        self,
+        request_id: int,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        cache_salt: str = "",
+        uses_cache: bool = True,
+        arrival_time: float = 0.0,
+    ) -> Request:
+        request = Request(
+            request_id,
+            list(prompt),
+            GenerationParams(max_tokens=max_tokens, seed=1, n=n),
+            frozenset({EOS}),
+            priority=priority,
+            cache_salt=cache_salt,
+            uses_cache=uses_cache,
+            arrival_time=arrival_time,
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def run(self) -> None:
+        while self.scheduler.has_pending_work():
+            self.step()
+
+    def send(self, now: float = 0.0) -> SchedulerOutput:
+        output = self.scheduler.schedule(now)
         assert output is not None
         self.in_flight.append(output)
         return output
@@ -55,6 +84,7 @@ class Engine:
         *,
         failures: tuple[RowFailure, ...] = (),
         refusal: str | None = None,
+        now: float = 0.0,
     ) -> list[RequestOutput]:
         """Commit the oldest step: `tokens` by request id, TOKEN for the others."""
         output = self.in_flight.popleft()
@@ -66,7 +96,8 @@ class Engine:
                 [] if refusal is not None else sampled,
                 row_failures=failures,
                 refusal=refusal,
-            )
+            ),
+            now,
         )
 
     def step(self, tokens: dict[int, int] | None = None) -> SchedulerOutput:
@@ -82,8 +113,17 @@ class Engine:
 
 @pytest.fixture
 def engine() -> Callable[..., Engine]:
-    def make(num_blocks: int = 64, block_size: int = 4, **limits: float) -> Engine:
-        kv = KVCacheManager(num_blocks, block_size)
+    def make(
+        num_blocks: int = 64,
+        block_size: int = 4,
+        *,
+        prefix_cache: bool = False,
+        roles_matter: bool = True,
+        **limits: float,
+    ) -> Engine:
+        kv = KVCacheManager(
+            num_blocks, block_size, prefix_cache=prefix_cache, roles_matter=roles_matter
+        )
         return Engine(Scheduler(SchedulerConfig(**limits), kv), kv)
 
     return make

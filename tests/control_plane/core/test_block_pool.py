@@ -70,3 +70,37 @@ def test_the_check_finds_a_block_in_two_states():
     pool._free.append(0)
     with pytest.raises(SchedulerError, match="block 0"):
         pool.check_invariants()
+
+
+def test_a_kept_block_is_idle_when_nobody_holds_it_and_is_the_last_to_be_given_out():
+    evicted = []
+    pool = BlockPool(3, evicted.append)
+    kept, other = pool.allocate(2)
+    pool.keep(kept)
+    pool.release([kept, other])
+    assert (pool.num_free, pool.num_idle, pool.num_used) == (3, 1, 0)
+    pool.check_invariants()
+    assert kept not in pool.allocate(2)
+    assert evicted == []
+    assert pool.allocate_one() == kept
+    assert evicted == [kept]
+    pool.check_invariants()
+    with pytest.raises(OutOfBlocksError, match="none of 3 is free"):
+        pool.allocate_one()
+
+
+def test_an_idle_block_can_be_shared_again_and_a_dropped_one_is_free():
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    pool.keep(first)
+    pool.keep(second)
+    pool.release([first, second])
+    pool.share(first)
+    assert (pool.ref_count(first), pool.num_idle) == (1, 1)
+    pool.drop(second)
+    assert pool.num_idle == 0
+    with pytest.raises(SchedulerError, match="is free"):
+        pool.share(second)
+    with pytest.raises(SchedulerError, match="cannot be kept"):
+        pool.keep(second)
+    pool.check_invariants()

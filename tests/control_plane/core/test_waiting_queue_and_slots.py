@@ -2,49 +2,65 @@ from __future__ import annotations
 
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.queue import WaitingQueue
-from control_plane.core.request import Request
+from control_plane.core.request import Group, Request, Sample, Sequence
 from control_plane.core.slots import SlotPool
+
+
+def sequence(arrival: int, priority: int = 0) -> Sequence:
+    request = Request(100 + arrival, [1], GenerationParams(seed=0), priority=priority)
+    request.samples = [Sample(request.output_tokens)]
+    return Sequence(arrival, request, Group(request, request.params, arrival))
 
 
 def queue_of(*arrivals: int) -> WaitingQueue:
     queue = WaitingQueue()
     for arrival in arrivals:
-        queue.append(arrival, request(arrival))
+        queue.add(sequence(arrival))
     return queue
 
 
-def request(arrival: int) -> Request:
-    return Request(100 + arrival, [1], GenerationParams(seed=0))
-
-
 def drained(queue: WaitingQueue) -> list[int]:
-    return [queue.pop().arrival for _ in range(len(queue))]
+    return [queue.pop().seq_id for _ in range(len(queue))]
 
 
 def test_the_queue_is_first_come_first_served():
     assert drained(queue_of(1, 2, 3)) == [1, 2, 3]
 
 
-def test_preempted_requests_stand_in_front_in_the_order_they_arrived():
-    queue = queue_of(7, 8)
-    for arrival in (4, 2, 5):
-        queue.put_back(arrival, request(arrival))
-    assert queue.peek().arrival == 2
+def test_preempted_sequences_stand_in_front_in_the_order_they_arrived():
+    queue = queue_of(7, 8, 4, 2, 5)
+    assert queue.peek().seq_id == 2
     assert drained(queue) == [2, 4, 5, 7, 8]
 
 
-def test_a_request_is_removed_from_anywhere_in_the_queue():
-    queue = queue_of(7, 8, 9)
-    for arrival in (4, 2, 5):
-        queue.put_back(arrival, request(arrival))
-    assert queue.remove(104).id == 104
-    assert queue.remove(108).id == 108
-    assert queue.remove(108) is None
-    assert 104 not in queue
-    assert 105 in queue
-    assert 109 in queue
-    assert drained(queue) == [2, 5, 7, 9]
-    assert 105 not in queue
+def test_a_lower_priority_number_comes_first_and_arrival_decides_within_it():
+    queue = WaitingQueue()
+    for arrival, priority in ((1, 5), (2, 0), (3, -1), (4, 0), (5, -1)):
+        queue.add(sequence(arrival, priority))
+    assert drained(queue) == [3, 5, 2, 4, 1]
+
+
+def test_a_sequence_is_removed_from_anywhere_in_the_queue():
+    queue = WaitingQueue()
+    sequences = {arrival: sequence(arrival) for arrival in (7, 8, 9, 4, 2, 5)}
+    for seq in sequences.values():
+        queue.add(seq)
+    queue.remove(sequences[4])
+    queue.remove(sequences[2])
+    assert sequences[4] not in queue
+    assert sequences[5] in queue
+    assert len(queue) == 4
+    assert drained(queue) == [5, 7, 8, 9]
+
+
+def test_removed_sequences_do_not_pile_up_behind_one_that_waits():
+    queue = queue_of(0)
+    for arrival in range(1, 10_000):
+        seq = sequence(arrival)
+        queue.add(seq)
+        queue.remove(seq)
+    assert len(queue._heap) < 100
+    assert drained(queue) == [0]
 
 
 def test_a_released_slot_is_listed_once_and_can_be_used_at_once():

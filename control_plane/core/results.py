@@ -1,0 +1,172 @@
+"""What the result of a step means for each request."""
+
+from __future__ import annotations
+
+from control_plane.core.batch import RowFailure, StepResult
+from control_plane.core.beams import Beams
+from control_plane.core.book import Book
+from control_plane.core.interface import RequestOutput
+from control_plane.core.request import FinishReason, RequestState, Sequence
+from control_plane.core.running import RunningSet
+from control_plane.core.step import Step
+
+
+class Results:
+    """Appends tokens to their requests, ends what is done, and contains what failed."""
+
+    __slots__ = ("_beams", "_book", "_running")
+
+    def __init__(self, book: Book, running: RunningSet, beams: Beams) -> None:
+        self._book = book
+        self._running = running
+        self._beams = beams
+
+    def take(self, step: Step, result: StepResult) -> list[RequestOutput]:
+        """Take in the result of a step that ran; its shape is checked."""
+        events: list[RequestOutput] = []
+        if result.row_failures:
+            self._fail_rows(step, result.row_failures, events)
+        running = self._running
+        for seq, index in step.fills:  # unless the sequence has ended, their tokens are known now
+            chain = seq.chain
+            if seq.is_done or seq.discards:
+                continue
+            if chain is not None and running.sharing is not None:
+                running.sharing.remember(seq.seq_id, chain, index, index + 1)
+        self._accept(step, result, events)
+        for seq in step.unsampled:
+            seq.num_in_flight -= 1
+            if seq.draining and seq.num_in_flight == 0:
+                running.release(seq)
+        return events
+
+    def refuse(self, step: Step, message: str) -> list[RequestOutput]:
+        """Fail the requests of a step that was refused whole."""
+        events: list[RequestOutput] = []
+        for seq in step.rows:
+            seq.discards = True
+            self._fail(seq, message, events)
+        return events
+
+    def _accept(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
+        """Append the sampled tokens to their samples and end those that are done."""
+        running = self._running
+        decode = RequestState.DECODE
+        add_event = events.append
+        for seq, token_id in zip(step.sampled, result.sampled_token_ids, strict=True):
+            seq.num_in_flight = num_in_flight = seq.num_in_flight - 1
+            seq.num_pending_tokens -= 1
+            if seq.draining:
+                if not seq.is_done and not seq.discards and not seq.is_beam:
+                    add_event(self._append(seq, token_id))
+                if num_in_flight == 0:
+                    running.release(seq)
+            elif seq.is_beam:
+                pass  # `_take_beams`
+            elif token_id in seq.end_token_ids or seq.request.state is not decode:
+                add_event(self._append(seq, token_id))
+                if seq.draining and num_in_flight == 0:
+                    running.release(seq)
+            else:
+                # Not the last token: a sequence drains as soon as that one is on its way.
+                seq.output_tokens.append(token_id)
+                add_event(
+                    RequestOutput(
+                        seq.request_id, (token_id,), decode, None, None, (), seq.sample_index
+                    )
+                )
+        if result.sample_logprobs:
+            self._add_logprobs(step, result, events)
+            self._take_beams(step, result, events)
+
+    def _take_beams(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
+        """Note what may follow each beam, and let the searches go on that have it of all beams."""
+        for sample, seq in enumerate(step.sampled):
+            if not seq.is_beam or sample not in result.sample_logprobs:
+                continue
+            if seq in self._running and not seq.draining:  # else it is computed anew
+                seq.logprobs = result.sample_logprobs[sample]
+                events.extend(self._beams.advance(seq.group))
+
+    def _append(self, seq: Sequence, token_id: int) -> RequestOutput:
+        """Append a token that may be the first, the last, or end the sample."""
+        if token_id in seq.end_token_ids:
+            return self._book.finish(seq, FinishReason.STOP)
+        output_tokens, request = seq.output_tokens, seq.request
+        output_tokens.append(token_id)
+        if request.state is not RequestState.DECODE:
+            request.enter(RequestState.DECODE, self._running.now)
+        if len(output_tokens) >= seq.max_tokens:
+            return self._book.finish(seq, FinishReason.LENGTH)._replace(new_token_ids=(token_id,))
+        return RequestOutput(
+            request.id, (token_id,), RequestState.DECODE, sample_index=seq.sample_index
+        )
+
+    # Failures
+
+    def _fail_rows(
+        self, step: Step, failures: tuple[RowFailure, ...], events: list[RequestOutput]
+    ) -> None:
+        """End the requests whose rows failed, and compute anew who took blocks from them.
+
+        What a failed row wrote may not be numbers. Its blocks are found no more. Who shares one
+        that a failed sequence filled may have failed by that alone, or be about to: it is sent
+        back to the queue, and what its steps in flight bring is not used.
+        """
+        running = self._running
+        failed = {
+            seq.seq_id: seq
+            for seq in (step.rows[failure.row] for failure in failures)
+            if not seq.discards and not seq.is_done
+        }
+        messages = {step.rows[f.row].seq_id: f.message for f in failures}
+        suspects: set[int] = set()
+        for seq in failed.values():
+            suspects |= running.suspects(seq)[0]
+        culprits = [seq for seq in failed.values() if not running.borrows(seq, suspects)]
+        suspects.clear()
+        for seq in culprits:
+            own, borrowed = running.suspects(seq)
+            suspects |= own
+            if running.sharing is not None:
+                running.sharing.forget(borrowed)
+        self._spread(suspects, {seq.seq_id for seq in culprits})
+        for seq in culprits:
+            seq.discards = True
+            self._fail(seq, messages[seq.seq_id], events)
+
+    def _spread(self, suspects: set[int], culprits: set[int]) -> None:
+        """Recall every sequence that borrowed a suspected block, and suspect those it filled."""
+        running = self._running
+        victims: list[Sequence] = []
+        has_spread = True
+        while has_spread:
+            has_spread = False
+            for seq in running.sequences():
+                if seq.discards or seq.seq_id in culprits or not running.borrows(seq, suspects):
+                    continue
+                seq.discards = has_spread = True
+                victims.append(seq)
+                suspects |= running.suspects(seq)[0]
+        if running.sharing is not None:
+            running.sharing.forget(list(suspects))
+        for seq in victims:
+            if not seq.is_done:
+                running.recall(seq)
+
+    def _fail(self, seq: Sequence, message: str, events: list[RequestOutput]) -> None:
+        """End the sequence's request, unless it or the sample has ended, because of an error."""
+        if not seq.is_done:
+            events.append(self._book.end(seq.group, RequestState.FAILED, message))
+
+    def _add_logprobs(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
+        """Put the log-probabilities into the events of their tokens."""
+        wanted = {
+            (seq.request_id, seq.sample_index): result.sample_logprobs[sample]
+            for sample, seq in enumerate(step.sampled)
+            if sample in result.sample_logprobs
+        }
+        for index, event in enumerate(events):
+            logprobs = wanted.get((event.request_id, event.sample_index))
+            if logprobs is not None and event.new_token_ids:
+                events[index] = event._replace(logprobs=(logprobs,))

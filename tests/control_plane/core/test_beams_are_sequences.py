@@ -1,0 +1,76 @@
+"""A beam search in the scheduler: what steps start, copy and give up, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core.batch import StepResult, TokenLogprobs
+from control_plane.core.errors import RequestNeverFitsError
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.request import FinishReason, Request, RequestState
+from planes.errors import SchedulerError, ValidationError
+
+
+def ask(e, prompt_len: int, max_tokens: int, width: int, n: int = 1, ends: int = 1) -> Request:
+    params = GenerationParams(max_tokens=max_tokens, seed=1, beam_width=width, n=n)
+    params.validate()
+    request = Request(1, [7] * prompt_len, params, frozenset(range(90, 90 + ends)))
+    e.scheduler.add_request(request)
+    return request
+
+
+def step(e, *tops: dict[int, float]):
+    """Send a step and answer sample k with the log-probabilities `tops[k]`."""
+    output = e.scheduler.schedule()
+    logprobs = {
+        k: TokenLogprobs(0.0, tuple(top), tuple(top.values())) for k, top in enumerate(tops)
+    }
+    result = StepResult(output.batch.step_id, [0] * len(tops), sample_logprobs=logprobs)
+    return output.batch, e.scheduler.commit(result)
+
+
+def test_beams_share_the_prompt_and_copy_only_its_half_full_tail(engine):
+    e = engine()
+    request = ask(e, prompt_len=6, max_tokens=3, width=2, n=2)
+    batch, events = step(e, {1: -1.0, 2: -1.5, 3: -2.0, 4: -9.0})
+    assert (batch.starts[0].params.num_logprobs, events) == (4, [])
+    assert e.used_blocks == 2
+    batch, _ = step(e, {5: -4.0, 6: -5.0, 7: -6.0, 8: -7.0}, {1: -0.1, 2: -0.2, 3: -9.0, 4: -10.0})
+    assert [start.token_ids[6:] for start in batch.starts] == [(1,), (2,)]
+    assert len(batch.copies) == 1
+    # Both beams go on from the second: the first is given up, and its slot and tail with it.
+    assert e.used_blocks == 2
+    batch, events = step(e, {9: -0.1, 90: -9.0}, {9: -0.2, 90: -0.3})
+    assert [start.token_ids[6:] for start in batch.starts] == [(2, 1), (2, 2)]
+    assert [(x.sample_index, x.new_token_ids, x.state) for x in events] == [
+        (0, (2, 1, 9), RequestState.DECODE),
+        (1, (2, 2, 9), RequestState.COMPLETED),
+    ]
+    assert request.output_tokens == [2, 1, 9]
+    assert request.finish_reason is FinishReason.LENGTH
+    assert e.used_blocks == 0
+    assert not e.scheduler.has_pending_work()
+
+
+def test_what_no_beam_search_can_be_is_refused(engine):
+    with pytest.raises(ValidationError, match="n must be at most beam_width"):
+        GenerationParams(n=3, beam_width=2).validate()
+    for field, value in (
+        ("beam_width", 0),
+        ("beam_width", 11),
+        ("length_penalty", 11.0),
+        ("early_stopping", 1),
+    ):
+        with pytest.raises(ValidationError, match=field):
+            GenerationParams(**{field: value}).validate()
+    with pytest.raises(ValidationError, match="beam_width must be at most 2"):
+        ask(engine(max_num_seqs=2), 1, 1, width=3)
+    with pytest.raises(ValidationError, match="looks at 24 continuations a beam, at most 20"):
+        ask(engine(), 1, 1, width=8, ends=2)
+    with pytest.raises(RequestNeverFitsError, match="for 3 beams needs 6 KV blocks"):
+        ask(engine(num_blocks=5), 4, 2, width=3)
+    e = engine()
+    parent = ask(e, 4, 2, width=3)
+    child = Request(2, list(parent.input_tokens), GenerationParams(seed=1))
+    with pytest.raises(SchedulerError, match="one sample"):
+        e.scheduler.fork(1, child)

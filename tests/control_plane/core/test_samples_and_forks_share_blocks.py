@@ -1,0 +1,163 @@
+"""Several samples of one prompt, and forks of a running request: blocks held once, tails copied."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core.batch import RowFailure, StepResult
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.request import FinishReason, Request, RequestState
+from planes.errors import SchedulerError, ValidationError
+
+
+def test_the_samples_of_a_prompt_are_fed_by_one_row_and_hold_its_blocks_once(engine):
+    e = engine()
+    request = e.ask(1, [7] * 10, n=3)
+    batch = e.send().batch
+    assert (batch.query_lens, batch.sampled_rows) == ([10], [0, 0, 0])
+    assert batch.sampled_slots == [start.slot for start in batch.starts]
+    assert [start.sample_index for start in batch.starts] == [0, 1, 2]
+    assert len({start.block_ids for start in batch.starts}) == 1
+    assert e.used_blocks == 3
+    e.commit()
+    batch = e.send().batch
+    # The half-full third block: two take a copy, the last keeps it.
+    assert len(batch.copies) == 2
+    assert {copy.source for copy in batch.copies} == {e.kv.get_block_table(3)[2]}
+    assert {copy.logical_index for copy in batch.copies} == {2}
+    assert e.used_blocks == 2 + 3
+    e.commit()
+    assert e.step().batch.copies == ()
+    assert [len(sample.output_tokens) for sample in request.samples] == [3, 3, 3]
+
+
+def test_a_prompt_that_ends_with_its_block_needs_no_copy(engine):
+    e = engine()
+    e.ask(1, [7] * 8, n=2)
+    e.step()
+    batch = e.step().batch
+    assert (batch.copies, batch.new_block_counts) == ((), [1, 1])
+    assert e.used_blocks == 2 + 2
+
+
+def test_each_sample_ends_by_itself_and_the_request_with_the_last(engine):
+    e = engine()
+    request = e.ask(1, [7] * 3, n=2, max_tokens=3)
+    output = e.send()
+    events = e.scheduler.commit(StepResult(output.batch.step_id, [8, 0]))
+    assert [(x.sample_index, x.new_token_ids, x.finish_reason, x.state) for x in events] == [
+        (0, (8,), None, RequestState.DECODE),
+        (1, (), FinishReason.STOP, RequestState.DECODE),
+    ]
+    e.in_flight.clear()
+    e.step()
+    e.send()
+    (last,) = e.commit()
+    assert (last.state, last.finish_reason) == (RequestState.COMPLETED, FinishReason.LENGTH)
+    assert [s.finish_reason for s in request.samples] == [FinishReason.LENGTH, FinishReason.STOP]
+    assert [s.output_tokens for s in request.samples] == [[8, 5, 5], []]
+    assert e.used_blocks == 0
+
+
+def test_samples_without_a_slot_or_a_place_in_the_step_come_later(engine):
+    for limits in ({"max_num_seqs": 2}, {"max_batch_size": 2}):
+        e = engine(**limits)
+        request = e.ask(1, [7] * 5, n=4, max_tokens=3)
+        assert len(e.step().batch.sampled_rows) == 2
+        e.run()
+        assert [s.output_tokens for s in request.samples] == [[5, 5, 5]] * 4
+        assert request.state is RequestState.COMPLETED
+
+
+def test_a_cancelled_request_gives_back_what_all_its_samples_hold(engine):
+    e = engine(max_num_seqs=3)
+    e.ask(1, [7] * 5, n=4)
+    e.step()
+    event = e.scheduler.cancel(1)
+    assert event is not None
+    assert event.state is RequestState.CANCELLED
+    assert e.used_blocks == 0
+    assert not e.scheduler.has_pending_work()
+
+
+def test_a_failed_row_of_one_sample_fails_the_request(engine):
+    e = engine()
+    request = e.ask(1, [7] * 5, n=2)
+    e.step()
+    e.send()
+    (event,) = e.commit(failures=(RowFailure(1, "NaN"),))
+    assert (event.state, request.state) == (RequestState.FAILED, RequestState.FAILED)
+    assert e.used_blocks == 0
+
+
+@pytest.mark.parametrize("n", [0, 129, True, 1.5])
+def test_a_number_of_samples_out_of_range_is_refused(n):
+    with pytest.raises(ValidationError, match="n must be an integer in 1 to 128"):
+        GenerationParams(n=n).validate()
+
+
+def child_of(parent: Request, request_id: int, max_tokens: int = 8) -> Request:
+    params = GenerationParams(max_tokens=max_tokens, seed=2)
+    return Request(request_id, list(parent.input_tokens), params, parent.eos_token_ids)
+
+
+def test_a_fork_goes_on_from_the_tokens_of_its_parent_in_the_same_blocks(engine):
+    e = engine()
+    parent = e.ask(1, [7] * 4)
+    e.step()
+    e.step()
+    child = child_of(parent, 2)
+    assert e.scheduler.fork(1, child) == 2
+    assert child.output_tokens == parent.output_tokens == [5, 5]
+    assert e.used_blocks == 2
+    batch = e.step({1: 6, 2: 9}).batch
+    assert (batch.query_lens, batch.positions) == ([1, 1], [5, 5])
+    assert len(batch.copies) == 1  # the parent moves to a copy, the child keeps the block
+    assert batch.starts[0].token_ids == (7, 7, 7, 7, 5, 5)
+    assert e.used_blocks == 3
+    e.run()
+    assert (parent.output_tokens[:3], child.output_tokens[:3]) == ([5, 5, 6], [5, 5, 9])
+
+
+def test_a_fork_of_a_parent_with_steps_in_flight_begins_where_it_is_known(engine):
+    e = engine()
+    parent = e.ask(1, [7] * 4)
+    e.step()
+    e.send()
+    e.send()
+    child = child_of(parent, 2)
+    e.scheduler.fork(1, child)
+    assert child.output_tokens == [5]
+    while e.in_flight:
+        e.commit({1: 6})
+    e.step({1: 6, 2: 9})
+    e.run()
+    assert len(parent.output_tokens) == len(child.output_tokens) == 8
+
+
+def test_a_fork_never_writes_over_a_block_that_others_may_find(engine):
+    e = engine(prefix_cache=True, num_blocks=4, memory_threshold=1.0)
+    parent = e.ask(1, [7] * 5, max_tokens=5)
+    e.step()
+    e.step()
+    e.scheduler.fork(1, child_of(parent, 2, max_tokens=4))
+    e.run()
+    e.kv.check_invariants()
+    again = e.ask(3, [7] * 5, max_tokens=1)
+    e.run()
+    assert again.cached_tokens == 4
+
+
+def test_what_cannot_be_forked_is_refused(engine):
+    e = engine()
+    parent, twins = e.ask(1, [7] * 4, max_tokens=2), e.ask(2, [7] * 4, n=2)
+    for parent_id, child, message in (
+        (9, child_of(parent, 3), "unknown or has ended"),
+        (2, child_of(twins, 3), "one sample"),
+        (1, Request(3, [1], GenerationParams(seed=0)), "prompt of its parent"),
+    ):
+        with pytest.raises(SchedulerError, match=message):
+            e.scheduler.fork(parent_id, child)
+    e.step()
+    with pytest.raises(SchedulerError, match="has all its 1 tokens"):
+        e.scheduler.fork(1, child_of(parent, 3, max_tokens=1))
