@@ -5,15 +5,19 @@ VPDPBUSD takes 64. What bounds the product then is the float arithmetic behind t
 every group of 32 k's needs for every output (`kernels.cpu.int8_tile`, and the same here, operation
 for operation, so the bits are equal).
 
-The nibbles of a panel are first unpacked, once for all rows. Then the rows go by in blocks of 16,
-each through all groups: that is the sequence of *units*, one tile product and its 16 vectors of
-float arithmetic each. Tile registers, two of each kind, work for later units meanwhile, and the
-integers travel through a ring of four tiles in memory, so that nobody waits for anybody:
+A run of panels is one sequence of *units*: panel by panel, the rows in blocks of 16, each through
+all groups. A unit is one tile product and its 16 vectors of float arithmetic. Tile registers, two
+of each kind, work for later units meanwhile, and the integers travel through a ring of four tiles
+in memory, so that nobody waits for anybody:
 
     unit u + 5   rows, weights ──▶ tile registers
     unit u + 3   TDPBSSD ──▶ a tile register                            takes 52 cycles
     unit u + 2   the other tile register ──▶ ring                       must reach the cache
     unit u       ring ──▶ + BIAS ──▶ · d ──▶ · scale, summed in 16 registers over all groups
+
+Nibbles are unpacked a panel ahead. While the last block of a panel goes by, every unit unpacks its
+group of the next panel over its own tile, which is in a register by then. And all units of a panel
+together fetch the panel after the next one into the second-level cache.
 
 The ladder: cycles a unit at 256 rows, K = 576, Q4_1, on an Intel processor with AMX (family 6, two
 cores, 3.4 GHz); a unit is 16384 operations, so 64 cycles are 0.87 · 10^12 operations a second.
@@ -25,6 +29,21 @@ cores, 3.4 GHz); a unit is 16384 operations, so 64 cycles are 0.87 · 10^12 oper
     the vectors                                                                         86
     the same without what surrounds it: unpacking, misses of the cache, OUT              80
     Q4_0, two multiplications instead of three                                           66
+
+What surrounds it counts at few rows. Nanoseconds for 16 columns × 32 k's of weights that come from
+memory (K = 576, N = 3072, Q4_1, CPU time of one thread):
+
+                                                                        16 rows   32 rows
+    a panel at a time: unpack, fill, drain; fetched by the first block    45.0      72.3
+    fetched into the second-level cache instead of the first              44.5      70.3
+    a run of panels as one sequence, unpacked a panel ahead               40.8      61.4
+    larger runs (`kernels.cpu.step`: chunks claimed together)             38.0      56.5
+    the same with weights in the second-level cache                       27.6      50.6
+
+Slower: sums that begin with BIAS in a tile loaded from memory (a load of a tile costs 15 cycles, 16
+additions nothing); factors broadcast by the multiplications themselves; fetching keys and values
+for the attention that follows (fetches that wait for memory hold up the loads of this loop: the
+products 6.2 → 11.9 ms, attention 11.1 → 8.5).
 
 What bounds it: while tiles are in use, this processor starts multiplications of 512 bits at one a
 cycle instead of two (additions still at two), for some 350 cycles after each tile instruction, and
@@ -38,21 +57,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import llvmlite.binding
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
+from kernels.cpu.int8_amx_tiles import (
+    BLOCK_ROWS,
+    POINTER,
+    ROWS,
+    SUMS,
+    TILE_BYTES,
+    WEIGHTS,
+    RowBroadcasts,
+    add_product,
+    load_tile,
+    register,
+    unpack_tile,
+)
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8Format
-from kernels.cpu.int8_tile import BIAS_BITS, panel_factors, weights_of_vector
+from kernels.cpu.int8_tile import BIAS_BITS, SECOND_LEVEL, panel_factors
 from kernels.cpu.matrix_product import emit_sums
 from kernels.cpu.vector_ir import (
-    BYTES,
     F32X,
-    I8,
-    I16,
     I32X,
     I64,
     VOID,
@@ -69,8 +96,6 @@ from kernels.cpu.vector_ir import (
     store,
 )
 
-BLOCK_ROWS: Final = 16
-TILE_BYTES: Final = GROUP * PANEL_COLUMNS
 BLOCK_BYTES: Final = BLOCK_ROWS * VECTOR_BYTES
 """Of the integers, or the float sums, of a block of rows and a panel."""
 RING_BLOCKS: Final = 4
@@ -78,112 +103,8 @@ UNITS_STORED, UNITS_MADE, UNITS_LOADED = 2, 3, 5
 """Which unit from the one in hand is put into the ring, multiplied, loaded."""
 ROWS_BETWEEN: Final = 3
 """Rows of float arithmetic between two instructions on tiles: side by side they cost least."""
-
-SUMS, ROWS, WEIGHTS = 0, 2, 4
-"""Tile registers: integers, rows and weights of every other unit."""
-NUM_REGISTERS: Final = 6
-PALETTE: Final = 1
-CONFIGURATION_BYTES: Final = 64
-COLUMNS_AT: Final = 16
-ROWS_AT: Final = 48
-"""The configuration: byte 0 the palette, from 16 the bytes of a row of each register (uint16), from
-48 the rows of each register (uint8)."""
-
-_POINTER: Final = I8.as_pointer()
-
-llvmlite.binding.initialize_native_asmparser()
-
-
-def _register(number: int) -> ir.Constant:
-    return ir.Constant(I8, number)
-
-
-@emitted(types.void)
-def configure_tiles(builder: Builder) -> None:
-    """Set up this thread's tile registers: 16 rows of 32 bytes times 8 rows of 64 bytes."""
-    memory = cgutils.alloca_once(builder, ir.ArrayType(I8, CONFIGURATION_BYTES))
-    builder.store(ir.Constant(memory.type.pointee, None), memory)
-    address = builder.ptrtoint(memory, I64)
-    store(builder, ir.Constant(I8, PALETTE), address)
-    shapes = {SUMS: (BLOCK_ROWS, VECTOR_BYTES), ROWS: (BLOCK_ROWS, GROUP)}
-    shapes[WEIGHTS] = (GROUP // 4, VECTOR_BYTES)
-    for first, (rows, row_bytes) in shapes.items():
-        for number in (first, first + 1):
-            place = offset(builder, address, COLUMNS_AT + 2 * number)
-            store(builder, ir.Constant(I16, row_bytes), place)
-            store(builder, ir.Constant(I8, rows), offset(builder, address, ROWS_AT + number))
-    call(builder, "llvm.x86.ldtilecfg", VOID, [builder.inttoptr(address, _POINTER)])
-
-
-@emitted(types.void)
-def release_tiles(builder: Builder) -> None:
-    """Give up the tile registers, so that the system need not save them."""
-    call(builder, "llvm.x86.tilerelease", VOID, [])
-
-
-def unpacker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return void(panel, groups, tiles): unpack a panel's nibbles into tiles of int8."""
-
-    def unpack(builder: Builder, panel: Value, groups: Value, tiles: Value) -> None:
-        def body(group: Value) -> None:
-            packed = offset(builder, panel, builder.mul(group, i64(fmt.tile_bytes)))
-            tile = offset(builder, tiles, builder.mul(group, i64(TILE_BYTES)))
-            for v in range(fmt.num_vectors):
-                stored = load(builder, offset(builder, packed, VECTOR_BYTES * v), BYTES)
-                for k, unpacked in weights_of_vector(builder, fmt, v, [stored]):
-                    signed = builder.sub(unpacked[0], constant(BYTES, fmt.offset))
-                    store(builder, signed, offset(builder, tile, k * PANEL_COLUMNS))
-
-        counted_loop(builder, groups, body)
-
-    unpack.__name__ = f"unpack_{fmt.label}".lower()
-    return emitted(types.void, *[types.int64] * 3)(unpack)
-
-
-class RowBroadcasts:
-    """Float32 of 16 rows, `stride` bytes apart, each in all lanes.
-
-    The addresses are base + stride · row, with four multiples of the stride and the factors 1, 2
-    and 4 of an address, in assembly: LLVM would keep an address a row, for want of registers in
-    memory.
-    """
-
-    FACTORS: Final = ((0, 1), (1, 1), (1, 2), (3, 1), (1, 4), (5, 1), (3, 2), (7, 1))
-    """Row r of a half is at multiple · factor strides."""
-
-    def __init__(self, builder: Builder, stride: Value) -> None:
-        self.strides = {n: builder.mul(stride, i64(n)) for n in (1, 3, 5, 7)}
-        self.half = builder.shl(stride, i64(3))
-
-    def of_rows(self, builder: Builder, base: Value) -> Callable[[int], Value]:
-        """Return what loads the float of row r, base being the address of row 0's."""
-        halves = (base, builder.add(base, self.half))
-
-        def of_row(r: int) -> Value:
-            half = halves[r // len(self.FACTORS)]
-            multiple, factor = self.FACTORS[r % len(self.FACTORS)]
-            if multiple:
-                kind = ir.FunctionType(F32X, [I64, I64])
-                text, constraint = f"vbroadcastss ($1,$2,{factor}), $0", "=v,r,r"
-                vector = builder.asm(kind, text, constraint, [half, self.strides[multiple]], False)
-            else:
-                kind = ir.FunctionType(F32X, [I64])
-                vector = builder.asm(kind, "vbroadcastss ($1), $0", "=v,r", [half], False)
-            vector.attributes.add("readonly")
-            return vector
-
-        return of_row
-
-
-def _add_product(builder: Builder, total: Value, x: Value, y: Value) -> Value:
-    """Return fma(x, y, total) in the register of total.
-
-    LLVM would take the register of x, and so have 16 sums to move, and some to spill, every turn.
-    """
-    kind = ir.FunctionType(F32X, [F32X, F32X, F32X])
-    added = builder.asm(kind, "vfmadd231ps $3, $2, $0", "=v,0,v,v", [total, x, y], False)
-    added.attributes.add("readnone")
-    return added
+FEWEST_GROUPS: Final = UNITS_LOADED + 1
+"""Of panels that go by in one run: with fewer a tile would be loaded before it is unpacked."""
 
 
 def _of_block(
@@ -195,58 +116,73 @@ def _of_block(
     return builder.select(is_whole, builder.add(first, down), last)
 
 
+def _variable(builder: Builder, value: Value) -> Value:
+    place = cgutils.alloca_once(builder, value.type)
+    builder.store(value, place)
+    return place
+
+
 class _Walk:
-    """A place in the sequence of units: a block, a group, and the addresses that go with them."""
+    """A place in the sequence of units: a panel, counted from the first, a block, a group."""
 
     def __init__(self, builder: Builder, groups: Value, blocks: Value) -> None:
         self.groups, self.blocks = groups, blocks
-        self.block, self.group = (cgutils.alloca_once(builder, I64) for _ in range(2))
-        for place in (self.block, self.group):
-            builder.store(i64(0), place)
+        self.panel, self.block, self.group = (_variable(builder, i64(0)) for _ in range(3))
 
-    def at(self, builder: Builder) -> tuple[Value, Value]:
-        """Return block and group."""
-        return builder.load(self.block), builder.load(self.group)
+    def at(self, builder: Builder) -> tuple[Value, Value, Value]:
+        """Return panel, block and group."""
+        return builder.load(self.panel), builder.load(self.block), builder.load(self.group)
 
-    def go_on(self, builder: Builder) -> None:
-        """Go to the next unit; from the last to the first, which is made again for nobody."""
+    def go_on(self, builder: Builder, end_block: Callable[[], None] | None = None) -> None:
+        """Go to the next unit; `end_block` emits what is done behind a block's last one."""
         group = builder.add(builder.load(self.group), i64(1))
         is_end = builder.icmp_signed("==", group, self.groups)
         builder.store(builder.select(is_end, i64(0), group), self.group)
         with builder.if_then(is_end, likely=False):
+            if end_block is not None:
+                end_block()
             block = builder.add(builder.load(self.block), i64(1))
             is_over = builder.icmp_signed("==", block, self.blocks)
             builder.store(builder.select(is_over, i64(0), block), self.block)
+            panel = builder.add(builder.load(self.panel), builder.zext(is_over, I64))
+            builder.store(panel, self.panel)
 
 
-def panel_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return what multiplies all rows with a panel.
+def panels_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return what multiplies all rows with a run of panels.
 
-    void(panel, tiles, tile_stride, groups, x, last_x, scales, last_scales, scaled_sums,
-    last_scaled_sums, num_rows, ring, totals, out, stride, columns, accumulate). panel: packed;
-    tiles: its tiles of int8, tile_stride bytes apart. x, scales, scaled_sums: of whole blocks of 16
-    rows; last_…: of one more, filled up with zeros, if num_rows is no multiple of 16. ring, totals:
-    scratch memory, RING_BLOCKS and 1 times BLOCK_BYTES. out, stride, columns, accumulate: as in
+    void(panel, panel_step, num_panels, tiles, groups, x, last_x, scales, last_scales, scaled_sums,
+    last_scaled_sums, num_rows, ring, totals, out, out_step, stride, columns, accumulate). panel:
+    the first, packed; panel_step: bytes from one to the next, which may lie before it. tiles:
+    memory for a panel's tiles of int8, the first panel's unpacked (nibbles only). num_panels: 1 if
+    groups is below FEWEST_GROUPS. x, scales, scaled_sums: of whole blocks of 16 rows; last_…: of
+    one more, filled up with zeros, if num_rows is no multiple of 16. ring, totals: scratch memory,
+    RING_BLOCKS and 1 times BLOCK_BYTES. out, columns: of the first panel, and the columns from
+    there to the last one of OUT; out_step: bytes to the next panel's. stride, accumulate: as in
     `kernels.cpu.matrix_product.emit_sums`.
     """
 
     def multiply(builder: Builder, *operands: Value) -> None:
-        panel, tiles, tile_stride, groups, x, last_x = operands[:6]
-        scales, last_scales, scaled_sums, last_scaled_sums, num_rows = operands[6:11]
-        ring, totals, out, stride, columns, accumulate = operands[11:]
+        panel, panel_step, num_panels, tiles, groups, x, last_x = operands[:7]
+        scales, last_scales, scaled_sums, last_scaled_sums, num_rows = operands[7:12]
+        ring, totals, out, out_step, stride, columns, accumulate = operands[12:]
         chosen = selected_instruction_set()
         whole = builder.lshr(num_rows, i64(4))
         blocks = builder.lshr(builder.add(num_rows, i64(BLOCK_ROWS - 1)), i64(4))
+        last_block = builder.sub(blocks, i64(1))
         k, row_bytes = builder.mul(groups, i64(GROUP)), builder.shl(groups, i64(2))
         broadcasts = RowBroadcasts(builder, row_bytes)
+        row_stride = builder.shl(stride, i64(2))
+        block_stride = builder.shl(row_stride, i64(4))
         loaded, added = (_Walk(builder, groups, blocks) for _ in range(2))
-        sums = [cgutils.alloca_once(builder, F32X) for _ in range(BLOCK_ROWS)]
+        sums = [_variable(builder, constant(F32X, 0.0)) for _ in range(BLOCK_ROWS)]
+        # Of the panel at hand: its weights, its columns of OUT, and the columns from there on.
+        panel_at, out_at, left_at = (_variable(builder, v) for v in (panel, out, columns))
 
         def begin_block(block: Value) -> None:
             for total in sums:
                 builder.store(constant(F32X, 0.0), total)
-            row_stride = builder.shl(stride, i64(2))
-            first = offset(builder, out, builder.mul(builder.shl(block, i64(4)), row_stride))
+            first = offset(builder, builder.load(out_at), builder.mul(block, block_stride))
             for r in range(BLOCK_ROWS):
                 place = offset(builder, first, builder.mul(row_stride, i64(r)))
                 prefetch(builder, place, is_written=True)
@@ -256,48 +192,86 @@ def panel_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             return offset(builder, ring, builder.mul(index, i64(BLOCK_BYTES)))
 
         def load_rows(turn: int) -> None:
-            block, group = loaded.at(builder)
+            _, block, group = loaded.at(builder)
             rows = _of_block(builder, block, whole, x, k, last_x)
-            place = offset(builder, rows, builder.mul(group, i64(GROUP)))
-            _load_tile(builder, _register(ROWS + turn), place, k)
+            load_tile(
+                builder, ROWS + turn, offset(builder, rows, builder.mul(group, i64(GROUP))), k
+            )
 
         def load_weights(turn: int) -> None:
-            _, group = loaded.at(builder)
-            place = offset(builder, tiles, builder.mul(group, tile_stride))
-            _load_tile(builder, _register(WEIGHTS + turn), place, i64(VECTOR_BYTES))
+            number, _, group = loaded.at(builder)
+            if fmt.is_nibbles:
+                place = offset(builder, tiles, builder.mul(group, i64(TILE_BYTES)))
+            else:
+                # What is loaded behind the last panel nobody uses, but it must be there.
+                is_there = builder.icmp_signed("<", number, num_panels)
+                down = builder.mul(builder.select(is_there, number, i64(0)), panel_step)
+                place = offset(builder, panel, down, builder.mul(group, i64(fmt.tile_bytes)))
+            load_tile(builder, WEIGHTS + turn, place, i64(VECTOR_BYTES))
             loaded.go_on(builder)
 
         def clear(turn: int) -> None:
-            call(builder, "llvm.x86.tilezero", VOID, [_register(SUMS + turn)])
+            call(builder, "llvm.x86.tilezero", VOID, [register(SUMS + turn)])
 
         def make(turn: int) -> None:
-            registers = [_register(first + turn) for first in (SUMS, ROWS, WEIGHTS)]
+            registers = [register(first + turn) for first in (SUMS, ROWS, WEIGHTS)]
             call(builder, "llvm.x86.tdpbssd", VOID, registers)
 
         def put(turn: int, unit: Value) -> None:
-            place = builder.inttoptr(of_ring(unit), _POINTER)
-            operands = [_register(SUMS + turn), place, i64(VECTOR_BYTES)]
+            place = builder.inttoptr(of_ring(unit), POINTER)
+            operands = [register(SUMS + turn), place, i64(VECTOR_BYTES)]
             call(builder, "llvm.x86.tilestored64", VOID, operands)
 
         def write_out(block: Value) -> None:
             for r, total in enumerate(sums):
                 store(builder, builder.load(total), offset(builder, totals, r * VECTOR_BYTES))
-            row = builder.shl(block, i64(4))
-            left = builder.sub(num_rows, row)
-            is_whole = builder.icmp_signed(">", left, i64(BLOCK_ROWS))
-            rows = builder.select(is_whole, i64(BLOCK_ROWS), left)
-            target = offset(builder, out, builder.shl(builder.mul(row, stride), i64(2)))
-            emit_sums(builder, 1, totals, rows, columns, target, stride, accumulate)
+            left = builder.sub(num_rows, builder.shl(block, i64(4)))
+            rows, width = (
+                builder.select(builder.icmp_signed("<", n, i64(most)), n, i64(most))
+                for n, most in ((left, BLOCK_ROWS), (builder.load(left_at), PANEL_COLUMNS))
+            )
+            target = offset(builder, builder.load(out_at), builder.mul(block, block_stride))
+            emit_sums(builder, 1, totals, rows, width, target, stride, accumulate)
+
+        def end_block() -> None:
+            _, block, _ = added.at(builder)
+            write_out(block)
+            is_over = builder.icmp_signed("==", block, last_block)
+            with builder.if_then(is_over):
+                passed = builder.ashr(out_step, i64(2))
+                builder.store(builder.sub(builder.load(left_at), passed), left_at)
+                for place, step_bytes in ((out_at, out_step), (panel_at, panel_step)):
+                    builder.store(builder.add(builder.load(place), step_bytes), place)
+            begin_block(builder.select(is_over, i64(0), builder.add(block, i64(1))))
+
+        def look_ahead(tile: Value) -> None:
+            """Fetch a part of the panel after the next one, and unpack a tile of the next one."""
+            number, block, group = added.at(builder)
+            ahead = offset(builder, tile, panel_step, panel_step)
+            lines = range(0, fmt.tile_bytes, VECTOR_BYTES)
+            is_first, is_second = (builder.icmp_signed("==", block, i64(n)) for n in (0, 1))
+            is_only = builder.icmp_signed("==", blocks, i64(1))
+            half = len(lines) // 2
+            parts = ((is_first, lines[:half]), (builder.or_(is_only, is_second), lines[half:]))
+            for is_wanted, part in parts:
+                with builder.if_then(is_wanted, likely=False):
+                    for line in part:
+                        prefetch(builder, offset(builder, ahead, line), SECOND_LEVEL)
+            if not fmt.is_nibbles:
+                return
+            is_last = builder.icmp_signed("==", block, last_block)
+            is_there = builder.icmp_signed("<", builder.add(number, i64(1)), num_panels)
+            with builder.if_then(builder.and_(is_last, is_there), likely=False):
+                following = builder.add(builder.load(panel_at), panel_step)
+                unpack_tile(builder, fmt, following, group, tiles)
 
         def step(unit: Value, turn: int) -> None:
             """Emit the float arithmetic of a unit, and between it what later units need."""
-            block, group = added.at(builder)
-            packed = offset(builder, panel, builder.mul(group, i64(fmt.tile_bytes)))
-            factors = panel_factors(builder, fmt, chosen, packed)
-            with builder.if_then(builder.icmp_signed("==", block, i64(0)), likely=False):
-                following = builder.add(packed, builder.mul(groups, i64(fmt.tile_bytes)))
-                for line in range(0, fmt.tile_bytes, VECTOR_BYTES):
-                    prefetch(builder, offset(builder, following, line))
+            _, block, group = added.at(builder)
+            down = builder.mul(group, i64(fmt.tile_bytes))
+            tile = offset(builder, builder.load(panel_at), down)
+            factors = panel_factors(builder, fmt, chosen, tile)
+            look_ahead(tile)
             right = builder.shl(group, i64(2))
             beside = [(scales, last_scales)]
             if fmt.has_minimum:
@@ -323,15 +297,11 @@ def panel_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
                 place = offset(builder, integers, r * VECTOR_BYTES)
                 biased = builder.add(load(builder, place, I32X), constant(I32X, BIAS_BITS))
                 product = fma(builder, builder.bitcast(biased, F32X), factors.d, factors.bias)
-                value = _add_product(builder, builder.load(total), product, floats[0](r))
+                value = add_product(builder, builder.load(total), product, floats[0](r))
                 if factors.m is not None:
-                    value = _add_product(builder, value, factors.m, floats[1](r))
+                    value = add_product(builder, value, factors.m, floats[1](r))
                 builder.store(value, total)
-            added.go_on(builder)
-            is_end = builder.icmp_signed("==", builder.add(group, i64(1)), groups)
-            with builder.if_then(is_end, likely=False):
-                write_out(block)
-                begin_block(builder.add(block, i64(1)))
+            added.go_on(builder, end_block)
 
         begin_block(i64(0))
         # What the steps −5 to −1 would have done.
@@ -349,16 +319,11 @@ def panel_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             step(unit, 0)
             step(builder.add(unit, i64(1)), 1)
 
-        units = builder.mul(groups, blocks)
+        units = builder.mul(builder.mul(groups, blocks), num_panels)
         even = builder.and_(units, i64(-2))
         counted_loop(builder, even, two_units, step=2)
         with builder.if_then(builder.icmp_signed("!=", even, units)):
             step(even, 0)
 
-    multiply.__name__ = f"multiply_panel_{fmt.label}".lower()
-    return emitted(types.void, *[types.int64] * 17)(multiply)
-
-
-def _load_tile(builder: Builder, register: Value, address: Value, stride: Value) -> None:
-    operands = [register, builder.inttoptr(address, _POINTER), stride]
-    call(builder, "llvm.x86.tileloadd64", VOID, operands)
+    multiply.__name__ = f"multiply_panels_{fmt.label}".lower()
+    return emitted(types.void, *[types.int64] * 19)(multiply)

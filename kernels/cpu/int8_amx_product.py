@@ -7,6 +7,9 @@ Scratch memory of a worker, G = K/32:
 
 The rows that are left after the last whole block of 16 are copied there, filled up with zeros, so
 that nothing behind the last row is ever read.
+
+Workers with an odd number, who claim their chunks from the back, walk backwards through a chunk
+too: what is fetched ahead is then what they claim next.
 """
 
 from __future__ import annotations
@@ -15,8 +18,14 @@ from typing import Any
 
 from numba import carray
 
-from kernels.cpu import int8_amx as amx
-from kernels.cpu.int8_amx import BLOCK_BYTES, BLOCK_ROWS, RING_BLOCKS, TILE_BYTES
+from kernels.cpu.int8_amx import BLOCK_BYTES, FEWEST_GROUPS, RING_BLOCKS, panels_multiplier
+from kernels.cpu.int8_amx_tiles import (
+    BLOCK_ROWS,
+    TILE_BYTES,
+    configure_tiles,
+    release_tiles,
+    unpacker,
+)
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Int8Format
 from kernels.cpu.operation import inlined, uint8_at
 
@@ -38,13 +47,14 @@ def copy_filled_up(source: int, size: int, target: int, whole_size: int) -> None
 
 def amx_product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the function that multiplies all rows with a run of panels."""
-    unpack, multiply_panel = amx.unpacker(fmt), amx.panel_multiplier(fmt)
+    unpack, multiply_panels = unpacker(fmt), panels_multiplier(fmt)
     tile_bytes, is_nibbles = fmt.tile_bytes, fmt.is_nibbles
 
     @inlined()
     def multiply(
         x: int, scales: int, scaled_sums: int, num_rows: int, groups: int, weights: int,
         first_panel: int, end_panel: int, n: int, out: int, stride: int, accumulate: int, ring: int,
+        worker: int,
     ) -> None:  # fmt: skip
         k = groups * GROUP
         totals = ring + RING_BLOCKS * BLOCK_BYTES
@@ -60,19 +70,23 @@ def amx_product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             down, size, all_ = 4 * row * groups, 4 * left * groups, 4 * BLOCK_ROWS * groups
             copy_filled_up(scales + down, size, last_scales, all_)
             copy_filled_up(scaled_sums + down, size, last_scaled_sums, all_)
-        amx.configure_tiles()
-        for panel in range(first_panel, end_panel):
+        configure_tiles()
+        count, begin, step = end_panel - first_panel, first_panel, 1
+        if worker & 1:
+            begin, step = end_panel - 1, -1
+        at_once = count if groups >= FEWEST_GROUPS else 1
+        panel_bytes = groups * tile_bytes
+        for done in range(0, count, max(at_once, 1)):
+            panel = begin + step * done
             column = panel * PANEL_COLUMNS
-            packed = weights + panel * groups * tile_bytes
-            tiles, tile_stride = packed, tile_bytes
+            packed = weights + panel * panel_bytes
             if is_nibbles:
                 unpack(packed, groups, unpacked)
-                tiles, tile_stride = unpacked, TILE_BYTES
-            multiply_panel(
-                packed, tiles, tile_stride, groups, x, last_x, scales, last_scales, scaled_sums,
-                last_scaled_sums, num_rows, ring, totals, out + 4 * column, stride,
-                min(PANEL_COLUMNS, n - column), accumulate,
+            multiply_panels(
+                packed, step * panel_bytes, at_once, unpacked, groups, x, last_x, scales,
+                last_scales, scaled_sums, last_scaled_sums, num_rows, ring, totals,
+                out + 4 * column, 4 * PANEL_COLUMNS * step, stride, n - column, accumulate,
             )  # fmt: skip
-        amx.release_tiles()
+        release_tiles()
 
     return multiply

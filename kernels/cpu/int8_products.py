@@ -12,11 +12,13 @@ Measured on one thread of an Intel processor with AMX (3.4 GHz, other processes 
 reads 16 GB/s and does 0.85–0.93 · 10^12 operations a second with VPDPBUSD alone. N = 3072, K = 576
 and N = 576, K = 1536, weights larger than the caches up to 32 rows:
 
-    rows     1            2            6            12       16           64           256
-    Q4_1     14 GB/s      13–14 GB/s   13 GB/s      0.30 T   0.33–0.36 T  0.55–0.56 T  0.53–0.61 T
-    Q4_0     14 GB/s      13 GB/s      12 GB/s      0.31 T   0.35–0.43 T  0.64–0.65 T  0.65–0.74 T
-    Q8_0     15 GB/s      15 GB/s      13.5 GB/s    0.22 T   0.27–0.30 T  0.60–0.66 T  0.61–0.73 T
-    by       vectors      …            …            …        tiles        …            …
+    rows     1          2            6            12       16            32       64
+    Q4_1     14 GB/s    13–14 GB/s   13 GB/s      0.30 T   0.37–0.43 T   0.58 T   0.56–0.6 T
+    Q4_0     14 GB/s    13 GB/s      12 GB/s      0.31 T   0.35–0.43 T   …        0.64–0.65 T
+    Q8_0     15 GB/s    15 GB/s      13.5 GB/s    0.23 T   0.33 T        0.51 T   0.53 T
+    by       vectors    …            …            tiles    …             …        …
+
+Q4_0 was measured before panels went by in runs.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ MOST_ROWS: Final = SIZES.rows[0]
 FEW_ROWS: Final = SIZES.rows[min(1, len(SIZES.rows) - 1)]
 
 HAS_AMX: Final = SET.has_amx
-AMX_ROWS: Final = 16
+AMX_ROWS: Final = 10
 """From so many rows on the tile registers are faster than vectors."""
 
 
@@ -77,7 +79,7 @@ def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             first, end = panels * chunk // num_chunks, panels * (chunk + 1) // num_chunks
             by_tiles(
                 x, scales, scaled_sums, num_rows, groups, weights, first, end, n, out, stride,
-                accumulate, sums,
+                accumulate, sums, worker,
             )  # fmt: skip
             return
         num_groups = (n + WIDTH - 1) // WIDTH

@@ -6,6 +6,11 @@ system has stopped delays the others by the one chunk it holds, not by a whole s
 barrier. Workers with an even number claim from the front, odd ones from the back, so a worker meets
 the same weights in every step as long as nobody is late; the slower one's share shrinks by itself.
 
+Where a record gives the number of chunks itself (products: the chunks are alike), several may be
+claimed at once: a 2·W-th of what is left, W workers. So the first are large, with few beginnings
+and ends, and the last are small, and nobody waits long. Chunks that are claimed together are handed
+to the kernel as one chunk of fewer. A worker that is alone does everything as one chunk.
+
 Each entry has a progress line of 64 bytes:
 
     word 0   generation << 24 | first unclaimed chunk << 12 | end of the unclaimed chunks
@@ -59,6 +64,8 @@ SPINS_BEFORE_YIELD: Final = 400
 """Looks at a line others work on before the processor is offered to another thread: ≈ 20 µs."""
 
 
+FEWEST_TO_JOIN: Final = 4
+"""Chunks a worker, from which on several may be claimed at once."""
 MOST_LINES_FETCHED: Final = 2048
 """Cache lines a waiting thread fetches ahead at most: 128 KiB, a part of its second-level cache."""
 LINES_A_LOOK: Final = 2
@@ -104,8 +111,24 @@ def invoke(
 
 
 @inlined()
-def claim(line: int, generation: int, num_chunks: int, worker: int) -> int:
-    """Return a chunk that is now this worker's, or −1 if none is left (or the step is over)."""
+def even_chunks(num_chunks: int, workers: int) -> int:
+    """Return the number's two highest bits, if chunks are many: it can be halved often."""
+    if num_chunks < FEWEST_TO_JOIN * workers:
+        return num_chunks
+    unit = 1
+    while 4 * unit <= num_chunks:
+        unit *= 2
+    return num_chunks // unit * unit
+
+
+@inlined()
+def claim(line: int, generation: int, num_chunks: int, worker: int, joined: int) -> tuple[int, int]:
+    """Return a run of chunks that are now this worker's: the first, and how many.
+
+    None if none is left (or the step is over). `joined`: 0, one chunk at a time; else up to
+    1 / `joined` of the chunks that are left, a power of two that divides the number of the first
+    and of all, so that the run is one chunk of fewer.
+    """
     while True:
         claimed = atomic_load(line)
         first, end = (claimed >> COUNT_BITS) & COUNT_MASK, claimed & COUNT_MASK
@@ -113,27 +136,28 @@ def claim(line: int, generation: int, num_chunks: int, worker: int) -> int:
         if tag < generation:
             first, end = 0, num_chunks  # nobody has been here in this step
         elif tag > generation or first >= end:
-            return -1
-        chunk = -1
-        if first < end:
-            if worker & 1:
-                end -= 1
-                chunk = end
-            else:
-                chunk = first
-                first += 1
+            return -1, 0
+        chunk, count = first, min(1, end - first)
+        edges = (end if worker & 1 else first) | num_chunks
+        while joined * count > 0 and 2 * joined * count <= end - first and edges & count == 0:
+            count *= 2
+        if worker & 1:
+            end -= count
+            chunk = end
+        else:
+            first += count
         marked = (generation << TAG_SHIFT) | (first << COUNT_BITS) | end
         if compare_and_swap(line, claimed, marked):
-            return chunk
+            return chunk, count
 
 
 @inlined()
-def complete(line: int, generation: int) -> None:
-    """Count a claimed chunk as done."""
+def complete(line: int, generation: int, num_done: int) -> None:
+    """Count claimed chunks as done."""
     while True:
         done = atomic_load(line + 8)
         count = done & TAGGED_MASK if done >> TAG_SHIFT == generation else 0
-        if compare_and_swap(line + 8, done, (generation << TAG_SHIFT) | (count + 1)):
+        if compare_and_swap(line + 8, done, (generation << TAG_SHIFT) | (count + num_done)):
             return
 
 
@@ -180,24 +204,31 @@ def walk(board: int, generation: int, worker: int) -> None:
     entries = word(board, BoardWord.ENTRIES)
     num_entries = word(board, BoardWord.NUM_ENTRIES)
     line = word(board, BoardWord.PROGRESS)
-    is_alone = word(board, BoardWord.NUM_WORKERS) == 1
+    num_workers = word(board, BoardWord.NUM_WORKERS)
+    is_alone = num_workers == 1
     fence()
     if atomic_load(board + 8 * BoardWord.GENERATION) != generation:
         return  # what was read may belong to another step
     for _ in range(num_entries):
         record, header = word(entries, 0), word(entries, 1)
-        num_chunks = word(record, CHUNKS)
+        num_chunks, joined = word(record, CHUNKS), 0
         if num_chunks < 0:
             num_chunks = word(header, -num_chunks)
+        elif not is_alone:
+            num_chunks = even_chunks(num_chunks, num_workers)
+            joined = 2 * num_workers
         if is_alone:
-            for chunk in range(num_chunks):
-                invoke(word(record, KERNEL), record, header, chunk, num_chunks, worker)
+            if num_chunks:
+                invoke(word(record, KERNEL), record, header, 0, 1, worker)
         else:
-            chunk = claim(line, generation, num_chunks, worker)
-            while chunk >= 0:
-                invoke(word(record, KERNEL), record, header, chunk, num_chunks, worker)
-                complete(line, generation)
-                chunk = claim(line, generation, num_chunks, worker)
+            chunk, count = claim(line, generation, num_chunks, worker, joined)
+            while count > 0:
+                invoke(
+                    word(record, KERNEL), record, header, chunk // count, num_chunks // count,
+                    worker,
+                )  # fmt: skip
+                complete(line, generation, count)
+                chunk, count = claim(line, generation, num_chunks, worker, joined)
             if num_chunks and not wait_until_done(
                 board, line, generation, num_chunks, record, worker
             ):

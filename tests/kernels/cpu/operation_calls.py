@@ -25,12 +25,13 @@ KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
 
 
 def run(
-    operation: Operation, record: Int64Array, header: Int64Array, chunks: Iterable[int] = (0,)
-) -> None:
+    operation: Operation, record: Int64Array, header: Int64Array, chunks: Iterable[int] = (0,),
+    worker: int = 0,
+) -> None:  # fmt: skip
     """Run the given chunks, in this order, of as many as are given."""
-    order = list(chunks)
+    order, addresses = list(chunks), (record.ctypes.data, header.ctypes.data)
     for chunk in order:
-        KERNEL(operation.address)(record.ctypes.data, header.ctypes.data, chunk, len(order), 0)
+        KERNEL(operation.address)(*addresses, chunk, len(order), worker)
 
 
 @dataclass
@@ -110,7 +111,7 @@ def quantised(x: Float32Array) -> Int8Rows:
 
 def product(
     label: str, packed: UInt8Array, rows: Int8Rows, num_rows: int, n: int, out: Float32Array,
-    *, first: int = 0, accumulate: bool = False, chunks: Iterable[int] = (0,),
+    *, first: int = 0, accumulate: bool = False, chunks: Iterable[int] = (0,), worker: int = 0,
 ) -> None:  # fmt: skip
     """Multiply into rows `first` … of `out`, whose rows may be longer than `n`."""
     k = rows.values.shape[1]
@@ -126,7 +127,9 @@ def product(
     record[Product.ROWS_WORD] = StepWord.NUM_TOKENS
     record[Product.OUT_FIRST_WORD] = StepWord.FIRST_TOKEN
     header, _scratch = step_header(num_rows, k, first)
-    run(INT8_PRODUCTS[label], record, header, chunks)
+    # Every worker's scratch memory is the same: they do not run at once.
+    header[StepWord.SCRATCH_BYTES] = 0
+    run(INT8_PRODUCTS[label], record, header, chunks, worker)
 
 
 def random_blocks(label: str, n: int, k: int, random: np.random.Generator) -> UInt8Array:

@@ -13,7 +13,7 @@ from compute_plane.executor.thread_team import ThreadTeam
 from kernels.cpu.operation import CHUNKS, HEADER_WORDS, KERNEL, RECORD_WORDS, StepWord
 
 sys.path.insert(0, str(Path(__file__).parent))
-from counting_operation import BEFORE, COUNTS, EARLY, NUM_BEFORE, count_chunk
+from counting_operation import BEFORE, COUNTS, EARLY, NUM_BEFORE, NUM_PARTS, count_chunk
 
 
 class CountedStep:
@@ -30,6 +30,7 @@ class CountedStep:
             before, num_before = (self.counts[i - 1], chunks[i - 1]) if i else (nothing, 0)
             record = self.records[i]
             record[KERNEL], record[CHUNKS] = count_chunk.address, n
+            record[NUM_PARTS] = n
             record[COUNTS] = self.counts[i].ctypes.data
             record[EARLY] = self.early[i].ctypes.data
             record[BEFORE], record[NUM_BEFORE] = before.ctypes.data, num_before
@@ -64,7 +65,21 @@ def test_a_header_word_gives_the_number_of_chunks() -> None:
         for chunks in (1, 8, 0, 5):
             step.header[StepWord.TOKEN_CHUNKS] = chunks
             team.run(step.entries)
-    assert step.counts[1].tolist() == [3, 2, 2, 2, 2, 1, 1, 1]
+    # Every part of the work once a step, but where the header says that there is nothing to do.
+    assert step.counts[1].tolist() == [3] * 8
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
+def test_chunks_that_are_claimed_together_are_each_done_once(num_threads: int) -> None:
+    counts = [1, 16, 17, 54, 7, 64, 4095, 23, 30, 96, 100, 33]
+    step = CountedStep(counts)
+    rounds = 50
+    with ThreadTeam(num_threads) as team:
+        for _ in range(rounds):
+            team.run(step.entries)
+    for i in range(len(counts)):
+        assert (step.counts[i] == rounds).all()
+        assert not step.early[i].any()
 
 
 def test_a_step_longer_than_any_before_runs_whole() -> None:

@@ -1,0 +1,156 @@
+"""Tile registers for products of int8 rows: their shapes, what is loaded into them, unpacking.
+
+A unit (`kernels.cpu.int8_amx`) multiplies 16 rows × 32 bytes with 8 rows × 64 bytes, four k's of 16
+columns each. There are two registers of each kind, for every other unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from kernels.cpu.emitted import emitted
+from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8Format
+from kernels.cpu.int8_tile import weights_of_vector
+from kernels.cpu.vector_ir import (
+    BYTES,
+    F32X,
+    I8,
+    I16,
+    I64,
+    VOID,
+    Builder,
+    Value,
+    call,
+    constant,
+    counted_loop,
+    i64,
+    load,
+    offset,
+    store,
+)
+
+BLOCK_ROWS: Final = 16
+TILE_BYTES: Final = GROUP * PANEL_COLUMNS
+"""Of a tile of unpacked weights."""
+
+SUMS, ROWS, WEIGHTS = 0, 2, 4
+"""Tile registers: integers, rows and weights of every other unit."""
+PALETTE: Final = 1
+CONFIGURATION_BYTES: Final = 64
+COLUMNS_AT: Final = 16
+ROWS_AT: Final = 48
+"""The configuration: byte 0 the palette, from 16 the bytes of a row of each register (uint16), from
+48 the rows of each register (uint8)."""
+
+POINTER: Final = I8.as_pointer()
+
+llvmlite.binding.initialize_native_asmparser()
+
+
+def register(number: int) -> ir.Constant:
+    """Return a tile register as an operand."""
+    return ir.Constant(I8, number)
+
+
+def load_tile(builder: Builder, number: int, address: Value, stride: Value) -> None:
+    """Load a tile register from rows `stride` bytes apart."""
+    operands = [register(number), builder.inttoptr(address, POINTER), stride]
+    call(builder, "llvm.x86.tileloadd64", VOID, operands)
+
+
+@emitted(types.void)
+def configure_tiles(builder: Builder) -> None:
+    """Set up this thread's tile registers: 16 rows of 32 bytes times 8 rows of 64 bytes."""
+    memory = cgutils.alloca_once(builder, ir.ArrayType(I8, CONFIGURATION_BYTES))
+    builder.store(ir.Constant(memory.type.pointee, None), memory)
+    address = builder.ptrtoint(memory, I64)
+    store(builder, ir.Constant(I8, PALETTE), address)
+    shapes = {SUMS: (BLOCK_ROWS, VECTOR_BYTES), ROWS: (BLOCK_ROWS, GROUP)}
+    shapes[WEIGHTS] = (GROUP // 4, VECTOR_BYTES)
+    for first, (rows, row_bytes) in shapes.items():
+        for number in (first, first + 1):
+            place = offset(builder, address, COLUMNS_AT + 2 * number)
+            store(builder, ir.Constant(I16, row_bytes), place)
+            store(builder, ir.Constant(I8, rows), offset(builder, address, ROWS_AT + number))
+    call(builder, "llvm.x86.ldtilecfg", VOID, [builder.inttoptr(address, POINTER)])
+
+
+@emitted(types.void)
+def release_tiles(builder: Builder) -> None:
+    """Give up the tile registers, so that the system need not save them."""
+    call(builder, "llvm.x86.tilerelease", VOID, [])
+
+
+def unpacker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return void(panel, groups, tiles): unpack a panel's nibbles into tiles of int8."""
+
+    def unpack(builder: Builder, panel: Value, groups: Value, tiles: Value) -> None:
+        counted_loop(builder, groups, lambda group: unpack_tile(builder, fmt, panel, group, tiles))
+
+    unpack.__name__ = f"unpack_{fmt.label}".lower()
+    return emitted(types.void, *[types.int64] * 3)(unpack)
+
+
+def unpack_tile(
+    builder: Builder, fmt: Int8Format, panel: Value, group: Value, tiles: Value
+) -> None:
+    """Unpack one tile of a panel."""
+    packed = offset(builder, panel, builder.mul(group, i64(fmt.tile_bytes)))
+    tile = offset(builder, tiles, builder.mul(group, i64(TILE_BYTES)))
+    for v in range(fmt.num_vectors):
+        stored = load(builder, offset(builder, packed, VECTOR_BYTES * v), BYTES)
+        for k, unpacked in weights_of_vector(builder, fmt, v, [stored]):
+            signed = builder.sub(unpacked[0], constant(BYTES, fmt.offset))
+            store(builder, signed, offset(builder, tile, k * PANEL_COLUMNS))
+
+
+class RowBroadcasts:
+    """Float32 of 16 rows, `stride` bytes apart, each in all lanes.
+
+    The addresses are base + stride · row, with four multiples of the stride and the factors 1, 2
+    and 4 of an address, in assembly: LLVM would keep an address a row, for want of registers in
+    memory.
+    """
+
+    FACTORS: Final = ((0, 1), (1, 1), (1, 2), (3, 1), (1, 4), (5, 1), (3, 2), (7, 1))
+    """Row r of a half is at multiple · factor strides."""
+
+    def __init__(self, builder: Builder, stride: Value) -> None:
+        self.strides = {n: builder.mul(stride, i64(n)) for n in (1, 3, 5, 7)}
+        self.half = builder.shl(stride, i64(3))
+
+    def of_rows(self, builder: Builder, base: Value) -> Callable[[int], Value]:
+        """Return what loads the float of row r, base being the address of row 0's."""
+        halves = (base, builder.add(base, self.half))
+
+        def of_row(r: int) -> Value:
+            half = halves[r // len(self.FACTORS)]
+            multiple, factor = self.FACTORS[r % len(self.FACTORS)]
+            if multiple:
+                kind = ir.FunctionType(F32X, [I64, I64])
+                text, constraint = f"vbroadcastss ($1,$2,{factor}), $0", "=v,r,r"
+                vector = builder.asm(kind, text, constraint, [half, self.strides[multiple]], False)
+            else:
+                kind = ir.FunctionType(F32X, [I64])
+                vector = builder.asm(kind, "vbroadcastss ($1), $0", "=v,r", [half], False)
+            vector.attributes.add("readonly")
+            return vector
+
+        return of_row
+
+
+def add_product(builder: Builder, total: Value, x: Value, y: Value) -> Value:
+    """Return fma(x, y, total) in the register of total.
+
+    LLVM would take the register of x, and so have 16 sums to move, and some to spill, every turn.
+    """
+    kind = ir.FunctionType(F32X, [F32X, F32X, F32X])
+    added = builder.asm(kind, "vfmadd231ps $3, $2, $0", "=v,0,v,v", [total, x, y], False)
+    added.attributes.add("readnone")
+    return added
