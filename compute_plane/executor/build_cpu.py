@@ -11,6 +11,7 @@ import structlog
 from compute_plane.executor.interface import ExecutionBatch, GPUExecutor, SamplingRow
 from compute_plane.executor.kernel_cache import numerics_fingerprint, prepare_kernel_cache
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
+from compute_plane.memory.program_pages import forget_code
 from compute_plane.memory.sizing import (
     available_memory_bytes,
     check_pools_fit,
@@ -20,6 +21,8 @@ from kernels.cpu.instruction_set import select_instruction_set
 if TYPE_CHECKING:
     from compute_plane.model.loader import LoadedModel
 
+COMPILER: Final = "libllvmlite"
+"""The library that compiled or loaded the kernels; not needed any more once they have run."""
 PREFILL_CHUNK: Final = 512
 """Prompt tokens of a step."""
 
@@ -63,6 +66,7 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
         on_compiled=_Progress() if is_first else None,
     )
     warm_up(executor, context.block_size)
+    forget_code(COMPILER)
     log.info(
         "cpu executor",
         instruction_set=chosen.name,

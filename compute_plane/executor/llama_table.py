@@ -20,7 +20,7 @@ import numpy as np
 from compute_plane.executor.product_records import ProductRecords
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
-from compute_plane.memory.huge_pages import huge_page_array
+from compute_plane.memory.huge_pages import HugePageArena
 from compute_plane.model.rope import inverse_frequencies
 from kernels.cpu.attention import (
     ATTENTION,
@@ -80,6 +80,8 @@ class LlamaTable:
         on_compiled: Callable[[str], None] | None = None,
     ) -> None:
         self.table = StepTable(on_compiled)
+        self._arena = HugePageArena("activations")
+        self.table.keep(self._arena)
         self._spec = spec
         self._pool = kv_pool
         heads = spec.num_heads + 2 * spec.num_kv_heads
@@ -95,12 +97,12 @@ class LlamaTable:
         )
         self._gate_up = self._floats(PIECE_TOKENS * 2 * spec.intermediate_size)
         self.logits = (
-            huge_page_array(FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size, purpose="logits")
+            self._arena.take(FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size)
             .view(np.float32)
             .reshape(LOGITS_ROWS, spec.vocab_size)
         )
         widest = max(spec.hidden_size, spec.query_size, spec.intermediate_size)
-        rows = RowBuffers(self.table, PIECE_TOKENS, widest)
+        rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
         group = spec.num_heads // spec.num_kv_heads
         self.before = (self._rope_angles(), self._embedding(weights.embedding))
         generated = ProductRecords(self.table, rows, of_prompt=False)
@@ -252,6 +254,4 @@ class LlamaTable:
 
     def _floats(self, count: int) -> int:
         """Return the address of float32 memory that lives as long as the table."""
-        memory = huge_page_array(FLOAT_BYTES * count, purpose="activations")
-        self.table.keep(memory)
-        return memory.ctypes.data
+        return self._arena.take(FLOAT_BYTES * count).ctypes.data

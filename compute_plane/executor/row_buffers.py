@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from compute_plane.executor.step_table import StepTable
-from compute_plane.memory.huge_pages import huge_page_array
+from compute_plane.memory.huge_pages import HugePageArena
 from kernels.cpu.float_packing import PANEL_COLUMNS
 from kernels.cpu.float_products import (
     GROUP_PANELS,
@@ -63,21 +62,19 @@ def product_of(weight_format: str, k: int, row_format: RowFormat) -> tuple[Opera
 class RowBuffers:
     """The rows a product reads: written by `row_inputs`, read by the product right behind it."""
 
-    def __init__(self, table: StepTable, max_rows: int, max_k: int) -> None:
-        sizes = {
-            RowInput.OUT: row_bytes(RowFormat.FLOAT32, max_rows, max_k),
-            RowInput.OUT_SCALES: group_bytes(max_rows, max_k),
-            RowInput.OUT_SCALED_SUMS: group_bytes(max_rows, max_k),
-            RowInput.OUT_SUMS: group_bytes(max_rows, max_k),
-        }
+    def __init__(self, arena: HugePageArena, max_rows: int, max_k: int) -> None:
+        beside = group_bytes(max_rows, max_k)
         self._places: dict[RowFormat, dict[int, int]] = {}
         for row_format in RowFormat:
-            places: dict[int, int] = {}
-            for name, size in sizes.items():
-                memory = huge_page_array(size + ALIGNMENT, purpose="activations")
-                table.keep(memory)
-                places[name] = memory.ctypes.data
-            self._places[row_format] = places
+            sizes = {
+                RowInput.OUT: row_bytes(row_format, max_rows, max_k) + ALIGNMENT,
+                RowInput.OUT_SCALES: beside,
+                RowInput.OUT_SCALED_SUMS: beside,
+                RowInput.OUT_SUMS: beside,
+            }
+            self._places[row_format] = {
+                name: arena.take(size).ctypes.data for name, size in sizes.items()
+            }
 
     def written(self, row_format: RowFormat) -> dict[int, int]:
         """Return the operands of a row input that writes rows of a format."""

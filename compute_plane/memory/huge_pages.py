@@ -44,3 +44,30 @@ def huge_page_array(num_bytes: int, *, purpose: str) -> UInt8Array:
     whole = np.frombuffer(mapping, np.uint8)
     first = -whole.ctypes.data % HUGE_PAGE_BYTES
     return whole[first : first + num_bytes]
+
+
+class HugePageArena:
+    """Arrays that share huge pages: many small ones take few, and big ones only what is touched.
+
+    `purpose`: as for `huge_page_array`. The memory lives as long as the arena or one of its arrays.
+    """
+
+    REGION_BYTES: Final = 64 << 20
+    """Address space taken at a time; it costs nothing before it is touched."""
+    ALIGNMENT: Final = 64
+
+    def __init__(self, purpose: str) -> None:
+        self._purpose = purpose
+        self._region: UInt8Array = np.zeros(0, np.uint8)
+        self._kept: list[UInt8Array] = []
+        self._taken = 0
+
+    def take(self, num_bytes: int) -> UInt8Array:
+        """Return zeroed uint8 memory [num_bytes], aligned to 64 bytes, that nobody else has."""
+        first = self._taken
+        if first + num_bytes > len(self._region):
+            self._region = huge_page_array(max(num_bytes, self.REGION_BYTES), purpose=self._purpose)
+            self._kept.append(self._region)
+            first = 0
+        self._taken = -(-(first + num_bytes) // self.ALIGNMENT) * self.ALIGNMENT
+        return self._region[first : first + num_bytes]
