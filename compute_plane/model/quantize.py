@@ -98,7 +98,7 @@ def _encode(values: Float32Array, target: TensorFormat, out: UInt8Array) -> None
     elif target is TensorFormat.Q8_0:
         _to_q8_0(values, out)
     else:
-        raise NotImplementedError(f"no conversion to {target.label}")
+        raise ValueError(f"there is no conversion to {target.label}")
 
 
 def _to_q8_0(values: Float32Array, out: UInt8Array) -> None:
