@@ -21,6 +21,7 @@ SWAP: Final = "swap"
 """The feature of planes with a host pool."""
 
 FEATURES: Final = (
+    "block_digests",
     "copies",
     "logit_bias",
     "logprobs",
@@ -85,6 +86,9 @@ def check_columns(batch: StepBatch, limits: SlotLimits) -> None:
     check_range("released", batch.released, limits.max_slots)
     _check_copies(batch, limits)
     _check_swaps(batch, limits)
+    check_range("digest_blocks", batch.digest_blocks, limits.num_blocks)
+    if batch.digest_blocks.size and not batch.slots.size:
+        raise InvalidBatch("digest_blocks needs a step with rows", field="digest_blocks")
     _check_starts(batch, limits)
 
 

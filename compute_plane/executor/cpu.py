@@ -9,6 +9,7 @@ place in its sequence that decides, never the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -137,10 +138,16 @@ class CpuExecutor:
         for index, (group, taken) in enumerate(zip(groups, records, strict=True), len(pieces)):
             self._headers.describe_logits(index, out_tokens=group.out_tokens, samples=taken)
         if self._keep_logits:
-            return samples.output(self._run_keeping_logits(pieces, groups, len(batch.sampling)))
-        self._team.run(self._entries(pieces, len(groups)))
+            logits = self._run_keeping_logits(pieces, groups, len(batch.sampling))
+        else:
+            logits = None
+            self._team.run(self._entries(pieces, len(groups)))
         del arrays  # the headers point to them
-        return samples.output(None)
+        output = samples.output(logits)
+        if batch.digest_blocks:
+            digests = [self._pool.digest(block) for block in batch.digest_blocks]
+            output = replace(output, block_digests=digests)
+        return output
 
     def capture_decode_graph(self, batch_size: int) -> None:
         """Do nothing: a CPU has no launches to save."""

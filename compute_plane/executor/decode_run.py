@@ -75,7 +75,12 @@ class DecodeRun:
             and step.num_samples == len(sent.sampled_rows)
             and step.rows.poisoned_rows.size == 0
             and sent.sampled_slots.size == 0
-            and not (batch.copies or batch.prompt_logprob_rows or batch.is_prefill.any())
+            and not (
+                batch.copies
+                or batch.prompt_logprob_rows
+                or batch.digest_blocks
+                or batch.is_prefill.any()
+            )
         )
 
     def is_continued_by(self, batch: StepBatch) -> bool:
@@ -89,7 +94,7 @@ class DecodeRun:
                 batch.sampled_rows.tobytes(),
             )
             == self._columns
-            and not (batch.swap_out or batch.swap_in)
+            and not (batch.swap_out or batch.swap_in or batch.digest_blocks.size)
             and not (batch.starts or batch.copies or batch.prompt_logprobs or batch.unsupported)
             and not (batch.token_counts.size or batch.token_ids.size)
             and not (batch.new_block_counts.size or batch.new_block_ids.size)

@@ -113,6 +113,7 @@ class ExecutionBatch:
     `prompt_logprob_targets[i]`: those next tokens of row `prompt_logprob_rows[i]` (at most
     query_len, one fewer where the token after the row's last is unknown);
     `prompt_num_logprobs[i]`: the most likely tokens wanted beside each; empty: none for any.
+    `digest_blocks`: blocks whose content is wanted as a digest once the step is over.
     `copies` run first, in order. Then in every layer all KV writes before any attention read, so
     rows may share blocks that one of them fills.
     """
@@ -130,6 +131,7 @@ class ExecutionBatch:
     prompt_logprob_rows: Sequence[int] = ()
     prompt_logprob_targets: Sequence[Int32Array] = ()
     prompt_num_logprobs: Sequence[int] = ()
+    digest_blocks: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ class ExecutionOutput:
     `sample_logprobs`: one entry per sample that asked, in order. `prompt_logprobs[i]`: one float32
     per target of `prompt_logprob_targets[i]`; `prompt_top_logprobs[i]`: the most likely tokens at
     the same places, where some were asked for (else this may be empty as a whole).
+    `block_digests`: 64 bits for each of `digest_blocks`, equal where the blocks' bytes are.
     """
 
     next_tokens: Int32Array
@@ -169,6 +172,7 @@ class ExecutionOutput:
     prompt_logprobs: Sequence[Float32Array] = ()
     sample_logprobs: Sequence[SampleLogprobs] = ()
     prompt_top_logprobs: Sequence[TopLogprobs] = ()
+    block_digests: Sequence[int] = ()
 
 
 @runtime_checkable

@@ -30,6 +30,7 @@ from compute_plane.executor.interface import (
     SamplingRow,
     TopLogprobs,
 )
+from compute_plane.memory.block_digest import block_digest
 from compute_plane.model.spec import ModelSpec
 
 BOS_TOKEN_ID: Final = 256
@@ -111,6 +112,7 @@ class SimulatedExecutor:
                 _top(logprobs, count)
                 for logprobs, count in zip(prompt_logprobs, batch.prompt_num_logprobs, strict=False)
             ],
+            block_digests=[block_digest(self.pool[block]) for block in batch.digest_blocks],
         )
 
     def capture_decode_graph(self, batch_size: int) -> None:

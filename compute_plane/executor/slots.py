@@ -176,6 +176,7 @@ class SlotTable:
                 for row in prompt_rows
             ],
             prompt_num_logprobs=[request.num_logprobs for request in batch.prompt_logprobs],
+            digest_blocks=batch.digest_blocks.tolist(),
         )
 
     # --- after the step ---
@@ -208,6 +209,7 @@ class SlotTable:
             failures,
             prompt_logprobs(batch, output, rows),
             sample_logprobs(batch, output, rows, failed),
+            output.block_digests,
         )
 
     def poison(self, prepared: PreparedStep) -> None:
@@ -255,4 +257,9 @@ class SlotTable:
                     f"got {int(next_tokens[wrong][0])}"
                 )
         check_logprobs(batch, output, self.limits.vocab_size)
+        if len(output.block_digests) != len(batch.digest_blocks):
+            raise ExecutionError(
+                f"the executor must return {len(batch.digest_blocks)} block digests, "
+                f"got {len(output.block_digests)}"
+            )
         return failed

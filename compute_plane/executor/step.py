@@ -133,6 +133,7 @@ class StepBatch:
     copies: Sequence[TableCopy] = ()
     swap_in: Sequence[BlockMove] = ()
     prompt_logprobs: Sequence[PromptLogprobsRequest] = ()
+    digest_blocks: Int64Array = field(default_factory=lambda: EMPTY)
     unsupported: Sequence[str] = ()
 
 
@@ -169,13 +170,15 @@ class PromptLogprobs:
 class StepResult:
     """What a step gave. `sampled_token_ids`: [K], entries of failed rows mean nothing.
 
-    `sample_logprobs`: of the samples that asked and whose row did not fail.
+    `sample_logprobs`: of the samples that asked and whose row did not fail. `block_digests`: one
+    for each of the batch's `digest_blocks`.
     """
 
     sampled_token_ids: Int32Array
     row_failures: Sequence[RowFailure] = ()
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     sample_logprobs: Sequence[SampleLogprobs] = ()
+    block_digests: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from compute_plane.memory.block_digest import block_digest
 from compute_plane.memory.huge_pages import UInt8Array, huge_page_array
 from kernels.cpu.kv_layout import KvLayout
 
@@ -45,6 +46,10 @@ class KvPool:
     def num_bytes(self) -> int:
         """Bytes reserved for the pool."""
         return int(self.data.nbytes)
+
+    def digest(self, block: int) -> int:
+        """Return 64 bits of BLAKE2b of a block's bytes."""
+        return block_digest(self.data[block])
 
     def copy_block(self, source: int, destination: int) -> None:
         """Make block `destination` a copy of block `source`, all layers."""

@@ -39,7 +39,7 @@ ROW_FAILURE_REASON: Final = {
     RowFailureReason.POISONED: compute_pb2.ROW_FAILURE_REASON_POISONED,
 }
 
-UNSUPPORTED_PARTS: Final = ("constraints", "digest_blocks")
+UNSUPPORTED_PARTS: Final = ("constraints",)
 """Parts of a batch that no executor of this version runs."""
 
 
@@ -77,6 +77,7 @@ def batch_from_proto(batch: compute_pb2.ExecutionBatch) -> StepBatch:
             PromptLogprobsRequest(request.row, request.num_logprobs)
             for request in batch.prompt_logprobs
         ],
+        digest_blocks=_column(batch.digest_blocks),
         unsupported=[name for name in UNSUPPORTED_PARTS if getattr(batch, name)],
     )
 
@@ -159,6 +160,7 @@ def reply_to_proto(reply: StepReply) -> compute_pb2.ExecutionOutput:
                 top_token_ids=sampled.top.token_ids.ravel().tolist(),
                 top_logprobs=sampled.top.logprobs.ravel().tolist(),
             )
+        output.block_digests.extend(result.block_digests)
         for entry in result.prompt_logprobs:
             output.prompt_logprobs.add(
                 row=entry.row,

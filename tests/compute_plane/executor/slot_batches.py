@@ -59,6 +59,7 @@ def step(
     swap_in: Sequence[tuple[int, int]] = (),
     prompt_logprobs: Sequence[int] = (),
     num_prompt_logprobs: int = 0,
+    digest_blocks: Sequence[int] = (),
 ) -> StepBatch:
     """A batch of rows (slot, position, query_len), every row sampled unless told otherwise."""
     return StepBatch(
@@ -79,6 +80,7 @@ def step(
         prompt_logprobs=[
             PromptLogprobsRequest(row, num_prompt_logprobs) for row in prompt_logprobs
         ],
+        digest_blocks=column(digest_blocks),
     )
 
 

@@ -222,13 +222,13 @@ INVALID = {
     "an infinite bias": (bias((1, -math.inf)), "starts[0].sampling.logit_bias[0].bias"),
     "a bias that is not a number": (bias((1, NAN)), "starts[0].sampling.logit_bias[0].bias"),
     "too many biases": (bias(*[(0, 1.0)] * 1025), "starts[0].sampling.logit_bias"),
+    "a digest of no block": ({"digest_blocks": [1 << 20]}, "digest_blocks[0]"),
 }
 
 UNSUPPORTED = {
     "swap_out": ({"swap_out": [compute_pb2.BlockMove()]}, "swap_out"),
     "swap_in": ({"swap_in": [compute_pb2.BlockMove()]}, "swap_in"),
     "constraints": ({"constraints": [compute_pb2.RowConstraint()]}, "constraints"),
-    "digest_blocks": ({"digest_blocks": [0]}, "digest_blocks"),
 }
 
 CASES = [
