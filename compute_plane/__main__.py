@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from compute_plane.app import ComputePlane
-from compute_plane.config import ComputePlaneConfig, load_config
+from compute_plane.config import ComputePlaneConfig, load_config, service_manager
 from planes.errors import ConfigError, EngineError
 from planes.logs import configure_logging
 from planes.ready import announce_ready, watch_lifeline
@@ -72,14 +72,18 @@ class _Process:
             self._is_loading = False
         except _StopRequested:
             return EXIT_OK
+        manager = service_manager()
         address = plane.start()
         # What is alive now stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
         try:
             announce_ready(self._config.ready_fd, str(address))
+            manager.ready(f"serving on {address}")
+            manager.feed_watchdog(lambda: plane.is_well(manager.watchdog_s or 0.0), self._stop)
             self._stop.wait()
         finally:
+            manager.stopping()
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
             is_done = plane.stop()

@@ -139,6 +139,10 @@ class ComputePlane:
         log.info("serving", address=str(address), epoch=f"{self._sessions.epoch:016x}")
         return address
 
+    def is_well(self, patience_s: float) -> bool:
+        """Whether the device thread waits for a batch, or began the one at hand that recently."""
+        return self._device.is_well(patience_s)
+
     def stop(self) -> bool:
         """Report NOT_SERVING, finish the batches under way, end; whether they finished in time."""
         self._server.refuse_traffic()

@@ -16,6 +16,7 @@ from typing import Final
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
 from planes.logs import LOG_FORMATS, LOG_LEVELS
+from planes.service_manager import ServiceManager
 from planes.settings import Layers, add_arguments, check, read_config_file, resolve, setting
 from planes.settings import unknown_keys as keys_unknown_to
 
@@ -170,6 +171,11 @@ class ComputePlaneConfig:
         if self.kernel_cache is not None:
             return Path(self.kernel_cache).expanduser()
         return default_kernel_cache(os.environ)
+
+
+def service_manager() -> ServiceManager:
+    """Return the service manager of this process, if there is one."""
+    return ServiceManager.of(os.environ)
 
 
 def default_kernel_cache(environ: Mapping[str, str]) -> Path:

@@ -68,11 +68,19 @@ class DeviceThread:
         self._closed_by: EngineError | None = None
         self._slots_session = 0
         self._last_end_ns: int | None = None
+        self._busy_since_ns: int | None = None
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
         """Begin to take batches."""
         self._thread.start()
+
+    def is_well(self, patience_s: float) -> bool:
+        """Whether the thread waits for a batch, or began the one at hand less than that ago."""
+        since_ns = self._busy_since_ns
+        if since_ns is not None and time.monotonic_ns() - since_ns > patience_s * 1e9:
+            return False
+        return self._thread.is_alive()
 
     def check_open(self) -> None:
         """Raise PlaneDraining or PlaneBroken once no batch is begun any more."""
@@ -134,13 +142,15 @@ class DeviceThread:
         if header.session != self._slots_session:
             self._slots.reset()
             self._slots_session = header.session
-        start_ns = time.monotonic_ns()
+        start_ns = self._busy_since_ns = time.monotonic_ns()
         try:
             result = self._execute(header, work.batch)
         except BatchRefused as refusal:
             self._last_end_ns = time.monotonic_ns()
             self._sessions.record(StepReply(header, refusal=refusal))
             return self._refused(header, refusal)
+        finally:
+            self._busy_since_ns = None
         end_ns = time.monotonic_ns()
         reply = StepReply(
             header,

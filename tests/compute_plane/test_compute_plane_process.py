@@ -244,3 +244,25 @@ def test_the_simulated_plane_imports_neither_numba_nor_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_plane_tells_its_service_manager_when_it_serves_lives_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(TIMEOUT_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        monkeypatch.setenv("WATCHDOG_USEC", "60000")
+        address = f"unix:{tmp_path}/compute.sock"
+        with process(*SIMULATED, f"--listen={address}") as started:
+            started.ready()
+            assert f"STATUS=serving on {address}" in manager.recv(1000).decode().splitlines()
+            for _ in range(3):
+                assert manager.recv(1000) == b"WATCHDOG=1"
+            started.popen.send_signal(signal.SIGTERM)
+            while (last := manager.recv(1000)) == b"WATCHDOG=1":
+                pass
+            assert last.startswith(b"STOPPING=1")
+            assert started.end()[0] == 0
