@@ -22,6 +22,9 @@ WORK_A_THREAD: Final = 4
 MAX_SHARED_ITEMS: Final = 256
 """Items of a piece in which contexts are shared, at most: so many partials need room."""
 
+NO_MERGES: Final = np.zeros((0, 4), np.int32)
+NO_MERGES.flags.writeable = False
+
 
 def tokens_per_item(group: int) -> int:
     """Return the most tokens an item should have where `group` query heads share a kv head."""
@@ -66,13 +69,14 @@ def share_long_contexts(
     segment, and a merge (`kernels.cpu.attention_context.Merge`). The bits of the result are the
     same. `positions`: [T] of the piece.
     """
-    none = np.zeros((0, 4), np.int32)
     if len(items) * num_kv_heads >= WORK_A_THREAD * num_threads or num_threads == 1:
-        return items, none
+        return items, NO_MERGES
+    if positions.max() < shortest_shared(block_size):
+        return items, NO_MERGES
     segments = np.where(items[:, 1] == 1, num_segments(positions[items[:, 0]], block_size), 1)
     ends = np.cumsum(segments)
     if ends[-1] == len(items) or ends[-1] > MAX_SHARED_ITEMS:
-        return items, none
+        return items, NO_MERGES
     shared = np.repeat(items, segments, axis=0)
     firsts = ends - segments
     is_split = segments > 1
@@ -83,6 +87,11 @@ def share_long_contexts(
     merges[:, 1] = firsts[is_split]
     merges[:, 2] = segments[is_split]
     return shared, merges
+
+
+def shortest_shared(block_size: int) -> int:
+    """Return a position before which no context has two segments."""
+    return SEGMENT * SUB_BLOCKS // -(-block_size // SUB_BLOCK_TOKENS) * block_size
 
 
 def num_segments(positions: Int32Array, block_size: int) -> Int32Array:
