@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.frontend import EngineFrontend, EngineParts
 from control_plane.engine.gate import Gate
 from control_plane.engine.loop import LoopOptions
+from control_plane.engine.plugins import CoreFactories
 from control_plane.engine.streams import StreamHub
 from control_plane.engine.thread import EngineThread
 from planes.address import Address
@@ -54,11 +56,13 @@ _log = structlog.get_logger(__name__)
 class ControlPlane:
     """One control plane process: gRPC server on the event loop, engine on its thread.
 
-    Lives on one event loop; `run` serves until a signal, the parent's end or a fault.
+    Lives on one event loop; `run` serves until a signal, the parent's end or a fault. Raises
+    ConfigError for a scheduler or KV cache manager that cannot be imported.
     """
 
     def __init__(self, config: ControlPlaneConfig) -> None:
         self._config = config
+        self._factories = CoreFactories.load(config.scheduler, config.kv_cache_manager)
         self._loop = asyncio.get_running_loop()
         self._gate = Gate()
         self._health = aio_health.HealthServicer()
@@ -135,6 +139,7 @@ class ControlPlane:
                 max_queued_requests=config.max_queued_requests,
                 compute_grace_s=config.compute_grace,
             ),
+            factories=self._factories,
             on_link_change=self._on_link_change,
         )
         self._servicer.attach(
@@ -152,6 +157,9 @@ class ControlPlane:
             )
         )
         _log_plane(connected)
+        # What is alive now stays: a collection in the middle of a step need not look at it.
+        gc.collect()
+        gc.freeze()
         self._engine = EngineThread(loop, on_fault=self._on_fault)
         self._engine.start()
 
@@ -316,6 +324,8 @@ def _log_plane(connected: ConnectedPlane) -> None:
         dtype=plane.dtype,
         num_blocks=plane.num_blocks,
         block_size=plane.block_size,
+        num_host_blocks=limits.num_host_blocks,
+        prefix_cache=connected.prefix_cache,
         max_model_len=limits.max_model_len,
         max_batch_size=limits.max_batch_size,
     )

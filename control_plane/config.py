@@ -38,9 +38,15 @@ OTHER_KEYS = frozenset(
         "swap_space",
         "verify_model",
         # hetero_infer.config and its command line
+        "beam_width",
+        "cache_salt",
+        "early_stopping",
         "ignore_eos",
         "input",
+        "length_penalty",
         "max_tokens",
+        "n",
+        "priority",
         "temperature",
         "top_p",
         "seed",
@@ -81,6 +87,13 @@ class SchedulingLimits:
     )
     max_queued_requests: int = setting(
         4096, help="requests that wait; more are refused", minimum=1, maximum=MAX_COUNT
+    )
+    prefix_cache: bool = setting(
+        True, help="find again what prompts have in common with earlier ones"
+    )
+    scheduler: str | None = setting(None, help="module:attribute of your own, instead of ours")
+    kv_cache_manager: str | None = setting(
+        None, help="module:attribute of your own, instead of ours"
     )
 
 

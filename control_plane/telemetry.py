@@ -11,7 +11,10 @@ class EngineMetrics:
 
     `total_requests`: those taken in, hence completed, failed, cancelled and still under way
     together; what was refused is in no count.
-    `active_sequences`: admitted requests; `waiting_requests`: those not admitted yet.
+    `active_sequences`: those that hold blocks, one for each sample or beam; `waiting_requests`:
+    requests of which one waits for that. `num_preemptions`: how often a sequence had to give way;
+    `num_swaps` of these times its blocks were saved in the host pool. `prompt_tokens`: of all
+    prompts; `cached_tokens` of them were found computed.
     `memory_utilization`: used blocks over all blocks, 0 to 1.
     `average_latency_s`: from receipt to the end, mean over completed requests.
     `tokens_per_second`: generated tokens over the time in which the engine had work to do.
@@ -30,6 +33,8 @@ class EngineMetrics:
     average_latency_s: float = 0.0
     tokens_per_second: float = 0.0
     num_steps: int = 0
+    num_swaps: int = 0
+    cached_tokens: int = 0
 
 
 class Tally:
@@ -37,6 +42,7 @@ class Tally:
 
     __slots__ = (
         "busy_s",
+        "cached_tokens",
         "cancelled_requests",
         "completed_requests",
         "failed_requests",
@@ -52,6 +58,7 @@ class Tally:
         self.failed_requests = 0
         self.cancelled_requests = 0
         self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.generated_tokens = 0
         self.latency_sum_s = 0.0
         self.busy_s = 0.0

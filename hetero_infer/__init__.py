@@ -13,16 +13,30 @@ if TYPE_CHECKING:
     from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, GPUExecutor
     from compute_plane.executor.registry import ExecutorContext
     from control_plane.core.generation_params import GenerationParams
-    from control_plane.core.interface import SchedulerOutput
+    from control_plane.core.interface import (
+        RequestOutput,
+        SchedulerConfig,
+        SchedulerOutput,
+        SchedulerProtocol,
+    )
     from control_plane.core.kv_cache import KVCacheManager, MemoryStats
-    from control_plane.core.request import FinishReason, Request, RequestState, Sequence
+    from control_plane.core.kv_interface import KVCacheManagerProtocol
+    from control_plane.core.request import (
+        FinishReason,
+        Request,
+        RequestState,
+        Sequence,
+        StateChange,
+    )
     from control_plane.core.scheduler import Scheduler
+    from control_plane.engine.events import RequestInfo
     from control_plane.errors import QueueFullError
     from control_plane.telemetry import EngineMetrics
     from control_plane.text.simple_tokenizer import SimpleTokenizer
     from control_plane.text.tokenizer import Tokenizer
+    from hetero_infer.completed import CompletedRequest, CompletedSample
     from hetero_infer.config import EngineConfig
-    from hetero_infer.engine import CompletedRequest, InferenceEngine
+    from hetero_infer.engine import InferenceEngine
     from hetero_infer.plane_process import PlaneStartError
     from planes.errors import (
         ConfigError,
@@ -41,15 +55,22 @@ __all__ = [
     "EngineConfig",
     "GenerationParams",
     "CompletedRequest",
+    "CompletedSample",
     "EngineMetrics",
     "MemoryStats",
     "Request",
+    "RequestInfo",
+    "RequestOutput",
     "RequestState",
+    "StateChange",
     "FinishReason",
     "Sequence",
     "Scheduler",
+    "SchedulerConfig",
     "SchedulerOutput",
+    "SchedulerProtocol",
     "KVCacheManager",
+    "KVCacheManagerProtocol",
     "ExecutionBatch",
     "ExecutionOutput",
     "GPUExecutor",
@@ -72,16 +93,30 @@ _MODULES = {
     "compute_plane.executor.interface": ("ExecutionBatch", "ExecutionOutput", "GPUExecutor"),
     "compute_plane.executor.registry": ("ExecutorContext",),
     "control_plane.core.generation_params": ("GenerationParams",),
-    "control_plane.core.interface": ("SchedulerOutput",),
+    "control_plane.core.interface": (
+        "RequestOutput",
+        "SchedulerConfig",
+        "SchedulerOutput",
+        "SchedulerProtocol",
+    ),
     "control_plane.core.kv_cache": ("KVCacheManager", "MemoryStats"),
-    "control_plane.core.request": ("FinishReason", "Request", "RequestState", "Sequence"),
+    "control_plane.core.kv_interface": ("KVCacheManagerProtocol",),
+    "control_plane.core.request": (
+        "FinishReason",
+        "Request",
+        "RequestState",
+        "Sequence",
+        "StateChange",
+    ),
     "control_plane.core.scheduler": ("Scheduler",),
+    "control_plane.engine.events": ("RequestInfo",),
     "control_plane.errors": ("QueueFullError",),
     "control_plane.telemetry": ("EngineMetrics",),
     "control_plane.text.simple_tokenizer": ("SimpleTokenizer",),
     "control_plane.text.tokenizer": ("Tokenizer",),
+    "hetero_infer.completed": ("CompletedRequest", "CompletedSample"),
     "hetero_infer.config": ("EngineConfig",),
-    "hetero_infer.engine": ("CompletedRequest", "InferenceEngine"),
+    "hetero_infer.engine": ("InferenceEngine",),
     "hetero_infer.plane_process": ("PlaneStartError",),
     "planes.errors": (
         "ConfigError",

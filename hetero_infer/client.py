@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Final
 
@@ -16,7 +16,17 @@ from planes.errors import ValidationError
 from planes.transport import MAX_CLIENT_MESSAGE_BYTES
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
 
-ON_THE_WIRE: Final = frozenset({"max_tokens", "temperature", "top_p", "seed", "ignore_eos"})
+ON_THE_WIRE: Final = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "ignore_eos",
+    "n",
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
+)
 """The parameters that the public service takes; others are refused, not forgotten."""
 PLAIN: Final = GenerationParams()
 
@@ -33,15 +43,29 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text (whole characters only, maybe none) and the tokens that are new with it."""
+    """New text of sample `index` (whole characters only, maybe none), and its new tokens."""
 
     text: str
     token_ids: tuple[int, ...]
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFinished:
+    """The end of one sample of several. `finish_reason`: stop, length, cancelled or error."""
+
+    index: int
+    finish_reason: str
+    completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end. `finish_reason`: stop, length, cancelled or error. Times in seconds from receipt."""
+    """The end of the request. Times in seconds from receipt.
+
+    `finish_reason`: of the first sample. `completion_tokens`: of all. `cached_tokens`: tokens of
+    the prompt that had been computed before.
+    """
 
     finish_reason: str
     prompt_tokens: int
@@ -49,6 +73,10 @@ class Finished:
     queue_s: float
     time_to_first_token_s: float
     total_s: float
+    cached_tokens: int = 0
+
+
+Event = Started | Delta | SampleFinished | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +120,25 @@ class InferenceClient:
         )
 
     def generate_stream(
-        self, prompt: str, params: GenerationParams
-    ) -> Generator[Started | Delta | Finished, None, None]:
+        self,
+        prompt: str,
+        params: GenerationParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Generator[Event, None, None]:
         """Generate text piece by piece: one Started, any number of Delta, one Finished.
 
-        Closing the iterator early aborts the request.
+        With several samples, a SampleFinished after the last Delta of each. Closing the iterator
+        early aborts the request.
         """
-        call = self._stub.GenerateStream(
-            inference_pb2.GenerateRequest(text=prompt, sampling=_params_to_proto(params))
+        request = inference_pb2.GenerateRequest(
+            text=prompt,
+            sampling=_params_to_proto(params),
+            priority=priority,
+            cache_salt=cache_salt,
         )
+        call = self._stub.GenerateStream(request)
         is_finished = False
         try:
             for response in call:
@@ -138,28 +176,16 @@ def _params_to_proto(params: GenerationParams) -> inference_pb2.SamplingParams:
                 f"{getattr(params, item.name)!r}",
                 field=item.name,
             )
-    return inference_pb2.SamplingParams(
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        seed=params.seed,
-        ignore_eos=params.ignore_eos,
-    )
+    values = {name: getattr(params, name) for name in ON_THE_WIRE}
+    return inference_pb2.SamplingParams(**values)
 
 
 def _params_from_proto(sampling: inference_pb2.SamplingParams) -> GenerationParams:
-    return GenerationParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        ignore_eos=sampling.ignore_eos,
-    )
+    given = {descriptor.name: value for descriptor, value in sampling.ListFields()}
+    return replace(PLAIN, **{name: given[name] for name in ON_THE_WIRE if name in given})
 
 
-def _event_from_proto(
-    response: inference_pb2.GenerateStreamResponse,
-) -> Started | Delta | Finished:
+def _event_from_proto(response: inference_pb2.GenerateStreamResponse) -> Event:
     kind = response.WhichOneof("event")
     if kind == "started":
         started = response.started
@@ -170,18 +196,27 @@ def _event_from_proto(
             params=_params_from_proto(started.sampling),
         )
     if kind == "delta":
-        return Delta(text=response.delta.text, token_ids=tuple(response.delta.token_ids))
+        delta = response.delta
+        return Delta(text=delta.text, token_ids=tuple(delta.token_ids), index=delta.index)
+    if kind == "sample_finished":
+        ended = response.sample_finished
+        reason = _finish_reason(ended.finish_reason)
+        return SampleFinished(ended.index, reason, ended.completion_tokens)
     if kind == "finished":
         finished = response.finished
-        reason = inference_pb2.FinishReason.Name(finished.finish_reason)
         return Finished(
-            finish_reason=reason.removeprefix("FINISH_REASON_").lower(),
+            finish_reason=_finish_reason(finished.finish_reason),
             prompt_tokens=finished.usage.prompt_tokens,
             completion_tokens=finished.usage.completion_tokens,
             queue_s=finished.timings.queue_s,
             time_to_first_token_s=finished.timings.time_to_first_token_s,
             total_s=finished.timings.total_s,
+            cached_tokens=finished.usage.cached_tokens,
         )
     raise ServerLostError(
         "the server sent an event this client does not know; their versions differ"
     )
+
+
+def _finish_reason(reason: inference_pb2.FinishReason.ValueType) -> str:
+    return inference_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()

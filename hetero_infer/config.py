@@ -18,7 +18,15 @@ from typing import Any, TypeVar
 
 from compute_plane.config import ComputePlaneConfig
 from control_plane.config import ControlPlaneConfig, SchedulingLimits
-from control_plane.core.generation_params import MAX_SEED, MAX_TEMPERATURE, GenerationParams
+from control_plane.core.generation_params import (
+    MAX_BEAM_WIDTH,
+    MAX_LENGTH_PENALTY,
+    MAX_SAMPLES,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    GenerationParams,
+)
+from control_plane.core.request_options import MAX_PRIORITY
 from planes.address import Address, parse_address
 from planes.logs import LOG_LEVELS
 from planes.settings import (
@@ -180,6 +188,28 @@ class GenerationConfig:
         None, help="makes sampling repeatable; default: drawn", minimum=0, maximum=MAX_SEED
     )
     ignore_eos: bool = setting(False, help="go on to --max-tokens past the end of the text")
+    n: int = setting(
+        DEFAULT_PARAMS.n,
+        help="samples of the prompt; of a beam search, its best answers",
+        minimum=1,
+        maximum=MAX_SAMPLES,
+    )
+    beam_width: int | None = setting(
+        None, help="beams of a beam search instead of sampling", minimum=1, maximum=MAX_BEAM_WIDTH
+    )
+    length_penalty: float = setting(
+        DEFAULT_PARAMS.length_penalty,
+        help="a beam's score is divided by its length to this power",
+        minimum=-MAX_LENGTH_PENALTY,
+        maximum=MAX_LENGTH_PENALTY,
+    )
+    early_stopping: bool = setting(False, help="end the search when --beam-width beams have ended")
+    priority: int = setting(
+        0, help="lower ones are served first", minimum=-MAX_PRIORITY - 1, maximum=MAX_PRIORITY
+    )
+    cache_salt: str | None = setting(
+        None, help="share cached prompts only with requests of the same salt"
+    )
 
     @property
     def params(self) -> GenerationParams:
@@ -190,6 +220,10 @@ class GenerationConfig:
             top_p=self.top_p,
             seed=self.seed,
             ignore_eos=self.ignore_eos,
+            n=self.n,
+            beam_width=self.beam_width,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
         )
 
 

@@ -8,7 +8,6 @@ import os
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -16,47 +15,20 @@ import structlog
 
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import MemoryStats
-from control_plane.core.request import FinishReason, Request, RequestState
+from control_plane.core.request_options import RequestOptions
 from control_plane.engine.bring_up import RETRY_PAUSE_S, ConnectedPlane, learn, make_loop
 from control_plane.engine.compute_client import ComputeClient
-from control_plane.engine.events import RequestEnd, RequestUpdate
+from control_plane.engine.events import RequestInfo, RequestUpdate
 from control_plane.engine.loop import EngineLoop, LoopOptions
+from control_plane.engine.plugins import CoreFactories, KVCacheFactory, SchedulerFactory
 from control_plane.errors import EngineStoppedError, LinkError, QueueFullError
 from control_plane.telemetry import EngineMetrics
-from control_plane.text.detokenizer import make_detokenizer
 from control_plane.text.tokenizer import Tokenizer
+from hetero_infer.completed import CompletedRequest, Pending
 from hetero_infer.compute_beside import ComputeBeside
 from hetero_infer.config import EngineConfig
 from planes.errors import ConfigError
 from planes.logs import configure_logging
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedRequest:
-    """A request that ended.
-
-    `output_tokens`: the generated ids without the end token. `success`: it came to its end, by the
-    end token or by max_tokens; otherwise `error` says why not, and text and tokens are what there
-    was until then. `duration`: seconds from submission to the end. `finish_reason`: stop, length,
-    cancelled or error.
-    """
-
-    request_id: int
-    output_text: str
-    output_tokens: list[int]
-    generated_tokens: int
-    success: bool
-    error: str | None
-    duration: float
-    finish_reason: str
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A request under way, and its tokens so far."""
-
-    request: Request
-    output_tokens: list[int] = field(default_factory=list)
 
 
 class InferenceEngine:
@@ -73,6 +45,11 @@ class InferenceEngine:
 
         InferenceEngine(config, executor="my_module:make", tokenizer=MyTokenizer())
 
+    `scheduler`, `kv_cache`: what is called in place of `hetero_infer.Scheduler` and
+    `hetero_infer.KVCacheManager`, with the same arguments, or its name, `module:attribute`; both
+    live in this process. What they return must have the methods of
+    `hetero_infer.SchedulerProtocol` and `hetero_infer.KVCacheManagerProtocol`.
+
     The engine belongs to the thread that uses it: nothing is computed but in `step` and `run`.
     `close`, the end of a `with` block, or the end of the program ends the compute plane.
 
@@ -85,14 +62,19 @@ class InferenceEngine:
         *,
         tokenizer: Tokenizer | None = None,
         executor: str | None = None,
+        scheduler: SchedulerFactory | str | None = None,
+        kv_cache: KVCacheFactory | str | None = None,
     ) -> None:
         config = config or EngineConfig()
         if executor is not None:
             config = dataclasses.replace(config, executor=executor)
         _check(config, tokenizer)
+        factories = CoreFactories.load(
+            scheduler or config.scheduler, kv_cache or config.kv_cache_manager
+        )
         self._config = config
         self._pid = os.getpid()
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._completed: list[CompletedRequest] = []
         if not structlog.is_configured():
             configure_logging(
@@ -109,7 +91,7 @@ class InferenceEngine:
             connected = self._connect(tokenizer)
             self._tokenizer = connected.tokenizer
             self._admission = connected.make_admission()
-            self._loop = self._make_loop(connected)
+            self._loop = self._make_loop(connected, factories)
             resources.callback(self._loop.close)
             # Runs at `close`, and at the latest when the program ends.
             self._finalizer = weakref.finalize(
@@ -125,7 +107,7 @@ class InferenceEngine:
                 time.sleep(RETRY_PAUSE_S)
                 self._compute.keep_alive()
 
-    def _make_loop(self, connected: ConnectedPlane) -> EngineLoop:
+    def _make_loop(self, connected: ConnectedPlane, factories: CoreFactories) -> EngineLoop:
         publish = weakref.WeakMethod(self._take)
 
         def publish_if_alive(updates: Sequence[RequestUpdate]) -> None:
@@ -142,6 +124,7 @@ class InferenceEngine:
                 max_queued_requests=self._config.max_queued_requests,
                 compute_grace_s=self._config.compute_grace,
             ),
+            factories=factories,
         )
 
     @property
@@ -155,9 +138,17 @@ class InferenceEngine:
         return self._tokenizer
 
     def submit_request(
-        self, prompt: str | Sequence[int], params: GenerationParams | None = None
+        self,
+        prompt: str | Sequence[int],
+        params: GenerationParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> int:
         """Take a prompt, text or token ids, and return the request's id; nothing is computed yet.
+
+        `priority`: lower ones are served first. `cache_salt`: only requests of the same salt share
+        cached prompts.
 
         Raises ValidationError or TokenizationError for what is wrong with it, MemoryError if the
         block pool could not hold it even alone, SchedulerError when `max_queued_requests` wait
@@ -173,8 +164,13 @@ class InferenceEngine:
                 f"({self._config.max_queued_requests}) may; run some first"
             )
         token_ids = self._admission.tokenize(prompt) if isinstance(prompt, str) else prompt
-        request = self._admission.make_request(token_ids, params, arrival_time=time.monotonic())
-        self._pending[request.id] = _Pending(request)
+        request = self._admission.make_request(
+            token_ids,
+            params,
+            arrival_time=time.monotonic(),
+            options=RequestOptions(priority=priority, cache_salt=cache_salt),
+        )
+        self._pending[request.id] = Pending(request, [[] for _ in range(params.n)])
         self._loop.inbox.submit(request)
         return request.id
 
@@ -217,6 +213,11 @@ class InferenceEngine:
         """Whether any request has not ended, or one that has still holds blocks."""
         return self._finalizer.alive and self._loop.has_pending_work
 
+    def list_requests(self) -> list[RequestInfo]:
+        """Return what the requests under way are doing, oldest first: states and timestamps."""
+        self._check_open()
+        return self._loop.list_requests()
+
     def get_memory_stats(self) -> MemoryStats:
         """Return the use of the block pool as of the last step."""
         return self._loop.memory_stats
@@ -254,35 +255,10 @@ class InferenceEngine:
             pending = self._pending.get(update.request_id)
             if pending is None:
                 continue
-            pending.output_tokens += update.new_token_ids
+            pending.take(update)
             if update.end is not None:
                 del self._pending[update.request_id]
-                self._completed.append(self._complete(pending, update.end))
-
-    def _complete(self, pending: _Pending, end: RequestEnd) -> CompletedRequest:
-        text, finish_reason = "", end.finish_reason
-        error = (
-            None if end.state is RequestState.COMPLETED else f"the request was {end.state.value}"
-        )
-        if end.error is not None:
-            error = end.error.message
-        try:
-            detokenizer = make_detokenizer(self._tokenizer)  # the same text as over the wire
-            text = detokenizer.push(pending.output_tokens) + detokenizer.finish()
-        # The tokenizer may be the caller's own; its fault must not cost the other requests.
-        except Exception as fault:  # noqa: BLE001
-            error = error or f"the tokens could not be turned into text: {fault!r}"
-            finish_reason = FinishReason.ERROR
-        return CompletedRequest(
-            request_id=pending.request.id,
-            output_text=text,
-            output_tokens=pending.output_tokens,
-            generated_tokens=len(pending.output_tokens),
-            success=error is None,
-            error=error,
-            duration=end.timings.total_s,
-            finish_reason=finish_reason.value,
-        )
+                self._completed.append(pending.complete(update.end, self._tokenizer))
 
 
 def _check(config: EngineConfig, tokenizer: Tokenizer | None) -> None:

@@ -55,12 +55,10 @@ def start_compute_plane(
     """Start a compute plane; it is not ready yet when this returns."""
     if listen.path is not None:
         Path(listen.path).unlink(missing_ok=True)  # left by one that was killed
-    # A custom executor is looked for in the working directory too, behind everything installed.
-    here = [str(Path.cwd())] if ":" in config.executor else []
     return PlaneProcess(
         "compute_plane",
         config.compute_plane_flags(listen),
-        environ=child_environment(*here),
+        environ=child_environment(*_import_paths(config.executor)),
         on_output=on_output,
     )
 
@@ -75,6 +73,12 @@ def start_control_plane(
     return PlaneProcess(
         "control_plane",
         config.control_plane_flags(compute, *listen_flags),
-        environ=child_environment(),
+        environ=child_environment(*_import_paths(config.scheduler, config.kv_cache_manager)),
         on_output=on_output,
     )
+
+
+def _import_paths(*names: str | None) -> list[str]:
+    """Return where a user's own parts are looked for, behind everything installed: here too."""
+    is_own = any(name is not None and ":" in name for name in names)
+    return [str(Path.cwd())] if is_own else []

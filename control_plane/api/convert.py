@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import MemoryStats
-from control_plane.core.request import FinishReason
-from control_plane.engine.events import RequestTimings
+from control_plane.core.request import FinishReason, RequestState, StateChange
+from control_plane.core.request_options import RequestOptions
+from control_plane.engine.events import RequestEnd, RequestInfo, RequestTimings
+from control_plane.engine.frontend import Generation
 from control_plane.engine.plane import PlaneDescription
 from control_plane.errors import ModelNotFoundError
 from control_plane.telemetry import EngineMetrics
@@ -19,6 +22,15 @@ _FINISH_REASONS = {
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: inference_pb2.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: inference_pb2.FINISH_REASON_ERROR,
+}
+
+_STATES = {
+    RequestState.PENDING: inference_pb2.REQUEST_STATE_PENDING,
+    RequestState.PREFILL: inference_pb2.REQUEST_STATE_PREFILL,
+    RequestState.DECODE: inference_pb2.REQUEST_STATE_DECODE,
+    RequestState.COMPLETED: inference_pb2.REQUEST_STATE_COMPLETED,
+    RequestState.FAILED: inference_pb2.REQUEST_STATE_FAILED,
+    RequestState.CANCELLED: inference_pb2.REQUEST_STATE_CANCELLED,
 }
 
 _DEFAULTS = GenerationParams()
@@ -42,21 +54,15 @@ def check_model(request: inference_pb2.GenerateRequest, loaded: str) -> None:
         )
 
 
+def options_from_proto(request: inference_pb2.GenerateRequest, *, name: str) -> RequestOptions:
+    """Return what changes no token of the request. It is not checked yet."""
+    return RequestOptions(priority=request.priority, cache_salt=request.cache_salt, name=name)
+
+
 def params_from_proto(sampling: inference_pb2.SamplingParams) -> GenerationParams:
     """Return the parameters, defaults where a field is unset. They are not checked yet."""
-    return GenerationParams(
-        max_tokens=(
-            sampling.max_tokens if sampling.HasField("max_tokens") else _DEFAULTS.max_tokens
-        ),
-        temperature=(
-            sampling.temperature if sampling.HasField("temperature") else _DEFAULTS.temperature
-        ),
-        top_p=sampling.top_p if sampling.HasField("top_p") else _DEFAULTS.top_p,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        ignore_eos=(
-            sampling.ignore_eos if sampling.HasField("ignore_eos") else _DEFAULTS.ignore_eos
-        ),
-    )
+    given = {descriptor.name: value for descriptor, value in sampling.ListFields()}
+    return dataclasses.replace(_DEFAULTS, **given)
 
 
 def params_to_proto(params: GenerationParams) -> inference_pb2.SamplingParams:
@@ -67,6 +73,10 @@ def params_to_proto(params: GenerationParams) -> inference_pb2.SamplingParams:
         top_p=params.top_p,
         seed=params.seed,
         ignore_eos=params.ignore_eos,
+        n=params.n,
+        beam_width=params.beam_width,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
     )
 
 
@@ -75,9 +85,43 @@ def finish_reason_to_proto(reason: FinishReason) -> inference_pb2.FinishReason.V
     return _FINISH_REASONS[reason]
 
 
-def usage_to_proto(*, prompt_tokens: int, completion_tokens: int) -> inference_pb2.Usage:
-    """Return the token counts."""
-    return inference_pb2.Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+def usage_to_proto(generation: Generation, end: RequestEnd) -> inference_pb2.Usage:
+    """Return the token counts of a request that has ended."""
+    return inference_pb2.Usage(
+        prompt_tokens=generation.num_prompt_tokens,
+        completion_tokens=generation.num_generated_tokens,
+        cached_tokens=end.cached_tokens,
+    )
+
+
+def states_to_proto(
+    history: Sequence[StateChange], *, arrival_time: float
+) -> list[inference_pb2.StateChange]:
+    """Return the states a request entered, in seconds after its receipt."""
+    return [
+        inference_pb2.StateChange(state=_STATES[change.state], at_s=change.at - arrival_time)
+        for change in history
+    ]
+
+
+def request_info_to_proto(info: RequestInfo) -> inference_pb2.RequestInfo:
+    """Return what a request is doing."""
+    finish_reason = (
+        inference_pb2.FINISH_REASON_UNSPECIFIED
+        if info.finish_reason is None
+        else _FINISH_REASONS[info.finish_reason]
+    )
+    return inference_pb2.RequestInfo(
+        request_id=info.name,
+        state=_STATES[info.state],
+        priority=info.priority,
+        prompt_tokens=info.prompt_tokens,
+        cached_tokens=info.cached_tokens,
+        completion_tokens=info.generated_tokens,
+        finish_reason=finish_reason,
+        age_s=info.age_s,
+        states=states_to_proto(info.history, arrival_time=info.arrival_time),
+    )
 
 
 def timings_to_proto(timings: RequestTimings) -> inference_pb2.Timings:
@@ -119,6 +163,11 @@ def memory_stats_to_proto(
         used_blocks=stats.used_blocks,
         free_blocks=stats.free_blocks,
         num_sequences=stats.num_sequences,
+        cached_blocks=stats.cached_blocks,
+        internal_fragmentation=stats.internal_fragmentation,
+        utilization=stats.utilization,
+        total_host_blocks=stats.total_host_blocks,
+        used_host_blocks=stats.used_host_blocks,
     )
 
 
@@ -138,4 +187,6 @@ def metrics_to_proto(metrics: EngineMetrics) -> inference_pb2.GetMetricsResponse
         average_latency_s=metrics.average_latency_s,
         tokens_per_second=metrics.tokens_per_second,
         num_steps=metrics.num_steps,
+        num_swaps=metrics.num_swaps,
+        cached_tokens=metrics.cached_tokens,
     )

@@ -12,9 +12,12 @@ from control_plane.api.convert import (
     memory_stats_to_proto,
     metrics_to_proto,
     model_info_to_proto,
+    options_from_proto,
     params_from_proto,
     params_to_proto,
     prompt_from_proto,
+    request_info_to_proto,
+    states_to_proto,
     timings_to_proto,
     usage_to_proto,
 )
@@ -49,7 +52,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _submit(self, request: inference_pb2.GenerateRequest) -> Generation:
         engine = self._require_engine()
         check_model(request, engine.plane.model)
-        return await engine.submit(prompt_from_proto(request), params_from_proto(request.sampling))
+        return await engine.submit(
+            prompt_from_proto(request),
+            params_from_proto(request.sampling),
+            options_from_proto(request, name=current_request_id()),
+        )
 
     async def Generate(  # noqa: N802 - the proto's name
         self,
@@ -58,27 +65,33 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.GenerateResponse:
         """Collect the stream into one answer."""
         model = self._require_engine().plane.model
-        text: list[str] = []
-        token_ids: list[int] = []
         async with await self._submit(request) as generation:
+            num_samples = generation.params.n
+            texts: list[list[str]] = [[] for _ in range(num_samples)]
+            samples = [inference_pb2.Sample(index=index) for index in range(num_samples)]
             await generation.admitted()
             while True:
                 delta = await generation.next_delta()
-                text.append(delta.text)
-                token_ids.extend(delta.token_ids)
+                texts[delta.sample_index].append(delta.text)
+                sample = samples[delta.sample_index]
+                sample.token_ids.extend(delta.token_ids)
+                if delta.finish_reason is not None:
+                    sample.finish_reason = finish_reason_to_proto(delta.finish_reason)
                 if delta.end is not None:
                     break
+            for sample, pieces in zip(samples, texts, strict=True):
+                sample.text = "".join(pieces)
             return inference_pb2.GenerateResponse(
                 request_id=current_request_id(),
                 model=model,
-                text="".join(text),
-                token_ids=token_ids,
+                text=samples[0].text,
+                token_ids=samples[0].token_ids,
                 finish_reason=finish_reason_to_proto(delta.end.finish_reason),
-                usage=usage_to_proto(
-                    prompt_tokens=generation.num_prompt_tokens, completion_tokens=len(token_ids)
-                ),
+                usage=usage_to_proto(generation, delta.end),
                 timings=timings_to_proto(delta.end.timings),
                 sampling=params_to_proto(generation.params),
+                samples=samples if num_samples > 1 else (),
+                states=states_to_proto(delta.end.history, arrival_time=generation.arrival_time),
             )
 
     async def GenerateStream(  # type: ignore[override] # noqa: N802 - it writes, see the class
@@ -86,7 +99,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         request: inference_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Write `started`, the deltas and `finished`."""
+        """Write `started`, the deltas, the ends of samples if there are several, and `finished`."""
         model = self._require_engine().plane.model
         async with await self._submit(request) as generation:
             await generation.admitted()
@@ -97,22 +110,29 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 sampling=params_to_proto(generation.params),
             )
             await context.write(inference_pb2.GenerateStreamResponse(started=started))
+            num_samples = generation.params.n
             while True:
                 piece = await generation.next_delta()
+                index = piece.sample_index
                 if piece.token_ids or piece.text:
                     delta = inference_pb2.Delta(
-                        text=piece.text, token_ids=piece.token_ids, offset=piece.offset
+                        text=piece.text, token_ids=piece.token_ids, offset=piece.offset, index=index
                     )
                     await context.write(inference_pb2.GenerateStreamResponse(delta=delta))
+                if piece.finish_reason is not None and num_samples > 1:
+                    ended = inference_pb2.SampleFinished(
+                        index=index,
+                        finish_reason=finish_reason_to_proto(piece.finish_reason),
+                        completion_tokens=piece.offset + len(piece.token_ids),
+                    )
+                    await context.write(inference_pb2.GenerateStreamResponse(sample_finished=ended))
                 if piece.end is not None:
                     break
             finished = inference_pb2.Finished(
                 finish_reason=finish_reason_to_proto(piece.end.finish_reason),
-                usage=usage_to_proto(
-                    prompt_tokens=generation.num_prompt_tokens,
-                    completion_tokens=generation.num_generated_tokens,
-                ),
+                usage=usage_to_proto(generation, piece.end),
                 timings=timings_to_proto(piece.end.timings),
+                states=states_to_proto(piece.end.history, arrival_time=generation.arrival_time),
             )
             await context.write(inference_pb2.GenerateStreamResponse(finished=finished))
 
@@ -141,3 +161,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.GetMetricsResponse:
         """Give the engine's counts."""
         return metrics_to_proto(self._require_engine().metrics)
+
+    async def ListRequests(  # noqa: N802 - the proto's name
+        self,
+        request: inference_pb2.ListRequestsRequest,
+        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - gRPC's signature
+    ) -> inference_pb2.ListRequestsResponse:
+        """Say what the requests are doing."""
+        infos = await self._require_engine().list_requests(include_ended=request.include_ended)
+        return inference_pb2.ListRequestsResponse(requests=map(request_info_to_proto, infos))

@@ -54,6 +54,10 @@ PROTO_FIELDS = {
     "temperature": "sampling.temperature",
     "top_p": "sampling.top_p",
     "seed": "sampling.seed",
+    "n": "sampling.n",
+    "beam_width": "sampling.beam_width",
+    "length_penalty": "sampling.length_penalty",
+    "early_stopping": "sampling.early_stopping",
     "token_ids": "token_ids.ids",
 }
 """Where a core parameter's name differs from its path in `GenerateRequest`."""

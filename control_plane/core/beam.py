@@ -66,7 +66,7 @@ class BeamSearch:
     @property
     def num_candidates(self) -> int:
         """Continuations looked at in a step; of each beam so many of the likeliest are needed."""
-        return max(2, 1 + len(self.end_token_ids)) * self.width
+        return num_candidates(self.width, len(self.end_token_ids))
 
     def step(self, logprobs: Sequence[TokenLogprobs]) -> list[Continuation]:
         """Take the likeliest next tokens of each beam; the beams that go on, the best first.
@@ -119,6 +119,11 @@ class BeamSearch:
 
     def _score(self, sum_of_logprobs: float, num_tokens: int) -> float:
         return _float32(sum_of_logprobs / _float32(num_tokens**self.length_penalty))
+
+
+def num_candidates(width: int, num_end_tokens: int) -> int:
+    """Return how many continuations of a beam a search of this width looks at."""
+    return max(2, 1 + num_end_tokens) * width
 
 
 def _float32(value: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from control_plane.core.beam import BeamSearch, Hypothesis
-from control_plane.core.generation_params import MAX_LOGPROBS
 from control_plane.core.interface import RequestOutput
 from control_plane.core.limits import RequestLimits
 from control_plane.core.queue import WaitingQueue
@@ -19,7 +18,7 @@ from control_plane.core.request import (
     StateChange,
 )
 from control_plane.core.running import RunningSet
-from planes.errors import SchedulerError, ValidationError
+from planes.errors import SchedulerError
 
 _REASONS = {
     RequestState.CANCELLED: FinishReason.CANCELLED,
@@ -120,28 +119,13 @@ class Book:
         params, width = request.params, request.params.beam_width
         if width is None:
             return None
-        if width > self._running.slots.num_slots:
-            raise ValidationError(
-                f"beam_width must be at most {self._running.slots.num_slots}, the sequences that "
-                f"run at once, got {width}",
-                field="beam_width",
-            )
         if request.output_tokens:
             raise SchedulerError(f"request {request.id} begins a beam search with tokens")
-        search = BeamSearch(
-            width,
-            params.max_tokens,
-            frozenset() if params.ignore_eos else request.eos_token_ids,
-            params.length_penalty,
-            params.early_stopping,
+        end_token_ids = frozenset() if params.ignore_eos else request.eos_token_ids
+        self._limits.check_beams(width, len(end_token_ids))
+        return BeamSearch(
+            width, params.max_tokens, end_token_ids, params.length_penalty, params.early_stopping
         )
-        if search.num_candidates > MAX_LOGPROBS:
-            raise ValidationError(
-                f"beam_width {width} with {len(search.end_token_ids)} end tokens looks at "
-                f"{search.num_candidates} continuations a beam, at most {MAX_LOGPROBS} are given",
-                field="beam_width",
-            )
-        return search
 
     def sequence(self, group: Group, index: int) -> Sequence:
         """Make the sequence of sample or beam `index`."""

@@ -7,6 +7,7 @@ prompt or a preempted sequence that goes on, is *prefill*.
 
 from __future__ import annotations
 
+from control_plane.core.arrivals import Arrivals
 from control_plane.core.book import Book
 from control_plane.core.interface import SchedulerConfig
 from control_plane.core.kv_interface import KVCacheManagerProtocol
@@ -36,6 +37,7 @@ class StepComposer:
         num_blocks = kv_cache.get_memory_stats().total_blocks
         self._threshold_blocks = int(config.memory_threshold * num_blocks)
         self._running = running
+        self._arrivals = Arrivals(kv_cache, running)
         self._queue = queue
         self._book = book
         self._steps_without_prefill = 0
@@ -135,7 +137,7 @@ class StepComposer:
                 step.add_new_blocks(new_block_ids)
                 return True
         elif seq.shares_tail:
-            owned = running.own_tail(seq)
+            owned = running.own_tail(seq, step.step_id)
             if owned is False:
                 if not seq.is_on_plane:  # now, and copied in the next step
                     self._start(step, seq)
@@ -176,18 +178,18 @@ class StepComposer:
 
     def _admit(self, step: Step) -> None:
         """Start waiting sequences, in order, while rows, tokens, slots and memory last."""
-        running, queue = self._running, self._queue
+        running, queue, arrivals = self._running, self._queue, self._arrivals
         if len(queue) == 0 or running.is_preempting:  # nobody passes the preempted
             return
         if running.slots.num_free == 0 or self._token_budget(step) == 0:
             return
-        projected_blocks = running.projected_blocks()
+        projected_blocks = arrivals.projected_blocks()
         while len(queue) > 0:
             budget = self._token_budget(step)
             if budget == 0 or running.slots.num_free == 0:
                 return
             seq = queue.peek()
-            arrival = running.look_up(seq)
+            arrival = arrivals.look_up(seq)
             num_tokens = min(arrival.num_missing, budget)
             projected_blocks += (
                 running.blocks_for(seq.num_known_tokens + 1)
@@ -197,7 +199,7 @@ class StepComposer:
             is_lone = seq.group.num_running == len(running)
             if projected_blocks > self._threshold_blocks and not is_lone:
                 return
-            if not running.can_admit(arrival, num_tokens):
+            if not arrivals.can_admit(arrival, num_tokens):
                 return
             queue.pop()
             table = running.admit(seq, arrival, num_tokens)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from control_plane.core.batch import StepBatch, StepResult, TokenLogprobs
+from control_plane.core.kv_interface import MemoryStats
 from control_plane.core.request import FinishReason, Request, RequestState
 from planes.errors import ConfigError
 
@@ -108,8 +109,9 @@ class SchedulerStats:
     `num_preemptions`: how often a sequence had to give way; `num_swaps` of these times its blocks
     were saved on the host, the other times it was to be computed anew. `num_running`: sequences
     that hold a slot and blocks, those on their way out included. `num_waiting`: sequences that wait
-    for that. `num_in_flight`: steps sent and not committed. `num_host_blocks_used`: blocks of the
-    host pool that hold something.
+    for that, `num_waiting_requests` the requests they belong to; None: one each. `num_in_flight`:
+    steps sent and not committed. `num_host_blocks_used`: blocks of the host pool that hold
+    something.
     """
 
     num_steps: int
@@ -119,6 +121,23 @@ class SchedulerStats:
     num_in_flight: int
     num_swaps: int = 0
     num_host_blocks_used: int = 0
+    num_waiting_requests: int | None = None
+
+    @property
+    def num_queued_requests(self) -> int:
+        """Requests of which a sequence waits."""
+        if self.num_waiting_requests is None:
+            return self.num_waiting
+        return self.num_waiting_requests
+
+
+@runtime_checkable
+class ReportsMemory(Protocol):
+    """A scheduler that knows more of the block pool than the KV cache manager does."""
+
+    def get_memory_stats(self) -> MemoryStats:
+        """Return the use of the pool, with what only the scheduler knows."""
+        ...
 
 
 @runtime_checkable
@@ -126,7 +145,8 @@ class SchedulerProtocol(Protocol):
     """What the engine loop needs of a scheduler; another one may be given to the engine.
 
     `now`: the shell's monotonic clock, in seconds, the same that stamped `Request.arrival_time`. A
-    scheduler that notes no times may ignore it.
+    scheduler that notes no times may ignore it. What it notes in a request (`state`, `history`,
+    `samples`, `cached_tokens`) is shown to clients.
     """
 
     def add_request(self, request: Request) -> int:

@@ -15,7 +15,7 @@ class MemoryStats:
 
     `free_blocks` can be allocated; `cached_blocks` of them still hold tokens that a new request may
     find. `internal_fragmentation`: share of the token places in tables that hold no token, 0 to 1;
-    only the scheduler knows it, a manager alone says 0.
+    only the scheduler knows it, and the host pool; a manager alone says 0.
     """
 
     total_blocks: int
@@ -24,6 +24,8 @@ class MemoryStats:
     num_sequences: int
     cached_blocks: int = 0
     internal_fragmentation: float = 0.0
+    total_host_blocks: int = 0
+    used_host_blocks: int = 0
 
     @property
     def utilization(self) -> float:

@@ -17,11 +17,12 @@ class WaitingQueue:
     which is cleared once most of it is dead: O(1) on average.
     """
 
-    __slots__ = ("_heap", "_waiting")
+    __slots__ = ("_heap", "_num_of_request", "_waiting")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Sequence]] = []  # seq_ids differ: no sequence is compared
         self._waiting: dict[int, Sequence] = {}  # by seq_id
+        self._num_of_request: dict[int, int] = {}  # how many sequences of it wait
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -29,9 +30,16 @@ class WaitingQueue:
     def __contains__(self, seq: Sequence) -> bool:
         return seq.seq_id in self._waiting
 
+    @property
+    def num_requests(self) -> int:
+        """Requests of which a sequence waits."""
+        return len(self._num_of_request)
+
     def add(self, seq: Sequence) -> None:
         """Add a sequence, at the place of its order."""
         self._waiting[seq.seq_id] = seq
+        counts = self._num_of_request
+        counts[seq.request_id] = counts.get(seq.request_id, 0) + 1
         heappush(self._heap, (*seq.order, seq))
 
     def peek(self) -> Sequence:
@@ -45,12 +53,19 @@ class WaitingQueue:
         """Remove and return the first sequence; the queue must not be empty."""
         seq = self.peek()
         heappop(self._heap)
-        del self._waiting[seq.seq_id]
+        self._forget(seq)
         return seq
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out for good: one that is removed is not added again."""
-        del self._waiting[seq.seq_id]
+        self._forget(seq)
         if len(self._heap) > 2 * len(self._waiting) + _DEAD_ENTRIES_KEPT:
             self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
             heapify(self._heap)
+
+    def _forget(self, seq: Sequence) -> None:
+        del self._waiting[seq.seq_id]
+        counts = self._num_of_request
+        counts[seq.request_id] -= 1
+        if counts[seq.request_id] == 0:
+            del counts[seq.request_id]

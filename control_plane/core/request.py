@@ -73,6 +73,7 @@ class Request:
     `uses_cache`: whether it may find anything there at all.
     `cached_tokens`: tokens of the prompt that it found there.
     `history`: every state it entered, in order, and when.
+    `name`: what its client calls it; shown, never looked at.
     """
 
     id: int
@@ -90,6 +91,7 @@ class Request:
     cached_tokens: int = 0
     samples: list[Sample] = field(default_factory=list)
     history: list[StateChange] = field(default_factory=list)
+    name: str = ""
 
     def enter(self, state: RequestState, at: float) -> None:
         """Go into another state; a time before the last change counts as that of the last."""
@@ -151,7 +153,8 @@ class Sequence:
     whose computation has been *sent*; `num_in_flight` the steps with a row or a sample of this
     sequence that have been sent and not committed; `num_pending_tokens` the samples among them
     whose value is not known yet. `num_saved_tokens`: tokens whose KV is in the host pool.
-    `num_borrowed_blocks`: blocks at the beginning of its table that others filled.
+    `num_borrowed_blocks`: blocks at the beginning of its table that others filled. `left_blocks`:
+    (step, block) of those it filled itself and left to others when it took a copy in that step.
 
     `needs_start`: the compute plane does not know the slot as this sequence, or not all its tokens;
     `is_on_plane`: its slot is started there, with this sequence's table. `shares_tail`: its
@@ -184,6 +187,7 @@ class Sequence:
     is_done: bool = False
     discards: bool = False
     was_admitted: bool = False
+    left_blocks: list[tuple[int, int]] = field(default_factory=list)
     chain: TokenChain | None = None
     logprobs: TokenLogprobs | None = None
     is_beam: bool = field(init=False)

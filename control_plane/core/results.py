@@ -24,20 +24,20 @@ class Results:
     def take(self, step: Step, result: StepResult) -> list[RequestOutput]:
         """Take in the result of a step that ran; its shape is checked."""
         events: list[RequestOutput] = []
+        running = self._running
+        running.last_committed_step = step.step_id
         if result.row_failures:
             self._fail_rows(step, result.row_failures, events)
-        running = self._running
+        filled = running.filled
         for seq, index in step.fills:  # unless the sequence has ended, their tokens are known now
-            chain = seq.chain
-            if seq.is_done or seq.discards:
-                continue
-            if chain is not None and running.sharing is not None:
-                running.sharing.remember(seq.seq_id, chain, index, index + 1)
+            if not seq.is_done and not seq.discards:
+                filled.add(seq, index)
         self._accept(step, result, events)
         for seq in step.unsampled:
             seq.num_in_flight -= 1
             if seq.draining and seq.num_in_flight == 0:
                 running.release(seq)
+        filled.settle_some()
         return events
 
     def refuse(self, step: Step, message: str) -> list[RequestOutput]:
@@ -117,7 +117,7 @@ class Results:
         failed = {
             seq.seq_id: seq
             for seq in (step.rows[failure.row] for failure in failures)
-            if not seq.discards and not seq.is_done
+            if not seq.discards  # one that has ended may share with others what it wrote
         }
         messages = {step.rows[f.row].seq_id: f.message for f in failures}
         suspects: set[int] = set()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from control_plane.core.batch import BlockCopy
+from control_plane.core.filled_blocks import FilledBlocks
 from control_plane.core.host_pool import HostPool
 from control_plane.core.kv_interface import KVCacheManagerProtocol, SharingKVCacheManagerProtocol
 from control_plane.core.queue import WaitingQueue
@@ -47,7 +48,9 @@ class RunningSet:
         "_queue",
         "_running",
         "decoding",
+        "filled",
         "host",
+        "last_committed_step",
         "now",
         "num_kv_tokens",
         "num_preemptions",
@@ -67,6 +70,7 @@ class RunningSet:
     ) -> None:
         self._kv = kv_cache
         self.sharing = kv_cache if isinstance(kv_cache, SharingKVCacheManagerProtocol) else None
+        self.filled = FilledBlocks(self.sharing)
         self._block_size = kv_cache.block_size
         self._queue = queue
         self.slots = slots
@@ -78,6 +82,7 @@ class RunningSet:
         self._preempting: set[int] = set()  # preempted while a step of theirs was in flight
         self._draining_blocks = 0
         self._awaited_blocks = 0  # that rows of the step being put together wait for
+        self.last_committed_step = 0
         self.now = 0.0  # as of the last call that said
         self.num_preemptions = 0
         self.num_swaps = 0
@@ -113,52 +118,7 @@ class RunningSet:
         """Return the blocks that `num_tokens` fill. A table has just those of the tokens sent."""
         return -(-num_tokens // self._block_size)
 
-    # Admission
-
-    def projected_blocks(self) -> int:
-        """Blocks in use once everything under way has computed its prompt and one more token."""
-        return self._kv.get_memory_stats().used_blocks + sum(
-            self.blocks_for(seq.num_tokens + 1)
-            - self.blocks_for(seq.num_computed_tokens)
-            + len(seq.group.unborn)
-            for seq in self.prefilling.values()
-        )
-
-    def look_up(self, seq: Sequence) -> Arrival:
-        """Return what a waiting sequence would bring if it were admitted now."""
-        num_known = seq.num_known_tokens
-        sharing, block_ids, num_in_use = self.sharing, [], 0
-        if sharing is not None and seq.request.uses_cache:
-            if seq.chain is None:
-                seq.chain = sharing.make_chain(
-                    seq.request.input_tokens, seq.output_tokens, seq.request.cache_salt
-                )
-            if seq.chain is not None:
-                # The last token is always computed: its logits are wanted.
-                block_ids = sharing.find_prefix(seq.chain, num_known - 1)
-                num_in_use = sharing.count_in_use(block_ids)
-        num_saved = 0
-        if self.host.holds(seq.seq_id):  # a beam that waits for the others has them all
-            num_saved = min(seq.num_saved_tokens, num_known - 1)
-        num_computed = max(len(block_ids) * self._block_size, num_saved)
-        return Arrival(block_ids, num_in_use, num_computed, num_known - num_computed)
-
-    def can_admit(self, arrival: Arrival, num_tokens: int) -> bool:
-        """Whether there is a slot and blocks for the next `num_tokens` of a sequence.
-
-        A block is kept for each sequence whose next decode row needs one: it would take it back
-        from the newcomer, who would come again, and neither might get on.
-        """
-        if self.slots.num_free == 0:
-            return False
-        num_new = self.blocks_for(arrival.num_computed + num_tokens) - arrival.num_in_use
-        if self._kv.can_allocate(num_new + len(self.decoding)):
-            return True
-        size = self._block_size
-        num_kept = sum(
-            s.num_computed_tokens % size == 0 or s.shares_tail for s in self.decoding.values()
-        )
-        return self._kv.can_allocate(num_new + num_kept)
+    # Entering
 
     def admit(self, seq: Sequence, arrival: Arrival, num_tokens: int) -> list[int]:
         """Give a sequence a slot and blocks for its next `num_tokens`; its block table."""
@@ -231,8 +191,8 @@ class RunningSet:
         self.num_table_entries += 1
         return (self._kv.allocate_block(seq.seq_id),)
 
-    def own_tail(self, seq: Sequence) -> BlockCopy | bool:
-        """Make the half-full last block the sequence's own.
+    def own_tail(self, seq: Sequence, step_id: int) -> BlockCopy | bool:
+        """Make the half-full last block the sequence's own, from step `step_id` on.
 
         True: it is, as it is. A copy: it is once that is made. False: it must wait, for a block or
         because its slot is not started; copies name slots as they are before a step's starts.
@@ -252,8 +212,15 @@ class RunningSet:
             return True
         if not is_secured:
             return False
+        copy = sharing.unshare(seq.seq_id, index)
+        if index >= seq.num_borrowed_blocks:
+            seq.left_blocks = [*self._left_blocks(seq), (step_id, copy.source)]
         seq.num_borrowed_blocks = min(seq.num_borrowed_blocks, index)
-        return BlockCopy(seq.slot, *sharing.unshare(seq.seq_id, index))
+        return BlockCopy(seq.slot, *copy)
+
+    def _left_blocks(self, seq: Sequence) -> list[tuple[int, int]]:
+        """Return those of its `left_blocks` that rows without a result may have filled."""
+        return [left for left in seq.left_blocks if left[0] > self.last_committed_step]
 
     def _secure(self, seq: Sequence, num_new: int) -> bool:
         """See to it that `num_new` blocks can be allocated; False: the sequence must wait.
@@ -288,7 +255,8 @@ class RunningSet:
         """Return the blocks that a sequence filled itself, and those that it borrowed."""
         table = self._kv.get_block_table(failed.seq_id) or []
         num_borrowed = failed.num_borrowed_blocks
-        return set(table[num_borrowed:]), table[:num_borrowed]
+        own = {*table[num_borrowed:], *(block for _, block in self._left_blocks(failed))}
+        return own, table[:num_borrowed]
 
     def borrows(self, seq: Sequence, block_ids: set[int]) -> bool:
         """Whether the sequence borrowed one of these blocks."""
@@ -333,6 +301,7 @@ class RunningSet:
         self.num_table_entries -= num_blocks
         self.num_kv_tokens -= seq.num_computed_tokens
         self._preempting.discard(seq.seq_id)
+        self.filled.settle(seq)
         if not seq.is_done and not seq.discards:
             self._save(seq)
         self._kv.free_sequence(seq.seq_id)
@@ -356,6 +325,7 @@ class RunningSet:
         seq.needs_start = True
         seq.is_on_plane = False
         seq.logprobs = None
+        seq.left_blocks.clear()
         seq.draining = seq.discards = seq.shares_tail = False
         seq.mark()
         self._queue.add(seq)

@@ -59,7 +59,9 @@ class Scheduler:
             self._queue,
             HostPool(config.num_host_blocks),
         )
-        limits = RequestLimits(config.max_model_len, kv_cache.block_size, num_blocks)
+        limits = RequestLimits(
+            config.max_model_len, kv_cache.block_size, num_blocks, config.num_slots
+        )
         self._book = Book(limits, self._queue, self._running)
         self._composer = StepComposer(config, kv_cache, self._running, self._queue, self._book)
         beams = Beams(self._book, self._running, self._queue)
@@ -118,13 +120,17 @@ class Scheduler:
             num_in_flight=len(self._in_flight),
             num_swaps=running.num_swaps,
             num_host_blocks_used=running.host.num_used,
+            num_waiting_requests=self._queue.num_requests,
         )
 
     def get_memory_stats(self) -> MemoryStats:
-        """Return the use of the block pool, with its internal fragmentation."""
+        """Return the use of the block pool, with its internal fragmentation and the host pool."""
+        running = self._running
         return replace(
             self._kv.get_memory_stats(),
-            internal_fragmentation=self._running.internal_fragmentation,
+            internal_fragmentation=running.internal_fragmentation,
+            total_host_blocks=running.host.num_blocks,
+            used_host_blocks=running.host.num_used,
         )
 
     # Steps
@@ -182,6 +188,7 @@ class Scheduler:
         """
         self._in_flight.clear()
         self._running.release_all()
+        self._running.last_committed_step = last_step
         self._last_step = last_step
 
     def _set_time(self, now: float) -> None:

@@ -15,6 +15,8 @@ from control_plane.core.errors import PromptTooLongError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
 from control_plane.core.request import Request
+from control_plane.core.request_options import PLAIN, RequestOptions
+from control_plane.engine.plane import BEAMS, SAMPLES
 from control_plane.text.tokenizer import MAX_BYTES_PER_TOKEN, Tokenizer
 from planes.errors import ValidationError
 
@@ -22,7 +24,8 @@ from planes.errors import ValidationError
 class Admission:
     """Tokenizes, checks, draws the seed and numbers the requests of one engine.
 
-    `vocab_size`: width of the model's logits; every token id is below it.
+    `vocab_size`: width of the model's logits; every token id is below it. `features`: of the
+    compute plane, in the words of Describe; None: it does everything.
     """
 
     def __init__(
@@ -32,11 +35,13 @@ class Admission:
         *,
         vocab_size: int,
         eos_token_ids: Sequence[int],
+        features: frozenset[str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._features = features
         self._ids = itertools.count(1)
 
     @property
@@ -65,7 +70,12 @@ class Admission:
         return self._tokenizer.encode(text)
 
     def make_request(
-        self, token_ids: Sequence[int], params: GenerationParams, *, arrival_time: float
+        self,
+        token_ids: Sequence[int],
+        params: GenerationParams,
+        *,
+        arrival_time: float,
+        options: RequestOptions = PLAIN,
     ) -> Request:
         """Check tokens and parameters and return a new request with its seed drawn.
 
@@ -73,17 +83,11 @@ class Admission:
         what the block pool could not hold even alone.
         """
         params.validate()
-        # The scheduler has several samples and beams, but no stream carries them yet.
-        if params.n != 1:
-            raise ValidationError(f"n must be 1 for this server, got {params.n}", field="n")
-        if params.beam_width is not None:
-            raise ValidationError(
-                f"this server searches no beams, got beam_width {params.beam_width}",
-                field="beam_width",
-            )
+        options.validate()
+        self._check_search(params)
         if params.logit_bias:
             params = dataclasses.replace(params, logit_bias=self._check_bias(params.logit_bias))
-        input_tokens = self._check_tokens(token_ids, params.max_tokens)
+        input_tokens = self._check_tokens(token_ids, params)
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(64))
         return Request(
@@ -92,7 +96,31 @@ class Admission:
             params=params,
             eos_token_ids=self._eos_token_ids,
             arrival_time=arrival_time,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
+            name=options.name,
         )
+
+    def _check_search(self, params: GenerationParams) -> None:
+        """Refuse samples and beams that the compute plane, or its slots, cannot have."""
+        width, features = params.beam_width, self._features
+        if width is not None:
+            num_end_tokens = 0 if params.ignore_eos else len(self._eos_token_ids)
+            self._limits.check_beams(width, num_end_tokens)
+        if features is None:
+            return
+        if width is not None and not features >= BEAMS:
+            raise ValidationError(
+                f"beam_width must be unset for this compute plane, which lacks "
+                f"{', '.join(sorted(BEAMS - features))}, got {width}",
+                field="beam_width",
+            )
+        if params.n > 1 and not features >= SAMPLES:
+            raise ValidationError(
+                f"n must be 1 for this compute plane, which lacks "
+                f"{', '.join(sorted(SAMPLES - features))}, got {params.n}",
+                field="n",
+            )
 
     def _check_bias(self, logit_bias: Mapping[int, float]) -> dict[int, float]:
         """Return a copy, which nobody changes while the request runs."""
@@ -104,10 +132,11 @@ class Admission:
                 )
         return dict(logit_bias)
 
-    def _check_tokens(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+    def _check_tokens(self, token_ids: Sequence[int], params: GenerationParams) -> list[int]:
         """Return the tokens as plain integers, whatever kind a caller or a tokenizer gives."""
         try:
-            self._limits.check(len(token_ids), max_tokens)  # first: a mistake may have millions
+            # First: a mistake may have millions.
+            self._limits.check(len(token_ids), params.max_tokens, params.beam_width or 1)
             tokens = [int(operator.index(token)) for token in token_ids]
         except TypeError as error:
             raise ValidationError(

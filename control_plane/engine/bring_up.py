@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -10,15 +11,14 @@ from dataclasses import dataclass
 import structlog
 
 from control_plane.config import SchedulingLimits
-from control_plane.core.interface import SchedulerConfig
-from control_plane.core.kv_cache import KVCacheManager
+from control_plane.core.interface import ReportsMemory, SchedulerConfig
 from control_plane.core.limits import RequestLimits
-from control_plane.core.scheduler import Scheduler
 from control_plane.engine.admission import Admission
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.events import Publisher
 from control_plane.engine.loop import EngineLoop, LoopOptions
 from control_plane.engine.plane import PlaneDescription, effective_limits
+from control_plane.engine.plugins import CoreFactories
 from control_plane.errors import LinkError, PlaneMismatchError
 from control_plane.text.assets import ModelAssets, make_tokenizer
 from control_plane.text.tokenizer import Tokenizer
@@ -35,7 +35,8 @@ QUIET_WAIT_S = 10.0
 class ConnectedPlane:
     """A compute plane that answered: what it is, and what follows for the control plane.
 
-    `tokenizer`: the model's or the caller's own; `eos_token_ids` are that one's.
+    `tokenizer`: the model's or the caller's own; `eos_token_ids` are that one's. `prefix_cache`:
+    whether blocks are to be found again.
     """
 
     plane: PlaneDescription
@@ -43,6 +44,7 @@ class ConnectedPlane:
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     limits: SchedulerConfig
+    prefix_cache: bool = True
 
     def make_admission(self) -> Admission:
         """Return what turns prompts into requests for this plane's model."""
@@ -52,9 +54,11 @@ class ConnectedPlane:
                 max_model_len=self.limits.max_model_len,
                 block_size=self.plane.block_size,
                 num_blocks=self.plane.num_blocks,
+                max_beams=self.limits.num_slots,
             ),
             vocab_size=self.plane.vocab_size,
             eos_token_ids=self.eos_token_ids,
+            features=self.plane.features,
         )
 
 
@@ -113,7 +117,7 @@ def learn(
             configured=limit.configured,
             effective=limit.effective,
         )
-    return ConnectedPlane(plane, assets, tokenizer, eos_token_ids, config)
+    return ConnectedPlane(plane, assets, tokenizer, eos_token_ids, config, limits.prefix_cache)
 
 
 def make_loop(
@@ -122,26 +126,27 @@ def make_loop(
     publish: Publisher,
     *,
     options: LoopOptions,
+    factories: CoreFactories | None = None,
     on_link_change: Callable[[bool], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineLoop:
     """Put scheduler, page tables and link together.
 
-    The pipeline is no deeper than the plane allows.
+    `factories`: of a user's own scheduler or KV cache manager; ConfigError if they are none. The
+    pipeline is no deeper than the plane allows.
     """
     plane = connected.plane
-    kv_cache = KVCacheManager(plane.num_blocks, plane.block_size)
+    scheduler, kv_cache = (factories or CoreFactories()).make(
+        connected.limits, plane, prefix_cache=connected.prefix_cache
+    )
+    reporter = scheduler if isinstance(scheduler, ReportsMemory) else kv_cache
     depth = min(options.pipeline_depth, plane.max_batches_in_flight)
     return EngineLoop(
-        Scheduler(connected.limits, kv_cache),
+        scheduler,
         client,
         publish,
-        memory_stats=kv_cache.get_memory_stats,
-        options=LoopOptions(
-            pipeline_depth=depth,
-            max_queued_requests=options.max_queued_requests,
-            compute_grace_s=options.compute_grace_s,
-        ),
+        memory_stats=reporter.get_memory_stats,
+        options=dataclasses.replace(options, pipeline_depth=depth),
         on_link_change=on_link_change,
         clock=clock,
     )

@@ -146,6 +146,9 @@ def description_from_proto(response: compute_pb2.DescribeResponse) -> PlaneDescr
         software_version=response.software_version,
         epoch=response.epoch,
         current_session=response.current_session,
+        num_host_blocks=response.num_host_blocks,
+        tells_prompts_apart=response.tells_prompts_apart,
+        features=frozenset(response.features),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from control_plane.core.batch import TokenLogprobs
-from control_plane.core.request import FinishReason, RequestState
+from control_plane.core.request import FinishReason, RequestState, StateChange
 from planes.errors import EngineError
 
 
@@ -26,25 +26,57 @@ class RequestTimings:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """How a request ended; `error` is set if it was refused or failed."""
+    """How a request ended, with all its samples; `error` is set if it was refused or failed.
+
+    `finish_reason`: of the first sample, and of every sample that had not ended. `cached_tokens`:
+    tokens of the prompt that were found computed. `history`: every state it entered, and when on
+    the engine's monotonic clock; empty if it was refused.
+    """
 
     state: RequestState
     finish_reason: FinishReason
     timings: RequestTimings
     error: EngineError | None = None
+    cached_tokens: int = 0
+    history: tuple[StateChange, ...] = ()
 
 
 class RequestUpdate(NamedTuple):
     """News of one request. The first one of a request without an `end` says that it is admitted.
 
-    `logprobs`: one entry per new token, if the request asked for them. An `end` comes exactly once
-    and last.
+    `new_token_ids` belong to sample `sample_index`. `logprobs`: one entry for each of them, if the
+    request asked for them. `finish_reason`: that sample has ended. An `end`, of the request as a
+    whole, comes exactly once and last.
     """
 
     request_id: int
     new_token_ids: tuple[int, ...] = ()
     end: RequestEnd | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    sample_index: int = 0
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """A request at one moment: under way, or ended not long ago.
+
+    `name`: what its client calls it. `generated_tokens`: of each sample. `age_s`: since receipt.
+    `history`: every state it entered, and when on the engine's monotonic clock, on which it was
+    received at `arrival_time`. `finish_reason`: None while it goes on.
+    """
+
+    request_id: int
+    name: str
+    state: RequestState
+    priority: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: tuple[int, ...]
+    arrival_time: float
+    age_s: float
+    history: tuple[StateChange, ...]
+    finish_reason: FinishReason | None
 
 
 Publisher = Callable[[Sequence[RequestUpdate]], None]

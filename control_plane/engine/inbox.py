@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from control_plane.core.request import Request
+from control_plane.engine.events import RequestInfo
 
 
 class Submit(NamedTuple):
@@ -21,7 +22,14 @@ class Cancel(NamedTuple):
     request_id: int
 
 
-Command = Submit | Cancel
+class Inspect(NamedTuple):
+    """Call `reply` on the engine thread with what the requests are doing."""
+
+    reply: Callable[[list[RequestInfo]], None]
+    include_ended: bool
+
+
+Command = Submit | Cancel | Inspect
 
 
 class Inbox:
@@ -47,6 +55,13 @@ class Inbox:
     def cancel(self, request_id: int) -> None:
         """Ask for the end of a request."""
         self._commands.append(Cancel(request_id))
+        self._wake()
+
+    def inspect(
+        self, reply: Callable[[list[RequestInfo]], None], *, include_ended: bool = False
+    ) -> None:
+        """Ask what the requests are doing, also those that ended not long ago if wanted."""
+        self._commands.append(Inspect(reply, include_ended))
         self._wake()
 
     def drain(self) -> list[Command]:

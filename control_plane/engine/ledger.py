@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from control_plane.core.interface import RequestOutput, SchedulerStats
-from control_plane.core.request import FinishReason, Request, RequestState
-from control_plane.engine.events import RequestEnd, RequestTimings, RequestUpdate
+from control_plane.core.request import FinishReason, Request, RequestState, StateChange
+from control_plane.engine.events import RequestEnd, RequestInfo, RequestTimings, RequestUpdate
 from control_plane.errors import RequestFailedError
 from control_plane.telemetry import EngineMetrics, Tally
 from planes.errors import EngineError
+
+NUM_ENDED_KEPT = 64
+"""Requests that are still shown after their end."""
 
 
 @dataclass(slots=True)
@@ -31,6 +35,7 @@ class Ledger:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._open: dict[int, _Entry] = {}
+        self._ended: deque[RequestInfo] = deque(maxlen=NUM_ENDED_KEPT)
         self._updates: list[RequestUpdate] = []
         self._tally = Tally()
         self._counted_until = clock()
@@ -70,6 +75,7 @@ class Ledger:
             entry = self._open.get(request_id)
             if entry is not None and entry.first_step_at is None:
                 entry.first_step_at = now
+                self._tally.cached_tokens += entry.request.cached_tokens
 
     def take(self, output: RequestOutput) -> None:
         """Note the scheduler's news of one request."""
@@ -80,20 +86,39 @@ class Ledger:
             self._tally.generated_tokens += len(output.new_token_ids)
             if entry.first_token_at is None:
                 entry.first_token_at = self._clock()
-        end = None
+        end, reason = None, output.finish_reason
         if output.state.is_final:
+            if output.state is not RequestState.COMPLETED:
+                reason = None  # of no sample in particular: the end is that of all that go on
             error = None
             if output.state is RequestState.FAILED:
                 error = RequestFailedError(output.error or "the request failed")
             end = self._close(entry, output.state, output.finish_reason, error)
         self._updates.append(
-            RequestUpdate(output.request_id, output.new_token_ids, end, output.logprobs)
+            RequestUpdate(
+                output.request_id,
+                output.new_token_ids,
+                end,
+                output.logprobs,
+                output.sample_index,
+                reason,
+            )
         )
 
     def fail(self, request_id: int, error: EngineError) -> None:
         """End a request that the scheduler has been told to forget."""
         end = self._close(self._open[request_id], RequestState.FAILED, FinishReason.ERROR, error)
         self._updates.append(RequestUpdate(request_id, end=end))
+
+    def list_requests(self, *, include_ended: bool) -> list[RequestInfo]:
+        """Return the requests under way, oldest first, after those that ended last if wanted."""
+        now = self._clock()
+        infos = list(self._ended) if include_ended else []
+        infos.extend(
+            _describe(entry.request, tuple(entry.request.history), now)
+            for entry in self._open.values()
+        )
+        return infos
 
     def _close(
         self,
@@ -102,23 +127,28 @@ class Ledger:
         reason: FinishReason | None,
         error: EngineError | None,
     ) -> RequestEnd:
-        request, tally = entry.request, self._tally
+        request, tally, now = entry.request, self._tally, self._clock()
         del self._open[request.id]
         arrival = request.arrival_time
         started, first = entry.first_step_at, entry.first_token_at
         timings = RequestTimings(
             queue_s=None if started is None else started - arrival,
             time_to_first_token_s=None if first is None else first - arrival,
-            total_s=self._clock() - arrival,
+            total_s=now - arrival,
         )
         if state is RequestState.COMPLETED:
             tally.completed_requests += 1
             tally.latency_sum_s += timings.total_s
+            # That of the last sample to end is the news; the request's is that of its first.
+            reason = request.finish_reason or reason
         elif state is RequestState.FAILED:
             tally.failed_requests += 1
         else:
             tally.cancelled_requests += 1
-        return RequestEnd(state, reason or FinishReason.ERROR, timings, error)
+        history = _ending_in(tuple(request.history), state)
+        reason = reason or FinishReason.ERROR
+        self._ended.append(_describe(request, history, now, reason))
+        return RequestEnd(state, reason, timings, error, request.cached_tokens, history)
 
     def metrics(self, stats: SchedulerStats, *, memory_utilization: float) -> EngineMetrics:
         """Close the account of the turn and sum up."""
@@ -135,10 +165,41 @@ class Ledger:
             prompt_tokens=tally.prompt_tokens,
             generated_tokens=tally.generated_tokens,
             active_sequences=stats.num_running,
-            waiting_requests=stats.num_waiting,
+            waiting_requests=stats.num_queued_requests,
             num_preemptions=stats.num_preemptions,
+            num_swaps=stats.num_swaps,
+            cached_tokens=tally.cached_tokens,
             memory_utilization=memory_utilization,
             average_latency_s=tally.average_latency_s,
             tokens_per_second=tally.tokens_per_second,
             num_steps=stats.num_steps,
         )
+
+
+def _ending_in(history: tuple[StateChange, ...], state: RequestState) -> tuple[StateChange, ...]:
+    """Return the history with this end: what the engine fails, its scheduler calls cancelled."""
+    if not history or not history[-1].state.is_final:
+        return history
+    return (*history[:-1], history[-1]._replace(state=state))
+
+
+def _describe(
+    request: Request,
+    history: tuple[StateChange, ...],
+    now: float,
+    finish_reason: FinishReason | None = None,
+) -> RequestInfo:
+    outputs = [sample.output_tokens for sample in request.samples] or [request.output_tokens]
+    return RequestInfo(
+        request_id=request.id,
+        name=request.name,
+        state=history[-1].state if history else request.state,
+        priority=request.priority,
+        prompt_tokens=len(request.input_tokens),
+        cached_tokens=request.cached_tokens,
+        generated_tokens=tuple(map(len, outputs)),
+        arrival_time=request.arrival_time,
+        age_s=now - request.arrival_time,
+        history=history,
+        finish_reason=finish_reason,
+    )

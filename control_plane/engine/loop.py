@@ -27,8 +27,8 @@ from control_plane.core.batch import StepBatch
 from control_plane.core.interface import SchedulerProtocol
 from control_plane.core.kv_cache import MemoryStats
 from control_plane.core.request import Request
-from control_plane.engine.events import Publisher
-from control_plane.engine.inbox import Cancel, Inbox, Submit
+from control_plane.engine.events import Publisher, RequestInfo
+from control_plane.engine.inbox import Cancel, Inbox, Inspect, Submit
 from control_plane.engine.ledger import Ledger
 from control_plane.engine.link import ComputeLink
 from control_plane.errors import ComputeUnavailableError, LinkError, QueueFullError
@@ -54,8 +54,9 @@ _log = structlog.get_logger(__name__)
 class LoopOptions:
     """How the loop runs.
 
-    `pipeline_depth`: batches under way at once. `max_queued_requests`: waiting requests before
-    new ones are refused. `compute_grace_s`: how long requests outlive the compute plane.
+    `pipeline_depth`: batches under way at once. `max_queued_requests`: waiting requests, however
+    many samples they have, before new ones are refused. `compute_grace_s`: how long requests
+    outlive the compute plane.
     """
 
     pipeline_depth: int = 2
@@ -144,6 +145,11 @@ class EngineLoop:
         self._send_batches()
         self._finish_turn()
 
+    def list_requests(self, *, include_ended: bool = False) -> list[RequestInfo]:
+        """Return what the requests are doing, for a caller who has no engine thread."""
+        self._apply_commands()
+        return self._ledger.list_requests(include_ended=include_ended)
+
     def fail_all(self, error: EngineError) -> None:
         """End every request with `error` and publish that."""
         self._apply_commands()
@@ -166,12 +172,14 @@ class EngineLoop:
                     output = self._scheduler.cancel(request_id, self._clock())
                     if output is not None:
                         self._ledger.take(output)
+                case Inspect(reply, include_ended):
+                    reply(self._ledger.list_requests(include_ended=include_ended))
 
     def _add(self, request: Request) -> None:
         """Queue a request, or publish why not."""
         try:
             limit = self._options.max_queued_requests
-            if self._scheduler.get_stats().num_waiting >= limit:
+            if self._scheduler.get_stats().num_queued_requests >= limit:
                 raise QueueFullError(f"{limit} requests wait already (max_queued_requests)")
             self._check_grace()
             self._scheduler.add_request(request)

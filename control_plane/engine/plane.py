@@ -9,10 +9,22 @@ from control_plane.core.interface import SchedulerConfig
 from control_plane.errors import PlaneMismatchError
 from planes.transport import PROTOCOL_VERSION
 
+SWAP = "swap"
+"""The feature of planes that execute `swap_out` and `swap_in`."""
+
+SAMPLES = frozenset({"copies", "sampled_slots"})
+"""What several samples of one prompt take."""
+
+BEAMS = frozenset({"copies", "logprobs"})
+"""What a beam search takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlaneDescription:
-    """The answer of `Describe`, as far as decisions depend on it."""
+    """The answer of `Describe`, as far as decisions depend on it.
+
+    `num_host_blocks`, `tells_prompts_apart`, `features`: as in `DescribeResponse`.
+    """
 
     protocol_version: int
     model: str
@@ -36,6 +48,9 @@ class PlaneDescription:
     software_version: str
     epoch: int
     current_session: int
+    num_host_blocks: int = 0
+    tells_prompts_apart: bool = False
+    features: frozenset[str] = frozenset()
 
     def check(self) -> None:
         """Raise PlaneMismatchError unless this control plane can work with the plane."""
@@ -75,14 +90,22 @@ class PlaneDescription:
             "max_rows",
             "max_tokens",
             "max_batches_in_flight",
+            "num_host_blocks",
+            "tells_prompts_apart",
+            "features",
         ):
             old, new = getattr(before, name), getattr(self, name)
             if old != new:
                 raise PlaneMismatchError(
-                    f"the compute plane came back with another {name}: {new!r}, it was {old!r}; "
-                    "restart the control plane",
+                    f"the compute plane came back with another {name}: {_said(new)}, it was "
+                    f"{_said(old)}; restart the control plane",
                     field=name,
                 )
+
+
+def _said(value: object) -> str:
+    """Spell a fact of a plane the same way each time."""
+    return ", ".join(sorted(value)) if isinstance(value, frozenset) else repr(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +139,7 @@ def effective_limits(
         memory_threshold=limits.memory_threshold,
         max_slots=plane.max_slots,
         max_prefill_tokens=prefill_chunk,
+        num_host_blocks=plane.num_host_blocks if SWAP in plane.features else 0,
         **values,
     )
     return config, lowered

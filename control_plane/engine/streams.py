@@ -2,7 +2,7 @@
 
 One wake-up of the event loop a step, however many requests it brought tokens for. What a reader has
 not taken yet is merged into one larger part, so a slow reader gets fewer and larger ones; a stream
-never holds more than the request's `max_tokens` tokens.
+never holds more than `max_tokens` tokens for each of the request's samples.
 """
 
 from __future__ import annotations
@@ -11,23 +11,37 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from control_plane.core.request import FinishReason
 from control_plane.engine.events import RequestEnd, RequestUpdate
 
 
-class StreamPart(NamedTuple):
-    """What came since the last part. The first part is empty: the request is admitted."""
+class SamplePart(NamedTuple):
+    """What came of one sample since the last part. `finish_reason`: it has ended."""
 
+    sample_index: int
     token_ids: list[int]
+    finish_reason: FinishReason | None
+
+
+class StreamPart(NamedTuple):
+    """What came since the last part, of each sample there is news of.
+
+    The first part may be empty: the request is admitted. `end`: of the request as a whole.
+    """
+
+    samples: list[SamplePart]
     end: RequestEnd | None
 
 
 class TokenStream:
     """The output of one request, for one reading task."""
 
-    __slots__ = ("_end", "_has_news", "_token_ids", "_waiter")
+    __slots__ = ("_end", "_has_news", "_reasons", "_token_ids", "_waiter")
 
     def __init__(self) -> None:
-        self._token_ids: list[int] = []
+        # By sample, in the order of their news; one that only ends has an empty list.
+        self._token_ids: dict[int, list[int]] = {}
+        self._reasons: dict[int, FinishReason] = {}
         self._end: RequestEnd | None = None
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
@@ -39,7 +53,14 @@ class TokenStream:
 
     def push(self, update: RequestUpdate) -> None:
         """Append an update and wake the reader."""
-        self._token_ids.extend(update.new_token_ids)
+        index, reason = update.sample_index, update.finish_reason
+        if update.new_token_ids or reason is not None:
+            token_ids = self._token_ids.get(index)
+            if token_ids is None:
+                token_ids = self._token_ids[index] = []
+            token_ids.extend(update.new_token_ids)
+            if reason is not None:
+                self._reasons[index] = reason
         self._end = update.end
         self._has_news = True
         waiter = self._waiter
@@ -55,8 +76,10 @@ class TokenStream:
             finally:
                 self._waiter = None
         self._has_news = False
-        token_ids, self._token_ids = self._token_ids, []
-        return StreamPart(token_ids, self._end)
+        token_ids, self._token_ids = self._token_ids, {}
+        reasons, self._reasons = self._reasons, {}
+        samples = [SamplePart(i, tokens, reasons.get(i)) for i, tokens in token_ids.items()]
+        return StreamPart(samples, self._end)
 
 
 class StreamHub:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from control_plane.core.interface import SchedulerConfig
+from hetero_infer.bench.figures import ratio
 from hetero_infer.bench.memory_contiguous import simulate_contiguous
 from hetero_infer.bench.memory_paged import run_paged
-from hetero_infer.bench.memory_trace import MemoryRun, draw_trace
+from hetero_infer.bench.memory_trace import MemoryRun, TraceRequest, draw_trace, draw_uniform
 from hetero_infer.bench.report import Result, Table
 from hetero_infer.bench.resident import resident_memory
 from hetero_infer.bench.settings import MemorySettings
 from hetero_infer.config import EngineConfig
+from planes.errors import ConfigError
 
 MIB = 1 << 20
 
@@ -32,10 +34,15 @@ def run(config: EngineConfig, settings: MemorySettings) -> Result:
         )
         data["resident"] = held
         tables.append(_resident_table(held))
+    lengths = f"median {settings.prompt_tokens} + {settings.output_tokens} tokens"
+    if settings.lengths == "uniform":
+        lengths = (
+            f"uniform in {settings.shortest} to {settings.longest} tokens, "
+            f"{100 * settings.pairs:g} % with two samples"
+        )
     subject = (
-        f"{settings.requests} requests, median {settings.prompt_tokens} + "
-        f"{settings.output_tokens} tokens, max_model_len {config.max_model_len}, "
-        f"pool of {data['pool_tokens']} tokens"
+        f"{settings.requests} requests, {lengths}, max_model_len {config.max_model_len}, "
+        f"pool of {data['pool_tokens']} tokens in blocks of {config.block_size}"
     )
     return Result(subject, data, tables)
 
@@ -43,19 +50,33 @@ def run(config: EngineConfig, settings: MemorySettings) -> Result:
 def compare(config: EngineConfig, settings: MemorySettings) -> list[MemoryRun]:
     """Run one trace with each kind of memory."""
     limits = scheduler_config(config)
-    trace = draw_trace(
-        settings.requests,
-        settings.prompt_tokens,
-        settings.output_tokens,
-        config.max_model_len,
-        settings.seed,
-    )
+    trace = _draw(config, settings)
     pool_tokens = config.max_num_blocks * config.block_size
     return [
         simulate_contiguous(trace, pool_tokens, limits, grows=False),
         simulate_contiguous(trace, pool_tokens, limits, grows=True),
         run_paged(trace, config.max_num_blocks, config.block_size, limits),
     ]
+
+
+def _draw(config: EngineConfig, settings: MemorySettings) -> list[TraceRequest]:
+    """Draw the trace. Raises ConfigError for lengths that no sequence can have."""
+    if settings.lengths == "lognormal":
+        return draw_trace(
+            settings.requests,
+            settings.prompt_tokens,
+            settings.output_tokens,
+            config.max_model_len,
+            settings.seed,
+        )
+    shortest, longest = settings.shortest, settings.longest
+    if not shortest <= longest <= config.max_model_len:
+        raise ConfigError(
+            f"shortest ({shortest}) must be at most longest ({longest}), and that at most "
+            f"max_model_len ({config.max_model_len})",
+            field="longest",
+        )
+    return draw_uniform(settings.requests, shortest, longest, settings.pairs, settings.seed)
 
 
 def scheduler_config(config: EngineConfig) -> SchedulerConfig:
@@ -76,14 +97,15 @@ def _trace_table(runs: list[MemoryRun]) -> Table:
             f"{100 * run.waste:.1f} %",
             f"{100 * run.stranded:.1f} %",
             f"{run.sustained_concurrency:.1f}",
+            f"{ratio(run.sustained_concurrency, runs[0].sustained_concurrency):.2f}",
             str(len(run.steps)),
             str(run.num_preemptions),
             str(run.moved_tokens),
         ]
         for run in runs
     ]
-    headers = ["memory", "reserved, unused", "stranded", "concurrency", "steps", "preempted"]
-    return Table([*headers, "tokens moved"], rows)
+    headers = ["memory", "reserved, unused", "stranded", "concurrency", "of static"]
+    return Table([*headers, "steps", "preempted", "tokens moved"], rows)
 
 
 def _resident_table(held: dict[str, Any]) -> Table:

@@ -227,7 +227,9 @@ def simulate_contiguous(
             f"({config.max_model_len}) tokens in one piece",
             field="max_num_blocks",
         )
-    sequences = (_Sequence(i, r, known=r.prompt_tokens) for i, r in enumerate(trace))
+    # Nothing can be shared: every sample has a region of its own, prompt and all.
+    samples = [request for request in trace for _ in range(request.num_samples)]
+    sequences = (_Sequence(i, r, known=r.prompt_tokens) for i, r in enumerate(samples))
     simulation = _Simulation(RegionPool(pool_tokens), config, grows, deque(sequences))
     simulation.run()
     return MemoryRun(

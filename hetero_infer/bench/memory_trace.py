@@ -16,15 +16,35 @@ SPREAD = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Lengths of one request, in tokens; all requests of a trace wait from the start."""
+    """Lengths of one request, in tokens; all requests of a trace wait from the start.
+
+    `num_samples`: outputs of that length to the same prompt.
+    """
 
     prompt_tokens: int
     output_tokens: int
+    num_samples: int = 1
 
     @property
     def max_held_tokens(self) -> int:
         """Tokens whose keys and values it holds at its end: the last one is never computed."""
         return self.prompt_tokens + self.output_tokens - 1
+
+
+def draw_uniform(
+    num_requests: int, shortest: int, longest: int, pair_share: float, seed: int
+) -> list[TraceRequest]:
+    """Draw requests whose lengths, prompt and output together, are uniform between these.
+
+    The prompt's part of a length is uniform too. `pair_share` of them, 0 to 1, have two samples.
+    """
+    drawn = random.Random(seed)
+    trace = []
+    for _ in range(num_requests):
+        length = drawn.randint(shortest, longest)
+        prompt = drawn.randint(1, length - 1)
+        trace.append(TraceRequest(prompt, length - prompt, 1 + (drawn.random() < pair_share)))
+    return trace
 
 
 def draw_trace(
@@ -61,7 +81,10 @@ class StepUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRun:
-    """A whole trace under one way of giving out memory. `moved_tokens`: copied to grow."""
+    """A whole trace under one way of giving out memory.
+
+    `moved_tokens`: copied to grow, or because two samples shared them and one went on to write.
+    """
 
     method: str
     pool_tokens: int

@@ -77,12 +77,29 @@ class MemorySettings(OutputSettings):
     """`bench memory`."""
 
     requests: int = setting(256, help="requests of the trace", minimum=1, maximum=MAX_COUNT)
+    lengths: str = setting(
+        "uniform",
+        help="of the trace: between --shortest and --longest, or log-normal around the medians",
+        choices=("uniform", "lognormal"),
+    )
+    shortest: int = setting(
+        64, help="prompt and output tokens together, at least", minimum=2, maximum=MAX_COUNT
+    )
+    longest: int = setting(
+        2048, help="prompt and output tokens together, at most", minimum=2, maximum=MAX_COUNT
+    )
+    pairs: float = setting(
+        0.1, help="share of the uniform trace's requests that have two samples", minimum=0,
+        maximum=1,
+    )  # fmt: skip
     prompt_tokens: int = setting(
-        256, help="median length of a prompt", minimum=1, maximum=MAX_COUNT
-    )
+        256, help="median length of a prompt; of the streams, the length", minimum=1,
+        maximum=MAX_COUNT,
+    )  # fmt: skip
     output_tokens: int = setting(
-        128, help="median length of an output", minimum=1, maximum=MAX_COUNT
-    )
+        128, help="median length of an output; of the streams, the length", minimum=1,
+        maximum=MAX_COUNT,
+    )  # fmt: skip
     streams: int = setting(
         32, help="streams for the resident memory of both planes; 0: do not start any", minimum=0,
         maximum=4096,

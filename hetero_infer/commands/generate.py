@@ -7,11 +7,19 @@ import dataclasses
 import json
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from hetero_infer.client import Delta, Finished, InferenceClient, ModelInfo, Started
+from hetero_infer.client import (
+    Delta,
+    Finished,
+    InferenceClient,
+    ModelInfo,
+    SampleFinished,
+    Started,
+)
 from hetero_infer.config import EngineConfig, GenerationConfig, Settings
 from hetero_infer.local_planes import (
     compute_socket,
@@ -26,12 +34,20 @@ from planes.errors import ExecutionError, ValidationError
 TITLE = "Heterogeneous Inference System"
 
 
+@dataclass(slots=True)
+class Sample:
+    """One text as far as it has come; `finish_reason` is empty until its end."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A whole answer, and how long the planes took to start."""
+    """A whole answer, and how long the planes took to start. `samples`: one at least."""
 
-    text: str
-    token_ids: tuple[int, ...]
+    samples: Sequence[Sample]
     started: Started
     finished: Finished
     startup_s: float
@@ -39,7 +55,8 @@ class Generation:
     @property
     def tokens_per_second(self) -> float:
         """Generated tokens over the time from receipt to the end."""
-        return len(self.token_ids) / self.finished.total_s if self.finished.total_s > 0 else 0.0
+        finished = self.finished
+        return finished.completion_tokens / finished.total_s if finished.total_s > 0 else 0.0
 
 
 def generate(settings: Settings, *, as_json: bool, is_quiet: bool) -> int:
@@ -124,37 +141,55 @@ def _stream(
 ) -> Generation:
     started: Started | None = None
     finished: Finished | None = None
-    pieces: list[str] = []
-    token_ids: list[int] = []
-    with contextlib.closing(client.generate_stream(prompt, generation.params)) as events:
+    params = generation.params
+    samples = [Sample() for _ in range(params.n)]
+    events = client.generate_stream(
+        prompt, params, priority=generation.priority, cache_salt=generation.cache_salt or ""
+    )
+    with contextlib.closing(events):
         for event in events:
             match event:
                 case Started():
                     started = event
-                    printer.begin_text()
-                case Delta(text, new_token_ids):
-                    pieces.append(text)
-                    token_ids += new_token_ids
-                    printer.text(text)
+                    if params.n == 1:
+                        printer.begin_text()
+                case Delta(text, new_token_ids, index):
+                    samples[index].text += text
+                    samples[index].token_ids += new_token_ids
+                    if params.n == 1:
+                        printer.text(text)
+                case SampleFinished(index, finish_reason):
+                    samples[index].finish_reason = finish_reason
                 case Finished():
                     finished = event
     if started is None or finished is None:
         raise ExecutionError("the server ended the stream without saying how it began or ended")
-    return Generation("".join(pieces), tuple(token_ids), started, finished, startup_s)
+    if params.n == 1:
+        samples[0].finish_reason = finished.finish_reason
+        printer.end_text()
+    else:  # they came all at once, and are told one after the other
+        for number, sample in enumerate(samples, start=1):
+            printer.begin_text(number)
+            printer.text(sample.text)
+            printer.end_text()
+    return Generation(samples, started, finished, startup_s)
 
 
 def _to_json(result: Generation) -> str:
     """Spell the answer as one JSON object on one line."""
-    finished = result.finished
+    finished, first = result.finished, result.samples[0]
+    several = [dataclasses.asdict(sample) for sample in result.samples]
     return json.dumps(
         {
-            "text": result.text,
-            "token_ids": result.token_ids,
+            "text": first.text,
+            "token_ids": first.token_ids,
             "finish_reason": finished.finish_reason,
+            **({"samples": several} if len(several) > 1 else {}),
             "usage": {
                 "prompt_tokens": finished.prompt_tokens,
                 "completion_tokens": finished.completion_tokens,
                 "total_tokens": finished.prompt_tokens + finished.completion_tokens,
+                "cached_tokens": finished.cached_tokens,
             },
             "timings": {
                 "startup_s": result.startup_s,
@@ -211,10 +246,10 @@ class Printer:
         self._line(f"\nInput: {prompt}")
         self._line(f"Generating up to {max_tokens} tokens...\n")
 
-    def begin_text(self) -> None:
-        """Announce the text, once the prompt is accepted."""
+    def begin_text(self, number: int | None = None) -> None:
+        """Announce the text, once the prompt is accepted; `number`: which one of several."""
         if not self._is_silent:
-            sys.stdout.write("Output: ")
+            sys.stdout.write("Output: " if number is None else f"Output {number}: ")
             sys.stdout.flush()
 
     def text(self, piece: str) -> None:
@@ -223,10 +258,13 @@ class Printer:
             sys.stdout.write(piece)
             sys.stdout.flush()
 
-    def footer(self, result: Generation) -> None:
-        """End the text, and say how much and how fast."""
+    def end_text(self) -> None:
+        """End the text."""
         if self._prints_text:
             sys.stdout.write("\n")
+
+    def footer(self, result: Generation) -> None:
+        """Say how much and how fast."""
         self._line(f"Tokens generated: {result.finished.completion_tokens}")
         self._line(
             f"Speed: {result.tokens_per_second:.1f} tokens/s "

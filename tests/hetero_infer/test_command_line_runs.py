@@ -94,7 +94,12 @@ def test_json_is_one_object_and_the_same_seed_gives_the_same_text_as_the_plain_f
     answer = json.loads(line)
     assert bytes(answer["token_ids"]).decode() == answer["text"]
     assert answer["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    assert answer["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 9,
+        "total_tokens": 14,
+        "cached_tokens": 0,
+    }
     assert set(answer["timings"]) == {
         "startup_s",
         "queue_s",
@@ -104,6 +109,35 @@ def test_json_is_one_object_and_the_same_seed_gives_the_same_text_as_the_plain_f
     }
     assert answer["seed"] == 5
     assert run(environ, *arguments, "--quiet").stdout == answer["text"] + "\n"
+
+
+def test_several_samples_are_told_one_after_the_other_and_all_in_json(environ):
+    arguments = ["--input", "Hello", "--max-tokens", "7", "--seed", "5", "--ignore-eos", *SIMULATED]
+    result = run(environ, *arguments, "--n", "3", "--json")
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    texts = [sample["text"] for sample in answer["samples"]]
+    assert len(texts) == len(set(texts)) == 3
+    assert answer["text"] == texts[0]
+    assert answer["usage"]["completion_tokens"] == 21
+    assert [sample["finish_reason"] for sample in answer["samples"]] == ["length"] * 3
+    plain = run(environ, *arguments, "--n", "3").stdout
+    assert [f"Output {i}: {text}" for i, text in enumerate(texts, 1)] == [
+        line for line in plain.splitlines() if line.startswith("Output ")
+    ]
+    assert run(environ, *arguments, "--quiet").stdout == texts[0] + "\n"
+
+
+def test_a_beam_search_gives_the_best_answers_first(environ):
+    arguments = ["--input", "Hello", "--max-tokens", "5", "--ignore-eos", *SIMULATED]
+    result = run(environ, *arguments, "--beam-width", "3", "--n", "2", "--json", "--priority=-1")
+    assert result.returncode == 0, result.stderr
+    samples = json.loads(result.stdout)["samples"]
+    assert [len(sample["token_ids"]) for sample in samples] == [5, 5]
+    assert samples[0] != samples[1]
+    refused = run(environ, *arguments, "--beam-width", "2", "--n", "3")
+    assert refused.returncode == 2
+    assert "n must be at most beam_width (2), got 3" in refused.stderr
 
 
 def test_what_the_server_refuses_is_one_line_with_both_numbers_and_status_2(environ):

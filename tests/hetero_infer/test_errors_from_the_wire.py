@@ -104,7 +104,9 @@ def test_a_stream_arrives_as_values(server, client):
                 request_id="r",
                 model="m",
                 prompt_tokens=3,
-                sampling=inference_pb2.SamplingParams(max_tokens=2, top_p=1.0, seed=0),
+                sampling=inference_pb2.SamplingParams(
+                    max_tokens=2, temperature=0.0, top_p=1.0, seed=0
+                ),
             )
         ),
         response(delta=inference_pb2.Delta(text="é", token_ids=[7, 8])),

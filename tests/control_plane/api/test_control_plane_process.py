@@ -99,6 +99,28 @@ def test_a_full_queue_is_exhausted_and_says_when_to_retry(launch, fake_plane):
         assert [len(list(stream)) > 1 for stream in held] == [True, True]
 
 
+def test_a_lower_priority_number_goes_first(launch, fake_plane):
+    def request(text, priority=0):
+        sampling = pb.SamplingParams(max_tokens=3)
+        return pb.GenerateRequest(text=text, sampling=sampling, priority=priority)
+
+    process = launch("--max-num-seqs=1", "--no-prefix-cache")
+    with grpc.insecure_channel(process.ready()) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        fake_plane.may_run.clear()
+        streams = [stub.GenerateStream(request("a"))]
+        next(streams[0])
+        assert fake_plane.steps_seen.acquire(timeout=10)  # it runs; the others wait
+        for name, priority in (("late", 5), ("usual", 0), ("urgent", -5)):
+            streams.append(stub.GenerateStream(request(name, priority)))
+            next(streams[-1])
+        fake_plane.may_run.set()
+        for stream in streams:
+            assert list(stream)[-1].HasField("finished")
+    starts = [bytes(start.token_ids).decode() for b in fake_plane.batches for start in b.starts]
+    assert starts == ["a", "urgent", "usual", "late"]
+
+
 def test_a_request_cancelled_in_the_queue_never_runs(launch, fake_plane):
     process = launch("--max-num-seqs=1")
     fake_plane.may_run.clear()

@@ -8,6 +8,7 @@ from collections import Counter
 
 import grpc
 import pytest
+from grpc_status import rpc_status
 
 from protos.hetero.inference.v1 import inference_pb2 as pb
 from protos.hetero.inference.v1 import inference_pb2_grpc
@@ -88,6 +89,41 @@ def test_every_stream_of_a_storm_succeeds_or_is_exhausted_and_nothing_is_left(
     for pid, (num_descriptors, num_bytes) in zip(pids, before, strict=True):
         assert descriptors(pid) == num_descriptors
         assert resident_bytes(pid) - num_bytes < MAX_GROWTH_BYTES
+
+
+@pytest.mark.slow
+def test_ten_thousand_refusals_leave_the_memory_flat_and_each_says_when_to_come_again(
+    launch, fake_plane
+):
+    process = launch("--max-queued-requests=1", "--max-num-seqs=1")
+    fake_plane.may_run.clear()
+    with grpc.insecure_channel(process.ready()) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        held = [stream(stub, 0)]
+        next(held[0])
+        assert fake_plane.steps_seen.acquire(timeout=20)  # it runs now and waits no more
+        held.append(stream(stub, 1))
+        next(held[1])
+
+        def refuse(count):
+            request = pb.GenerateRequest(text="refused", sampling=pb.SamplingParams(max_tokens=5))
+            calls = [stub.Generate.future(request) for _ in range(count)]
+            errors = [call.exception() for call in calls]
+            assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            return errors
+
+        for error in refuse(3):
+            kinds = [detail.type_url for detail in rpc_status.from_call(error).details]
+            assert "type.googleapis.com/google.rpc.RetryInfo" in kinds
+        for _ in range(10):
+            refuse(200)
+        before = resident_bytes(process.process.pid)
+        for _ in range(50):
+            refuse(200)
+        assert resident_bytes(process.process.pid) - before < MAX_GROWTH_BYTES
+        fake_plane.may_run.set()
+        assert [outcome(one) for one in held] == ["finished", "finished"]
+        assert stub.GetMetrics(pb.GetMetricsRequest()).total_requests == 2
 
 
 def test_streams_that_meet_their_deadline_at_any_moment_leave_nothing(stub, control):

@@ -148,6 +148,30 @@ def test_a_fork_never_writes_over_a_block_that_others_may_find(engine):
     assert again.cached_tokens == 4
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_fork_is_computed_anew_when_the_row_fails_that_filled_its_blocks(engine, is_cancelled):
+    e = engine()
+    parent = e.ask(1, [7] * 3)
+    e.send()
+    child = child_of(parent, 2)
+    e.scheduler.fork(1, child)  # in the one block, which is being filled
+    second = e.send()
+    assert len(second.batch.copies) == 1  # the parent moves to a copy of what it filled
+    if is_cancelled:
+        e.scheduler.cancel(1)
+    e.commit(failures=(RowFailure(0, "no numbers"),))
+    e.commit()
+    assert parent.state is (RequestState.CANCELLED if is_cancelled else RequestState.FAILED)
+    assert child.output_tokens == []
+    third = e.send()
+    assert third.prefill_request_ids == [2]
+    assert (third.batch.positions, third.batch.query_lens) == ([0], [3])
+    e.commit()
+    e.run()
+    assert len(child.output_tokens) == 8
+    assert e.used_blocks == 0
+
+
 def test_what_cannot_be_forked_is_refused(engine):
     e = engine()
     parent, twins = e.ask(1, [7] * 4, max_tokens=2), e.ask(2, [7] * 4, n=2)

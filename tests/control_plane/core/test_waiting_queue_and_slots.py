@@ -86,3 +86,18 @@ def test_a_reset_forgets_what_was_to_be_released():
     slots.acquire()
     slots.reset()
     assert (slots.num_free, slots.take_released()) == (2, ())
+
+
+def test_a_request_whose_samples_wait_is_one_request_that_waits(engine):
+    made = engine()
+    made.ask(1, [5] * 6, n=4)
+    made.ask(2, [5] * 6)
+    made.step()
+    assert made.scheduler.get_stats().num_queued_requests == 0
+    made.scheduler.lose_epoch()
+    stats = made.scheduler.get_stats()
+    assert (stats.num_waiting, stats.num_queued_requests) == (5, 2)
+    made.scheduler.cancel(1)
+    assert made.scheduler.get_stats().num_queued_requests == 1
+    made.run()
+    assert made.scheduler.get_stats().num_queued_requests == 0

@@ -6,6 +6,7 @@ import pytest
 from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
+from control_plane.core.request_options import RequestOptions
 from control_plane.engine.admission import Admission
 from control_plane.text.simple_tokenizer import SimpleTokenizer
 from planes.errors import ValidationError
@@ -81,3 +82,47 @@ def test_a_text_too_long_to_be_a_prompt_is_refused_before_it_is_tokenized(admiss
 def test_an_empty_text_is_refused(admission):
     with pytest.raises(ValidationError, match="must not be empty"):
         admission.tokenize("")
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "said"),
+    [
+        ({"priority": 2**31}, "priority", "priority must be in -2147483648 to 2147483647, got"),
+        ({"priority": True}, "priority", "priority must be an integer, got True"),
+        ({"priority": 0.5}, "priority", "priority must be an integer, got 0.5"),
+        ({"cache_salt": "x" * 257}, "cache_salt", "at most 256 bytes, got 257"),
+        ({"cache_salt": "你" * 86}, "cache_salt", "at most 256 bytes, got 258"),
+        ({"cache_salt": "\ud800"}, "cache_salt", r"not valid Unicode \(at character 0\)"),
+        ({"cache_salt": b"x"}, "cache_salt", "must be text, got b'x'"),
+    ],
+)
+def test_priority_and_salt_have_their_ranges(admission, options, field, said):
+    with pytest.raises(ValidationError, match=said) as caught:
+        admission.make_request(
+            [1],
+            GenerationParams(max_tokens=3),
+            arrival_time=0.0,
+            options=RequestOptions(**options),
+        )
+    assert caught.value.field == field
+
+
+def test_samples_and_beams_come_in_and_what_can_never_run_does_not():
+    limits = RequestLimits(max_model_len=20, block_size=4, num_blocks=5, max_beams=3)
+    admission = Admission(SimpleTokenizer(), limits, vocab_size=259, eos_token_ids=(257,))
+
+    def make(**params):
+        return admission.make_request([1, 2], GenerationParams(**params), arrival_time=0.0)
+
+    assert make(max_tokens=5, n=128).params.n == 128
+    assert make(max_tokens=2, beam_width=3, n=2).params.beam_width == 3
+    with pytest.raises(ValidationError, match=r"beam_width must be at most 3, .* got 4"):
+        make(max_tokens=2, beam_width=4)
+    with pytest.raises(RequestNeverFitsError, match=r"for 3 beams needs 6 KV blocks"):
+        make(max_tokens=5, beam_width=3)
+    many_ends = Admission(
+        SimpleTokenizer(), RequestLimits(99, 4, 99), vocab_size=259, eos_token_ids=range(8)
+    )
+    params = GenerationParams(max_tokens=2, beam_width=3)
+    with pytest.raises(ValidationError, match="looks at 27 continuations a beam, at most 20"):
+        many_ends.make_request([9], params, arrival_time=0.0)

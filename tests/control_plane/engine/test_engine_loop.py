@@ -7,11 +7,9 @@ import threading
 import pytest
 
 from control_plane.config import SchedulingLimits
-from control_plane.core.generation_params import GenerationParams
-from control_plane.core.request import FinishReason, Request
-from control_plane.engine.bring_up import connect, learn, make_loop
+from control_plane.core.request import FinishReason, RequestState
+from control_plane.engine.bring_up import connect, learn
 from control_plane.engine.compute_client import ComputeClient
-from control_plane.engine.loop import LoopOptions
 from control_plane.errors import (
     ComputeUnavailableError,
     FencedError,
@@ -20,73 +18,6 @@ from control_plane.errors import (
     RequestFailedError,
 )
 from planes.errors import ValidationError
-
-
-class Driver:
-    """A loop on the caller's thread, and what it published."""
-
-    def __init__(self, address, *, limits=None, clock=None, **options):
-        self.client = ComputeClient(address, controller="test")
-        self.connected = connect(self.client, limits or SchedulingLimits(), stop=threading.Event())
-        self.tokens, self.ends, self.links, self.news = {}, {}, [], []
-        extra = {"clock": clock} if clock else {}
-        self.loop = make_loop(
-            self.client,
-            self.connected,
-            self.collect,
-            options=LoopOptions(**options),
-            on_link_change=self.links.append,
-            **extra,
-        )
-        self.next_id = 0
-
-    def collect(self, updates):
-        self.news.append(list(updates))
-        for update in updates:
-            assert update.request_id not in self.ends
-            self.tokens.setdefault(update.request_id, []).extend(update.new_token_ids)
-            if update.end is not None:
-                self.ends[update.request_id] = update.end
-
-    def submit(self, prompt, max_tokens=12, seed=0):
-        self.next_id += 1
-        params = GenerationParams(max_tokens=max_tokens, seed=seed)
-        self.loop.inbox.submit(
-            Request(
-                self.next_id,
-                list(prompt.encode()),
-                params,
-                eos_token_ids=frozenset(self.connected.assets.eos_token_ids),
-            )
-        )
-        return self.next_id
-
-    def run(self):
-        self.run_until(lambda: not self.loop.has_pending_work)
-
-    def run_until(self, condition):
-        for _ in range(2000):
-            if condition():
-                return
-            self.loop.step()
-        raise AssertionError("it did not come to it in 2000 turns")
-
-    def text(self, request_id):
-        return bytes(self.tokens[request_id]).decode()
-
-
-@pytest.fixture
-def drive(compute_address):
-    drivers = []
-
-    def make(**options):
-        drivers.append(Driver(compute_address, **options))
-        return drivers[-1]
-
-    yield make
-    for driver in drivers:
-        driver.loop.close()
-        driver.client.shut_down()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -262,6 +193,7 @@ def test_requests_outlive_the_plane_only_for_the_grace(drive, fake_plane):
     now[0] += 31.0
     driver.loop.step()
     assert isinstance(driver.ends[request_id].error, ComputeUnavailableError)
+    assert driver.ends[request_id].history[-1].state is RequestState.FAILED
     late = driver.submit("late")
     driver.loop.step()
     assert isinstance(driver.ends[late].error, ComputeUnavailableError)

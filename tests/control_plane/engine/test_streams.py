@@ -9,6 +9,13 @@ from control_plane.engine.streams import StreamHub
 END = RequestEnd(RequestState.COMPLETED, FinishReason.LENGTH, RequestTimings(0.0, 0.0, 0.0))
 
 
+def tokens(part):
+    """Of the one sample there is."""
+    (sample,) = part.samples
+    assert sample.sample_index == 0
+    return sample.token_ids
+
+
 class CountingLoop:
     """An event loop as far as the hub uses it from the engine thread: counts its wake-ups."""
 
@@ -33,7 +40,7 @@ def test_one_turn_is_one_wake_up_however_many_requests_it_served():
         loop.deliver()
         return [await stream.next_part() for stream in streams]
 
-    assert [part.token_ids for part in asyncio.run(run())] == [[i] for i in range(50)]
+    assert [tokens(part) for part in asyncio.run(run())] == [[i] for i in range(50)]
 
 
 def test_a_slow_reader_gets_fewer_and_larger_parts():
@@ -47,7 +54,25 @@ def test_a_slow_reader_gets_fewer_and_larger_parts():
         loop.deliver()
         return await stream.next_part()
 
-    assert asyncio.run(run()) == ([0, 1, 2, 3, 4, 5], END)
+    part = asyncio.run(run())
+    assert (tokens(part), part.end) == ([0, 1, 2, 3, 4, 5], END)
+
+
+def test_what_came_of_several_samples_is_kept_apart_in_one_part():
+    async def run():
+        hub = StreamHub(asyncio.get_running_loop())
+        stream = hub.open(1)
+        hub.publish([RequestUpdate(1, (7,), sample_index=1), RequestUpdate(1, (8,))])
+        stop, length = FinishReason.STOP, FinishReason.LENGTH
+        hub.publish([RequestUpdate(1, sample_index=1, finish_reason=stop)])
+        hub.publish([RequestUpdate(1, (9,), END, sample_index=0, finish_reason=length)])
+        await asyncio.sleep(0)
+        return await stream.next_part()
+
+    assert asyncio.run(run()) == (
+        [(1, [7], FinishReason.STOP), (0, [8, 9], FinishReason.LENGTH)],
+        END,
+    )
 
 
 def test_parts_follow_each_other_without_repetition():
@@ -57,7 +82,7 @@ def test_parts_follow_each_other_without_repetition():
         parts = []
         for token_id in range(3):
             hub.publish([RequestUpdate(1, (token_id,))])
-            parts.append((await stream.next_part()).token_ids)
+            parts.append(tokens(await stream.next_part()))
         return parts
 
     assert asyncio.run(run()) == [[0], [1], [2]]
@@ -74,7 +99,7 @@ def test_a_waiting_reader_is_woken_by_news_of_its_own_request_only():
         hub.publish([RequestUpdate(2, (8,))])
         return await reader
 
-    assert asyncio.run(run()).token_ids == [8]
+    assert tokens(asyncio.run(run())) == [8]
 
 
 def test_news_of_a_closed_stream_are_dropped_and_the_hub_knows_when_it_is_idle():

@@ -66,7 +66,7 @@ def test_latency_has_both_waits_and_the_long_prompt(capsys, tmp_path):
 def test_memory_has_all_three_rules_and_both_planes(capsys, tmp_path):
     flags = ["--executor", "simulated", "--requests", "30", "--streams", "2"]
     sizes = ["--prompt-tokens", "20", "--output-tokens", "10", "--max-model-len", "256"]
-    text, whole = run(capsys, tmp_path, "memory", *flags, *sizes)
+    text, whole = run(capsys, tmp_path, "memory", *flags, *sizes, "--longest", "256")
     assert "both beyond the KV pool" in text
     assert [result["method"] for result in whole["results"]] == ["static", "dynamic", "paged"]
     assert whole["resident"]["control_plane"]["rss"] > 0
@@ -113,6 +113,7 @@ def test_formats_of_the_embedded_model_lose_what_they_may(tmp_path):
         (["accuracy", "--formats", "auto:auto"], "formats must be WEIGHTS:KV with commas"),
         (["accuracy", "--piece-tokens", "1"], "piece_tokens (from --piece-tokens) must be at"),
         (["accuracy", "--target", "unix:a"], "No such option: --target"),
+        (["memory", "--longest", "2049"], "shortest (64) must be at most longest (2049), and that"),
         ([], "Missing command"),
     ],
 )

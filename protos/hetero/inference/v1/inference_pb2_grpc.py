@@ -59,6 +59,11 @@ class InferenceServiceStub:
                 request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
                 response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/hetero.inference.v1.InferenceService/ListRequests',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -73,7 +78,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """The same, token by token: one `started`, any number of `delta`, one `finished`.
+        """The same, token by token: one `started`, any number of `delta`, one `finished`. With several
+        samples, deltas come as tokens do, and one `sample_finished` after the last of each sample.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,6 +99,13 @@ class InferenceServiceServicer:
 
     def GetMetrics(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """What the requests are doing: their states and when they entered them. No text, no tokens.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -124,6 +137,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GetMetrics,
                     request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsRequest.FromString,
                     response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -261,6 +279,33 @@ class InferenceService:
             '/hetero.inference.v1.InferenceService/GetMetrics',
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero.inference.v1.InferenceService/ListRequests',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,10 +36,14 @@ class InferenceServiceStub:
     aborts the request.
     """
     GenerateStream: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateStreamResponse]
-    """The same, token by token: one `started`, any number of `delta`, one `finished`."""
+    """The same, token by token: one `started`, any number of `delta`, one `finished`. With several
+    samples, deltas come as tokens do, and one `sample_finished` after the last of each sample.
+    """
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelInfoRequest, _inference_pb2.GetModelInfoResponse]
     GetMemoryStats: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetMemoryStatsRequest, _inference_pb2.GetMemoryStatsResponse]
     GetMetrics: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetMetricsRequest, _inference_pb2.GetMetricsResponse]
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]
+    """What the requests are doing: their states and when they entered them. No text, no tokens."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -49,10 +53,14 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     aborts the request.
     """
     GenerateStream: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateStreamResponse]  # type: ignore[assignment]
-    """The same, token by token: one `started`, any number of `delta`, one `finished`."""
+    """The same, token by token: one `started`, any number of `delta`, one `finished`. With several
+    samples, deltas come as tokens do, and one `sample_finished` after the last of each sample.
+    """
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelInfoRequest, _inference_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     GetMemoryStats: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetMemoryStatsRequest, _inference_pb2.GetMemoryStatsResponse]  # type: ignore[assignment]
     GetMetrics: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetMetricsRequest, _inference_pb2.GetMetricsResponse]  # type: ignore[assignment]
+    ListRequests: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """What the requests are doing: their states and when they entered them. No text, no tokens."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -71,7 +79,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateStreamResponse], _abc.AsyncIterator[_inference_pb2.GenerateStreamResponse]]:
-        """The same, token by token: one `started`, any number of `delta`, one `finished`."""
+        """The same, token by token: one `started`, any number of `delta`, one `finished`. With several
+        samples, deltas come as tokens do, and one `sample_finished` after the last of each sample.
+        """
 
     @_abc_1.abstractmethod
     def GetModelInfo(
@@ -93,5 +103,13 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GetMetricsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetMetricsResponse, _abc.Awaitable[_inference_pb2.GetMetricsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _inference_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ListRequestsResponse, _abc.Awaitable[_inference_pb2.ListRequestsResponse]]:
+        """What the requests are doing: their states and when they entered them. No text, no tokens."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,67 @@
+"""What waiting sequences bring with them, and whether there is room for them."""
+
+from __future__ import annotations
+
+from control_plane.core.kv_interface import KVCacheManagerProtocol
+from control_plane.core.request import Sequence
+from control_plane.core.running import Arrival, RunningSet
+
+
+class Arrivals:
+    """Looks waiting sequences over before `RunningSet.admit` lets them in."""
+
+    __slots__ = ("_block_size", "_kv", "_running")
+
+    def __init__(self, kv_cache: KVCacheManagerProtocol, running: RunningSet) -> None:
+        self._kv = kv_cache
+        self._block_size = kv_cache.block_size
+        self._running = running
+
+    def projected_blocks(self) -> int:
+        """Blocks in use once everything under way has computed its prompt and one more token."""
+        blocks_for = self._running.blocks_for
+        return self._kv.get_memory_stats().used_blocks + sum(
+            blocks_for(seq.num_tokens + 1)
+            - blocks_for(seq.num_computed_tokens)
+            + len(seq.group.unborn)
+            for seq in self._running.prefilling.values()
+        )
+
+    def look_up(self, seq: Sequence) -> Arrival:
+        """Return what a waiting sequence would bring if it were admitted now."""
+        num_known = seq.num_known_tokens
+        sharing, host = self._running.sharing, self._running.host
+        block_ids: list[int] = []
+        num_in_use = 0
+        if sharing is not None and seq.request.uses_cache:
+            if seq.chain is None:
+                seq.chain = sharing.make_chain(
+                    seq.request.input_tokens, seq.output_tokens, seq.request.cache_salt
+                )
+            if seq.chain is not None:
+                # The last token is always computed: its logits are wanted.
+                block_ids = sharing.find_prefix(seq.chain, num_known - 1)
+                num_in_use = sharing.count_in_use(block_ids)
+        num_saved = 0
+        if host.holds(seq.seq_id):  # a beam that waits for the others has them all
+            num_saved = min(seq.num_saved_tokens, num_known - 1)
+        num_computed = max(len(block_ids) * self._block_size, num_saved)
+        return Arrival(block_ids, num_in_use, num_computed, num_known - num_computed)
+
+    def can_admit(self, arrival: Arrival, num_tokens: int) -> bool:
+        """Whether there is a slot and blocks for the next `num_tokens` of a sequence.
+
+        A block is kept for each sequence whose next decode row needs one: it would take it back
+        from the newcomer, who would come again, and neither might get on.
+        """
+        running = self._running
+        if running.slots.num_free == 0:
+            return False
+        num_new = running.blocks_for(arrival.num_computed + num_tokens) - arrival.num_in_use
+        if self._kv.can_allocate(num_new + len(running.decoding)):
+            return True
+        size = self._block_size
+        num_kept = sum(
+            s.num_computed_tokens % size == 0 or s.shares_tail for s in running.decoding.values()
+        )
+        return self._kv.can_allocate(num_new + num_kept)

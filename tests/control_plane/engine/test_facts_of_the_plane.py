@@ -1,0 +1,68 @@
+"""What the compute plane says of itself, and what follows for the scheduler."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.config import SchedulingLimits
+from control_plane.core.generation_params import GenerationParams
+from control_plane.engine.plugins import CoreFactories
+from control_plane.errors import PlaneMismatchError
+from planes.errors import ValidationError
+
+
+def test_the_scheduler_swaps_to_as_many_host_blocks_as_the_plane_has(drive, fake_plane):
+    assert drive().connected.limits.num_host_blocks == 0
+    fake_plane.num_host_blocks = 12
+    driver = drive()
+    assert driver.connected.limits.num_host_blocks == 12
+    assert driver.loop.memory_stats.total_host_blocks == 12
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "said"),
+    [
+        ("num_host_blocks", 5, "another num_host_blocks: 5, it was 0"),
+        ("features", ("copies",), "features: copies, it was copies, sampled_slots"),
+        ("tells_prompts_apart", True, "another tells_prompts_apart: True, it was False"),
+    ],
+)
+def test_a_plane_that_comes_back_with_other_abilities_is_refused(
+    drive, fake_plane, knob, value, said
+):
+    driver = drive()
+    driver.submit("abc", 20)
+    driver.loop.step()
+    fake_plane.kill()
+    setattr(fake_plane, knob, value)
+    fake_plane.start()
+    with pytest.raises(PlaneMismatchError, match=said):
+        driver.run()
+
+
+@pytest.mark.parametrize("tells_apart", [True, False])
+def test_roles_matter_where_the_plane_tells_prompts_apart(drive, fake_plane, tells_apart):
+    fake_plane.tells_prompts_apart = tells_apart
+    asked = {}
+
+    def make(num_blocks, block_size, **options):
+        asked.update(options)
+        return CoreFactories().kv_cache(num_blocks, block_size, **options)
+
+    drive(factories=CoreFactories(kv_cache=make), limits=SchedulingLimits(prefix_cache=False))
+    assert asked == {"prefix_cache": False, "roles_matter": tells_apart}
+
+
+@pytest.mark.parametrize(
+    ("features", "params", "said"),
+    [
+        (("sampled_slots",), GenerationParams(n=2), "n must be 1 .* lacks copies, got 2"),
+        (("copies",), GenerationParams(beam_width=2), "beam_width .* lacks logprobs, got 2"),
+    ],
+)
+def test_what_the_plane_cannot_do_is_refused_at_the_door(drive, fake_plane, features, params, said):
+    fake_plane.features = features
+    admission = drive().connected.make_admission()
+    with pytest.raises(ValidationError, match=said):
+        admission.make_request([1, 2], params, arrival_time=0.0)
+    assert admission.make_request([1, 2], GenerationParams(), arrival_time=0.0).params.n == 1

@@ -1,0 +1,65 @@
+"""Requests to a real deployment, many at once or one after the other, and what they were told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from planes.address import Address
+from protos.hetero.inference.v1 import inference_pb2 as pb
+from protos.hetero.inference.v1 import inference_pb2_grpc
+
+PATIENCE_S = 120.0
+
+
+class Server:
+    """A control plane as a client sees it."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(address.target)
+        self.stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def ask(self, request: pb.GenerateRequest) -> list[list[int]]:
+        """The tokens of each sample."""
+        answer = self.stub.Generate(request, timeout=PATIENCE_S)
+        samples = list(answer.samples) or [answer]
+        return [list(sample.token_ids) for sample in samples]
+
+    def ask_together(self, requests: list[pb.GenerateRequest]) -> list[list[list[int]]]:
+        with ThreadPoolExecutor(len(requests)) as pool:
+            return list(pool.map(self.ask, requests))
+
+    def ask_in_turn(self, requests: Iterable[pb.GenerateRequest]) -> list[list[list[int]]]:
+        return [self.ask(request) for request in requests]
+
+    @property
+    def metrics(self) -> pb.GetMetricsResponse:
+        return self.stub.GetMetrics(pb.GetMetricsRequest())
+
+    @property
+    def memory(self) -> pb.GetMemoryStatsResponse:
+        return self.stub.GetMemoryStats(pb.GetMemoryStatsRequest())
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def request(text: str, max_tokens: int, **sampling: float) -> pb.GenerateRequest:
+    """A request that ends at `max_tokens` and not before."""
+    return pb.GenerateRequest(
+        text=text,
+        sampling=pb.SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling),
+    )

@@ -1,0 +1,101 @@
+"""Beam search from scheduler to CPU executor on a tiny model, beside that of transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compute_plane.executor.batch_checks import SlotLimits
+from compute_plane.executor.slots import SlotTable
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.kv_cache import KVCacheManager
+from control_plane.core.request import Request, RequestState
+from control_plane.core.scheduler import Scheduler, SchedulerConfig
+from tests.compute_plane.executor.test_cpu_against_transformers import transformers_model
+from tests.compute_plane.executor.tiny_llama import (
+    pool_for,
+    tiny_executor,
+    tiny_spec,
+    tiny_weights,
+)
+from tests.properties.test_both_planes_give_each_request_its_own_text import Plane
+
+pytestmark = pytest.mark.slow
+
+SPEC = tiny_spec()
+EOS, PAD = 0, 1
+NUM_BLOCKS, BLOCK_SIZE = 96, 4
+PROMPTS = [[5, 6, 7], [9], [3, 3, 8, 2, 100, 101, 102, 103, 104], [11, 4]]
+MAX_TOKENS = 12
+
+
+class CpuPlane(Plane):
+    """The same plane with the CPU executor in it."""
+
+    def __init__(self, executor) -> None:
+        self.executor = executor
+        self.slots = SlotTable(
+            SlotLimits(
+                max_slots=16,
+                max_rows=16,
+                max_tokens=256,
+                num_blocks=NUM_BLOCKS,
+                block_size=BLOCK_SIZE,
+                vocab_size=SPEC.vocab_size,
+                context_length=SPEC.context_length,
+            )
+        )
+
+
+def ours(weights, params: list[GenerationParams]) -> list[list[list[int]]]:
+    """The answers to all prompts, searched at once in a pool that they have to share."""
+    kv_cache = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE, prefix_cache=True)
+    config = SchedulerConfig(max_batch_size=16, max_num_seqs=16, memory_threshold=1.0)
+    scheduler = Scheduler(config, kv_cache)
+    requests = [
+        Request(number, list(prompt), one, frozenset({EOS}))
+        for number, (prompt, one) in enumerate(zip(PROMPTS, params, strict=True))
+    ]
+    for request in requests:
+        scheduler.add_request(request)
+    pool = pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZE)
+    with tiny_executor(SPEC, weights, pool, dtype="float32") as executor:
+        plane = CpuPlane(executor)
+        while scheduler.has_pending_work():
+            output = scheduler.schedule()
+            assert output is not None
+            result = plane.run(output.batch)
+            assert result.refusal is None
+            scheduler.commit(result)
+    assert all(request.state is RequestState.COMPLETED for request in requests)
+    return [[sample.output_tokens for sample in request.samples] for request in requests]
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0])
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_the_answers_are_those_of_transformers(width, length_penalty, early_stopping):
+    weights = tiny_weights(SPEC, seed=width)
+    weights.lm_head[EOS] *= 2.5  # so that searches also end by themselves
+    model = transformers_model(SPEC, weights)
+    params = GenerationParams(
+        max_tokens=MAX_TOKENS, seed=0, beam_width=width, n=width,
+        length_penalty=length_penalty, early_stopping=early_stopping,
+    )  # fmt: skip
+    answers = ours(weights, [params] * len(PROMPTS))
+    num_ended = 0
+    for prompt, samples in zip(PROMPTS, answers, strict=True):
+        with torch.inference_mode():
+            found = model.generate(
+                torch.tensor([prompt]), num_beams=width, num_return_sequences=width,
+                do_sample=False, max_new_tokens=MAX_TOKENS, length_penalty=length_penalty,
+                early_stopping=early_stopping, eos_token_id=EOS, pad_token_id=PAD,
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            )  # fmt: skip
+        expected = []
+        for tokens in found[:, len(prompt) :].tolist():
+            num_ended += EOS in tokens
+            expected.append(tokens[: tokens.index(EOS)] if EOS in tokens else tokens)
+        # A padded answer is one that ended: ids of the padding never stand before the end.
+        assert samples == expected
+    assert num_ended > 0 or width == 1

@@ -1,0 +1,95 @@
+"""The embedded model in pools far too small for all requests at once, and with all shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hetero_infer.bench.server import started_planes
+from hetero_infer.config import EngineConfig
+from tests.golden.prompts import PROMPTS
+from tests.integration.asking import Server, request
+
+pytestmark = pytest.mark.model
+
+SWAP_SPACE = 0.03  # GiB: more blocks than the device has
+
+
+@contextmanager
+def server(**settings: object) -> Iterator[Server]:
+    config = EngineConfig(**settings)  # type: ignore[arg-type]
+    with started_planes(config) as planes, Server(planes.control) as made:
+        yield made
+
+
+def sampling(number: int) -> dict[str, float]:
+    return {"temperature": 0.8 if number % 3 else 0.0, "seed": number, "top_p": 0.95}
+
+
+TWELVE = [request(text, 40, **sampling(i)) for i, text in enumerate(list(PROMPTS.values())[:12])]
+
+
+@pytest.fixture(scope="module")
+def ample() -> list[list[list[int]]]:
+    """What the twelve say with room for all, one after the other and nothing shared."""
+    with server(prefix_cache=False) as alone:
+        return alone.ask_in_turn(TWELVE)
+
+
+SMALL_POOLS = [
+    pytest.param(4, 32, 0.0, id="4x32"),
+    pytest.param(8, 16, SWAP_SPACE, id="8x16-swap"),
+    pytest.param(4, 32, SWAP_SPACE, id="4x32-swap", marks=pytest.mark.slow),
+    pytest.param(8, 16, 0.0, id="8x16", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size", "swap_space"), SMALL_POOLS)
+def test_twelve_requests_in_a_pool_for_two_say_what_they_say_in_an_ample_one(
+    ample, num_blocks, block_size, swap_space
+):
+    with server(max_num_blocks=num_blocks, block_size=block_size, swap_space=swap_space) as crowded:
+        assert crowded.ask_together(TWELVE) == ample
+        metrics, memory = crowded.metrics, crowded.memory
+        assert metrics.completed_requests == 12
+        assert metrics.num_preemptions >= 1
+        assert (metrics.num_swaps > 0) == (swap_space > 0)
+        assert (memory.total_blocks, memory.used_blocks) == (num_blocks, 0)
+        assert memory.used_host_blocks == 0
+
+
+BEGINNINGS = [
+    "",
+    "You are a helpful assistant who answers in one short sentence and never apologises. " * 2,
+    PROMPTS["chat"] + PROMPTS["story"] + PROMPTS["python"] + PROMPTS["arithmetic"] * 2,
+]
+
+
+def sixty_four() -> list:
+    """Shared beginnings of no, a few and many blocks; one, two or three samples."""
+    texts = list(PROMPTS.values())
+    return [
+        request(
+            BEGINNINGS[i % 3] + texts[i // 3 % len(texts)],
+            6 + i % 5,
+            n=1 + (i % 4 == 0) + (i % 8 == 0),
+            **sampling(i),
+        )
+        for i in range(64)
+    ]
+
+
+def test_sixty_four_at_once_say_what_they_say_one_by_one_with_everything_on():
+    requests = sixty_four()
+    with server(prefix_cache=False) as alone:
+        expected = alone.ask_in_turn(requests)
+    assert {len(samples) for samples in expected} == {1, 2, 3}
+    with server(prefill_chunk=48, max_batch_size=24, max_num_seqs=40) as crowd:
+        assert crowd.ask_together(requests) == expected
+        again = crowd.ask_together(requests)  # now with the cache full of them
+        metrics, memory = crowd.metrics, crowd.memory
+    assert again == expected
+    assert metrics.cached_tokens > 64 * 16
+    assert (memory.used_blocks, metrics.failed_requests) == (0, 0)
