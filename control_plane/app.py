@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from control_plane.api.inference_servicer import SERVICE, InferenceServicer
 from control_plane.api.interceptors import RequestInterceptor
-from control_plane.config import ControlPlaneConfig
+from control_plane.config import ControlPlaneConfig, service_manager
 from control_plane.engine.bring_up import ConnectedPlane, connect, make_loop
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.frontend import EngineFrontend, EngineParts
@@ -81,6 +81,7 @@ class ControlPlane:
         self._health_task: asyncio.Future[None] | None = None
         self._fault: BaseException | None = None
         self._is_announced = False
+        self._manager = service_manager()
         self._address = ""
 
     async def run(self) -> int:
@@ -89,9 +90,13 @@ class ControlPlane:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal)
         watch_lifeline(self._config.lifeline_fd, lambda: self._call_soon(self._on_parent_gone))
+        self._manager.ready(f"listening on {self._address}")
+        watchdog = asyncio.create_task(self._feed_watchdog())
         self._bring_up = asyncio.create_task(self._start_engine())
         self._bring_up.add_done_callback(self._note_bring_up)
         await self._ended.wait()
+        self._manager.stopping()
+        watchdog.cancel()
         await self._shut_down(server)
         if self._fault is not None:
             is_known = isinstance(self._fault, EngineError)
@@ -162,6 +167,14 @@ class ControlPlane:
         gc.freeze()
         self._engine = EngineThread(loop, on_fault=self._on_fault)
         self._engine.start()
+
+    async def _feed_watchdog(self) -> None:
+        """Tell the service manager that event loop and engine turn, as often as it wants."""
+        pause_s = self._manager.feed_pause_s
+        while pause_s is not None:
+            await asyncio.sleep(pause_s)
+            if self._engine is None or self._engine.has_turned():
+                self._manager.notify("WATCHDOG=1")
 
     def _note_bring_up(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

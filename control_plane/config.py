@@ -14,6 +14,7 @@ from pathlib import Path
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
 from planes.logs import LOG_FORMATS, LOG_LEVELS
+from planes.service_manager import ServiceManager
 from planes.settings import Layers, add_arguments, check, read_config_file, resolve, setting
 from planes.settings import unknown_keys as keys_unknown_to
 
@@ -164,6 +165,11 @@ class ControlPlaneConfig(SchedulingLimits):
             return parse_address(self.listen, key="listen")
         host = f"[{self.grpc_host}]" if ":" in self.grpc_host else self.grpc_host
         return parse_address(f"{host}:{self.grpc_port}", key="grpc_host")
+
+
+def service_manager() -> ServiceManager:
+    """Return the service manager of this process, if there is one."""
+    return ServiceManager.of(os.environ)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
 
 from planes.errors import ConfigError
@@ -35,6 +36,11 @@ class Address:
             return ipaddress.ip_address(self.host or "").is_loopback
         except ValueError:
             return False
+
+    @property
+    def may_be_served(self) -> bool:
+        """Whether somebody may listen there: False for a unix socket that does not exist."""
+        return self.path is None or os.path.exists(self.path)
 
     @property
     def target(self) -> str:

@@ -38,6 +38,13 @@ class ServiceManager:
             watchdog_s = int(microseconds) * MICROSECONDS
         return cls(environ.get("NOTIFY_SOCKET", ""), watchdog_s)
 
+    @property
+    def feed_pause_s(self) -> float | None:
+        """Seconds between two signs of life; None if nobody waits for them."""
+        if self.watchdog_s is None or not self.address:
+            return None
+        return self.watchdog_s / FEEDS_AN_INTERVAL
+
     def ready(self, status: str) -> None:
         """Say that the service has started."""
         self.notify("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
@@ -62,9 +69,9 @@ class ServiceManager:
 
     def feed_watchdog(self, is_well: Callable[[], bool], stop: threading.Event) -> None:
         """Say WATCHDOG=1, on a thread of its own, as long as `is_well` and until `stop`."""
-        if self.watchdog_s is None or not self.address:
+        pause_s = self.feed_pause_s
+        if pause_s is None:
             return
-        pause_s = self.watchdog_s / FEEDS_AN_INTERVAL
 
         def feed() -> None:
             while not stop.wait(pause_s):

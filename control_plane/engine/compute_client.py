@@ -95,6 +95,9 @@ class ComputeClient:
         return self._plane
 
     def _describe(self) -> PlaneDescription:
+        if not self._address.may_be_served:
+            # Not asking keeps gRPC from waiting longer and longer before it connects again.
+            raise LinkError(f"the compute plane does not answer: there is no {self._address}")
         try:
             response = self._stub.Describe(
                 compute_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S

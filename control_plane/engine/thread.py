@@ -24,6 +24,7 @@ class EngineThread:
         self._loop = loop
         self._on_fault = on_fault
         self._is_stopping = False
+        self._turns = self._turns_seen = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -36,11 +37,18 @@ class EngineThread:
         self._loop.wake()
         self._thread.join(timeout_s)
 
+    def has_turned(self) -> bool:
+        """Whether a turn has ended since this was last asked; makes an idle loop turn once more."""
+        seen, self._turns_seen = self._turns_seen, self._turns
+        self._loop.wake()
+        return self._turns_seen != seen
+
     def _run(self) -> None:
         try:
             self._loop.step()  # a turn would begin with waiting
             while not self._is_stopping:
                 self._loop.turn()
+                self._turns += 1
             self._loop.fail_all(DrainingError("the server shut down before the request ended"))
         # Whatever it is, waiting clients must hear of it and the process must not idle on.
         except BaseException as fault:  # noqa: BLE001

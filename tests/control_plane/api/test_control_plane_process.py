@@ -364,3 +364,27 @@ def test_two_interrupts_cut_the_shutdown_short(control_plane, stub, fake_plane):
     control_plane.process.send_signal(signal.SIGINT)
     assert control_plane.wait()[0] == 0
     fake_plane.may_run.set()
+
+
+def test_it_tells_its_service_manager_when_it_listens_lives_and_stops(
+    launch, fake_plane, tmp_path, monkeypatch
+):
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(20)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        monkeypatch.setenv("WATCHDOG_USEC", "60000")
+        fake_plane.kill()
+        process = launch()
+        assert manager.recv(1000).startswith(b"READY=1\nSTATUS=listening on ")
+        assert manager.recv(1000) == b"WATCHDOG=1"  # also while there is no compute plane
+        fake_plane.start()
+        process.ready()
+        for _ in range(4):
+            assert manager.recv(1000) == b"WATCHDOG=1"
+        process.terminate()
+        while (last := manager.recv(1000)) == b"WATCHDOG=1":
+            pass
+        assert last.startswith(b"STOPPING=1")
+        assert process.wait()[0] == 0

@@ -6,8 +6,10 @@ import pytest
 
 from control_plane.config import SchedulingLimits
 from control_plane.core.generation_params import GenerationParams
+from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.plugins import CoreFactories
-from control_plane.errors import PlaneMismatchError
+from control_plane.errors import LinkError, PlaneMismatchError
+from planes.address import parse_address
 from planes.errors import ValidationError
 
 
@@ -66,3 +68,13 @@ def test_what_the_plane_cannot_do_is_refused_at_the_door(drive, fake_plane, feat
     with pytest.raises(ValidationError, match=said):
         admission.make_request([1, 2], params, arrival_time=0.0)
     assert admission.make_request([1, 2], GenerationParams(), arrival_time=0.0).params.n == 1
+
+
+def test_a_socket_that_does_not_exist_is_not_called(tmp_path):
+    client = ComputeClient(parse_address(f"unix:{tmp_path}/compute.sock"), controller="test")
+    called = []
+    client._stub.Describe = called.append
+    with pytest.raises(LinkError, match=r"there is no unix:.*compute\.sock"):
+        client.describe()
+    assert called == []
+    client.shut_down()
