@@ -38,7 +38,8 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     cache = prepare_kernel_cache(context.kernel_cache)
     is_first = not any(cache.iterdir())
     if is_first:
-        log.info("compiling kernels; later starts find them compiled", directory=str(cache))
+        # As warnings, because a start that takes half a minute must say why on any terminal.
+        log.warning("compiling kernels, once; later starts find them", directory=str(cache))
     # Kernels are made for the instruction set when they are imported.
     from compute_plane.executor.cpu import CpuExecutor
     from compute_plane.executor.packed_weights import pack_weights
@@ -102,7 +103,7 @@ class _Progress:
 
     def __call__(self, name: str) -> None:
         now = time.monotonic()
-        log.info("compiled", kernel=name, seconds=round(now - self._last, 1))
+        log.warning("compiled", kernel=name, seconds=round(now - self._last, 1))
         self._last = now
 
 
