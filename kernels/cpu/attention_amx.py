@@ -22,6 +22,13 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from kernels.cpu.amx_tiles import (
+    clear_tile,
+    configure,
+    load_tile,
+    multiply_tiles,
+    store_tile,
+)
 from kernels.cpu.attention_places import (
     PAIR_ROW_BYTES,
     SCORE_ROW_BYTES,
@@ -32,17 +39,12 @@ from kernels.cpu.attention_places import (
 )
 from kernels.cpu.emitted import emitted
 from kernels.cpu.vector_ir import (
-    I8,
-    I16,
     I32,
     I32X,
-    I64,
     LANES,
-    VOID,
     Builder,
     Value,
     broadcast,
-    call,
     counted_loop,
     i64,
     load,
@@ -59,57 +61,20 @@ SHORT_COLUMNS: Final = 7
 PAIRS: Final = 16
 """Rows of a register of 32 summed terms: pairs."""
 TILE_BYTES: Final = PAIRS * VECTOR_BYTES
-CONFIGURATION_BYTES: Final = 64
-COLUMNS_AT: Final = 16
-ROWS_AT: Final = 48
-"""The configuration: byte 0 the palette, 1; from 16 the bytes of a row of each register (uint16),
-from 48 the rows of each register (uint8)."""
-
-_POINTER: Final = I8.as_pointer()
-
-
-def _register(number: int) -> ir.Constant:
-    return ir.Constant(I8, number)
-
-
-def _load_tile(builder: Builder, number: int, address: Value, stride: Value | int) -> None:
-    step = i64(stride) if isinstance(stride, int) else stride
-    operands = [_register(number), builder.inttoptr(address, _POINTER), step]
-    call(builder, "llvm.x86.tileloadd64", VOID, operands)
-
-
-def _store_tile(builder: Builder, number: int, address: Value, stride: Value | int) -> None:
-    step = i64(stride) if isinstance(stride, int) else stride
-    operands = [_register(number), builder.inttoptr(address, _POINTER), step]
-    call(builder, "llvm.x86.tilestored64", VOID, operands)
 
 
 def _multiply(builder: Builder, total: int, rows: int, columns: int) -> None:
-    call(builder, "llvm.x86.tdpbf16ps", VOID, [_register(n) for n in (total, rows, columns)])
+    multiply_tiles(builder, "tdpbf16ps", total, rows, columns)
 
 
 @emitted(types.void, types.int64)
 def configure_attention_tiles(builder: Builder, rows: Value) -> None:
     """Set up the tile registers of this thread for row blocks of `rows` rows, 1 to 16."""
-    kind = ir.ArrayType(I8, CONFIGURATION_BYTES)
-    memory = cgutils.alloca_once(builder, kind)
-    builder.store(ir.Constant(kind, None), memory)
-    address = builder.ptrtoint(memory, I64)
-    store(builder, ir.Constant(I8, 1), address)
-    count = builder.trunc(rows, I8)
-    counts = {KEYS: ir.Constant(I8, PAIRS), SHORT_COLUMNS: ir.Constant(I8, PAIRS // 2)}
-    for number in range(8):
-        row_bytes = VECTOR_BYTES // 2 if number == SHORT_ROWS else VECTOR_BYTES
-        place_of_columns = offset(builder, address, COLUMNS_AT + 2 * number)
-        store(builder, ir.Constant(I16, row_bytes), place_of_columns)
-        store(builder, counts.get(number, count), offset(builder, address, ROWS_AT + number))
-    call(builder, "llvm.x86.ldtilecfg", VOID, [builder.inttoptr(address, _POINTER)])
-
-
-@emitted(types.void)
-def release_attention_tiles(builder: Builder) -> None:
-    """Give up the tile registers, so that the system need not save them."""
-    call(builder, "llvm.x86.tilerelease", VOID, [])
+    shapes: dict[int, tuple[Value | int, int]] = dict.fromkeys(range(8), (rows, VECTOR_BYTES))
+    shapes[KEYS] = (PAIRS, VECTOR_BYTES)
+    shapes[SHORT_COLUMNS] = (PAIRS // 2, VECTOR_BYTES)
+    shapes[SHORT_ROWS] = (rows, VECTOR_BYTES // 2)
+    configure(builder, shapes)
 
 
 def _fetch(
@@ -138,13 +103,13 @@ def amx_scores(
     ahead = [place(builder, places, Place.NEXT_KEYS, j) for j in range(SUB_BLOCKS)]
     fetches = _fetches(builder, places)
     for j in range(SUB_BLOCKS):
-        call(builder, "llvm.x86.tilezero", VOID, [_register(j)])
+        clear_tile(builder, j)
 
     def step(index: Value, rows: int, columns: int) -> None:
         down = builder.mul(index, i64(TILE_BYTES))
-        _load_tile(builder, rows, offset(builder, queries, builder.shl(index, i64(6))), stride)
+        load_tile(builder, rows, offset(builder, queries, builder.shl(index, i64(6))), stride)
         for j in range(SUB_BLOCKS):
-            _load_tile(builder, columns, offset(builder, keys[j], down), VECTOR_BYTES)
+            load_tile(builder, columns, offset(builder, keys[j], down), VECTOR_BYTES)
             lines = PAIRS if columns == KEYS else PAIRS // 2
             _fetch(builder, fetches, offset(builder, ahead[j], down), lines, VECTOR_BYTES)
             _multiply(builder, j, rows, columns)
@@ -155,7 +120,7 @@ def amx_scores(
     with builder.if_then(builder.icmp_signed("!=", rest, i64(0)), likely=False):
         step(whole, SHORT_ROWS, SHORT_COLUMNS)
     for j in range(SUB_BLOCKS):
-        _store_tile(builder, j, offset(builder, scores, VECTOR_BYTES * j), SCORE_ROW_BYTES)
+        store_tile(builder, j, offset(builder, scores, VECTOR_BYTES * j), SCORE_ROW_BYTES)
 
 
 @emitted(types.void, *[types.int64] * 4)
@@ -171,7 +136,7 @@ def amx_values(builder: Builder, weights: Value, places: Value, dim: Value, out:
         right = builder.shl(first, i64(2))
         out_at = offset(builder, out, right)
         for tile in range(tiles):
-            _load_tile(builder, tile, offset(builder, out_at, VECTOR_BYTES * tile), row_bytes)
+            load_tile(builder, tile, offset(builder, out_at, VECTOR_BYTES * tile), row_bytes)
 
         def sub_block(j: Value) -> None:
             count = place(builder, places, Place.COUNTS, j)
@@ -179,17 +144,17 @@ def amx_values(builder: Builder, weights: Value, places: Value, dim: Value, out:
                 values = offset(builder, place(builder, places, Place.VALUES, j), right)
                 ahead = offset(builder, place(builder, places, Place.NEXT_VALUES, j), right)
                 weight_at = offset(builder, weights, builder.shl(j, i64(5)))
-                _load_tile(builder, SHORT_ROWS, weight_at, PAIR_ROW_BYTES)
+                load_tile(builder, SHORT_ROWS, weight_at, PAIR_ROW_BYTES)
                 for tile in range(tiles):
                     at = offset(builder, values, VECTOR_BYTES * tile)
-                    _load_tile(builder, SHORT_COLUMNS, at, row_bytes)
+                    load_tile(builder, SHORT_COLUMNS, at, row_bytes)
                     next_at = offset(builder, ahead, VECTOR_BYTES * tile)
                     _fetch(builder, fetches, next_at, PAIRS // 2, row_bytes)
                     _multiply(builder, tile, SHORT_ROWS, SHORT_COLUMNS)
 
         counted_loop(builder, i64(SUB_BLOCKS), sub_block)
         for tile in range(tiles):
-            _store_tile(builder, tile, offset(builder, out_at, VECTOR_BYTES * tile), row_bytes)
+            store_tile(builder, tile, offset(builder, out_at, VECTOR_BYTES * tile), row_bytes)
 
     width = SUB_BLOCKS * LANES
     end = builder.mul(builder.udiv(dim, i64(width)), i64(width))

@@ -19,12 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kernels.cpu.amx_tiles import release_tiles
 from kernels.cpu.attention_amx import (
     amx_scores,
     amx_values,
     blank_unseen,
     configure_attention_tiles,
-    release_attention_tiles,
 )
 from kernels.cpu.attention_context import count_seen
 from kernels.cpu.attention_places import (
@@ -74,7 +74,7 @@ def lowering(dtype: str, chosen: InstructionSet) -> Lowering:
     if to_pairs and chosen.has_amx:
         prepare = _expand_int8 if is_int8 else _hide_unseen
         return Lowering(
-            _begin_tiles, prepare, _amx_scores, weights, _amx_values, release_attention_tiles,
+            _begin_tiles, prepare, _amx_scores, weights, _amx_values, release_tiles,
             to_pairs, VALUE_BYTES[dtype],
         )  # fmt: skip
     storage = "float32" if is_float else "pairs" if to_pairs else "bfloat16"

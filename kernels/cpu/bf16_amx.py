@@ -32,23 +32,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
+from kernels.cpu.amx_tiles import (
+    clear_tile,
+    configure,
+    load_tile,
+    multiply_tiles,
+    store_tile,
+)
 from kernels.cpu.emitted import emitted
 from kernels.cpu.vector_ir import (
-    I8,
-    I16,
-    I64,
-    VOID,
     Builder,
     Value,
-    call,
     counted_loop,
     i64,
     offset,
-    store,
 )
 
 TILE_ROWS: Final = 16
@@ -64,55 +63,17 @@ ROWS: Final = 4
 WEIGHTS: Final = 6
 NUM_REGISTERS: Final = 8
 
-PALETTE: Final = 1
-CONFIGURATION_BYTES: Final = 64
-COLUMNS_AT: Final = 16
-ROWS_AT: Final = 48
-"""The configuration: byte 0 the palette, from 16 the bytes of a row of each register (uint16), from
-48 the rows of each register (uint8)."""
-
-_POINTER: Final = I8.as_pointer()
-
-
-def _register(number: int) -> ir.Constant:
-    return ir.Constant(I8, number)
-
 
 @emitted(types.void, types.int64)
 def configure_tiles(builder: Builder, rows: Value) -> None:
     """Set up the tile registers of this thread for blocks of `rows` rows, 1 to 32."""
-    kind = ir.ArrayType(I8, CONFIGURATION_BYTES)
-    memory = cgutils.alloca_once(builder, kind)
-    builder.store(ir.Constant(kind, None), memory)
-    address = builder.ptrtoint(memory, I64)
-    store(builder, ir.Constant(I8, PALETTE), address)
     full = i64(TILE_ROWS)
     upper = builder.select(builder.icmp_signed("<", rows, full), rows, full)
     below = builder.sub(rows, upper)
     # A register of no rows is a fault; without second rows the second registers go unused.
     lower = builder.select(builder.icmp_signed(">", below, i64(0)), below, i64(1))
     counts = [upper, upper, lower, lower, upper, lower, full, full]
-    for number, count in enumerate(counts):
-        columns_at = offset(builder, address, COLUMNS_AT + 2 * number)
-        store(builder, ir.Constant(I16, ROW_BYTES), columns_at)
-        store(builder, builder.trunc(count, I8), offset(builder, address, ROWS_AT + number))
-    call(builder, "llvm.x86.ldtilecfg", VOID, [builder.inttoptr(address, _POINTER)])
-
-
-@emitted(types.void)
-def release_tiles(builder: Builder) -> None:
-    """Give up the tile registers, so that the system need not save them."""
-    call(builder, "llvm.x86.tilerelease", VOID, [])
-
-
-def _load(builder: Builder, number: int, address: Value, stride: Value) -> None:
-    operands = [_register(number), builder.inttoptr(address, _POINTER), stride]
-    call(builder, "llvm.x86.tileloadd64", VOID, operands)
-
-
-def _store(builder: Builder, number: int, address: Value, stride: Value) -> None:
-    operands = [_register(number), builder.inttoptr(address, _POINTER), stride]
-    call(builder, "llvm.x86.tilestored64", VOID, operands)
+    configure(builder, {number: (count, ROW_BYTES) for number, count in enumerate(counts)})
 
 
 def _multiply_part(
@@ -121,12 +82,12 @@ def _multiply_part(
     """Multiply one k tile of a block: each multiplication right behind its second operand."""
     for r in range(row_tiles):
         rows = offset(builder, x, *[builder.mul(stride, i64(TILE_ROWS))] * r)
-        _load(builder, ROWS + r, rows, stride)
+        load_tile(builder, ROWS + r, rows, stride)
         for p in range(BLOCK_PANELS):
             if r == 0:
-                _load(builder, WEIGHTS + p, panels[p], i64(ROW_BYTES))
+                load_tile(builder, WEIGHTS + p, panels[p], i64(ROW_BYTES))
             numbers = (SUMS + BLOCK_PANELS * r + p, ROWS + r, WEIGHTS + p)
-            call(builder, "llvm.x86.tdpbf16ps", VOID, [_register(n) for n in numbers])
+            multiply_tiles(builder, "tdpbf16ps", *numbers)
 
 
 def _block(row_tiles: int) -> Any:  # noqa: ANN401 - Numba's objects
@@ -155,12 +116,11 @@ def _block(row_tiles: int) -> Any:  # noqa: ANN401 - Numba's objects
         with builder.if_else(builder.icmp_signed("==", before, i64(0))) as (fresh, continued):
             with fresh:
                 for r, p in cells:
-                    register = _register(SUMS + BLOCK_PANELS * r + p)
-                    call(builder, "llvm.x86.tilezero", VOID, [register])
+                    clear_tile(builder, SUMS + BLOCK_PANELS * r + p)
             with continued:
                 for r, p in cells:
                     at = place(before, block_stride, r, p)
-                    _load(builder, SUMS + BLOCK_PANELS * r + p, at, block_stride)
+                    load_tile(builder, SUMS + BLOCK_PANELS * r + p, at, block_stride)
 
         def panels_at(index: Value) -> list[Value]:
             down = builder.mul(index, i64(TILE_BYTES))
@@ -176,7 +136,7 @@ def _block(row_tiles: int) -> Any:  # noqa: ANN401 - Numba's objects
             _multiply_part(builder, row_tiles, tail, i64(ROW_BYTES), panels_at(depth))
         for r, p in cells:
             at = place(sums, sums_stride, r, p)
-            _store(builder, SUMS + BLOCK_PANELS * r + p, at, sums_stride)
+            store_tile(builder, SUMS + BLOCK_PANELS * r + p, at, sums_stride)
 
     emit.__name__ = f"bf16_amx_{row_tiles}"
     return emitted(types.void, *[types.int64] * 9)(emit)

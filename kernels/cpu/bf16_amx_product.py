@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from numba import carray
 
+from kernels.cpu.amx_tiles import release_tiles
 from kernels.cpu.bf16_amx import (
     BLOCK_BYTES,
     BLOCK_PANELS,
@@ -24,7 +25,6 @@ from kernels.cpu.bf16_amx import (
     TILE_ROWS,
     configure_tiles,
     one_row_tile,
-    release_tiles,
     two_row_tiles,
 )
 from kernels.cpu.bf16_unpacking import bf16_unpacker

@@ -60,19 +60,17 @@ from typing import Any, Final
 from numba import types
 from numba.core import cgutils
 
+from kernels.cpu.amx_tiles import clear_tile, load_tile, multiply_tiles, store_tile
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_amx_tiles import (
     BLOCK_ROWS,
-    POINTER,
     ROWS,
     SUMS,
     TILE_BYTES,
     WEIGHTS,
     RowBroadcasts,
     add_product,
-    load_tile,
-    register,
     unpack_tile,
 )
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8Format
@@ -82,10 +80,8 @@ from kernels.cpu.vector_ir import (
     F32X,
     I32X,
     I64,
-    VOID,
     Builder,
     Value,
-    call,
     constant,
     counted_loop,
     fma,
@@ -207,20 +203,17 @@ def panels_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
                 is_there = builder.icmp_signed("<", number, num_panels)
                 down = builder.mul(builder.select(is_there, number, i64(0)), panel_step)
                 place = offset(builder, panel, down, builder.mul(group, i64(fmt.tile_bytes)))
-            load_tile(builder, WEIGHTS + turn, place, i64(VECTOR_BYTES))
+            load_tile(builder, WEIGHTS + turn, place, VECTOR_BYTES)
             loaded.go_on(builder)
 
         def clear(turn: int) -> None:
-            call(builder, "llvm.x86.tilezero", VOID, [register(SUMS + turn)])
+            clear_tile(builder, SUMS + turn)
 
         def make(turn: int) -> None:
-            registers = [register(first + turn) for first in (SUMS, ROWS, WEIGHTS)]
-            call(builder, "llvm.x86.tdpbssd", VOID, registers)
+            multiply_tiles(builder, "tdpbssd", SUMS + turn, ROWS + turn, WEIGHTS + turn)
 
         def put(turn: int, unit: Value) -> None:
-            place = builder.inttoptr(of_ring(unit), POINTER)
-            operands = [register(SUMS + turn), place, i64(VECTOR_BYTES)]
-            call(builder, "llvm.x86.tilestored64", VOID, operands)
+            store_tile(builder, SUMS + turn, of_ring(unit), VECTOR_BYTES)
 
         def write_out(block: Value) -> None:
             for r, total in enumerate(sums):

@@ -18,12 +18,12 @@ from typing import Any
 
 from numba import carray
 
+from kernels.cpu.amx_tiles import release_tiles
 from kernels.cpu.int8_amx import BLOCK_BYTES, FEWEST_GROUPS, RING_BLOCKS, panels_multiplier
 from kernels.cpu.int8_amx_tiles import (
     BLOCK_ROWS,
     TILE_BYTES,
     configure_tiles,
-    release_tiles,
     unpacker,
 )
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Int8Format

@@ -12,21 +12,17 @@ from typing import Any, Final
 import llvmlite.binding
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
+from kernels.cpu.amx_tiles import configure
 from kernels.cpu.emitted import emitted
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8Format
 from kernels.cpu.int8_tile import weights_of_vector
 from kernels.cpu.vector_ir import (
     BYTES,
     F32X,
-    I8,
-    I16,
     I64,
-    VOID,
     Builder,
     Value,
-    call,
     constant,
     counted_loop,
     i64,
@@ -41,50 +37,15 @@ TILE_BYTES: Final = GROUP * PANEL_COLUMNS
 
 SUMS, ROWS, WEIGHTS = 0, 2, 4
 """Tile registers: integers, rows and weights of every other unit."""
-PALETTE: Final = 1
-CONFIGURATION_BYTES: Final = 64
-COLUMNS_AT: Final = 16
-ROWS_AT: Final = 48
-"""The configuration: byte 0 the palette, from 16 the bytes of a row of each register (uint16), from
-48 the rows of each register (uint8)."""
-
-POINTER: Final = I8.as_pointer()
-
 llvmlite.binding.initialize_native_asmparser()
-
-
-def register(number: int) -> ir.Constant:
-    """Return a tile register as an operand."""
-    return ir.Constant(I8, number)
-
-
-def load_tile(builder: Builder, number: int, address: Value, stride: Value) -> None:
-    """Load a tile register from rows `stride` bytes apart."""
-    operands = [register(number), builder.inttoptr(address, POINTER), stride]
-    call(builder, "llvm.x86.tileloadd64", VOID, operands)
 
 
 @emitted(types.void)
 def configure_tiles(builder: Builder) -> None:
     """Set up this thread's tile registers: 16 rows of 32 bytes times 8 rows of 64 bytes."""
-    memory = cgutils.alloca_once(builder, ir.ArrayType(I8, CONFIGURATION_BYTES))
-    builder.store(ir.Constant(memory.type.pointee, None), memory)
-    address = builder.ptrtoint(memory, I64)
-    store(builder, ir.Constant(I8, PALETTE), address)
-    shapes = {SUMS: (BLOCK_ROWS, VECTOR_BYTES), ROWS: (BLOCK_ROWS, GROUP)}
-    shapes[WEIGHTS] = (GROUP // 4, VECTOR_BYTES)
-    for first, (rows, row_bytes) in shapes.items():
-        for number in (first, first + 1):
-            place = offset(builder, address, COLUMNS_AT + 2 * number)
-            store(builder, ir.Constant(I16, row_bytes), place)
-            store(builder, ir.Constant(I8, rows), offset(builder, address, ROWS_AT + number))
-    call(builder, "llvm.x86.ldtilecfg", VOID, [builder.inttoptr(address, POINTER)])
-
-
-@emitted(types.void)
-def release_tiles(builder: Builder) -> None:
-    """Give up the tile registers, so that the system need not save them."""
-    call(builder, "llvm.x86.tilerelease", VOID, [])
+    kinds = {SUMS: (BLOCK_ROWS, VECTOR_BYTES), ROWS: (BLOCK_ROWS, GROUP)}
+    kinds[WEIGHTS] = (GROUP // 4, VECTOR_BYTES)
+    configure(builder, {first + turn: kinds[first] for first in kinds for turn in (0, 1)})
 
 
 def unpacker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
