@@ -21,7 +21,7 @@ from numba.core import cgutils
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import InstructionSet, selected_instruction_set
 from kernels.cpu.integer_dot import IntegerDot, integer_dot
-from kernels.cpu.operation import FIRST_OPERAND, Operation, operation, word
+from kernels.cpu.operation import FIRST_OPERAND, Operation, inlined, operation, word
 from kernels.cpu.vector_ir import (
     BF16_PAIRS,
     BYTES,
@@ -49,7 +49,7 @@ class Roof(IntEnum):
     """The operand words of these operations."""
 
     COUNT = FIRST_OPERAND
-    """Bytes to read, all chunks together; else iterations of each chunk."""
+    """Bytes to read, or else iterations: of all chunks, since a thread may take several as one."""
     OPERANDS = 3
     """Address: the bytes to read; else OPERAND_BYTES bytes, aligned to 64."""
     OUT = 4
@@ -253,46 +253,53 @@ def roof_read(record: int, header: int, chunk: int, num_chunks: int, worker: int
     read_all(end - first, address, word(record, Roof.OUT) + chunk * OUT_BYTES)
 
 
+@inlined()
+def iterations(record: int, chunk: int, num_chunks: int) -> int:
+    """Return how many iterations are this chunk's, whatever the whole is cut into."""
+    count = word(record, Roof.COUNT)
+    return count * (chunk + 1) // num_chunks - count * chunk // num_chunks
+
+
 @operation()
 def roof_fma(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Multiply and add float32."""
     out = word(record, Roof.OUT) + chunk * OUT_BYTES
-    multiply_and_add(word(record, Roof.COUNT), word(record, Roof.OPERANDS), out)
+    multiply_and_add(iterations(record, chunk, num_chunks), word(record, Roof.OPERANDS), out)
 
 
 @operation()
 def roof_nibble_dot(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Dot 4-bit weights with int8."""
     out = word(record, Roof.OUT) + chunk * OUT_BYTES
-    _nibble_dots(word(record, Roof.COUNT), word(record, Roof.OPERANDS), out)
+    _nibble_dots(iterations(record, chunk, num_chunks), word(record, Roof.OPERANDS), out)
 
 
 @operation()
 def roof_int8_dot(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Dot 8-bit weights with int8."""
     out = word(record, Roof.OUT) + chunk * OUT_BYTES
-    _int8_dots(word(record, Roof.COUNT), word(record, Roof.OPERANDS), out)
+    _int8_dots(iterations(record, chunk, num_chunks), word(record, Roof.OPERANDS), out)
 
 
 @operation()
 def roof_bf16_dot(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Dot pairs of bfloat16 (VDPBF16PS)."""
     out = word(record, Roof.OUT) + chunk * OUT_BYTES
-    _bf16_dots(word(record, Roof.COUNT), word(record, Roof.OPERANDS), out)
+    _bf16_dots(iterations(record, chunk, num_chunks), word(record, Roof.OPERANDS), out)
 
 
 @operation()
 def roof_int8_tile(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Multiply AMX tiles of int8."""
     out, tiles = word(record, Roof.OUT) + chunk * OUT_BYTES, word(record, Roof.TILES)
-    _int8_tiles(word(record, Roof.COUNT), word(record, Roof.OPERANDS), out, tiles)
+    _int8_tiles(iterations(record, chunk, num_chunks), word(record, Roof.OPERANDS), out, tiles)
 
 
 @operation()
 def roof_bf16_tile(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Multiply AMX tiles of bfloat16."""
     out, tiles = word(record, Roof.OUT) + chunk * OUT_BYTES, word(record, Roof.TILES)
-    _bf16_tiles(word(record, Roof.COUNT), word(record, Roof.OPERANDS), out, tiles)
+    _bf16_tiles(iterations(record, chunk, num_chunks), word(record, Roof.OPERANDS), out, tiles)
 
 
 def arithmetic_roofs(chosen: InstructionSet) -> Mapping[str, tuple[Operation, int]]:

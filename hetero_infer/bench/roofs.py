@@ -101,13 +101,14 @@ def measure_roofs(
     operands = bench.place(_operands())
     out = bench.zeros(OUT_BYTES * bench.num_chunks)
     header = bench.header({})
+    count = ITERATIONS * bench.num_chunks
     for name, (operation, operations) in arithmetic_roofs(SET).items():
-        words: dict[int, int] = {Roof.COUNT: ITERATIONS, Roof.OPERANDS: operands, Roof.OUT: out}
+        words: dict[int, int] = {Roof.COUNT: count, Roof.OPERANDS: operands, Roof.OUT: out}
         if name in TILE_DEPTH_BYTES:
             words[Roof.TILES] = bench.place(tile_configuration(TILE_DEPTH_BYTES[name]))
         record = bench.record(operation, bench.num_chunks, words)
         times = seconds_of(team, [(record, header)], seconds=seconds, repeat=repeat)
-        total = operations * ITERATIONS * bench.num_chunks
+        total = operations * count
         samples.append(RoofSample(name, team.num_threads, 0, tuple(total / time for time in times)))
     return samples
 

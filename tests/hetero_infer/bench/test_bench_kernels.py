@@ -58,9 +58,21 @@ def test_the_reading_roof_reads_every_byte_once(bench):
 
 def test_the_fma_roof_does_as_many_as_it_counts_and_stays_an_ordinary_number(bench):
     operands = np.full(OPERAND_BYTES // 4, 0.5, np.float32)
-    for out in run_roof(bench, roof_fma, 2, 3, operands):
-        values = out.view(np.float32)[: 16 * ACCUMULATORS]
-        assert (values == 0.9375).all()  # 0.5, then three times x / 2 + 0.5
+    (out,) = run_roof(bench, roof_fma, 1, 3, operands)
+    values = out.view(np.float32)[: 16 * ACCUMULATORS]
+    assert (values == 0.9375).all()  # 0.5, then three times x / 2 + 0.5
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_roof_does_as_many_however_many_chunks_a_thread_takes_at_once(threads):
+    operands = np.full(OPERAND_BYTES // 4, 0.5, np.float32)
+    with ThreadTeam(threads) as team:
+        bench = Workbench(team)
+        out = run_roof(bench, roof_fma, 8, 16, operands).view(np.float32)
+    del bench
+    ends = out[:, 0][out[:, 0] > 0.0]
+    # 0.5, then k times x / 2 + 0.5, is 1 - 2 ** -(k + 1).
+    assert sum(-np.log2(1.0 - ends) - 1.0) == 16
 
 
 def test_the_integer_roof_does_as_many_as_it_counts(bench):
