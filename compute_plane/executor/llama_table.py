@@ -2,7 +2,7 @@
 
     before   rope angles · embedding                                            once a piece
     layer    write:  norm → QKV → rotate, write K and V
-             read:   attention → O, added to hidden → norm → gate, up → SiLU · up → down, added
+             read:   attention → O, added to hidden → norm → gate, up, SiLU · up → down, added
     after    norm of the rows whose logits are wanted → logits                  once 64 rows
 
 A step of more tokens than fit the buffers is cut into pieces. In every layer all pieces go through
@@ -39,7 +39,7 @@ from kernels.cpu.rope_write import (
     rope_angles,
     rope_scratch_bytes,
 )
-from kernels.cpu.row_inputs import RowInput, gated_rows, normed_rows, plain_rows, sampled_rows
+from kernels.cpu.row_inputs import RowInput, normed_rows, plain_rows, sampled_rows
 
 if TYPE_CHECKING:
     from compute_plane.executor.packed_weights import PackedLayer, PackedMatrix, PackedWeights
@@ -160,12 +160,7 @@ class LlamaTable:
     def _layer(self, index: int, layer: PackedLayer, products: ProductRecords) -> LayerRecords:
         spec = self._spec
         heads_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        gate_up_width = 2 * spec.intermediate_size
         norm, rows = self._norm_operands, products.rows
-        gated: dict[int, int] = {
-            RowInput.SOURCE: self._gate_up,
-            RowInput.SOURCE_STRIDE: gate_up_width,
-        }
         attended: dict[int, int] = {
             RowInput.SOURCE: self._attended,
             RowInput.SOURCE_STRIDE: spec.query_size,
@@ -181,9 +176,7 @@ class LlamaTable:
                 *rows(plain_rows, [layer.o], attended),
                 products.added(layer.o, self._hidden),
                 *rows(normed_rows, layer.gate_up, norm(layer.mlp_norm)),
-                *products.beside_each_other(layer.gate_up, self._gate_up, gate_up_width),
-                *rows(gated_rows, [layer.down], gated),
-                products.added(layer.down, self._hidden),
+                *products.gated(layer.gate_up, layer.down, self._gate_up, self._hidden),
             ),
         )
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from compute_plane.executor.row_buffers import RowBuffers, product_of, row_format_of
+from compute_plane.executor.row_buffers import (
+    RowBuffers,
+    gated_product_of,
+    product_of,
+    row_format_of,
+)
 from compute_plane.executor.step_table import StepTable
 from kernels.cpu.matrix_product import Product
 from kernels.cpu.operation import Operation, StepWord
-from kernels.cpu.row_inputs import RowInput
+from kernels.cpu.row_inputs import RowInput, gated_rows
 from kernels.cpu.row_values import RowFormat
 
 if TYPE_CHECKING:
@@ -68,43 +74,84 @@ class ProductRecords:
             for matrix in matrices
         ]
 
+    def gated(
+        self, gate_up: Sequence[PackedMatrix], down: PackedMatrix, sums: int, hidden: int
+    ) -> list[int]:
+        """Multiply with gate and up, gate, multiply with down, add to the hidden states.
+
+        `sums`: address of float32 [tokens, gate | up], for products that do not gate their own.
+        """
+        fused = self._gated_product(gate_up, down)
+        if fused is not None:
+            return [fused, self._added(down, hidden, {Product.INPUT: self._rows.gated})]
+        width = sum(matrix.n for matrix in gate_up)
+        source: dict[int, int] = {RowInput.SOURCE: sums, RowInput.SOURCE_STRIDE: width}
+        return [
+            *self.beside_each_other(gate_up, sums, width),
+            *self.rows(gated_rows, [down], source),
+            self.added(down, hidden),
+        ]
+
+    def _gated_product(self, gate_up: Sequence[PackedMatrix], down: PackedMatrix) -> int | None:
+        if len(gate_up) != 1 or self.format_of(down) != RowFormat.BF16:
+            return None
+        [matrix] = gate_up
+        product = gated_product_of(matrix.format, matrix.k, matrix.n, self.format_of(matrix))
+        if product is None:
+            return None
+        return self._record(product, matrix, self._rows.gated, matrix.n // 2)
+
     def added(self, matrix: PackedMatrix, hidden: int) -> int:
         """Multiply and add to the hidden states."""
+        return self._added(matrix, hidden, {})
+
+    def _added(self, matrix: PackedMatrix, hidden: int, operands: Mapping[int, int]) -> int:
         return self._product(
-            matrix, hidden, matrix.n, first_word=StepWord.FIRST_TOKEN, is_added=True
+            matrix,
+            hidden,
+            matrix.n,
+            {**operands, Product.ACCUMULATE: 1, Product.OUT_FIRST_WORD: StepWord.FIRST_TOKEN},
         )
 
     def of_sampled_rows(self, matrix: PackedMatrix, out: int, stride: int) -> int:
         """Multiply the rows whose logits are wanted."""
-        return self._product(matrix, out, stride, rows_word=StepWord.NUM_OUT_ROWS)
+        return self._product(matrix, out, stride, {Product.ROWS_WORD: StepWord.NUM_OUT_ROWS})
 
     def _product(
         self,
         matrix: PackedMatrix,
         out: int,
         stride: int,
-        *,
-        rows_word: StepWord = StepWord.NUM_TOKENS,
-        first_word: StepWord = StepWord.ZERO,
-        is_added: bool = False,
+        operands: Mapping[int, int] = MappingProxyType({}),
     ) -> int:
-        row_format = self.format_of(matrix)
-        operation, scratch_bytes, width = product_of(matrix.format, matrix.k, row_format)
+        product = product_of(matrix.format, matrix.k, self.format_of(matrix))
+        return self._record(product, matrix, out, stride, operands)
+
+    def _record(
+        self,
+        product: tuple[Operation, int, int],
+        matrix: PackedMatrix,
+        out: int,
+        stride: int,
+        operands: Mapping[int, int] = MappingProxyType({}),
+    ) -> int:
+        operation, scratch_bytes, width = product
         self.scratch_bytes = max(self.scratch_bytes, scratch_bytes)
         num_chunks = min(MOST_PRODUCT_CHUNKS, matrix.n * matrix.k // CHUNK_WEIGHTS)
         return self._table.add(
             operation,
             max(1, min(num_chunks, -(-matrix.n // width))),
             {
-                **self._rows.read(row_format),
+                **self._rows.read(self.format_of(matrix)),
                 Product.WEIGHTS: matrix.address,
                 Product.K: matrix.k,
                 Product.N: matrix.n,
                 Product.OUT: out,
                 Product.OUT_STRIDE: stride,
-                Product.ACCUMULATE: int(is_added),
-                Product.ROWS_WORD: rows_word,
-                Product.OUT_FIRST_WORD: first_word,
+                Product.ACCUMULATE: 0,
+                Product.ROWS_WORD: StepWord.NUM_TOKENS,
+                Product.OUT_FIRST_WORD: StepWord.ZERO,
+                **operands,
             },
             reads=(matrix.address, matrix.num_bytes),
         )

@@ -7,6 +7,7 @@ from typing import Final
 from compute_plane.memory.huge_pages import HugePageArena
 from kernels.cpu.float_packing import PANEL_COLUMNS
 from kernels.cpu.float_products import (
+    GATED_PRODUCTS,
     GROUP_PANELS,
     UNPACKED_PRODUCTS,
     float_scratch_bytes,
@@ -59,10 +60,30 @@ def product_of(weight_format: str, k: int, row_format: RowFormat) -> tuple[Opera
     return operation, scratch_bytes, GROUP_PANELS * PANEL_COLUMNS
 
 
+def gated_product_of(
+    weight_format: str, k: int, n: int, row_format: RowFormat
+) -> tuple[Operation, int, int] | None:
+    """Return the product of gate and up columns that gates its own sums; None if there is none.
+
+    Operation, scratch bytes, columns of gate and up it takes at once. It writes rows of bfloat16.
+    """
+    width = 2 * PANEL_COLUMNS
+    has_amx = selected_instruction_set().has_amx
+    if not has_amx or row_format != RowFormat.BF16 or n % width:
+        return None
+    scratch_bytes = float_scratch_bytes(k, is_quantised=weight_format in INT8_PRODUCTS)
+    return GATED_PRODUCTS[weight_format], scratch_bytes, width
+
+
 class RowBuffers:
-    """The rows a product reads: written by `row_inputs`, read by the product right behind it."""
+    """The rows a product reads: written by `row_inputs`, read by the product right behind it.
+
+    `gated`: address of bfloat16 rows of `max_k` elements that a product writes while it reads its
+    own.
+    """
 
     def __init__(self, arena: HugePageArena, max_rows: int, max_k: int) -> None:
+        self.gated = arena.take(row_bytes(RowFormat.BF16, max_rows, max_k) + ALIGNMENT).ctypes.data
         beside = group_bytes(max_rows, max_k)
         self._places: dict[RowFormat, dict[int, int]] = {}
         for row_format in RowFormat:

@@ -3,7 +3,7 @@
 One session at a time. It is *alive* while an Execute stream is attached to it, or for `LEASE_S`
 after it was opened or last used by a unary call; while it is alive a second controller is refused
 unless it takes over. A session whose stream has ended is not alive: its controller may reconnect
-and go on as long as nobody else has opened a session.
+and go on (`resume`) as long as nobody else has opened a session.
 
 Steps count from 1 within a session. A batch whose content is refused uses its step id up: the next
 batch carries the next id, or the same one again, corrected. Replies of executed steps are kept
@@ -61,6 +61,7 @@ class SessionLedger:
         self._session = 0
         self._controller = ""
         self._stream: AttachedStream | None = None
+        self._replaced: set[AttachedStream] = set()
         self._lease_end = clock()
         self._last_step = 0
         self._last_was_refused = False
@@ -97,6 +98,23 @@ class SessionLedger:
             fenced.end(SessionFenced(f"session {state.session} of {controller!r} took over"))
         return state
 
+    def resume(self, session: int, epoch: int) -> SessionState:
+        """Go on with the current session on a stream still to come; its older one is ended.
+
+        Raises StaleEpoch, or StaleSession if that session is not the current one.
+        """
+        self._check_epoch(epoch)
+        with self._lock:
+            self._check_session(session)
+            older, self._stream = self._stream, None
+            if older is not None:
+                self._replaced.add(older)
+            self._lease_end = self._clock() + LEASE_S
+            state = SessionState(self._session, self._last_step)
+        if older is not None:
+            older.end(SessionFenced(f"session {session} was resumed on another Execute stream"))
+        return state
+
     def expect(self, stream: AttachedStream) -> None:
         """Let a stream that has sent nothing yet count for the current session, if that has none.
 
@@ -110,22 +128,27 @@ class SessionLedger:
         """Note that `stream` carries batches of a session.
 
         If that is the current one, an older stream of it is ended; if not, the stream does not
-        count for the current one.
+        count for the current one. A stream that was replaced stays so, whatever it still brings.
         """
         older: AttachedStream | None = None
         with self._lock:
+            if stream in self._replaced:
+                return
             if self._stream is stream:
                 if session != self._session:
                     self._stream = None
                     self._lease_end = self._clock()
             elif session == self._session and session != 0:
                 older, self._stream = self._stream, stream
+                if older is not None:
+                    self._replaced.add(older)
         if older is not None:
             older.end(SessionFenced(f"session {session} has a newer Execute stream"))
 
     def detach(self, stream: AttachedStream) -> None:
         """Forget a stream that has ended; its session is then not alive."""
         with self._lock:
+            self._replaced.discard(stream)
             if self._stream is stream:
                 self._stream = None
                 self._lease_end = self._clock()
@@ -156,14 +179,9 @@ class SessionLedger:
                 f"acked_step must be below step_id ({header.step_id}), got {header.acked_step}",
                 field="acked_step",
             )
-        if header.epoch != self.epoch:
-            raise StaleEpoch(f"epoch must be {self.epoch}, got {header.epoch}", field="epoch")
+        self._check_epoch(header.epoch)
         with self._lock:
-            if header.session != self._session:
-                raise StaleSession(
-                    f"session must be the current one ({self._session}), got {header.session}",
-                    field="session",
-                )
+            self._check_session(header.session)
             kept = self._replies.get(header.step_id)
             self._forget_replies(header.acked_step)
             if kept is not None:
@@ -175,6 +193,18 @@ class SessionLedger:
                     field="step_id",
                 )
         return None
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            raise StaleEpoch(f"epoch must be {self.epoch}, got {epoch}", field="epoch")
+
+    def _check_session(self, session: int) -> None:
+        """Raise StaleSession unless it is the current one; the lock is held."""
+        if session != self._session:
+            raise StaleSession(
+                f"session must be the current one ({self._session}), got {session}",
+                field="session",
+            )
 
     def record(self, reply: StepReply) -> None:
         """Note that an admitted step has run or that its content was refused."""

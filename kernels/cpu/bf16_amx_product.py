@@ -29,6 +29,7 @@ from kernels.cpu.bf16_amx import (
 )
 from kernels.cpu.bf16_unpacking import bf16_unpacker
 from kernels.cpu.float_packing import AMX_DEPTH, PANEL_COLUMNS
+from kernels.cpu.gated_sums import write_gated_block
 from kernels.cpu.int8_packing import Int8Format
 from kernels.cpu.matrix_product import Product, sums_writer
 from kernels.cpu.operation import inlined, scratch, uint16_at, word
@@ -75,9 +76,18 @@ def _unpack_nothing(panel: int, groups: int, tiles: int) -> None:
     """Do nothing: BF16 panels are what the tile registers read."""
 
 
-def amx_product(fmt: Int8Format | None = None) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return the kernel of rows of bfloat16 with BF16 weights, or with quantised ones."""
+def amx_product(fmt: Int8Format | None = None, *, is_gated: bool = False) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return the kernel of rows of bfloat16 with BF16 weights, or with quantised ones.
+
+    `is_gated`: the N columns are gate and then as many of up; OUT is bfloat16 [M, N / 2] of
+    silu(gate) · up, which `Product.ACCUMULATE` cannot add to. N / 2 is a multiple of 16.
+    """
     is_quantised = fmt is not None
+    element_bytes = 2 if is_gated else 4
+    pair_columns = PANEL_COLUMNS if is_gated else BLOCK_PANELS * PANEL_COLUMNS
+    # From a pair to the next one: panels of the model's matrix, and of what is multiplied.
+    stored_step = 1 if is_gated else BLOCK_PANELS
+    step = BLOCK_PANELS if is_quantised else stored_step
     stored_tile_bytes = TILE_BYTES if fmt is None else fmt.tile_bytes
     unpack = _unpack_nothing if fmt is None else bf16_unpacker(fmt)
     write_block = sums_writer(BLOCK_PANELS)
@@ -89,13 +99,16 @@ def amx_product(fmt: Int8Format | None = None) -> Any:  # noqa: ANN401 - Numba's
         stride, accumulate = word(record, Product.OUT_STRIDE), word(record, Product.ACCUMULATE)
         num_rows = word(header, word(record, Product.ROWS_WORD))
         first_row = word(header, word(record, Product.OUT_FIRST_WORD))
-        out = word(record, Product.OUT) + 4 * first_row * stride
+        out = word(record, Product.OUT) + element_bytes * first_row * stride
 
         width = BLOCK_PANELS * PANEL_COLUMNS
         depth = k // AMX_DEPTH
         num_tiles = (k + AMX_DEPTH - 1) // AMX_DEPTH
         panel, stored_panel = num_tiles * TILE_BYTES, num_tiles * stored_tile_bytes
         num_pairs = (n + width - 1) // width
+        # A pair is two neighbours, or a panel of gate and the one of up so far behind it.
+        stored_apart = n // width if is_gated else 1
+        apart = 1 if is_quantised else stored_apart
         first, end = num_pairs * chunk // num_chunks, num_pairs * (chunk + 1) // num_chunks
         group = max(1, min(GROUP_PAIRS, GROUP_BYTES // (BLOCK_PANELS * panel)))
         num_runs = 1
@@ -109,11 +122,12 @@ def amx_product(fmt: Int8Format | None = None) -> Any:  # noqa: ANN401 - Numba's
         configured = 0
         for start in range(first, end, group):
             group_end = min(start + group, end)
-            weights = stored + start * BLOCK_PANELS * stored_panel
+            weights = stored + start * stored_step * stored_panel
             if is_quantised:
                 columns = min(n, group_end * width) - start * width
                 for p in range((columns + PANEL_COLUMNS - 1) // PANEL_COLUMNS):
-                    unpack(weights + p * stored_panel, depth, unpacked + p * panel)
+                    taken = p // BLOCK_PANELS * stored_step + p % BLOCK_PANELS * stored_apart
+                    unpack(weights + taken * stored_panel, depth, unpacked + p * panel)
                 weights = unpacked
             for r in range(0, num_rows, BLOCK_ROWS):
                 rows = min(BLOCK_ROWS, num_rows - r)
@@ -130,13 +144,13 @@ def amx_product(fmt: Int8Format | None = None) -> Any:  # noqa: ANN401 - Numba's
                     for pair in range(start, group_end):
                         column = pair * width
                         columns = min(width, n - column)
-                        at = weights + (pair - start) * BLOCK_PANELS * panel
-                        at += first_tile * TILE_BYTES
-                        second = panel if columns > PANEL_COLUMNS else 0
-                        target = out + 4 * (r * stride + column)
+                        at = weights + (pair - start) * step * panel + first_tile * TILE_BYTES
+                        second = apart * panel if columns > PANEL_COLUMNS else 0
+                        target = out + element_bytes * (r * stride + pair * pair_columns)
                         so_far = unfinished + (pair - start) * BLOCK_BYTES
                         before = so_far if run > 0 else 0
-                        is_direct = is_last and columns == width and accumulate == 0
+                        is_whole = columns == width and accumulate == 0
+                        is_direct = is_last and is_whole and not is_gated
                         sums, sums_stride = so_far, 4 * width
                         if is_direct:
                             sums, sums_stride = target, 4 * stride
@@ -151,7 +165,9 @@ def amx_product(fmt: Int8Format | None = None) -> Any:  # noqa: ANN401 - Numba's
                             one_row_tile(
                                 x_at, 2 * k, tiles, tail, at, second, before, sums, sums_stride
                             )
-                        if is_last and not is_direct:
+                        if is_last and is_gated:
+                            write_gated_block(sums, rows, target, element_bytes * stride)
+                        elif is_last and not is_direct:
                             write_block(sums, rows, columns, target, stride, accumulate)
         if configured:
             release_tiles()

@@ -3,6 +3,8 @@
     product_f32, product_f16, product_bf16    rows of float32
     product_bf16_rows                         rows of bfloat16, weights of bfloat16
     product_q4_1_unpacked, …                  rows of bfloat16, quantised weights (AMX only)
+    gated_product_bf16, …_q4_1, …             the same two, columns gate | up: silu(gate) · up comes
+                                              out, as rows of bfloat16 (AMX only)
 
 Operands: `kernels.cpu.matrix_product.Product`. Weights: `kernels.cpu.float_packing`. A chunk is a
 run of groups of panels: a weight is read from memory by one thread, once, and all rows of the step
@@ -141,6 +143,45 @@ UNPACKED_PRODUCTS: Final[Mapping[str, Operation]] = {
     "Q8_0": product_q8_0_unpacked,
 }
 """By the format's name in model files; for sets with AMX."""
+
+
+_gated_bf16 = amx_product(is_gated=True)
+_gated_q4_1 = amx_product(INT8_FORMATS["Q4_1"], is_gated=True)
+_gated_q4_0 = amx_product(INT8_FORMATS["Q4_0"], is_gated=True)
+_gated_q8_0 = amx_product(INT8_FORMATS["Q8_0"], is_gated=True)
+
+
+@operation()
+def gated_product_bf16(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply bfloat16 rows with BF16 weights, and gate."""
+    _gated_bf16(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gated_product_q4_1(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply bfloat16 rows with Q4_1 weights, rounded to bfloat16, and gate."""
+    _gated_q4_1(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gated_product_q4_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply bfloat16 rows with Q4_0 weights, rounded to bfloat16, and gate."""
+    _gated_q4_0(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gated_product_q8_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply bfloat16 rows with Q8_0 weights, rounded to bfloat16, and gate."""
+    _gated_q8_0(record, header, chunk, num_chunks, worker)
+
+
+GATED_PRODUCTS: Final[Mapping[str, Operation]] = {
+    "BF16": gated_product_bf16,
+    "Q4_1": gated_product_q4_1,
+    "Q4_0": gated_product_q4_0,
+    "Q8_0": gated_product_q8_0,
+}
+"""By the format's name in model files; for sets with AMX and 32·i columns."""
 
 
 def float_scratch_bytes(k: int, *, is_quantised: bool = False) -> int:

@@ -158,12 +158,25 @@ def normalised(scale: Value) -> GroupValues:
 
 def gated(builder: Builder, sources: list[Value], row_format: RowFormat) -> Pair:
     """Return gate / (1 + exp(−gate)) · up; sources: gate, up."""
-    silu = _short_silu if row_format == RowFormat.BF16 and _rounds_by_instruction() else _silu
     gates, ups = (load_pair(builder, source) for source in sources)
-    first, second = (
-        builder.fmul(silu(builder, gate), up) for gate, up in zip(gates, ups, strict=True)
-    )
+    if row_format == RowFormat.BF16:
+        first, second = (gate_vector(builder, *pair) for pair in zip(gates, ups, strict=True))
+    else:
+        first, second = (
+            builder.fmul(_silu(builder, gate), up) for gate, up in zip(gates, ups, strict=True)
+        )
     return first, second
+
+
+def gate_vector(builder: Builder, gate: Value, up: Value) -> Value:
+    """Return silu(gate) · up of one vector, as rows of bfloat16 have it."""
+    silu = _short_silu if _rounds_by_instruction() else _silu
+    return builder.fmul(silu(builder, gate), up)
+
+
+def rows_to_bf16(builder: Builder, vector: Value) -> Value:
+    """Return a vector rounded as rows of bfloat16 are."""
+    return (fast_bf16 if _rounds_by_instruction() else to_bf16)(builder, vector)
 
 
 def unchanged(builder: Builder, sources: list[Value], _: RowFormat) -> Pair:
@@ -237,13 +250,12 @@ def _write_floats(
 ) -> None:  # fmt: skip
     """Write 32 elements, or those of them that the row has, as float32 or bfloat16."""
     element_bytes = 4 if chosen == RowFormat.FLOAT32 else 2
-    round_to_bf16 = fast_bf16 if _rounds_by_instruction() else to_bf16
     target = offset(builder, out, builder.mul(index, i64(element_bytes)))
     left = builder.sub(k, index)
     is_part = builder.icmp_signed("<", left, i64(GROUP))
     at = builder.select(is_part, place, target)
     for half, value in enumerate(pair):
-        written = value if chosen == RowFormat.FLOAT32 else round_to_bf16(builder, value)
+        written = value if chosen == RowFormat.FLOAT32 else rows_to_bf16(builder, value)
         store(builder, written, offset(builder, at, half * LANES * element_bytes))
     with builder.if_then(is_part, likely=False):
         copy_bytes(builder, place, target, builder.mul(left, i64(element_bytes)))
