@@ -44,6 +44,7 @@ ENVIRONMENTS = (
             "transformers==5.5.4", TORCH, "optimum==2.3.0", "optimum-intel==2.2.0", "nncf==3.4.0",
             "openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0", "gguf==0.19.0",
         ),
+        ("torchvision",),
     ),
 )  # fmt: skip
 """`ovexport` only writes files for `openvino`."""
