@@ -27,8 +27,14 @@ class Arrivals:
             for seq in self._running.prefilling.values()
         )
 
-    def look_up(self, seq: Sequence) -> Arrival:
-        """Return what a waiting sequence would bring if it were admitted now."""
+    def look_up(self, seq: Sequence) -> Arrival | None:
+        """Return what a waiting sequence would bring if it were admitted now.
+
+        None: it is a beam, and another one is computing the prompt they are to share.
+        """
+        shared = self._shared_prompt(seq)
+        if shared is None:
+            return None
         num_known = seq.num_known_tokens
         sharing, host = self._running.sharing, self._running.host
         block_ids: list[int] = []
@@ -41,12 +47,32 @@ class Arrivals:
             if seq.chain is not None:
                 # The last token is always computed: its logits are wanted.
                 block_ids = sharing.find_prefix(seq.chain, num_known - 1)
-                num_in_use = sharing.count_in_use(block_ids)
+        if sharing is not None and (shared or block_ids):
+            block_ids[: len(shared)] = shared
+            num_in_use = sharing.count_in_use(block_ids)
         num_saved = 0
         if host.holds(seq.seq_id):  # a beam that waits for the others has them all
             num_saved = min(seq.num_saved_tokens, num_known - 1)
         num_computed = max(len(block_ids) * self._block_size, num_saved)
         return Arrival(block_ids, num_in_use, num_computed, num_known - num_computed)
+
+    def _shared_prompt(self, seq: Sequence) -> list[int] | None:
+        """Return the full blocks of its prompt that a beam finds in the table of another.
+
+        So that a search holds its prompt once, also after it had to give way, with or without a
+        prefix cache; `RequestLimits` counts on it. None: they are being filled, and worth the wait.
+        """
+        if self._running.sharing is None or not seq.is_beam:
+            return []
+        num_tokens = min(seq.request.num_prompt_tokens, seq.num_known_tokens - 1)
+        num_blocks = num_tokens // self._block_size
+        others = [s for s in seq.group.sequences if s in self._running and not s.draining]
+        if num_blocks == 0 or not others:
+            return []
+        for other in others:
+            if other.num_computed_tokens >= num_blocks * self._block_size:
+                return (self._kv.get_block_table(other.seq_id) or [])[:num_blocks]
+        return None
 
     def can_admit(self, arrival: Arrival, num_tokens: int) -> bool:
         """Whether there is a slot and blocks for the next `num_tokens` of a sequence.

@@ -44,6 +44,16 @@ class SlotStart:
     sample_index: int = 0
 
 
+class PromptLogprobsRequest(NamedTuple):
+    """The log-probabilities of the known tokens after each token of a row are wanted.
+
+    `num_logprobs`: and those of so many most likely ones at each place.
+    """
+
+    row: int
+    num_logprobs: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """The rows of one step and the slot changes before them.
@@ -68,6 +78,7 @@ class StepBatch:
     new_block_ids: list[int] = field(default_factory=list)
     sampled_rows: list[int] = field(default_factory=list)
     sampled_slots: list[int] = field(default_factory=list)
+    prompt_logprobs: tuple[PromptLogprobsRequest, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -100,13 +111,23 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
+class PromptLogprobs(NamedTuple):
+    """Log-probabilities of known tokens: entry i is that of position `first_position` + i."""
+
+    row: int
+    first_position: int
+    entries: tuple[TokenLogprobs, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step produced.
 
     `sampled_token_ids[k]` belongs to `sampled_rows[k]` of the batch. `refusal`: the batch was
     refused whole and changed nothing. `sample_logprobs`: sample → its log-probabilities, for the
-    samples that asked and did not fail.
+    samples that asked and did not fail. `prompt_logprobs`: of the rows for which they were asked.
+    Microseconds: `execute_us` the plane computed, `idle_us` it had nothing to compute before that,
+    `waited_us` the result waited for the engine thread.
     """
 
     step_id: int
@@ -116,3 +137,5 @@ class StepResult:
     sample_logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     execute_us: int = 0
     idle_us: int = 0
+    waited_us: int = 0
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()

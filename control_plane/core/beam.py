@@ -1,11 +1,14 @@
 """Beam search: which continuations of a prompt are followed, and which are the answer.
 
 The rules are those of the transformers library (`GenerationMixin._beam_search`, version 5), so that
-the results can be compared: each step looks at the best (1 + number of end tokens, at least 2) ·
-width continuations of all beams together; those that end are candidates for the answer if they are
-among the best `width`, and the best `width` of the others go on. Scores are sums of
-log-probabilities, in float32 as there; a finished one is divided by its length to the power of
-`length_penalty`.
+the results can be compared: each step ranks the continuations of all beams together; those that end
+are candidates for the answer if they are among the best `width`, and the best `width` of the others
+go on. Scores are sums of log-probabilities, in float32 as there; a finished one is divided by its
+length to the power of `length_penalty`.
+
+Of one beam the best `width` + number of end tokens are enough for that: among them are `width` that
+do not end, and whatever of it is among the best `width` of all. (transformers takes the best
+(1 + number of end tokens, at least 2) · `width` of all beams, which comes to the same.)
 
 Pure policy: it knows tokens and scores, no blocks and no slots. What it needs of the scheduler is
 one operation: every beam of the next step is the continuation of a beam of this one by one token
@@ -65,7 +68,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Continuations looked at in a step; of each beam so many of the likeliest are needed."""
+        """How many of the likeliest next tokens of each beam a step needs."""
         return num_candidates(self.width, len(self.end_token_ids))
 
     def step(self, logprobs: Sequence[TokenLogprobs]) -> list[Continuation]:
@@ -100,7 +103,7 @@ class BeamSearch:
             for token_id, logprob in zip(top.top_token_ids, top.top_logprobs, strict=True)
         ]
         candidates.sort(key=lambda c: (-c.score, c.parent, c.token_id))
-        return candidates[: self.num_candidates]
+        return candidates
 
     def _finish(self, candidate: Continuation, num_tokens: int) -> None:
         has_ended = candidate.token_id in self.end_token_ids
@@ -122,8 +125,8 @@ class BeamSearch:
 
 
 def num_candidates(width: int, num_end_tokens: int) -> int:
-    """Return how many continuations of a beam a search of this width looks at."""
-    return max(2, 1 + num_end_tokens) * width
+    """Return how many of the likeliest next tokens of a beam a search of this width needs."""
+    return width + num_end_tokens
 
 
 def _float32(value: float) -> float:

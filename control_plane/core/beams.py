@@ -72,6 +72,7 @@ class Beams:
     def _fork(self, parent: Sequence, child: Sequence) -> Sequence:
         """Let a new sequence go on from the parent's tokens, in its blocks if there is a slot."""
         child.output_tokens.extend(parent.output_tokens)
+        child.was_admitted = True  # the request was, even if there is no slot for this one now
         self._running.fork(parent, child, parent.num_computed_tokens)
         if parent.chain is not None:
             child.chain = parent.chain.fork(child.output_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from control_plane.core.beam import BeamSearch, Hypothesis
@@ -82,36 +83,72 @@ class Book:
         group.unborn.clear()
         return twins
 
+    def adopt(self, request: Request) -> int:
+        """Queue a request that another scheduler had; see `Scheduler.adopt`."""
+        if not request.history:
+            raise SchedulerError(f"request {request.id} was in no scheduler before")
+        self._check(request)
+        search = request.search or self._search(request)
+        group = self._enrol(request, search)
+        if search is not None:
+            for index, beam in enumerate(search.beams):
+                seq = self.sequence(group, index)
+                seq.output_tokens.extend(beam.tokens)
+                group.beams.append(seq)
+        elif any(sample.output_tokens or sample.finish_reason for sample in request.samples):
+            for index, sample in enumerate(request.samples):
+                if sample.finish_reason is None:
+                    self.sequence(group, index)
+        else:
+            self.sequence(group, 0)
+            group.unborn.extend(range(1, request.params.n))
+        has_run = len(request.history) > 1
+        for seq in group.sequences:
+            seq.was_admitted = has_run
+            self._queue.add(seq)
+        return request.id
+
     def _open(self, request: Request) -> Group:
         """Check a new request and make its first sequence."""
-        num_samples, params = request.params.n, request.params
-        num_beams = params.beam_width or 1
-        self._limits.check(request.num_prompt_tokens, request.max_tokens, num_beams)
+        self._check(request)
         search = self._search(request)
-        if request.state is not RequestState.PENDING:
-            raise SchedulerError(f"request {request.id} is {request.state.value}, not pending")
         if len(request.output_tokens) >= request.max_tokens:
             raise SchedulerError(f"request {request.id} has all its {request.max_tokens} tokens")
-        if request.id in self._groups:
-            raise SchedulerError(f"request {request.id} is known already")
+        num_samples = request.params.n
         request.samples = [
             Sample(request.output_tokens),
             *(Sample() for _ in range(1, num_samples)),
         ]
         request.history = [StateChange(RequestState.PENDING, request.arrival_time)]
-        first_seq_id = self._num_arrivals + 1
-        self._num_arrivals += max(num_samples, num_beams)
-        group = Group(request, params, first_seq_id, search)
+        group = self._enrol(request, search)
+        seq = self.sequence(group, 0)
         if search is None:
             group.unborn.extend(range(1, num_samples))
         else:
+            group.beams.append(seq)
+        return group
+
+    def _check(self, request: Request) -> None:
+        """Refuse a request that does not fit, or is not one to queue."""
+        num_beams = request.params.beam_width or 1
+        self._limits.check(request.num_prompt_tokens, request.max_tokens, num_beams)
+        if request.state is not RequestState.PENDING:
+            raise SchedulerError(f"request {request.id} is {request.state.value}, not pending")
+        if request.id in self._groups:
+            raise SchedulerError(f"request {request.id} is known already")
+
+    def _enrol(self, request: Request, search: BeamSearch | None) -> Group:
+        """Enter a request under numbers of its own; it has no sequences yet."""
+        params = request.params
+        first_seq_id = self._num_arrivals + 1
+        self._num_arrivals += max(params.n, params.beam_width or 1)
+        request.search = search
+        group = Group(request, params, first_seq_id, search)
+        if search is not None:
             group.params = replace(
                 params, temperature=0.0, num_logprobs=search.num_candidates, n=1, beam_width=None
             )
         self._groups[request.id] = group
-        seq = self.sequence(group, 0)
-        if search is not None:
-            group.beams.append(seq)
         return group
 
     def _search(self, request: Request) -> BeamSearch | None:
@@ -121,7 +158,7 @@ class Book:
             return None
         if request.output_tokens:
             raise SchedulerError(f"request {request.id} begins a beam search with tokens")
-        end_token_ids = frozenset() if params.ignore_eos else request.eos_token_ids
+        end_token_ids = request.end_token_ids
         self._limits.check_beams(width, len(end_token_ids))
         return BeamSearch(
             width, params.max_tokens, end_token_ids, params.length_penalty, params.early_stopping
@@ -135,6 +172,22 @@ class Book:
 
     # Out
 
+    def withdraw(self, request_ids: Iterable[int] | None) -> list[Request]:
+        """Let go of requests that hold nothing; see `Scheduler.withdraw`."""
+        ids = list(self._groups) if request_ids is None else request_ids
+        found = [self._groups[request_id] for request_id in ids if request_id in self._groups]
+        groups = [group for group in found if group.num_running == 0]
+        groups.sort(key=lambda group: group.sequences[0].order)
+        for group in groups:
+            for seq in group.sequences:
+                self._queue.remove(seq)
+                self._running.host.forget(seq.seq_id)
+            group.sequences.clear()
+            if group.request.state is not RequestState.PENDING:  # a sample that ended ran last
+                group.request.enter(RequestState.PENDING, self._running.now)
+            del self._groups[group.request.id]
+        return [group.request for group in groups]
+
     def cancel(self, request_id: int) -> RequestOutput | None:
         """End a request; its final event, or None if it is unknown or has ended."""
         group = self._groups.get(request_id)
@@ -143,10 +196,14 @@ class Book:
         return self.end(group, RequestState.CANCELLED)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> RequestOutput:
-        """End one sample, and its request if it was the last; the event that says so."""
+        """End one running sample, and its request if it was the last; the event that says so."""
+        self._leave(seq)
+        return self._note_end(seq, reason)
+
+    def _note_end(self, seq: Sequence, reason: FinishReason) -> RequestOutput:
+        """Take a sample that has ended off its request; the event."""
         group, request = seq.group, seq.request
         request.samples[seq.sample_index].finish_reason = reason
-        self._leave(seq)
         group.sequences.remove(seq)
         if group.sequences or group.unborn:
             return RequestOutput(
@@ -157,6 +214,35 @@ class Book:
         return RequestOutput(
             request.id, (), RequestState.COMPLETED, reason, sample_index=seq.sample_index
         )
+
+    def end_sample(
+        self, request_id: int, sample_index: int, num_tokens: int
+    ) -> RequestOutput | None:
+        """End one sample with its first tokens; see `Scheduler.end_sample`."""
+        group = self._groups.get(request_id)
+        if group is None or group.search is not None:
+            return None
+        for seq in group.sequences:
+            if seq.sample_index == sample_index:
+                break
+        else:
+            return None
+        for twin in self.bear(group):  # nobody else would, without it
+            self._queue.add(twin)
+        # The sequence keeps all: its blocks are still to be filed under what they hold.
+        kept = seq.output_tokens[:num_tokens]
+        group.request.samples[sample_index].output_tokens = kept
+        if sample_index == 0:
+            group.request.output_tokens = kept
+        if seq in self._queue:
+            self._queue.remove(seq)
+            self._running.host.forget(seq.seq_id)
+            seq.is_done = True
+            return self._note_end(seq, FinishReason.STOP)
+        event = self.finish(seq, FinishReason.STOP)
+        if seq.num_in_flight == 0:
+            self._running.release(seq)
+        return event
 
     def drop(self, seq: Sequence) -> None:
         """Give up a sequence with nothing in flight, and what it holds."""

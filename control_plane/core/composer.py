@@ -190,6 +190,8 @@ class StepComposer:
                 return
             seq = queue.peek()
             arrival = arrivals.look_up(seq)
+            if arrival is None:
+                return
             num_tokens = min(arrival.num_missing, budget)
             projected_blocks += (
                 running.blocks_for(seq.num_known_tokens + 1)

@@ -19,6 +19,9 @@ MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_BEAM_WIDTH = 10
 MAX_LENGTH_PENALTY = 10.0
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,16 @@ class GenerationParams:
     `n`: independent samples of the same prompt, 1 to 128; with `beam_width`, the best `n` answers.
     `beam_width`: beams of a beam search, 1 to 10, which takes the place of sampling; None: none.
     `length_penalty`: what a beam's score is divided by is its length to this power, −10 to 10.
-    `early_stopping`: end the search as soon as `beam_width` beams have ended.
+    `early_stopping`: end the search as soon as `beam_width` beams have ended. Neither may be given
+    without `beam_width`, other than as its default.
+    `stop`: texts that end a sample where the first of them is complete, at most 4 of 1 to 256
+    characters; the text before it is all that is returned.
+    `stop_token_ids`: tokens that end a sample like the model's own, `ignore_eos` or not; at most
+    64.
+    `include_stop`: return what ended the sample, text of `stop` or token of `stop_token_ids`, too.
+    `num_prompt_logprobs`: return the log-probability of each token of the prompt but the first, and
+    of this many most likely ones in its place, at most 20; None: none. Such a prompt is computed
+    whole, whatever is cached.
 
     Order and exact meaning: bias, repetition, frequency, presence; then temperature, top-k, top-p,
     min-p (`kernels.reference.sampling`). Log-probabilities are those of the model's own logits,
@@ -65,6 +77,10 @@ class GenerationParams:
     beam_width: int | None = None
     length_penalty: float = 1.0
     early_stopping: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    num_prompt_logprobs: int | None = None
 
     def validate(self) -> None:
         """Raise ValidationError naming the first field out of range, its limit and its value."""
@@ -100,6 +116,47 @@ class GenerationParams:
         self._validate_cuts()
         self._validate_adjustments()
         self._validate_beams()
+        self._validate_stops()
+
+    def _validate_stops(self) -> None:
+        """Check what ends a sample."""
+        stop, token_ids = self.stop, self.stop_token_ids
+        if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
+            raise ValidationError(f"stop must be a tuple of texts, got {stop!r}", field="stop")
+        if len(stop) > MAX_STOP_STRINGS:
+            raise ValidationError(
+                f"stop must have at most {MAX_STOP_STRINGS} texts, got {len(stop)}", field="stop"
+            )
+        for text in stop:
+            if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+                raise ValidationError(
+                    f"stop must be texts of 1 to {MAX_STOP_CHARACTERS} characters, "
+                    f"got one of {len(text)}",
+                    field="stop",
+                )
+        if not isinstance(token_ids, tuple) or not all(
+            _is_integer(token_id) and token_id >= 0 for token_id in token_ids
+        ):
+            raise ValidationError(
+                f"stop_token_ids must be a tuple of token ids, got {token_ids!r}",
+                field="stop_token_ids",
+            )
+        if len(token_ids) > MAX_STOP_TOKENS:
+            raise ValidationError(
+                f"stop_token_ids must have at most {MAX_STOP_TOKENS} entries, got {len(token_ids)}",
+                field="stop_token_ids",
+            )
+        if not isinstance(self.include_stop, bool):
+            raise ValidationError(
+                f"include_stop must be true or false, got {self.include_stop!r}",
+                field="include_stop",
+            )
+        for name, value in (("stop", stop), ("stop_token_ids", token_ids)):
+            if value and self.beam_width is not None:
+                raise ValidationError(
+                    f"{name} must be unset with beam_width ({self.beam_width}), got {value!r}",
+                    field=name,
+                )
 
     def _validate_beams(self) -> None:
         """Check what says how a beam search goes."""
@@ -125,6 +182,12 @@ class GenerationParams:
                 f"early_stopping must be true or false, got {self.early_stopping!r}",
                 field="early_stopping",
             )
+        for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+            value = getattr(self, name)
+            if width is None and value != default:
+                raise ValidationError(
+                    f"{name} means nothing without beam_width, got {value!r}", field=name
+                )
 
     def _validate_cuts(self) -> None:
         """Check what says which tokens may be drawn, and what is returned of them."""
@@ -134,14 +197,12 @@ class GenerationParams:
             )
         if not _is_real(self.min_p) or not 0.0 <= self.min_p <= 1.0:
             raise ValidationError(f"min_p must be in 0 to 1, got {self.min_p!r}", field="min_p")
-        if self.num_logprobs is not None and (
-            not _is_integer(self.num_logprobs) or not 0 <= self.num_logprobs <= MAX_LOGPROBS
-        ):
-            raise ValidationError(
-                f"num_logprobs must be an integer in 0 to {MAX_LOGPROBS}, "
-                f"got {self.num_logprobs!r}",
-                field="num_logprobs",
-            )
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and (not _is_integer(count) or not 0 <= count <= MAX_LOGPROBS):
+                raise ValidationError(
+                    f"{name} must be an integer in 0 to {MAX_LOGPROBS}, got {count!r}", field=name
+                )
 
     def _validate_adjustments(self) -> None:
         """Check what changes the logits."""

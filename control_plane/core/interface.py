@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -89,7 +90,8 @@ class RequestOutput(NamedTuple):
 
     `new_token_ids` belong to sample `sample_index`. `finish_reason`: that sample has ended; `state`
     is the request's, and final once all its samples have. A final event comes exactly once a
-    request. `logprobs`: of the new tokens, where the request asked. (A named tuple because one is
+    request. `logprobs`: of the new tokens, where the request asked. `matched_stop`: the token of
+    `params.stop_token_ids` that ended the sample. (A named tuple because one is
     made for every token, and a frozen dataclass takes twice as long to make.)
     """
 
@@ -100,6 +102,7 @@ class RequestOutput(NamedTuple):
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     sample_index: int = 0
+    matched_stop: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,39 @@ class ReportsMemory(Protocol):
 
     def get_memory_stats(self) -> MemoryStats:
         """Return the use of the pool, with what only the scheduler knows."""
+        ...
+
+
+@runtime_checkable
+class EndsSamples(Protocol):
+    """A scheduler that can end one sample of a request from outside: its text is complete."""
+
+    def end_sample(
+        self, request_id: int, sample_index: int, num_tokens: int, now: float = 0.0
+    ) -> RequestOutput | None:
+        """End a sample with its first `num_tokens` tokens; the event, or None if it has ended."""
+        ...
+
+
+@runtime_checkable
+class FlushesPrefixCache(Protocol):
+    """A scheduler whose prefix cache can be emptied."""
+
+    def flush_prefix_cache(self) -> int:
+        """Let no request find what earlier ones have left; how many idle blocks held something."""
+        ...
+
+
+@runtime_checkable
+class MovesRequests(Protocol):
+    """A scheduler whose requests may move to another one; see `Scheduler` for what each does."""
+
+    def withdraw(self, request_ids: Iterable[int] | None = None) -> list[Request]:
+        """Let go of requests that hold no slot and no block; None: of all of those."""
+        ...
+
+    def adopt(self, request: Request) -> int:
+        """Queue a request that another scheduler let go. Raises ValidationError or MemoryError."""
         ...
 
 

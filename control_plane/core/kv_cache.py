@@ -75,7 +75,10 @@ class KVCacheManager:
     def allocate_with_prefix(
         self, seq_id: int, num_tokens: int, block_ids: Sequence[int]
     ) -> list[int]:
-        """Make a table for `num_tokens`, ≥ 1, that begins with blocks of `find_prefix`; a copy."""
+        """Make a table for `num_tokens`, ≥ 1, that begins with `block_ids`; a copy.
+
+        `block_ids`: of another table, or found by `find_prefix`, as the same entries.
+        """
         self._check_new(seq_id, num_tokens)
         num_own = -(-num_tokens // self._block_size) - len(block_ids)
         if num_own < 0:

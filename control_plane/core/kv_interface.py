@@ -107,7 +107,10 @@ class SharingKVCacheManagerProtocol(KVCacheManagerProtocol, Protocol):
     def allocate_with_prefix(
         self, seq_id: int, num_tokens: int, block_ids: Sequence[int]
     ) -> list[int]:
-        """Make a table for `num_tokens` that begins with blocks of `find_prefix`; the table."""
+        """Make a table for `num_tokens` that begins with these blocks; the table.
+
+        They stand in another table, or were found by `find_prefix`.
+        """
         ...
 
     def fork_sequence(self, seq_id: int, child_id: int, num_tokens: int) -> list[int]:

@@ -15,38 +15,71 @@ class RequestLimits:
     """What every request must satisfy, whatever else runs.
 
     `max_model_len`: prompt and completion tokens together. `num_blocks`: KV blocks of the whole
-    pool, of `block_size` tokens each. `max_beams`: sequences that run at once; None: any number.
+    pool, of `block_size` tokens each. `max_beams`: sequences that run at once, the
+    effective `max_num_seqs`; None: any number. `shares_prompts`: the beams of a search hold the
+    full blocks of their prompt once.
     """
 
     max_model_len: int
     block_size: int
     num_blocks: int
     max_beams: int | None = None
+    shares_prompts: bool = True
 
     def check(self, num_prompt_tokens: int, max_tokens: int, num_beams: int = 1) -> None:
         """Refuse what can never run; `num_beams` sequences of that length must run together.
 
-        Raises ValidationError for an empty prompt, PromptTooLongError for too many tokens,
-        RequestNeverFitsError for a request that the pool could not hold even alone.
+        The error's field is `prompt` if the prompt is too long whatever `max_tokens` is, else
+        `max_tokens`. Raises ValidationError for an empty prompt, PromptTooLongError for too many
+        tokens, RequestNeverFitsError for a request that the pool could not hold even alone.
         """
         if num_prompt_tokens < 1:
             raise ValidationError("the prompt must have at least 1 token, got 0", field="prompt")
-        total = num_prompt_tokens + max_tokens
-        asked = f"prompt ({num_prompt_tokens} tokens) + max_tokens ({max_tokens})"
-        if total > self.max_model_len:
+        longest = self.max_model_len
+        if num_prompt_tokens >= longest:
             raise PromptTooLongError(
-                f"{asked} = {total} must be at most max_model_len ({self.max_model_len})",
+                f"the prompt has {num_prompt_tokens} tokens, max_model_len ({longest}) leaves "
+                f"room for at most {longest - 1} and one to generate",
+                field="prompt",
+            )
+        if num_prompt_tokens + max_tokens > longest:
+            raise PromptTooLongError(
+                f"max_tokens must be at most {longest - num_prompt_tokens} after a prompt of "
+                f"{num_prompt_tokens} tokens (max_model_len is {longest}), got {max_tokens}",
                 field="max_tokens",
             )
-        # The last token is never computed. Beams share blocks, but may have to be computed apart.
-        num_blocks = -(-(total - 1) // self.block_size) * num_beams
-        if num_blocks > self.num_blocks:
-            of_all = f" for {num_beams} beams" if num_beams > 1 else ""
-            raise RequestNeverFitsError(
-                f"{asked}{of_all} needs {num_blocks} KV blocks of {self.block_size} tokens, "
-                f"the pool has {self.num_blocks}",
-                field="max_tokens",
-            )
+        if self.num_blocks_for(num_prompt_tokens, max_tokens, num_beams) > self.num_blocks:
+            raise self._never_fits(num_prompt_tokens, max_tokens, num_beams)
+
+    def num_blocks_for(self, num_prompt_tokens: int, max_tokens: int, num_beams: int = 1) -> int:
+        """Return the KV blocks that a request takes when it is at its longest, alone."""
+        # The last token is never computed.
+        num_each = -(-(num_prompt_tokens + max_tokens - 1) // self.block_size)
+        num_shared = num_prompt_tokens // self.block_size if self.shares_prompts else 0
+        return num_shared + (num_each - num_shared) * num_beams
+
+    def _never_fits(
+        self, num_prompt_tokens: int, max_tokens: int, num_beams: int
+    ) -> RequestNeverFitsError:
+        """Say what of a request is too large for the pool."""
+        of_all = f" with {num_beams} beams" if num_beams > 1 else ""
+        prompt = f"a prompt of {num_prompt_tokens} tokens{of_all}"
+        pool = f"KV blocks of {self.block_size} tokens, the pool has {self.num_blocks}"
+        num_least = self.num_blocks_for(num_prompt_tokens, 1, num_beams)
+        if num_least > self.num_blocks:
+            return RequestNeverFitsError(f"{prompt} needs {num_least} {pool}", field="prompt")
+        num_needed = self.num_blocks_for(num_prompt_tokens, max_tokens, num_beams)
+        return RequestNeverFitsError(
+            f"max_tokens must be at most {self._room(num_prompt_tokens, num_beams)} after "
+            f"{prompt}, got {max_tokens}, which needs {num_needed} {pool}",
+            field="max_tokens",
+        )
+
+    def _room(self, num_prompt_tokens: int, num_beams: int) -> int:
+        """Return the most tokens that the pool lets be generated; 1 at least fits."""
+        num_shared = num_prompt_tokens // self.block_size if self.shares_prompts else 0
+        num_each = num_shared + (self.num_blocks - num_shared) // num_beams
+        return num_each * self.block_size + 1 - num_prompt_tokens
 
     def check_beams(self, width: int, num_end_tokens: int) -> None:
         """Refuse a beam search that can never run: its beams are judged together, in each step.
@@ -55,14 +88,14 @@ class RequestLimits:
         """
         if self.max_beams is not None and width > self.max_beams:
             raise ValidationError(
-                f"beam_width must be at most {self.max_beams}, the sequences that run at once, "
-                f"got {width}",
+                f"beam_width must be at most max_num_seqs ({self.max_beams}), the sequences that "
+                f"run at once, got {width}",
                 field="beam_width",
             )
-        num_wanted = num_candidates(width, num_end_tokens)
-        if num_wanted > MAX_LOGPROBS:
+        if num_candidates(width, num_end_tokens) > MAX_LOGPROBS:
             raise ValidationError(
-                f"beam_width {width} with {num_end_tokens} end tokens looks at {num_wanted} "
-                f"continuations a beam, at most {MAX_LOGPROBS} are given",
+                f"beam_width must be at most {MAX_LOGPROBS - num_end_tokens} with "
+                f"{num_end_tokens} end tokens: of each beam the {MAX_LOGPROBS} likeliest next "
+                f"tokens are known, got {width}",
                 field="beam_width",
             )

@@ -20,7 +20,8 @@ class WaitingQueue:
     __slots__ = ("_heap", "_num_of_request", "_waiting")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Sequence]] = []  # seq_ids differ: no sequence is compared
+        # seq_ids differ: no sequence is compared
+        self._heap: list[tuple[int, float, int, Sequence]] = []
         self._waiting: dict[int, Sequence] = {}  # by seq_id
         self._num_of_request: dict[int, int] = {}  # how many sequences of it wait
 
@@ -45,9 +46,9 @@ class WaitingQueue:
     def peek(self) -> Sequence:
         """Return the first sequence; the queue must not be empty."""
         heap = self._heap
-        while heap[0][1] not in self._waiting:
+        while heap[0][2] not in self._waiting:
             heappop(heap)
-        return heap[0][2]
+        return heap[0][3]
 
     def pop(self) -> Sequence:
         """Remove and return the first sequence; the queue must not be empty."""
@@ -60,7 +61,7 @@ class WaitingQueue:
         """Take a sequence out for good: one that is removed is not added again."""
         self._forget(seq)
         if len(self._heap) > 2 * len(self._waiting) + _DEAD_ENTRIES_KEPT:
-            self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
+            self._heap = [entry for entry in self._heap if entry[2] in self._waiting]
             heapify(self._heap)
 
     def _forget(self, seq: Sequence) -> None:

@@ -72,8 +72,11 @@ class Request:
     `cache_salt`: requests find only what requests of the same salt have left in the prefix cache.
     `uses_cache`: whether it may find anything there at all.
     `cached_tokens`: tokens of the prompt that it found there.
+    `prompt_logprobs`: of the prompt's tokens from its second on, as far as they are known, if
+    `params.num_prompt_logprobs` asks for them.
     `history`: every state it entered, in order, and when.
     `name`: what its client calls it; shown, never looked at.
+    `search`: where its beam search stands; the scheduler makes it.
     """
 
     id: int
@@ -92,11 +95,26 @@ class Request:
     samples: list[Sample] = field(default_factory=list)
     history: list[StateChange] = field(default_factory=list)
     name: str = ""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    search: BeamSearch | None = None
+
+    @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt are wanted and not all known."""
+        wants = self.params.num_prompt_logprobs is not None
+        return wants and len(self.prompt_logprobs) < len(self.input_tokens) - 1
 
     def enter(self, state: RequestState, at: float) -> None:
         """Go into another state; a time before the last change counts as that of the last."""
         self.state = state
         self.history.append(StateChange(state, max(at, self.history[-1].at)))
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """The tokens that end a sample."""
+        own = self.params.stop_token_ids
+        eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
+        return eos.union(own) if own else eos
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -148,7 +166,8 @@ class Group:
 class Sequence:
     """One sample of a request, seen from the scheduler: waiting, or running with its KV blocks.
 
-    `seq_id` grows with arrival and stays the same when the sequence is preempted and comes back.
+    `seq_id` grows as requests come to the scheduler, and stays the same when the sequence is
+    preempted and comes back.
     `slot` is the compute plane's name for it while it runs. `num_computed_tokens` counts the tokens
     whose computation has been *sent*; `num_in_flight` the steps with a row or a sample of this
     sequence that have been sent and not committed; `num_pending_tokens` the samples among them
@@ -210,12 +229,13 @@ class Sequence:
             self.output_tokens = []
         else:
             self.output_tokens = request.samples[self.sample_index].output_tokens
-        self.end_token_ids = frozenset() if request.params.ignore_eos else request.eos_token_ids
+        self.end_token_ids = request.end_token_ids
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Who is served first: the lowest."""
-        return self.request.priority, self.seq_id
+    def order(self) -> tuple[int, float, int]:
+        """Who is served first: the lowest. By arrival at the server, whoever had it before."""
+        request = self.request
+        return request.priority, request.arrival_time, self.seq_id
 
     @property
     def num_known_tokens(self) -> int:

@@ -32,6 +32,8 @@ class Results:
         for seq, index in step.fills:  # unless the sequence has ended, their tokens are known now
             if not seq.is_done and not seq.discards:
                 filled.add(seq, index)
+        if result.prompt_logprobs:
+            self._note_prompt_logprobs(step, result)
         self._accept(step, result, events)
         for seq in step.unsampled:
             seq.num_in_flight -= 1
@@ -90,9 +92,14 @@ class Results:
 
     def _append(self, seq: Sequence, token_id: int) -> RequestOutput:
         """Append a token that may be the first, the last, or end the sample."""
-        if token_id in seq.end_token_ids:
-            return self._book.finish(seq, FinishReason.STOP)
         output_tokens, request = seq.output_tokens, seq.request
+        if token_id in seq.end_token_ids:
+            if token_id not in request.params.stop_token_ids:
+                return self._book.finish(seq, FinishReason.STOP)
+            kept = (token_id,) if request.params.include_stop else ()
+            output_tokens.extend(kept)
+            event = self._book.finish(seq, FinishReason.STOP)
+            return event._replace(new_token_ids=kept, matched_stop=token_id)
         output_tokens.append(token_id)
         if request.state is not RequestState.DECODE:
             request.enter(RequestState.DECODE, self._running.now)
@@ -101,6 +108,21 @@ class Results:
         return RequestOutput(
             request.id, (token_id,), RequestState.DECODE, sample_index=seq.sample_index
         )
+
+    def _note_prompt_logprobs(self, step: Step, result: StepResult) -> None:
+        """Append what follows the log-probabilities known of each prompt.
+
+        A prompt that is computed anew brings some again, and a row that goes on behind the prompt
+        has more than those of the prompt.
+        """
+        for row, first_position, entries in result.prompt_logprobs:
+            seq = step.rows[row]
+            if seq.is_done or seq.discards:
+                continue
+            known = seq.request.prompt_logprobs
+            first = len(known) + 1 - first_position
+            if first >= 0:
+                known.extend(entries[first : len(seq.request.input_tokens) - first_position])
 
     # Failures
 

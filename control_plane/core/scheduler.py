@@ -7,6 +7,7 @@ What a step computes is decided in `control_plane.core.composer`, what a result 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 
 from control_plane.core.batch import StepResult
@@ -60,7 +61,11 @@ class Scheduler:
             HostPool(config.num_host_blocks),
         )
         limits = RequestLimits(
-            config.max_model_len, kv_cache.block_size, num_blocks, config.num_slots
+            max_model_len=config.max_model_len,
+            block_size=kv_cache.block_size,
+            num_blocks=num_blocks,
+            max_beams=config.num_slots,
+            shares_prompts=self._running.sharing is not None,
         )
         self._book = Book(limits, self._queue, self._running)
         self._composer = StepComposer(config, kv_cache, self._running, self._queue, self._book)
@@ -98,6 +103,44 @@ class Scheduler:
         """
         self._set_time(now)
         return self._book.cancel(request_id)
+
+    def end_sample(
+        self, request_id: int, sample_index: int, num_tokens: int, now: float = 0.0
+    ) -> RequestOutput | None:
+        """End a sample with its first `num_tokens` tokens, as if it had stopped there.
+
+        The event, final if it was the last of its request; None if sample or request are unknown
+        or have ended. Not for beams.
+        """
+        self._set_time(now)
+        return self._book.end_sample(request_id, sample_index, num_tokens)
+
+    def flush_prefix_cache(self) -> int:
+        """Let no request find what earlier ones have left; how many idle blocks held something."""
+        num_cached = self._kv.get_memory_stats().cached_blocks
+        if self._running.sharing is not None:
+            self._running.sharing.forget_all()
+        return num_cached
+
+    def withdraw(self, request_ids: Iterable[int] | None = None) -> list[Request]:
+        """Let go of requests, None: of all, so that another scheduler may adopt them.
+
+        Only those that hold no slot and no block, so all of them after `lose_epoch`; ids of others
+        and unknown ones mean nothing. In the order in which they would have been served.
+        """
+        return self._book.withdraw(request_ids)
+
+    def adopt(self, request: Request) -> int:
+        """Queue a request that another scheduler let go, with all its tokens; its id.
+
+        It stands among the waiting ones where its arrival time puts it, and goes on where it was:
+        prompt and tokens are computed anew, a beam search has its beams. The caller may set
+        `request.search` to None, so that a search begins anew.
+
+        Raises what `RequestLimits.check` raises, SchedulerError if it was in no scheduler or is
+        known here.
+        """
+        return self._book.adopt(request)
 
     def get_completed(self) -> list[Request]:
         """Return the requests that ended since the last call; call it, or they pile up."""

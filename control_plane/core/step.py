@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Series
 
-from control_plane.core.batch import BlockCopy, BlockMove, SlotStart, StepBatch, StepResult
+from control_plane.core.batch import (
+    BlockCopy,
+    BlockMove,
+    PromptLogprobsRequest,
+    SlotStart,
+    StepBatch,
+    StepResult,
+)
 from control_plane.core.interface import SchedulerOutput
 from control_plane.core.request import Sequence
 from planes.errors import SchedulerError
@@ -27,6 +34,7 @@ class Step:
         "_new_blocks",
         "_prefill_lens",
         "_prefill_sampled_rows",
+        "_prompt_logprobs",
         "_starts",
         "fills",
         "has_twins",
@@ -54,6 +62,7 @@ class Step:
         self._new_blocks: list[tuple[int, Series[int]]] = []  # row, its new blocks
         self._prefill_lens: list[int] = []
         self._prefill_sampled_rows: list[int] = []
+        self._prompt_logprobs: list[PromptLogprobsRequest] = []
 
     @property
     def num_prefill_rows(self) -> int:
@@ -108,6 +117,10 @@ class Step:
             self.sampled.append(seq)
         else:
             self.unsampled.append(seq)
+        request = seq.request
+        count = request.params.num_prompt_logprobs
+        if count is not None and seq.sample_index == 0 and request.awaits_prompt_logprobs:
+            self._prompt_logprobs.append(PromptLogprobsRequest(len(self.rows), count))
         self.rows.append(seq)
         self.positions.append(seq.num_computed_tokens)
         self._prefill_lens.append(num_tokens)
@@ -137,6 +150,12 @@ class Step:
                 raise SchedulerError(
                     f"step {self.step_id} has {len(self.rows)} rows, "
                     f"its result names row {failure.row}"
+                )
+        for logprobs in result.prompt_logprobs:
+            if not 0 <= logprobs.row < len(self.rows):
+                raise SchedulerError(
+                    f"step {self.step_id} has {len(self.rows)} rows, "
+                    f"its result has log-probabilities of row {logprobs.row}"
                 )
 
     def output(
@@ -168,6 +187,7 @@ class Step:
                 new_block_ids=new_block_ids,
                 sampled_rows=[*range(num_decodes), *self._prefill_sampled_rows],
                 sampled_slots=[seq.slot for seq in self.sampled] if self.has_twins else [],
+                prompt_logprobs=tuple(self._prompt_logprobs),
             ),
             decode_request_ids=request_ids[:num_decodes],
             prefill_request_ids=request_ids[num_decodes:],

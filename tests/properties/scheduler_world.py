@@ -57,6 +57,7 @@ class World:
     received: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     finished: dict[tuple[int, int], RequestOutput] = field(default_factory=dict)
     final: dict[int, RequestOutput] = field(default_factory=dict)
+    stopped: set[tuple[int, int]] = field(default_factory=set)  # samples ended from outside
     faulted: set[int] = field(default_factory=set)
     steps_without_prefill: int = 0
     has_forked: bool = False
@@ -88,7 +89,7 @@ class World:
     # --- what befalls it ---
 
     def make(self, prompt: list[int], max_tokens: int, **options: object) -> Request:
-        number = len(self.requests)
+        number = self.next_number()
         ignore_eos, n = bool(options.pop("ignore_eos", True)), int(str(options.pop("n", 1)))
         width = options.pop("beam_width", None)
         if width is not None:
@@ -110,6 +111,9 @@ class World:
             **options,  # type: ignore[arg-type]
         )
 
+    def next_number(self) -> int:
+        return len(self.requests)
+
     def submit(self, prompt: list[int], max_tokens: int, **options: object) -> Request | None:
         request = self.make(prompt, max_tokens, **options)
         total = len(prompt) + max_tokens
@@ -117,7 +121,7 @@ class World:
         if total > self.config.max_model_len:
             with pytest.raises(ValidationError):
                 self.scheduler.add_request(request)
-        elif -(-(total - 1) // self.memory.block_size) * width > self.memory.num_blocks:
+        elif self.blocks_of(request) > self.memory.num_blocks:
             with pytest.raises(RequestNeverFitsError):
                 self.scheduler.add_request(request)
         elif width > self.config.num_slots:
@@ -128,6 +132,12 @@ class World:
             self._expect(request, ())
             return request
         return None
+
+    def blocks_of(self, request: Request) -> int:
+        """What the request needs alone: its prompt's full blocks once, the rest for each beam."""
+        num_each = -(-(request.max_total_len - 1) // self.memory.block_size)
+        num_shared = request.num_prompt_tokens // self.memory.block_size
+        return num_shared + (num_each - num_shared) * (request.params.beam_width or 1)
 
     def fork(self, parent: Request, max_tokens: int) -> None:
         child = self.make(list(parent.input_tokens), max_tokens, cache_salt=parent.cache_salt)
@@ -162,6 +172,22 @@ class World:
         if event is not None:
             assert event.state is RequestState.CANCELLED
             self.take(event)
+
+    def end_sample(self, request: Request, index: int, num_tokens: int) -> None:
+        """Let a sample have stopped after some of its tokens."""
+        sample = request.id, index
+        num_tokens = min(num_tokens, len(self.received[sample]))
+        has_ended = request.state.is_final or sample in self.finished
+        event = self.scheduler.end_sample(request.id, index, num_tokens, self.now)
+        if event is None:
+            is_unborn = not self.received[sample]
+            assert has_ended or is_unborn or request.params.beam_width is not None
+            return
+        assert not has_ended
+        assert event.finish_reason is FinishReason.STOP
+        del self.received[sample][num_tokens:]
+        self.stopped.add(sample)
+        self.take(event)
 
     def send(self, *, fail_row: int | None = None, refuse: bool = False) -> bool:
         """Schedule and send one step; whether there was one."""
@@ -309,7 +335,10 @@ class World:
         assert history[0].at == request.arrival_time
         for before, after in pairwise(history):
             assert before.at <= after.at
-            assert after.state.value in ALLOWED_CHANGES[before.state]
+            # A sample may be ended while it waits to go on.
+            is_stopped = any((request.id, i) in self.stopped for i in range(request.params.n))
+            allowed = ALLOWED_CHANGES[before.state] | ({"completed"} if is_stopped else set())
+            assert after.state.value in allowed
         most = (request.num_prompt_tokens - 1) // self.memory.block_size * self.memory.block_size
         if self.given[request.id]:  # there is a token after the prompt
             most = request.num_prompt_tokens
@@ -349,7 +378,10 @@ class World:
         event, received = self.final[request.id], self.received[request.id, index]
         assert event.state is request.state
         sample_reason = request.samples[index].finish_reason
-        if request.state is RequestState.COMPLETED:
+        if (request.id, index) in self.stopped:
+            assert received == tokens[: len(received)]
+            assert sample_reason is FinishReason.STOP
+        elif request.state is RequestState.COMPLETED:
             assert (received, sample_reason) == (tokens, reason)
         else:
             assert received == tokens[: len(received)]

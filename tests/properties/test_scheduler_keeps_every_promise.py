@@ -73,7 +73,10 @@ options = st.fixed_dictionaries(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Any order of submit, fork, cancel, send, commit, time, row failure, refusal, epoch loss."""
+    """Any order of what may happen.
+
+    Submit, fork, cancel, end of a sample, send, commit, time, row failure, refusal, epoch loss.
+    """
 
     @initialize(config=configs, memory=memories)
     def make(self, config, memory):
@@ -103,6 +106,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data):
         self.world.cancel(data.draw(st.sampled_from(self.world.requests)))
+
+    @precondition(lambda self: self.world.requests)
+    @rule(data=st.data(), index=st.sampled_from([0, 1, 2]), num_tokens=st.integers(0, 5))
+    def end_a_sample(self, data, index, num_tokens):
+        """Its text is complete: a stop string was found."""
+        request = data.draw(st.sampled_from(self.world.requests))
+        self.world.end_sample(request, min(index, request.params.n - 1), num_tokens)
 
     @rule(seconds=st.sampled_from([0.5, 2.0]))
     def time(self, seconds):
@@ -237,6 +247,27 @@ def test_beams_of_two_searches_that_fit_only_one_at_a_time_do_not_block_each_oth
     world = World(config, Memory(32, 4))
     for prompt in ([1, 2, 3], [4, 5, 6, 7]):
         world.submit(prompt, 6, beam_width=3)
+    world.finish(depth=depth)
+    assert world.scheduler.get_stats().num_preemptions >= 1
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("num_host_blocks", [0, 5, 32])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_beams_that_had_to_give_way_need_no_more_than_one_prompt_and_a_tail_each(
+    depth, num_host_blocks, prefix_cache
+):
+    config = SchedulerConfig(
+        max_total_tokens=5, num_host_blocks=num_host_blocks, memory_threshold=1.0
+    )
+    # 29 prompt tokens fill 7 blocks and a bit; 9 tokens more are computed: 3 blocks for each beam.
+    world = World(config, Memory(7 + 3 * 3, 4, prefix_cache=prefix_cache))
+    world.submit([1 + i % 9 for i in range(29)], 10, beam_width=3, priority=1)
+    world.run_steps(9, depth)
+    assert world.scheduler.get_stats().num_running == 3
+    for _ in range(3):
+        world.submit([3, 4, 5], 30)
+    assert len(world.requests) == 4
     world.finish(depth=depth)
     assert world.scheduler.get_stats().num_preemptions >= 1
 

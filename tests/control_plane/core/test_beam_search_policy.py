@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import pytest
 
@@ -75,10 +76,37 @@ def test_a_search_wide_enough_finds_the_best_answer_there_is(length_penalty):
     assert search.finished[0].tokens == best
 
 
+@pytest.mark.parametrize("num_ends", [0, 1, 3])
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_the_candidates_asked_for_lead_to_the_same_as_the_whole_vocabulary(width, num_ends):
+    random = Random(width * 10 + num_ends)
+    for _ in range(50):
+        ends = frozenset(random.sample(range(30), num_ends))
+        narrow, whole = (BeamSearch(width, 6, ends) for _ in range(2))
+        while whole.beams:
+            rows = []
+            for _ in whole.beams:
+                row = [(token, -random.expovariate(0.3)) for token in range(30)]
+                rows.append(sorted(row, key=lambda pair: -pair[1]))
+            going_on = [
+                search.step(
+                    [
+                        TokenLogprobs(
+                            0.0, *(tuple(column) for column in zip(*row[:n], strict=True))
+                        )
+                        for row in rows
+                    ]
+                )
+                for search, n in ((narrow, narrow.num_candidates), (whole, 30))
+            ]
+            assert going_on[0] == going_on[1]
+        assert narrow.finished == whole.finished
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, -0.5, 2.0])
-@pytest.mark.parametrize("width", [2, 3, 5])
+@pytest.mark.parametrize("width", [2, 3, 5, 10])
 def test_the_answer_is_that_of_transformers(width, length_penalty, early_stopping):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

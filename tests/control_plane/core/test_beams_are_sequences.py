@@ -33,7 +33,7 @@ def test_beams_share_the_prompt_and_copy_only_its_half_full_tail(engine):
     e = engine()
     request = ask(e, prompt_len=6, max_tokens=3, width=2, n=2)
     batch, events = step(e, {1: -1.0, 2: -1.5, 3: -2.0, 4: -9.0})
-    assert (batch.starts[0].params.num_logprobs, events) == (4, [])
+    assert (batch.starts[0].params.num_logprobs, events) == (3, [])
     assert e.used_blocks == 2
     batch, _ = step(e, {5: -4.0, 6: -5.0, 7: -6.0, 8: -7.0}, {1: -0.1, 2: -0.2, 3: -9.0, 4: -10.0})
     assert [start.token_ids[6:] for start in batch.starts] == [(1,), (2,)]
@@ -63,14 +63,53 @@ def test_what_no_beam_search_can_be_is_refused(engine):
     ):
         with pytest.raises(ValidationError, match=field):
             GenerationParams(**{field: value}).validate()
-    with pytest.raises(ValidationError, match="beam_width must be at most 2"):
+    with pytest.raises(ValidationError, match=r"at most max_num_seqs \(2\), .* got 3"):
         ask(engine(max_num_seqs=2), 1, 1, width=3)
-    with pytest.raises(ValidationError, match="looks at 24 continuations a beam, at most 20"):
-        ask(engine(), 1, 1, width=8, ends=2)
-    with pytest.raises(RequestNeverFitsError, match="for 3 beams needs 6 KV blocks"):
-        ask(engine(num_blocks=5), 4, 2, width=3)
+    with pytest.raises(ValidationError, match="beam_width must be at most 9 with 11 end tokens"):
+        ask(engine(), 1, 1, width=10, ends=11)
+    # The prompt fills a block that all share; each of the three needs another one.
+    with pytest.raises(RequestNeverFitsError, match=r"at most 1 .* with 3 beams.* needs 4 KV"):
+        ask(engine(num_blocks=3), 4, 2, width=3)
+    ask(engine(num_blocks=4), 4, 2, width=3)
     e = engine()
     parent = ask(e, 4, 2, width=3)
     child = Request(2, list(parent.input_tokens), GenerationParams(seed=1))
     with pytest.raises(SchedulerError, match="one sample"):
         e.scheduler.fork(1, child)
+
+
+def test_ten_beams_with_two_end_tokens_ask_for_twelve_likely_tokens(engine):
+    e = engine()
+    ask(e, prompt_len=6, max_tokens=3, width=10, ends=2)
+    assert e.scheduler.schedule().batch.starts[0].params.num_logprobs == 12
+
+
+def split(e) -> None:
+    """Let a search of width 2 follow two beams and compute the next token of both."""
+    step(e, {1: -1.0, 2: -1.5, 3: -9.0})
+    step(e, {4: -1.0, 5: -9.0, 6: -9.5}, {7: -1.0, 8: -9.0, 9: -9.5})
+
+
+def test_a_pool_for_the_prompt_and_the_tail_of_each_beam_is_enough_after_a_new_start(engine):
+    # The prompt fills 3 blocks; each beam computes 5 tokens more, which take 2.
+    e = engine(num_blocks=3 + 2 * 2, memory_threshold=1.0)
+    ask(e, prompt_len=12, max_tokens=6, width=2)
+    split(e)
+    e.scheduler.lose_epoch()
+    assert e.used_blocks == 0
+    batch, _ = step(e, {10: -1.0, 11: -9.0, 12: -9.5}, {10: -1.0, 11: -9.0, 12: -9.5})
+    first, second = batch.starts
+    assert first.block_ids[:3] == second.block_ids[:3]
+    assert (batch.positions, batch.query_lens) == ([0, 12], [14, 2])
+    assert e.used_blocks == 3 + 2
+
+
+def test_a_beam_waits_while_another_computes_the_prompt_they_share(engine):
+    e = engine(max_total_tokens=8)
+    ask(e, prompt_len=12, max_tokens=6, width=2)
+    output = e.scheduler.schedule()
+    e.scheduler.commit(StepResult(output.batch.step_id, []))
+    split(e)
+    e.scheduler.lose_epoch()
+    batches = [e.scheduler.schedule().batch for _ in range(2)]
+    assert [(b.positions, b.query_lens) for b in batches] == [([0], [8]), ([8, 12], [6, 2])]

@@ -33,6 +33,8 @@ BAD = [
     ("logit_bias", {7: 100.5}, "got 100.5 for token 7"),
     ("logit_bias", {7: math.nan}, "got nan for token 7"),
     ("logit_bias", dict.fromkeys(range(1025), 1.0), "at most 1024 entries, got 1025"),
+    ("length_penalty", 2.0, "means nothing without beam_width, got 2.0"),
+    ("early_stopping", True, "means nothing without beam_width, got True"),
 ]
 
 

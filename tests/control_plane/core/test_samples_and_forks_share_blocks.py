@@ -135,6 +135,52 @@ def test_a_fork_of_a_parent_with_steps_in_flight_begins_where_it_is_known(engine
     assert len(parent.output_tokens) == len(child.output_tokens) == 8
 
 
+def test_forks_hold_full_blocks_once_and_each_but_one_copies_the_half_full_tail(engine):
+    e = engine()
+    parent = e.ask(1, [7] * 9, max_tokens=20)
+    e.step()
+    for number in (2, 3):
+        e.scheduler.fork(1, child_of(parent, number, max_tokens=20))
+    before = e.kv.get_block_table(1)
+    assert [e.kv.get_block_table(seq_id) for seq_id in (2, 3)] == [before, before]
+    assert ref_counts(e, before) == [3, 3, 3]
+    assert e.used_blocks == 3
+    # Forks whose slot is not started yet begin a step later: copies name slots that are.
+    copies = [copy for _ in range(2) for copy in e.step({1: 4, 2: 5, 3: 6}).batch.copies]
+    tables = [e.kv.get_block_table(seq_id) for seq_id in (1, 2, 3)]
+    assert [table[:2] for table in tables] == [before[:2]] * 3
+    assert ref_counts(e, before) == [3, 3, 1]
+    assert len({table[2] for table in tables}) == 3
+    assert [(copy.source, copy.logical_index) for copy in copies] == [(before[2], 2)] * 2
+    assert {copy.destination for copy in copies} == {t[2] for t in tables} - {before[2]}
+    assert e.step().batch.copies == ()
+    assert e.used_blocks == 2 + 3
+
+
+def test_what_a_fork_shares_stays_until_the_last_one_lets_it_go(engine):
+    e = engine()
+    parent = e.ask(1, [7] * 8, max_tokens=9)
+    e.step()
+    child = child_of(parent, 2, max_tokens=9)
+    e.scheduler.fork(1, child)
+    shared = e.kv.get_block_table(2)
+    assert ref_counts(e, shared) == [2, 2]
+    e.step()  # the prompt ends with its block: nothing to copy
+    e.scheduler.cancel(1)
+    assert ref_counts(e, shared) == [1, 1]
+    e.run()
+    assert len(child.output_tokens) == 9
+    assert ref_counts(e, shared) == [0, 0]
+    assert e.used_blocks == 0
+
+
+def ref_counts(e, block_ids: list[int]) -> list[int]:
+    """How many tables hold each block; `check_invariants` compares that with the pool's count."""
+    e.kv.check_invariants()
+    tables = [e.kv.get_block_table(seq_id) or [] for seq_id in range(1, 4)]
+    return [sum(block_id in table for table in tables) for block_id in block_ids]
+
+
 def test_a_fork_never_writes_over_a_block_that_others_may_find(engine):
     e = engine(prefix_cache=True, num_blocks=4, memory_threshold=1.0)
     parent = e.ask(1, [7] * 5, max_tokens=5)
