@@ -7,6 +7,16 @@ from class to gRPC status (`control_plane.api.status`, `compute_plane.rpc.status
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field of a request that a server refuses, by its path in the message, and why."""
+
+    field: str
+    description: str
+
 
 class EngineError(Exception):
     """Any failure the engine reports on purpose.
@@ -14,9 +24,16 @@ class EngineError(Exception):
     `reason` is a stable UPPER_SNAKE word for programs (`google.rpc.ErrorInfo.reason`);
     `field` names the offending parameter, where there is one; the message is for people and says
     the limit and the given value.
+
+    What came over a wire has more to tell. `retry_after_s`: trying again makes sense after so many
+    seconds; None: nobody said so. `request_id`: under which the server's log has it.
+    `field_violations`: every field that was named, as the message spells it.
     """
 
     reason: str = "ENGINE_ERROR"
+    retry_after_s: float | None = None
+    request_id: str | None = None
+    field_violations: tuple[FieldViolation, ...] = ()
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)

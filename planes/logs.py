@@ -6,6 +6,7 @@ info or above; request ids and step ids are bound with `structlog.contextvars`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import TextIO, cast
@@ -17,13 +18,19 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class _Stderr:
-    """Whatever `sys.stderr` is when a line is written: a host program may replace it."""
+    """Whatever `sys.stderr` is when a line is written: a host program may replace it.
+
+    A line that nobody can read any more is lost: what it tells of must go on, a shutdown above all.
+    """
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        with contextlib.suppress(OSError):
+            return sys.stderr.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def configure_logging(
@@ -59,7 +66,8 @@ def configure_logging(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _Stderr())),
-        cache_logger_on_first_use=True,
+        # Lines are rare; a cached logger would keep this configuration beyond the next one.
+        cache_logger_on_first_use=False,
     )
     if owns_process:
         logging.basicConfig(level=max(threshold, logging.WARNING), stream=sys.stderr, force=True)

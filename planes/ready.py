@@ -1,7 +1,8 @@
 """How a plane tells its parent that it serves, and how it ends when its parent is gone.
 
 Both are inherited pipe ends, named by number on the command line: the plane writes one line
-`READY ADDRESS` to `--ready-fd` once it serves; `--lifeline-fd` is never written, its end of file
+`READY ADDRESS`, and a tab and the address of its HTTP port if it has one, to `--ready-fd` once it
+serves; `--lifeline-fd` is never written, its end of file
 means that the parent is dead, however it died.
 """
 
@@ -14,12 +15,13 @@ from collections.abc import Callable
 from planes.errors import ConfigError
 
 
-def announce_ready(ready_fd: int | None, address: str) -> None:
+def announce_ready(ready_fd: int | None, address: str, http_address: str | None = None) -> None:
     """Write `READY ADDRESS` and close the pipe; without a pipe do nothing."""
     if ready_fd is None:
         return
     try:
-        os.write(ready_fd, f"READY {address}\n".encode())
+        also = "" if http_address is None else f"\t{http_address}"
+        os.write(ready_fd, f"READY {address}{also}\n".encode())
         os.close(ready_fd)
     except OSError as error:
         raise ConfigError(

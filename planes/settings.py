@@ -24,6 +24,9 @@ from planes.errors import ConfigError
 ENV_PREFIX = "HETERO_"
 MAX_CONFIG_FILE_BYTES = 1 << 20
 
+LARGEST_PLAIN_POWER = 1 << 16
+"""Beyond, powers of two are spelled as such."""
+
 ConfigT = TypeVar("ConfigT")
 
 _RULE = "hetero_rule"
@@ -44,6 +47,31 @@ class Rule:
     maximum: float | None = None
     above: float | None = None
     choices: tuple[str, ...] | None = None
+
+    @property
+    def range_text(self) -> str | None:
+        """The range in words for a line of help; None without one."""
+        least, most = self.minimum, self.maximum
+        if self.above is not None:
+            text = f"greater than {spell(self.above)}"
+            return text if most is None else f"{text}, at most {spell(most)}"
+        if least is not None and most is not None:
+            return f"{spell(least)} to {spell(most)}"
+        if least is not None:
+            return f"at least {spell(least)}"
+        return None if most is None else f"at most {spell(most)}"
+
+
+def spell(bound: float) -> str:
+    """Return a bound as people write it: 1000000 and 2.5, but 2^20, 2^64 - 1 and -2^31."""
+    if bound == int(bound):
+        size, sign = abs(int(bound)), "-" if bound < 0 else ""
+        for offset, suffix in ((0, ""), (1, " - 1")):
+            power = size + offset
+            if power.bit_count() == 1 and power > LARGEST_PLAIN_POWER and not (sign and offset):
+                return f"{sign}2^{power.bit_length() - 1}{suffix}"
+        return f"{sign}{size}"
+    return f"{bound:g}"
 
 
 def setting(
@@ -278,8 +306,10 @@ def unknown_keys(file: Mapping[str, object], *classes: type) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
     """Add one option per setting. Values stay text: `resolve` parses and checks them."""
     for item in settings_of(cls):
-        default = "" if item.default is None else f" (default {item.default})"
-        text = (item.rule.help + default).replace("%", "%%")
+        facts = [] if item.rule.range_text is None else [item.rule.range_text]
+        facts += [] if item.default is None else [f"default {item.default}"]
+        text = item.rule.help + (f" ({'; '.join(facts)})" if facts else "")
+        text = text.replace("%", "%%")
         if item.kind is bool:
             parser.add_argument(
                 item.flag, action=argparse.BooleanOptionalAction, default=None, help=text

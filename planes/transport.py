@@ -7,7 +7,10 @@ sends; `SO_REUSEPORT` is on by default, so a second server would share the port 
 
 from __future__ import annotations
 
+import socket
 from typing import Final
+
+from planes.address import Address
 
 PROTOCOL_VERSION: Final = 1
 """Of `hetero.compute.v1`; both planes must have the same."""
@@ -21,7 +24,17 @@ MAX_CLIENT_MESSAGE_BYTES = 16 << 20
 PING_INTERVAL_MS = 1000
 PING_TIMEOUT_MS = 1000
 
+PROBE_TIMEOUT_S = 0.2
+
 Options = list[tuple[str, int | str]]
+
+_PINGS: Final[Options] = [
+    ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
 
 
 def plane_server_options() -> Options:
@@ -29,7 +42,9 @@ def plane_server_options() -> Options:
     return [
         *_server_options(MAX_PLANE_MESSAGE_BYTES),
         ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS // 2),
-        ("grpc.keepalive_permit_without_calls", 1),
+        # Both ends ask: a stopped control plane, or one behind a cable that was pulled, must not
+        # hold the session against the next one.
+        *_PINGS,
     ]
 
 
@@ -38,11 +53,7 @@ def plane_channel_options() -> Options:
     return [
         ("grpc.max_send_message_length", MAX_PLANE_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_PLANE_MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
-        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
+        *_PINGS,
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 250),
@@ -66,3 +77,22 @@ def _server_options(max_message_bytes: int) -> Options:
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_metadata_size", 16 << 10),
     ]
+
+
+def is_deserted(address: Address) -> bool:
+    """Whether the machine says that nobody listens there; False also if it says nothing.
+
+    The socket of a process that was killed refuses, that of one that is stopped does not.
+    """
+    try:
+        if address.path is not None:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(PROBE_TIMEOUT_S)
+                probe.connect(address.path)
+        else:
+            socket.create_connection((address.host, address.port), PROBE_TIMEOUT_S).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except OSError:
+        return False
+    return False

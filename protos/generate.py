@@ -10,7 +10,11 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTOS = ("protos/hetero/compute/v1/compute.proto", "protos/hetero/inference/v1/inference.proto")
+PROTOS = (
+    "protos/hetero/compute/v1/compute.proto",
+    "protos/hetero/compute/v1/recording.proto",
+    "protos/hetero/inference/v1/inference.proto",
+)
 SCRIPTS = Path(sys.executable).parent
 """Where the environment of the running interpreter keeps the mypy-protobuf plugins."""
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")

@@ -12,6 +12,7 @@ from planes.errors import ConfigError
 from planes.settings import (
     MAX_CONFIG_FILE_BYTES,
     Layers,
+    Rule,
     add_arguments,
     check,
     read_config_file,
@@ -206,3 +207,22 @@ def test_nan_and_infinity_of_a_file_reach_the_check(tmp_path):
     path.write_text(json.dumps({"share": math.nan}))
     with pytest.raises(ConfigError, match=r"share .* must be finite, got nan"):
         resolve(Sample, Layers(file=read_config_file(path)))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        ({}, None),
+        ({"minimum": 1, "maximum": 10}, "1 to 10"),
+        ({"minimum": -2.5, "maximum": 2.0}, "-2.5 to 2"),
+        ({"minimum": 0}, "at least 0"),
+        ({"maximum": 86400}, "at most 86400"),
+        ({"above": 0, "maximum": 1}, "greater than 0, at most 1"),
+        ({"above": 0.5}, "greater than 0.5"),
+        ({"minimum": -(2**31), "maximum": 2**31 - 1}, "-2^31 to 2^31 - 1"),
+        ({"minimum": 1, "maximum": 1 << 20}, "1 to 2^20"),
+        ({"minimum": 1, "maximum": 65536}, "1 to 65536"),
+    ],
+)
+def test_a_range_is_put_into_words_for_the_help(bounds, text):
+    assert Rule(help="", **bounds).range_text == text

@@ -403,20 +403,31 @@ class OpenRequest(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     CONTROLLER_FIELD_NUMBER: _builtins.int
     TAKE_OVER_FIELD_NUMBER: _builtins.int
+    RESUME_SESSION_FIELD_NUMBER: _builtins.int
+    RESUME_EPOCH_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     controller: _builtins.str
     """Shown in the plane's log and to a controller that is refused."""
     take_over: _builtins.bool
+    resume_session: _builtins.int
+    """Set, with the epoch it was opened in: go on with this session on a new Execute stream, to which
+    every batch that was sent and not answered is sent again, oldest first. What has run is answered
+    by its kept reply and not run again. FAILED_PRECONDITION (ErrorInfo STALE_EPOCH, STALE_SESSION)
+    if that session is not the current one.
+    """
+    resume_epoch: _builtins.int
     def __init__(
         self,
         *,
         protocol_version: _builtins.int = ...,
         controller: _builtins.str = ...,
         take_over: _builtins.bool = ...,
+        resume_session: _builtins.int = ...,
+        resume_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller", b"controller", "protocol_version", b"protocol_version", "take_over", b"take_over"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller", b"controller", "protocol_version", b"protocol_version", "resume_epoch", b"resume_epoch", "resume_session", b"resume_session", "take_over", b"take_over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

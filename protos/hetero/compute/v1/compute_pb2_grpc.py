@@ -80,7 +80,8 @@ class ComputeServiceServicer:
 
     def Open(self, request, context):
         """Takes the plane over. All slots and KV contents of the previous session are forgotten.
-        FAILED_PRECONDITION while another session is alive, unless `take_over`.
+        FAILED_PRECONDITION while another session is alive, unless `take_over`. With `resume_session`
+        nothing is taken and nothing forgotten: the same session goes on after its stream broke.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,7 +42,8 @@ class ComputeServiceStub:
     """The model's text side: tokenizer, chat template, special ids. Read-only, needs no session."""
     Open: _grpc.UnaryUnaryMultiCallable[_compute_pb2.OpenRequest, _compute_pb2.OpenResponse]
     """Takes the plane over. All slots and KV contents of the previous session are forgotten.
-    FAILED_PRECONDITION while another session is alive, unless `take_over`.
+    FAILED_PRECONDITION while another session is alive, unless `take_over`. With `resume_session`
+    nothing is taken and nothing forgotten: the same session goes on after its stream broke.
     """
     Execute: _grpc.StreamStreamMultiCallable[_compute_pb2.ExecutionBatch, _compute_pb2.ExecutionOutput]
     """Batches in, outputs out, in step order. Two batches (Describe.max_batches_in_flight) may be
@@ -60,7 +61,8 @@ class ComputeServiceAsyncStub(ComputeServiceStub):
     """The model's text side: tokenizer, chat template, special ids. Read-only, needs no session."""
     Open: _aio.UnaryUnaryMultiCallable[_compute_pb2.OpenRequest, _compute_pb2.OpenResponse]  # type: ignore[assignment]
     """Takes the plane over. All slots and KV contents of the previous session are forgotten.
-    FAILED_PRECONDITION while another session is alive, unless `take_over`.
+    FAILED_PRECONDITION while another session is alive, unless `take_over`. With `resume_session`
+    nothing is taken and nothing forgotten: the same session goes on after its stream broke.
     """
     Execute: _aio.StreamStreamMultiCallable[_compute_pb2.ExecutionBatch, _compute_pb2.ExecutionOutput]  # type: ignore[assignment]
     """Batches in, outputs out, in step order. Two batches (Describe.max_batches_in_flight) may be
@@ -93,7 +95,8 @@ class ComputeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_compute_pb2.OpenResponse, _abc.Awaitable[_compute_pb2.OpenResponse]]:
         """Takes the plane over. All slots and KV contents of the previous session are forgotten.
-        FAILED_PRECONDITION while another session is alive, unless `take_over`.
+        FAILED_PRECONDITION while another session is alive, unless `take_over`. With `resume_session`
+        nothing is taken and nothing forgotten: the same session goes on after its stream broke.
         """
 
     @_abc_1.abstractmethod

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Generating text. Cancelling a call, losing the connection or passing the deadline aborts its
+    request.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -44,67 +46,61 @@ class InferenceServiceStub:
                 request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
-        self.GetModelInfo = channel.unary_unary(
-                '/hetero.inference.v1.InferenceService/GetModelInfo',
-                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetModelInfoRequest.SerializeToString,
-                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetModelInfoResponse.FromString,
+        self.Chat = channel.unary_unary(
+                '/hetero.inference.v1.InferenceService/Chat',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
-        self.GetMemoryStats = channel.unary_unary(
-                '/hetero.inference.v1.InferenceService/GetMemoryStats',
-                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMemoryStatsRequest.SerializeToString,
-                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMemoryStatsResponse.FromString,
+        self.ChatStream = channel.unary_stream(
+                '/hetero.inference.v1.InferenceService/ChatStream',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
-        self.GetMetrics = channel.unary_unary(
-                '/hetero.inference.v1.InferenceService/GetMetrics',
-                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
-                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
-                _registered_method=True)
-        self.ListRequests = channel.unary_unary(
-                '/hetero.inference.v1.InferenceService/ListRequests',
-                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
-                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
+        self.Resume = channel.unary_stream(
+                '/hetero.inference.v1.InferenceService/Resume',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
 
 
 class InferenceServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Generating text. Cancelling a call, losing the connection or passing the deadline aborts its
+    request.
+    """
 
     def Generate(self, request, context):
-        """Generates a whole answer. Cancelling the call, losing the connection or passing the deadline
-        aborts the request.
+        """Generates a whole answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """The same, token by token: one `started`, any number of `delta`, one `finished`. With several
-        samples, deltas come as tokens do, and one `sample_finished` after the last of each sample.
+        """The same, token by token: one `started`, `prompt_logprobs` if asked for, any number of `delta`,
+        one `finished`. With several samples, deltas come as tokens do, and one `sample_finished` after
+        the last of each sample.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetModelInfo(self, request, context):
+    def Chat(self, request, context):
+        """Answers a conversation, which the model's chat template makes a prompt of.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChatStream(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetMemoryStats(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetMetrics(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListRequests(self, request, context):
-        """What the requests are doing: their states and when they entered them. No text, no tokens.
+    def Resume(self, request, context):
+        """Goes on with a stream that broke, behind the tokens the client has: the same request, with the
+        seed that `started` told, continues identically. They count to max_tokens and are not sent
+        again; offsets go on. Only for one sample and no beams.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,25 +119,20 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.SerializeToString,
             ),
-            'GetModelInfo': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetModelInfo,
-                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetModelInfoRequest.FromString,
-                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetModelInfoResponse.SerializeToString,
+            'Chat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Chat,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
-            'GetMemoryStats': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetMemoryStats,
-                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMemoryStatsRequest.FromString,
-                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMemoryStatsResponse.SerializeToString,
+            'ChatStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.ChatStream,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.SerializeToString,
             ),
-            'GetMetrics': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetMetrics,
-                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsRequest.FromString,
-                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsResponse.SerializeToString,
-            ),
-            'ListRequests': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListRequests,
-                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsRequest.FromString,
-                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsResponse.SerializeToString,
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -152,7 +143,9 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """Missing associated documentation comment in .proto file."""
+    """Generating text. Cancelling a call, losing the connection or passing the deadline aborts its
+    request.
+    """
 
     @staticmethod
     def Generate(request,
@@ -209,6 +202,178 @@ class InferenceService:
             _registered_method=True)
 
     @staticmethod
+    def Chat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero.inference.v1.InferenceService/Chat',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChatStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hetero.inference.v1.InferenceService/ChatStream',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hetero.inference.v1.InferenceService/Resume',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class ModelServiceStub:
+    """Which model is loaded, and where it runs.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListModels = channel.unary_unary(
+                '/hetero.inference.v1.ModelService/ListModels',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.GetModelInfo = channel.unary_unary(
+                '/hetero.inference.v1.ModelService/GetModelInfo',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetModelInfoRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ModelInfo.FromString,
+                _registered_method=True)
+
+
+class ModelServiceServicer:
+    """Which model is loaded, and where it runs.
+    """
+
+    def ListModels(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModelInfo(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ModelServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'GetModelInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModelInfo,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetModelInfoRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ModelInfo.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'hetero.inference.v1.ModelService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('hetero.inference.v1.ModelService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class ModelService:
+    """Which model is loaded, and where it runs.
+    """
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero.inference.v1.ModelService/ListModels',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetModelInfo(request,
             target,
             options=(),
@@ -222,9 +387,9 @@ class InferenceService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/hetero.inference.v1.InferenceService/GetModelInfo',
+            '/hetero.inference.v1.ModelService/GetModelInfo',
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetModelInfoRequest.SerializeToString,
-            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetModelInfoResponse.FromString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ModelInfo.FromString,
             options,
             channel_credentials,
             insecure,
@@ -234,6 +399,301 @@ class InferenceService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class TokenizerServiceStub:
+    """The model's text side, without the model.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Tokenize = channel.unary_unary(
+                '/hetero.inference.v1.TokenizerService/Tokenize',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/hetero.inference.v1.TokenizerService/Detokenize',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
+        self.ApplyChatTemplate = channel.unary_unary(
+                '/hetero.inference.v1.TokenizerService/ApplyChatTemplate',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ApplyChatTemplateRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ApplyChatTemplateResponse.FromString,
+                _registered_method=True)
+
+
+class TokenizerServiceServicer:
+    """The model's text side, without the model.
+    """
+
+    def Tokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplyChatTemplate(self, request, context):
+        """Makes the prompt that Chat makes, and generates nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TokenizerServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'ApplyChatTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyChatTemplate,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ApplyChatTemplateRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ApplyChatTemplateResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'hetero.inference.v1.TokenizerService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('hetero.inference.v1.TokenizerService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class TokenizerService:
+    """The model's text side, without the model.
+    """
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero.inference.v1.TokenizerService/Tokenize',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero.inference.v1.TokenizerService/Detokenize',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyChatTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero.inference.v1.TokenizerService/ApplyChatTemplate',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ApplyChatTemplateRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ApplyChatTemplateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class AdminServiceStub:
+    """For operators: numbers, and a hand on the server.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetMemoryStats = channel.unary_unary(
+                '/hetero.inference.v1.AdminService/GetMemoryStats',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMemoryStatsRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMemoryStatsResponse.FromString,
+                _registered_method=True)
+        self.GetMetrics = channel.unary_unary(
+                '/hetero.inference.v1.AdminService/GetMetrics',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/hetero.inference.v1.AdminService/ListRequests',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/hetero.inference.v1.AdminService/Abort',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.AbortResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/hetero.inference.v1.AdminService/Drain',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.FlushPrefixCache = channel.unary_unary(
+                '/hetero.inference.v1.AdminService/FlushPrefixCache',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.FlushPrefixCacheRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.FlushPrefixCacheResponse.FromString,
+                _registered_method=True)
+
+
+class AdminServiceServicer:
+    """For operators: numbers, and a hand on the server.
+    """
+
+    def GetMemoryStats(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMetrics(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """What the requests are doing: their states and when they entered them. No text, no tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """Ends a request; its client sees it end as cancelled. NOT_FOUND if it is not under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """New requests are refused as UNAVAILABLE and health says NOT_SERVING from now on; those under
+        way go on. The server stays until it is told to stop.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FlushPrefixCache(self, request, context):
+        """Lets no request find what earlier ones left in the prefix cache.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AdminServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetMemoryStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMemoryStats,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMemoryStatsRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMemoryStatsResponse.SerializeToString,
+            ),
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.AbortRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.AbortResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DrainResponse.SerializeToString,
+            ),
+            'FlushPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushPrefixCache,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.FlushPrefixCacheRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.FlushPrefixCacheResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'hetero.inference.v1.AdminService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('hetero.inference.v1.AdminService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class AdminService:
+    """For operators: numbers, and a hand on the server.
+    """
 
     @staticmethod
     def GetMemoryStats(request,
@@ -249,7 +709,7 @@ class InferenceService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/hetero.inference.v1.InferenceService/GetMemoryStats',
+            '/hetero.inference.v1.AdminService/GetMemoryStats',
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMemoryStatsRequest.SerializeToString,
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMemoryStatsResponse.FromString,
             options,
@@ -276,7 +736,7 @@ class InferenceService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/hetero.inference.v1.InferenceService/GetMetrics',
+            '/hetero.inference.v1.AdminService/GetMetrics',
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
             options,
@@ -303,9 +763,90 @@ class InferenceService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/hetero.inference.v1.InferenceService/ListRequests',
+            '/hetero.inference.v1.AdminService/ListRequests',
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero.inference.v1.AdminService/Abort',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero.inference.v1.AdminService/Drain',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DrainRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero.inference.v1.AdminService/FlushPrefixCache',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.FlushPrefixCacheRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.FlushPrefixCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

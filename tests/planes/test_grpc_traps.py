@@ -1,0 +1,194 @@
+"""Three properties of gRPC that cost others days; the options in `planes.transport` settle them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import grpc.aio
+import pytest
+
+from planes.transport import (
+    MAX_CLIENT_MESSAGE_BYTES,
+    MAX_PLANE_MESSAGE_BYTES,
+    PING_INTERVAL_MS,
+    PING_TIMEOUT_MS,
+    client_server_options,
+    plane_channel_options,
+    plane_server_options,
+)
+from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
+
+NUM_STREAMS = 2000
+PATIENCE_S = 30.0
+"""Without its option a stopped peer is noticed after a minute; with it, this is long."""
+
+PLANE = (sys.executable, "-m", "compute_plane", "--executor=simulated", "--max-num-blocks=16")
+
+RIVAL = """
+import sys
+from control_plane.engine.compute_client import ComputeClient
+from planes.address import parse_address
+client = ComputeClient(parse_address(sys.argv[1]), controller="stopped")
+assert client.open() == 0
+print("open", flush=True)
+client.receive(None)
+"""
+
+
+@pytest.fixture
+def plane(tmp_path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A compute plane of its own process, and its address."""
+    address = f"unix:{tmp_path}/compute.sock"
+    with subprocess.Popen(
+        [*PLANE, f"--listen={address}"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert any('"serving"' in line or " serving " in line for line in process.stderr)
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield address, process
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+
+
+def open_stream(channel: grpc.Channel) -> grpc.Call:
+    """A stream on which nothing will ever come: no batch is sent."""
+    stub = compute_pb2_grpc.ComputeServiceStub(channel)
+    stub.Open(compute_pb2.OpenRequest(protocol_version=1), timeout=PATIENCE_S)
+    over = threading.Event()
+    call = stub.Execute(iter(lambda: over.wait() and None, None), timeout=PATIENCE_S)
+    call.add_callback(over.set)
+    return call
+
+
+def test_a_peer_that_is_stopped_is_noticed_by_its_silence(plane):
+    """Not by our own deadline: the status is that of a lost connection."""
+    address, process = plane
+    with grpc.insecure_channel(address, plane_channel_options()) as channel:
+        call = open_stream(channel)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "ping timeout" in caught.value.details().lower()
+
+
+def test_a_controller_that_is_stopped_does_not_keep_the_plane(plane):
+    address, _ = plane
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", RIVAL, address], stdout=subprocess.PIPE, text=True
+        ) as rival,
+        grpc.insecure_channel(address, plane_channel_options()) as channel,
+    ):
+        try:
+            assert rival.stdout is not None
+            assert any("open" in line for line in iter(rival.stdout.readline, ""))
+            rival.send_signal(signal.SIGSTOP)
+            stub = compute_pb2_grpc.ComputeServiceStub(channel)
+            deadline = time.monotonic() + PATIENCE_S
+            request = compute_pb2.OpenRequest(protocol_version=1)
+            while (held := stub.Open.future(request).exception()) is not None:
+                assert held.code() is grpc.StatusCode.FAILED_PRECONDITION
+                assert time.monotonic() < deadline, "the stopped controller holds its session"
+                time.sleep(0.05)
+            describe = stub.Describe(compute_pb2.DescribeRequest())
+            assert describe.current_session == 2
+        finally:
+            rival.kill()
+
+
+class SlowServer:
+    """An aio server on a loop of its own, with the options that clients meet."""
+
+    def __init__(self) -> None:
+        self.is_up = threading.Event()
+        self.port = 0
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self.thread.start()
+        assert self.is_up.wait(PATIENCE_S)
+
+    async def _serve(self) -> None:
+        server = grpc.aio.server(options=client_server_options())
+        handler = grpc.unary_stream_rpc_method_handler(self._answer)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("trap.Service", {"Answer": handler}),)
+        )
+        self.port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
+        self.is_up.set()
+        await self.over.wait()
+        await server.stop(0)
+
+    async def _answer(self, request: bytes, _: object) -> AsyncIterator[bytes]:
+        await asyncio.sleep(0)
+        yield request
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.over.set)
+        self.thread.join(PATIENCE_S)
+
+
+def test_a_burst_of_streams_loses_none_as_cancelled():
+    server = SlowServer()
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        answer = channel.unary_stream("/trap.Service/Answer")
+        calls = [answer(b"x", timeout=PATIENCE_S) for _ in range(NUM_STREAMS)]
+        ends = Counter(outcome(call) for call in calls)
+    server.close()
+    assert ends == {"answered": NUM_STREAMS}
+
+
+def outcome(call: Iterator[bytes]) -> str:
+    try:
+        return "answered" if list(call) == [b"x"] else "cut off"
+    except grpc.RpcError as error:
+        return str(error.code().name)
+
+
+@pytest.mark.parametrize("options", [plane_server_options, client_server_options])
+def test_a_second_server_on_the_same_port_is_refused(options):
+    pool = ThreadPoolExecutor(1)
+    first, second = (grpc.server(pool, options=options()) for _ in range(2))
+    port = first.add_insecure_port("127.0.0.1:0")
+    first.start()
+    try:
+        with pytest.raises(RuntimeError):
+            second.add_insecure_port(f"127.0.0.1:{port}")
+    finally:
+        first.stop(None).wait()
+        second.stop(None).wait()
+        pool.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        (plane_server_options, MAX_PLANE_MESSAGE_BYTES),
+        (plane_channel_options, MAX_PLANE_MESSAGE_BYTES),
+        (client_server_options, MAX_CLIENT_MESSAGE_BYTES),
+    ],
+)
+def test_message_sizes_are_given_for_both_directions(options, limit):
+    given = dict(options())
+    for direction in ("send", "receive"):
+        assert given[f"grpc.max_{direction}_message_length"] == limit
+
+
+def test_both_ends_of_the_link_ping_each_other():
+    for options in (plane_server_options(), plane_channel_options()):
+        given = dict(options)
+        assert given["grpc.keepalive_time_ms"] == PING_INTERVAL_MS
+        assert given["grpc.http2.ping_timeout_ms"] == PING_TIMEOUT_MS
+    policed = dict(plane_server_options())["grpc.http2.min_ping_interval_without_data_ms"]
+    assert policed < PING_INTERVAL_MS
