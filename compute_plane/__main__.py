@@ -27,6 +27,8 @@ EXIT_OK: Final = 0
 EXIT_FAULT: Final = 1
 EXIT_CONFIG: Final = 2
 
+SIGNAL_PAUSE_S: Final = 0.5
+
 log = structlog.get_logger()
 
 
@@ -81,7 +83,9 @@ class _Process:
             announce_ready(self._config.ready_fd, str(address))
             manager.ready(f"serving on {address}")
             manager.feed_watchdog(lambda: plane.is_well(manager.watchdog_s or 0.0), self._stop)
-            self._stop.wait()
+            # A signal that another thread takes, as right after SIGCONT, does not end this wait.
+            while not self._stop.wait(SIGNAL_PAUSE_S):
+                pass
         finally:
             manager.stopping()
             for number in (signal.SIGTERM, signal.SIGINT):

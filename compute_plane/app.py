@@ -24,6 +24,7 @@ from compute_plane.model.source import ModelLocation, locate_model
 from compute_plane.rpc.server import PlaneServer, check_address
 from compute_plane.rpc.servicer import ComputeServicer
 from planes.address import Address
+from planes.tls import ServerTls
 from planes.transport import MAX_PLANE_MESSAGE_BYTES
 
 SIMPLE_ASSETS: Final = PlaneAssets(
@@ -61,6 +62,7 @@ class ComputePlane:
     ) -> None:
         began = time.monotonic()
         self._config = config
+        tls = None if config.tls_files is None else ServerTls(config.tls_files)
         placement = choose_placement(config)
         check_address(config.listen_address)
         model = None if placement.executor == "simulated" else _load_model(config)
@@ -114,7 +116,7 @@ class ComputePlane:
         self._device = DeviceThread(built.executor, SlotTable(limits), self._sessions, on_fault)
         assets = SIMPLE_ASSETS if model is None else _assets(model)
         self._servicer = ComputeServicer(facts, assets, self._device, self._sessions)
-        self._server = PlaneServer(self._servicer, config.listen_address)
+        self._server = PlaneServer(self._servicer, config.listen_address, tls)
         log.info(
             "loaded",
             model=spec.name,

@@ -19,6 +19,7 @@ from planes.logs import LOG_FORMATS, LOG_LEVELS
 from planes.service_manager import ServiceManager
 from planes.settings import Layers, add_arguments, check, read_config_file, resolve, setting
 from planes.settings import unknown_keys as keys_unknown_to
+from planes.tls_files import ServerFiles, check_plaintext, server_files, uses_tls
 
 DTYPES: Final = ("auto", "float32", "bfloat16")
 KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "int8")
@@ -31,20 +32,32 @@ DEVICES: Final = ("auto", "cpu", "cuda")
 KNOWN_ELSEWHERE: Final = frozenset(
     {
         # control_plane.config
+        "api_tokens",
+        "chat_template",
         "compute",
         "compute_grace",
+        "compute_tls_ca",
+        "compute_tls_cert",
+        "compute_tls_key",
         "grpc_host",
         "grpc_port",
+        "http",
+        "http_host",
+        "http_port",
         "kv_cache_manager",
         "max_batch_size",
         "max_model_len",
         "max_num_seqs",
         "max_queued_requests",
         "max_total_tokens",
+        "max_unread_tokens",
         "memory_threshold",
+        "metrics_compat",
+        "otlp_traces_endpoint",
         "pipeline_depth",
         "prefill_chunk",
         "prefix_cache",
+        "record",
         "scheduler",
         # hetero_infer.config and its command line
         "beam_width",
@@ -129,6 +142,13 @@ class ComputePlaneConfig:
     allow_insecure: bool = setting(
         False, help="allow plaintext on addresses that other machines can reach"
     )
+    tls_cert: str | None = setting(
+        None, help="PEM file of this plane's certificate and its chain: TLS on its port"
+    )
+    tls_key: str | None = setting(None, help="PEM file of the certificate's private key")
+    tls_client_ca: str | None = setting(
+        None, help="PEM file of authorities: a control plane needs a certificate one has signed"
+    )
     shutdown_timeout: float = setting(
         30.0, help="seconds that batches under way get to finish", minimum=0, maximum=86400
     )
@@ -147,12 +167,13 @@ class ComputePlaneConfig:
         """Check every field, and what they must be together."""
         check(self)
         address = self.listen_address
-        if not address.is_local and not self.allow_insecure:
+        is_tls = self.tls_files is not None
+        if is_tls and not uses_tls(address):
             raise ConfigError(
-                f"listen: {address} can be reached from other machines and the connection is "
-                "plaintext; give --allow-insecure if that is meant",
-                field="listen",
+                f"tls_cert: there is no TLS on a unix socket, and listen is {address}",
+                field="tls_cert",
             )
+        check_plaintext(address, key="listen", is_tls=is_tls, allow_insecure=self.allow_insecure)
         if self.executor not in ("auto", "cpu", "simulated") and ":" not in self.executor:
             raise ConfigError(
                 f"executor must be auto, cpu, simulated or module:attribute, got {self.executor!r}",
@@ -163,6 +184,11 @@ class ComputePlaneConfig:
     def listen_address(self) -> Address:
         """Where this plane listens."""
         return parse_address(self.listen, key="listen")
+
+    @property
+    def tls_files(self) -> ServerFiles | None:
+        """The files of this plane's port; None: plaintext."""
+        return server_files(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def swap_bytes(self) -> int:

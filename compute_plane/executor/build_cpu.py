@@ -38,8 +38,11 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     cache = prepare_kernel_cache(context.kernel_cache)
     is_first = not any(cache.iterdir())
     if is_first:
-        # As warnings, because a start that takes half a minute must say why on any terminal.
-        log.warning("compiling kernels, once; later starts find them", directory=str(cache))
+        # A warning, because a start that takes half a minute must say why on any terminal.
+        log.warning(
+            "compiling kernels, once, in about half a minute; later starts find them",
+            directory=str(cache),
+        )
     # Kernels are made for the instruction set when they are imported.
     from compute_plane.executor.cpu import CpuExecutor
     from compute_plane.executor.packed_weights import pack_weights
@@ -103,7 +106,7 @@ class _Progress:
 
     def __call__(self, name: str) -> None:
         now = time.monotonic()
-        log.warning("compiled", kernel=name, seconds=round(now - self._last, 1))
+        log.info("compiled", kernel=name, seconds=round(now - self._last, 1))
         self._last = now
 
 

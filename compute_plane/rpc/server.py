@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import stat
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -19,6 +16,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from compute_plane.errors import ListenError
 from compute_plane.rpc.servicer import MAX_STREAMS, ComputeServicer
 from planes.address import Address
+from planes.errors import ConfigError
+from planes.listening import check_can_listen
+from planes.tls import ServerTls, add_port
 from planes.transport import plane_server_options
 from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 
@@ -65,8 +65,11 @@ class BoundedReflection:
 class PlaneServer:
     """Serves one compute plane. Raises ListenError from `start` if the address cannot be had."""
 
-    def __init__(self, servicer: ComputeServicer, address: Address) -> None:
+    def __init__(
+        self, servicer: ComputeServicer, address: Address, tls: ServerTls | None = None
+    ) -> None:
         self._wanted = address
+        self._tls = tls
         self._health = health.HealthServicer()
         self._socket_inode: int | None = None
         self._server = grpc.server(
@@ -118,61 +121,14 @@ class PlaneServer:
 
     def _add_port(self, address: Address) -> int:
         try:
-            return self._server.add_insecure_port(address.target)
+            return add_port(self._server, address, self._tls)
         except RuntimeError as error:
             raise ListenError(f"listen: cannot bind {address}: {error}", field="listen") from None
 
 
 def check_address(address: Address) -> None:
     """Raise ListenError if an address cannot be had: better before a model is loaded than after."""
-    if address.path is not None:
-        make_way(Path(address.path))
-    else:
-        check_free(address)
-
-
-def make_way(path: Path) -> None:
-    """Remove the socket file of a dead process; gRPC would remove that of a living one as well.
-
-    Raises ListenError if somebody answers there, or if it is no socket.
-    """
     try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            raise ListenError(
-                f"listen: unix:{path}: there is no directory {path.parent}", field="listen"
-            ) from None
-        return
-    except OSError as error:
-        raise ListenError(f"listen: unix:{path}: {error.strerror}", field="listen") from None
-    if not stat.S_ISSOCK(mode):
-        raise ListenError(f"listen: unix:{path} exists and is not a socket", field="listen")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise ListenError(f"listen: unix:{path}: {error.strerror}", field="listen") from None
-    raise ListenError(f"listen: another process serves unix:{path}", field="listen")
-
-
-def check_free(address: Address) -> None:
-    """Raise ListenError, saying why in one line, if a TCP address cannot be bound.
-
-    gRPC would say it in several lines on stderr.
-    """
-    try:
-        found = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, protocol, _, where = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where)
-    except OSError as error:
-        raise ListenError(
-            f"listen: cannot bind {address}: {error.strerror or error}", field="listen"
-        ) from None
+        check_can_listen(address)
+    except ConfigError as error:
+        raise ListenError(error.message, field=error.field) from None

@@ -77,7 +77,7 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
     def Open(  # noqa: N802 - the name of the RPC
         self, request: compute_pb2.OpenRequest, context: grpc.ServicerContext
     ) -> compute_pb2.OpenResponse:
-        """Begin a session."""
+        """Begin a session, or go on with one whose stream broke."""
         controller = printable(request.controller)
         try:
             if request.protocol_version != PROTOCOL_VERSION:
@@ -86,12 +86,15 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
                     field="protocol_version",
                 )
             self._device.check_open()
-            state = self._sessions.open(controller, take_over=request.take_over)
+            if request.resume_session:
+                state = self._sessions.resume(request.resume_session, request.resume_epoch)
+            else:
+                state = self._sessions.open(controller, take_over=request.take_over)
         except EngineError as error:
             log.warning("open refused", controller=controller, reason=error.reason)
             abort(context, error)
         log.info(
-            "session opened",
+            "session resumed" if request.resume_session else "session opened",
             session=state.session,
             controller=controller,
             take_over=request.take_over,

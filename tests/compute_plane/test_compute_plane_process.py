@@ -156,7 +156,7 @@ def test_a_living_planes_socket_is_not_taken_and_a_dead_ones_is_replaced(tmp_pat
         first.ready()
         status, lines = run_to_end(*flags)
         assert status == 2
-        assert lines == [f"compute_plane: listen: another process serves unix:{path}"]
+        assert lines == [f"compute_plane: listen: cannot listen on unix:{path}: it is in use"]
         first.popen.kill()
         first.end()
         assert path.exists()
@@ -169,7 +169,23 @@ def test_a_port_in_use_is_refused_in_one_line():
         address = f"127.0.0.1:{other.getsockname()[1]}"
         status, lines = run_to_end(f"--listen={address}", *SIMULATED)
     assert status == 2
-    assert lines == [f"compute_plane: listen: cannot bind {address}: Address already in use"]
+    assert lines == [f"compute_plane: listen: cannot listen on {address}: it is in use"]
+
+
+def test_an_address_of_another_machine_and_a_missing_directory_have_lines_of_their_own(
+    tmp_path: Path,
+):
+    status, lines = run_to_end("--listen=192.0.2.1:5", "--allow-insecure", *SIMULATED)
+    assert (status, lines) == (
+        2,
+        [
+            "compute_plane: listen: cannot listen on 192.0.2.1:5: "
+            "192.0.2.1 is not an address of this machine"
+        ],
+    )
+    missing = tmp_path / "missing"
+    status, (line,) = run_to_end(f"--listen=unix:{missing}/s", *SIMULATED)
+    assert (status, line.endswith(f"there is no directory {missing}")) == (2, True)
 
 
 def test_a_file_where_the_socket_should_be_is_left_alone(tmp_path: Path):
