@@ -16,9 +16,9 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
 from control_plane.core.request import Request
 from control_plane.core.request_options import PLAIN, RequestOptions
-from control_plane.engine.plane import BEAMS, SAMPLES
+from control_plane.engine.plane import BEAMS, PROMPT_LOGPROBS, SAMPLES
 from control_plane.text.tokenizer import MAX_BYTES_PER_TOKEN, Tokenizer
-from planes.errors import ValidationError
+from planes.errors import EngineError, ValidationError
 
 
 class Admission:
@@ -43,17 +43,23 @@ class Admission:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._features = features
         self._ids = itertools.count(1)
+        self._alternatives: list[Admission] = []
 
     @property
     def max_model_len(self) -> int:
         """Prompt and completion tokens of one request."""
         return self._limits.max_model_len
 
+    @property
+    def max_text_bytes(self) -> int:
+        """Bytes of a prompt that is worth tokenizing."""
+        return self._limits.max_model_len * MAX_BYTES_PER_TOKEN
+
     def check_text(self, text: str) -> None:
         """Raise ValidationError for a text that is not worth tokenizing."""
         if not text:
             raise ValidationError("the prompt must not be empty", field="prompt")
-        limit = self._limits.max_model_len * MAX_BYTES_PER_TOKEN
+        limit = self.max_text_bytes
         # Characters first: a text of many has at least as many bytes, and need not be encoded.
         size = len(text) if len(text) > limit else len(text.encode(errors="surrogatepass"))
         if size > limit:
@@ -76,18 +82,21 @@ class Admission:
         *,
         arrival_time: float,
         options: RequestOptions = PLAIN,
+        continued: Sequence[int] = (),
     ) -> Request:
         """Check tokens and parameters and return a new request with its seed drawn.
 
-        `arrival_time`: the engine's clock. Raises ValidationError, and RequestNeverFitsError for
+        `arrival_time`: the engine's clock. `continued`: the first tokens of the answer, which are
+        known. Raises ValidationError, and RequestNeverFitsError for
         what the block pool could not hold even alone.
         """
         params.validate()
         options.validate()
-        self._check_search(params)
         if params.logit_bias:
             params = dataclasses.replace(params, logit_bias=self._check_bias(params.logit_bias))
         input_tokens = self._check_tokens(token_ids, params)
+        output_tokens = self._check_continued(continued, params) if continued else []
+        self._check_stop_tokens(params.stop_token_ids)
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(64))
         return Request(
@@ -96,10 +105,38 @@ class Admission:
             params=params,
             eos_token_ids=self._eos_token_ids,
             arrival_time=arrival_time,
+            output_tokens=output_tokens,
             priority=options.priority,
             cache_salt=options.cache_salt,
+            uses_cache=params.num_prompt_logprobs is None,
             name=options.name,
         )
+
+    def check_room(self, num_prompt_tokens: int, params: GenerationParams) -> None:
+        """Raise ValidationError or RequestNeverFitsError for what could never be computed."""
+        refusals: list[tuple[int, EngineError]] = []
+        for one in (self, *self._alternatives):
+            limits = one._limits
+            try:
+                one._check_search(params)
+                limits.check(num_prompt_tokens, params.max_tokens, params.beam_width or 1)
+            except EngineError as error:
+                refusals.append((limits.num_blocks * limits.block_size, error))
+            else:
+                return
+        raise max(refusals, key=lambda refusal: refusal[0])[1]  # what the largest pool says
+
+    def has_room(self, num_prompt_tokens: int, params: GenerationParams) -> bool:
+        """Whether a request of that size could ever be computed."""
+        try:
+            self.check_room(num_prompt_tokens, params)
+        except EngineError:
+            return False
+        return True
+
+    def add_alternative(self, other: Admission) -> None:
+        """Take in also what another compute plane of the same model has room for."""
+        self._alternatives.append(other)
 
     def _check_search(self, params: GenerationParams) -> None:
         """Refuse samples and beams that the compute plane, or its slots, cannot have."""
@@ -114,6 +151,13 @@ class Admission:
                 f"beam_width must be unset for this compute plane, which lacks "
                 f"{', '.join(sorted(BEAMS - features))}, got {width}",
                 field="beam_width",
+            )
+        num_logprobs = params.num_prompt_logprobs
+        if num_logprobs is not None and PROMPT_LOGPROBS not in features:
+            raise ValidationError(
+                f"num_prompt_logprobs must be unset for this compute plane, which lacks "
+                f"{PROMPT_LOGPROBS}, got {num_logprobs}",
+                field="num_prompt_logprobs",
             )
         if params.n > 1 and not features >= SAMPLES:
             raise ValidationError(
@@ -132,21 +176,58 @@ class Admission:
                 )
         return dict(logit_bias)
 
+    def _check_stop_tokens(self, token_ids: Sequence[int]) -> None:
+        """Refuse stop tokens that the model cannot write."""
+        if token_ids:
+            self._check_ids(token_ids, "stop_token_ids")
+
+    def _check_continued(self, token_ids: Sequence[int], params: GenerationParams) -> list[int]:
+        """Return the known tokens of an answer as plain integers."""
+        for name, is_wrong, value in (
+            ("n", params.n > 1, params.n),
+            ("beam_width", params.beam_width is not None, params.beam_width),
+            ("seed", params.seed is None and params.temperature > 0, None),
+        ):
+            if is_wrong:
+                wanted = "given" if name == "seed" else "1" if name == "n" else "unset"
+                raise ValidationError(
+                    f"{name} must be {wanted} for an answer that is continued, got {value}",
+                    field=name,
+                )
+        if len(token_ids) > params.max_tokens:
+            raise ValidationError(
+                f"continued has {len(token_ids)} tokens, more than max_tokens "
+                f"({params.max_tokens})",
+                field="continued",
+            )
+        try:
+            tokens = [int(operator.index(token)) for token in token_ids]
+        except TypeError as error:
+            raise ValidationError(
+                f"continued must be a sequence of token ids: {error}", field="continued"
+            ) from None
+        self._check_ids(tokens, "continued")
+        return tokens
+
+    def _check_ids(self, tokens: Sequence[int], field: str) -> None:
+        """Raise ValidationError for a token id out of range; there is at least one."""
+        vocab_size = self._vocab_size
+        if max(tokens) >= vocab_size or min(tokens) < 0:
+            index, bad = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < vocab_size)
+            raise ValidationError(
+                f"{field}: token ids must be 0 to {vocab_size - 1}, got {bad} at index {index}",
+                field=field,
+            )
+
     def _check_tokens(self, token_ids: Sequence[int], params: GenerationParams) -> list[int]:
         """Return the tokens as plain integers, whatever kind a caller or a tokenizer gives."""
         try:
             # First: a mistake may have millions.
-            self._limits.check(len(token_ids), params.max_tokens, params.beam_width or 1)
+            self.check_room(len(token_ids), params)
             tokens = [int(operator.index(token)) for token in token_ids]
         except TypeError as error:
             raise ValidationError(
                 f"the prompt must be text or a sequence of token ids: {error}", field="prompt"
             ) from None
-        vocab_size = self._vocab_size
-        if max(tokens) >= vocab_size or min(tokens) < 0:
-            index, bad = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < vocab_size)
-            raise ValidationError(
-                f"token ids must be 0 to {vocab_size - 1}, got {bad} at index {index}",
-                field="token_ids",
-            )
+        self._check_ids(tokens, "token_ids")
         return tokens

@@ -1,31 +1,44 @@
-"""The gRPC side of the link: one compute plane, one session, one bidirectional stream."""
+"""The gRPC side of the link: one compute plane, one session, one stream at a time.
+
+A stream may break while the plane and the session live: the connection was cut, or the other end
+was stopped for a moment. Then nothing is lost. The session is resumed on a new stream, the batches
+without an answer are sent again, and the plane repeats the replies of those that have run. The
+engine loop does not notice. Only when the session is gone is the link lost.
+"""
 
 from __future__ import annotations
 
 import queue
-import threading
-from collections.abc import Iterator
+import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import grpc
 import structlog
-from google.rpc import (  # type: ignore[import-untyped] # googleapis-common-protos has no stubs
-    error_details_pb2,
-)
-from grpc_status import rpc_status
 
 from control_plane.core.batch import StepBatch, StepResult
+from control_plane.engine.compute_stream import Arrival, ExecuteStream, Mailbox
 from control_plane.engine.convert import (
     assets_from_proto,
     batch_to_proto,
     description_from_proto,
     result_from_proto,
 )
+from control_plane.engine.link_errors import (
+    check_session,
+    details,
+    link_lost,
+    no_answer,
+    reason,
+    why_not_open,
+)
 from control_plane.engine.plane import PlaneDescription
+from control_plane.engine.recording import Recorder
 from control_plane.errors import FencedError, LinkError
 from control_plane.text.assets import ModelAssets
 from planes.address import Address
-from planes.transport import PROTOCOL_VERSION, plane_channel_options
+from planes.tls import ClientTls, open_channel
+from planes.transport import PROTOCOL_VERSION, is_deserted, plane_channel_options
 from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 
 DESCRIBE_TIMEOUT_S = 2.0
@@ -34,57 +47,83 @@ DESCRIBE_TIMEOUT_S = 2.0
 UNARY_TIMEOUT_S = 10.0
 """GetModelAssets and Open compute nothing; a plane that is slower has a fault."""
 
+RESUME_TIMEOUT_S = 0.5
+"""An attempt to go on with a session whose stream broke."""
+
+RESUME_WINDOW_S = 1.0
+"""How long attempts go on. Computing everything anew costs about as much as waiting longer."""
+
+RESUME_PAUSE_S = 0.02
+
+MAX_RESUMES_WITHOUT_REPLY = 8
+"""When the stream breaks so often with no reply in between, what is sent again breaks it."""
+
+_BROKEN_BY_TRANSPORT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+"""How a stream ends when its connection breaks. Another code is said about what was sent."""
+
 _log = structlog.get_logger(__name__)
 
-_Reply = compute_pb2.ExecutionOutput | grpc.RpcError | None
-
 
 @dataclass(slots=True)
-class _Stream:
-    """One Execute stream and the session it belongs to."""
+class _Session:
+    """A session, and the batches sent in it that have no answer, oldest first.
 
-    session: int
+    `stream`: None while it is broken, since `broken_at` and by `broken_by`. `num_resumes`: since
+    the last reply.
+    """
+
+    number: int
     epoch: int
-    call: grpc.CallIterator[compute_pb2.ExecutionOutput]
-    requests: queue.SimpleQueue[compute_pb2.ExecutionBatch | None]
     acked_step: int
-
-
-@dataclass(slots=True)
-class _Mailbox:
-    """What `receive` waits on: replies, tagged with their stream, and interrupts (None)."""
-
-    items: queue.SimpleQueue[tuple[_Stream, _Reply] | None] = field(
-        default_factory=queue.SimpleQueue
-    )
-    is_interrupted: bool = False
+    stream: ExecuteStream | None = None
+    unanswered: deque[compute_pb2.ExecutionBatch] = field(default_factory=deque)
+    broken_at: float = 0.0
+    broken_by: LinkError | None = None
+    num_resumes: int = 0
 
 
 class ComputeClient:
     """A compute plane at an address. See `control_plane.engine.link.ComputeLink`.
 
     `controller` is shown in the plane's log and to a controller that it refuses. All methods belong
-    to the engine thread; `interrupt` may be called from any.
-
-    A thread per stream moves replies into the mailbox, because a plain read of the stream could
-    neither time out nor be woken by a new request.
+    to the engine thread; `interrupt` may be called from any. `recorder`: is shown every session,
+    batch and output, and may add questions of its own to a batch. `tls`: None: plaintext.
     """
 
-    def __init__(self, address: Address, *, controller: str) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        controller: str,
+        recorder: Recorder | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
         self._address = address
         self._controller = controller
-        self._channel = grpc.insecure_channel(address.target, options=plane_channel_options())
+        self._recorder = recorder
+        self._described = compute_pb2.DescribeResponse()
+        self._channel = open_channel(address, plane_channel_options(), tls)
         self._stub = compute_pb2_grpc.ComputeServiceStub(self._channel)
-        self._mailbox = _Mailbox()
-        self._stream: _Stream | None = None
+        self._mailbox = Mailbox()
+        self._session: _Session | None = None
+        self._last_session = 0
         self._plane: PlaneDescription | None = None
-        self._session = 0
         self._complaint: str | None = None
 
     @property
     def address(self) -> Address:
         """Where the plane listens."""
         return self._address
+
+    @property
+    def epoch(self) -> int:
+        """That of the plane's process as it answered last, 0 before; any thread."""
+        return 0 if self._plane is None else self._plane.epoch
 
     def describe(self) -> PlaneDescription:
         """Ask the plane what it is; this answer is what the plane to `open` must equal.
@@ -103,9 +142,10 @@ class ComputeClient:
                 compute_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
             )
         except grpc.RpcError as error:
-            raise _no_answer(error) from None
+            raise no_answer(error) from None
         plane = description_from_proto(response)
         plane.check()
+        self._described = response
         return plane
 
     def get_assets(self) -> ModelAssets:
@@ -115,7 +155,7 @@ class ComputeClient:
                 compute_pb2.GetModelAssetsRequest(), timeout=UNARY_TIMEOUT_S
             )
         except grpc.RpcError as error:
-            raise _no_answer(error) from None
+            raise no_answer(error) from None
         return assets_from_proto(response)
 
     def open(self) -> int | None:
@@ -137,12 +177,15 @@ class ComputeClient:
             self._complain(error.message)
             return None
         except grpc.RpcError as error:
-            self._complain(_why_not_open(error))
+            self._complain(why_not_open(error))
             return None
         self._plane = plane
-        self._session = response.session
         self._complaint = None
-        self._start_stream(response)
+        self._last_session = response.session
+        stream = ExecuteStream(self._stub, (), self._mailbox)
+        self._session = _Session(response.session, response.epoch, response.last_step, stream)
+        if self._recorder is not None:
+            self._recorder.opened(self._described)
         _log.info(
             "compute plane opened",
             address=str(self._address),
@@ -157,11 +200,11 @@ class ComputeClient:
         if before is None:
             return
         plane.check_continues(before)
-        was_open = self._session > 0 and plane.epoch == before.epoch
-        if was_open and plane.current_session > self._session:
+        was_open = self._last_session > 0 and plane.epoch == before.epoch
+        if was_open and plane.current_session > self._last_session:
             raise FencedError(
                 f"the compute plane at {self._address} is in session {plane.current_session} of "
-                f"another control plane; this one had session {self._session}"
+                f"another control plane; this one had session {self._last_session}"
             )
 
     def _owns(self, plane: PlaneDescription) -> bool:
@@ -169,9 +212,9 @@ class ComputeClient:
         before = self._plane
         return (
             before is not None
-            and self._session > 0
+            and self._last_session > 0
             and plane.epoch == before.epoch
-            and plane.current_session == self._session
+            and plane.current_session == self._last_session
         )
 
     def _complain(self, message: str) -> None:
@@ -182,131 +225,131 @@ class ComputeClient:
                 "compute plane cannot be opened yet", address=str(self._address), error=message
             )
 
-    def _start_stream(self, opened: compute_pb2.OpenResponse) -> None:
-        requests: queue.SimpleQueue[compute_pb2.ExecutionBatch | None] = queue.SimpleQueue()
-        batches: Iterator[compute_pb2.ExecutionBatch] = iter(requests.get, None)
-        call = self._stub.Execute(batches)
-        stream = _Stream(opened.session, opened.epoch, call, requests, opened.last_step)
-        self._stream = stream
-        threading.Thread(
-            target=_read_replies, args=(stream, self._mailbox), name="compute-replies", daemon=True
-        ).start()
-
     def send(self, batch: StepBatch) -> None:
         """Send a step; does not wait. Raises LinkError without a session."""
-        stream = self._stream
-        if stream is None:
+        session = self._session
+        if session is None:
             raise LinkError("there is no session with the compute plane")
-        stream.requests.put(
-            batch_to_proto(
-                batch,
-                session=stream.session,
-                epoch=stream.epoch,
-                acked_step=stream.acked_step,
-            )
+        message = batch_to_proto(
+            batch, session=session.number, epoch=session.epoch, acked_step=session.acked_step
         )
+        if self._recorder is not None:
+            self._recorder.sent(message)
+        session.unanswered.append(message)
+        if session.stream is not None:
+            session.stream.send(message)
 
     def receive(self, timeout_s: float | None) -> StepResult | None:
         """Wait for the next result; None after `timeout_s` or an `interrupt`.
 
-        Raises LinkError when the stream broke or the plane lost count of the steps or restarted,
-        FencedError when another controller took over.
+        Raises LinkError when the session is lost: its stream broke and it cannot be resumed, or the
+        plane lost count of the steps or restarted. Raises FencedError when another controller took
+        over.
         """
-        mailbox = self._mailbox
+        until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
+            session = self._session
+            if session is not None and session.broken_by is not None:
+                self._try_to_resume(session, session.broken_by)
+            wait_s = None if until is None else max(0.0, until - time.monotonic())
+            is_broken = session is not None and session.stream is None
+            if is_broken and (wait_s is None or wait_s > RESUME_PAUSE_S):
+                wait_s = RESUME_PAUSE_S
             try:
-                item = mailbox.items.get(timeout=timeout_s)
+                arrival = self._mailbox.get(wait_s)
             except queue.Empty:
+                if is_broken and (until is None or time.monotonic() < until):
+                    continue
                 return None
-            if item is None:
-                mailbox.is_interrupted = False
+            if arrival is None:
                 return None
-            stream, reply = item
-            if stream is not self._stream:
+            if session is None or arrival.stream is not session.stream:
                 continue  # the last words of a stream that was given up
-            if not isinstance(reply, compute_pb2.ExecutionOutput):
-                raise _link_error(reply)
-            self._check(reply)
-            stream.acked_step = reply.step_id
-            return result_from_proto(reply)
+            if isinstance(arrival.reply, compute_pb2.ExecutionOutput):
+                return self._take(session, arrival.reply, arrival)
+            self._note_broken(session, arrival.reply)
 
-    def _check(self, output: compute_pb2.ExecutionOutput) -> None:
-        """Raise unless the reply is one to a step: some refusals concern the session itself."""
-        reason, message = output.refusal.reason, output.refusal.message
-        if reason == compute_pb2.REFUSAL_REASON_STALE_SESSION:
-            raise FencedError(f"another control plane took over {self._address}: {message}")
-        if reason in (
-            compute_pb2.REFUSAL_REASON_STALE_EPOCH,
-            compute_pb2.REFUSAL_REASON_STEP_GAP,
+    def _take(
+        self, session: _Session, output: compute_pb2.ExecutionOutput, arrival: Arrival
+    ) -> StepResult:
+        """Match a reply with the oldest batch that waits for one."""
+        check_session(output, self._address)
+        if not session.unanswered or session.unanswered[0].step_id != output.step_id:
+            raise LinkError(
+                f"the compute plane at {self._address} lost count: it answered step "
+                f"{output.step_id} out of turn"
+            )
+        session.unanswered.popleft()
+        session.acked_step = output.step_id
+        if self._recorder is not None:
+            self._recorder.received(output)
+        session.num_resumes = 0
+        waited_us = int((time.monotonic() - arrival.at_s) * 1e6)
+        return result_from_proto(output, waited_us=waited_us)
+
+    # --- a stream that broke ---
+
+    def _note_broken(self, session: _Session, ended: grpc.RpcError | None) -> None:
+        """Begin to resume the session; raise LinkError if the plane itself ended the stream."""
+        session.stream = None
+        session.broken_at = time.monotonic()
+        session.broken_by = error = link_lost(ended)
+        is_transport = ended is None or (
+            isinstance(ended, grpc.Call) and ended.code() in _BROKEN_BY_TRANSPORT
+        )
+        if reason(ended) or not is_transport or session.num_resumes >= MAX_RESUMES_WITHOUT_REPLY:
+            raise error
+
+    def _try_to_resume(self, session: _Session, broken_by: LinkError) -> None:
+        """Try once to go on with the session. Raises LinkError when there is no hope (left)."""
+        if is_deserted(self._address):
+            raise broken_by
+        request = compute_pb2.OpenRequest(
+            protocol_version=PROTOCOL_VERSION,
+            controller=self._controller,
+            resume_session=session.number,
+            resume_epoch=session.epoch,
+        )
+        try:
+            response = self._stub.Open(request, timeout=RESUME_TIMEOUT_S)
+        except grpc.RpcError as error:
+            if reason(error) or time.monotonic() - session.broken_at > RESUME_WINDOW_S:
+                raise LinkError(
+                    f"{broken_by.message}; its session cannot be resumed: {details(error)}"
+                ) from None
+            return
+        last_sent = session.acked_step + len(session.unanswered)
+        if response.session != session.number or not (
+            session.acked_step <= response.last_step <= last_sent
         ):
-            raise LinkError(f"the compute plane at {self._address} lost count: {message}")
+            raise LinkError(
+                f"the compute plane at {self._address} lost count: it resumed session "
+                f"{response.session} at step {response.last_step}, session {session.number} had "
+                f"steps {session.acked_step} to {last_sent} under way"
+            )
+        session.broken_by = None
+        session.num_resumes += 1
+        session.stream = ExecuteStream(self._stub, session.unanswered, self._mailbox)
+        _log.warning(
+            "compute session resumed on a new stream",
+            address=str(self._address),
+            session=session.number,
+            broken_by=broken_by.message,
+            batches_sent_again=len(session.unanswered),
+            of_these_run=response.last_step - session.acked_step,
+        )
 
     def interrupt(self) -> None:
         """Make a `receive` under way, or else the next one, return at once. Any thread."""
-        # Many interrupts before one `receive` need one item. The flag falls before `receive`
-        # returns, so an interrupt that finds it up is still ahead of that return.
-        if not self._mailbox.is_interrupted:
-            self._mailbox.is_interrupted = True
-            self._mailbox.items.put(None)
+        self._mailbox.interrupt()
 
     def close(self) -> None:
         """End the stream and forget what is in flight."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.requests.put(None)
-            stream.call.cancel()  # type: ignore[no-untyped-call] # grpc-stubs leave it bare
+        session, self._session = self._session, None
+        if session is not None and session.stream is not None:
+            session.stream.cancel()
 
     def shut_down(self) -> None:
         """Close the stream and the channel; the client cannot be used after it."""
         self.close()
         self._channel.close()
-
-
-def _read_replies(stream: _Stream, mailbox: _Mailbox) -> None:
-    """Move the replies of one stream into the mailbox, and then how it ended."""
-    ended: grpc.RpcError | None = None
-    try:
-        for reply in stream.call:
-            mailbox.items.put((stream, reply))
-    except grpc.RpcError as error:
-        ended = error
-    stream.requests.put(None)  # lets gRPC's sending thread end
-    mailbox.items.put((stream, ended))
-
-
-def _link_error(error: grpc.RpcError | None) -> LinkError:
-    what = "it closed the stream" if error is None else _details(error)
-    return LinkError(f"the compute plane is lost: {what}")
-
-
-def _no_answer(error: grpc.RpcError) -> LinkError:
-    return LinkError(f"the compute plane does not answer: {_details(error)}")
-
-
-def _why_not_open(error: grpc.RpcError) -> str:
-    """Say why `Open` was refused; for the refusal that a person can mend, say how."""
-    if not isinstance(error, grpc.Call) or _reason(error) != "SESSION_HELD":
-        return _details(error)
-    return (
-        f"another control plane uses it ({error.details()}): stop that one first; this one waits "
-        "and takes over when the session is free"
-    )
-
-
-def _reason(call: grpc.Call) -> str:
-    """Return the machine-readable reason the plane gave; empty if it gave none."""
-    info = error_details_pb2.ErrorInfo()
-    try:
-        status = rpc_status.from_call(call)
-    except ValueError:  # the details do not belong to the status: not a plane of ours
-        return ""
-    for packed in status.details if status is not None else ():
-        if packed.Unpack(info):
-            return str(info.reason)
-    return ""
-
-
-def _details(error: grpc.RpcError) -> str:
-    if isinstance(error, grpc.Call):
-        return f"{error.code().name}: {error.details()}"
-    return str(error)

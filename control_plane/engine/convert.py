@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from control_plane.core.batch import (
     BlockMove,
+    PromptLogprobs,
     RowFailure,
     SlotStart,
     StepBatch,
@@ -56,6 +57,10 @@ def batch_to_proto(
         new_block_ids=batch.new_block_ids,
         sampled_rows=batch.sampled_rows,
         sampled_slots=batch.sampled_slots,
+        prompt_logprobs=[
+            compute_pb2.PromptLogprobsRequest(row=row, num_logprobs=num_logprobs)
+            for row, num_logprobs in batch.prompt_logprobs
+        ],
     )
 
 
@@ -94,7 +99,7 @@ def _params_to_proto(params: GenerationParams) -> compute_pb2.SamplingParams:
     )
 
 
-def result_from_proto(output: compute_pb2.ExecutionOutput) -> StepResult:
+def result_from_proto(output: compute_pb2.ExecutionOutput, *, waited_us: int = 0) -> StepResult:
     """Take the result of a step from the wire."""
     refusal = None
     if output.HasField("refusal"):
@@ -111,12 +116,32 @@ def result_from_proto(output: compute_pb2.ExecutionOutput) -> StepResult:
         refusal=refusal,
         execute_us=output.timings.execute_us,
         idle_us=output.timings.idle_us,
+        waited_us=waited_us,
         sample_logprobs={
             entry.sample: TokenLogprobs(
                 entry.logprob, tuple(entry.top_token_ids), tuple(entry.top_logprobs)
             )
             for entry in output.sample_logprobs
         },
+        prompt_logprobs=tuple(map(_prompt_logprobs_from_proto, output.prompt_logprobs)),
+    )
+
+
+def _prompt_logprobs_from_proto(entry: compute_pb2.PromptLogprobs) -> PromptLogprobs:
+    """Take the flat columns of one row apart."""
+    ids, tops = list(entry.top_token_ids), list(entry.top_logprobs)
+    width = len(ids) // max(1, len(entry.logprobs))
+    return PromptLogprobs(
+        entry.row,
+        entry.first_position,
+        tuple(
+            TokenLogprobs(
+                logprob,
+                tuple(ids[index * width : (index + 1) * width]),
+                tuple(tops[index * width : (index + 1) * width]),
+            )
+            for index, logprob in enumerate(entry.logprobs)
+        ),
     )
 
 

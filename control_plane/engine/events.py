@@ -45,8 +45,10 @@ class RequestUpdate(NamedTuple):
     """News of one request. The first one of a request without an `end` says that it is admitted.
 
     `new_token_ids` belong to sample `sample_index`. `logprobs`: one entry for each of them, if the
-    request asked for them. `finish_reason`: that sample has ended. An `end`, of the request as a
-    whole, comes exactly once and last.
+    request asked for them. `finish_reason`: that sample has ended, by the token `matched_stop` if
+    that is one of `stop_token_ids`. `prompt_logprobs`: of the prompt's tokens from its second on,
+    once, if the request asked for them. `at`: when new tokens were committed, on the engine's
+    monotonic clock. An `end`, of the request as a whole, comes exactly once and last.
     """
 
     request_id: int
@@ -55,6 +57,9 @@ class RequestUpdate(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     sample_index: int = 0
     finish_reason: FinishReason | None = None
+    matched_stop: int | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,152 +5,66 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import TypeVar
 
+from control_plane.access.principal import Lease, current_principal
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import MemoryStats
-from control_plane.core.request import FinishReason, Request
+from control_plane.core.request import FinishReason, Request, RequestState
 from control_plane.core.request_options import PLAIN, RequestOptions
 from control_plane.engine.admission import Admission
-from control_plane.engine.events import RequestEnd, RequestInfo
+from control_plane.engine.events import RequestEnd, RequestInfo, RequestTimings, RequestUpdate
 from control_plane.engine.gate import Gate
-from control_plane.engine.inbox import Inbox
+from control_plane.engine.generation import Generation
+from control_plane.engine.inbox import RequestDoor
 from control_plane.engine.plane import PlaneDescription
-from control_plane.engine.streams import StreamHub, TokenStream
-from control_plane.errors import EngineStoppedError
+from control_plane.engine.sample_text import SampleText
+from control_plane.engine.streams import (
+    DEFAULT_MAX_UNREAD_TOKENS,
+    RequestStream,
+    StreamHub,
+    TextDelta,
+)
+from control_plane.engine.text_service import MAX_INLINE_TOKENS, ChatPrompt, TextService
+from control_plane.engine.watch import WatchMaker, watch_nothing
+from control_plane.errors import EngineStoppedError, RequestNotFoundError
 from control_plane.telemetry import EngineMetrics
-from control_plane.text.detokenizer import Detokenizer, make_detokenizer
+from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.tokenizer import Tokenizer
 
-MAX_INLINE_CHARACTERS = 2048
-"""Longer prompts are tokenized on another thread: the event loop must not wait milliseconds."""
+__all__ = ["ChatPrompt", "EngineFrontend", "EngineParts", "Generation", "TextDelta"]
 
+T = TypeVar("T")
 
 INSPECT_PATIENCE_S = 10.0
 """The engine answers between two turns, each of which waits for one step at most."""
 
 
-class TextDelta(NamedTuple):
-    """A piece of the answer, of sample `sample_index`; `offset`: its generated tokens before it.
-
-    `finish_reason` is set on the last piece of each sample, `end` on the last piece of all.
-    """
-
-    text: str
-    token_ids: list[int]
-    offset: int
-    end: RequestEnd | None
-    sample_index: int = 0
-    finish_reason: FinishReason | None = None
-
-
-class _SampleText:
-    """The text of one sample as far as it is known."""
-
-    __slots__ = ("detokenizer", "has_ended", "num_tokens")
-
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self.detokenizer = detokenizer
-        self.num_tokens = 0
-        self.has_ended = False
-
-
-class Generation:
-    """One request under way, read by one task; leaving its `async with` ends the request.
-
-    Raises the error of a request that was refused or failed, from `admitted` or `next_delta`.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        stream: TokenStream,
-        tokenizer: Tokenizer,
-        *,
-        abandon: Callable[[Generation], None],
-    ) -> None:
-        self.params = request.params
-        self.engine_id = request.id
-        self.arrival_time = request.arrival_time
-        self.num_prompt_tokens = len(request.input_tokens)
-        self._stream = stream
-        self._texts = [_SampleText(make_detokenizer(tokenizer)) for _ in range(request.params.n)]
-        self._abandon = abandon
-        self._ready: deque[TextDelta] = deque()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._abandon(self)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the engine is done with the request."""
-        return self._stream.has_ended
-
-    @property
-    def num_generated_tokens(self) -> int:
-        """Tokens of all samples, those of pieces not taken yet included."""
-        return sum(text.num_tokens for text in self._texts)
-
-    async def admitted(self) -> None:
-        """Wait until the engine has taken the request."""
-        await self._fetch()  # tokens may have come together with the admission
-
-    async def next_delta(self) -> TextDelta:
-        """Wait for the next piece of the answer; not to be called after one with an `end`."""
-        while not self._ready:
-            await self._fetch()
-        return self._ready.popleft()
-
-    async def _fetch(self) -> None:
-        """Wait for news and make pieces of it."""
-        samples, end = await self._stream.next_part()
-        if end is not None and end.error is not None:
-            raise end.error
-        for index, token_ids, reason in samples:
-            self._ready.append(self._delta(index, token_ids, reason))
-        if end is None:
-            return
-        for index, text in enumerate(self._texts):
-            if not text.has_ended:
-                self._ready.append(self._delta(index, [], end.finish_reason))
-        last = self._ready.pop() if self._ready else TextDelta("", [], 0, None)
-        self._ready.append(last._replace(end=end))
-
-    def _delta(self, index: int, token_ids: list[int], reason: FinishReason | None) -> TextDelta:
-        sample = self._texts[index]
-        text = sample.detokenizer.push(token_ids)
-        if reason is not None:
-            text += sample.detokenizer.finish()
-            sample.has_ended = True
-        offset = sample.num_tokens
-        sample.num_tokens += len(token_ids)
-        return TextDelta(text, token_ids, offset, None, index, reason)
-
-
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What a front end works with; `metrics` and `memory_stats` read the engine's last turn."""
+    """What a front end works with; `metrics` and `memory_stats` read the engine's last turn.
+
+    `chat_template`: None if the model has none. `max_unread_tokens`: of one sample, before its
+    reader is too slow. `on_drain` is called when the server begins to drain by a client's word.
+    `wants_principal`: requests are made in somebody's name (`control_plane.access`), or refused.
+    `watch`: makes who looks on while a request is answered.
+    """
 
     plane: PlaneDescription
     tokenizer: Tokenizer
     admission: Admission
-    inbox: Inbox
+    inbox: RequestDoor
     hub: StreamHub
     gate: Gate
     metrics: Callable[[], EngineMetrics]
     memory_stats: Callable[[], MemoryStats]
+    chat_template: ChatTemplate | None = None
+    max_unread_tokens: int = DEFAULT_MAX_UNREAD_TOKENS
+    on_drain: Callable[[], None] | None = None
+    wants_principal: bool = False
+    watch: WatchMaker = watch_nothing
 
 
 class EngineFrontend:
@@ -159,6 +73,9 @@ class EngineFrontend:
     def __init__(self, parts: EngineParts, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._parts = parts
         self._clock = clock
+        self._text = TextService(
+            parts.tokenizer, parts.admission, parts.chat_template, vocab_size=parts.plane.vocab_size
+        )
 
     @property
     def plane(self) -> PlaneDescription:
@@ -166,9 +83,19 @@ class EngineFrontend:
         return self._parts.plane
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._parts.tokenizer
+
+    @property
     def max_model_len(self) -> int:
         """Prompt and completion tokens of one request."""
         return self._parts.admission.max_model_len
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be made prompts of."""
+        return self._parts.chat_template is not None
 
     @property
     def metrics(self) -> EngineMetrics:
@@ -180,60 +107,197 @@ class EngineFrontend:
         """Use of the block pool as of the engine's last turn."""
         return self._parts.memory_stats()
 
+    # Requests
+
     async def submit(
         self,
         prompt: str | Sequence[int],
         params: GenerationParams,
         options: RequestOptions = PLAIN,
+        *,
+        continued: Sequence[int] = (),
     ) -> Generation:
         """Hand a prompt, text or token ids, to the engine.
 
+        `continued`: the first tokens of the answer, which the caller has from an earlier stream of
+        the same prompt and parameters: the answer goes on behind them, and with the same seed it
+        is the same. They count to `max_tokens`; only with `n` 1 and no beams.
+
         The result must be left through its `async with`. Raises EngineError for what is wrong with
-        the request or with the server's state.
+        the request or with the server's state, and for what its principal may not use.
         """
+        if not self._parts.wants_principal:
+            return await self._submit(prompt, params, options, continued, None)
+        principal = current_principal()
+        lease = principal.lease()
+        try:
+            options = principal.scope(options)
+            return await self._submit(prompt, params, options, continued, lease)
+        except BaseException:
+            lease.release()
+            raise
+
+    async def _submit(
+        self,
+        prompt: str | Sequence[int],
+        params: GenerationParams,
+        options: RequestOptions,
+        continued: Sequence[int],
+        lease: Lease | None,
+    ) -> Generation:
+        """Do it; the generation takes the lease over."""
         parts = self._parts
         arrival_time = self._clock()
         parts.gate.check()
         params.validate()
-        token_ids = await self._tokenize(prompt) if isinstance(prompt, str) else prompt
+        token_ids = await self._text.tokenize(prompt) if isinstance(prompt, str) else prompt
         parts.gate.check()
         request = parts.admission.make_request(
-            token_ids, params, arrival_time=arrival_time, options=options
+            token_ids, params, arrival_time=arrival_time, options=options, continued=continued
         )
-        stream = parts.hub.open(request.id)
-        generation = Generation(request, stream, parts.tokenizer, abandon=self._abandon)
-        parts.inbox.submit(request)
+        if len(continued) <= MAX_INLINE_TOKENS:
+            stream = self._open_stream(request)
+        else:
+            stream = await asyncio.to_thread(self._open_stream, request)
+            parts.gate.check()
+        generation = Generation(request, stream, abandon=self._abandon, lease=lease)
+        end = self._end_of_continued(request, stream)
+        if end is not None:
+            stream.push(end)
+        else:
+            parts.hub.open(request.id, stream)
+            parts.inbox.submit(request)
         return generation
+
+    def _open_stream(self, request: Request) -> RequestStream:
+        """Make the stream of a request, which knows the text of its first tokens."""
+        parts, request_id, params = self._parts, request.id, request.params
+        texts = [SampleText(parts.tokenizer, params) for _ in range(params.n)]
+        texts[0].prime(request.output_tokens)
+
+        def stop_sample(index: int, num_tokens: int) -> None:
+            parts.inbox.end_sample(request_id, index, num_tokens)
+
+        return RequestStream(
+            texts,
+            stop_sample=stop_sample,
+            give_up=lambda: parts.inbox.cancel(request_id),
+            max_unread_tokens=parts.max_unread_tokens,
+            watch=parts.watch(request),
+        )
+
+    def _end_of_continued(self, request: Request, stream: RequestStream) -> RequestUpdate | None:
+        """Return the end of an answer whose first tokens are all there is of it."""
+        known, params = request.output_tokens, request.params
+        matched_stop = None
+        if known and known[-1] in request.end_token_ids:
+            matched_stop = known[-1] if known[-1] in params.stop_token_ids else None
+            reason = FinishReason.STOP
+        elif stream.texts[0].has_ended:
+            reason = FinishReason.STOP
+        elif known and len(known) == params.max_tokens:
+            reason = FinishReason.LENGTH
+        else:
+            return None
+        timings = RequestTimings(None, None, self._clock() - request.arrival_time)
+        return RequestUpdate(
+            request.id,
+            end=RequestEnd(RequestState.COMPLETED, reason, timings),
+            finish_reason=reason,
+            matched_stop=matched_stop,
+        )
+
+    async def abort(self, request: str | int) -> None:
+        """End requests by their name, or one by its id; their readers see them cancelled.
+
+        Raises RequestNotFoundError if there is none, EngineStoppedError as `list_requests` does.
+        """
+        found = [
+            info.request_id
+            for info in await self.list_requests()
+            if request and request in (info.name, info.request_id)
+        ]
+        if not found:
+            raise RequestNotFoundError(f"no request {request!r} is under way", field="request_id")
+        for request_id in found:
+            self._parts.inbox.cancel(request_id)
 
     async def list_requests(self, *, include_ended: bool = False) -> list[RequestInfo]:
         """Return what the requests are doing, also those that ended not long ago if wanted.
 
         Raises EngineStoppedError if the engine does not answer.
         """
+        inbox = self._parts.inbox
+        return await self._ask(lambda reply: inbox.inspect(reply, include_ended=include_ended))
+
+    # Text
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, as a prompt of it would have them.
+
+        `add_special_tokens`: put the BOS token in front where the model wants one. Raises
+        ValidationError for a text longer than any prompt may be, TokenizationError.
+        """
+        return await self._text.tokenize(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids; special tokens have none. Raises ValidationError."""
+        return await self._text.detokenize(token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes one token stands for, those of U+FFFD where it has no text alone."""
+        return self._text.token_bytes(token_id)
+
+    async def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> ChatPrompt:
+        """Return a conversation as the prompt the model was trained on, text and token ids.
+
+        Raises ValidationError if the model has no template or the messages are longer than any
+        prompt may be, TokenizationError if the template refuses them.
+        """
+        return await self._text.apply_chat_template(
+            messages, tools, add_generation_prompt=add_generation_prompt
+        )
+
+    # Administration
+
+    async def flush_prefix_cache(self) -> int:
+        """Let no request find what earlier ones have left; how many idle blocks held something.
+
+        Raises EngineStoppedError if the engine does not answer.
+        """
+        return await self._ask(self._parts.inbox.flush_prefix_cache)
+
+    def drain(self) -> None:
+        """Take no new requests from now on; those under way go on to their ends."""
+        self._parts.gate.drain()
+        if self._parts.on_drain is not None:
+            self._parts.on_drain()
+
+    async def _ask(self, put: Callable[[Callable[[T], None]], None]) -> T:
+        """Put a question to the engine and wait for its answer."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[RequestInfo]] = loop.create_future()
+        answer: asyncio.Future[T] = loop.create_future()
 
-        def settle(infos: list[RequestInfo]) -> None:
+        def settle(value: T) -> None:
             if not answer.done():
-                answer.set_result(infos)
+                answer.set_result(value)
 
-        def reply(infos: list[RequestInfo]) -> None:
+        def reply(value: T) -> None:
             # Nobody waits for it where the event loop is closed: the process ends.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, infos)
+                loop.call_soon_threadsafe(settle, value)
 
-        self._parts.inbox.inspect(reply, include_ended=include_ended)
+        put(reply)
         try:
             return await asyncio.wait_for(answer, INSPECT_PATIENCE_S)
         except TimeoutError:
             raise EngineStoppedError("the engine does not answer; see its log") from None
-
-    async def _tokenize(self, text: str) -> list[int]:
-        admission = self._parts.admission
-        admission.check_text(text)
-        if len(text) <= MAX_INLINE_CHARACTERS:
-            return admission.tokenize(text)
-        return await asyncio.to_thread(admission.tokenize, text)
 
     def _abandon(self, generation: Generation) -> None:
         """Forget the stream, and end the request if it goes on."""

@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from control_plane.core.batch import TokenLogprobs
 from control_plane.core.interface import RequestOutput, SchedulerStats
 from control_plane.core.request import FinishReason, Request, RequestState, StateChange
 from control_plane.engine.events import RequestEnd, RequestInfo, RequestTimings, RequestUpdate
 from control_plane.errors import RequestFailedError
+from control_plane.metrics.plane_meter import PlaneMeter
 from control_plane.telemetry import EngineMetrics, Tally
 from planes.errors import EngineError
 
@@ -18,23 +20,34 @@ NUM_ENDED_KEPT = 64
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
     """A request under way and its milestones, in the clock's seconds."""
 
     request: Request
     first_step_at: float | None = None
     first_token_at: float | None = None
+    owes_prompt_logprobs: bool = False
+
+    def prompt_logprobs(self, output: RequestOutput) -> tuple[TokenLogprobs, ...] | None:
+        """Return those of the prompt once, with the first news that say it is computed."""
+        is_cut_off = output.state in (RequestState.CANCELLED, RequestState.FAILED)
+        if is_cut_off or not (output.new_token_ids or output.finish_reason):
+            return None
+        self.owes_prompt_logprobs = False
+        return tuple(self.request.prompt_logprobs)
 
 
 class Ledger:
     """Turns what happens to requests into updates; engine thread only.
 
-    `clock`: monotonic seconds, the same that stamped `Request.arrival_time`.
+    `clock`: monotonic seconds, the same that stamped `Request.arrival_time`. `meter`: is told of
+    prompts that were looked up in the prefix cache.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], meter: PlaneMeter | None = None) -> None:
         self._clock = clock
-        self._open: dict[int, _Entry] = {}
+        self._meter = meter or PlaneMeter()
+        self._open: dict[int, Entry] = {}
         self._ended: deque[RequestInfo] = deque(maxlen=NUM_ENDED_KEPT)
         self._updates: list[RequestUpdate] = []
         self._tally = Tally()
@@ -50,6 +63,18 @@ class Ledger:
         """Ids of the requests admitted and not ended."""
         return list(self._open)
 
+    def open_requests(self) -> list[Request]:
+        """Return the requests admitted and not ended."""
+        return [entry.request for entry in self._open.values()]
+
+    def release(self, request_id: int) -> Entry:
+        """Strike a request off that goes on elsewhere; its entry goes with it."""
+        return self._open.pop(request_id)
+
+    def adopt(self, entry: Entry) -> None:
+        """Go on with the entry of a request from elsewhere; its sums stay where they grew."""
+        self._open[entry.request.id] = entry
+
     def take_updates(self) -> list[RequestUpdate]:
         """Hand over the news since the last call."""
         updates, self._updates = self._updates, []
@@ -59,7 +84,8 @@ class Ledger:
         """Open an entry for a request the scheduler has taken."""
         self._tally.total_requests += 1
         self._tally.prompt_tokens += len(request.input_tokens)
-        self._open[request.id] = _Entry(request)
+        owes_logprobs = request.params.num_prompt_logprobs is not None
+        self._open[request.id] = Entry(request, owes_prompt_logprobs=owes_logprobs)
         self._updates.append(RequestUpdate(request.id))
 
     def refuse(self, request: Request, error: EngineError) -> None:
@@ -75,17 +101,22 @@ class Ledger:
             entry = self._open.get(request_id)
             if entry is not None and entry.first_step_at is None:
                 entry.first_step_at = now
-                self._tally.cached_tokens += entry.request.cached_tokens
+                request = entry.request
+                self._tally.cached_tokens += request.cached_tokens
+                if request.uses_cache:
+                    self._meter.note_prefix(request.num_prompt_tokens, request.cached_tokens)
 
-    def take(self, output: RequestOutput) -> None:
-        """Note the scheduler's news of one request."""
+    def take(self, output: RequestOutput, at: float | None = None) -> None:
+        """Note the scheduler's news of one request; `at`: when it became known, None: now."""
         entry = self._open.get(output.request_id)
         if entry is None:
             return
+        if at is None:
+            at = self._clock()
         if output.new_token_ids:
             self._tally.generated_tokens += len(output.new_token_ids)
             if entry.first_token_at is None:
-                entry.first_token_at = self._clock()
+                entry.first_token_at = at
         end, reason = None, output.finish_reason
         if output.state.is_final:
             if output.state is not RequestState.COMPLETED:
@@ -93,7 +124,7 @@ class Ledger:
             error = None
             if output.state is RequestState.FAILED:
                 error = RequestFailedError(output.error or "the request failed")
-            end = self._close(entry, output.state, output.finish_reason, error)
+            end = self._close(entry, output.state, output.finish_reason, error, at)
         self._updates.append(
             RequestUpdate(
                 output.request_id,
@@ -102,12 +133,16 @@ class Ledger:
                 output.logprobs,
                 output.sample_index,
                 reason,
+                output.matched_stop,
+                entry.prompt_logprobs(output) if entry.owes_prompt_logprobs else None,
+                at,
             )
         )
 
     def fail(self, request_id: int, error: EngineError) -> None:
         """End a request that the scheduler has been told to forget."""
-        end = self._close(self._open[request_id], RequestState.FAILED, FinishReason.ERROR, error)
+        entry, now = self._open[request_id], self._clock()
+        end = self._close(entry, RequestState.FAILED, FinishReason.ERROR, error, now)
         self._updates.append(RequestUpdate(request_id, end=end))
 
     def list_requests(self, *, include_ended: bool) -> list[RequestInfo]:
@@ -122,12 +157,13 @@ class Ledger:
 
     def _close(
         self,
-        entry: _Entry,
+        entry: Entry,
         state: RequestState,
         reason: FinishReason | None,
         error: EngineError | None,
+        now: float,
     ) -> RequestEnd:
-        request, tally, now = entry.request, self._tally, self._clock()
+        request, tally = entry.request, self._tally
         del self._open[request.id]
         arrival = request.arrival_time
         started, first = entry.first_step_at, entry.first_token_at

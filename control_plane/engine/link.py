@@ -10,8 +10,9 @@ from control_plane.core.batch import StepBatch, StepResult
 class ComputeLink(Protocol):
     """One controller's session with one compute plane.
 
-    Everything is called by the engine thread, except `interrupt`. LinkError: the connection broke
-    and what was in flight is lost; `open` again. FencedError and PlaneMismatchError are final.
+    Everything is called by the engine thread, except `interrupt`. A connection that breaks while
+    the session lives is the link's own affair. LinkError: the session is gone and what was in
+    flight is lost; `open` again. FencedError and PlaneMismatchError are final.
     """
 
     def open(self) -> int | None:

@@ -8,30 +8,31 @@ Everything here runs on one thread, the engine thread: that of `EngineThread`, o
 uses `step`. With a pipeline depth of 2 the plane computes one batch while the next one is put
 together; with 1 each batch is waited for. The tokens are the same.
 
-The compute plane may vanish at any moment. Then nothing that was sent counts: the scheduler forgets
-slots and blocks (`lose_epoch`), the link is opened again, and every request is computed anew from
-its prompt and the tokens it has; its stream goes on behind the last token published.
+The compute plane may vanish at any moment, or not answer in time. Then nothing that was sent
+counts: the scheduler forgets slots and blocks (`lose_epoch`), the link is opened again, and every
+request is computed anew from its prompt and the tokens it has; its stream goes on behind the last
+token published. (A connection that breaks under a living session the link mends, unseen from here.)
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
 
-from control_plane.core.batch import StepBatch
-from control_plane.core.interface import SchedulerProtocol
+from control_plane.core.interface import MovesRequests, SchedulerProtocol
 from control_plane.core.kv_cache import MemoryStats
-from control_plane.core.request import Request
+from control_plane.engine.commands import CommandDesk
 from control_plane.engine.events import Publisher, RequestInfo
-from control_plane.engine.inbox import Cancel, Inbox, Inspect, Submit
+from control_plane.engine.inbox import Inbox
 from control_plane.engine.ledger import Ledger
 from control_plane.engine.link import ComputeLink
-from control_plane.errors import ComputeUnavailableError, LinkError, QueueFullError
+from control_plane.engine.steps_in_flight import StepsInFlight
+from control_plane.errors import ComputeUnavailableError, LinkError
+from control_plane.metrics.plane_meter import PlaneMeter
 from control_plane.telemetry import EngineMetrics
 from planes.errors import EngineError
 
@@ -40,12 +41,6 @@ RECONNECT_PAUSE_S = 0.05
 
 MAX_LOSSES_WITHOUT_PROGRESS = 5
 """When the plane is lost this often with no result in between, what it was given is to blame."""
-
-STEP_PATIENCE_S = 30.0
-STEP_PATIENCE_PER_TOKEN_S = 0.05
-"""A step is overdue after the first, plus the second for each of its tokens: 20 tokens a second is
-slower than any device worth serving from. A dead or stopped process is noticed in seconds anyway,
-by the transport; this bound is for one that is alive and stuck."""
 
 _log = structlog.get_logger(__name__)
 
@@ -64,19 +59,13 @@ class LoopOptions:
     compute_grace_s: float = 30.0
 
 
-class _Sent(NamedTuple):
-    """A batch under way; it is overdue `patience_s` after the plane could begin with it."""
-
-    step_id: int
-    patience_s: float
-
-
 class EngineLoop:
     """Drives one scheduler over one link.
 
     `publish` gets every turn's news at once. `on_link_change` is told when the plane is opened
-    (True) or lost (False). `memory_stats` reads the block pool. All three are called on the engine
-    thread. `clock`: monotonic seconds.
+    (True) or lost (False); one that stalled counts as lost until it has answered a step, or nobody
+    wants anything of it any more. `memory_stats` reads the block pool. All three are called on the
+    engine thread. `clock`: monotonic seconds.
     """
 
     def __init__(
@@ -99,12 +88,24 @@ class EngineLoop:
         self._options = options or LoopOptions()
         self._on_link_change = on_link_change
         self._clock = clock
-        self._ledger = Ledger(clock)
-        self._sent: deque[_Sent] = deque()
-        self._head_since = 0.0  # when the oldest batch under way became that
+        self.meter = PlaneMeter()
+        self._ledger = Ledger(clock, self.meter)
+        self._sent = StepsInFlight(clock, self.meter)
+        self._desk = CommandDesk(
+            scheduler,
+            self._ledger,
+            max_queued_requests=self._options.max_queued_requests,
+            check_grace=self._check_grace,
+            may_move=lambda: not self._is_linked,
+            publish_news=self._publish_news,
+            clock=clock,
+        )
+        self._received_at: float | None = None  # a result, in this turn
         self._is_linked = False
+        self._is_well = False  # as last told to `on_link_change`
         self._lost_at = clock()
         self._losses_without_progress = 0
+        self._num_losses = 0
         self._memory = memory_stats()
         self._metrics = EngineMetrics()
 
@@ -112,13 +113,32 @@ class EngineLoop:
 
     @property
     def metrics(self) -> EngineMetrics:
-        """Counts as of the last turn."""
-        return self._metrics
+        """Counts as of the last turn, and how the steps go right now."""
+        figures = self._sent.gauges.read()
+        return dataclasses.replace(
+            self._metrics,
+            num_plane_losses=self._num_losses,
+            num_stalls=self._sent.num_stalls,
+            last_step_age_s=self._sent.last_step_age_s,
+            plane_step_s=figures.plane_step_s or 0.0,
+            plane_idle_share=figures.plane_idle_share or 0.0,
+            scheduling_delay_p99_s=figures.scheduling_delay_p99_s or 0.0,
+        )
 
     @property
     def memory_stats(self) -> MemoryStats:
         """Use of the block pool as of the last turn."""
         return self._memory
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests admitted and not ended."""
+        return self._ledger.num_open
+
+    @property
+    def can_move_requests(self) -> bool:
+        """Whether its scheduler can give requests away and adopt others."""
+        return isinstance(self._scheduler, MovesRequests)
 
     @property
     def has_pending_work(self) -> bool:
@@ -140,9 +160,11 @@ class EngineLoop:
 
         The next batch is sent before the news of the last one is published: the plane waits less.
         """
+        self._received_at = None
         self._receive()
         self._apply_commands()
         self._send_batches()
+        self._note_turn()
         self._finish_turn()
 
     def list_requests(self, *, include_ended: bool = False) -> list[RequestInfo]:
@@ -165,28 +187,9 @@ class EngineLoop:
 
     def _apply_commands(self) -> None:
         for command in self.inbox.drain():
-            match command:
-                case Submit(request):
-                    self._add(request)
-                case Cancel(request_id):
-                    output = self._scheduler.cancel(request_id, self._clock())
-                    if output is not None:
-                        self._ledger.take(output)
-                case Inspect(reply, include_ended):
-                    reply(self._ledger.list_requests(include_ended=include_ended))
-
-    def _add(self, request: Request) -> None:
-        """Queue a request, or publish why not."""
-        try:
-            limit = self._options.max_queued_requests
-            if self._scheduler.get_stats().num_queued_requests >= limit:
-                raise QueueFullError(f"{limit} requests wait already (max_queued_requests)")
-            self._check_grace()
-            self._scheduler.add_request(request)
-        except EngineError as error:
-            self._ledger.refuse(request, error)
-        else:
-            self._ledger.admit(request)
+            self._desk.carry_out(command)
+            if not self._scheduler.has_pending_work():
+                self._losses_without_progress = 0  # whatever the plane was lost with has gone
 
     # --- batches out ---
 
@@ -200,16 +203,10 @@ class EngineLoop:
                 if output is None:
                     return
                 self._ledger.note_step(output.prefill_request_ids)
-                self._note_sent(output.batch)
+                self._sent.add(output.batch)
                 self._link.send(output.batch)
         except LinkError as error:
             self._lose_link(error)
-
-    def _note_sent(self, batch: StepBatch) -> None:
-        if not self._sent:
-            self._head_since = self._clock()
-        patience_s = STEP_PATIENCE_S + STEP_PATIENCE_PER_TOKEN_S * batch.num_tokens
-        self._sent.append(_Sent(batch.step_id, patience_s))
 
     # --- results in ---
 
@@ -218,17 +215,14 @@ class EngineLoop:
         try:
             result = self._link.receive(self._patience_s())
             if result is None:
-                if self._sent and self._patience_s() == 0.0:
-                    sent = self._sent[0]
-                    raise LinkError(
-                        f"step {sent.step_id} is overdue: no result in {sent.patience_s:g} s"
-                    )
+                self._sent.check()
                 return
-            self._sent.popleft()
-            self._head_since = self._clock()
+            self._sent.take(result)
             self._losses_without_progress = 0
-            for output in self._scheduler.commit(result, self._clock()):
-                self._ledger.take(output)
+            now = self._received_at = self._clock()
+            for output in self._scheduler.commit(result, now):
+                self._ledger.take(output, now)
+            self._sent.note_work(is_left=self._scheduler.has_pending_work())
             if result.refusal is not None:
                 # A fault of ours, or the executor's. The batches sent after it were made as if it
                 # had run: only a new session is sure not to run them.
@@ -237,8 +231,9 @@ class EngineLoop:
             self._lose_link(error)
 
     def _patience_s(self) -> float | None:
-        if self._sent:
-            return max(0.0, self._head_since + self._sent[0].patience_s - self._clock())
+        remaining_s = self._sent.remaining_s
+        if remaining_s is not None:
+            return remaining_s
         return None if self._is_linked else RECONNECT_PAUSE_S
 
     # --- the link ---
@@ -261,6 +256,8 @@ class EngineLoop:
     def _lose_link(self, error: LinkError) -> None:
         """Give the session up; requests stay and wait for the next one."""
         _log.error("link lost", error=error.message, steps_in_flight=len(self._sent))
+        self.meter.num_losses += 1
+        self._num_losses += 1
         if self._sent:
             self._losses_without_progress += 1
         self._link.close()
@@ -279,10 +276,18 @@ class EngineLoop:
             )
 
     def _set_linked(self, *, is_linked: bool) -> None:
-        if is_linked != self._is_linked:
-            self._is_linked = is_linked
+        self._is_linked = is_linked
+        self._tell_health()
+
+    def _tell_health(self) -> None:
+        """Report the plane well or not, if that is news: a stalled one is not, until it goes on."""
+        if self._sent.is_stalled and not self._scheduler.has_pending_work():
+            self._sent.calm()
+        is_well = self._is_linked and not self._sent.is_stalled
+        if is_well != self._is_well:
+            self._is_well = is_well
             if self._on_link_change is not None:
-                self._on_link_change(is_linked)
+                self._on_link_change(is_well)
 
     def _check_grace(self) -> None:
         """Raise ComputeUnavailableError once the compute plane has been away too long."""
@@ -299,13 +304,22 @@ class EngineLoop:
 
     # --- the end of a turn ---
 
+    def _note_turn(self) -> None:
+        """Measure how long a result kept this thread until the next batch was on its way."""
+        if self._received_at is not None:
+            self.meter.turn.observe(self._clock() - self._received_at)
+
     def _finish_turn(self) -> None:
         """Publish the turn's news, then renew what other threads read."""
+        self._tell_health()
         self._scheduler.get_completed()  # its events said it all; not taken, they would pile up
         self._memory = self._read_memory_stats()
         self._metrics = self._ledger.metrics(
             self._scheduler.get_stats(), memory_utilization=self._memory.utilization
         )
+        self._publish_news()
+
+    def _publish_news(self) -> None:
         updates = self._ledger.take_updates()
         if updates:
             self._publish(updates)

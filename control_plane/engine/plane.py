@@ -19,6 +19,10 @@ BEAMS = frozenset({"copies", "logprobs"})
 """What a beam search takes."""
 
 
+PROMPT_LOGPROBS = "prompt_logprobs"
+"""The feature of planes that give log-probabilities of prompts."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlaneDescription:
     """The answer of `Describe`, as far as decisions depend on it.

@@ -1,48 +1,108 @@
 """Output streams: the engine thread publishes, tasks of the event loop read.
 
-One wake-up of the event loop a step, however many requests it brought tokens for. What a reader has
-not taken yet is merged into one larger part, so a slow reader gets fewer and larger ones; a stream
-never holds more than `max_tokens` tokens for each of the request's samples.
+One wake-up of the event loop a step, however many requests it brought tokens for. Text is made as
+tokens arrive, so that a stop string ends its sample however slow the reader is. What a reader has
+not taken yet is merged into one larger piece a sample, so a slow reader gets fewer and larger ones;
+one that leaves more than a bound untaken loses its request.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from control_plane.core.request import FinishReason
+import structlog
+
+from control_plane.core.batch import TokenLogprobs
+from control_plane.core.request import FinishReason, RequestState
 from control_plane.engine.events import RequestEnd, RequestUpdate
+from control_plane.engine.sample_text import SampleText, TextPiece
+from control_plane.engine.watch import NOBODY, StreamWatch
+from control_plane.errors import RequestFailedError, SlowReaderError
+from planes.errors import EngineError
+
+DEFAULT_MAX_UNREAD_TOKENS = 2048
+"""With 20 log-probabilities each they take about 5 MB, without any 0.2 MB."""
+
+_log = structlog.get_logger(__name__)
 
 
-class SamplePart(NamedTuple):
-    """What came of one sample since the last part. `finish_reason`: it has ended."""
+class TextDelta(NamedTuple):
+    """A piece of the answer, of sample `sample_index`; `offset`: its generated tokens before it.
 
-    sample_index: int
-    token_ids: list[int]
-    finish_reason: FinishReason | None
-
-
-class StreamPart(NamedTuple):
-    """What came since the last part, of each sample there is news of.
-
-    The first part may be empty: the request is admitted. `end`: of the request as a whole.
+    `logprobs`: one for each token, if they were asked for. `finish_reason` is set on the last piece
+    of each sample, with `matched_stop`, the string or token the caller gave that ended it, if one
+    did. `end`: on the last piece of all.
     """
 
-    samples: list[SamplePart]
+    text: str
+    token_ids: list[int]
+    offset: int
     end: RequestEnd | None
+    sample_index: int = 0
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    matched_stop: str | int | None = None
 
 
-class TokenStream:
-    """The output of one request, for one reading task."""
+@dataclasses.dataclass(slots=True)
+class _Unread:
+    """What came of one sample and was not taken yet."""
 
-    __slots__ = ("_end", "_has_news", "_reasons", "_token_ids", "_waiter")
+    offset: int
+    text: list[str] = dataclasses.field(default_factory=list)
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None
 
-    def __init__(self) -> None:
-        # By sample, in the order of their news; one that only ends has an empty list.
-        self._token_ids: dict[int, list[int]] = {}
-        self._reasons: dict[int, FinishReason] = {}
+
+class RequestStream:
+    """The output of one request, for one reading task; lives on the event loop.
+
+    `texts`: of its samples, in order. `stop_sample` is told of a sample that a stop string has
+    ended, and its number of tokens; `give_up` that the request is of no use any more. With more
+    than `max_unread_tokens` tokens of a sample untaken, the reader is too slow. `watch` looks on.
+    """
+
+    __slots__ = (
+        "_end",
+        "_ended",
+        "_error",
+        "_give_up",
+        "_has_news",
+        "_is_admitted",
+        "_max_unread_tokens",
+        "_stop_sample",
+        "_unread",
+        "_waiter",
+        "_watch",
+        "prompt_logprobs",
+        "texts",
+    )
+
+    def __init__(
+        self,
+        texts: Sequence[SampleText],
+        *,
+        stop_sample: Callable[[int, int], None],
+        give_up: Callable[[], None],
+        max_unread_tokens: int = DEFAULT_MAX_UNREAD_TOKENS,
+        watch: StreamWatch = NOBODY,
+    ) -> None:
+        self.texts = texts
+        self._watch = watch
+        self._is_admitted = False
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        self._stop_sample = stop_sample
+        self._give_up = give_up
+        self._max_unread_tokens = max_unread_tokens
+        self._unread: dict[int, _Unread] = {}  # by sample, in the order of their news
+        self._ended: set[int] = set()  # samples of which the end is among the news
         self._end: RequestEnd | None = None
+        self._error: EngineError | None = None
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -52,23 +112,42 @@ class TokenStream:
         return self._end is not None
 
     def push(self, update: RequestUpdate) -> None:
-        """Append an update and wake the reader."""
-        index, reason = update.sample_index, update.finish_reason
-        if update.new_token_ids or reason is not None:
-            token_ids = self._token_ids.get(index)
-            if token_ids is None:
-                token_ids = self._token_ids[index] = []
-            token_ids.extend(update.new_token_ids)
-            if reason is not None:
-                self._reasons[index] = reason
-        self._end = update.end
+        """Take an update in and wake the reader."""
+        if self._error is not None:
+            self._end = self._end or update.end
+            return
+        if not self._is_admitted and (update.end is None or update.end.error is None):
+            self._is_admitted = True
+            self._watch.admit()
+        if update.prompt_logprobs is not None:
+            self.prompt_logprobs = update.prompt_logprobs
+        try:
+            if update.new_token_ids or update.finish_reason is not None:
+                self._take(update)
+            if update.end is not None:
+                self._close(update.end)
+        except EngineError as error:
+            self._fail(error)
+        # The tokenizer may be a user's own, and other requests share this call: whatever it
+        # raises ends this one alone.
+        except Exception as error:  # noqa: BLE001
+            _log.exception("the text of a request could not be made")
+            self._fail(RequestFailedError(f"the tokenizer failed: {error}"))
         self._has_news = True
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def next_part(self) -> StreamPart:
-        """Wait for news and take all of it. After a part with an end there is nothing more."""
+    def leave(self) -> None:
+        """Note that nobody reads it any more."""
+        self._watch.leave()
+
+    async def next_deltas(self) -> list[TextDelta]:
+        """Wait for news and take all of it; maybe nothing, if that is that it is admitted.
+
+        After a piece with an `end` there is nothing more. Raises the error of a request that was
+        refused or failed, and SlowReaderError.
+        """
         while not self._has_news:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -76,10 +155,101 @@ class TokenStream:
             finally:
                 self._waiter = None
         self._has_news = False
-        token_ids, self._token_ids = self._token_ids, {}
-        reasons, self._reasons = self._reasons, {}
-        samples = [SamplePart(i, tokens, reasons.get(i)) for i, tokens in token_ids.items()]
-        return StreamPart(samples, self._end)
+        end = self._end
+        error = self._error or (None if end is None else end.error)
+        if error is not None:
+            raise error
+        unread, self._unread = self._unread, {}
+        deltas = [
+            TextDelta(
+                "".join(news.text),
+                news.token_ids,
+                news.offset,
+                None,
+                index,
+                news.finish_reason,
+                tuple(news.logprobs),
+                news.matched_stop,
+            )
+            for index, news in unread.items()
+        ]
+        if end is not None:
+            last = deltas.pop() if deltas else TextDelta("", [], self.texts[0].num_tokens, None)
+            deltas.append(last._replace(end=end))
+        return deltas
+
+    def _take(self, update: RequestUpdate) -> None:
+        """Make text of a sample's new tokens; what comes behind its stop string is dropped."""
+        index, reason = update.sample_index, update.finish_reason
+        sample = self.texts[index]
+        if index in self._ended:
+            return
+        offset = sample.num_tokens
+        news = self._add(index, offset, sample.push(update.new_token_ids, update.logprobs))
+        if sample.has_ended and reason is None:
+            self._stop_sample(index, sample.num_tokens)
+        if sample.has_ended or reason is not None:
+            self._finish(index, news, reason, update.matched_stop)
+        if update.new_token_ids:
+            self._watch.take(index, sample.num_tokens - offset, update.at)
+        elif sample.num_tokens > offset:
+            self._watch.give(sample.num_tokens - offset)
+
+    def _finish(
+        self,
+        index: int,
+        news: _Unread,
+        reason: FinishReason | None,
+        matched_stop: int | None = None,
+    ) -> None:
+        """Add the end of a sample."""
+        self._ended.add(index)
+        sample = self.texts[index]
+        rest = sample.finish()
+        news.text.append(rest.text)
+        news.token_ids.extend(rest.token_ids)
+        news.logprobs.extend(rest.logprobs)
+        is_matched = sample.matched_stop is not None
+        news.finish_reason = FinishReason.STOP if is_matched else reason
+        news.matched_stop = sample.matched_stop if is_matched else matched_stop
+
+    def _add(self, index: int, offset: int, piece: TextPiece) -> _Unread:
+        """Append a piece to what is unread of a sample. Raises SlowReaderError at the bound."""
+        text, token_ids, logprobs = piece
+        news = self._unread.get(index)
+        if news is None:
+            news = self._unread[index] = _Unread(offset)
+        elif len(news.token_ids) + len(token_ids) > self._max_unread_tokens:
+            raise SlowReaderError(
+                f"the reader is too slow: more than {self._max_unread_tokens} tokens of the answer "
+                "(max_unread_tokens) wait for it"
+            )
+        if text:
+            news.text.append(text)
+        news.token_ids.extend(token_ids)
+        if logprobs:
+            news.logprobs.extend(logprobs)
+        return news
+
+    def _close(self, end: RequestEnd) -> None:
+        """Note the end of the request, which is that of every sample that goes on."""
+        for index, sample in enumerate(self.texts):
+            if index not in self._ended:
+                offset = sample.num_tokens
+                news = self._add(index, offset, TextPiece("", ()))
+                self._finish(index, news, end.finish_reason)
+                self._watch.give(sample.num_tokens - offset)
+        if end.state is RequestState.COMPLETED and self.texts[0].matched_stop is not None:
+            end = dataclasses.replace(end, finish_reason=FinishReason.STOP)
+        self._end = end
+        self._watch.end(end)
+
+    def _fail(self, error: EngineError) -> None:
+        """Let the reader have an error instead of what it has not taken."""
+        self._error = error
+        self._watch.fail(error)
+        self._unread.clear()
+        self._give_up()
 
 
 class StreamHub:
@@ -87,18 +257,17 @@ class StreamHub:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._streams: dict[int, TokenStream] = {}
+        self._streams: dict[int, RequestStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, request_id: int) -> TokenStream:
-        """Make the stream of a request, before the request is submitted."""
-        stream = self._streams[request_id] = TokenStream()
+    def open(self, request_id: int, stream: RequestStream) -> None:
+        """Begin to deliver to the stream of a request, before the request is submitted."""
+        self._streams[request_id] = stream
         self._idle.clear()
-        return stream
 
     def close(self, request_id: int) -> None:
         """Forget a stream; later updates of its request are dropped."""

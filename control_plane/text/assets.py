@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control_plane.text.huggingface_tokenizer import load_huggingface_tokenizer
+from control_plane.text.chat_template import ChatTemplate
+from control_plane.text.huggingface_tokenizer import (
+    HuggingFaceTokenizer,
+    load_huggingface_tokenizer,
+)
 from control_plane.text.simple_tokenizer import SimpleTokenizer
 from control_plane.text.tokenizer import Tokenizer
 from planes.errors import TokenizationError
@@ -41,3 +45,23 @@ def make_tokenizer(assets: ModelAssets) -> Tokenizer:
     if assets.simple_vocab_size is not None:
         return SimpleTokenizer(assets.simple_vocab_size)
     raise TokenizationError(f"model {assets.model_name} comes without a tokenizer")
+
+
+def make_chat_template(
+    assets: ModelAssets, tokenizer: Tokenizer, source: str | None = None
+) -> ChatTemplate | None:
+    """Compile the model's chat template, or `source` in its place; None if there is neither.
+
+    Raises TokenizationError if it is no template.
+    """
+    source = source or assets.chat_template
+    if not source:
+        return None
+
+    def name(token_id: int | None) -> str | None:
+        if token_id is None or not isinstance(tokenizer, HuggingFaceTokenizer):
+            return None
+        return tokenizer.token_name(token_id)
+
+    eos = assets.eos_token_ids[0] if assets.eos_token_ids else None
+    return ChatTemplate(source, bos_token=name(assets.bos_token_id), eos_token=name(eos))

@@ -80,12 +80,16 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a prompt. Releases the interpreter lock while it works."""
+        return [*self._prefix, *self.encode_plain(text)]
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the token ids of a text without a BOS token in front."""
         try:
-            ids = self._backend.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         # The library raises bare `Exception`s (and TypeError for lone surrogates); none is ours.
         except Exception as error:  # noqa: BLE001
             raise TokenizationError(f"the prompt cannot be tokenized: {error}") from None
-        return [*self._prefix, *ids]
+        return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out."""
@@ -94,6 +98,10 @@ class HuggingFaceTokenizer:
         # As in `encode`; also OverflowError for an id that is no u32.
         except Exception as error:  # noqa: BLE001
             raise TokenizationError(f"token ids cannot be decoded: {error}") from None
+
+    def token_name(self, token_id: int) -> str | None:
+        """Return how the vocabulary spells a token, special ones too; None: it has no such id."""
+        return self._backend.id_to_token(token_id)
 
     @property
     def vocab_size(self) -> int:

@@ -36,6 +36,10 @@ class SimpleTokenizer:
         except UnicodeEncodeError as error:
             raise TokenizationError(f"the prompt is not valid Unicode: {error.reason}") from None
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the UTF-8 bytes of `text`."""
+        return self.encode(text)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of the byte tokens; the others have none."""
         return b"".join(map(self.token_bytes, tokens)).decode("utf-8", errors="replace")

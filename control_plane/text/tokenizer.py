@@ -46,6 +46,18 @@ class Tokenizer(Protocol):
 
 
 @runtime_checkable
+class PlainTokenizer(Protocol):
+    """A tokenizer that can leave out the special tokens `encode` adds.
+
+    Prompts made by a chat template have them already.
+    """
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the token ids of a text and of nothing else. Raises TokenizationError."""
+        ...
+
+
+@runtime_checkable
 class ByteTokenizer(Protocol):
     """A tokenizer whose text is the concatenation of its tokens' bytes, read as UTF-8.
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 from planes.address import parse_address
 from planes.transport import plane_server_options
@@ -47,6 +49,7 @@ class Slot:
     seed: int
     sample: int
     num_prompt: int
+    num_logprobs: int | None = None
 
 
 @dataclass
@@ -70,11 +73,15 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
     num_host_blocks: int = 0
     features: tuple[str, ...] = ("copies", "sampled_slots")
     tells_prompts_apart: bool = False
+    numerics_id: str = "fake/1"
+    stands_after: int | None = None  # batches, from which on it answers nothing until it is killed
 
     def start(self) -> None:
         self.epoch = next(_epochs)
         self.session = 0
         self.last_step = 0
+        self.kept: dict[int, compute_pb2.ExecutionOutput] = {}
+        self.num_resumes = 0
         self.slots: dict[int, Slot] = {}
         self.pool: dict[int, list[int | None]] = {}
         self.host: dict[int, list[int | None]] = {}
@@ -95,8 +102,10 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
         self.steps_seen = threading.Semaphore(0)
 
     def kill(self) -> None:
+        self.stands_after = None
+        stopped = self.server.stop(None)
         self.may_run.set()
-        self.server.stop(None).wait()
+        stopped.wait()
 
     # --- the service ---
 
@@ -110,7 +119,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
                 context_length=self.context_length,
                 dtype="float32",
             ),
-            numerics_id="fake/1",
+            numerics_id=self.numerics_id,
             executor="simulated",
             device=compute_pb2.DeviceDescription(kind="simulated"),
             block_size=BLOCK_SIZE,
@@ -137,11 +146,25 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
         )
 
     def Open(self, request, context):
+        if request.resume_session:
+            return self.resume(request, context)
         self.take_overs.append(request.take_over)
         self.session += 1
+        self.kept.clear()
         self.slots.clear()
         self.pool.clear()
         self.host.clear()
+        return compute_pb2.OpenResponse(
+            session=self.session, epoch=self.epoch, last_step=self.last_step
+        )
+
+    def resume(self, request, context):
+        if request.resume_epoch != self.epoch or request.resume_session != self.session:
+            word = "STALE_EPOCH" if request.resume_epoch != self.epoch else "STALE_SESSION"
+            status = status_pb2.Status(code=grpc.StatusCode.FAILED_PRECONDITION.value[0])
+            status.details.add().Pack(error_details_pb2.ErrorInfo(reason=word))
+            context.abort_with_status(rpc_status.to_status(status))
+        self.num_resumes += 1
         return compute_pb2.OpenResponse(
             session=self.session, epoch=self.epoch, last_step=self.last_step
         )
@@ -150,6 +173,8 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
         for batch in request_iterator:
             self.batches.append(batch)
             self.steps_seen.release()
+            if self.stands_after is not None and len(self.batches) > self.stands_after:
+                self.may_run.clear()
             self.may_run.wait()
             if not context.is_active():
                 return
@@ -159,11 +184,14 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
         output = compute_pb2.ExecutionOutput(
             session=batch.session, epoch=batch.epoch, step_id=batch.step_id
         )
+        if batch.session == self.session and batch.step_id in self.kept:
+            return self.kept[batch.step_id]
         refusal = self.check(batch)
         if refusal is not None:
             output.refusal.CopyFrom(refusal)
             return output
         self.last_step = batch.step_id
+        self.kept[batch.step_id] = output
         self.move_blocks(batch)
         for slot in batch.released:
             del self.slots[slot]
@@ -174,6 +202,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
                 start.sampling.seed,
                 start.sample_index,
                 start.num_prompt_tokens,
+                start.sampling.num_logprobs if start.sampling.HasField("num_logprobs") else None,
             )
         blocks = iter(batch.new_block_ids)
         for row, slot_id in enumerate(batch.slots):
@@ -184,17 +213,36 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
             for position in range(first, first + batch.query_lens[row]):
                 block = self.block(slot.blocks[position // BLOCK_SIZE])
                 block[position % BLOCK_SIZE] = slot.tokens[position]
+        for request in batch.prompt_logprobs:
+            first, count = batch.positions[request.row] + 1, request.num_logprobs
+            positions = range(first, first + batch.query_lens[request.row])
+            tops = range(ord("a"), ord("a") + count)
+            output.prompt_logprobs.add(
+                row=request.row,
+                first_position=first,
+                logprobs=[-float(position) for position in positions],
+                top_token_ids=[token for _ in positions for token in tops],
+                top_logprobs=[-float(position) for position in positions for _ in tops],
+            )
         targets = batch.sampled_slots or [batch.slots[row] for row in batch.sampled_rows]
-        for row, target in zip(batch.sampled_rows, targets, strict=True):
+        for sample, (row, target) in enumerate(zip(batch.sampled_rows, targets, strict=True)):
             slot = self.slots[target]
             length = batch.positions[row] + batch.query_lens[row]
             blocks = [self.block(number) for number in slot.blocks]
             read = [blocks[p // BLOCK_SIZE][p % BLOCK_SIZE] for p in range(length)]
-            if self.poisoned_prompt and bytes(read).startswith(self.poisoned_prompt):
+            text = bytes(token for token in read if token < 256)
+            if self.poisoned_prompt and text.startswith(self.poisoned_prompt):
                 output.row_failures.add(
                     row=row, reason=compute_pb2.ROW_FAILURE_REASON_NOT_FINITE, message="NaN logits"
                 )
             token = self.draw(read, slot)
+            if slot.num_logprobs is not None:
+                output.sample_logprobs.add(
+                    sample=sample,
+                    logprob=-token / 8,
+                    top_token_ids=range(slot.num_logprobs),
+                    top_logprobs=[-1.0] * slot.num_logprobs,
+                )
             slot.tokens.append(token)
             output.sampled_token_ids.append(token)
         return output

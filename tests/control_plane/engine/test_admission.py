@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -37,8 +39,17 @@ def test_a_given_seed_stays(admission):
 def test_prompt_and_completion_may_fill_the_model_length_and_no_more(admission):
     params = GenerationParams(max_tokens=15)
     assert admission.make_request([1] * 5, params, arrival_time=0.0).max_total_len == 20
-    with pytest.raises(PromptTooLongError, match=r"\(6 tokens\).*\(15\) = 21.*\(20\)"):
+    with pytest.raises(PromptTooLongError, match=r"at most 14 after .* 6 tokens .* got 15") as left:
         admission.make_request([1] * 6, params, arrival_time=0.0)
+    assert left.value.field == "max_tokens"
+
+
+def test_a_prompt_too_long_for_any_completion_is_what_is_at_fault(admission):
+    params = GenerationParams(max_tokens=1)
+    assert admission.make_request([1] * 19, params, arrival_time=0.0)
+    with pytest.raises(PromptTooLongError, match=r"has 20 tokens, max_model_len \(20\)") as caught:
+        admission.make_request([1] * 20, params, arrival_time=0.0)
+    assert caught.value.field == "prompt"
 
 
 def test_a_request_may_fill_the_whole_pool_and_no_more():
@@ -46,8 +57,32 @@ def test_a_request_may_fill_the_whole_pool_and_no_more():
     limits = RequestLimits(max_model_len=99, block_size=8, num_blocks=2)
     admission = Admission(SimpleTokenizer(), limits, vocab_size=259, eos_token_ids=())
     assert admission.make_request([1] * 8, GenerationParams(max_tokens=9), arrival_time=0.0)
-    with pytest.raises(RequestNeverFitsError, match=r"needs 3 KV blocks of 8.*the pool has 2"):
+    with pytest.raises(
+        RequestNeverFitsError,
+        match=r"at most 9 after .* got 10, .* needs 3 KV blocks of 8 .* pool has 2",
+    ) as left:
         admission.make_request([1] * 8, GenerationParams(max_tokens=10), arrival_time=0.0)
+    assert left.value.field == "max_tokens"
+    with pytest.raises(
+        RequestNeverFitsError, match=r"prompt of 17 .* needs 3 KV blocks of 8 .* pool has 2"
+    ) as prompt:
+        admission.make_request([1] * 17, GenerationParams(max_tokens=1), arrival_time=0.0)
+    assert prompt.value.field == "prompt"
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("shares_prompts", [True, False])
+@pytest.mark.parametrize("num_prompt_tokens", [3, 8, 13])
+def test_the_number_of_tokens_that_are_said_to_be_left_fits_and_one_more_does_not(
+    num_prompt_tokens, shares_prompts, num_beams
+):
+    limits = RequestLimits(999, 4, 14, shares_prompts=shares_prompts)
+    with pytest.raises(RequestNeverFitsError) as caught:
+        limits.check(num_prompt_tokens, 900, num_beams)
+    left = int(re.search(r"at most (\d+) after", caught.value.message)[1])
+    limits.check(num_prompt_tokens, left, num_beams)
+    with pytest.raises(RequestNeverFitsError):
+        limits.check(num_prompt_tokens, left + 1, num_beams)
 
 
 def test_any_kind_of_integer_becomes_a_plain_one(admission):
@@ -116,13 +151,14 @@ def test_samples_and_beams_come_in_and_what_can_never_run_does_not():
 
     assert make(max_tokens=5, n=128).params.n == 128
     assert make(max_tokens=2, beam_width=3, n=2).params.beam_width == 3
-    with pytest.raises(ValidationError, match=r"beam_width must be at most 3, .* got 4"):
+    with pytest.raises(ValidationError, match=r"at most max_num_seqs \(3\), .* got 4"):
         make(max_tokens=2, beam_width=4)
-    with pytest.raises(RequestNeverFitsError, match=r"for 3 beams needs 6 KV blocks"):
+    with pytest.raises(RequestNeverFitsError, match=r"with 3 beams, got 5, which needs 6 KV"):
         make(max_tokens=5, beam_width=3)
+    assert limits.num_blocks_for(2, 5, 3) == 6
     many_ends = Admission(
-        SimpleTokenizer(), RequestLimits(99, 4, 99), vocab_size=259, eos_token_ids=range(8)
+        SimpleTokenizer(), RequestLimits(99, 4, 99), vocab_size=259, eos_token_ids=range(18)
     )
     params = GenerationParams(max_tokens=2, beam_width=3)
-    with pytest.raises(ValidationError, match="looks at 27 continuations a beam, at most 20"):
+    with pytest.raises(ValidationError, match=r"at most 2 with 18 end tokens.*, got 3"):
         many_ends.make_request([9], params, arrival_time=0.0)

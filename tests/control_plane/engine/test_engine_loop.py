@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import grpc
 import pytest
 
 from control_plane.config import SchedulingLimits
 from control_plane.core.request import FinishReason, RequestState
 from control_plane.engine.bring_up import connect, learn
-from control_plane.engine.compute_client import ComputeClient
+from control_plane.engine.compute_client import MAX_RESUMES_WITHOUT_REPLY, ComputeClient
 from control_plane.errors import (
     ComputeUnavailableError,
     FencedError,
@@ -61,24 +62,52 @@ def test_a_lost_compute_plane_costs_no_token_and_changes_none(drive, fake_plane,
     driver = drive()
     ids = [driver.submit(f"stream {i}", 20, seed=i) for i in range(3)]
     driver.run_until(lambda: all(len(driver.tokens.get(i, ())) > 5 for i in ids))
+    assert driver.loop.metrics.num_plane_losses == 0
     fake_plane.kill()
     fake_plane.start()
     driver.run()
     for i, request_id in enumerate(ids):
         assert driver.text(request_id) == expected(f"stream {i}", 20, i)
     assert driver.links == [True, False, True]
+    assert driver.loop.metrics.num_plane_losses == 1
     assert fake_plane.take_overs == [False, False]
     assert driver.loop.memory_stats.used_blocks == 0
 
 
-def test_a_broken_stream_to_a_living_plane_is_taken_over_again(drive, fake_plane, expected):
+def test_a_broken_stream_to_a_living_plane_is_mended_and_the_loop_hears_nothing(
+    drive, fake_plane, expected
+):
     driver = drive()
     request_id = driver.submit("abc", 20)
     driver.run_until(lambda: len(driver.tokens.get(request_id, ())) >= 3)
-    driver.client._stream.call.cancel()
+    driver.client._session.stream.call.cancel()
     driver.run()
     assert driver.text(request_id) == expected("abc", 20)
-    assert fake_plane.take_overs == [False, True]
+    assert (fake_plane.num_resumes, fake_plane.take_overs, driver.links) == (1, [False], [True])
+
+
+def test_a_stream_that_never_brings_a_reply_is_not_mended_for_ever(drive, fake_plane):
+    fake_plane.kill()
+    fake_plane.Execute = lambda *_: iter(())  # ends the stream at once
+    fake_plane.start()
+    driver = drive()
+    driver.submit("abc", 20)
+    driver.run_until(lambda: driver.links[-1:] == [False])
+    assert fake_plane.num_resumes == MAX_RESUMES_WITHOUT_REPLY
+
+
+def test_what_breaks_the_stream_by_its_content_is_not_sent_again(drive, fake_plane):
+    def refuse(batches, context):
+        next(batches)
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max")
+
+    fake_plane.kill()
+    fake_plane.Execute = refuse
+    fake_plane.start()
+    driver = drive()
+    driver.submit("abc", 20)
+    driver.run_until(lambda: driver.links[-1:] == [False])
+    assert fake_plane.num_resumes == 0
 
 
 def test_a_new_plane_with_another_model_is_refused(drive, fake_plane):

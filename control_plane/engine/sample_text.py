@@ -1,0 +1,145 @@
+"""The text of one sample: tokens in; text, and the tokens it comes from, out.
+
+This is done as tokens arrive and not when somebody reads: a stop string ends the sample, and must
+be found however slow the reader is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from control_plane.core.batch import TokenLogprobs
+from control_plane.core.generation_params import GenerationParams
+from control_plane.text.detokenizer import make_detokenizer
+from control_plane.text.stop_strings import StopMatcher
+from control_plane.text.tokenizer import Tokenizer
+
+
+class TextPiece(NamedTuple):
+    """The next piece of a sample. `logprobs`: one for each token, or none."""
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs] = ()
+
+
+NOTHING = TextPiece("", ())
+
+
+class _Held(NamedTuple):
+    """A token not given yet, and where its text begins and ends, in characters of the sample."""
+
+    first: int
+    end: int
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class SampleText:
+    """Turns the tokens of one sample into text, and finds the stop string that ends it.
+
+    Text and tokens are given together: a token is held back while any of its text may belong to a
+    stop string, so what was given is at any moment the text of the tokens given (but for a
+    character that is not whole). Once a stop string is found (`matched_stop`, `has_ended`) nothing
+    more is taken, and the tokens that have no part in the text before it are not given.
+
+    `num_tokens`: those given, and those it was primed with.
+    """
+
+    __slots__ = (
+        "_certain",
+        "_certain_from",
+        "_detokenizer",
+        "_given_to",
+        "_held",
+        "_matcher",
+        "_pushed_to",
+        "has_ended",
+        "matched_stop",
+        "num_tokens",
+    )
+
+    def __init__(self, tokenizer: Tokenizer, params: GenerationParams) -> None:
+        self._detokenizer = make_detokenizer(tokenizer)
+        self._matcher: StopMatcher | None = None
+        if params.stop:
+            self._matcher = StopMatcher(params.stop, include_stop=params.include_stop)
+        self._held: deque[_Held] = deque()
+        # Places in the sample's text, in characters: what the tokens say reaches to the first, what
+        # was given to the second; the matcher has let go of `certain`, which begins at the third.
+        self._pushed_to = self._given_to = self._certain_from = 0
+        self._certain = ""
+        self.num_tokens = 0
+        self.matched_stop: str | int | None = None
+        self.has_ended = False
+
+    def prime(self, token_ids: Sequence[int]) -> None:
+        """Take the first tokens, which the reader has with their text."""
+        for token_id in token_ids:  # one by one, as they came when the reader got them
+            self.push((token_id,))
+        self._held.clear()
+        self._given_to = self._pushed_to
+        self.num_tokens = len(token_ids)
+
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> TextPiece:
+        """Take the next tokens; the piece that is certain now. Nothing once it has ended."""
+        if self.has_ended:
+            return NOTHING
+        if self._matcher is None:
+            self.num_tokens += len(token_ids)
+            return TextPiece(self._detokenizer.push(token_ids), token_ids, logprobs)
+        for index, token_id in enumerate(token_ids):
+            text = self._detokenizer.push((token_id,))
+            first = self._pushed_to
+            self._match(self._matcher, text)
+            entry = logprobs[index] if logprobs else None
+            self._held.append(_Held(first, self._pushed_to, token_id, entry))
+            if self.has_ended:
+                break
+        return self._take()
+
+    def finish(self) -> TextPiece:
+        """Return the rest: no more tokens come."""
+        if self.has_ended:
+            return NOTHING
+        rest = self._detokenizer.finish()
+        if self._matcher is not None:
+            self._match(self._matcher, rest)
+            if not self.has_ended:
+                self._certain += self._matcher.finish()
+        self.has_ended = True
+        return TextPiece(rest, ()) if self._matcher is None else self._take()
+
+    def _match(self, matcher: StopMatcher, text: str) -> None:
+        """Pass text through the matcher."""
+        self._pushed_to += len(text)
+        certain, self.matched_stop = matcher.push(text)
+        self._certain += certain
+        self.has_ended = self.matched_stop is not None
+
+    def _take(self) -> TextPiece:
+        """Return the tokens all of whose text is certain, with it; all there is at the end."""
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        held, before = self._held, self._given_to
+        certain_to = self._certain_from + len(self._certain)
+        given_to = certain_to if self.has_ended else before
+        while held:
+            first, end, token_id, entry = held[0]
+            if end > certain_to and not (self.has_ended and first < certain_to):
+                break
+            held.popleft()
+            token_ids.append(token_id)
+            if entry is not None:
+                logprobs.append(entry)
+            given_to = max(given_to, min(end, certain_to))
+        if self.has_ended:
+            held.clear()
+        text = self._certain[max(0, before - self._certain_from) : given_to - self._certain_from]
+        if given_to > before:
+            self._certain = self._certain[given_to - self._certain_from :]
+            self._certain_from = self._given_to = given_to
+        self.num_tokens += len(token_ids)
+        return TextPiece(text, token_ids, logprobs)

@@ -1,0 +1,50 @@
+"""Which chat template is used: the operator's file, or the model's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+from control_plane.engine.bring_up import ConnectedPlane
+from control_plane.text.assets import make_chat_template
+from control_plane.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
+from planes.errors import ConfigError, TokenizationError
+
+_log = structlog.get_logger(__name__)
+
+
+class TemplateChoice:
+    """Reads the operator's file at once, compiles when the model is known.
+
+    Raises ConfigError if there is a file and it cannot be read or is no template.
+    """
+
+    def __init__(self, file_name: str | None) -> None:
+        self._source: str | None = None
+        if file_name is not None:
+            self._source = _read(file_name)
+            try:
+                ChatTemplate(self._source)
+            except TokenizationError as error:
+                raise ConfigError(
+                    f"chat_template: {file_name}: {error.message}", field="chat_template"
+                ) from None
+
+    def make(self, connected: ConnectedPlane) -> ChatTemplate | None:
+        """Return the template; None, and a line in the log, if the model's own is unusable."""
+        try:
+            return make_chat_template(connected.assets, connected.tokenizer, self._source)
+        except TokenizationError as error:
+            _log.warning("chat is not served", error=error.message)
+            return None
+
+
+def _read(file_name: str) -> str:
+    try:
+        with Path(file_name).open(encoding="utf-8") as file:
+            return file.read(MAX_TEMPLATE_CHARACTERS + 1)  # one that is longer is refused, not cut
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template: cannot read {file_name}: {error}", field="chat_template"
+        ) from None

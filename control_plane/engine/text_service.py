@@ -1,0 +1,144 @@
+"""Tokenizing, detokenizing and chat templates for API tasks, within bounds and off their loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import operator
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from control_plane.engine.admission import Admission
+from control_plane.text.chat_template import ChatTemplate
+from control_plane.text.tokenizer import ByteTokenizer, PlainTokenizer, Tokenizer
+from planes.errors import ValidationError
+
+MAX_INLINE_CHARACTERS = 2048
+"""Longer prompts are tokenized on another thread: the event loop must not wait milliseconds."""
+
+MAX_INLINE_TOKENS = 512
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as the model wants it, special tokens included."""
+
+    text: str
+    token_ids: list[int]
+
+
+class TextService:
+    """The model's text side for tasks of one event loop.
+
+    `chat_template`: None if the model has none. `vocab_size`: width of the model's logits. Methods
+    raise ValidationError for what is out of bounds, TokenizationError.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        admission: Admission,
+        chat_template: ChatTemplate | None,
+        *,
+        vocab_size: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._admission = admission
+        self._template = chat_template
+        self._vocab_size = vocab_size
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, as a prompt of it would have them."""
+        admission, tokenizer = self._admission, self._tokenizer
+        admission.check_text(text)
+        if add_special_tokens:
+            encode = tokenizer.encode
+        elif isinstance(tokenizer, PlainTokenizer):
+            encode = tokenizer.encode_plain
+        else:
+            raise ValidationError(
+                f"add_special_tokens must be true: {type(tokenizer).__name__} has no encode_plain",
+                field="add_special_tokens",
+            )
+        if len(text) <= MAX_INLINE_CHARACTERS:
+            return encode(text)
+        return await asyncio.to_thread(encode, text)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids; special tokens have none."""
+        limit = self._admission.max_model_len
+        if len(token_ids) > limit:
+            raise ValidationError(
+                f"token_ids must have at most max_model_len ({limit}) entries, "
+                f"got {len(token_ids)}",
+                field="token_ids",
+            )
+        tokens = [self._check_id(token_id) for token_id in token_ids]
+        if len(tokens) <= MAX_INLINE_TOKENS:
+            return self._tokenizer.decode(tokens)
+        return await asyncio.to_thread(self._tokenizer.decode, tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes one token stands for, those of U+FFFD where it has no text alone."""
+        token_id = self._check_id(token_id)
+        if isinstance(self._tokenizer, ByteTokenizer):
+            return self._tokenizer.token_bytes(token_id)
+        return self._tokenizer.decode([token_id]).encode()
+
+    async def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> ChatPrompt:
+        """Return a conversation as a prompt. The text has its own BOS where the model wants one."""
+        template = self._template
+        if template is None:
+            raise ValidationError("the model has no chat template", field="messages")
+        if not messages:
+            raise ValidationError("messages must not be empty", field="messages")
+        self._check_size(messages, tools)
+
+        def render() -> ChatPrompt:
+            text = template.render(
+                messages, add_generation_prompt=add_generation_prompt, tools=tools
+            )
+            self._admission.check_text(text)
+            tokenizer = self._tokenizer
+            if isinstance(tokenizer, PlainTokenizer):
+                return ChatPrompt(text, tokenizer.encode_plain(text))
+            return ChatPrompt(text, tokenizer.encode(text))
+
+        return await asyncio.to_thread(render)  # a template is a program: it takes its time
+
+    def _check_size(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+    ) -> None:
+        """Refuse what is longer than any prompt before the template sees it."""
+        for field, value in (("messages", messages), ("tools", tools)):
+            try:
+                size = len(json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass"))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ValidationError(
+                    f"{field} must be JSON values: {error}", field=field
+                ) from None
+            limit = self._admission.max_text_bytes
+            if size > limit:
+                raise ValidationError(
+                    f"{field} must have at most {limit} bytes, got {size}", field=field
+                )
+
+    def _check_id(self, token_id: int) -> int:
+        try:
+            token = operator.index(token_id)
+        except TypeError as error:
+            raise ValidationError(
+                f"token ids must be integers: {error}", field="token_ids"
+            ) from None
+        if not 0 <= token < self._vocab_size:
+            raise ValidationError(
+                f"token ids must be 0 to {self._vocab_size - 1}, got {token}", field="token_ids"
+            )
+        return token

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import threading
+
+import pytest
+from structlog.testing import capture_logs
+
+from control_plane.engine import recording_file
+from control_plane.engine.recording import Recorder
+from control_plane.engine.recording_file import RecordingFile, encode_length
+from planes.errors import ConfigError
+from protos.hetero.compute.v1 import compute_pb2, recording_pb2
+
+PLANE = compute_pb2.DescribeResponse(block_size=4, features=["block_digests", "logprobs"])
+
+
+def start(slot: int, num_tokens: int, blocks: list[int], num_logprobs: int | None = None):
+    return compute_pb2.SlotStart(
+        slot=slot,
+        token_ids=range(num_tokens),
+        num_prompt_tokens=num_tokens,
+        block_ids=blocks,
+        sampling=compute_pb2.SamplingParams(num_logprobs=num_logprobs),
+    )
+
+
+def answer(step_id: int, num_samples: int):
+    return compute_pb2.ExecutionOutput(
+        step_id=step_id,
+        sampled_token_ids=range(num_samples),
+        sample_logprobs=[
+            compute_pb2.SampleLogprobs(sample=k, logprob=-k) for k in range(num_samples)
+        ],
+        block_digests=[7],
+    )
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    made = Recorder(str(tmp_path / "run"), clock=lambda: 12.5)
+    made.opened(PLANE)
+    yield made
+    made.close()
+
+
+def test_the_file_holds_what_was_sent_and_received_each_with_its_length(recorder, tmp_path):
+    batch = compute_pb2.ExecutionBatch(step_id=1, slots=[0], query_lens=[2], positions=[0])
+    recorder.sent(batch)
+    recorder.received(answer(1, 0))
+    recorder.close()
+    header = recording_pb2.RecordingHeader(
+        format_version=1, started_at_us=12_500_000, plane=PLANE.SerializeToString()
+    )
+    records = [
+        recording_pb2.Record(header=header),
+        recording_pb2.Record(batch=batch.SerializeToString()),
+        recording_pb2.Record(output=answer(1, 0).SerializeToString()),
+    ]
+    parts = [record.SerializeToString() for record in records]
+    assert (tmp_path / "run").read_bytes() == b"".join(bytes([len(part)]) + part for part in parts)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o600
+
+
+def test_every_block_that_a_batch_fills_is_asked_for(recorder):
+    batch = compute_pb2.ExecutionBatch(
+        step_id=1,
+        starts=[start(0, 9, [5, 6, 7]), start(1, 3, [8])],
+        slots=[0, 1],
+        query_lens=[9, 3],
+        positions=[0, 0],
+    )
+    recorder.sent(batch)
+    assert list(batch.digest_blocks) == [5, 6]
+    batch = compute_pb2.ExecutionBatch(
+        step_id=2,
+        copies=[
+            compute_pb2.BlockCopy(slot=1, logical_index=0, source_block=8, destination_block=9)
+        ],
+        slots=[0, 1],
+        query_lens=[1, 2],
+        positions=[9, 3],
+        new_block_counts=[0, 1],
+        new_block_ids=[3],
+    )
+    recorder.sent(batch)
+    assert list(batch.digest_blocks) == [9]
+    batch = compute_pb2.ExecutionBatch(step_id=3, slots=[1], query_lens=[3], positions=[5])
+    recorder.sent(batch)
+    assert list(batch.digest_blocks) == [3]
+
+
+def test_log_probabilities_are_asked_for_and_reach_only_who_asked(recorder):
+    batch = compute_pb2.ExecutionBatch(
+        step_id=1,
+        starts=[start(0, 4, [1]), start(1, 4, [2], num_logprobs=3), start(2, 4, [2])],
+        slots=[0, 1],
+        query_lens=[4, 4],
+        positions=[0, 0],
+        sampled_rows=[0, 1, 1],
+        sampled_slots=[0, 1, 2],
+    )
+    recorder.sent(batch)
+    assert [s.sampling.num_logprobs for s in batch.starts] == [0, 3, 0]
+    assert all(s.sampling.HasField("num_logprobs") for s in batch.starts)
+    # The answer to the first batch comes when a later one has given slot 1 away.
+    later = compute_pb2.ExecutionBatch(
+        step_id=2,
+        starts=[start(1, 4, [4])],
+        slots=[1, 0],
+        query_lens=[4, 1],
+        positions=[0, 4],
+        sampled_rows=[0, 1],
+    )
+    recorder.sent(later)
+    first, second = answer(1, 3), answer(2, 2)
+    recorder.received(first)
+    recorder.received(second)
+    assert [entry.sample for entry in first.sample_logprobs] == [1]
+    assert list(second.sample_logprobs) == []
+    assert list(first.block_digests) == []
+
+
+def test_a_plane_that_has_neither_is_asked_for_neither(tmp_path):
+    recorder = Recorder(str(tmp_path / "run"))
+    recorder.opened(compute_pb2.DescribeResponse(block_size=4))
+    batch = compute_pb2.ExecutionBatch(
+        step_id=1, starts=[start(0, 4, [1])], slots=[0], query_lens=[4], positions=[0]
+    )
+    recorder.sent(batch)
+    recorder.close()
+    assert list(batch.digest_blocks) == []
+    assert not batch.starts[0].sampling.HasField("num_logprobs")
+
+
+class FullDisk(io.BytesIO):
+    def write(self, _):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_disk_that_is_full_ends_the_recording_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording_file, "open", lambda *_: FullDisk(), raising=False)
+    with capture_logs() as logs:
+        recorder = Recorder(str(tmp_path / "run"))
+        recorder.opened(PLANE)
+        recorder.close()
+        recorder = Recorder(str(tmp_path / "other"))
+        recorder.opened(PLANE)
+        recorder._file._thread.join()
+        assert not recorder.is_recording
+        batch = compute_pb2.ExecutionBatch(
+            step_id=1, starts=[start(0, 4, [1])], slots=[0], query_lens=[4], positions=[0]
+        )
+        recorder.sent(batch)
+        assert not batch.digest_blocks
+        recorder.received(answer(1, 0))
+    stops = [line for line in logs if line["event"].startswith("recording stopped")]
+    assert [line["error"] for line in stops][-1] == "No space left on device"
+    assert [line["file"] for line in stops].count(str(tmp_path / "other")) == 1
+
+
+def test_log_probabilities_of_a_recording_that_ended_still_reach_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording_file, "MAX_RECORD_BYTES", 1000)
+    recorder = Recorder(str(tmp_path / "run"))
+    recorder.opened(PLANE)
+    parts = {"slots": [0], "query_lens": [4], "positions": [0], "sampled_rows": [0]}
+    recorder.sent(compute_pb2.ExecutionBatch(step_id=1, starts=[start(0, 4, [1])], **parts))
+    recorder.sent(compute_pb2.ExecutionBatch(step_id=2, starts=[start(1, 999, [2])]))
+    assert not recorder.is_recording
+    recorder.sent(compute_pb2.ExecutionBatch(step_id=3, **parts))
+    for step_id in (1, 2, 3):
+        output = answer(step_id, 1)
+        recorder.received(output)
+        assert step_id == 2 or not output.sample_logprobs
+    recorder.close()
+
+
+def test_a_disk_that_is_slow_ends_the_recording_before_memory_does(tmp_path, monkeypatch):
+    may_write = threading.Event()
+
+    class SlowDisk(io.BytesIO):
+        def write(self, data):
+            may_write.wait()
+            return len(data)
+
+    monkeypatch.setattr(recording_file, "open", lambda *_: SlowDisk(), raising=False)
+    file = RecordingFile(str(tmp_path / "run"), max_waiting_bytes=100)
+    with capture_logs() as logs:
+        for _ in range(20):
+            file.write(b"0123456789")
+    assert not file.is_recording
+    may_write.set()
+    file.close()
+    assert [line["event"] for line in logs] == ["recording stopped; requests go on"]
+
+
+def test_a_file_that_holds_something_is_not_overwritten_but_an_empty_one_is_taken(tmp_path):
+    empty = tmp_path / "empty"
+    empty.touch(mode=0o644)
+    RecordingFile(str(empty)).close()
+    assert empty.stat().st_mode & 0o777 == 0o600
+    empty.write_text("something")
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "target")
+    os.mkfifo(pipe)
+    for path, why in (
+        (empty, "holds 9 bytes already"),
+        (link, "cannot write"),
+        (pipe, "cannot write"),
+        (tmp_path, "cannot write"),
+        (tmp_path / "nowhere" / "run", "No such file"),
+        ("a\0b", "cannot write"),
+    ):
+        with pytest.raises(ConfigError, match=why) as refused:
+            RecordingFile(str(path))
+        assert refused.value.field == "record"
+    assert empty.read_text() == "something"
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("length", [0, 1, 127, 128, 300, 1 << 21, (1 << 28) - 1])
+def test_lengths_are_varints_as_protobuf_writes_them(length):
+    # Field 1 of a message that is a varint: its tag, then the number.
+    header = recording_pb2.RecordingHeader(format_version=length).SerializeToString()
+    assert encode_length(length) == (header[1:] if length else builtins.bytes(1))
