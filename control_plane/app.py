@@ -7,10 +7,9 @@ import gc
 import os
 import signal
 import socket
-import stat
-import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import grpc.aio
 import structlog
@@ -19,22 +18,32 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_health.v1.health import aio as aio_health  # type: ignore[attr-defined] # not in stubs
 from grpc_reflection.v1alpha import reflection
 
-from control_plane.api.inference_servicer import SERVICE, InferenceServicer
+from control_plane.access.keyring import Keyring
+from control_plane.api.engine_access import EngineAccess
 from control_plane.api.interceptors import RequestInterceptor
-from control_plane.config import ControlPlaneConfig, service_manager
-from control_plane.engine.bring_up import ConnectedPlane, connect, make_loop
+from control_plane.api.services import ADMIN_SERVICES, SERVICES, add_services
+from control_plane.config import COMPUTE_TLS_PREFIX, ControlPlaneConfig, service_manager
+from control_plane.engine.admission import Admission
+from control_plane.engine.bring_up import ConnectedPlane
 from control_plane.engine.compute_client import ComputeClient
+from control_plane.engine.fleet import Fleet
 from control_plane.engine.frontend import EngineFrontend, EngineParts
 from control_plane.engine.gate import Gate
 from control_plane.engine.loop import LoopOptions
 from control_plane.engine.plugins import CoreFactories
+from control_plane.engine.recording import Recorder
+from control_plane.engine.roster import Roster, RosterOptions
 from control_plane.engine.streams import StreamHub
-from control_plane.engine.thread import EngineThread
+from control_plane.engine.template_choice import TemplateChoice
+from control_plane.http.server import HOW_TO_GET_IT, HttpServer, missing_packages
+from control_plane.metrics.instruments import Instruments
+from control_plane.tracing.provider import load_tracing
 from planes.address import Address
 from planes.errors import ConfigError, EngineError
+from planes.listening import check_can_listen
 from planes.ready import announce_ready, watch_lifeline
+from planes.tls import ClientTls, ServerTls, add_port
 from planes.transport import client_server_options
-from protos.hetero.inference.v1 import inference_pb2_grpc
 
 EXIT_OK = 0
 EXIT_FAULT = 1
@@ -57,23 +66,34 @@ class ControlPlane:
     """One control plane process: gRPC server on the event loop, engine on its thread.
 
     Lives on one event loop; `run` serves until a signal, the parent's end or a fault. Raises
-    ConfigError for a scheduler or KV cache manager that cannot be imported.
+    ConfigError for a scheduler or KV cache manager that cannot be imported, for a recording that
+    cannot be written, and for spans without what writes them.
     """
 
     def __init__(self, config: ControlPlaneConfig) -> None:
         self._config = config
+        self._template = TemplateChoice(config.chat_template)
         self._factories = CoreFactories.load(config.scheduler, config.kv_cache_manager)
+        self._tls = None if config.tls_files is None else ServerTls(config.tls_files)
+        self._keyring = None if config.api_tokens is None else Keyring(Path(config.api_tokens))
+        self._instruments = Instruments(
+            load_tracing(config.otlp_traces_endpoint),
+            repeats_vllm=config.metrics_compat is not None,
+        )
         self._loop = asyncio.get_running_loop()
         self._gate = Gate()
         self._health = aio_health.HealthServicer()
-        self._servicer = InferenceServicer()
-        self._client = ComputeClient(
-            config.compute_address, controller=f"{socket.gethostname()}:{os.getpid()}"
-        )
+        self._access = EngineAccess()
+        self._recorder = None if config.record is None else Recorder(config.record)
         self._hub = StreamHub(self._loop)
-        self._engine: EngineThread | None = None
-        self._bring_up: asyncio.Task[None] | None = None
-        self._stop_connecting = threading.Event()
+        self._fleet = Fleet(
+            self._hub.publish,
+            is_alone=len(config.compute_addresses) == 1,
+            allow_numerics_change=config.allow_numerics_change,
+            call_soon=self._call_soon,
+            on_link_change=self._set_linked,
+        )
+        self._roster = self._make_roster()
         self._ended = asyncio.Event()
         self._hurry = asyncio.Event()
         self._link_up = asyncio.Event()
@@ -81,23 +101,81 @@ class ControlPlane:
         self._health_task: asyncio.Future[None] | None = None
         self._fault: BaseException | None = None
         self._is_announced = False
+        self._http = self._make_http()
         self._manager = service_manager()
         self._address = ""
 
+    def _make_roster(self) -> Roster:
+        """Return what brings the compute planes up, and an engine for each."""
+        config = self._config
+        controller = f"{socket.gethostname()}:{os.getpid()}"
+        files = config.compute_tls_files
+        compute_tls = None if files is None else ClientTls(files, prefix=COMPUTE_TLS_PREFIX)
+        return Roster(
+            [
+                ComputeClient(
+                    address, controller=controller, recorder=self._recorder, tls=compute_tls
+                )
+                for address in config.compute_addresses
+            ],
+            self._fleet,
+            RosterOptions(
+                limits=config,
+                loop=LoopOptions(
+                    pipeline_depth=config.pipeline_depth,
+                    max_queued_requests=config.max_queued_requests,
+                    compute_grace_s=config.compute_grace,
+                ),
+                factories=self._factories,
+            ),
+            on_first=self._attach,
+            on_fault=self._on_fault,
+        )
+
+    def _make_http(self) -> HttpServer | None:
+        """Take the HTTP port, if there is to be one. Raises ConfigError if it cannot be had."""
+        address = self._config.http_address
+        if address is None:
+            return None
+        missing = missing_packages()
+        if not missing:
+            return HttpServer(
+                address,
+                self._gate,
+                load_metrics=self._instruments.page(lambda: self._fleet.members),
+                visits=self._instruments.visits,
+                tls=self._tls,
+                keyring=self._keyring,
+            )
+        why = f"the HTTP port needs {' and '.join(missing)}: {HOW_TO_GET_IT}"
+        if self._config.http_port is not None:
+            raise ConfigError(f"http_port: {why}", field="http_port")
+        _log.info("no HTTP port", reason=why)
+        return None
+
     async def run(self) -> int:
-        """Serve; return the exit code. Raises ConfigError if the address cannot be had."""
+        """Serve; return the exit code.
+
+        Raises ConfigError if the address cannot be had, or this configuration cannot work with the
+        compute plane that is there.
+        """
         server = await self._start_server()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal)
+        if self._keyring is not None:
+            self._loop.add_signal_handler(signal.SIGHUP, self._keyring.refresh)
         watch_lifeline(self._config.lifeline_fd, lambda: self._call_soon(self._on_parent_gone))
         self._manager.ready(f"listening on {self._address}")
         watchdog = asyncio.create_task(self._feed_watchdog())
-        self._bring_up = asyncio.create_task(self._start_engine())
-        self._bring_up.add_done_callback(self._note_bring_up)
+        self._roster.start()
+        if self._http is not None:
+            await self._http.start()
         await self._ended.wait()
         self._manager.stopping()
         watchdog.cancel()
         await self._shut_down(server)
+        if isinstance(self._fault, ConfigError) and not self._is_announced:
+            raise self._fault  # the caller's, who has been told nothing else yet
         if self._fault is not None:
             is_known = isinstance(self._fault, EngineError)
             _log.critical(
@@ -114,78 +192,62 @@ class ControlPlane:
     async def _start_server(self) -> grpc.aio.Server:
         """Open the port, NOT_SERVING until there is an engine."""
         server = grpc.aio.server(
-            options=client_server_options(), interceptors=[RequestInterceptor(SERVICE)]
+            options=client_server_options(),
+            interceptors=[
+                RequestInterceptor(
+                    *SERVICES,
+                    keyring=self._keyring,
+                    admin_services=ADMIN_SERVICES,
+                    visits=self._instruments.visits,
+                )
+            ],
         )
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._servicer, server)
+        add_services(server, self._access)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
-            (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server
+            (*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME), server
         )
         await self._publish_health()
-        self._address = _bind(server, self._config.listen_address)
+        self._address = _bind(server, self._config.listen_address, self._tls)
         await server.start()
         _log.info("listening", address=self._address)
         return server
 
-    async def _start_engine(self) -> None:
-        """Wait for the compute plane, then start the engine on it."""
-        connected = await asyncio.to_thread(
-            connect, self._client, self._config, stop=self._stop_connecting
-        )
-        if connected is None:
-            return
-        config = self._config
-        loop = make_loop(
-            self._client,
-            connected,
-            self._hub.publish,
-            options=LoopOptions(
-                pipeline_depth=config.pipeline_depth,
-                max_queued_requests=config.max_queued_requests,
-                compute_grace_s=config.compute_grace,
-            ),
-            factories=self._factories,
-            on_link_change=self._on_link_change,
-        )
-        self._servicer.attach(
-            EngineFrontend(
-                EngineParts(
-                    plane=connected.plane,
-                    tokenizer=connected.tokenizer,
-                    admission=connected.make_admission(),
-                    inbox=loop.inbox,
-                    hub=self._hub,
-                    gate=self._gate,
-                    metrics=lambda: loop.metrics,
-                    memory_stats=lambda: loop.memory_stats,
-                )
+    def _attach(self, connected: ConnectedPlane, admission: Admission) -> None:
+        """Begin to take requests: the first compute plane is there."""
+        frontend = EngineFrontend(
+            EngineParts(
+                plane=connected.plane,
+                tokenizer=connected.tokenizer,
+                admission=admission,
+                inbox=self._fleet,
+                hub=self._hub,
+                gate=self._gate,
+                wants_principal=self._keyring is not None,
+                metrics=self._fleet.metrics,
+                memory_stats=self._fleet.memory_stats,
+                chat_template=self._template.make(connected),
+                max_unread_tokens=self._config.max_unread_tokens,
+                on_drain=self._tell_health,
+                watch=self._instruments.watch(connected.plane.model),
             )
         )
-        _log_plane(connected)
+        self._access.attach(frontend)
+        if self._http is not None:
+            self._http.attach(frontend)
         # What is alive now stays: a collection in the middle of a step need not look at it.
         gc.collect()
         gc.freeze()
-        self._engine = EngineThread(loop, on_fault=self._on_fault)
-        self._engine.start()
 
     async def _feed_watchdog(self) -> None:
         """Tell the service manager that event loop and engine turn, as often as it wants."""
         pause_s = self._manager.feed_pause_s
         while pause_s is not None:
             await asyncio.sleep(pause_s)
-            if self._engine is None or self._engine.has_turned():
+            if self._roster.has_turned():
                 self._manager.notify("WATCHDOG=1")
 
-    def _note_bring_up(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        # Once the end has begun, the connection is taken away from under it.
-        if error is not None and not self._ended.is_set():
-            self._stop_on(error)
-
     # --- what the engine thread reports ---
-
-    def _on_link_change(self, is_linked: bool) -> None:
-        self._call_soon(lambda: self._set_linked(is_linked=is_linked))
 
     def _on_fault(self, fault: BaseException) -> None:
         self._call_soon(lambda: self._stop_on(fault))
@@ -198,18 +260,21 @@ class ControlPlane:
             if not self._loop.is_closed():
                 raise
 
-    def _set_linked(self, *, is_linked: bool) -> None:
+    def _set_linked(self, is_linked: bool) -> None:
         here, gone = self._link_up, self._link_down
         (here if is_linked else gone).set()
         (gone if is_linked else here).clear()
         self._gate.set_linked(is_linked=is_linked)
-        self._health_task = asyncio.ensure_future(self._publish_health())
+        self._tell_health()
 
     def _stop_on(self, fault: BaseException) -> None:
         if self._fault is None:
             self._fault = fault
         self._gate.stop()
         self._ended.set()
+
+    def _tell_health(self) -> None:
+        self._health_task = asyncio.ensure_future(self._publish_health())
 
     async def _publish_health(self) -> None:
         """Tell watchers and checkers what the gate says; announce the first time it serves."""
@@ -218,12 +283,13 @@ class ControlPlane:
             if self._gate.is_serving
             else health_pb2.HealthCheckResponse.NOT_SERVING
         )
-        for service in ("", SERVICE):
+        for service in ("", *SERVICES):
             await self._health.set(service, status)
         if self._gate.is_serving and not self._is_announced:
             self._is_announced = True
             _log.info("serving", address=self._address)
-            announce_ready(self._config.ready_fd, self._address)
+            http = None if self._http is None else str(self._http.address)
+            announce_ready(self._config.ready_fd, self._address, http)
 
     # --- down ---
 
@@ -235,24 +301,26 @@ class ControlPlane:
 
     def _on_parent_gone(self) -> None:
         """Begin to shut down, and be quick about it even if a signal came before."""
-        _log.warning("the parent process is gone")
         self._ended.set()
+        _log.warning("the parent process is gone")
         self._loop.call_later(ORPHAN_DRAIN_S, self._hurry.set)
 
     async def _shut_down(self, server: grpc.aio.Server) -> None:
         """Refuse new requests at once, let running ones finish, then close everything."""
         self._gate.drain()
         await self._publish_health()
-        self._stop_connecting.set()
+        self._roster.stop_connecting()
         _log.info("shutting down", requests_running=len(self._hub))
         if self._fault is None:
             await self._wait_for_requests()
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.stop, ENGINE_STOP_PATIENCE_S)
+        await self._roster.stop(ENGINE_STOP_PATIENCE_S)
+        if self._http is not None:
+            await self._http.stop()
         await server.stop(STATUS_GRACE_S)
-        if self._bring_up is not None:
-            await asyncio.wait([self._bring_up], timeout=ENGINE_STOP_PATIENCE_S)
-        self._client.shut_down()
+        await self._roster.shut_down(ENGINE_STOP_PATIENCE_S)
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
+        await asyncio.to_thread(self._instruments.close)
 
     async def _wait_for_requests(self) -> None:
         """Wait until no request runs, at most `shutdown_timeout`, unless told to hurry.
@@ -294,51 +362,11 @@ class ControlPlane:
                 return
 
 
-def _bind(server: grpc.aio.Server, address: Address) -> str:
+def _bind(server: grpc.aio.Server, address: Address, tls: ServerTls | None) -> str:
     """Take the address; return it with the port that was given. Raises ConfigError."""
-    if address.path is not None:
-        _check_socket_is_dead(address.path)
+    check_can_listen(address)
     try:
-        port = server.add_insecure_port(address.target)
-    except RuntimeError:
-        raise ConfigError(
-            f"cannot listen on {address}: it is in use, or not an address of this machine",
-            field="listen",
-        ) from None
+        port = add_port(server, address, tls)
+    except RuntimeError:  # taken since then, most likely
+        raise ConfigError(f"listen: cannot listen on {address}", field="listen") from None
     return str(address if address.path is not None else replace(address, port=port))
-
-
-def _check_socket_is_dead(path: str) -> None:
-    """Raise ConfigError if a process listens on the socket file, or the file is no socket.
-
-    gRPC would take the file from under the other server's feet without a word.
-    """
-    try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            raise ConfigError(f"cannot listen on unix:{path}: the file exists", field="listen")
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.connect(path)
-    except (FileNotFoundError, ConnectionRefusedError):
-        return
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on unix:{path}: {error.strerror}", field="listen"
-        ) from None
-    raise ConfigError(f"cannot listen on unix:{path}: it is in use", field="listen")
-
-
-def _log_plane(connected: ConnectedPlane) -> None:
-    plane, limits = connected.plane, connected.limits
-    _log.info(
-        "compute plane connected",
-        model=plane.model,
-        executor=plane.executor,
-        device=plane.device,
-        dtype=plane.dtype,
-        num_blocks=plane.num_blocks,
-        block_size=plane.block_size,
-        num_host_blocks=limits.num_host_blocks,
-        prefix_cache=connected.prefix_cache,
-        max_model_len=limits.max_model_len,
-        max_batch_size=limits.max_batch_size,
-    )

@@ -17,8 +17,20 @@ from planes.logs import LOG_FORMATS, LOG_LEVELS
 from planes.service_manager import ServiceManager
 from planes.settings import Layers, add_arguments, check, read_config_file, resolve, setting
 from planes.settings import unknown_keys as keys_unknown_to
+from planes.tls_files import (
+    ClientFiles,
+    ServerFiles,
+    check_plaintext,
+    client_files,
+    server_files,
+    uses_tls,
+)
 
 MAX_COUNT = 1 << 20
+
+DEFAULT_HTTP_PORT = 3000
+
+COMPUTE_TLS_PREFIX = "compute_tls_"
 
 OTHER_KEYS = frozenset(
     {
@@ -103,15 +115,51 @@ class ControlPlaneConfig(SchedulingLimits):
     """Everything the control plane can be told. Raises ConfigError listing every problem."""
 
     compute: str | None = setting(
-        None, help="address of the compute plane: unix:PATH or HOST:PORT (required)"
+        None, help="address of the compute plane: unix:PATH or HOST:PORT; several: A,B (required)"
+    )
+    allow_numerics_change: bool = setting(
+        False,
+        help="let started requests of a lost compute plane go on where results have other bits",
     )
     listen: str | None = setting(
         None, help="full listen address, unix:PATH or HOST:PORT; overrides host and port"
     )
     grpc_host: str = setting("127.0.0.1", help="host of the gRPC port")
     grpc_port: int = setting(50051, help="gRPC port; 0: any free one", minimum=0, maximum=65535)
+    http: bool = setting(True, help="OpenAI-compatible HTTP too (needs the extra `http`)")
+    http_host: str = setting("127.0.0.1", help="host of the HTTP port")
+    http_port: int | None = setting(
+        None,
+        help=f"HTTP port, {DEFAULT_HTTP_PORT} if not given; 0: any free one",
+        minimum=0,
+        maximum=65535,
+    )
     allow_insecure: bool = setting(
         False, help="allow plaintext on addresses that other machines can reach"
+    )
+    tls_cert: str | None = setting(
+        None, help="PEM file of this server's certificate and its chain: TLS on every port"
+    )
+    tls_key: str | None = setting(None, help="PEM file of the certificate's private key")
+    tls_client_ca: str | None = setting(
+        None, help="PEM file of authorities: clients must show a certificate that one has signed"
+    )
+    compute_tls_ca: str | None = setting(
+        None, help="PEM file of the compute plane's authority: TLS to it"
+    )
+    compute_tls_cert: str | None = setting(
+        None, help="PEM file of the certificate that the compute plane is shown"
+    )
+    compute_tls_key: str | None = setting(None, help="PEM file of that certificate's private key")
+    api_tokens: str | None = setting(
+        None, help="file of `hetero-infer token`: clients must have one of its tokens"
+    )
+    metrics_compat: str | None = setting(
+        None, help="repeat the metrics that vLLM has under its names (vllm:…)", choices=("vllm",)
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        help="http(s)://HOST:PORT of an OpenTelemetry collector that gets a span of every request",
     )
     pipeline_depth: int = setting(
         2, help="batches under way at once; 1: wait for each", minimum=1, maximum=2
@@ -121,6 +169,18 @@ class ControlPlaneConfig(SchedulingLimits):
         help="seconds that requests outlive the compute plane before they fail",
         minimum=0,
         maximum=86400,
+    )
+    record: str | None = setting(
+        None, help="new file that gets every batch and output, for `hetero-infer replay`"
+    )
+    chat_template: str | None = setting(
+        None, help="file with the chat template to use instead of the model's (Jinja2)"
+    )
+    max_unread_tokens: int = setting(
+        2048,
+        help="tokens of an answer that wait for a slow reader before it is cut off",
+        minimum=1,
+        maximum=MAX_COUNT,
     )
     shutdown_timeout: float = setting(
         30.0, help="seconds that running requests get to finish", minimum=0, maximum=86400
@@ -145,18 +205,67 @@ class ControlPlaneConfig(SchedulingLimits):
                 "address, unix:PATH or HOST:PORT",
                 field="compute",
             )
-        for key, address in (("compute", self.compute_address), ("listen", self.listen_address)):
-            if not address.is_local and not self.allow_insecure:
-                raise ConfigError(
-                    f"{key}: {address} can be reached from other machines and the connection is "
-                    "plaintext; give --allow-insecure if that is meant",
-                    field=key,
-                )
+        if self.metrics_compat is not None and not self.http:
+            raise ConfigError(
+                "metrics_compat: the metrics page is on the HTTP port, which is off (http)",
+                field="metrics_compat",
+            )
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"otlp_traces_endpoint must be http://HOST:PORT or https://HOST:PORT, got "
+                f"{endpoint!r}",
+                field="otlp_traces_endpoint",
+            )
+        addresses = [("compute", address) for address in self.compute_addresses]
+        if self.record is not None and len(addresses) > 1:
+            raise ConfigError(
+                f"record: a recording is of one compute plane, compute names {len(addresses)}",
+                field="record",
+            )
+        is_tls = self.compute_tls_files is not None
+        if is_tls and not any(uses_tls(address) for _, address in addresses):
+            raise ConfigError(
+                "compute_tls_ca: there is no TLS on a unix socket, and compute names nothing else",
+                field="compute_tls_ca",
+            )
+        for key, address in addresses:
+            check_plaintext(address, key=key, is_tls=is_tls, allow_insecure=self.allow_insecure)
+        own = [("listen", self.listen_address)]
+        if self.http_address is not None:
+            own.append(("http_host", self.http_address))
+        is_tls = self.tls_files is not None
+        if is_tls and not any(uses_tls(address) for _, address in own):
+            raise ConfigError(
+                "tls_cert: there is no TLS on a unix socket, and nothing else is listened on",
+                field="tls_cert",
+            )
+        for key, address in own:
+            check_plaintext(address, key=key, is_tls=is_tls, allow_insecure=self.allow_insecure)
 
     @property
-    def compute_address(self) -> Address:
-        """Where the compute plane listens."""
-        return parse_address(self.compute or "", key="compute")
+    def tls_files(self) -> ServerFiles | None:
+        """The files of this plane's own ports; None: plaintext."""
+        return server_files(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def compute_tls_files(self) -> ClientFiles | None:
+        """The files for the connections to compute planes; None: plaintext."""
+        return client_files(
+            self.compute_tls_ca,
+            self.compute_tls_cert,
+            self.compute_tls_key,
+            prefix=COMPUTE_TLS_PREFIX,
+        )
+
+    @property
+    def compute_addresses(self) -> tuple[Address, ...]:
+        """Where the compute planes listen, each once."""
+        names = [name.strip() for name in (self.compute or "").split(",")]
+        addresses = tuple(parse_address(name, key="compute") for name in names)
+        if len(set(addresses)) < len(addresses):
+            raise ConfigError(f"compute: every address once, got {self.compute!r}", field="compute")
+        return addresses
 
     @property
     def listen_address(self) -> Address:
@@ -165,6 +274,14 @@ class ControlPlaneConfig(SchedulingLimits):
             return parse_address(self.listen, key="listen")
         host = f"[{self.grpc_host}]" if ":" in self.grpc_host else self.grpc_host
         return parse_address(f"{host}:{self.grpc_port}", key="grpc_host")
+
+    @property
+    def http_address(self) -> Address | None:
+        """Where this plane listens for HTTP; None: nowhere."""
+        if not self.http:
+            return None
+        port = DEFAULT_HTTP_PORT if self.http_port is None else self.http_port
+        return Address(host=self.http_host, port=port)
 
 
 def service_manager() -> ServiceManager:

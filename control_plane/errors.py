@@ -27,6 +27,18 @@ class QueueFullError(SchedulerError):
     retry_after_s = 1.0
 
 
+class SlowReaderError(SchedulerError):
+    """The client does not take its answer as fast as it comes, and too much of it waits."""
+
+    reason = "READER_TOO_SLOW"
+
+
+class RequestNotFoundError(ValidationError):
+    """No request of that name is under way."""
+
+    reason = "REQUEST_NOT_FOUND"
+
+
 class DrainingError(EngineError):
     """The server is shutting down and takes no new requests."""
 
@@ -45,6 +57,12 @@ class RequestFailedError(ExecutionError):
     """The computation of one request failed; others are not affected."""
 
     reason = "REQUEST_FAILED"
+
+
+class RequestCancelledError(ExecutionError):
+    """The request was ended by the server, by a client's word or by the end of the server."""
+
+    reason = "REQUEST_CANCELLED"
 
 
 class EngineStoppedError(EngineError):
@@ -69,3 +87,39 @@ class PlaneMismatchError(ConfigError):
     """The compute plane is not the one this control plane can work (or went on) with."""
 
     reason = "PLANE_MISMATCH"
+
+
+class TokenMissingError(EngineError):
+    """The server wants a bearer token, and the request has none, or not as it should be."""
+
+    reason = "TOKEN_MISSING"
+
+
+class TokenUnknownError(EngineError):
+    """The request's token is none of the server's, or not any more."""
+
+    reason = "TOKEN_UNKNOWN"
+
+
+class AdminTokenRequiredError(EngineError):
+    """The method is for operators; the request's token is somebody else's."""
+
+    reason = "ADMIN_TOKEN_REQUIRED"
+
+
+class TooManyConcurrentRequestsError(SchedulerError):
+    """As many requests of this token are under way as it may have at once."""
+
+    reason = "TOO_MANY_CONCURRENT_REQUESTS"
+    retry_after_s = 1.0
+
+
+class TokenRateError(SchedulerError):
+    """The token has used what it may use in a minute; `retry_after_s`: until it has paid for it."""
+
+    reason = "TOKENS_PER_MINUTE_USED_UP"
+    retry_after_s = 1.0
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

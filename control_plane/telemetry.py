@@ -18,6 +18,13 @@ class EngineMetrics:
     `memory_utilization`: used blocks over all blocks, 0 to 1.
     `average_latency_s`: from receipt to the end, mean over completed requests.
     `tokens_per_second`: generated tokens over the time in which the engine had work to do.
+    `num_plane_losses`: sessions with the compute plane that were lost; what it held was computed
+    anew. `num_stalls`: steps that took longer than their cost allows; `last_step_age_s`: since the
+    compute plane last got on with the steps under way, 0 without any.
+    Of the last 1024 steps, 0 before any: `plane_step_s`, mean time on the device;
+    `plane_idle_share`, of the device's time, that in which it waited for a batch although there was
+    work, 0 to 1; `scheduling_delay_p99_s`, how long a result waited for the engine thread, 99th
+    percentile.
     """
 
     total_requests: int = 0
@@ -35,6 +42,12 @@ class EngineMetrics:
     num_steps: int = 0
     num_swaps: int = 0
     cached_tokens: int = 0
+    num_plane_losses: int = 0
+    num_stalls: int = 0
+    last_step_age_s: float = 0.0
+    plane_step_s: float = 0.0
+    plane_idle_share: float = 0.0
+    scheduling_delay_p99_s: float = 0.0
 
 
 class Tally:

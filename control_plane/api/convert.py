@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from typing import Any
 
+from control_plane.core.batch import TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
-from control_plane.core.kv_cache import MemoryStats
 from control_plane.core.request import FinishReason, RequestState, StateChange
 from control_plane.core.request_options import RequestOptions
-from control_plane.engine.events import RequestEnd, RequestInfo, RequestTimings
+from control_plane.engine.events import RequestEnd, RequestTimings
 from control_plane.engine.frontend import Generation
-from control_plane.engine.plane import PlaneDescription
 from control_plane.errors import ModelNotFoundError
-from control_plane.telemetry import EngineMetrics
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
 
@@ -34,6 +34,16 @@ _STATES = {
 }
 
 _DEFAULTS = GenerationParams()
+_COLLECTIONS = {"stop": tuple, "stop_token_ids": tuple, "logit_bias": dict}
+
+
+# --- requests ---
+
+
+def check_model(name: str, loaded: str) -> None:
+    """Raise ModelNotFoundError if a request names another model than the loaded one."""
+    if name and name != loaded:
+        raise ModelNotFoundError(f"model {name!r} is not loaded, {loaded!r} is", field="model")
 
 
 def prompt_from_proto(request: inference_pb2.GenerateRequest) -> str | Sequence[int]:
@@ -46,15 +56,9 @@ def prompt_from_proto(request: inference_pb2.GenerateRequest) -> str | Sequence[
     raise ValidationError("the prompt must be given as text or token_ids", field="prompt")
 
 
-def check_model(request: inference_pb2.GenerateRequest, loaded: str) -> None:
-    """Raise ModelNotFoundError if the request names another model than the loaded one."""
-    if request.model and request.model != loaded:
-        raise ModelNotFoundError(
-            f"model {request.model!r} is not loaded, {loaded!r} is", field="model"
-        )
-
-
-def options_from_proto(request: inference_pb2.GenerateRequest, *, name: str) -> RequestOptions:
+def options_from_proto(
+    request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, *, name: str
+) -> RequestOptions:
     """Return what changes no token of the request. It is not checked yet."""
     return RequestOptions(priority=request.priority, cache_salt=request.cache_salt, name=name)
 
@@ -62,27 +66,111 @@ def options_from_proto(request: inference_pb2.GenerateRequest, *, name: str) -> 
 def params_from_proto(sampling: inference_pb2.SamplingParams) -> GenerationParams:
     """Return the parameters, defaults where a field is unset. They are not checked yet."""
     given = {descriptor.name: value for descriptor, value in sampling.ListFields()}
+    for name, collection in _COLLECTIONS.items():
+        if name in given:
+            given[name] = collection(given[name])
     return dataclasses.replace(_DEFAULTS, **given)
+
+
+def messages_from_proto(
+    messages: Sequence[inference_pb2.ChatMessage],
+) -> list[dict[str, object]]:
+    """Return a conversation as templates know it: without the fields that are not set."""
+    return [_message_from_proto(message, index) for index, message in enumerate(messages)]
+
+
+def _message_from_proto(message: inference_pb2.ChatMessage, index: int) -> dict[str, object]:
+    found: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.name:
+        found["name"] = message.name
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": _json_from_proto(
+                        call.arguments_json,
+                        f"messages[{index}].tool_calls[{number}].arguments_json",
+                    ),
+                },
+            }
+            for number, call in enumerate(message.tool_calls)
+        ]
+    return found
+
+
+def tools_from_proto(tools: Sequence[inference_pb2.Tool]) -> list[dict[str, object]] | None:
+    """Return the tools as templates know them; None if there are none."""
+    return [_tool_from_proto(tool, index) for index, tool in enumerate(tools)] or None
+
+
+def _tool_from_proto(tool: inference_pb2.Tool, index: int) -> dict[str, object]:
+    function: dict[str, object] = {"name": tool.name, "description": tool.description}
+    if tool.parameters_json:
+        field = f"tools[{index}].parameters_json"
+        function["parameters"] = _json_from_proto(tool.parameters_json, field)
+    return {"type": "function", "function": function}
+
+
+def _json_from_proto(text: str, field: str) -> dict[str, Any]:
+    """Return a JSON object. Raises ValidationError."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ValidationError(f"{field} is not JSON: {error}", field=field) from None
+    if not isinstance(value, dict):
+        raise ValidationError(f"{field} must be a JSON object, got {text[:40]}", field=field)
+    return value
+
+
+# --- answers ---
 
 
 def params_to_proto(params: GenerationParams) -> inference_pb2.SamplingParams:
     """Return the effective parameters, for the echo."""
     return inference_pb2.SamplingParams(
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        seed=params.seed,
-        ignore_eos=params.ignore_eos,
-        n=params.n,
-        beam_width=params.beam_width,
-        length_penalty=params.length_penalty,
-        early_stopping=params.early_stopping,
+        **{field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     )
 
 
 def finish_reason_to_proto(reason: FinishReason) -> inference_pb2.FinishReason.ValueType:
     """Return why a request ended."""
     return _FINISH_REASONS[reason]
+
+
+def matched_stop_to_proto(stop: str | int | None) -> inference_pb2.MatchedStop | None:
+    """Return which of the request's own stops ended a sample."""
+    if stop is None:
+        return None
+    if isinstance(stop, str):
+        return inference_pb2.MatchedStop(text=stop)
+    return inference_pb2.MatchedStop(token_id=stop)
+
+
+def logprobs_to_proto(entries: Sequence[TokenLogprobs]) -> list[inference_pb2.TokenLogprobs]:
+    """Return log-probabilities, one message a token."""
+    return [
+        inference_pb2.TokenLogprobs(
+            logprob=entry.logprob,
+            top_token_ids=entry.top_token_ids,
+            top_logprobs=entry.top_logprobs,
+        )
+        for entry in entries
+    ]
+
+
+def prompt_logprobs_to_proto(
+    entries: Sequence[TokenLogprobs | None] | None,
+) -> inference_pb2.PromptLogprobs | None:
+    """Return those of a prompt but for its first token, which has none."""
+    if entries is None:
+        return None
+    known = [entry for entry in entries if entry is not None]
+    return inference_pb2.PromptLogprobs(logprobs=logprobs_to_proto(known))
 
 
 def usage_to_proto(generation: Generation, end: RequestEnd) -> inference_pb2.Usage:
@@ -92,6 +180,11 @@ def usage_to_proto(generation: Generation, end: RequestEnd) -> inference_pb2.Usa
         completion_tokens=generation.num_generated_tokens,
         cached_tokens=end.cached_tokens,
     )
+
+
+def state_to_proto(state: RequestState) -> inference_pb2.RequestState.ValueType:
+    """Return a request's state."""
+    return _STATES[state]
 
 
 def states_to_proto(
@@ -104,89 +197,10 @@ def states_to_proto(
     ]
 
 
-def request_info_to_proto(info: RequestInfo) -> inference_pb2.RequestInfo:
-    """Return what a request is doing."""
-    finish_reason = (
-        inference_pb2.FINISH_REASON_UNSPECIFIED
-        if info.finish_reason is None
-        else _FINISH_REASONS[info.finish_reason]
-    )
-    return inference_pb2.RequestInfo(
-        request_id=info.name,
-        state=_STATES[info.state],
-        priority=info.priority,
-        prompt_tokens=info.prompt_tokens,
-        cached_tokens=info.cached_tokens,
-        completion_tokens=info.generated_tokens,
-        finish_reason=finish_reason,
-        age_s=info.age_s,
-        states=states_to_proto(info.history, arrival_time=info.arrival_time),
-    )
-
-
 def timings_to_proto(timings: RequestTimings) -> inference_pb2.Timings:
     """Return the milestones; one that was never reached is 0."""
     return inference_pb2.Timings(
         queue_s=timings.queue_s or 0.0,
         time_to_first_token_s=timings.time_to_first_token_s or 0.0,
         total_s=timings.total_s,
-    )
-
-
-def model_info_to_proto(
-    plane: PlaneDescription, *, max_model_len: int
-) -> inference_pb2.GetModelInfoResponse:
-    """Return what is loaded, where, and how long a sequence may be."""
-    return inference_pb2.GetModelInfoResponse(
-        model=plane.model,
-        architecture=plane.architecture,
-        dtype=plane.dtype,
-        weight_format=plane.weight_format,
-        vocab_size=plane.vocab_size,
-        context_length=plane.context_length,
-        max_model_len=max_model_len,
-        num_parameters=plane.num_parameters,
-        executor=plane.executor,
-        device=plane.device,
-        numerics_id=plane.numerics_id,
-        software_version=plane.software_version,
-    )
-
-
-def memory_stats_to_proto(
-    stats: MemoryStats, *, block_size: int
-) -> inference_pb2.GetMemoryStatsResponse:
-    """Return the use of the block pool."""
-    return inference_pb2.GetMemoryStatsResponse(
-        block_size=block_size,
-        total_blocks=stats.total_blocks,
-        used_blocks=stats.used_blocks,
-        free_blocks=stats.free_blocks,
-        num_sequences=stats.num_sequences,
-        cached_blocks=stats.cached_blocks,
-        internal_fragmentation=stats.internal_fragmentation,
-        utilization=stats.utilization,
-        total_host_blocks=stats.total_host_blocks,
-        used_host_blocks=stats.used_host_blocks,
-    )
-
-
-def metrics_to_proto(metrics: EngineMetrics) -> inference_pb2.GetMetricsResponse:
-    """Return the engine's counts."""
-    return inference_pb2.GetMetricsResponse(
-        total_requests=metrics.total_requests,
-        completed_requests=metrics.completed_requests,
-        failed_requests=metrics.failed_requests,
-        cancelled_requests=metrics.cancelled_requests,
-        prompt_tokens=metrics.prompt_tokens,
-        generated_tokens=metrics.generated_tokens,
-        active_sequences=metrics.active_sequences,
-        waiting_requests=metrics.waiting_requests,
-        num_preemptions=metrics.num_preemptions,
-        memory_utilization=metrics.memory_utilization,
-        average_latency_s=metrics.average_latency_s,
-        tokens_per_second=metrics.tokens_per_second,
-        num_steps=metrics.num_steps,
-        num_swaps=metrics.num_swaps,
-        cached_tokens=metrics.cached_tokens,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -18,10 +18,16 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+from control_plane.access.keyring import Keyring
+from control_plane.access.principal import Principal, acting_as
 from control_plane.api.status import RpcFailure, describe_error, describe_fault
+from control_plane.metrics.visits import FAULT, GRPC, VisitMeter, note_error
+from control_plane.tracing.trace_context import TraceContext, enter_trace, read_trace
 from planes.errors import EngineError, ValidationError
 
 _log = structlog.get_logger(__name__)
+
+AUTHORIZATION = "authorization"
 
 _request_id: ContextVar[str] = ContextVar("request_id")
 
@@ -36,10 +42,23 @@ def current_request_id() -> str:
 
 
 class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # not at run time
-    """Wraps the methods of the services whose names are given; health and reflection stay bare."""
+    """Wraps the methods of the services whose names are given; health and reflection stay bare.
 
-    def __init__(self, *services: str) -> None:
+    `keyring`: whose tokens these methods ask for; None: for none. Those of `admin_services` ask for
+    an operator's. Who has no token is told so before the message is read. `visits`: counts them.
+    """
+
+    def __init__(
+        self,
+        *services: str,
+        keyring: Keyring | None = None,
+        admin_services: Collection[str] = (),
+        visits: VisitMeter | None = None,
+    ) -> None:
+        self._visits = visits or VisitMeter()
         self._prefixes = tuple(f"/{service}/" for service in services)
+        self._keyring = keyring
+        self._admin_prefixes = tuple(f"/{service}/" for service in admin_services)
 
     async def intercept_service(
         self,
@@ -53,52 +72,101 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         method = handler_call_details.method
         if handler is None or not method.startswith(self._prefixes):
             return handler
+        caller = self._identify(handler_call_details)
+        trace = read_trace(handler_call_details.invocation_metadata or ())
+        is_refused = isinstance(caller, EngineError)
+        read = None if is_refused else _never_raise(handler.request_deserializer)
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                self._wrap(method, cast(_Behaviour, handler.unary_stream)),
-                request_deserializer=_never_raise(handler.request_deserializer),
+                self._wrap(method, cast(_Behaviour, handler.unary_stream), caller, trace),
+                request_deserializer=read,
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._wrap(method, cast(_Behaviour, handler.unary_unary)),
-            request_deserializer=_never_raise(handler.request_deserializer),
+            self._wrap(method, cast(_Behaviour, handler.unary_unary), caller, trace),
+            request_deserializer=read,
             response_serializer=handler.response_serializer,
         )
 
-    def _wrap(self, method: str, behaviour: _Behaviour) -> _Behaviour:
+    def _identify(self, details: grpc.HandlerCallDetails) -> Principal | EngineError | None:
+        """Return in whose name the RPC is, or why it must not be; None: nobody is asked."""
+        if self._keyring is None:
+            return None
+        try:
+            principal = self._keyring.authenticate(_authorization(details.invocation_metadata))
+            if details.method.startswith(self._admin_prefixes):
+                principal.require_admin()
+        except EngineError as error:
+            return error
+        return principal
+
+    def _wrap(
+        self,
+        method: str,
+        behaviour: _Behaviour,
+        caller: Principal | EngineError | None,
+        trace: TraceContext | None,
+    ) -> _Behaviour:
         """Wrap one method. Streaming ones are coroutines too: they write to the context."""
         name = method.rpartition("/")[2]
+        visits = self._visits
 
-        async def serve(request: Any, context: _Context) -> Any:  # noqa: ANN401 - as above
+        async def count(request: Any, context: _Context) -> Any:  # noqa: ANN401 - as above
+            with visits.visit(GRPC, name):
+                failure, answer = await serve(request, context)
+            if failure is None:
+                return answer
+            return await context.abort(failure.code, failure.message, failure.trailing_metadata)
+
+        async def serve(
+            request: Any,  # noqa: ANN401 - as above
+            context: _Context,
+        ) -> tuple[RpcFailure | None, Any]:
             request_id = uuid.uuid4().hex
             _request_id.set(request_id)
             structlog.contextvars.bind_contextvars(request_id=request_id, method=name)
+            enter_trace(trace)
+            if trace is not None:
+                structlog.contextvars.bind_contextvars(trace_id=trace.trace_id)
             started = time.monotonic()
             code = grpc.StatusCode.OK
             failure: RpcFailure | None = None
             try:
-                if isinstance(request, EngineError):
-                    raise request
-                return await behaviour(request, context)
+                for error in (caller, request):
+                    if isinstance(error, EngineError):
+                        raise error
+                if not isinstance(caller, Principal):
+                    return None, await behaviour(request, context)
+                structlog.contextvars.bind_contextvars(token_name=caller.name)
+                with acting_as(caller):
+                    return None, await behaviour(request, context)
             except asyncio.CancelledError:
                 # Cancelled by the client, disconnected, or past its deadline.
                 code = grpc.StatusCode.CANCELLED
                 raise
             except EngineError as error:
-                failure = describe_error(error)
+                failure = describe_error(error, request_id)
+                note_error(error.reason)
                 is_ours = failure.code is grpc.StatusCode.INTERNAL
                 tell = _log.error if is_ours else _log.info
                 tell("rpc refused", reason=error.reason, error=failure.message)
             # A fault must reach the log and the client, whatever it is; the server goes on.
             except Exception:  # noqa: BLE001
                 failure = describe_fault(request_id)
+                note_error(FAULT)
                 _log.exception("rpc failed")
             finally:
                 code = failure.code if failure is not None else code
                 _log.debug("rpc ended", code=code.name, seconds=time.monotonic() - started)
-            return await context.abort(failure.code, failure.message, failure.trailing_metadata)
+            return failure, None
 
-        return serve
+        return count
+
+
+def _authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """Return the one `authorization` there is; of several, nobody knows which is meant."""
+    found = [value for key, value in metadata or () if key == AUTHORIZATION]
+    return found[0] if len(found) == 1 and isinstance(found[0], str) else None
 
 
 def _never_raise(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

@@ -1,4 +1,4 @@
-"""The one table from error class to gRPC status, and the details that go with it.
+"""The one table from error class to gRPC status and HTTP status, and the details that go with it.
 
 Every error class of the control plane has a row of its own, even where it equals its family's; a
 test fails for a class without one. A user's subclass takes the row of its nearest ancestor.
@@ -6,6 +6,7 @@ test fails for a class without one. A user's subclass takes the row of its neare
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import grpc
@@ -19,6 +20,7 @@ from google.rpc import (  # type: ignore[import-untyped] # googleapis-common-pro
 
 from control_plane import errors as shell
 from control_plane.core import errors as core
+from control_plane.core.generation_params import GenerationParams
 from planes import errors as families
 
 DOMAIN = "hetero-paged-infer"
@@ -40,25 +42,44 @@ STATUS_OF: dict[type[families.EngineError], grpc.StatusCode] = {
     core.RequestNeverFitsError: grpc.StatusCode.FAILED_PRECONDITION,
     shell.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     shell.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    shell.SlowReaderError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    shell.RequestNotFoundError: grpc.StatusCode.NOT_FOUND,
     shell.DrainingError: grpc.StatusCode.UNAVAILABLE,
     shell.ComputeUnavailableError: grpc.StatusCode.UNAVAILABLE,
     shell.RequestFailedError: grpc.StatusCode.INTERNAL,
+    shell.RequestCancelledError: grpc.StatusCode.CANCELLED,
     shell.EngineStoppedError: grpc.StatusCode.INTERNAL,
     shell.LinkError: grpc.StatusCode.UNAVAILABLE,
     shell.FencedError: grpc.StatusCode.UNAVAILABLE,
     shell.PlaneMismatchError: grpc.StatusCode.UNAVAILABLE,
+    shell.TokenMissingError: grpc.StatusCode.UNAUTHENTICATED,
+    shell.TokenUnknownError: grpc.StatusCode.UNAUTHENTICATED,
+    shell.AdminTokenRequiredError: grpc.StatusCode.PERMISSION_DENIED,
+    shell.TooManyConcurrentRequestsError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    shell.TokenRateError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
+HTTP_STATUS_OF: dict[grpc.StatusCode, int] = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.CANCELLED: 503,  # by us: who cancels himself hears no answer
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+"""The same rows for HTTP: every code that `STATUS_OF` may name."""
+
 PROTO_FIELDS = {
-    "max_tokens": "sampling.max_tokens",
-    "temperature": "sampling.temperature",
-    "top_p": "sampling.top_p",
-    "seed": "sampling.seed",
-    "n": "sampling.n",
-    "beam_width": "sampling.beam_width",
-    "length_penalty": "sampling.length_penalty",
-    "early_stopping": "sampling.early_stopping",
+    **{field.name: f"sampling.{field.name}" for field in dataclasses.fields(GenerationParams)},
     "token_ids": "token_ids.ids",
+    "continued": "received_token_ids",
 }
 """Where a core parameter's name differs from its path in `GenerateRequest`."""
 
@@ -80,15 +101,20 @@ def status_code(error: families.EngineError) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL
 
 
-def describe_error(error: families.EngineError) -> RpcFailure:
-    """Return what a client is told about an error."""
+def http_status(error: families.EngineError) -> int:
+    """Return the HTTP status of the same row."""
+    return HTTP_STATUS_OF[status_code(error)]
+
+
+def describe_error(error: families.EngineError, request_id: str | None = None) -> RpcFailure:
+    """Return what a client is told about an error of a request."""
     code = status_code(error)
-    details: list[any_pb2.Any] = [
-        _pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
-    ]
+    metadata = {} if request_id is None else {"request_id": request_id}
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
+    details: list[any_pb2.Any] = [_pack(info)]
     if error.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=PROTO_FIELDS.get(error.field, error.field), description=_shorten(error.message)
+            field=PROTO_FIELDS.get(error.field, error.field), description=shorten(error.message)
         )
         details.append(_pack(error_details_pb2.BadRequest(field_violations=[violation])))
     retry_after_s: float | None = getattr(error, "retry_after_s", None)
@@ -109,16 +135,14 @@ def describe_fault(request_id: str) -> RpcFailure:
 
 
 def _failure(code: grpc.StatusCode, message: str, details: list[any_pb2.Any]) -> RpcFailure:
-    message = _shorten(message)
+    message = shorten(message)
     status = status_pb2.Status(code=getattr(code_pb2, code.name), message=message, details=details)
     return RpcFailure(code, message, (("grpc-status-details-bin", status.SerializeToString()),))
 
 
-def _shorten(message: str) -> str:
+def shorten(message: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     """Cut a message that quotes what a caller sent: it travels as metadata, which has a limit."""
-    if len(message) <= MAX_MESSAGE_CHARACTERS:
-        return message
-    return message[:MAX_MESSAGE_CHARACTERS] + "…"
+    return message if len(message) <= limit else message[:limit] + "…"
 
 
 def _pack(detail: Message) -> any_pb2.Any:

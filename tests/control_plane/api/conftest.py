@@ -13,8 +13,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
-from protos.hetero.inference.v1 import inference_pb2_grpc
+from tests.control_plane.api.services import Services
 
 ROOT = Path(__file__).parents[3]
 
@@ -112,7 +114,7 @@ def compute(tmp_path_factory):
 @pytest.fixture(scope="session")
 def start_control_plane():
     def start(plane, *flags: str, lifeline: int | None = None) -> Process:
-        own = (f"--compute={plane.address}", "--grpc-port=0", "--log-format=json")
+        own = (f"--compute={plane.address}", "--grpc-port=0", "--no-http", "--log-format=json")
         return Process(*own, *flags, lifeline=lifeline)
 
     return start
@@ -146,4 +148,18 @@ def channel(control_plane):
 
 @pytest.fixture
 def stub(channel):
-    return inference_pb2_grpc.InferenceServiceStub(channel)
+    return Services(channel)
+
+
+@pytest.fixture(scope="session")
+def field_of():
+    """The field that a refused call's details name."""
+
+    def find(error):
+        violation = error_details_pb2.BadRequest()
+        for packed in rpc_status.from_call(error).details:
+            if packed.Unpack(violation):
+                return violation.field_violations[0].field
+        return None
+
+    return find

@@ -6,14 +6,14 @@ import grpc
 import pytest
 
 from protos.hetero.inference.v1 import inference_pb2 as pb
-from protos.hetero.inference.v1 import inference_pb2_grpc
+from tests.control_plane.api.services import Services
 
 
 @pytest.fixture(scope="module")
 def stub(compute, start_control_plane):
     process = start_control_plane(compute, "--memory-threshold=1.0")
     with grpc.insecure_channel(process.ready()) as channel:
-        yield inference_pb2_grpc.InferenceServiceStub(channel)
+        yield Services(channel)
     process.terminate()
     code, _ = process.wait()
     process.close()

@@ -18,7 +18,7 @@ from grpc_status import rpc_status
 
 from control_plane.__main__ import main
 from protos.hetero.inference.v1 import inference_pb2 as pb
-from protos.hetero.inference.v1 import inference_pb2_grpc
+from tests.control_plane.api.services import Services
 
 
 def generate(stub, *, timeout=60, **kwargs):
@@ -46,7 +46,7 @@ def test_it_listens_not_serving_until_the_compute_plane_comes(launch, fake_plane
         watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=20)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.RpcError) as caught:
-            list(generate(inference_pb2_grpc.InferenceServiceStub(channel)))
+            list(generate(Services(channel)))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         fake_plane.start()
         assert process.ready() == f"127.0.0.1:{port}"
@@ -80,7 +80,7 @@ def test_a_full_queue_is_exhausted_and_says_when_to_retry(launch, fake_plane):
     request = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(max_tokens=5))
     fake_plane.may_run.clear()
     with grpc.insecure_channel(process.ready()) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        stub = Services(channel)
         held = [stub.GenerateStream(request)]
         next(held[0])
         fake_plane.steps_seen.acquire(timeout=20)  # it runs now and waits no more
@@ -106,7 +106,7 @@ def test_a_lower_priority_number_goes_first(launch, fake_plane):
 
     process = launch("--max-num-seqs=1", "--no-prefix-cache")
     with grpc.insecure_channel(process.ready()) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        stub = Services(channel)
         fake_plane.may_run.clear()
         streams = [stub.GenerateStream(request("a"))]
         next(streams[0])
@@ -125,7 +125,7 @@ def test_a_request_cancelled_in_the_queue_never_runs(launch, fake_plane):
     process = launch("--max-num-seqs=1")
     fake_plane.may_run.clear()
     with grpc.insecure_channel(process.ready()) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        stub = Services(channel)
         first = generate(stub, max_tokens=5)
         next(first)
         queued = generate(stub, max_tokens=5)
@@ -145,7 +145,7 @@ def test_requests_beyond_the_shutdown_timeout_end_unavailable(launch, fake_plane
     process = launch("--shutdown-timeout=0.05")
     with grpc.insecure_channel(process.ready()) as channel:
         fake_plane.may_run.clear()
-        running = generate(inference_pb2_grpc.InferenceServiceStub(channel), max_tokens=30)
+        running = generate(Services(channel), max_tokens=30)
         next(running)
         process.terminate()
         with pytest.raises(grpc.RpcError) as caught:
@@ -172,12 +172,31 @@ def test_the_end_of_its_parent_ends_it(fake_plane):
     process = subprocess.Popen(
         [
             sys.executable, "-m", "control_plane", f"--compute={fake_plane.address}",
-            "--grpc-port=0", f"--lifeline-fd={read}",
+            "--grpc-port=0", "--no-http", f"--lifeline-fd={read}",
         ],
         pass_fds=[read],
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
     os.close(read)
+    os.close(write)
+    assert process.wait(timeout=30) == 0
+
+
+def test_its_parent_may_end_with_the_pipe_its_log_goes_to(fake_plane):
+    lifeline, write = os.pipe()
+    log, log_end = os.pipe()
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "control_plane", f"--compute={fake_plane.address}",
+            "--grpc-port=0", "--no-http", f"--lifeline-fd={lifeline}",
+        ],
+        pass_fds=[lifeline],
+        stderr=log_end,
+    )  # fmt: skip
+    os.close(lifeline)
+    os.close(log_end)
+    os.read(log, 1)  # it has begun to log
+    os.close(log)
     os.close(write)
     assert process.wait(timeout=30) == 0
 
@@ -188,7 +207,7 @@ def test_without_its_parent_it_drains_for_a_moment_only(launch, fake_plane):
     os.close(read)
     with grpc.insecure_channel(process.ready()) as channel:
         fake_plane.may_run.clear()
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        stub = Services(channel)
         running = generate(stub, timeout=20, max_tokens=30)
         next(running)
         os.close(write)
@@ -206,7 +225,7 @@ def test_a_drain_does_not_wait_for_a_compute_plane_that_is_gone(launch, fake_pla
     process = launch("--shutdown-timeout=600", "--compute-grace=600")
     with grpc.insecure_channel(process.ready()) as channel:
         fake_plane.may_run.clear()
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        stub = Services(channel)
         running = generate(stub, timeout=20, max_tokens=200)
         next(running)
         fake_plane.steps_seen.acquire(timeout=20)
@@ -285,6 +304,21 @@ def test_a_socket_somebody_listens_on_is_not_taken_from_him(launch, tmp_path):
     assert first.ready() == f"unix:{path}"  # a dead socket file is no obstacle
 
 
+def test_an_address_of_another_machine_and_a_missing_directory_have_lines_of_their_own(
+    launch, tmp_path
+):
+    missing = tmp_path / "missing"
+    for flags, reason in (
+        (["--listen=192.0.2.1:5", "--allow-insecure"], "192.0.2.1 is not an address of this machi"),
+        ([f"--listen=unix:{missing}/s"], f"there is no directory {missing}"),
+    ):
+        code, stderr = launch(*flags).wait()
+        assert code == 2
+        (line,) = stderr.splitlines()
+        assert line.startswith("control_plane: listen: cannot listen on ")
+        assert reason in line
+
+
 def test_a_fenced_control_plane_ends_with_a_fault(control_plane, stub, fake_plane):
     fake_plane.other_session = 99
     with pytest.raises(grpc.RpcError) as caught:
@@ -309,7 +343,7 @@ def test_a_plane_of_another_model_ends_it_loudly(control_plane, fake_plane):
 def test_log_lines_carry_the_request_id_and_no_prompt(launch):
     process = launch("--log-level=debug")
     with grpc.insecure_channel(process.ready()) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        stub = Services(channel)
         started = next(iter(generate(stub, max_tokens=3))).started
         list(generate(stub, max_tokens=3))
     process.terminate()

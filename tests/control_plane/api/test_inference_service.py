@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from protos.hetero.inference.v1 import inference_pb2 as pb
-from protos.hetero.inference.v1 import inference_pb2_grpc
+from tests.control_plane.api.services import Services
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -228,7 +228,7 @@ def test_what_can_never_fit_is_a_failed_precondition_and_in_no_count(stub):
 @pytest.mark.parametrize("how", ["cancel", "deadline", "disconnect"])
 def test_an_abandoned_stream_frees_its_blocks(control_plane, stub, how):
     with grpc.insecure_channel(control_plane.address) as other:
-        abandoned = inference_pb2_grpc.InferenceServiceStub(other).GenerateStream(
+        abandoned = Services(other).GenerateStream(
             ask("x", max_tokens=250), timeout=0.05 if how == "deadline" else None
         )
         if how != "deadline":

@@ -11,7 +11,7 @@ import pytest
 from grpc_status import rpc_status
 
 from protos.hetero.inference.v1 import inference_pb2 as pb
-from protos.hetero.inference.v1 import inference_pb2_grpc
+from tests.control_plane.api.services import Services
 
 NUM_STREAMS = 300
 MAX_GROWTH_BYTES = 16 << 20
@@ -29,7 +29,7 @@ def control(compute, start_control_plane):
 @pytest.fixture(scope="module")
 def stub(control):
     with grpc.insecure_channel(control.address) as channel:
-        yield inference_pb2_grpc.InferenceServiceStub(channel)
+        yield Services(channel)
 
 
 def stream(stub, i, max_tokens=12, **call):
@@ -98,7 +98,7 @@ def test_ten_thousand_refusals_leave_the_memory_flat_and_each_says_when_to_come_
     process = launch("--max-queued-requests=1", "--max-num-seqs=1")
     fake_plane.may_run.clear()
     with grpc.insecure_channel(process.ready()) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        stub = Services(channel)
         held = [stream(stub, 0)]
         next(held[0])
         assert fake_plane.steps_seen.acquire(timeout=20)  # it runs now and waits no more

@@ -8,7 +8,14 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 import control_plane
-from control_plane.api.status import STATUS_OF, describe_error, describe_fault, status_code
+from control_plane.api.status import (
+    HTTP_STATUS_OF,
+    STATUS_OF,
+    describe_error,
+    describe_fault,
+    http_status,
+    status_code,
+)
 from control_plane.core.errors import PromptTooLongError
 from control_plane.errors import QueueFullError
 from planes.errors import EngineError, ValidationError
@@ -79,5 +86,13 @@ def test_a_fault_of_ours_tells_the_client_only_where_to_look():
 def test_codes_are_those_of_the_design(code):
     assert code in {
         "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
-        "UNAVAILABLE", "INTERNAL",
+        "UNAVAILABLE", "INTERNAL", "UNAUTHENTICATED", "PERMISSION_DENIED", "CANCELLED",
     }  # fmt: skip
+
+
+def test_every_code_of_the_table_has_an_http_status_of_its_kind():
+    for error, code in STATUS_OF.items():
+        is_ours = code.name in ("INTERNAL", "UNAVAILABLE", "CANCELLED")
+        assert (HTTP_STATUS_OF[code] >= 500) == is_ours, error
+    assert http_status(QueueFullError("no")) == 429
+    assert http_status(PromptTooLongError("no")) == 400

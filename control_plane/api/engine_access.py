@@ -1,0 +1,29 @@
+"""The engine as the servicers share it: not there at first."""
+
+from __future__ import annotations
+
+from control_plane.api.convert import check_model
+from control_plane.engine.frontend import EngineFrontend
+from control_plane.errors import ComputeUnavailableError
+
+
+class EngineAccess:
+    """Holds the engine once there is one; until then everything is UNAVAILABLE."""
+
+    def __init__(self) -> None:
+        self._engine: EngineFrontend | None = None
+
+    def attach(self, engine: EngineFrontend) -> None:
+        """Begin to serve."""
+        self._engine = engine
+
+    def require(self, model: str = "") -> EngineFrontend:
+        """Return the engine of the model asked for; empty: the one that is loaded.
+
+        Raises ComputeUnavailableError, ModelNotFoundError.
+        """
+        engine = self._engine
+        if engine is None:
+            raise ComputeUnavailableError("the compute plane is not there yet")
+        check_model(model, engine.plane.model)
+        return engine

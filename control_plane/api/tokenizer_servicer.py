@@ -1,0 +1,56 @@
+# ruff: noqa: N802 - the methods have the names of the proto
+"""`hetero.inference.v1.TokenizerService`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+
+from control_plane.api.convert import messages_from_proto, tools_from_proto
+from control_plane.api.engine_access import EngineAccess
+from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TokenizerServicer(inference_pb2_grpc.TokenizerServiceServicer):
+    """Turns text into tokens and back, within the bounds of a prompt."""
+
+    def __init__(self, access: EngineAccess) -> None:
+        self._access = access
+
+    async def Tokenize(
+        self,
+        request: inference_pb2.TokenizeRequest,
+        context: _Context,  # noqa: ARG002 - gRPC's signature
+    ) -> inference_pb2.TokenizeResponse:
+        """Return the tokens a prompt of this text has."""
+        adds_special = not request.HasField("add_special_tokens") or request.add_special_tokens
+        engine = self._access.require(request.model)
+        ids = await engine.tokenize(request.text, add_special_tokens=adds_special)
+        return inference_pb2.TokenizeResponse(token_ids=ids)
+
+    async def Detokenize(
+        self,
+        request: inference_pb2.DetokenizeRequest,
+        context: _Context,  # noqa: ARG002 - gRPC's signature
+    ) -> inference_pb2.DetokenizeResponse:
+        """Return the text of tokens."""
+        text = await self._access.require(request.model).detokenize(request.token_ids.ids)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def ApplyChatTemplate(
+        self,
+        request: inference_pb2.ApplyChatTemplateRequest,
+        context: _Context,  # noqa: ARG002 - gRPC's signature
+    ) -> inference_pb2.ApplyChatTemplateResponse:
+        """Return the prompt of a conversation."""
+        engine = self._access.require(request.model)
+        is_unset = not request.HasField("add_generation_prompt")
+        chat = await engine.apply_chat_template(
+            messages_from_proto(request.messages),
+            tools_from_proto(request.tools),
+            add_generation_prompt=is_unset or request.add_generation_prompt,
+        )
+        return inference_pb2.ApplyChatTemplateResponse(text=chat.text, token_ids=chat.token_ids)

@@ -1,0 +1,137 @@
+"""The generations of one HTTP request, read as the choices of one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from control_plane.core.batch import TokenLogprobs
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.request import FinishReason
+from control_plane.core.request_options import RequestOptions
+from control_plane.engine.frontend import EngineFrontend, Generation, TextDelta
+from control_plane.errors import RequestCancelledError
+from control_plane.http.usage import TokenCounts
+
+_FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class Piece(NamedTuple):
+    """A piece of one choice. `logprobs`: one entry a token, or none at all."""
+
+    text: str
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    finish_reason: str | None = None
+
+
+Take: TypeAlias = Callable[[int, Piece], Awaitable[None]]
+"""Takes the next piece of the choice of that index."""
+
+
+class Answers:
+    """All generations of one request; choice i is sample i mod n of prompt i div n.
+
+    `only_prompts`: what was generated is left out (the engine generates at least one token).
+    """
+
+    def __init__(self, generations: Sequence[Generation], *, only_prompts: bool = False) -> None:
+        self._generations = generations
+        self._only_prompts = only_prompts
+        self._num_samples = generations[0].params.n
+        self._num_cached = 0
+
+    @property
+    def num_choices(self) -> int:
+        """Prompts times samples."""
+        return len(self._generations) * self._num_samples
+
+    @property
+    def counts(self) -> TokenCounts:
+        """What it took, once everything was read."""
+        generations = self._generations
+        generated = sum(generation.num_generated_tokens for generation in generations)
+        return TokenCounts(
+            prompt=sum(generation.num_prompt_tokens for generation in generations),
+            completion=0 if self._only_prompts else generated,
+            cached=self._num_cached,
+        )
+
+    def prompt_of(self, choice: int) -> Generation:
+        """Return the generation that knows the choice's prompt, all of it once a piece has come."""
+        return self._generations[choice // self._num_samples]
+
+    async def read(self, take: Take) -> None:
+        """Hand every piece to `take`; exactly one of each choice has a finish reason, its last.
+
+        Raises EngineError if a request failed.
+        """
+        if len(self._generations) == 1:
+            await self._read_one(0, take)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(self._generations)):
+                    group.create_task(self._read_one(index, take))
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+
+    async def _read_one(self, index: int, take: Take) -> None:
+        generation, first = self._generations[index], index * self._num_samples
+        while True:
+            delta = await generation.next_delta()
+            await take(first + delta.sample_index, self._piece(delta))
+            if delta.end is not None:
+                self._num_cached += delta.end.cached_tokens
+                return
+
+    def _piece(self, delta: TextDelta) -> Piece:
+        reason = None if delta.finish_reason is None else _finish_reason(delta.finish_reason)
+        if self._only_prompts:
+            return Piece("", finish_reason=reason and _FINISH_REASONS[FinishReason.LENGTH])
+        return Piece(delta.text, delta.token_ids, delta.logprobs, reason)
+
+
+@contextlib.asynccontextmanager
+async def answers_to(
+    frontend: EngineFrontend,
+    prompts: Sequence[str | Sequence[int]],
+    params: GenerationParams,
+    options: RequestOptions,
+    *,
+    only_prompts: bool = False,
+) -> AsyncIterator[Answers]:
+    """Submit every prompt and wait until the engine has taken them; leaving it ends them all.
+
+    Raises EngineError if one of them is refused.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        generations = []
+        for index, prompt in enumerate(prompts):
+            named = options
+            if len(prompts) > 1:
+                named = replace(options, name=f"{options.name}-{index}")
+            generation = await frontend.submit(prompt, params, named)
+            generations.append(await stack.enter_async_context(generation))
+        for generation in generations:
+            await generation.admitted()
+        yield Answers(generations, only_prompts=only_prompts)
+
+
+def _finish_reason(reason: FinishReason) -> str:
+    """Return OpenAI's word. Raises RequestCancelledError for an end that it has no word for."""
+    word = _FINISH_REASONS.get(reason)
+    if word is None:
+        raise RequestCancelledError("the request was cancelled by the server")
+    return word
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first single exception of a group."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

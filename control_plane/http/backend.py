@@ -1,0 +1,80 @@
+"""What the routes work with: the server's state, and the engine once there is one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from control_plane.engine.frontend import EngineFrontend
+from control_plane.engine.gate import Gate
+from control_plane.errors import ComputeUnavailableError, ModelNotFoundError
+from control_plane.http.spelling import Speller
+from control_plane.metrics.visits import VisitMeter
+
+MetricsPage: TypeAlias = Callable[[], tuple[bytes, str]]
+"""Makes the page of `/metrics`: its bytes and their content type."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine and what the routes derive from it once. `created`: when it came, Unix seconds."""
+
+    frontend: EngineFrontend
+    speller: Speller
+    created: int
+
+    @property
+    def model(self) -> str:
+        """The name of the loaded model."""
+        return self.frontend.plane.model
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint`: equal ones give equal tokens for equal requests."""
+        return self.frontend.plane.numerics_id
+
+    def max_new_tokens(self, num_prompt_tokens: int) -> int:
+        """Return how many tokens may follow a prompt, at least 1: what is too long says so later.
+
+        Bounded by the model's length and by the block pool; the last token is never computed.
+        """
+        plane = self.frontend.plane
+        longest = min(self.frontend.max_model_len, plane.num_blocks * plane.block_size + 1)
+        return max(1, longest - num_prompt_tokens)
+
+
+class Backend:
+    """Serves one engine, once there is one; until then every route of `/v1` answers 503.
+
+    `metrics`: what `/metrics` shows; None: there is no such page. `visits`: counts the requests.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        *,
+        metrics: MetricsPage | None = None,
+        visits: VisitMeter | None = None,
+    ) -> None:
+        self.gate = gate
+        self.metrics = metrics
+        self.visits = visits or VisitMeter()
+        self._engine: LoadedEngine | None = None
+
+    def attach(self, frontend: EngineFrontend) -> None:
+        """Begin to serve."""
+        self._engine = LoadedEngine(frontend, Speller(frontend.tokenizer), int(time.time()))
+
+    def require_engine(self, model: str | None = None) -> LoadedEngine:
+        """Return the engine. Raises EngineError if there is none, or it has another model."""
+        engine = self._engine
+        if engine is None:
+            self.gate.check()
+            raise ComputeUnavailableError("the compute plane is not there yet")
+        if model is not None and model != engine.model:
+            raise ModelNotFoundError(
+                f"model {model!r} is not loaded, {engine.model!r} is", field="model"
+            )
+        return engine

@@ -1,0 +1,91 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from control_plane.http.answers import Answers, Piece, answers_to
+from control_plane.http.backend import LoadedEngine
+from control_plane.http.chat_schema import ChatRequest, template_messages, template_tools
+from control_plane.http.choices import Heading, send_stream, send_whole
+from control_plane.http.conversation import prompt_of_conversation
+from control_plane.http.edge import current_request_id
+from control_plane.http.fields import FIELD_NAMES
+from control_plane.http.logprobs import chat_logprobs
+from control_plane.http.reply import Connection
+
+NAMES = {
+    **FIELD_NAMES,
+    "num_logprobs": "top_logprobs",
+    "prompt": "messages",
+    "token_ids": "messages",
+}
+
+
+async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Connection) -> None:
+    """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
+    request_id = current_request_id()
+    tools = None
+    if request.tools and request.tool_choice != "none":
+        tools = template_tools(request.tools)
+    prompt = await prompt_of_conversation(engine, template_messages(request.messages), tools)
+    max_tokens = request.max_completion_tokens or request.max_tokens
+    params = request.params(
+        max_tokens=max_tokens or engine.max_new_tokens(len(prompt)),
+        n=request.n or 1,
+        num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+    heading = Heading.of(engine, f"chatcmpl-{request_id}")
+    async with answers_to(
+        engine.frontend, [prompt], params, request.options(request_id)
+    ) as answers:
+        shape = ChatShape(engine, wants_logprobs=bool(request.logprobs))
+        if request.stream:
+            await send_stream(
+                connection,
+                answers,
+                heading,
+                shape,
+                include_usage=request.wants_usage_chunk,
+                field_names=NAMES,
+            )
+        else:
+            await send_whole(connection, answers, heading, shape)
+
+
+class ChatShape:
+    """Choices that are messages of the assistant."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, engine: LoadedEngine, *, wants_logprobs: bool) -> None:
+        self._speller = engine.speller
+        self._wants_logprobs = wants_logprobs
+
+    def first(self, index: int, answers: Answers) -> dict[str, object]:  # noqa: ARG002
+        """Return the chunk that says who speaks."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, object]:
+        """Return a piece; the one with the reason says nothing else."""
+        return {
+            "index": index,
+            "delta": {} if piece.finish_reason is not None else {"content": piece.text},
+            "logprobs": self._logprobs(piece) if piece.logprobs else None,
+            "finish_reason": piece.finish_reason,
+        }
+
+    def whole(self, index: int, piece: Piece, answers: Answers) -> dict[str, object]:  # noqa: ARG002
+        """Return the message."""
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish_reason,
+        }
+
+    def _logprobs(self, piece: Piece) -> dict[str, object] | None:
+        if not self._wants_logprobs:
+            return None
+        content = chat_logprobs(self._speller, piece.token_ids, piece.logprobs)
+        return {"content": content, "refusal": None}

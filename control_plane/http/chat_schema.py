@@ -1,0 +1,289 @@
+"""`/v1/chat/completions` on the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, Field, JsonValue, Tag, model_validator
+
+from control_plane.core.generation_params import MAX_LOGPROBS
+from control_plane.http.fields import (
+    MAX_TOKENS,
+    HarmlessFields,
+    Samples,
+    SamplingFields,
+    StreamFields,
+    Wire,
+    one_of,
+    text_or_list,
+)
+from control_plane.http.logprobs import ChatLogprobs
+from control_plane.http.usage import CompletionUsage
+
+MAX_TOOLS = 128
+
+
+class TextPart(Wire):
+    """A part of a message; other kinds (images, audio, files) are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content: TypeAlias = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[TextPart], Field(fail_fast=True, min_length=1), Tag("~list")],
+    one_of(text_or_list, "a string or a list of text parts"),
+]
+
+
+class FunctionCall(Wire):
+    """What an assistant called. `arguments`: JSON text of an object."""
+
+    name: str
+    arguments: str
+
+    @model_validator(mode="after")
+    def _check_arguments(self) -> Self:
+        self.parsed_arguments()
+        return self
+
+    def parsed_arguments(self) -> dict[str, Any]:
+        """Return the arguments as chat templates want them."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"arguments must be JSON: {error}") from None
+        if not isinstance(arguments, dict):
+            raise ValueError("arguments must be the JSON text of an object")  # noqa: TRY004 - pydantic's
+        return arguments
+
+
+class ToolCall(Wire):
+    """A call that an assistant made in an earlier turn."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class SystemMessage(Wire):
+    """What the assistant is told first. `developer` is another word for `system`."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Wire):
+    """What the user said."""
+
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(Wire):
+    """What the assistant said, as an earlier answer had it."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    annotations: list[JsonValue] | None = Field(None, max_length=0)
+
+    @model_validator(mode="after")
+    def _check_not_empty(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is required without tool_calls")
+        return self
+
+
+class ToolMessage(Wire):
+    """What a called tool returned."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+
+
+_MESSAGE_TAGS = {
+    "system": "~system",
+    "developer": "~system",
+    "user": "~user",
+    "assistant": "~assistant",
+    "tool": "~tool",
+}
+
+
+def _kind_of_message(given: object) -> str:
+    role = given.get("role") if isinstance(given, dict) else None
+    return _MESSAGE_TAGS.get(role, "") if isinstance(role, str) else ""
+
+
+Message: TypeAlias = Annotated[
+    Annotated[SystemMessage, Tag("~system")]
+    | Annotated[UserMessage, Tag("~user")]
+    | Annotated[AssistantMessage, Tag("~assistant")]
+    | Annotated[ToolMessage, Tag("~tool")],
+    one_of(
+        _kind_of_message,
+        "a message whose role is system, developer, user, assistant or tool",
+    ),
+]
+
+
+class FunctionDefinition(Wire):
+    """A function the model may call. `parameters`: JSON schema."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: Literal[False] | None = Field(None, description="output is not constrained")
+
+
+class Tool(Wire):
+    """A tool as the chat template gets it."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class TextFormat(Wire):
+    """The one format there is."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
+    """A conversation to go on with."""
+
+    model: str
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="default: as many as fit behind the prompt"
+    )
+    n: Samples | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto"] | None = Field(
+        None, description="calls come back as the text the model writes"
+    )
+    response_format: TextFormat | None = None
+    modalities: list[Literal["text"]] | None = Field(None, min_length=1, max_length=1)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only allowed with logprobs")
+        if (
+            self.max_tokens is not None
+            and self.max_completion_tokens is not None
+            and self.max_tokens != self.max_completion_tokens
+        ):
+            raise ValueError(
+                "max_tokens and max_completion_tokens are two names of one thing and must be "
+                f"equal, got {self.max_tokens} and {self.max_completion_tokens}"
+            )
+        return self
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, object]]:
+    """Return the messages as chat templates take them: text in one piece, arguments parsed."""
+    return [_template_message(message) for message in messages]
+
+
+def template_tools(tools: list[Tool]) -> list[Mapping[str, object]]:
+    """Return the tools as chat templates take them."""
+    return [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def _template_message(message: Message) -> dict[str, object]:
+    role = "system" if message.role == "developer" else message.role
+    result: dict[str, object] = {"role": role, "content": content_text(message.content)}
+    if isinstance(message, ToolMessage):
+        result["tool_call_id"] = message.tool_call_id
+    elif message.name is not None:
+        result["name"] = message.name
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        result["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": call.function.parsed_arguments(),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    return result
+
+
+def content_text(content: str | list[TextPart] | None) -> str:
+    """Return the parts of a message as one text, with nothing between them."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content or ())
+
+
+class ChatMessage(BaseModel):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    """One sample."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(BaseModel):
+    """All samples."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+
+
+class ChatDelta(BaseModel):
+    """What is new in a chunk."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+
+
+class ChatChunkChoice(BaseModel):
+    """A piece of one sample."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatChunk(BaseModel):
+    """One event of a stream; the last, which alone has a usage, has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | None = None

@@ -1,0 +1,147 @@
+"""From pieces to choices: what completions and chats have in common, whole and streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from control_plane.core.batch import TokenLogprobs
+from control_plane.http.answers import Answers, Piece
+from control_plane.http.backend import LoadedEngine
+from control_plane.http.errors import describe_error
+from control_plane.http.reply import Connection
+from control_plane.http.usage import completion_usage
+from control_plane.metrics.visits import note_error
+from planes.errors import EngineError
+
+
+class ChoiceShape(Protocol):
+    """How an endpoint spells the choices of one answer."""
+
+    whole_object: str
+    chunk_object: str
+
+    def first(self, index: int, answers: Answers) -> dict[str, object] | None:
+        """Return the chunk before anything generated, if there is one; called once a choice."""
+        ...
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, object]:
+        """Return one chunk; called in order."""
+        ...
+
+    def whole(self, index: int, piece: Piece, answers: Answers) -> dict[str, object]:
+        """Return the whole choice, which `piece` is all that was generated of."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What every object and chunk of one answer says."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    @classmethod
+    def of(cls, engine: LoadedEngine, answer_id: str) -> Heading:
+        """Make the heading of an answer that begins now."""
+        return cls(answer_id, int(time.time()), engine.model, engine.fingerprint)
+
+    def over(self, kind: str, **content: object) -> dict[str, object]:
+        """Return an object of that kind."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+            **content,
+        }
+
+
+async def send_whole(
+    connection: Connection, answers: Answers, heading: Heading, shape: ChoiceShape
+) -> None:
+    """Collect all pieces and write one object. Raises EngineError before anything is written."""
+    collected = [_Collected() for _ in range(answers.num_choices)]
+
+    async def take(index: int, piece: Piece) -> None:
+        collected[index].add(piece)
+
+    await answers.read(take)
+    choices = [
+        shape.whole(index, choice.joined(), answers) for index, choice in enumerate(collected)
+    ]
+    usage = completion_usage(answers.counts)
+    await connection.send_json(heading.over(shape.whole_object, choices=choices, usage=usage))
+
+
+async def send_stream(
+    connection: Connection,
+    answers: Answers,
+    heading: Heading,
+    shape: ChoiceShape,
+    *,
+    include_usage: bool,
+    field_names: Mapping[str, str],
+) -> None:
+    """Write the pieces as they come, one event each, and the end of each choice as its own."""
+    begun = [False] * answers.num_choices
+    # OpenAI: every chunk has a usage if the last one has.
+    rest: dict[str, object] = {"usage": None} if include_usage else {}
+
+    def over(choice: dict[str, object]) -> dict[str, object]:
+        return heading.over(shape.chunk_object, choices=[choice], **rest)
+
+    async def take(index: int, piece: Piece) -> None:
+        events = []
+        if not begun[index]:
+            begun[index] = True
+            first = shape.first(index, answers)
+            if first is not None:
+                events.append(over(first))
+        if piece.text or piece.logprobs:
+            events.append(over(shape.chunk(index, piece._replace(finish_reason=None))))
+        if piece.finish_reason is not None:
+            end = Piece("", finish_reason=piece.finish_reason)
+            events.append(over(shape.chunk(index, end)))
+        if events:
+            await connection.send_events(*events)
+
+    await connection.start_events()
+    try:
+        await answers.read(take)
+        if include_usage:
+            usage = completion_usage(answers.counts)
+            await connection.send_events(heading.over(shape.chunk_object, choices=[], usage=usage))
+        await connection.send_done()
+    except EngineError as error:
+        note_error(error.reason)
+        failure = describe_error(error, field_names)
+        await connection.send_events({"error": failure.error}, name="error")
+    await connection.end_events()
+
+
+class _Collected:
+    """The pieces of one choice so far."""
+
+    __slots__ = ("_logprobs", "_reason", "_texts", "_token_ids")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._reason: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self._texts.append(piece.text)
+        self._token_ids.extend(piece.token_ids)
+        self._logprobs.extend(piece.logprobs)
+        self._reason = piece.finish_reason or self._reason
+
+    def joined(self) -> Piece:
+        """Return all of it as one piece."""
+        return Piece("".join(self._texts), self._token_ids, self._logprobs, self._reason)

@@ -1,0 +1,128 @@
+"""`/v1/completions` on the wire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, Field, Tag, model_validator
+
+from control_plane.core.generation_params import MAX_LOGPROBS
+from control_plane.http.fields import (
+    MAX_TOKENS,
+    HarmlessFields,
+    Samples,
+    SamplingFields,
+    StreamFields,
+    TokenId,
+    one_of,
+)
+from control_plane.http.logprobs import CompletionLogprobs
+from control_plane.http.usage import CompletionUsage
+
+MAX_PROMPTS = 256
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's."""
+
+_TokenIds: TypeAlias = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+
+
+def _kind_of_prompt(given: object) -> str:
+    """Tell the four kinds of prompts apart by their first member."""
+    if isinstance(given, str):
+        return "~text"
+    if not isinstance(given, list):
+        return ""
+    first = given[0] if given else ""
+    if isinstance(first, list):
+        return "~token_lists"
+    return "~tokens" if isinstance(first, int) else "~texts"
+
+
+Prompt: TypeAlias = Annotated[
+    Annotated[str, Field(min_length=1), Tag("~text")]
+    | Annotated[
+        list[Annotated[str, Field(min_length=1)]],
+        Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
+        Tag("~texts"),
+    ]
+    | Annotated[_TokenIds, Tag("~tokens")]
+    | Annotated[
+        list[_TokenIds],
+        Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
+        Tag("~token_lists"),
+    ],
+    one_of(_kind_of_prompt, "a string, token ids, or a list of either"),
+]
+
+
+class CompletionRequest(SamplingFields, StreamFields, HarmlessFields):
+    """A text, or several, to go on with."""
+
+    model: str
+    prompt: Prompt
+    max_tokens: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description=f"default {DEFAULT_MAX_TOKENS}; 0 only with echo"
+    )
+    n: Samples | None = None
+    best_of: int | None = Field(None, description="must equal n: no more samples are drawn")
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.best_of is not None and self.best_of != self.num_samples:
+            raise ValueError(
+                f"best_of must equal n ({self.num_samples}): samples are not ranked, "
+                f"got {self.best_of}"
+            )
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens must be at least 1 without echo, got 0")
+        return self
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Every prompt."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt[0], int):
+            return [prompt]
+        return prompt
+
+
+class CompletionChoice(BaseModel):
+    """One sample of one prompt; in a stream, a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Completion(BaseModel):
+    """All samples of all prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+class CompletionChunk(BaseModel):
+    """One event of a stream; the last, which alone has a usage, has no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage | None = None

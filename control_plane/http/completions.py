@@ -1,0 +1,135 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from control_plane.http.answers import Answers, Piece, answers_to
+from control_plane.http.backend import LoadedEngine
+from control_plane.http.choices import Heading, send_stream, send_whole
+from control_plane.http.completion_schema import DEFAULT_MAX_TOKENS, CompletionRequest
+from control_plane.http.edge import current_request_id
+from control_plane.http.fields import FIELD_NAMES
+from control_plane.http.logprobs import completion_logprobs
+from control_plane.http.reply import Connection
+from control_plane.http.spelling import TextRuler
+
+NAMES = {**FIELD_NAMES, "num_logprobs": "logprobs", "num_prompt_logprobs": "logprobs"}
+
+
+async def answer_completion(
+    engine: LoadedEngine, request: CompletionRequest, connection: Connection
+) -> None:
+    """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
+    request_id = current_request_id()
+    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    params = request.params(
+        max_tokens=max(1, max_tokens),
+        n=request.num_samples,
+        num_logprobs=request.logprobs,
+        num_prompt_logprobs=request.logprobs if request.echo else None,
+    )
+    prompts = request.prompts
+    heading = Heading.of(engine, f"cmpl-{request_id}")
+    async with answers_to(
+        engine.frontend,
+        prompts,
+        params,
+        request.options(request_id),
+        only_prompts=max_tokens == 0,
+    ) as answers:
+        echoes = await _echoes(engine, prompts) if request.echo else None
+        shape = CompletionShape(
+            engine, echoes, num_samples=params.n, wants_logprobs=request.logprobs is not None
+        )
+        if request.stream:
+            await send_stream(
+                connection,
+                answers,
+                heading,
+                shape,
+                include_usage=request.wants_usage_chunk,
+                field_names=NAMES,
+            )
+        else:
+            await send_whole(connection, answers, heading, shape)
+
+
+async def _echoes(engine: LoadedEngine, prompts: list[str] | list[list[int]]) -> list[str]:
+    """Return the prompts as text."""
+    return [
+        prompt if isinstance(prompt, str) else await engine.frontend.detokenize(prompt)
+        for prompt in prompts
+    ]
+
+
+class CompletionShape:
+    """Choices that are plain text, behind the echo of their prompt if that is wanted.
+
+    `echoes`: the text of every prompt; None: not wanted.
+    """
+
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(
+        self,
+        engine: LoadedEngine,
+        echoes: Sequence[str] | None,
+        *,
+        num_samples: int,
+        wants_logprobs: bool,
+    ) -> None:
+        self._speller = engine.speller
+        self._echoes = echoes
+        self._num_samples = num_samples
+        self._wants_logprobs = wants_logprobs
+        self._rulers: dict[int, TextRuler] = {}
+
+    def first(self, index: int, answers: Answers) -> dict[str, object] | None:
+        """Return the echo."""
+        if self._echoes is None:
+            return None
+        logprobs = self._echoed_logprobs(index, answers) if self._wants_logprobs else None
+        return _choice(index, self._echo(index), logprobs, None)
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, object]:
+        """Return a piece."""
+        logprobs = None
+        if self._wants_logprobs and piece.logprobs:
+            logprobs = self._logprobs(index, piece)
+        return _choice(index, piece.text, logprobs, piece.finish_reason)
+
+    def whole(self, index: int, piece: Piece, answers: Answers) -> dict[str, object]:
+        """Return all of it behind the echo."""
+        logprobs = None
+        if self._wants_logprobs:
+            logprobs = self._logprobs(index, piece)
+            if self._echoes is not None:
+                echoed = self._echoed_logprobs(index, answers)
+                logprobs = {name: [*echoed[name], *logprobs[name]] for name in logprobs}
+        return _choice(index, self._echo(index) + piece.text, logprobs, piece.finish_reason)
+
+    def _echo(self, index: int) -> str:
+        return "" if self._echoes is None else self._echoes[index // self._num_samples]
+
+    def _logprobs(self, index: int, piece: Piece) -> dict[str, list[Any]]:
+        ruler = self._rulers.get(index)
+        if ruler is None:
+            ruler = self._rulers[index] = self._speller.ruler(len(self._echo(index)))
+        offsets = ruler.offsets(piece.token_ids)
+        return completion_logprobs(self._speller, piece.token_ids, piece.logprobs, offsets)
+
+    def _echoed_logprobs(self, index: int, answers: Answers) -> dict[str, list[Any]]:
+        prompt, text = answers.prompt_of(index), self._echo(index)
+        token_ids = prompt.prompt_token_ids
+        offsets = self._speller.ruler().offsets(token_ids, text)
+        logprobs = prompt.prompt_logprobs or ()
+        return completion_logprobs(self._speller, token_ids, logprobs, offsets)
+
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, list[Any]] | None, finish_reason: str | None
+) -> dict[str, object]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -1,0 +1,114 @@
+"""What happens around every HTTP request: its id, its log line, its last line of defence."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextvars import ContextVar
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from control_plane.http.errors import describe_fault
+from control_plane.metrics.visits import FAULT, HTTP, VisitMeter, note_error
+from control_plane.tracing.trace_context import enter_trace, read_trace
+
+MAX_CLIENT_ID_CHARACTERS = 128
+CLIENT_GONE = 499
+"""What proxies log for a request whose client did not wait; never sent."""
+
+UNCOUNTED_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
+"""Who watches the server is no client of it."""
+
+_PATHS = frozenset(
+    {
+        "/v1/models",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+_MODEL_PATH = "/v1/models/"
+
+_log = structlog.get_logger(__name__)
+
+_request_id: ContextVar[str] = ContextVar("http_request_id")
+
+
+def current_request_id() -> str:
+    """Return the id of the HTTP request this task serves."""
+    return _request_id.get()
+
+
+def method_of(path: str) -> str:
+    """Return what a path is called in metrics: one of a fixed set, whatever clients ask for."""
+    if path in _PATHS:
+        return path
+    return _MODEL_PATH + "{model}" if path.startswith(_MODEL_PATH) else "other"
+
+
+class Edge:
+    """Wraps the application: every answer has `X-Request-Id`, no fault leaves but as a 500.
+
+    The id is ours. One that the client sends (`X-Request-Id`) is written to the log beside it, and
+    is not used as a name: two clients may send the same. `visits`: counts the requests.
+    """
+
+    def __init__(self, app: ASGIApp, visits: VisitMeter) -> None:
+        self._app = app
+        self._visits = visits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = uuid.uuid4().hex
+        _request_id.set(request_id)
+        bound = {"request_id": request_id, "method": f"{scope['method']} {scope['path']}"}
+        theirs = Headers(scope=scope).get("x-request-id")
+        if theirs is not None and theirs.isprintable():
+            bound["client_request_id"] = theirs[:MAX_CLIENT_ID_CHARACTERS]
+        trace = read_trace((k.decode("latin-1"), v) for k, v in scope["headers"])
+        enter_trace(trace)
+        if trace is not None:
+            bound["trace_id"] = trace.trace_id
+        with structlog.contextvars.bound_contextvars(**bound):
+            if scope["path"] in UNCOUNTED_PATHS:
+                await self._serve(request_id, scope, receive, send)
+                return
+            with self._visits.visit(HTTP, method_of(scope["path"])):
+                await self._serve(request_id, scope, receive, send)
+
+    async def _serve(self, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.monotonic()
+        status = 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except ClientDisconnect:
+            pass  # while it sent its body
+        # A fault must reach the log, whatever it is; the server goes on.
+        except Exception:  # noqa: BLE001
+            note_error(FAULT)
+            _log.exception("http request failed")
+            if status == 0:
+                response = describe_fault(request_id).to_response()
+                await response(scope, receive, send_named)
+        finally:
+            _log.debug(
+                "http request ended",
+                status=status or CLIENT_GONE,
+                seconds=time.monotonic() - started,
+            )

@@ -1,0 +1,229 @@
+"""What every generating endpoint lets a caller say, and what of it reaches the engine.
+
+Ranges stand here as well as in `GenerationParams`, whose word counts, so that `/openapi.json` says
+them and a mistake is named as the caller spelled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+
+from control_plane.core.generation_params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIASES,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_SAMPLES,
+    MAX_SEED,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
+    GenerationParams,
+)
+from control_plane.core.request_options import MAX_PRIORITY, MAX_SALT_BYTES, RequestOptions
+
+MAX_TOKEN_ID: Final = 2**32 - 1
+MAX_TOKENS: Final = 2**31 - 1
+
+DEFAULT_TEMPERATURE: Final = 1.0
+DEFAULT_TOP_P: Final = 1.0
+"""OpenAI's defaults, also where the engine's own differ."""
+
+FIELD_NAMES: Final[Mapping[str, str]] = {
+    "include_stop": "include_stop_str_in_output",
+    "token_ids": "prompt",
+}
+"""Names of the engine that the endpoints spell otherwise; each endpoint adds its own."""
+
+
+class Wire(BaseModel):
+    """An object as callers send it: no unknown field, no text for a number; null means unset."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:  # noqa: ANN401 - parsed JSON
+        """OpenAI's own clients send null for what was not said, whatever the field."""
+        if isinstance(given, dict):
+            return {name: value for name, value in given.items() if value is not None}
+        return given
+
+
+def one_of(choose: Callable[[Any], str], expected: str) -> Discriminator:
+    """Tell the members of a union apart by what is given, so that one of them says what is wrong.
+
+    Tags begin with `~`: `field_path` leaves them out. `expected`: said where `choose` finds none.
+    """
+    return Discriminator(
+        choose,
+        custom_error_type="wrong_kind",
+        custom_error_message=f"Input should be {expected}",
+    )
+
+
+def text_or_list(given: object) -> str:
+    """Tell text and list apart for `one_of`; the tags are `~text` and `~list`."""
+    if isinstance(given, str):
+        return "~text"
+    return "~list" if isinstance(given, list) else ""
+
+
+StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+
+Stop: TypeAlias = Annotated[
+    Annotated[StopText, Tag("~text")]
+    | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOP_STRINGS), Tag("~list")],
+    one_of(text_or_list, "a string or a list of strings"),
+]
+
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+def _check_bias(given: object) -> object:
+    """Check the number of entries and the keys first: a mistake may have a million."""
+    if not isinstance(given, dict):
+        return given
+    if len(given) > MAX_LOGIT_BIASES:
+        raise ValueError(f"at most {MAX_LOGIT_BIASES} entries, got {len(given)}")
+    for key in given:
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10):
+            raise ValueError("keys must be token ids")
+    return given
+
+
+LogitBias: TypeAlias = Annotated[
+    dict[str, Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]],
+    BeforeValidator(_check_bias),
+    Field(description=f"token id → bias, at most {MAX_LOGIT_BIASES} entries"),
+]
+
+
+class StreamOptions(Wire):
+    """How a stream is written."""
+
+    include_usage: bool | None = Field(None, description="end with a chunk that holds the usage")
+    include_obfuscation: Literal[False] | None = None
+
+
+class SamplingFields(Wire):
+    """How tokens are drawn and when a text ends; OpenAI's parameters and some that are ours."""
+
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stop: Stop | None = None
+    presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    logit_bias: LogitBias | None = None
+    seed: int | None = Field(
+        None,
+        ge=-(2**63),
+        le=MAX_SEED,
+        description="makes sampling repeatable; a negative one counts as itself + 2^64",
+    )
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOP_K, description="0 or -1: from all tokens")
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY)
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_STOP_TOKENS
+    )
+    include_stop_str_in_output: bool | None = None
+    priority: int | None = Field(
+        None, ge=-MAX_PRIORITY - 1, le=MAX_PRIORITY, description="lower ones are served first"
+    )
+    cache_salt: str | None = Field(
+        None,
+        max_length=MAX_SALT_BYTES,
+        description="share cached prompts only with requests of the same salt",
+    )
+
+    def params(
+        self,
+        *,
+        max_tokens: int,
+        n: int = 1,
+        num_logprobs: int | None = None,
+        num_prompt_logprobs: int | None = None,
+    ) -> GenerationParams:
+        """Return what the engine is asked for."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return GenerationParams(
+            max_tokens=max_tokens,
+            temperature=_or(self.temperature, DEFAULT_TEMPERATURE),
+            top_p=_or(self.top_p, DEFAULT_TOP_P),
+            seed=None if self.seed is None else self.seed % (MAX_SEED + 1),
+            ignore_eos=bool(self.ignore_eos),
+            top_k=max(0, self.top_k or 0),
+            min_p=_or(self.min_p, 0.0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            logit_bias={int(key): bias for key, bias in (self.logit_bias or {}).items()},
+            num_logprobs=num_logprobs,
+            n=n,
+            stop=stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            include_stop=bool(self.include_stop_str_in_output),
+            num_prompt_logprobs=num_prompt_logprobs,
+        )
+
+    def options(self, name: str) -> RequestOptions:
+        """Return what changes no token; `name`: what the request is called where it is listed."""
+        return RequestOptions(
+            priority=self.priority or 0, cache_salt=self.cache_salt or "", name=name
+        )
+
+
+class HarmlessFields(Wire):
+    """What OpenAI's clients may say of a request that means nothing here, if it fits.
+
+    Ends for billing, retention and abuse reports are not served; what asks for more is refused.
+    """
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = Field(None, description="nothing is stored")
+    service_tier: Literal["auto", "default"] | None = None
+    parallel_tool_calls: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+
+
+class StreamFields(Wire):
+    """Whether the answer comes in pieces."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed with stream")
+        return self
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """Whether the stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+Samples: TypeAlias = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+
+
+def _or(given: float | None, default: float) -> float:
+    return default if given is None else given

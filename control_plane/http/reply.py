@@ -1,0 +1,110 @@
+"""Answers: JSON or server-sent events, made while the client is there and dropped when it leaves.
+
+An answer is made by one coroutine that writes to the connection rather than by a generator: when
+it is cancelled it hears of it at its `await`, and leaves the engine's requests through their
+`async with`; a generator would sit at its `yield` until it is collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from control_plane.metrics.visits import note_streamed
+
+DONE = b"data: [DONE]\n\n"
+
+SEND_PATIENCE_S = 60.0
+"""A client that takes nothing for so long is taken for gone."""
+
+_EVENT_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies that collect a stream first would spoil it
+]
+
+
+class Connection:
+    """The client's end of one request, for whoever writes the answer."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def send_json(self, body: object) -> None:
+        """Write a whole answer."""
+        data = to_json(body)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(data)).encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def start_events(self) -> None:
+        """Begin a stream of events: from here on an error is an event, no status."""
+        note_streamed()
+        await self._send(
+            {"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS}
+        )
+
+    async def send_events(self, *data: object, name: str | None = None) -> None:
+        """Write events at once; `name`: of each of them."""
+        prefix = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
+        await self._write(b"".join([prefix + to_json(one) + b"\n\n" for one in data]))
+
+    async def send_done(self) -> None:
+        """Write the event that ends OpenAI's streams."""
+        await self._write(DONE)
+
+    async def end_events(self) -> None:
+        """End the stream."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(SEND_PATIENCE_S):
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            raise ClientDisconnect from None
+
+
+class Reply(Response):
+    """A response that `work` writes, as long as the client listens.
+
+    Raises whatever `work` raises; that becomes a status if nothing was written before.
+    """
+
+    def __init__(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Run the work; end it when the client is gone."""
+        work = asyncio.ensure_future(self._work(Connection(send)))
+        gone = asyncio.ensure_future(_wait_until_gone(receive))
+        both: list[asyncio.Future[None]] = [work, gone]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            # The engine's requests are left before the connection counts as closed.
+            await asyncio.wait(both)
+        if not work.cancelled():
+            work.result()
+
+
+async def _wait_until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def to_json(body: Any) -> bytes:  # noqa: ANN401 - what JSON can spell
+    """Spell as compact JSON in UTF-8."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

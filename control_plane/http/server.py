@@ -1,0 +1,154 @@
+"""The HTTP server in the control plane's process, if the extra is installed.
+
+The port is taken at once; FastAPI, which takes a third of a second to import, is loaded on another
+thread meanwhile. Clients that come before it wait in the socket's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import socket
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from control_plane.access.keyring import Keyring
+from control_plane.engine.gate import Gate
+from control_plane.http.backend import Backend, MetricsPage
+from control_plane.metrics.visits import VisitMeter
+from planes.address import Address
+from planes.errors import ConfigError
+from planes.listening import check_can_listen
+from planes.tls import ServerTls
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from control_plane.engine.frontend import EngineFrontend
+
+NEEDED = ("fastapi", "uvicorn")
+HOW_TO_GET_IT = "pip install 'hetero-paged-infer[http]'"
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 75
+"""Longer than clients keep an idle connection: who closes first must not be the server."""
+
+CUT_OFF_AFTER_S = 1
+"""At the end, for clients to read what was written."""
+
+_log = structlog.get_logger(__name__)
+
+
+def missing_packages() -> list[str]:
+    """Return what is not installed of the extra."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def take_port(address: Address) -> tuple[socket.socket, Address]:
+    """Listen at an address; the socket, and the address with the port that was given.
+
+    Raises ConfigError if it is in use or not an address of this machine.
+    """
+    try:
+        check_can_listen(address)
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+    except (ConfigError, OSError) as error:  # OSError: somebody was quicker
+        reason = error.message.removeprefix("listen: ") if isinstance(error, ConfigError) else error
+        raise ConfigError(
+            f"http_port: {reason}; another one is --http-port, none --no-http", field="http_port"
+        ) from None
+    return listener, replace(address, port=listener.getsockname()[1])
+
+
+class HttpServer:
+    """The HTTP port of one control plane; lives on its event loop.
+
+    Raises ConfigError if the port cannot be had. `load_metrics`: makes what makes the page of
+    `/metrics`, on another thread; None: there is no such page. `visits`: counts requests. `tls`:
+    None: plaintext. `keyring`: whose tokens clients must have; None: nobody needs one.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        gate: Gate,
+        *,
+        load_metrics: Callable[[], MetricsPage] | None = None,
+        visits: VisitMeter | None = None,
+        tls: ServerTls | None = None,
+        keyring: Keyring | None = None,
+    ) -> None:
+        self._listener, self.address = take_port(address)
+        self._tls = tls
+        self._keyring = keyring
+        self._load_metrics = load_metrics
+        self._backend = Backend(gate, visits=visits)
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load what it takes, and serve from then on."""
+        server = self._server = await asyncio.to_thread(self._load)
+        self._serving = asyncio.create_task(server.serve([self._listener]))
+        _log.info("listening for HTTP", address=str(self.address))
+
+    def attach(self, frontend: EngineFrontend) -> None:
+        """Begin to answer requests."""
+        self._backend.attach(frontend)
+
+    async def stop(self) -> None:
+        """Close the port, and cut off whoever still reads after a moment."""
+        if self._server is None or self._serving is None:
+            self._listener.close()
+            return
+        self._server.should_exit = True
+        await self._serving
+
+    def _load(self) -> uvicorn.Server:
+        import uvicorn
+
+        from control_plane.http.app import make_app
+
+        if self._load_metrics is not None:
+            self._backend.metrics = self._load_metrics()
+
+        class Server(uvicorn.Server):
+            """One that leaves the signals to the control plane."""
+
+            @contextlib.contextmanager
+            def capture_signals(self) -> Generator[None, None, None]:
+                yield
+
+        options: dict[str, Any] = {
+            "lifespan": "off",
+            "ws": "none",
+            "log_config": None,
+            "log_level": "warning",
+            "access_log": False,
+            "server_header": False,
+            "proxy_headers": False,
+            "timeout_keep_alive": KEEP_ALIVE_S,
+            "timeout_graceful_shutdown": CUT_OFF_AFTER_S,
+        }
+        if self._tls is not None:
+            options |= self._tls.uvicorn_arguments()
+        config = uvicorn.Config(make_app(self._backend, self._keyring), **options)
+        config.load()
+        if self._tls is not None and config.ssl is not None:
+            self._tls.keep_fresh(config.ssl)
+        return Server(config)

@@ -1,0 +1,61 @@
+"""`/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from control_plane.http.backend import Backend, LoadedEngine
+from control_plane.http.body import JsonRoute
+from control_plane.http.chat_schema import template_messages, template_tools
+from control_plane.http.conversation import prompt_of_conversation
+from control_plane.http.text_schema import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+
+TOKENIZE_NAMES: dict[str, str] = {}
+DETOKENIZE_NAMES = {"token_ids": "tokens"}
+
+
+def text_routes(backend: Backend) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(tags=["text"], route_class=JsonRoute)
+
+    @router.post("/tokenize", response_model=TokenizeResponse)
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """Turn a text or a conversation into the tokens the model would see."""
+        engine = backend.require_engine(body.model)
+        tokens = await _tokens(engine, body)
+        names = [engine.speller.spell(token).text for token in tokens]
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": engine.frontend.max_model_len,
+                "tokens": tokens,
+                "token_strs": names if body.return_token_strs else None,
+            }
+        )
+
+    @router.post("/detokenize", response_model=DetokenizeResponse)
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """Turn tokens into text."""
+        engine = backend.require_engine(body.model)
+        return JSONResponse({"prompt": await engine.frontend.detokenize(body.tokens)})
+
+    return router
+
+
+async def _tokens(engine: LoadedEngine, body: TokenizeRequest) -> list[int]:
+    if body.messages is None:
+        return await engine.frontend.tokenize(
+            body.prompt or "", add_special_tokens=body.add_special_tokens is not False
+        )
+    return await prompt_of_conversation(
+        engine,
+        template_messages(body.messages),
+        template_tools(body.tools) if body.tools else None,
+        add_generation_prompt=body.add_generation_prompt is not False,
+    )

@@ -1,0 +1,54 @@
+"""`/tokenize` and `/detokenize` on the wire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from control_plane.http.chat_schema import MAX_TOOLS, Message, Tool
+from control_plane.http.fields import TokenId, Wire
+
+
+class TokenizeRequest(Wire):
+    """A text, or a conversation as the chat template makes it one."""
+
+    model: str | None = None
+    prompt: str | None = Field(None, min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    add_generation_prompt: bool | None = Field(None, description="only with messages; default true")
+    add_special_tokens: bool | None = Field(None, description="only with prompt; default true")
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("either prompt or messages must be given")
+        if self.messages is None and (self.tools or self.add_generation_prompt is not None):
+            raise ValueError("tools and add_generation_prompt are only allowed with messages")
+        if self.prompt is None and self.add_special_tokens is not None:
+            raise ValueError("add_special_tokens is only allowed with prompt")
+        return self
+
+
+class TokenizeResponse(BaseModel):
+    """The token ids, and their names if they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(Wire):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+class DetokenizeResponse(BaseModel):
+    """Their text; special tokens have none."""
+
+    prompt: str

@@ -1,0 +1,74 @@
+"""How many tokens a request took, in the two spellings of OpenAI's API."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+
+class TokenCounts(NamedTuple):
+    """Tokens of all prompts (each once, however many samples) and of all answers."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+
+class PromptTokensDetails(BaseModel):
+    """`cached_tokens`: of the prompt, found computed."""
+
+    cached_tokens: int
+
+
+class CompletionUsage(BaseModel):
+    """Token counts of a completion or chat completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def completion_usage(counts: TokenCounts) -> dict[str, object]:
+    """Spell the counts for completions and chat completions."""
+    return {
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.completion,
+        "total_tokens": counts.prompt + counts.completion,
+        "prompt_tokens_details": {"cached_tokens": counts.cached},
+    }
+
+
+class InputTokensDetails(BaseModel):
+    """`cached_tokens`: of the input, found computed; nothing is written to a cache for a fee."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    """`reasoning_tokens`: none are told apart."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+def response_usage(counts: TokenCounts) -> dict[str, object]:
+    """Spell the counts for responses."""
+    return {
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
+        "output_tokens": counts.completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts.prompt + counts.completion,
+    }

@@ -1,0 +1,1 @@
+"""What is counted and timed, and the page that shows it to Prometheus."""

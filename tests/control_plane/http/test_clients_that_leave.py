@@ -1,0 +1,126 @@
+"""The application as the server calls it, with a client that goes away in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from control_plane.http import reply
+
+CASES = [
+    ("/v1/completions", {"prompt": ["Hi", "there"], "n": 2}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ("/v1/responses", {"input": "Hi"}),
+]
+
+
+class Caller:
+    """One request by hand. `leave` ends it; `sent`: what the application has written."""
+
+    def __init__(self, served, path: str, body: dict) -> None:
+        self.app = served.app
+        self.sent: list[dict] = []
+        self.has_sent = asyncio.Event()
+        self.may_send = asyncio.Event()
+        self.may_send.set()
+        self.inbound: asyncio.Queue[dict] = asyncio.Queue()
+        data = json.dumps({"model": "tiny/bytes", **body}).encode()
+        self.inbound.put_nowait({"type": "http.request", "body": data, "more_body": False})
+        self.scope = {
+            "type": "http", "http_version": "1.1", "method": "POST", "path": path,
+            "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
+            "headers": [(b"content-type", b"application/json")],
+            "server": ("test", 80), "client": ("test", 1), "asgi": {"version": "3.0"},
+        }  # fmt: skip
+
+    async def send(self, message: dict) -> None:
+        await self.may_send.wait()
+        self.sent.append(message)
+        self.has_sent.set()
+
+    def call(self) -> asyncio.Task[None]:
+        return asyncio.create_task(self.app(self.scope, self.inbound.get, self.send))
+
+    def leave(self) -> None:
+        self.inbound.put_nowait({"type": "http.disconnect"})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), CASES)
+def test_a_client_that_leaves_ends_its_requests(on_loop, path, body, stream):
+    async def test(served):
+        served.engine.hold = 3
+        caller = Caller(served, path, {**body, "stream": stream})
+        task = caller.call()
+        expected = len(body.get("prompt", ["one"]))
+        while len(served.engine.submitted) < expected:
+            await served.engine.news.wait()
+            served.engine.news.clear()
+        if stream:
+            await caller.has_sent.wait()
+        caller.leave()
+        await task
+        assert len(served.engine.cancelled) == expected
+        assert len(served.hub) == 0
+        if not stream:
+            assert caller.sent == []
+
+    on_loop(test)
+
+
+def test_a_client_that_leaves_while_the_answer_is_written_ends_its_request(on_loop):
+    async def test(served):
+        caller = Caller(served, "/v1/completions", {"prompt": "Hi", "stream": True})
+        caller.may_send.clear()
+        served.engine.hold = 3
+        task = caller.call()
+        await served.engine.news.wait()
+        caller.leave()
+        await task
+        assert len(served.engine.cancelled) == 1
+
+    on_loop(test)
+
+
+def test_a_client_that_takes_nothing_for_long_is_taken_for_gone(on_loop, monkeypatch):
+    monkeypatch.setattr(reply, "SEND_PATIENCE_S", 0.01)
+
+    async def test(served):
+        served.engine.hold = 3
+        caller = Caller(served, "/v1/completions", {"prompt": "Hi", "stream": True})
+        task = caller.call()
+        await caller.has_sent.wait()
+        caller.may_send.clear()
+        await task
+        assert len(served.engine.cancelled) == 1
+
+    on_loop(test)
+
+
+def test_a_server_that_cuts_a_request_off_leaves_nothing(on_loop):
+    async def test(served):
+        served.engine.hold = 3
+        caller = Caller(served, "/v1/completions", {"prompt": "Hi", "stream": True})
+        task = caller.call()
+        await caller.has_sent.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(served.engine.cancelled) == 1
+        assert len(served.hub) == 0
+
+    on_loop(test)
+
+
+def test_a_client_that_leaves_while_it_sends_its_body_is_no_fault(on_loop):
+    async def test(served):
+        caller = Caller(served, "/v1/completions", {"prompt": "Hi"})
+        caller.inbound.get_nowait()
+        caller.inbound.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+        caller.leave()
+        await caller.call()
+        assert served.engine.submitted == []
+
+    on_loop(test)

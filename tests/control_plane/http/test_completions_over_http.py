@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import pytest
+
+MODEL = "tiny/bytes"
+PATH = "/v1/completions"
+ANSWER = "iH#{} é漢😀."
+"""Of the scripted engine (`conftest`) to the prompt `Hi`, by sample."""
+
+
+def joined(events) -> dict[int, dict]:
+    """The choices of a stream put together again, each with its one finish reason."""
+    choices: dict[int, dict] = {}
+    for _, data in events:
+        for piece in data["choices"] if data != "[DONE]" else ():
+            choice = choices.setdefault(
+                piece["index"], {"text": "", "logprobs": None, "finish_reason": None}
+            )
+            assert choice["finish_reason"] is None, "something comes after the finish reason"
+            choice["text"] += piece["text"]
+            choice["finish_reason"] = piece["finish_reason"]
+            for name, column in (piece["logprobs"] or {}).items():
+                choice["logprobs"] = choice["logprobs"] or {}
+                choice["logprobs"].setdefault(name, []).extend(column)
+    assert all(choice["finish_reason"] for choice in choices.values())
+    return choices
+
+
+def test_a_completion_has_text_reason_usage_and_fingerprint(on_loop):
+    async def test(served):
+        answer = await served.complete("Hi", max_tokens=100)
+        assert answer["id"].startswith("cmpl-")
+        assert answer["object"] == "text_completion"
+        assert answer["model"] == MODEL
+        assert answer["system_fingerprint"] == "scripted/1"
+        assert answer["choices"] == [
+            {"index": 0, "text": ANSWER.format(0), "logprobs": None, "finish_reason": "stop"}
+        ]
+        assert answer["usage"] == {
+            "prompt_tokens": 2,
+            "completion_tokens": 15,
+            "total_tokens": 17,
+            "prompt_tokens_details": {"cached_tokens": 2},
+        }
+
+    on_loop(test)
+
+
+def test_sixteen_tokens_are_generated_where_nothing_is_said(on_loop):
+    async def test(served):
+        answer = await served.complete("a longer prompt than that")
+        assert answer["usage"]["completion_tokens"] == 16
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 3},
+        {"echo": True},
+        {"logprobs": 2},
+        {"logprobs": 0, "echo": True, "n": 2},
+        {"stop": ["漢"]},
+        {"stop": "#", "include_stop_str_in_output": True, "logprobs": 1},
+        {"prompt": ["Hi", "there"], "n": 2},
+        {"max_tokens": 5},
+        {"max_tokens": 0, "echo": True, "logprobs": 1},
+    ],
+)
+def test_streamed_choices_equal_whole_ones(on_loop, fields):
+    async def test(served):
+        fields.setdefault("max_tokens", 30)
+        whole = await served.complete(**fields)
+        events = await served.events(PATH, {"prompt": "Hi", **fields})
+        assert events[-1] == (None, "[DONE]")
+        expected = {choice.pop("index"): choice for choice in whole["choices"]}
+        assert joined(events) == expected
+
+    on_loop(test)
+
+
+def test_every_event_is_text_of_whole_characters(on_loop):
+    async def test(served):
+        events = await served.events(PATH, {"prompt": "Hi", "max_tokens": 30})
+        pieces = [data["choices"][0]["text"] for _, data in events[:-1]]
+        assert pieces == [*ANSWER.format(0), ""]
+
+    on_loop(test)
+
+
+def test_usage_comes_last_and_only_if_it_is_asked_for(on_loop):
+    async def test(served):
+        body = {"prompt": "Hi", "max_tokens": 30}
+        events = await served.events(PATH, {**body, "stream_options": {"include_usage": True}})
+        assert all(data["usage"] is None for _, data in events[:-2])
+        assert events[-2][1]["choices"] == []
+        assert events[-2][1]["usage"]["total_tokens"] == 17
+        events = await served.events(PATH, body)
+        assert all("usage" not in data for _, data in events[:-1])
+
+    on_loop(test)
+
+
+def test_lists_of_prompts_give_n_choices_each_in_order(on_loop):
+    async def test(served):
+        texts = [list(b"ab"), list(b"cd")]
+        answer = await served.complete(texts, n=2, max_tokens=4, best_of=2)
+        found = {choice["index"]: choice["text"] for choice in answer["choices"]}
+        assert found == {0: "ba#0", 1: "ba#1", 2: "dc#0", 3: "dc#1"}
+        assert answer["usage"]["prompt_tokens"] == 4
+        assert answer["usage"]["completion_tokens"] == 16
+        answer = await served.complete(list(b"xyz"), max_tokens=3)
+        assert answer["choices"][0]["text"] == "zyx"
+        answer = await served.complete(["one", "two"], max_tokens=3)
+        assert [choice["text"] for choice in answer["choices"]] == ["eno", "owt"]
+
+    on_loop(test)
+
+
+def test_an_echo_with_logprobs_has_those_of_the_prompt_and_of_nothing_before_it(on_loop):
+    async def test(served):
+        answer = await served.complete("Héy", echo=True, logprobs=1, max_tokens=0)
+        (choice,) = answer["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("Héy", "length")
+        assert choice["logprobs"] == {
+            "tokens": ["H", "bytes:\\xc3", "bytes:\\xa9", "y"],
+            "token_logprobs": [None, -0.195, -0.169, -0.121],
+            "top_logprobs": [
+                None,
+                {"z": -0.25, "bytes:\\xc3": -0.195},
+                {"z": -0.25, "bytes:\\xa9": -0.169},
+                {"z": -0.25, "y": -0.121},
+            ],
+            "text_offset": [0, 1, 1, 2],
+        }
+        assert answer["usage"]["completion_tokens"] == 0
+        assert served.engine.submitted[0].params.max_tokens == 1  # the least an engine does
+        answer = await served.complete(list(b"ab"), echo=True, max_tokens=2)
+        assert answer["choices"][0]["text"] == "abba"
+
+    on_loop(test)
+
+
+def test_logprobs_count_offsets_in_the_text_of_the_choice(on_loop):
+    async def test(served):
+        answer = await served.complete("Hi", logprobs=0, max_tokens=7)
+        logprobs = answer["choices"][0]["logprobs"]
+        assert logprobs["tokens"] == [*"iH#0 ", "bytes:\\xc3", "bytes:\\xa9"]
+        assert logprobs["text_offset"] == [0, 1, 2, 3, 4, 5, 5]
+        assert logprobs["top_logprobs"][0] == {"i": -0.105}
+
+    on_loop(test)
+
+
+def test_every_parameter_reaches_the_engine(on_loop):
+    async def test(served):
+        await served.complete(
+            "Hi", max_tokens=7, temperature=0.5, top_p=0.7, seed=-1, stop=["x", "yz"],
+            presence_penalty=0.1, frequency_penalty=0.2, repetition_penalty=1.1,
+            logit_bias={"65": 3, "66": -1.5}, min_p=0.05, top_k=-1, ignore_eos=True,
+            stop_token_ids=[7], include_stop_str_in_output=True, priority=-3, cache_salt="mine",
+        )  # fmt: skip
+        (request,) = served.engine.submitted
+        params = request.params
+        assert (params.max_tokens, params.temperature, params.top_p) == (7, 0.5, 0.7)
+        assert (params.seed, params.stop, params.top_k) == (2**64 - 1, ("x", "yz"), 0)
+        assert (params.presence_penalty, params.frequency_penalty) == (0.1, 0.2)
+        assert (params.repetition_penalty, params.min_p, params.ignore_eos) == (1.1, 0.05, True)
+        assert params.logit_bias == {65: 3, 66: -1.5}
+        assert (params.stop_token_ids, params.include_stop) == ((7,), True)
+        assert (request.priority, request.cache_salt) == (-3, "mine")
+
+    on_loop(test)
+
+
+def test_defaults_are_those_of_openai_and_null_means_unset(on_loop):
+    async def test(served):
+        fields = (
+            "temperature", "top_p", "n", "max_tokens", "stop", "seed", "logit_bias", "logprobs",
+            "echo", "best_of", "stream", "stream_options", "user", "suffix", "top_k",
+        )  # fmt: skip
+        await served.complete("Hi", **dict.fromkeys(fields))
+        (request,) = served.engine.submitted
+        assert (request.params.temperature, request.params.top_p) == (1.0, 1.0)
+        assert (request.params.max_tokens, request.params.n) == (16, 1)
+
+    on_loop(test)
+
+
+def test_harmless_fields_are_taken(on_loop):
+    async def test(served):
+        await served.complete(
+            "Hi", user="me", metadata={"a": "b"}, store=False, service_tier="auto",
+            parallel_tool_calls=True, logit_bias={}, stop=[],
+        )  # fmt: skip
+
+    on_loop(test)

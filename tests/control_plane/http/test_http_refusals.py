@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import structlog.testing
+
+from control_plane.core.request import FinishReason
+from control_plane.errors import ComputeUnavailableError, QueueFullError, RequestFailedError
+from control_plane.http import body as body_module
+from tests.control_plane.http.conftest import error_of
+
+MODEL = "tiny/bytes"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def with_message(**message) -> dict:
+    return {"messages": [message]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "words"),
+    [
+        (COMPLETIONS, {"prompt": None}, "prompt", "Missing required parameter: 'prompt'"),
+        (COMPLETIONS, {"model": None}, "model", "Missing required parameter: 'model'"),
+        (COMPLETIONS, {"prompt": 5}, "prompt", "a string, token ids, or a list of either, got 5"),
+        (COMPLETIONS, {"prompt": ""}, "prompt", "at least 1 character"),
+        (COMPLETIONS, {"prompt": []}, "prompt", "at least 1 item"),
+        (COMPLETIONS, {"prompt": ["a", 5]}, "prompt[1]", "valid string, got 5"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt[1]", "valid integer, got 'a'"),
+        (COMPLETIONS, {"prompt": [[1], []]}, "prompt[1]", "at least 1 item"),
+        (COMPLETIONS, {"prompt": [999]}, "prompt", "token ids must be 0 to 258, got 999"),
+        (COMPLETIONS, {"prompt": ["a"] * 257}, "prompt", "at most 256 items"),
+        (COMPLETIONS, {"max_tokens": "5"}, "max_tokens", "valid integer, got '5'"),
+        (COMPLETIONS, {"max_tokens": 0}, None, "max_tokens must be at least 1 without echo"),
+        (COMPLETIONS, {"max_tokens": -1}, "max_tokens", "greater than or equal to 0, got -1"),
+        (COMPLETIONS, {"temperature": 2.5}, "temperature", "less than or equal to 2, got 2.5"),
+        (COMPLETIONS, {"top_p": 0}, "top_p", "greater than 0"),
+        (COMPLETIONS, {"n": 0}, "n", "greater than or equal to 1"),
+        (COMPLETIONS, {"n": True}, "n", "valid integer, got True"),
+        (COMPLETIONS, {"best_of": 3}, None, "best_of must equal n (1)"),
+        (COMPLETIONS, {"suffix": "x"}, "suffix", "Unknown or unsupported parameter: 'suffix'"),
+        (COMPLETIONS, {"max_token": 3}, "max_token", "Unknown or unsupported parameter"),
+        (COMPLETIONS, {"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        (COMPLETIONS, {"logprobs": True}, "logprobs", "valid integer"),
+        (COMPLETIONS, {"stop": ["a"] * 5}, "stop", "at most 4 items"),
+        (COMPLETIONS, {"stop": [""]}, "stop[0]", "at least 1 character"),
+        (COMPLETIONS, {"stop": 5}, "stop", "a string or a list of strings, got 5"),
+        (COMPLETIONS, {"logit_bias": {"x": 1}}, "logit_bias", "keys must be token ids"),
+        (COMPLETIONS, {"logit_bias": {"1": 101}}, "logit_bias.1", "less than or equal to 100"),
+        (COMPLETIONS, {"logit_bias": {"300": 1}}, "logit_bias", "must be 0 to 258, got 300"),
+        (COMPLETIONS, {"seed": 2**64}, "seed", "less than or equal to"),
+        (COMPLETIONS, {"stream_options": {}}, None, "stream_options is only allowed with stream"),
+        (COMPLETIONS, {"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "Unknown"),
+        (COMPLETIONS, {"store": True}, "store", "False, got True"),
+        (COMPLETIONS, {"service_tier": "flex"}, "service_tier", "'auto' or 'default', got 'flex'"),
+        (COMPLETIONS, {"prompt": "x" * 600}, "prompt", "512"),
+        (CHAT, {"messages": []}, "messages", "at least 1 item"),
+        (CHAT, {"messages": "Hi"}, "messages", "valid array"),
+        (CHAT, with_message(role="bot", content="x"), "messages[0]", "whose role is system"),
+        (CHAT, with_message(role="user"), "messages[0].content", "Missing required parameter"),
+        (CHAT, with_message(role="assistant"), "messages[0]", "content is required without"),
+        (CHAT, with_message(role="user", content=[]), "messages[0].content", "at least 1 item"),
+        (
+            CHAT,
+            with_message(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}]),
+            "messages[0].content[0].type",
+            "should be 'text', got 'image_url'",
+        ),
+        (
+            CHAT,
+            with_message(
+                role="assistant",
+                tool_calls=[
+                    {"id": "1", "type": "function", "function": {"name": "f", "arguments": "["}}
+                ],
+            ),
+            "messages[0].tool_calls[0].function",
+            "arguments must be JSON",
+        ),
+        (CHAT, {"top_logprobs": 2}, None, "top_logprobs is only allowed with logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, None, "must be equal, got 1 and 2"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice", "'none' or 'auto', got 'required'"),
+        (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice", "'none' or 'auto'"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format.type", "'text'"),
+        (CHAT, {"functions": []}, "functions", "Unknown or unsupported"),
+        (CHAT, {"modalities": ["audio"]}, "modalities[0]", "'text'"),
+        (CHAT, {"reasoning_effort": "low"}, "reasoning_effort", "Unknown or unsupported"),
+        (CHAT, {"max_tokens": 600}, "max_tokens", "512"),
+        (RESPONSES, {"input": []}, "input", "at least 1 item"),
+        (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id", "Unknown or"),
+        (RESPONSES, {"tools": [{"type": "function"}]}, "tools", "at most 0 items"),
+        (RESPONSES, {"store": True}, "store", "False"),
+        (RESPONSES, {"background": True}, "background", "False"),
+        (RESPONSES, {"truncation": "auto"}, "truncation", "'disabled'"),
+        (RESPONSES, {"top_logprobs": 1}, None, "only allowed with message.output_text.logprobs"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format.type", "'text'"),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input[0].content[0].type", "'input_text' or 'output_text'"),
+        (RESPONSES, {"max_output_tokens": 600}, "max_output_tokens", "512"),
+        ("/tokenize", {}, None, "either prompt or messages must be given"),
+        ("/tokenize", {"prompt": "a", "tools": [1]}, "tools[0]", "an object"),
+        ("/detokenize", {"tokens": [999]}, "tokens", "token ids must be 0 to 258, got 999"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]", "greater than or equal to 0"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_or_not_supported_is_named(on_loop, path, fields, param, words):
+    async def test(served):
+        body = {"model": MODEL}
+        if path == COMPLETIONS:
+            body["prompt"] = "Hi"
+        if path == CHAT:
+            body["messages"] = HI
+        if path == RESPONSES:
+            body["input"] = "Hi"
+        error = await served.error(path, body | fields)
+        assert words in error["message"]
+        assert (error["param"], error["type"]) == (param, "invalid_request_error")
+        assert served.engine.submitted == []
+
+    on_loop(test)
+
+
+def test_what_does_not_fit_the_context_has_openais_code(on_loop):
+    async def test(served):
+        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 511}
+        assert (await served.error(COMPLETIONS, body))["code"] == "context_length_exceeded"
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 512}]}
+        assert (await served.error(CHAT, body))["code"] == "context_length_exceeded"
+        body = {"model": MODEL, "prompt": "x" * 40_000}
+        assert (await served.error(COMPLETIONS, body))["code"] == "context_length_exceeded"
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"[]", b"5", b'"x"', b"null", b"\xff\xfe", b'{"model": "\xff"}', b'{"a": NaN}',
+        b'{"model": "\\ud800"}', b'{"model": "x", "prompt": "\\udc00"}', b"[" * 10_000,
+        b'{"a":' * 5_000, b'{"model": ' + b"9" * 5_000 + b"}", b"{}" * 2,
+    ],
+)  # fmt: skip
+def test_a_body_that_is_no_json_object_is_a_400(on_loop, path, data):
+    async def test(served):
+        headers = {"Content-Type": "application/json"}
+        error_of(await served.client.post(path, content=data, headers=headers))
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": "application/json; charset=latin-1"},
+        {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    ],
+)
+def test_a_body_of_another_kind_is_a_415(on_loop, headers):
+    async def test(served):
+        data = b'{"model": "tiny/bytes", "prompt": "Hi"}'
+        error_of(await served.client.post(COMPLETIONS, content=data, headers=headers), 415)
+        headers["Content-Type"] = 'Application/JSON; charset="UTF-8"'
+        headers.pop("Content-Encoding", None)
+        response = await served.client.post(COMPLETIONS, content=data, headers=headers)
+        assert response.status_code == 200
+
+    on_loop(test)
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(on_loop, monkeypatch):
+    monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 1000)
+    num_sent = 0
+
+    async def endless():
+        nonlocal num_sent
+        while num_sent < 1_000_000:
+            num_sent += 100
+            yield b" " * 100
+
+    async def test(served):
+        headers = {"Content-Type": "application/json"}
+        response = await served.client.post(COMPLETIONS, content=b" " * 1001, headers=headers)
+        assert error_of(response, 413)["code"] == "request_too_large"
+        response = await served.client.post(COMPLETIONS, content=endless(), headers=headers)
+        error_of(response, 413)
+        assert num_sent <= 1200
+
+    on_loop(test)
+
+
+def test_a_body_that_does_not_come_is_given_up(on_loop, monkeypatch):
+    monkeypatch.setattr(body_module, "BODY_PATIENCE_S", 0.01)
+
+    async def never():
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def test(served):
+        headers = {"Content-Type": "application/json"}
+        response = await served.client.post(COMPLETIONS, content=never(), headers=headers)
+        error_of(response, 408)
+
+    on_loop(test)
+
+
+def test_unknown_paths_methods_and_models_have_openais_shape(on_loop):
+    async def test(served):
+        client = served.client
+        for path in ("/", "/v1", "/v1/models/", "/v1/embeddings", "/docs", "/redoc", "/v1//models"):
+            error_of(await client.get(path), 404)
+        response = await client.get(COMPLETIONS)
+        error_of(response, 405)
+        assert response.headers["allow"] == "POST"
+        error_of(await client.delete("/v1/models"), 405)
+        error = error_of(await client.get("/v1/models/other"), 404)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        for path, fields in (
+            (COMPLETIONS, {"prompt": "x"}),
+            (CHAT, {"messages": HI}),
+            (RESPONSES, {"input": "x"}),
+            ("/tokenize", {"prompt": "x"}),
+        ):
+            error = await served.error(path, {"model": "other", **fields}, 404)
+            assert error["message"] == "model 'other' is not loaded, 'tiny/bytes' is"
+
+    on_loop(test)
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_again(on_loop):
+    async def test(served):
+        served.engine.refusal = QueueFullError("4 requests wait already")
+        for stream in (False, True):
+            body = {"model": MODEL, "prompt": "Hi", "stream": stream}
+            response = await served.post(COMPLETIONS, body)
+            error = error_of(response, 429)
+            assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+            assert response.headers["retry-after"] == "1"
+
+    on_loop(test)
+
+
+def test_a_server_without_an_engine_answers_503_and_is_alive_but_not_ready(on_loop):
+    async def test(served):
+        error = await served.error(COMPLETIONS, {"model": MODEL, "prompt": "x"}, 503)
+        assert (error["type"], error["code"]) == ("server_error", "compute_unavailable")
+        error_of(await served.client.get("/v1/models"), 503)
+        served.gate.drain()
+        assert (await served.client.get("/healthz")).status_code == 200
+        response = await served.client.get("/readyz")
+        assert response.status_code == 503
+        assert response.json() == {"status": "unavailable", "state": "draining"}
+
+    on_loop(test, attached=False)
+
+
+def test_a_server_that_drains_takes_nothing_new(on_loop):
+    async def test(served):
+        assert (await served.client.get("/readyz")).json() == {"status": "ok", "state": "open"}
+        served.gate.drain()
+        error = await served.error(CHAT, {"model": MODEL, "messages": HI}, 503)
+        assert error["code"] == "draining"
+
+    on_loop(test)
+
+
+def test_a_failure_in_mid_stream_is_an_event_and_the_end(on_loop):
+    async def test(served):
+        served.engine.hold, served.engine.error = 2, ComputeUnavailableError("it is away")
+        events = await served.events(COMPLETIONS, {"prompt": "Hi"})
+        assert [data["choices"][0]["text"] for _, data in events[:-1]] == ["i", "H"]
+        error = {
+            "message": "it is away", "type": "server_error", "param": None,
+            "code": "compute_unavailable",
+        }  # fmt: skip
+        assert events[-1] == ("error", {"error": error})
+        events = await served.events(CHAT, {"messages": HI})
+        assert events[-1] == ("error", {"error": error})
+        events = await served.events(RESPONSES, {"input": "Hi"})
+        assert events[-1][0] == "response.failed"
+        failed = events[-1][1]["response"]
+        assert failed["status"] == "failed"
+        assert failed["error"] == {"code": "server_error", "message": "it is away"}
+
+    on_loop(test)
+
+
+def test_a_failure_before_the_answer_is_a_status(on_loop):
+    async def test(served):
+        served.engine.hold, served.engine.error = 2, RequestFailedError("NaN logits")
+        error = await served.error(COMPLETIONS, {"model": MODEL, "prompt": "Hi"}, 500)
+        assert (error["message"], error["code"]) == ("NaN logits", "request_failed")
+        served.engine.error = None
+        served.engine.end_reason = FinishReason.CANCELLED
+        error = await served.error(COMPLETIONS, {"model": MODEL, "prompt": "Hi"}, 503)
+        assert error["code"] == "request_cancelled"
+
+    on_loop(test)
+
+
+def test_one_failure_among_several_prompts_ends_the_others(on_loop):
+    async def test(served):
+        served.engine.hold, served.engine.error = 2, ComputeUnavailableError("it is away")
+        body = {"model": MODEL, "prompt": ["a", "b", "c"]}
+        error = await served.error(COMPLETIONS, body, 503)
+        assert error["message"] == "it is away"
+        assert len(served.hub) == 0
+
+    on_loop(test)
+
+
+def test_a_fault_of_ours_says_where_the_log_has_it_and_nothing_more(on_loop):
+    async def test(served):
+        served.engine.submit = None
+        with structlog.testing.capture_logs() as logs:
+            response = await served.post(COMPLETIONS, {"model": MODEL, "prompt": "Hi"})
+        error = error_of(response, 500)
+        request_id = response.headers["x-request-id"]
+        assert error["message"] == (
+            f"internal error; the server's log has it under request {request_id}"
+        )
+        assert [log["event"] for log in logs if log["log_level"] == "error"] == [
+            "http request failed"
+        ]
+
+    on_loop(test)
+
+
+def test_every_answer_has_an_id_of_the_servers(on_loop):
+    async def test(served):
+        first = await served.client.get("/healthz", headers={"X-Request-Id": "mine"})
+        second = await served.client.get("/nowhere", headers={"X-Request-Id": "mine"})
+        ids = {first.headers["x-request-id"], second.headers["x-request-id"]}
+        assert len(ids) == 2
+        assert "mine" not in ids
+        answer = await served.post(COMPLETIONS, {"model": MODEL, "prompt": "Hi"})
+        assert answer.json()["id"] == f"cmpl-{answer.headers['x-request-id']}"
+        assert served.engine.submitted[0].name == answer.headers["x-request-id"]
+
+    on_loop(test)
+
+
+def test_metrics_are_a_page_where_there_are_any(on_loop):
+    async def without(served):
+        error_of(await served.client.get("/metrics"), 404)
+
+    async def with_page(served):
+        response = await served.client.get("/metrics")
+        assert (response.content, response.headers["content-type"]) == (b"m 1\n", "text/x")
+
+    on_loop(without)
+    on_loop(with_page, metrics=lambda: (b"m 1\n", "text/x"))

@@ -1,0 +1,210 @@
+"""The official client, retries off, against a real port; behind it the scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from concurrent.futures import Future
+from http.client import HTTPConnection
+
+import openai
+import pytest
+
+from control_plane.engine.gate import Gate
+from control_plane.errors import ComputeUnavailableError, QueueFullError
+from control_plane.http.server import HttpServer, take_port
+from planes.address import Address
+from planes.errors import ConfigError
+from tests.control_plane.http.conftest import MODEL, Served, answer_to
+
+HI = [{"role": "user", "content": "Hi"}]
+ANSWER = answer_to("<user>Hi</><assistant>")
+
+
+class Server:
+    """An HTTP server on an event loop of its own thread."""
+
+    def __init__(self) -> None:
+        self._ready: Future[None] = Future()
+        self._stop: asyncio.Event
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
+        self._thread.start()
+        self._ready.result(20)
+
+    async def _main(self) -> None:
+        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        served = Served(attached=False)
+        server = HttpServer(Address(host="127.0.0.1", port=0), served.gate)
+        await server.start()
+        server.attach(served.frontend)
+        self.address, self.engine = server.address, served.engine
+        self._ready.set_result(None)
+        await self._stop.wait()
+        await server.stop()
+        await served.client.aclose()
+
+    def run(self, action):
+        """Do something on the server's event loop, where its engine lives."""
+
+        async def call():
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(10)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+
+
+@pytest.fixture(scope="module")
+def running():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(running):
+    yield running
+    engine = running.engine
+    engine.hold = engine.error = engine.refusal = None
+
+
+@pytest.fixture(scope="module")
+def client(running):
+    client = openai.OpenAI(base_url=f"http://{running.address}/v1", api_key="-", max_retries=0)
+    yield client
+    client.close()
+
+
+def test_models_are_listed_and_found(client):
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).object == "model"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("other")
+    assert caught.value.code == "model_not_found"
+
+
+def test_completions_whole_and_streamed_are_the_same_text(client):
+    whole = client.completions.create(
+        model=MODEL, prompt=["Hi", "there"], n=2, max_tokens=40, seed=1, logprobs=2, echo=True
+    )
+    stream = client.completions.create(
+        model=MODEL, prompt=["Hi", "there"], n=2, max_tokens=40, seed=1, logprobs=2, echo=True,
+        stream=True, stream_options={"include_usage": True},
+    )  # fmt: skip
+    texts, chunks = [""] * 4, list(stream)
+    for chunk in chunks[:-1]:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in whole.choices]
+    assert chunks[-1].usage == whole.usage
+    assert whole.choices[0].logprobs.text_offset[:3] == [0, 1, 2]
+    assert whole.system_fingerprint == "scripted/1"
+
+
+def test_chats_whole_and_streamed_are_the_same_text(client):
+    whole = client.chat.completions.create(
+        model=MODEL, messages=HI, logprobs=True, top_logprobs=2, user="me"
+    )
+    assert whole.choices[0].message.content == ANSWER
+    again = client.chat.completions.create(
+        model=MODEL, messages=[*HI, whole.choices[0].message, *HI], max_tokens=1
+    )
+    assert again.usage.prompt_tokens > whole.usage.prompt_tokens
+    stream = client.chat.completions.create(model=MODEL, messages=HI, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == ANSWER
+    with client.chat.completions.stream(model=MODEL, messages=HI) as events:
+        assert events.get_final_completion().choices[0].message.content == ANSWER
+
+
+def test_responses_whole_and_streamed_are_the_same_text(client):
+    whole = client.responses.create(model=MODEL, input="Hi", instructions=None)
+    assert (whole.output_text, whole.status) == (ANSWER, "completed")
+    with client.responses.stream(model=MODEL, input="Hi") as events:
+        kinds = [event.type for event in events]
+        assert events.get_final_response().output_text == ANSWER
+    assert kinds[-1] == "response.completed"
+    again = client.responses.create(
+        model=MODEL, input=[*whole.output, {"role": "user", "content": "?"}], max_output_tokens=2
+    )
+    assert again.incomplete_details.reason == "max_output_tokens"
+
+
+def test_refusals_are_the_clients_own_errors(client, server):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt="Hi", temperature=3)
+    assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=HI, max_completion_tokens=5000)
+    assert caught.value.code == "context_length_exceeded"
+    server.engine.refusal = QueueFullError("4 requests wait already")
+    with pytest.raises(openai.RateLimitError) as caught:
+        client.completions.create(model=MODEL, prompt="Hi")
+    assert caught.value.response.headers["retry-after"] == "1"
+
+
+def test_a_failure_in_mid_stream_is_raised_behind_the_text_before_it(client, server):
+    server.engine.hold, server.engine.error = 3, ComputeUnavailableError("it is away")
+    stream = client.completions.create(model=MODEL, prompt="Hi", stream=True)
+    texts = []
+    with pytest.raises(openai.APIError, match="it is away") as caught:
+        texts.extend(chunk.choices[0].text for chunk in stream)
+    assert caught.value.code == "compute_unavailable"
+    stream = client.chat.completions.create(model=MODEL, messages=HI, stream=True)
+    with pytest.raises(openai.APIError, match="it is away"):
+        list(stream)
+
+
+def test_closing_a_stream_ends_the_request(client, server):
+    engine = server.engine
+    engine.hold = 2
+    before = len(engine.cancelled)
+    stream = client.completions.create(model=MODEL, prompt="Hi", stream=True)
+    next(stream)
+    stream.close()
+    wait_until(server, lambda: len(engine.cancelled) > before)
+
+
+def test_closing_the_connection_ends_a_request_that_is_not_streamed(server):
+    engine = server.engine
+    engine.hold = 2
+    before, submitted = len(engine.cancelled), len(engine.submitted)
+    connection = HTTPConnection(server.address.host, server.address.port, timeout=10)
+    body = f'{{"model": "{MODEL}", "prompt": "Hi"}}'
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    wait_until(server, lambda: len(engine.submitted) > submitted)
+    connection.close()
+    wait_until(server, lambda: len(engine.cancelled) > before)
+
+
+def wait_until(server, is_so) -> None:
+    """Wait for the engine's next news until something is so."""
+
+    async def wait():
+        while not is_so():
+            await server.engine.news.wait()
+            server.engine.news.clear()
+
+    asyncio.run_coroutine_threadsafe(wait(), server.loop).result(10)
+
+
+def test_a_port_in_use_is_one_line():
+    listener, address = take_port(Address(host="127.0.0.1", port=0))
+    with listener, pytest.raises(ConfigError) as caught:
+        take_port(address)
+    assert caught.value.message == (
+        f"http_port: cannot listen on {address}: it is in use; another one is --http-port, "
+        "none --no-http"
+    )
+
+
+def test_a_server_that_never_started_gives_its_port_back():
+    async def main():
+        server = HttpServer(Address(host="127.0.0.1", port=0), Gate())
+        await server.stop()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", server.address.port))
+
+    asyncio.run(main())

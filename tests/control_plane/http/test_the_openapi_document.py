@@ -1,0 +1,95 @@
+"""`/openapi.json` says what there is, and what it allows is never answered with a 5xx."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+POSTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+
+ODD = [
+    None, True, False, 0, -1, 1, 3, 2**31, 2**64, -(2**63), 0.5, 1e308, -0.0, "", "x", "漢\u0000",
+    "\U0001f600" * 50, [], ["a"], [1, 2], [[1], [2]], [[]], [None], {}, {"a": 1}, {"role": "user"},
+    [{"role": "user", "content": "x"}], [{"role": "user", "content": [{"type": "text"}]}],
+    {"type": "text"}, [{"type": "function", "function": {"name": "f"}}], "auto", "none",
+]  # fmt: skip
+
+
+def references(schema: object):
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            yield schema["$ref"]
+        for value in schema.values():
+            yield from references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from references(value)
+
+
+def document_of(on_loop) -> dict:
+    async def test(served):
+        return (await served.client.get("/openapi.json")).json()
+
+    return on_loop(test)
+
+
+def test_it_lists_every_route_with_its_body_answers_and_errors(on_loop):
+    document = document_of(on_loop)
+    assert set(document["paths"]) == {
+        *POSTS, "/v1/models", "/v1/models/{model}", "/healthz", "/readyz", "/metrics"
+    }  # fmt: skip
+    for path in POSTS:
+        operation = document["paths"][path]["post"]
+        body = operation["requestBody"]["content"]["application/json"]["schema"]
+        model = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]
+        assert model["additionalProperties"] is False
+        assert operation["requestBody"]["required"]
+        answer = operation["responses"]["200"]["content"]
+        assert "$ref" in answer["application/json"]["schema"]
+        assert ("text/event-stream" in answer) == path.startswith("/v1")
+        for status in ("400", "404", "413", "415", "429", "503"):
+            error = operation["responses"][status]["content"]["application/json"]["schema"]
+            assert error["$ref"].endswith("/ErrorResponse")
+        assert "422" not in operation["responses"]
+
+
+def test_every_reference_in_it_leads_somewhere(on_loop):
+    document = document_of(on_loop)
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert set(references(document)) <= known
+    assert not any("ValidationError" in name for name in known)
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_odd_values_in_any_field_are_answered_or_refused(on_loop, path):
+    document = document_of(on_loop)
+    body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    model = document["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]
+    fields = sorted(model["properties"])
+    base = {
+        "/v1/completions": {"prompt": "Hi"},
+        "/v1/chat/completions": {
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_completion_tokens": 4,
+        },
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 4},
+        "/tokenize": {"prompt": "Hi"},
+        "/detokenize": {"tokens": [72]},
+    }[path]
+    draw = random.Random(7)
+    bodies = [{field: value} for field in fields for value in ODD]
+    for _ in range(300):
+        chosen = draw.sample(fields, draw.randint(2, min(5, len(fields))))
+        bodies.append({field: draw.choice(ODD) for field in chosen})
+
+    async def test(served):
+        answered = 0
+        for fields in bodies:
+            response = await served.post(path, {"model": "tiny/bytes", **base, **fields})
+            assert response.status_code in (200, 400, 404), (fields, response.text)
+            answered += response.status_code == 200
+        assert answered > 3
+        assert len(served.hub) == 0
+
+    on_loop(test)
