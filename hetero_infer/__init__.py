@@ -34,19 +34,41 @@ if TYPE_CHECKING:
     from control_plane.telemetry import EngineMetrics
     from control_plane.text.simple_tokenizer import SimpleTokenizer
     from control_plane.text.tokenizer import Tokenizer
+    from hetero_infer.client import (
+        Answer,
+        AsyncClient,
+        AsyncStream,
+        ChatRequest,
+        Client,
+        Delta,
+        Finished,
+        Message,
+        ModelInfo,
+        PromptLogprobs,
+        SampleAnswer,
+        SampleFinished,
+        Started,
+        Stream,
+        TextRequest,
+        Tool,
+        ToolCall,
+    )
     from hetero_infer.completed import CompletedRequest, CompletedSample
     from hetero_infer.config import EngineConfig
     from hetero_infer.engine import InferenceEngine
     from hetero_infer.plane_process import PlaneStartError
+    from hetero_infer.wire_errors import DeadlineExceededError, ServerLostError
     from planes.errors import (
         ConfigError,
         EngineError,
         ExecutionError,
+        FieldViolation,
         MemoryError,  # noqa: A004 - the family's public name
         SchedulerError,
         TokenizationError,
         ValidationError,
     )
+    from planes.tls_files import ClientFiles
 
     __version__: str
 
@@ -77,7 +99,28 @@ __all__ = [
     "ExecutorContext",
     "Tokenizer",
     "SimpleTokenizer",
+    "Client",
+    "AsyncClient",
+    "ClientFiles",
+    "Stream",
+    "AsyncStream",
+    "TextRequest",
+    "ChatRequest",
+    "Message",
+    "Tool",
+    "ToolCall",
+    "Answer",
+    "SampleAnswer",
+    "Started",
+    "PromptLogprobs",
+    "Delta",
+    "SampleFinished",
+    "Finished",
+    "ModelInfo",
     "EngineError",
+    "FieldViolation",
+    "ServerLostError",
+    "DeadlineExceededError",
     "ConfigError",
     "MemoryError",
     "ValidationError",
@@ -114,19 +157,41 @@ _MODULES = {
     "control_plane.telemetry": ("EngineMetrics",),
     "control_plane.text.simple_tokenizer": ("SimpleTokenizer",),
     "control_plane.text.tokenizer": ("Tokenizer",),
+    "hetero_infer.client": (
+        "Answer",
+        "AsyncClient",
+        "AsyncStream",
+        "ChatRequest",
+        "Client",
+        "Delta",
+        "Finished",
+        "Message",
+        "ModelInfo",
+        "PromptLogprobs",
+        "SampleAnswer",
+        "SampleFinished",
+        "Started",
+        "Stream",
+        "TextRequest",
+        "Tool",
+        "ToolCall",
+    ),
     "hetero_infer.completed": ("CompletedRequest", "CompletedSample"),
     "hetero_infer.config": ("EngineConfig",),
     "hetero_infer.engine": ("InferenceEngine",),
     "hetero_infer.plane_process": ("PlaneStartError",),
+    "hetero_infer.wire_errors": ("DeadlineExceededError", "ServerLostError"),
     "planes.errors": (
         "ConfigError",
         "EngineError",
         "ExecutionError",
+        "FieldViolation",
         "MemoryError",
         "SchedulerError",
         "TokenizationError",
         "ValidationError",
     ),
+    "planes.tls_files": ("ClientFiles",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

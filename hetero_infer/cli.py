@@ -21,11 +21,15 @@ import typer
 from compute_plane.config import ComputePlaneConfig
 from control_plane.config import ControlPlaneConfig, SchedulingLimits
 from hetero_infer.commands.bench import RootCall, bench_app
+from hetero_infer.commands.client_options import SEVERAL, chat_options, complete_options
 from hetero_infer.commands.options import options_of, with_options
+from hetero_infer.commands.target import ChatSettings, CompleteSettings
+from hetero_infer.commands.token import token_app
 from hetero_infer.config import EngineConfig, GenerationConfig, ServeConfig, Settings
+from hetero_infer.replay.settings import ReplaySettings
 from planes.errors import ConfigError, EngineError, ValidationError
 from planes.errors import MemoryError as EngineMemoryError
-from planes.settings import Setting, settings_of
+from planes.settings import Layers, Setting, resolve, settings_of
 
 PROGRAM = "hetero-infer"
 EXIT_FAILURE = 1
@@ -52,6 +56,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(token_app, name="token")
 
 
 def _heading(item: Setting) -> str:
@@ -72,12 +77,14 @@ GENERATION = {item.name for item in settings_of(GenerationConfig)}
 SERVE_ONLY = {item.name for item in settings_of(ServeConfig)} - {
     item.name for item in settings_of(EngineConfig)
 }
+CLIENT = {item.name for item in (*settings_of(ChatSettings), *settings_of(CompleteSettings))}
 COMPUTE_ONLY = {item.name for item in settings_of(ComputePlaneConfig)} - {
     item.name for item in settings_of(ControlPlaneConfig)
 }
 
 ENGINE_OPTIONS = options_of(ServeConfig, _heading)
 ALL_OPTIONS = [*options_of(GenerationConfig, _heading), *ENGINE_OPTIONS]
+REPLAY_OPTIONS = options_of(ReplaySettings, lambda _: "Replay")
 
 ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="JSON file of settings")
@@ -108,7 +115,7 @@ def root(  # noqa: D103 - its docstring would be the help text
         given = {**flags, **{name: True for name, value in switches.items() if value}}
         context.obj = RootCall(context.obj, given)
         return None
-    if context.invoked_subcommand == "serve":
+    if context.invoked_subcommand in ("serve", "chat", "complete", "replay", "token"):
         context.obj = flags
         return None
     if serve:
@@ -120,8 +127,68 @@ def root(  # noqa: D103 - its docstring would be the help text
 @with_options(ENGINE_OPTIONS)
 def serve_command(context: typer.Context, *, config: ConfigFile = None, **flags: object) -> Action:
     """Run both planes until SIGTERM."""
-    flags["config"] = config
-    return _serve_action({**context.obj, **{k: v for k, v in flags.items() if v is not None}})
+    return _serve_action(_merge(context.obj, {**flags, "config": config}))
+
+
+@app.command(name="chat")
+@with_options(chat_options(_heading))
+def chat_command(context: typer.Context, *, config: ConfigFile = None, **flags: object) -> Action:
+    """Talk to the model, in the terminal or one turn a line from a pipe; /help there says more."""
+
+    def run() -> int:
+        given = _merge(context.obj, {**flags, "config": config})
+        _refuse(given, {*SERVE_ONLY, *SEVERAL, "input"} - CLIENT, "means nothing to `chat`")
+        from hetero_infer.commands.chat import chat
+
+        return chat(_settings(given), resolve(ChatSettings, Layers(flags=given)), given)
+
+    return run
+
+
+@app.command(name="complete")
+@with_options(complete_options(_heading))
+def complete_command(
+    context: typer.Context,
+    *,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="files with one prompt each; -: stdin"),
+    ] = None,
+    config: ConfigFile = None,
+    **flags: object,
+) -> Action:
+    """Complete many prompts, so many at once; results as JSON Lines. Run again, it goes on."""
+
+    def run() -> int:
+        given = _merge(context.obj, {**flags, "config": config})
+        _refuse(given, {*SERVE_ONLY, "input"} - CLIENT, "means nothing to `complete`")
+        from hetero_infer.commands.complete import complete
+
+        target = resolve(CompleteSettings, Layers(flags=given))
+        return complete(files or [], _settings(given), target, given)
+
+    return run
+
+
+@app.command(name="replay")
+@with_options(REPLAY_OPTIONS)
+def replay_command(
+    context: typer.Context,
+    *,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="what --record wrote")],
+    json: Annotated[bool, _switch("--json", "print one JSON object and nothing else")] = False,
+    **flags: object,
+) -> Action:
+    """Run a recording against a compute plane and name the first difference."""
+
+    def run() -> int:
+        before = context.obj
+        _refuse(before, before, "means nothing to `replay`; its own options stand behind it")
+        from hetero_infer.commands.replay import replay
+
+        return replay(file, resolve(ReplaySettings, Layers(flags=flags)), as_json=json)
+
+    return run
 
 
 @app.command(name="control-plane")
@@ -147,6 +214,11 @@ def _settings(flags: dict[str, object]) -> Settings:
     for key in settings.unknown_keys:
         _say(f"warning: {settings.layers.file_name}: unknown key {key!r} is ignored")
     return settings
+
+
+def _merge(before: dict[str, object], behind: dict[str, object]) -> dict[str, object]:
+    """Return the flags before a command and those behind it, which count more."""
+    return {**before, **{name: value for name, value in behind.items() if value is not None}}
 
 
 def _refuse(flags: dict[str, object], idle: Iterable[str], why: str) -> None:
@@ -239,13 +311,13 @@ def _drop_output() -> None:
 def _explain(error: EngineError) -> int:
     """Print what went wrong and return the exit status."""
     output: Sequence[str] = getattr(error, "output", ())
-    for line in output[:-1]:
-        _say(line)
-    _say(f"error: {error.message}" + (f": {output[-1]}" if output else ""))
     is_callers = isinstance(error, ConfigError | ValidationError | EngineMemoryError)
-    if is_callers or getattr(error, "exit_status", None) == EXIT_USAGE:
-        return EXIT_USAGE
-    return EXIT_FAILURE
+    is_callers = is_callers or getattr(error, "exit_status", None) == EXIT_USAGE
+    if not is_callers:  # else the last line of a plane says it all
+        for line in output[:-1]:
+            _say(line)
+    _say(f"error: {error.message}" + (f": {output[-1]}" if output else ""))
+    return EXIT_USAGE if is_callers else EXIT_FAILURE
 
 
 def _exit_on_signal(_signal: int, _frame: FrameType | None) -> None:

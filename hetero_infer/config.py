@@ -26,8 +26,8 @@ from control_plane.core.generation_params import (
     MAX_TEMPERATURE,
     GenerationParams,
 )
-from control_plane.core.request_options import MAX_PRIORITY
-from planes.address import Address, parse_address
+from control_plane.core.request_options import MAX_PRIORITY, RequestOptions
+from planes.address import Address
 from planes.logs import LOG_LEVELS
 from planes.settings import (
     ENV_PREFIX,
@@ -41,9 +41,30 @@ from planes.settings import (
     unknown_keys,
 )
 
-WIRING = frozenset(
-    {"allow_insecure", "compute", "grpc_host", "grpc_port", "lifeline_fd", "listen", "ready_fd"}
+LISTENING = frozenset(
+    {
+        "allow_insecure",
+        "allow_numerics_change",
+        "api_tokens",
+        "chat_template",
+        "compute_tls_ca",
+        "compute_tls_cert",
+        "compute_tls_key",
+        "grpc_host",
+        "grpc_port",
+        "http",
+        "http_host",
+        "http_port",
+        "listen",
+        "max_unread_tokens",
+        "metrics_compat",
+        "otlp_traces_endpoint",
+        "tls_cert",
+        "tls_client_ca",
+        "tls_key",
+    }
 )
+WIRING = LISTENING | {"compute", "lifeline_fd", "ready_fd"}
 """Settings of the planes that say who reaches them and how: given by whoever starts them."""
 
 ConfigT = TypeVar("ConfigT")
@@ -88,6 +109,7 @@ class EngineConfig(SchedulingLimits):
     max_tokens_per_batch: int = _as_in(ComputePlaneConfig, "max_tokens_per_batch")
     pipeline_depth: int = _as_in(ControlPlaneConfig, "pipeline_depth")
     compute_grace: float = _as_in(ControlPlaneConfig, "compute_grace")
+    record: str | None = _as_in(ControlPlaneConfig, "record")
     shutdown_timeout: float = _as_in(ControlPlaneConfig, "shutdown_timeout")
     log_level: str = setting(
         "warning", help="least severe log line shown (`serve`: info)", choices=LOG_LEVELS
@@ -117,11 +139,15 @@ class EngineConfig(SchedulingLimits):
         """Spell the command line of a compute plane that listens there."""
         return [*to_flags(self, _names_of(ComputePlaneConfig)), f"--listen={listen}"]
 
-    def control_plane_flags(self, compute: Address, *listen_flags: str) -> list[str]:
-        """Spell the command line of a control plane; `listen_flags` say where it listens."""
+    def control_plane_flags(self, compute: Address | str, *listen_flags: str) -> list[str]:
+        """Spell the command line of a control plane; `listen_flags` say where it listens.
+
+        `compute`: one address, or the text of several. It serves HTTP only if they say so.
+        """
         return [
             *to_flags(self, _names_of(ControlPlaneConfig)),
             f"--compute={compute}",
+            "--no-http",
             *listen_flags,
         ]
 
@@ -137,9 +163,25 @@ class ServeConfig(EngineConfig):
     grpc_host: str = _as_in(ControlPlaneConfig, "grpc_host")
     grpc_port: int = _as_in(ControlPlaneConfig, "grpc_port")
     listen: str | None = _as_in(ControlPlaneConfig, "listen")
+    http: bool = _as_in(ControlPlaneConfig, "http")
+    http_host: str = _as_in(ControlPlaneConfig, "http_host")
+    http_port: int | None = _as_in(ControlPlaneConfig, "http_port")
     allow_insecure: bool = _as_in(ControlPlaneConfig, "allow_insecure")
+    allow_numerics_change: bool = _as_in(ControlPlaneConfig, "allow_numerics_change")
+    tls_cert: str | None = _as_in(ControlPlaneConfig, "tls_cert")
+    tls_key: str | None = _as_in(ControlPlaneConfig, "tls_key")
+    tls_client_ca: str | None = _as_in(ControlPlaneConfig, "tls_client_ca")
+    compute_tls_ca: str | None = _as_in(ControlPlaneConfig, "compute_tls_ca")
+    compute_tls_cert: str | None = _as_in(ControlPlaneConfig, "compute_tls_cert")
+    compute_tls_key: str | None = _as_in(ControlPlaneConfig, "compute_tls_key")
+    api_tokens: str | None = _as_in(ControlPlaneConfig, "api_tokens")
+    metrics_compat: str | None = _as_in(ControlPlaneConfig, "metrics_compat")
+    otlp_traces_endpoint: str | None = _as_in(ControlPlaneConfig, "otlp_traces_endpoint")
+    chat_template: str | None = _as_in(ControlPlaneConfig, "chat_template")
+    max_unread_tokens: int = _as_in(ControlPlaneConfig, "max_unread_tokens")
     compute: str | None = setting(
-        None, help="address of a compute plane that runs already, instead of starting one"
+        None,
+        help="address of a compute plane that runs already, instead of starting one; several: A,B",
     )
     log_level: str = setting(
         "info", help="least severe log line shown (without `serve`: warning)", choices=LOG_LEVELS
@@ -151,20 +193,12 @@ class ServeConfig(EngineConfig):
         self._in_plane(
             ControlPlaneConfig,
             compute=self.compute or "unix:compute.sock",
-            listen=self.listen,
-            grpc_host=self.grpc_host,
-            grpc_port=self.grpc_port,
-            allow_insecure=self.allow_insecure,
+            **{name: getattr(self, name) for name in LISTENING},
         )
-
-    @property
-    def compute_address(self) -> Address | None:
-        """Where the compute plane to attach to listens; None: start one."""
-        return None if self.compute is None else parse_address(self.compute, key="compute")
 
     def listen_flags(self) -> list[str]:
         """Spell where the control plane listens."""
-        return to_flags(self, {"grpc_host", "grpc_port", "listen", "allow_insecure"})
+        return to_flags(self, LISTENING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +244,11 @@ class GenerationConfig:
     cache_salt: str | None = setting(
         None, help="share cached prompts only with requests of the same salt"
     )
+
+    @property
+    def options(self) -> RequestOptions:
+        """What changes no token of it, as the engine takes it."""
+        return RequestOptions(priority=self.priority, cache_salt=self.cache_salt or "")
 
     @property
     def params(self) -> GenerationParams:
@@ -266,6 +305,11 @@ class Settings:
             or bool(layers.environ.get(ENV_PREFIX + name.upper()))
             or name in layers.file
         )
+
+
+def api_token() -> str | None:
+    """Return the token that clients show if they are given none: `HETERO_API_TOKEN`."""
+    return os.environ.get("HETERO_API_TOKEN") or None
 
 
 def child_environment(*extra_import_paths: str) -> dict[str, str]:

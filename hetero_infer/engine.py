@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 import weakref
@@ -21,6 +22,7 @@ from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.events import RequestInfo, RequestUpdate
 from control_plane.engine.loop import EngineLoop, LoopOptions
 from control_plane.engine.plugins import CoreFactories, KVCacheFactory, SchedulerFactory
+from control_plane.engine.recording import Recorder
 from control_plane.errors import EngineStoppedError, LinkError, QueueFullError
 from control_plane.telemetry import EngineMetrics
 from control_plane.text.tokenizer import Tokenizer
@@ -84,9 +86,15 @@ class InferenceEngine:
                 owns_process=False,
             )
         with contextlib.ExitStack() as resources:
+            recorder = None
+            if config.record is not None:
+                recorder = Recorder(config.record)
+                resources.callback(recorder.close)
             self._compute = ComputeBeside(config)
             resources.callback(self._compute.close)
-            self._client = ComputeClient(self._compute.address, controller=f"pid {os.getpid()}")
+            self._client = ComputeClient(
+                self._compute.address, controller=f"pid {os.getpid()}", recorder=recorder
+            )
             resources.callback(self._client.shut_down)
             connected = self._connect(tokenizer)
             self._tokenizer = connected.tokenizer
@@ -170,7 +178,10 @@ class InferenceEngine:
             arrival_time=time.monotonic(),
             options=RequestOptions(priority=priority, cache_salt=cache_salt),
         )
-        self._pending[request.id] = Pending(request, [[] for _ in range(params.n)])
+        inbox = self._loop.inbox
+        self._pending[request.id] = Pending(
+            request, self._tokenizer, functools.partial(inbox.end_sample, request.id)
+        )
         self._loop.inbox.submit(request)
         return request.id
 
@@ -258,7 +269,7 @@ class InferenceEngine:
             pending.take(update)
             if update.end is not None:
                 del self._pending[update.request_id]
-                self._completed.append(pending.complete(update.end, self._tokenizer))
+                self._completed.append(pending.complete(update.end))
 
 
 def _check(config: EngineConfig, tokenizer: Tokenizer | None) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+from hetero_infer.child_log import readable
 from hetero_infer.config import EngineConfig, child_environment
 from hetero_infer.plane_process import PlaneProcess
 from planes.address import MAX_UNIX_PATH_BYTES, Address
 from planes.errors import ConfigError
 
 LONGEST_NAME = "/compute.sock"
+
+ConfigT = TypeVar("ConfigT", bound=EngineConfig)
 
 
 @contextlib.contextmanager
@@ -52,30 +57,48 @@ def control_socket(directory: Path) -> Address:
 def start_compute_plane(
     config: EngineConfig, listen: Address, on_output: Callable[[str], None] | None = None
 ) -> PlaneProcess:
-    """Start a compute plane; it is not ready yet when this returns."""
+    """Start a compute plane; it is not ready yet when this returns.
+
+    `on_output`: gets its lines, see `PlaneProcess`; those of its log as people read them, unless
+    the configuration asks for a format.
+    """
     if listen.path is not None:
         Path(listen.path).unlink(missing_ok=True)  # left by one that was killed
     return PlaneProcess(
         "compute_plane",
-        config.compute_plane_flags(listen),
+        _for_reader(config, on_output).compute_plane_flags(listen),
         environ=child_environment(*_import_paths(config.executor)),
         on_output=on_output,
+        readable=_reader(config),
     )
 
 
 def start_control_plane(
     config: EngineConfig,
-    compute: Address,
+    compute: Address | str,
     *listen_flags: str,
     on_output: Callable[[str], None] | None = None,
 ) -> PlaneProcess:
-    """Start a control plane; it is not ready yet when this returns."""
+    """Start a control plane; it is not ready yet when this returns. `on_output`: as above."""
     return PlaneProcess(
         "control_plane",
-        config.control_plane_flags(compute, *listen_flags),
+        _for_reader(config, on_output).control_plane_flags(compute, *listen_flags),
         environ=child_environment(*_import_paths(config.scheduler, config.kv_cache_manager)),
         on_output=on_output,
+        readable=_reader(config),
     )
+
+
+def _for_reader(config: ConfigT, on_output: Callable[[str], None] | None) -> ConfigT:
+    """Let a plane write its log so that this process can tell it from what else it prints."""
+    if on_output is None or config.log_format != "auto":
+        return config
+    return dataclasses.replace(config, log_format="json")
+
+
+def _reader(config: EngineConfig) -> Callable[[str], str | None]:
+    """Return what recognises log lines; nothing does where the caller chose their format."""
+    return readable if config.log_format == "auto" else lambda _: None
 
 
 def _import_paths(*names: str | None) -> list[str]:

@@ -61,6 +61,8 @@ class PlaneProcess:
     `on_output`: called with each line the child prints, on a thread of this object; lines printed
     before the plane is ready are held back until then, so that a failed start can show them in its
     error instead. None passes the child's output through to this process's stderr.
+    `readable`: says of a line how it is shown if it is one of the child's log; log lines are shown
+    at once, and in no error. None: it is no log line.
 
     The group of its own keeps a terminal's Ctrl-C from the child: the parent decides who ends when.
     """
@@ -72,10 +74,13 @@ class PlaneProcess:
         *,
         environ: Mapping[str, str],
         on_output: Callable[[str], None] | None = None,
+        readable: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         self.name = module.replace("_", " ")
         self.address: Address | None = None
+        self.http_address: Address | None = None
         self._on_output = on_output
+        self._readable = readable
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._held: list[str] | None = []
         self._output_lock = threading.Lock()
@@ -125,7 +130,7 @@ class PlaneProcess:
 
     @property
     def output_tail(self) -> tuple[str, ...]:
-        """The last lines the child printed; empty if they are passed through."""
+        """The last lines the child printed, without its log; empty if they are passed through."""
         with self._output_lock:
             return tuple(self._tail)
 
@@ -175,7 +180,11 @@ class PlaneProcess:
         with os.fdopen(output_read, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 text = line.rstrip("\n")
+                shown = self._readable(text)
                 with self._output_lock:
+                    if shown is not None and self._on_output is not None:
+                        self._on_output(shown)
+                        continue
                     self._tail.append(text)
                     if self._held is not None:
                         self._held.append(text)
@@ -204,8 +213,10 @@ class PlaneProcess:
         received += chunk
         line, newline, _ = bytes(received).partition(b"\n")
         if newline:
-            word, _, address = line.decode("utf-8", errors="replace").partition(" ")
+            word, _, addresses = line.decode("utf-8", errors="replace").partition(" ")
+            address, tab, http_address = addresses.partition("\t")
             with contextlib.suppress(ConfigError):
+                self.http_address = parse_address(http_address) if tab else None
                 self.address = parse_address(address) if word == "READY" else None
             if self.address is None:
                 raise self._fail(f"the {self.name} said {line!r} instead of READY ADDRESS")

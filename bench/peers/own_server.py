@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from hetero_infer.bench.load import LoadClient, StreamRecord, load_client
+from hetero_infer.bench.load import LoadClient, LoadRequest, StreamRecord, load_client
 from hetero_infer.bench.server import started_planes
 from hetero_infer.bench.throughput import figures_of
 from hetero_infer.config import EngineConfig
-from protos.hetero.inference.v1 import inference_pb2
 
 
 class OwnServer:
@@ -35,23 +34,13 @@ class OwnServer:
 
     def measure(self, prompts: list[list[int]], output_tokens: int) -> tuple[int, float]:
         """Run once; return tokens and seconds."""
-        requests = [request(prompt, output_tokens) for prompt in prompts]
+        requests = [LoadRequest(tuple(prompt), output_tokens) for prompt in prompts]
         records = self._loop.run(self._client.together(requests))
         return counted(self._kind, records)
 
     def close(self) -> None:
         """End the planes."""
         self._resources.close()
-
-
-def request(prompt: list[int], output_tokens: int) -> inference_pb2.GenerateRequest:
-    """Return a greedy request for exactly so many tokens."""
-    return inference_pb2.GenerateRequest(
-        token_ids=inference_pb2.TokenIds(ids=prompt),
-        sampling=inference_pb2.SamplingParams(
-            max_tokens=output_tokens, temperature=0.0, ignore_eos=True
-        ),
-    )
 
 
 def counted(kind: str, records: list[StreamRecord]) -> tuple[int, float]:

@@ -32,8 +32,8 @@ SETTLED_TOKENS = 16
 def run(config: EngineConfig, settings: LatencySettings) -> Result:
     """Measure; raises EngineError."""
     levels = settings.levels
-    with server(config, settings.target) as address:
-        return run_client(_measure(address, settings, levels))
+    with server(config, settings.target) as where:
+        return run_client(_measure(where.address, settings, levels))
 
 
 async def _measure(address: Address, settings: LatencySettings, levels: list[int]) -> Result:

@@ -8,6 +8,7 @@ has to be found that has it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import random
 import time
@@ -16,16 +17,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import grpc
 import uvloop
 
-from hetero_infer.wire_errors import ServerLostError, error_from_rpc
+from control_plane.core.generation_params import GenerationParams
+from hetero_infer.client import AsyncClient, Delta, Finished, PoolStats
 from planes.address import Address
 from planes.errors import ConfigError, ExecutionError
-from planes.transport import MAX_CLIENT_MESSAGE_BYTES
-from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
-
-RPC_TIMEOUT_S = 10.0
 
 T = TypeVar("T")
 
@@ -80,6 +77,19 @@ def milliseconds(seconds: float) -> float:
     return round(1e3 * seconds, 3)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """One greedy request, as long as it is told to be."""
+
+    token_ids: tuple[int, ...]
+    num_output: int
+
+    @property
+    def params(self) -> GenerationParams:
+        """How it is generated."""
+        return GenerationParams(max_tokens=self.num_output, temperature=0.0, ignore_eos=True)
+
+
 class Prompts:
     """Draws prompts of exact lengths; no two begin alike, so no cache of prefixes helps them."""
 
@@ -87,27 +97,20 @@ class Prompts:
         self._random = random.Random(seed)
         self._vocab_size = vocab_size
 
-    def request(self, num_tokens: int, num_output: int) -> inference_pb2.GenerateRequest:
+    def request(self, num_tokens: int, num_output: int) -> LoadRequest:
         """Return a greedy request that generates exactly `num_output` tokens."""
         ids = self._random.choices(range(self._vocab_size), k=num_tokens)
-        return inference_pb2.GenerateRequest(
-            token_ids=inference_pb2.TokenIds(ids=ids),
-            sampling=inference_pb2.SamplingParams(
-                max_tokens=num_output, temperature=0.0, ignore_eos=True
-            ),
-        )
+        return LoadRequest(tuple(ids), num_output)
 
 
 class LoadClient:
     """One channel to a control plane. Methods raise an `EngineError`, never a gRPC one.
 
-    `model`: what the server says of its model, by the names of GetModelInfoResponse.
+    `model`: what the server says of its model, by the names of ModelInfo.
     """
 
-    def __init__(
-        self, stub: inference_pb2_grpc.InferenceServiceAsyncStub, model: dict[str, Any]
-    ) -> None:
-        self._stub = stub
+    def __init__(self, client: AsyncClient, model: dict[str, Any]) -> None:
+        self._client = client
         self.model = model
 
     def check_length(self, prompt_tokens: int, output_tokens: int, field: str) -> None:
@@ -120,19 +123,16 @@ class LoadClient:
                 field=field,
             )
 
-    async def memory(self) -> inference_pb2.GetMemoryStatsResponse:
+    async def memory(self) -> PoolStats:
         """Return the use of the KV pool."""
-        try:
-            return await self._stub.GetMemoryStats(
-                inference_pb2.GetMemoryStatsRequest(), timeout=RPC_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
+        return await self._client.get_memory_stats()
+
+    async def metrics(self) -> dict[str, float]:
+        """Return what the server counts of itself, by name."""
+        return dataclasses.asdict(await self._client.get_metrics())
 
     async def stream(
-        self,
-        request: inference_pb2.GenerateRequest,
-        on_tokens: Callable[[int], None] | None = None,
+        self, request: LoadRequest, on_tokens: Callable[[int], None] | None = None
     ) -> StreamRecord:
         """Run one request to its end.
 
@@ -143,44 +143,35 @@ class LoadClient:
         counts: list[int] = []
         total = 0
         sent = time.perf_counter()
-        call = self._stub.GenerateStream(request)
         finished = None
-        try:
-            async for response in call:
-                if response.HasField("delta"):
-                    count = len(response.delta.token_ids)
+        async with self._client.stream(request.token_ids, request.params) as stream:
+            async for event in stream:
+                if isinstance(event, Delta):
+                    count = len(event.token_ids)
                     if count:
                         arrivals.append(time.perf_counter())
                         counts.append(count)
                         total += count
                         if on_tokens is not None:
                             on_tokens(total)
-                elif response.HasField("finished"):
-                    finished = response.finished
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
-        finally:
-            call.cancel()
-        if finished is None:
-            raise ServerLostError("the server closed the stream before the end of the text")
-        if total != request.sampling.max_tokens or total != finished.usage.completion_tokens:
+                elif isinstance(event, Finished):
+                    finished = event
+        if finished is None or total != request.num_output or total != finished.completion_tokens:
+            counted = 0 if finished is None else finished.completion_tokens
             raise ExecutionError(
-                f"a stream of {request.sampling.max_tokens} tokens brought {total}, "
-                f"the server counted {finished.usage.completion_tokens}"
+                f"a stream of {request.num_output} tokens brought {total}, "
+                f"the server counted {counted}"
             )
-        prompt_tokens = len(request.token_ids.ids)
         return StreamRecord(
-            prompt_tokens, sent, tuple(arrivals), tuple(counts), time.perf_counter()
+            len(request.token_ids), sent, tuple(arrivals), tuple(counts), time.perf_counter()
         )
 
-    async def together(
-        self, requests: Iterable[inference_pb2.GenerateRequest]
-    ) -> list[StreamRecord]:
+    async def together(self, requests: Iterable[LoadRequest]) -> list[StreamRecord]:
         """Run requests that are all sent at once; their records in the same order."""
         return await gathered([self.stream(request) for request in requests])
 
     async def in_turn(
-        self, requests: Sequence[inference_pb2.GenerateRequest], num_streams: int
+        self, requests: Sequence[LoadRequest], num_streams: int
     ) -> list[StreamRecord]:
         """Run requests so that `num_streams` are always under way, until none is left."""
         left = iter(requests)
@@ -192,13 +183,13 @@ class LoadClient:
         return [record for chain in chains for record in chain]
 
     async def at_rate(
-        self, requests: Sequence[inference_pb2.GenerateRequest], rate: float, seed: int
+        self, requests: Sequence[LoadRequest], rate: float, seed: int
     ) -> list[StreamRecord]:
         """Run requests that arrive at random, `rate` a second on average, whatever still runs."""
         arrivals = random.Random(seed)
         start = time.perf_counter()
 
-        async def later(request: inference_pb2.GenerateRequest, delay_s: float) -> StreamRecord:
+        async def later(request: LoadRequest, delay_s: float) -> StreamRecord:
             await asyncio.sleep(start + delay_s - time.perf_counter())
             return await self.stream(request)
 
@@ -223,17 +214,10 @@ async def gathered(waits: Sequence[Any]) -> list[Any]:
 @asynccontextmanager
 async def load_client(address: Address) -> AsyncIterator[LoadClient]:
     """Connect to a control plane and ask what it runs."""
-    limit = ("grpc.max_send_message_length", MAX_CLIENT_MESSAGE_BYTES)
-    async with grpc.aio.insecure_channel(address.target, options=[limit]) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        try:
-            info = await stub.GetModelInfo(
-                inference_pb2.GetModelInfoRequest(), timeout=RPC_TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
-        names = [field.name for field in info.DESCRIPTOR.fields]
-        yield LoadClient(stub, {name: getattr(info, name) for name in names})
+    # What is tried again is not measured.
+    async with AsyncClient(address, retries=0) as client:
+        info = await client.model_info()
+        yield LoadClient(client, dataclasses.asdict(info))
 
 
 def run_client(measurement: Coroutine[Any, Any, T]) -> T:

@@ -65,6 +65,49 @@ def draw_latency(whole: dict[str, Any], file: Path) -> None:
     _save(figure, whole, file)
 
 
+def draw_neighbour(whole: dict[str, Any], file: Path) -> None:
+    """Draw the rate of the stream alone and beside the neighbours, with every sample."""
+    figure, axes = _figure(1)
+    (plot,) = axes
+    for name in ("alone", "beside"):
+        key = f"{name}_tokens_per_second"
+        plot.bar(name, whole[key], color=USED, alpha=0.6)
+        plot.scatter([name] * len(whole["samples"]), [s[key] for s in whole["samples"]], s=12)
+    plot.set(title=f"beside: {whole['slower_by']:.2f} × slower", ylabel="tokens/s of one stream")
+    _save(figure, whole, file)
+
+
+def draw_start(whole: dict[str, Any], file: Path) -> None:
+    """Draw the time of each kind of start, with every sample."""
+    figure, axes = _figure(1)
+    (plot,) = axes
+    for result in whole["results"]:
+        name = result["what"].replace("_", "\n")
+        plot.bar(name, result["median_s"], color=USED, alpha=0.6)
+        plot.scatter([name] * len(result["samples_s"]), result["samples_s"], s=12)
+    plot.set(ylabel="s", ylim=(0, None))
+    _save(figure, whole, file)
+
+
+def draw_link(whole: dict[str, Any], file: Path) -> None:
+    """Draw the time with one and two batches under way, delays, and bytes of a row."""
+    figure, axes = _figure(3)
+    times, delays, rows = axes
+    for figures in whole["depths"]:
+        name = f"{figures['depth']} under way"
+        times.bar(name, figures["median_s"], color=USED, alpha=0.6)
+        times.scatter([name] * len(figures["samples_s"]), figures["samples_s"], s=12)
+    times.set(title=f"{whole['streams']} streams", ylabel="s")
+    ahead = whole["depths"][-1]
+    for streams, figures in ((whole["streams"], ahead), (whole["many_streams"], whole["many"])):
+        delays.bar(f"{streams} streams", 1e3 * figures["scheduling_delay_p99_s"], color=USED)
+    delays.set(title="a result waits for the engine, p99", ylabel="ms")
+    names = [f"context {row['context']}" for row in whole["rows"]]
+    rows.bar(names, [row["bytes"] for row in whole["rows"]], color=USED)
+    rows.set(title="a decode row on the wire", ylabel="bytes")
+    _save(figure, whole, file)
+
+
 def draw_memory(whole: dict[str, Any], file: Path) -> None:
     """Draw waste and concurrency of each kind of memory, and what runs over the steps."""
     figure, axes = _figure(3)

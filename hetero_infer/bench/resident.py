@@ -7,18 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from hetero_infer.bench.load import LoadClient, Prompts, load_client
-from hetero_infer.bench.server import StartedPlanes, started_planes
+from hetero_infer.bench.server import StartedPlanes, describe, started_planes
 from hetero_infer.config import EngineConfig
-from hetero_infer.wire_errors import error_from_rpc
 from planes.address import Address
 from planes.errors import ExecutionError
-from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 
 PERIOD_S = 0.1
-RPC_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -138,12 +133,7 @@ def parse_smaps(text: str) -> dict[str, int]:
 
 def _pool_of(compute: Address) -> dict[str, int]:
     """Ask a compute plane for the sizes of its pool and weights."""
-    with grpc.insecure_channel(compute.target) as channel:
-        stub = compute_pb2_grpc.ComputeServiceStub(channel)
-        try:
-            answer = stub.Describe(compute_pb2.DescribeRequest(), timeout=RPC_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error) from None
+    answer = describe(compute)
     return {
         "kv_pool_bytes": answer.device.kv_pool_bytes,
         "num_blocks": answer.num_blocks,

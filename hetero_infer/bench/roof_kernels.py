@@ -256,7 +256,7 @@ def roof_read(record: int, header: int, chunk: int, num_chunks: int, worker: int
 @inlined()
 def iterations(record: int, chunk: int, num_chunks: int) -> int:
     """Return how many iterations are this chunk's, whatever the whole is cut into."""
-    count = word(record, Roof.COUNT)
+    count: int = word(record, Roof.COUNT)
     return count * (chunk + 1) // num_chunks - count * chunk // num_chunks
 
 

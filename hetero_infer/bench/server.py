@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import grpc
+
 from hetero_infer.config import EngineConfig
 from hetero_infer.local_planes import (
     compute_socket,
@@ -15,7 +17,11 @@ from hetero_infer.local_planes import (
     start_control_plane,
 )
 from hetero_infer.plane_process import wait_all_ready
+from hetero_infer.wire_errors import error_from_rpc
 from planes.address import Address, parse_address
+from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
+
+RPC_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +48,29 @@ def started_planes(config: EngineConfig) -> Iterator[StartedPlanes]:
             yield StartedPlanes(control, compute, control_plane.pid, compute_plane.pid)
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where requests go, and the planes behind it if they were started for this."""
+
+    address: Address
+    planes: StartedPlanes | None = None
+
+
 @contextlib.contextmanager
-def server(config: EngineConfig, target: str | None) -> Iterator[Address]:
+def server(config: EngineConfig, target: str | None) -> Iterator[Server]:
     """Return where to send requests: to `target`, or else to planes that live as long as this."""
     if target is not None:
-        yield parse_address(target, key="target")
+        yield Server(parse_address(target, key="target"))
         return
     with started_planes(config) as planes:
-        yield planes.control
+        yield Server(planes.control, planes)
+
+
+def describe(compute: Address) -> compute_pb2.DescribeResponse:
+    """Ask a compute plane what it is. Raises EngineError."""
+    with grpc.insecure_channel(compute.target) as channel:
+        stub = compute_pb2_grpc.ComputeServiceStub(channel)
+        try:
+            return stub.Describe(compute_pb2.DescribeRequest(), timeout=RPC_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from None

@@ -24,20 +24,29 @@ class OutputSettings:
     plot: str | None = setting(None, help="draw a PNG into this file")
     output: str | None = setting(None, help="directory for both: BENCHMARK.json, BENCHMARK.png")
 
+    def validate(self) -> None:
+        """Raise ConfigError for what only the benchmark itself can read; nothing here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSettings(OutputSettings):
+class StreamSettings(OutputSettings):
     """What benchmarks over the public API have in common."""
 
-    target: str | None = setting(
-        None, help="server that runs already, unix:PATH or HOST:PORT; default: start both planes"
-    )
     prompt_tokens: int = setting(128, help="tokens of a prompt", minimum=1, maximum=MAX_COUNT)
     output_tokens: int = setting(
         128, help="tokens each stream generates", minimum=1, maximum=MAX_COUNT
     )
     repeat: int = setting(3, help="runs; figures are medians", minimum=1, maximum=1000)
     seed: int = setting(0, help="of the drawn prompts and arrivals", minimum=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings(StreamSettings):
+    """What benchmarks have in common that any server can answer, not only one started for them."""
+
+    target: str | None = setting(
+        None, help="server that runs already, unix:PATH or HOST:PORT; default: start both planes"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,10 @@ class ThroughputSettings(LoadSettings):
     def levels(self) -> list[int]:
         """The numbers of streams."""
         return positive_integers(self.concurrency, field="concurrency")
+
+    def validate(self) -> None:
+        """Raise ConfigError for a list that is none."""
+        _ = self.levels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +83,59 @@ class LatencySettings(LoadSettings):
     def levels(self) -> list[int]:
         """The numbers of streams."""
         return positive_integers(self.concurrency, field="concurrency")
+
+    def validate(self) -> None:
+        """Raise ConfigError for a list that is none."""
+        _ = self.levels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbourSettings(StreamSettings):
+    """`bench neighbour`."""
+
+    neighbours: int = setting(
+        1, help="processes beside the planes that never rest", minimum=1, maximum=4096
+    )
+
+    def validate(self) -> None:
+        """Raise ConfigError for a stream that has no rate."""
+        if self.output_tokens < 2:
+            raise ConfigError(
+                f"output_tokens must be at least 2 to have a rate, got {self.output_tokens}",
+                field="output_tokens",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartSettings(OutputSettings):
+    """`bench start`."""
+
+    repeat: int = setting(
+        5, help="starts of each kind; figures are medians", minimum=1, maximum=1000
+    )
+    cold: bool = setting(False, help="also once with an empty kernel cache: all is compiled anew")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings(StreamSettings):
+    """`bench link`."""
+
+    streams: int = setting(
+        32, help="streams while the compute plane's idle time is taken", minimum=1, maximum=4096
+    )
+    many_streams: int = setting(
+        256, help="streams while the engine loop's delays are taken", minimum=1, maximum=4096
+    )
+    contexts: str = setting("64,4096", help="tokens of context whose decode rows are weighed")
+
+    @property
+    def row_contexts(self) -> list[int]:
+        """The contexts."""
+        return positive_integers(self.contexts, field="contexts")
+
+    def validate(self) -> None:
+        """Raise ConfigError for a list that is none."""
+        _ = self.row_contexts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +200,10 @@ class KernelSettings(InProcessSettings):
         """Sizes in bytes."""
         return [size << 20 for size in positive_integers(self.sizes, field="sizes")]
 
+    def validate(self) -> None:
+        """Raise ConfigError for a list that is none."""
+        _ = self.read_sizes
+
 
 class FormatPair(NamedTuple):
     """What weights and what keys and values are kept in: values of the compute plane's settings."""
@@ -169,6 +239,10 @@ class AccuracySettings(InProcessSettings):
     def pairs(self) -> list[FormatPair]:
         """The formats."""
         return format_pairs(self.formats, field="formats")
+
+    def validate(self) -> None:
+        """Raise ConfigError for formats that are none."""
+        _ = self.pairs
 
 
 def format_pairs(text: str, *, field: str) -> list[FormatPair]:

@@ -1,4 +1,4 @@
-"""Tokens a second of many streams at once, through the public gRPC API."""
+"""Tokens a second of many streams at once, through the public gRPC API, and who takes the cores."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hetero_infer.bench.load import (
     run_client,
     subject_of,
 )
+from hetero_infer.bench.processors import ProcessorMeter, median_usage, usage_table
 from hetero_infer.bench.report import Result, Table
 from hetero_infer.bench.server import server
 from hetero_infer.bench.settings import ThroughputSettings
@@ -39,13 +40,16 @@ class ThroughputRun:
 
 def run(config: EngineConfig, settings: ThroughputSettings) -> Result:
     """Measure; raises EngineError."""
+    with server(config, settings.target) as where:
+        meter = ProcessorMeter(where.planes) if where.planes else None
+        return run_client(_measure(where.address, meter, settings))
+
+
+async def _measure(
+    address: Address, meter: ProcessorMeter | None, settings: ThroughputSettings
+) -> Result:
     levels = settings.levels
-    with server(config, settings.target) as address:
-        return run_client(_measure(address, settings, levels))
-
-
-async def _measure(address: Address, settings: ThroughputSettings, levels: list[int]) -> Result:
-    results = []
+    results: list[dict[str, Any]] = []
     async with load_client(address) as client:
         client.check_length(settings.prompt_tokens, settings.output_tokens, "output_tokens")
         prompts = Prompts(client.model["vocab_size"], settings.seed)
@@ -53,23 +57,29 @@ async def _measure(address: Address, settings: ThroughputSettings, levels: list[
         for level in levels:
             runs, samples = [], []
             for _ in range(settings.repeat):
-                records = await client.together(
+                requests = [
                     prompts.request(settings.prompt_tokens, settings.output_tokens)
                     for _ in range(level)
-                )
+                ]
+                if meter is not None:
+                    meter.start()
+                records = await client.together(requests)
+                used = {} if meter is None else meter.stop(level * settings.output_tokens)
                 runs.append(figures_of(records))
-                samples.append({**asdict(runs[-1]), "streams": to_objects(records)})
+                samples.append({**asdict(runs[-1]), **used, "streams": to_objects(records)})
             results.append(
                 {
                     "concurrency": level,
                     "prompt_tokens": settings.prompt_tokens,
                     "output_tokens": settings.output_tokens,
                     "median": median_run(runs),
+                    "processors": meter and median_usage(samples, meter.num_threads),
                     "samples": samples,
                 }
             )
         model = client.model
-    return Result(subject_of(model), {"model": model, "results": results}, [_table(results)])
+    tables = [_table(results), *([] if meter is None else [usage_table(results)])]
+    return Result(subject_of(model), {"model": model, "results": results}, tables)
 
 
 async def warm_up(

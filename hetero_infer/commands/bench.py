@@ -6,11 +6,13 @@ Imported with the command line, so it stays light; a benchmark is imported when 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,9 +21,12 @@ from hetero_infer.bench.settings import (
     InProcessSettings,
     KernelSettings,
     LatencySettings,
+    LinkSettings,
     LoadSettings,
     MemorySettings,
+    NeighbourSettings,
     OutputSettings,
+    StartSettings,
     ThroughputSettings,
 )
 from hetero_infer.commands.options import options_of, with_options
@@ -38,16 +43,66 @@ BUSY = 0.05
 """Share of the processors that others may use before a result is doubtful."""
 
 Action = Callable[[], int]
-Runner = Callable[[Mapping[str, object]], "tuple[Result, dict[str, Any]]"]
-"""Runs a benchmark on its flags; the result, and what it was told, for JSON."""
-
-SettingsT = TypeVar("SettingsT", bound=OutputSettings)
 
 ENGINE = [item.name for item in settings_of(EngineConfig)]
 
-ConfigFile = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="JSON file of the engine's settings")
-]
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One benchmark: `run` of the module `hetero_infer.bench.NAME`, drawn by `plots.draw_NAME`.
+
+    `is_timed`: whether its figures are times, which others on the machine make longer. `varies`:
+    settings of the engine that it tries itself, so that nobody else can give them.
+    """
+
+    name: str
+    settings: type[OutputSettings]
+    help: str
+    is_timed: bool = True
+    varies: frozenset[str] = frozenset()
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether it starts planes, and takes their settings."""
+        return not issubclass(self.settings, InProcessSettings)
+
+
+BENCHMARKS = (
+    Benchmark(
+        "throughput",
+        ThroughputSettings,
+        "Measure tokens a second of N streams at once, through gRPC, and who takes the processors.",
+    ),
+    Benchmark(
+        "latency",
+        LatencySettings,
+        "Measure the wait for the first token, between tokens, and beside a long prompt.",
+    ),
+    Benchmark(
+        "neighbour", NeighbourSettings, "Measure what another process that never rests costs."
+    ),
+    Benchmark("start", StartSettings, "Measure from the start of a process to its first token."),
+    Benchmark(
+        "link",
+        LinkSettings,
+        "Measure the link of the planes: idle time, delays, bytes, one or two steps under way.",
+        varies=frozenset({"pipeline_depth"}),
+    ),
+    Benchmark(
+        "memory",
+        MemorySettings,
+        "Compare static, dynamic and paged memory on one trace; measure what both planes hold.",
+    ),
+    Benchmark(
+        "kernels", KernelSettings, "Measure the machine's roofs, then each kernel beside its roof."
+    ),
+    Benchmark(
+        "accuracy",
+        AccuracySettings,
+        "Measure what each format loses: perplexity and KL of the logits against float32.",
+        is_timed=False,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +114,18 @@ class RootCall:
 
 
 bench_app = typer.Typer(
-    help="Measure speed, latency, memory, kernels, accuracy; results with their provenance.",
+    help="Measure speed, waits, starts, memory, kernels, accuracy; results with their provenance.",
     no_args_is_help=False,
+)
+
+CONFIG_FILE = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        str | None,
+        typer.Option("--config", metavar="FILE", help="JSON file of the engine's settings"),
+    ],
 )
 
 
@@ -73,86 +138,76 @@ def _heading(item: Setting) -> str:
 ENGINE_OPTIONS = options_of(EngineConfig, lambda _: "Engine")
 
 
-def _benchmark_options(cls: type) -> list[Any]:
-    return options_of(cls, _heading)
+def _register(benchmark: Benchmark) -> None:
+    """Make a command of a benchmark."""
+    options = options_of(benchmark.settings, _heading)
+    if benchmark.has_engine:
+        given = [option for option in ENGINE_OPTIONS if option.name not in benchmark.varies]
+        options = [CONFIG_FILE, *options, *given]
+
+    @bench_app.command(name=benchmark.name, help=benchmark.help)
+    @with_options(options)
+    def command(context: typer.Context, **flags: object) -> Action:
+        return lambda: _act(benchmark, context.obj, flags)
 
 
-@bench_app.command(name="throughput")
-@with_options([*_benchmark_options(ThroughputSettings), *ENGINE_OPTIONS])
-def throughput_command(
-    context: typer.Context, *, config: ConfigFile = None, **flags: object
-) -> Action:
-    """Measure tokens a second of N streams at once, through gRPC."""
-
-    def run(given: Mapping[str, object]) -> tuple[Result, dict[str, Any]]:
-        engine, settings = _load_settings(ThroughputSettings, given)
-        from hetero_infer.bench import throughput
-
-        return throughput.run(engine, settings), _told(engine, settings)
-
-    return _action(context, "throughput", ThroughputSettings, {**flags, "config": config}, run)
+for _benchmark in BENCHMARKS:
+    _register(_benchmark)
 
 
-@bench_app.command(name="latency")
-@with_options([*_benchmark_options(LatencySettings), *ENGINE_OPTIONS])
-def latency_command(
-    context: typer.Context, *, config: ConfigFile = None, **flags: object
-) -> Action:
-    """Measure the wait for the first token, between tokens, and beside a long prompt."""
+def _act(benchmark: Benchmark, root: RootCall, flags: Mapping[str, object]) -> int:
+    """Run a benchmark, print its tables, write its files. Raises EngineError."""
+    for flag, value in root.flags.items():
+        if value is not None:
+            raise ValidationError(
+                f"--{flag.replace('_', '-')} belongs behind `bench {benchmark.name}`", field=flag
+            )
+    from hetero_infer.bench.provenance import CpuWatch, describe_origin
+    from hetero_infer.bench.report import Destination, to_object, write
 
-    def run(given: Mapping[str, object]) -> tuple[Result, dict[str, Any]]:
-        engine, settings = _load_settings(LatencySettings, given)
-        from hetero_infer.bench import latency
-
-        return latency.run(engine, settings), _told(engine, settings)
-
-    return _action(context, "latency", LatencySettings, {**flags, "config": config}, run)
-
-
-@bench_app.command(name="memory")
-@with_options([*_benchmark_options(MemorySettings), *ENGINE_OPTIONS])
-def memory_command(context: typer.Context, *, config: ConfigFile = None, **flags: object) -> Action:
-    """Compare static, dynamic and paged memory on one trace; measure what both planes hold."""
-
-    def run(given: Mapping[str, object]) -> tuple[Result, dict[str, Any]]:
-        engine = _engine(given)
-        settings = resolve(MemorySettings, Layers(flags=given))
-        from hetero_infer.bench import memory
-
-        return memory.run(engine, settings), _told(engine, settings)
-
-    return _action(context, "memory", MemorySettings, {**flags, "config": config}, run)
+    settings = resolve(benchmark.settings, Layers(flags=flags))
+    settings.validate()
+    destination = Destination.of(benchmark.name, settings)
+    origin = describe_origin(shlex.join([PROGRAM, *root.arguments]))
+    watch = CpuWatch()
+    result, told = _run(benchmark, settings, flags)
+    # A server that runs already is one of the others.
+    others = None if flags.get("target") else watch.share_of_others()
+    whole = to_object(benchmark.name, result, origin=origin, settings=told, share_of_others=others)
+    write(result, whole, destination, _draw_of(benchmark))
+    if benchmark.is_timed and others is not None and others > BUSY:
+        sys.stderr.write(
+            f"{PROGRAM}: warning: other processes used {100 * others:.0f} % of the processors "
+            "meanwhile: these are figures of a busy machine\n"
+        )
+    return 0
 
 
-@bench_app.command(name="kernels")
-@with_options(_benchmark_options(KernelSettings))
-def kernels_command(context: typer.Context, **flags: object) -> Action:
-    """Measure the machine's roofs, then each kernel beside its roofline."""
+def _run(
+    benchmark: Benchmark, settings: OutputSettings, flags: Mapping[str, object]
+) -> tuple[Result, dict[str, Any]]:
+    """Return the result, and what the benchmark was told, for JSON.
 
-    def run(given: Mapping[str, object]) -> tuple[Result, dict[str, Any]]:
-        settings = resolve(KernelSettings, Layers(flags=given))
+    With a target, the engine's settings are not known here.
+    """
+    told: dict[str, Any] = {"benchmark": dataclasses.asdict(settings)}
+    if isinstance(settings, InProcessSettings):
         _choose_instructions(settings)
-        from hetero_infer.bench import kernels
-
-        return kernels.run(settings), _told(None, settings)
-
-    return _action(context, "kernels", KernelSettings, flags, run)
-
-
-@bench_app.command(name="accuracy")
-@with_options(_benchmark_options(AccuracySettings))
-def accuracy_command(context: typer.Context, **flags: object) -> Action:
-    """Measure what each format loses: perplexity and KL of the logits against float32."""
-
-    def run(given: Mapping[str, object]) -> tuple[Result, dict[str, Any]]:
-        settings = resolve(AccuracySettings, Layers(flags=given))
-        _ = settings.pairs  # what is wrong with them is said before anything is compiled
-        _choose_instructions(settings)
-        from hetero_infer.bench import accuracy
-
-        return accuracy.run(settings), _told(None, settings)
-
-    return _action(context, "accuracy", AccuracySettings, flags, run, is_timed=False)
+        return _module(benchmark.name).run(settings), told
+    has_target = isinstance(settings, LoadSettings) and settings.target is not None
+    if has_target:
+        for name in ENGINE:
+            if flags.get(name) is not None:
+                spelling = f"--{name.replace('_', '-')}"
+                raise ValidationError(
+                    f"{spelling} means nothing with --target: that server has its own", field=name
+                )
+    engine = _engine(flags)
+    if not has_target:
+        told["engine"] = dataclasses.asdict(engine)
+        for name in benchmark.varies:
+            del told["engine"][name]
+    return _module(benchmark.name).run(engine, settings), told
 
 
 def _choose_instructions(settings: InProcessSettings) -> None:
@@ -175,78 +230,10 @@ def _engine(flags: Mapping[str, object]) -> EngineConfig:
     return settings.resolve(EngineConfig)
 
 
-def _load_settings(
-    cls: type[SettingsT], flags: Mapping[str, object]
-) -> tuple[EngineConfig, SettingsT]:
-    """Resolve both configurations. Raises ValidationError for an engine's flag with --target."""
-    settings = resolve(cls, Layers(flags=flags))
-    if isinstance(settings, LoadSettings) and settings.target is not None:
-        for name in ENGINE:
-            if flags.get(name) is not None:
-                spelling = f"--{name.replace('_', '-')}"
-                raise ValidationError(
-                    f"{spelling} means nothing with --target: that server has its own", field=name
-                )
-    return _engine(flags), settings
+def _module(name: str) -> Any:  # noqa: ANN401 - a module
+    return importlib.import_module(f"hetero_infer.bench.{name}")
 
 
-def _told(engine: EngineConfig | None, settings: OutputSettings) -> dict[str, Any]:
-    """Return settings for JSON; with a target, the engine's are not known here."""
-    told = {"benchmark": dataclasses.asdict(settings)}
-    if engine is not None and getattr(settings, "target", None) is None:
-        told["engine"] = dataclasses.asdict(engine)
-    return told
-
-
-def _action(
-    context: typer.Context,
-    name: str,
-    cls: type[OutputSettings],
-    flags: Mapping[str, object],
-    run: Runner,
-    *,
-    is_timed: bool = True,
-) -> Action:
-    """Return what runs a benchmark, prints its tables and writes its files.
-
-    `is_timed`: whether its figures are times, which others on the machine make longer.
-    """
-    root: RootCall = context.obj
-
-    def act() -> int:
-        for flag, value in root.flags.items():
-            if value is not None:
-                raise ValidationError(
-                    f"--{flag.replace('_', '-')} belongs behind `bench {name}`", field=flag
-                )
-        from hetero_infer.bench.provenance import CpuWatch, describe_origin
-        from hetero_infer.bench.report import Destination, to_object, write
-
-        destination = Destination.of(name, resolve(cls, Layers(flags=flags)))
-        origin = describe_origin(shlex.join([PROGRAM, *root.arguments]))
-        watch = CpuWatch()
-        result, told = run(flags)
-        # A server that runs already is one of the others.
-        others = None if flags.get("target") else watch.share_of_others()
-        whole = to_object(name, result, origin=origin, settings=told, share_of_others=others)
-        write(result, whole, destination, _draw_of(name))
-        if is_timed and others is not None and others > BUSY:
-            sys.stderr.write(
-                f"{PROGRAM}: warning: other processes used {100 * others:.0f} % of the processors "
-                "meanwhile: these are figures of a busy machine\n"
-            )
-        return 0
-
-    return act
-
-
-def _draw_of(name: str) -> Draw:
-    from hetero_infer.bench import plots
-
-    return {
-        "throughput": plots.draw_throughput,
-        "latency": plots.draw_latency,
-        "memory": plots.draw_memory,
-        "kernels": plots.draw_kernels,
-        "accuracy": plots.draw_accuracy,
-    }[name]
+def _draw_of(benchmark: Benchmark) -> Draw:
+    draw: Draw = getattr(_module("plots"), f"draw_{benchmark.name}")
+    return draw

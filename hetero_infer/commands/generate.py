@@ -3,60 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rich.console import Console
-
-from hetero_infer.client import (
-    Delta,
-    Finished,
-    InferenceClient,
-    ModelInfo,
-    SampleFinished,
-    Started,
-)
+from hetero_infer.client import Answer, Client, Delta, ModelInfo, Started
+from hetero_infer.commands.answer_object import answer_object
+from hetero_infer.commands.prompt import prompt_of
+from hetero_infer.commands.server import STARTING, Notices, own_server
 from hetero_infer.config import EngineConfig, GenerationConfig, Settings
-from hetero_infer.local_planes import (
-    compute_socket,
-    control_socket,
-    private_directory,
-    start_compute_plane,
-    start_control_plane,
-)
-from hetero_infer.plane_process import wait_all_ready
-from planes.errors import ExecutionError, ValidationError
+from planes.errors import ExecutionError
 
 TITLE = "Heterogeneous Inference System"
 
 
-@dataclass(slots=True)
-class Sample:
-    """One text as far as it has come; `finish_reason` is empty until its end."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A whole answer, and how long the planes took to start. `samples`: one at least."""
+    """A whole answer, and how long the planes took to start."""
 
-    samples: Sequence[Sample]
-    started: Started
-    finished: Finished
+    answer: Answer
     startup_s: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Generated tokens over the time from receipt to the end."""
-        finished = self.finished
-        return finished.completion_tokens / finished.total_s if finished.total_s > 0 else 0.0
 
 
 def generate(settings: Settings, *, as_json: bool, is_quiet: bool) -> int:
@@ -64,7 +31,8 @@ def generate(settings: Settings, *, as_json: bool, is_quiet: bool) -> int:
     config = _engine_config(settings)
     generation = settings.resolve(GenerationConfig)
     generation.params.validate()
-    prompt = _prompt(settings, generation)
+    generation.options.validate()
+    prompt = prompt_of(settings, generation, max_model_len=config.max_model_len)
     printer = Printer(is_silent=as_json or is_quiet, prints_text=not as_json)
     printer.header(config)
     result = _run(config, generation, prompt, printer)
@@ -72,38 +40,16 @@ def generate(settings: Settings, *, as_json: bool, is_quiet: bool) -> int:
         sys.stdout.write(_to_json(result) + "\n")
     printer.footer(result)
     sys.stdout.flush()
-    if result.finished.finish_reason in ("error", "cancelled"):
-        raise ExecutionError(f"the generation ended early: {result.finished.finish_reason}")
+    if result.answer.finish_reason in ("error", "cancelled"):
+        raise ExecutionError(f"the generation ended early: {result.answer.finish_reason}")
     return 0
 
 
 def _engine_config(settings: Settings) -> EngineConfig:
-    """Resolve and check the configuration of planes whose output goes through this process."""
+    """Resolve and check the configuration of the planes."""
     config = settings.resolve(EngineConfig)
     config.validate()
-    if config.log_format == "auto":
-        log_format = "console" if sys.stderr.isatty() else "json"
-        config = dataclasses.replace(config, log_format=log_format)
     return config
-
-
-def _prompt(settings: Settings, generation: GenerationConfig) -> str:
-    """Return the prompt. Raises ValidationError without one, or for one that is no text."""
-    prompt = generation.input
-    if prompt is None:
-        message = (
-            "input must not be empty, got ''"
-            if settings.gives("input")
-            else "nothing to do: give --input TEXT, or `serve`; --help shows everything"
-        )
-        raise ValidationError(message, field="input")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise ValidationError(
-            f"input is not valid UTF-8 (at character {error.start})", field="input"
-        ) from None
-    return prompt
 
 
 def _run(
@@ -112,97 +58,42 @@ def _run(
     """Start both planes, stream one text through the public gRPC API, end both planes."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(private_directory())
-        compute, control = compute_socket(directory), control_socket(directory)
-        with printer.progress("Starting the planes and loading the model …"):
-            planes = [
-                stack.enter_context(start_compute_plane(config, compute, printer.log)),
-                stack.enter_context(
-                    start_control_plane(
-                        config, compute, f"--listen={control}", on_output=printer.log
-                    )
-                ),
-            ]
-            wait_all_ready(planes)
-            client = stack.enter_context(InferenceClient(control))
+        with printer.notices.progress(STARTING):
+            server = stack.enter_context(own_server(config, printer.notices.log))
+            client = stack.enter_context(Client(server.address))
             info = client.model_info()
         printer.model(info)
         startup_s = time.monotonic() - began
         printer.prompt(prompt, generation.max_tokens)
-        return _stream(client, prompt, generation, startup_s, printer)
+        return Generation(_stream(client, prompt, generation, printer), startup_s)
 
 
-def _stream(
-    client: InferenceClient,
-    prompt: str,
-    generation: GenerationConfig,
-    startup_s: float,
-    printer: Printer,
-) -> Generation:
-    started: Started | None = None
-    finished: Finished | None = None
+def _stream(client: Client, prompt: str, generation: GenerationConfig, printer: Printer) -> Answer:
     params = generation.params
-    samples = [Sample() for _ in range(params.n)]
-    events = client.generate_stream(
+    with client.stream(
         prompt, params, priority=generation.priority, cache_salt=generation.cache_salt or ""
-    )
-    with contextlib.closing(events):
-        for event in events:
-            match event:
-                case Started():
-                    started = event
-                    if params.n == 1:
-                        printer.begin_text()
-                case Delta(text, new_token_ids, index):
-                    samples[index].text += text
-                    samples[index].token_ids += new_token_ids
-                    if params.n == 1:
-                        printer.text(text)
-                case SampleFinished(index, finish_reason):
-                    samples[index].finish_reason = finish_reason
-                case Finished():
-                    finished = event
-    if started is None or finished is None:
-        raise ExecutionError("the server ended the stream without saying how it began or ended")
+    ) as stream:
+        if params.n == 1:
+            for event in stream:
+                if isinstance(event, Started):
+                    printer.begin_text()
+                elif isinstance(event, Delta):
+                    printer.text(event.text)
+        answer = stream.answer()
     if params.n == 1:
-        samples[0].finish_reason = finished.finish_reason
         printer.end_text()
     else:  # they came all at once, and are told one after the other
-        for number, sample in enumerate(samples, start=1):
+        for number, sample in enumerate(answer.samples, start=1):
             printer.begin_text(number)
             printer.text(sample.text)
             printer.end_text()
-    return Generation(samples, started, finished, startup_s)
+    return answer
 
 
 def _to_json(result: Generation) -> str:
     """Spell the answer as one JSON object on one line."""
-    finished, first = result.finished, result.samples[0]
-    several = [dataclasses.asdict(sample) for sample in result.samples]
-    return json.dumps(
-        {
-            "text": first.text,
-            "token_ids": first.token_ids,
-            "finish_reason": finished.finish_reason,
-            **({"samples": several} if len(several) > 1 else {}),
-            "usage": {
-                "prompt_tokens": finished.prompt_tokens,
-                "completion_tokens": finished.completion_tokens,
-                "total_tokens": finished.prompt_tokens + finished.completion_tokens,
-                "cached_tokens": finished.cached_tokens,
-            },
-            "timings": {
-                "startup_s": result.startup_s,
-                "queue_s": finished.queue_s,
-                "time_to_first_token_s": finished.time_to_first_token_s,
-                "total_s": finished.total_s,
-                "tokens_per_second": result.tokens_per_second,
-            },
-            "model": result.started.model,
-            "seed": result.started.params.seed,
-        },
-        ensure_ascii=False,
-    )
+    found = answer_object(result.answer, startup_s=result.startup_s)
+    return json.dumps(found, ensure_ascii=False)
 
 
 class Printer:
@@ -214,17 +105,7 @@ class Printer:
     def __init__(self, *, is_silent: bool, prints_text: bool) -> None:
         self._is_silent = is_silent
         self._prints_text = prints_text
-        self._stderr = Console(stderr=True, soft_wrap=True)
-
-    def progress(self, text: str) -> contextlib.AbstractContextManager[object]:
-        """Show a spinner on a terminal, nothing in a pipe."""
-        if self._stderr.is_terminal:
-            return self._stderr.status(text)
-        return contextlib.nullcontext()
-
-    def log(self, line: str) -> None:
-        """Pass on a line of a plane; any thread."""
-        self._stderr.print(line, markup=False, highlight=False)
+        self.notices = Notices()
 
     def header(self, config: EngineConfig) -> None:
         """Say what is about to run."""
@@ -265,11 +146,12 @@ class Printer:
 
     def footer(self, result: Generation) -> None:
         """Say how much and how fast."""
-        self._line(f"Tokens generated: {result.finished.completion_tokens}")
+        answer, finished = result.answer, result.answer.finished
+        self._line(f"Tokens generated: {finished.completion_tokens}")
         self._line(
-            f"Speed: {result.tokens_per_second:.1f} tokens/s "
-            f"(first token after {result.finished.time_to_first_token_s:.2f} s, "
-            f"{result.finished.prompt_tokens} prompt tokens)"
+            f"Speed: {answer.tokens_per_second:.1f} tokens/s "
+            f"(first token after {finished.time_to_first_token_s:.2f} s, "
+            f"{finished.prompt_tokens} prompt tokens)"
         )
 
     def _line(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""`hetero-infer serve`: both planes until SIGTERM, the compute plane started again when it dies."""
+"""`hetero-infer serve`: both planes until SIGTERM, each started again when it dies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty
 from types import FrameType
 from typing import NoReturn, Self
 
@@ -21,28 +21,14 @@ from hetero_infer.local_planes import (
     start_compute_plane,
     start_control_plane,
 )
-from hetero_infer.plane_process import (
-    STOP_GRACE_S,
-    PlaneProcess,
-    PlaneStartError,
-    describe_exit,
-    wait_all_ready,
-)
-from planes.address import Address
-from planes.errors import ExecutionError
-
-MAX_RESTARTS = 5
-"""In a row, each before the plane had run `STEADY_S`; then something is wrong that stays wrong."""
-
-STEADY_S = 60.0
-FIRST_PAUSE_S = 0.25
-MAX_PAUSE_S = 8.0
+from hetero_infer.plane_process import STOP_GRACE_S, PlaneProcess, wait_all_ready
+from hetero_infer.supervision import Ended, SupervisedPlane
 
 HURRY_AFTER_S = 1.0
-"""Signals closer to the first than this say no more than the first."""
+"""Signals closer to the last one that counted than this say no more than that."""
 
-EXIT_CONFIG = 2
-"""A plane that ends with this will not do better the next time."""
+HURRY_GRACE_S = 5.0
+"""What a plane gets that is to end after a second signal."""
 
 
 class StopServing(BaseException):
@@ -52,33 +38,40 @@ class StopServing(BaseException):
 def serve(config: ServeConfig) -> int:
     """Run the planes until a signal comes; the exit status.
 
-    Raises EngineError if a plane cannot be started, or ends and cannot be kept alive.
+    0: everything ended in order. 128 + signal: a second signal cut requests off. Raises EngineError
+    if a plane cannot be started, or ends and cannot be kept alive.
     """
     config.validate()
-    with _StopSignals() as signals, private_directory() as directory:
+    with private_directory() as directory:
         planes = ServedPlanes(config, directory)
-        try:
-            signals.arm(directory)
-            planes.start()
-            planes.watch()
-        except StopServing:
-            return 0 if planes.stop() else 1
-        finally:
-            signals.disarm()
-            planes.stop()
+        with _StopSignals(planes.hurry, directory) as signals:
+            try:
+                signals.arm()
+                planes.start()
+                planes.watch()
+            except StopServing:
+                is_orderly = planes.stop()
+                return signals.hurried_by or (0 if is_orderly else 1)
+            finally:
+                signals.disarm()
+                planes.stop()
 
 
 class _StopSignals:
-    """Turns the first SIGTERM or SIGINT into StopServing, once armed.
+    """What SIGTERM and SIGINT do: the first raises StopServing, the second calls `hurry`.
 
-    Those that follow within `HURRY_AFTER_S` are taken for the same wish. A later one ends the
+    Those that follow one within `HURRY_AFTER_S` are taken for the same wish. A third ends the
     process at once; the planes end with it, because their lifelines close.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hurry: Callable[[], None], directory: Path) -> None:
+        self._hurry = hurry
+        self._directory = directory
         self._is_armed = False
-        self._directory: Path | None = None
-        self._came_at: float | None = None
+        self._num_came = 0
+        self._last_at = 0.0
+        self.hurried_by = 0
+        """128 + the signal that came second, as a shell would say it; 0: none did."""
 
     def __enter__(self) -> Self:
         self._before = {
@@ -91,11 +84,10 @@ class _StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def arm(self, directory: Path) -> None:
+    def arm(self) -> None:
         """From here on a signal raises StopServing, and so does one that came before."""
-        self._directory = directory
         self._is_armed = True
-        if self._came_at is not None:
+        if self._num_came:
             raise StopServing
 
     def disarm(self) -> None:
@@ -104,13 +96,18 @@ class _StopSignals:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self._came_at is None:
-            self._came_at = now
+        if self._num_came and now - self._last_at < HURRY_AFTER_S:
+            return
+        self._num_came += 1
+        self._last_at = now
+        if self._num_came == 1:
             if self._is_armed:
                 raise StopServing
-        elif now - self._came_at >= HURRY_AFTER_S:
-            if self._directory is not None:
-                shutil.rmtree(self._directory, ignore_errors=True)
+        elif self._num_came == 2:
+            self.hurried_by = 128 + number
+            self._hurry()
+        else:
+            shutil.rmtree(self._directory, ignore_errors=True)
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -120,42 +117,57 @@ class ServedPlanes:
 
     def __init__(self, config: ServeConfig, directory: Path) -> None:
         self._config = config
-        self._directory = directory
-        self._compute: PlaneProcess | None = None
-        self._control: PlaneProcess | None = None
-        self._compute_began = 0.0
-        self._num_restarts = 0
-        self._ended: SimpleQueue[PlaneProcess] = SimpleQueue()
+        self._compute_address = config.compute or str(compute_socket(directory))
+        self._listen_flags = config.listen_flags()
+        self._ended: Ended = Ended()
+        self._control = SupervisedPlane(self._start_control, self._ended)
+        self._compute = SupervisedPlane(
+            lambda: start_compute_plane(config, compute_socket(directory)), self._ended
+        )
+        self._stopping: SupervisedPlane | None = None
+        self._is_hurried = False
 
-    @property
-    def _compute_address(self) -> Address:
-        return self._config.compute_address or compute_socket(self._directory)
+    def _start_control(self) -> PlaneProcess:
+        return start_control_plane(self._config, self._compute_address, *self._listen_flags)
 
     def start(self) -> None:
         """Start what is to run here, and say where it serves once it does."""
         planes = []
+        compute = ""
         if self._config.compute is None:
-            planes.append(self._start_compute())
-        self._control = start_control_plane(
-            self._config, self._compute_address, *self._config.listen_flags()
-        )
-        self._report_end(self._control)
-        wait_all_ready([*planes, self._control])
+            planes.append(self._compute.start())
+            compute = f"pid {planes[0].pid} at "
+        control = self._control.start()
+        wait_all_ready([*planes, control])
+        self._keep_addresses(control)
         sys.stdout.write(
-            f"Serving gRPC on {self._control.address} "
-            f"(control plane: pid {self._control.pid}; compute plane: "
-            + (f"pid {self._compute.pid} at " if self._compute is not None else "")
-            + f"{self._compute_address})\n"
+            f"Serving gRPC on {control.address} (control plane: pid {control.pid}; "
+            f"compute plane: {compute}{self._compute_address})\n"
         )
+        if control.http_address is not None:
+            scheme = "http" if self._config.tls_cert is None else "https"
+            sys.stdout.write(f"Serving HTTP on {scheme}://{control.http_address}\n")
         sys.stdout.flush()
+
+    def _keep_addresses(self, control: PlaneProcess) -> None:
+        """Let every later control plane listen where clients have found the first."""
+        self._listen_flags.append(f"--listen={control.address}")  # the last of several counts
+        if control.http_address is not None:
+            self._listen_flags.append(f"--http-port={control.http_address.port}")
 
     def watch(self) -> NoReturn:
         """Keep the planes alive, until an exception ends it."""
+        planes = (self._control, self._compute)
         while True:
-            plane = self._ended.get()
-            self._check_control(plane)
-            if plane is self._compute:
-                self._restart_compute(plane)
+            due = [plane.due_at for plane in planes if plane.due_at is not None]
+            patience_s = max(0.0, min(due) - time.monotonic()) if due else None
+            with contextlib.suppress(Empty):
+                ended = self._ended.get(timeout=patience_s)
+                for plane in planes:
+                    if plane.process is ended:
+                        plane.note_end()
+            for plane in planes:
+                plane.start_if_due()
 
     def stop(self) -> bool:
         """End the control plane, which lets its requests finish, then the compute plane.
@@ -163,63 +175,18 @@ class ServedPlanes:
         Returns whether both left as they should.
         """
         statuses = []
-        if self._control is not None:
-            statuses.append(self._control.stop(self._config.shutdown_timeout + STOP_GRACE_S))
-        if self._compute is not None:
-            statuses.append(self._compute.stop())
+        for plane, grace_s in (
+            (self._control, self._config.shutdown_timeout + STOP_GRACE_S),
+            (self._compute, STOP_GRACE_S),
+        ):
+            self._stopping = plane
+            statuses.append(plane.stop(HURRY_GRACE_S if self._is_hurried else grace_s))
+        self._stopping = None
         # A plane that had not set up its signals yet ends by the signal itself.
         return all(status in (0, -signal.SIGTERM) for status in statuses)
 
-    def _start_compute(self) -> PlaneProcess:
-        self._compute = start_compute_plane(self._config, self._compute_address)
-        self._compute_began = time.monotonic()
-        self._report_end(self._compute)
-        return self._compute
-
-    def _restart_compute(self, dead: PlaneProcess) -> None:
-        """Start another compute plane; the control plane finds it by itself. Raises EngineError."""
-        how = describe_exit(dead.stop())
-        if time.monotonic() - self._compute_began >= STEADY_S:
-            self._num_restarts = 0
-        while True:
-            if self._num_restarts >= MAX_RESTARTS:
-                raise ExecutionError(
-                    f"the compute plane {how}; {MAX_RESTARTS} restarts did not help"
-                )
-            pause_s = min(FIRST_PAUSE_S * 2**self._num_restarts, MAX_PAUSE_S)
-            self._num_restarts += 1
-            sys.stderr.write(f"hetero-infer: the compute plane {how}; starting another one\n")
-            sys.stderr.flush()
-            self._pause(pause_s)
-            try:
-                started = self._start_compute()
-                started.wait_ready()
-            except PlaneStartError as error:
-                if error.exit_status == EXIT_CONFIG:
-                    raise
-                how = describe_exit(error.exit_status)
-                continue
-            sys.stderr.write(f"hetero-infer: compute plane: pid {started.pid}\n")
-            sys.stderr.flush()
-            return
-
-    def _pause(self, seconds: float) -> None:
-        """Wait; the control plane must not end meanwhile. Raises ExecutionError if it does."""
-        deadline = time.monotonic() + seconds
-        with contextlib.suppress(Empty):
-            while True:
-                plane = self._ended.get(timeout=max(0.0, deadline - time.monotonic()))
-                self._check_control(plane)
-
-    def _check_control(self, ended: PlaneProcess) -> None:
-        if ended is self._control:
-            raise ExecutionError(f"the control plane {describe_exit(ended.process.returncode)}")
-
-    def _report_end(self, plane: PlaneProcess) -> None:
-        """Put the plane into the queue of the ended when it ends."""
-
-        def wait() -> None:
-            plane.process.wait()
-            self._ended.put(plane)
-
-        threading.Thread(target=wait, name=f"wait-{plane.pid}", daemon=True).start()
+    def hurry(self) -> None:
+        """Hand a second signal on to the plane that is ending: it waits for nothing any more."""
+        self._is_hurried = True
+        if self._stopping is not None:
+            self._stopping.hurry()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 import subprocess
@@ -69,7 +70,6 @@ def test_a_bad_variable_and_a_bad_key_are_named_together(capsys, tmp_path, monke
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "nothing to do: give --input TEXT"),
         (["--input", ""], "input must not be empty, got ''"),
         (["--input", "\udcff"], "input is not valid UTF-8"),
         (["--max-tokenz", "3"], "No such option: --max-tokenz"),
@@ -80,6 +80,45 @@ def test_a_bad_variable_and_a_bad_key_are_named_together(capsys, tmp_path, monke
 )
 def test_a_command_line_that_asks_for_nothing_possible_is_one_line(capsys, argv, message):
     assert refused(capsys, *argv).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--length-penalty", "2"], "length_penalty means nothing without beam_width, got 2.0"),
+        (["--early-stopping"], "early_stopping means nothing without beam_width, got True"),
+        (["--cache-salt", "x" * 257], "cache_salt must have at most 256 bytes, got 257"),
+    ],
+)
+def test_parameters_that_the_server_would_refuse_are_refused_before_a_plane_starts(
+    capsys, monkeypatch, argv, message
+):
+    monkeypatch.setattr("hetero_infer.commands.server.private_directory", None)
+    assert refused(capsys, "--input", "x", *argv) == message
+
+
+class Stdin(io.TextIOWrapper):
+    def __init__(self, data: bytes, *, is_terminal: bool = False) -> None:
+        super().__init__(io.BytesIO(data))
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+@pytest.mark.parametrize(
+    ("stdin", "message"),
+    [
+        (Stdin(b"", is_terminal=True), "nothing to do: give --input TEXT, or `serve`"),
+        (None, "nothing to do: give --input TEXT, or `serve`"),
+        (Stdin(b"\n"), "standard input is empty: give --input TEXT, or `serve`"),
+        (Stdin(b"caf\xe9"), "standard input is not valid UTF-8 (at byte 3)"),
+        (Stdin(b"x" * 641), "the prompt from standard input must have at most 640 bytes (64 for"),
+    ],
+)
+def test_without_input_standard_input_must_have_a_prompt(capsys, monkeypatch, stdin, message):
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert refused(capsys, "--max-model-len", "10", "--max-tokens", "5").startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +158,23 @@ def test_the_help_shows_every_flag_whole_with_its_default(capsys):
             assert item.flag in shown or item.name in ("ready_fd", "lifeline_fd"), item.flag
     for flag in ("--config", "--json", "--serve", "--version"):
         assert flag in shown
-    for default in ("(default 1024)", "(default 0.9)", "(default 50051)"):
-        assert default in text
+    words = " ".join(text.replace("│", " ").split())
+    for fact in (
+        "beams of a beam search instead of sampling (1 to 10)",
+        "samples of the prompt; of a beam search, its best answers (1 to 128; default 1)",
+        "nucleus sampling threshold (greater than 0, at most 1; default 0.9)",
+        "gRPC port; 0: any free one (0 to 65535; default 50051)",
+        "default: drawn (0 to 2^64 - 1)",
+    ):
+        assert fact in words
+
+
+def test_a_switch_may_be_turned_off_again_where_a_file_turns_it_on(capsys, tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{"early_stopping": true}')
+    argv = ["--config", str(path), "--input", "x", "--cache-salt", "x" * 257]
+    assert refused(capsys, *argv).startswith("early_stopping means nothing without beam_width")
+    assert refused(capsys, *argv, "--no-early-stopping").startswith("cache_salt must have at most")
 
 
 @pytest.mark.parametrize(

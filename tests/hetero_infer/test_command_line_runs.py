@@ -13,13 +13,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from control_plane.core.generation_params import GenerationParams
-from hetero_infer.client import Delta, InferenceClient
+from hetero_infer.client import Client, Delta
+from hetero_infer.commands.serve import HURRY_AFTER_S
 from hetero_infer.config import EngineConfig, child_environment
 from hetero_infer.local_planes import start_compute_plane
 from planes.address import Address, parse_address
+from planes.errors import EngineError
+from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
 
 COMMAND = [sys.executable, "-P", "-m", "hetero_infer"]
 SIMULATED = ["--executor", "simulated"]
@@ -29,13 +33,14 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def environ(tmp_path) -> dict[str, str]:
     """Children import this tree, and their private directories can be counted."""
-    return {**child_environment(), "TMPDIR": str(tmp_path)}
+    return {**child_environment(), "HETERO_HTTP_PORT": "0", "TMPDIR": str(tmp_path)}
 
 
-def run(environ, *argv: str) -> subprocess.CompletedProcess[str]:
+def run(environ, *argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
         [*COMMAND, *argv],
         env=environ,
+        input=stdin,
         capture_output=True,
         encoding="utf-8",
         timeout=PATIENCE_S,
@@ -111,6 +116,35 @@ def test_json_is_one_object_and_the_same_seed_gives_the_same_text_as_the_plain_f
     assert run(environ, *arguments, "--quiet").stdout == answer["text"] + "\n"
 
 
+def test_a_prompt_may_be_piped_in_and_its_last_line_end_is_not_part_of_it(environ):
+    arguments = ["--max-tokens", "9", "--seed", "5", "--quiet", *SIMULATED]
+    piped = run(environ, *arguments, stdin="Hello,\nworld\n")
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stdout == run(environ, "--input", "Hello,\nworld", *arguments).stdout
+
+
+def test_the_log_of_the_planes_is_shown_as_people_read_it_unless_a_format_is_asked_for(environ):
+    arguments = ["--input", "Hello", "--max-tokens", "2", "--quiet", *SIMULATED]
+    arguments += ["--log-level", "info"]
+    lines = run(environ, *arguments).stderr.splitlines()
+    assert any(line.startswith("hetero-infer: compute plane: loaded (model: sim") for line in lines)
+    assert any(line.startswith("hetero-infer: control plane: listening (add") for line in lines)
+    assert not any("{" in line for line in lines)
+    lines = run(environ, *arguments, "--log-format", "json").stderr.splitlines()
+    assert {json.loads(line)["plane"] for line in lines} == {"compute", "control"}
+
+
+def test_a_part_of_ones_own_that_cannot_be_made_is_one_line_and_status_2(environ, tmp_path):
+    (tmp_path / "broken_part.py").write_text("def make(config, kv_cache): raise LookupError(7)")
+    environ["PYTHONPATH"] += f":{tmp_path}"
+    result = run(environ, "--input", "x", "--scheduler", "broken_part:make", "--json", *SIMULATED)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "hetero-infer: error: the control plane ended with status 2: control_plane: "
+        "scheduler: making it failed: LookupError: 7\n"
+    )
+
+
 def test_several_samples_are_told_one_after_the_other_and_all_in_json(environ):
     arguments = ["--input", "Hello", "--max-tokens", "7", "--seed", "5", "--ignore-eos", *SIMULATED]
     result = run(environ, *arguments, "--n", "3", "--json")
@@ -146,8 +180,8 @@ def test_what_the_server_refuses_is_one_line_with_both_numbers_and_status_2(envi
     )
     assert result.returncode == 2
     assert result.stderr == (
-        "hetero-infer: error: prompt (5 tokens) + max_tokens (6) = 11 must be at most "
-        "max_model_len (10)\n"
+        "hetero-infer: error: max_tokens must be at most 5 after a prompt of 5 tokens "
+        "(max_model_len is 10), got 6\n"
     )
     assert "Output:" not in result.stdout
 
@@ -196,6 +230,12 @@ def started(environ, *argv: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def wait_for_text(process: subprocess.Popen[str]) -> None:
+    """Return when text is about to be generated."""
+    while not (line := process.stdout.readline()).startswith("Generating"):
+        assert line, process.stderr.read()
+
+
 def ctrl_c(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the group
 
@@ -206,8 +246,7 @@ def ctrl_c(process: subprocess.Popen[str]) -> None:
 def test_a_signal_while_text_is_generated_ends_the_planes(environ, interrupt, status):
     endless = ["--max-tokens", "30000", "--max-model-len", "40000", "--max-num-blocks", "4000"]
     with started(environ, "--input", "x", "--ignore-eos", *endless, *SIMULATED) as process:
-        while not process.stdout.readline().startswith("Generating"):
-            pass
+        wait_for_text(process)
         (directory,) = private_directories(environ)
         assert len(processes_of(directory.name)) == 2
         interrupt(process)
@@ -220,8 +259,7 @@ def test_a_signal_while_text_is_generated_ends_the_planes(environ, interrupt, st
 def test_output_that_nobody_reads_ends_the_planes(environ):
     endless = ["--max-tokens", "30000", "--max-model-len", "40000", "--max-num-blocks", "4000"]
     with started(environ, "--input", "x", "--ignore-eos", *endless, *SIMULATED) as process:
-        while not process.stdout.readline().startswith("Generating"):
-            pass
+        wait_for_text(process)
         process.stdout.close()
         assert process.wait(PATIENCE_S) == 128 + signal.SIGPIPE
         assert process.stderr.read() == ""
@@ -238,9 +276,15 @@ FORTY_TOKENS = GenerationParams(max_tokens=40, seed=1, ignore_eos=True)
 
 
 def generate(address: str) -> str:
-    with InferenceClient(parse_address(address)) as client:
-        events = client.generate_stream("Hello", FORTY_TOKENS)
-        return "".join(event.text for event in events if isinstance(event, Delta))
+    return answer(address)[1]
+
+
+def answer(address: str) -> tuple[str, str]:
+    """A request's id and its text."""
+    with Client(parse_address(address)) as client:
+        started, *events = client.stream("Hello", FORTY_TOKENS)
+    text = "".join(event.text for event in events if isinstance(event, Delta))
+    return started.request_id, text
 
 
 def serving(process: subprocess.Popen[str]) -> re.Match[str]:
@@ -258,6 +302,10 @@ def test_serve_survives_its_compute_plane_and_ends_with_status_0_on_sigterm(envi
         os.kill(int(match["compute"]), signal.SIGKILL)
         # The control plane takes requests meanwhile; they wait for the next compute plane.
         assert generate(match["address"]) == text
+        with grpc.insecure_channel(match["address"]) as channel:
+            admin = inference_pb2_grpc.AdminServiceStub(channel)
+            metrics = admin.GetMetrics(inference_pb2.GetMetricsRequest())
+        assert (metrics.num_plane_losses, metrics.num_preemptions) == (1, 0)
         process.terminate()
         _, log = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
@@ -265,14 +313,42 @@ def test_serve_survives_its_compute_plane_and_ends_with_status_0_on_sigterm(envi
         assert private_directories(environ) == []
 
 
-def test_serve_ends_with_a_fault_when_its_control_plane_dies(environ):
+def test_serve_starts_its_control_plane_again_where_clients_found_it(environ):
     with started(environ, "--serve", "--grpc-port", "0", *SIMULATED) as process:
         match = serving(process)
+        first_id, text = answer(match["address"])
         os.kill(int(match["control"]), signal.SIGKILL)
+        # The next one says that it serves itself, in the log that it shares with `serve`.
+        for awaited in ("the control plane was ended by SIGKILL; starting another", '"serving"'):
+            while awaited not in (line := process.stderr.readline()):
+                assert line, "serve has ended"
+        second_id, same_text = answer(match["address"])
+        assert same_text == text
+        assert second_id != first_id
+        assert Path(f"/proc/{match['compute']}").exists()
+        process.terminate()
         _, log = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 1
-        assert "hetero-infer: error: the control plane was ended by SIGKILL" in log
-        assert not Path(f"/proc/{match['compute']}").exists()
+        assert process.returncode == 0, log
+        assert private_directories(environ) == []
+
+
+def test_a_second_signal_to_serve_cuts_the_requests_off_that_it_waits_for(environ):
+    endless = ["--max-model-len", "90000", "--max-num-blocks", "9000", "--shutdown-timeout", "600"]
+    params = GenerationParams(max_tokens=60000, seed=1, ignore_eos=True)
+    with started(environ, "serve", "--grpc-port", "0", *endless, *SIMULATED) as process:
+        match = serving(process)
+        with Client(parse_address(match["address"])) as client:
+            events = client.stream("Hello", params)
+            next(events)
+            process.terminate()
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(HURRY_AFTER_S + 0.1)  # else it is the same wish
+            process.terminate()
+            _, log = process.communicate(timeout=PATIENCE_S)
+            with pytest.raises(EngineError):
+                list(events)
+        assert process.returncode == 128 + signal.SIGTERM
+        assert "requests cut off by the shutdown" in log
         assert private_directories(environ) == []
 
 

@@ -219,6 +219,7 @@ def test_both_planes_get_on_their_command_lines_what_the_front_door_was_told():
         verify_model=False,
         num_threads=3,
         grpc_port=0,
+        http_port=0,
         shutdown_timeout=4.5,
         log_level="error",
     )
@@ -228,8 +229,12 @@ def test_both_planes_get_on_their_command_lines_what_the_front_door_was_told():
     for plane in (compute, control):
         for name in names(type(plane)) & names(EngineConfig):
             assert getattr(plane, name) == getattr(config, name), name
-    assert compute.listen_address == control.compute_address == socket
+    assert compute.listen_address == socket
+    assert control.compute_addresses == (socket,)
     assert str(control.listen_address) == "127.0.0.1:0"
+    assert str(control.http_address) == "127.0.0.1:0"
+    own = load_control_config(config.control_plane_flags(socket)).config
+    assert own.http_address is None  # what the front door starts for itself alone
 
 
 def test_a_child_gets_the_environment_without_settings_and_imports_what_its_parent_does(

@@ -9,10 +9,16 @@ from control_plane.api.status import STATUS_OF, describe_error
 from control_plane.core.errors import PromptTooLongError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.errors import QueueFullError
-from hetero_infer.client import Delta, Finished, InferenceClient, Started
+from hetero_infer.client import Client, Delta, Finished, Started
 from hetero_infer.wire_errors import ServerLostError
 from planes.address import Address
-from planes.errors import ExecutionError, SchedulerError, ValidationError
+from planes.errors import (
+    EngineError,
+    ExecutionError,
+    FieldViolation,
+    SchedulerError,
+    ValidationError,
+)
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
 
 
@@ -29,7 +35,7 @@ class Server(inference_pb2_grpc.InferenceServiceServicer):
         self.requests.append(request)
         yield from self.events
         if self.failure is not None:
-            told = describe_error(self.failure)
+            told = describe_error(self.failure, "r-1")
             context.set_trailing_metadata(told.trailing_metadata)
             context.abort(told.code, told.message)
         if self.code is not None:
@@ -48,23 +54,34 @@ def client(server, tmp_path):
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(server, grpc_server)
     grpc_server.add_insecure_port(address.target)
     grpc_server.start()
-    with InferenceClient(address) as client:
+    with Client(address, retries=0) as client:
         yield client
     grpc_server.stop(0).wait()
 
 
+def failure_of(cls, message, *, field):
+    """An error without the own constructor of a class that takes something else."""
+    failure = cls.__new__(cls)
+    EngineError.__init__(failure, message, field=field)
+    return failure
+
+
 def stream(client):
-    return list(client.generate_stream("hi", GenerationParams(seed=2**64 - 1)))
+    return list(client.stream("hi", GenerationParams(seed=2**64 - 1)))
 
 
 @pytest.mark.parametrize("cls", STATUS_OF, ids=lambda cls: cls.__name__)
 def test_every_error_of_the_server_arrives_as_itself(server, client, cls):
-    server.failure = cls("the limit is 3, got 4", field="max_tokens")
+    server.failure = failure_of(cls, "the limit is 3, got 4", field="max_tokens")
     with pytest.raises(cls) as caught:
         stream(client)
     assert type(caught.value) is cls
     assert caught.value.message == "the limit is 3, got 4"
     assert caught.value.field == "max_tokens"
+    (violation,) = caught.value.field_violations
+    assert violation == FieldViolation("sampling.max_tokens", "the limit is 3, got 4")
+    assert caught.value.retry_after_s == cls.retry_after_s
+    assert caught.value.request_id == "r-1"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +153,7 @@ def test_a_stream_that_ends_without_an_end_is_an_error(server, client):
 
 def test_a_server_that_is_not_there_is_lost(tmp_path):
     with (
-        InferenceClient(Address(path=str(tmp_path / "none.sock"))) as client,
+        Client(Address(path=str(tmp_path / "none.sock"))) as client,
         pytest.raises(ServerLostError),
     ):
         client.model_info()

@@ -146,7 +146,11 @@ def test_the_limits_of_every_parameter_are_legal(engine):
         ("a", GenerationParams(temperature=float("nan")), "temperature .* got nan"),
         ("a", GenerationParams(top_p=0.0), "top_p must be greater than 0 and at most 1, got 0.0"),
         ("a", GenerationParams(top_p=1.1), "top_p must be greater than 0 and at most 1, got 1.1"),
-        ("aaa", GenerationParams(max_tokens=198), r"prompt \(3 .* \(198\) = 201 .* \(200\)"),
+        (
+            "aaa",
+            GenerationParams(max_tokens=198),
+            r"at most 197 after .* 3 .* \(max_model_len is 200\), got 198",
+        ),
         ([70000], GenerationParams(), "token ids must be 0 to 258, got 70000"),
     ],
 )

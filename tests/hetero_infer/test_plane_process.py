@@ -7,9 +7,11 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
+from hetero_infer.child_log import readable
 from hetero_infer.config import child_environment
 from hetero_infer.local_planes import compute_socket, control_socket, private_directory
 from hetero_infer.plane_process import PlaneProcess, PlaneStartError, wait_all_ready
@@ -36,11 +38,11 @@ def plane(tmp_path):
     """Start a plane whose program is the given source."""
     started = []
 
-    def start(source: str, on_output=None) -> PlaneProcess:
+    def start(source: str, on_output=None, **options) -> PlaneProcess:
         name = f"plane_number_{len(started)}"
         (tmp_path / f"{name}.py").write_text(ARGUMENTS + textwrap.dedent(source))
         process = PlaneProcess(
-            name, [], environ=child_environment(str(tmp_path)), on_output=on_output
+            name, [], environ=child_environment(str(tmp_path)), on_output=on_output, **options
         )
         started.append(process)
         return process
@@ -136,6 +138,28 @@ def test_what_a_plane_prints_is_held_back_until_it_serves_and_then_shown(plane):
     process.stop()
     assert shown == ["loading", "a warning", "serving\xff"]
     assert process.output_tail == tuple(shown)
+
+
+def test_log_lines_are_shown_at_once_and_stand_in_no_error(plane):
+    shown = SimpleQueue()
+    log = '{"event": "compiling", "plane": "compute", "level": "warning", "kernel": "k"}'
+    process = plane(
+        f"""
+        print({log!r}, flush=True)
+        print("the reason", flush=True)
+        live()
+        sys.exit(1)
+        """,
+        on_output=shown.put,
+        readable=readable,
+    )
+    # Not yet ready, and shown all the same.
+    assert shown.get(timeout=PATIENCE_S) == "hetero-infer: compute plane: compiling (kernel: k)"
+    os.close(process._lifeline_write)
+    process._lifeline_write = None
+    with pytest.raises(PlaneStartError) as caught:
+        process.wait_ready(PATIENCE_S)
+    assert caught.value.output == ("the reason",)
 
 
 def test_the_first_of_several_planes_that_fails_is_the_one_reported(plane):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 
 import pytest
@@ -16,7 +17,7 @@ from hetero_infer import (
     Scheduler,
     ValidationError,
 )
-from hetero_infer.client import Delta, InferenceClient
+from hetero_infer.client import Client, Delta
 from hetero_infer.local_planes import (
     compute_socket,
     control_socket,
@@ -63,7 +64,7 @@ def test_a_beam_search_gives_its_best_answers_first(engine):
 
 def test_a_search_too_wide_is_refused_when_it_is_submitted():
     with InferenceEngine(EngineConfig(executor="simulated", max_num_seqs=2)) as engine:
-        with pytest.raises(ValidationError, match=r"beam_width must be at most 2, .* got 3"):
+        with pytest.raises(ValidationError, match=r"at most max_num_seqs \(2\), .* got 3"):
             engine.submit_request("x", GenerationParams(beam_width=3))
         assert not engine.has_pending_work()
 
@@ -158,8 +159,8 @@ def test_a_control_plane_process_takes_them_by_name_from_where_it_is_started(own
             start_control_plane(config, compute, f"--listen={control}") as control_plane,
         ):
             wait_all_ready([compute_plane, control_plane])
-            with InferenceClient(control) as client:
-                events = list(client.generate_stream("Hello", params))
+            with Client(control) as client:
+                events = list(client.stream("Hello", params))
     assert "".join(event.text for event in events if isinstance(event, Delta)) == expected
 
 
@@ -195,3 +196,21 @@ def test_a_control_plane_process_without_its_part_ends_with_one_line():
             plane.wait_ready()
     assert caught.value.exit_status == 2
     assert "scheduler: nowhere:Thing cannot be imported" in caught.value.output[-1]
+
+
+def test_stops_and_log_probabilities_are_those_of_the_wire(engine):
+    whole = GenerationParams(max_tokens=40, temperature=0.0, num_logprobs=2, num_prompt_logprobs=1)
+    engine.submit_request("hello", whole)
+    [plain] = engine.run()
+    stop = plain.output_text[10:13]
+    engine.submit_request("hello", dataclasses.replace(whole, stop=(stop,)))
+    [stopped] = engine.run()
+    before = plain.output_text[: plain.output_text.index(stop)]
+    assert stopped.output_text == before
+    assert stopped.output_tokens == list(before.encode())
+    assert (stopped.finish_reason, stopped.samples[0].matched_stop) == ("stop", stop)
+    assert stopped.samples[0].logprobs == plain.samples[0].logprobs[: len(before)]
+    assert len(plain.samples[0].logprobs) == len(plain.output_tokens)
+    assert stopped.prompt_logprobs == plain.prompt_logprobs
+    assert len(plain.prompt_logprobs) == len("hello") - 1
+    assert engine.get_memory_stats().used_blocks == 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from hetero_infer.bench import report
+from hetero_infer.bench import plots, report
 from hetero_infer.cli import main
+from hetero_infer.commands.bench import BENCHMARKS
 
 PNG = b"\x89PNG\r\n\x1a\n"
 TINY = ["--executor", "simulated", "--prompt-tokens", "6", "--output-tokens", "5", "--repeat", "2"]
@@ -47,6 +50,7 @@ def test_throughput_has_every_run_of_every_level(capsys, tmp_path):
             assert len(sample["streams"]) == result["concurrency"]
             assert all(sum(stream["counts"]) == 5 for stream in sample["streams"])
         assert result["median"]["total_tokens_per_second"] > 0
+        assert result["processors"]["control_plane_share"] > 0
     assert whole["model"]["executor"] == "simulated"
     assert whole["settings"]["engine"]["executor"] == "simulated"
 
@@ -61,6 +65,46 @@ def test_latency_has_both_waits_and_the_long_prompt(capsys, tmp_path):
     assert len(whole["prefill"]["samples_ms"]) == 2
     assert len(whole["beside"]["samples"]) == 2
     assert whole["beside"]["longest_gap_ms"] > 0
+
+
+def test_a_neighbour_is_compared_with_being_alone_and_gone_afterwards(capsys, tmp_path):
+    text, whole = run(capsys, tmp_path, "neighbour", *TINY)
+    assert "beside 1 busy neighbour" in text
+    assert len(whole["samples"]) == 2
+    for sample in whole["samples"]:
+        rates = sample["alone_tokens_per_second"], sample["beside_tokens_per_second"]
+        assert sample["slower_by"] == pytest.approx(rates[0] / rates[1])
+        assert sample["neighbour_cores"] >= 0
+
+
+def test_starts_are_of_the_command_and_of_both_planes(capsys, tmp_path):
+    text, whole = run(capsys, tmp_path, "start", "--executor", "simulated", "--repeat", "1")
+    assert "to its first text" in text
+    assert [len(result["samples_s"]) for result in whole["results"]] == [1] * 4
+    medians = {result["what"]: result["median_s"] for result in whole["results"]}
+    assert min(medians.values()) > 0
+    assert medians["first_text"] < medians["command"]
+    assert whole["cold"] is None
+
+
+def test_a_command_that_does_not_start_says_why(capsys):
+    assert main(["bench", "start", "--model", "/nowhere.gguf"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`hetero-infer --input` ended with status 2: " in line
+    assert "model /nowhere.gguf: no such file" in line
+
+
+def test_the_link_is_measured_with_one_and_two_batches_under_way(capsys, tmp_path):
+    flags = ["--streams", "2", "--many-streams", "5", "--contexts", "64,400"]
+    text, whole = run(capsys, tmp_path, "link", *TINY, *flags)
+    assert "400" in text
+    assert [figures["depth"] for figures in whole["depths"]] == [1, 2]
+    for figures in whole["depths"]:
+        assert len(figures["samples_s"]) == 2
+        assert figures["plane_step_s"] > 0
+        assert 0 <= figures["plane_idle_share"] < 1
+    assert whole["many"]["scheduling_delay_p99_s"] > 0
+    assert "pipeline_depth" not in whole["settings"]["engine"]
 
 
 def test_memory_has_all_three_rules_and_both_planes(capsys, tmp_path):
@@ -108,6 +152,10 @@ def test_formats_of_the_embedded_model_lose_what_they_may(tmp_path):
         (["latency", "--rate", "0"], "rate (from --rate) must be greater than 0"),
         (["throughput", "--target", "unix:a", "--dtype", "auto"], "--dtype means nothing with"),
         (["throughput", "--json", "/nowhere/x"], "json /nowhere/x: there is no such directory"),
+        (["neighbour", "--output-tokens", "1"], "output_tokens must be at least 2 to have a rate"),
+        (["neighbour", "--target", "unix:a"], "No such option: --target"),
+        (["link", "--pipeline-depth", "1"], "No such option: --pipeline-depth"),
+        (["link", "--contexts", "64,"], "contexts must be numbers from 1 to"),
         (["kernels", "--model", "x"], "No such option: --model"),
         (["accuracy", "--formats", "auto"], "formats must be WEIGHTS:KV with commas between them"),
         (["accuracy", "--formats", "auto:auto"], "formats must be WEIGHTS:KV with commas"),
@@ -119,6 +167,15 @@ def test_formats_of_the_embedded_model_lose_what_they_may(tmp_path):
 )
 def test_what_cannot_be_measured_is_one_line(capsys, argv, message):
     assert refused(capsys, *argv).startswith(message)
+
+
+def test_every_benchmark_has_its_module_its_plot_and_its_place_in_the_makefile():
+    names = [benchmark.name for benchmark in BENCHMARKS]
+    for name in names:
+        assert callable(importlib.import_module(f"hetero_infer.bench.{name}").run)
+        assert callable(getattr(plots, f"draw_{name}"))
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text(encoding="utf-8")
+    assert f"BENCH ?= {' '.join(names)}\n" in makefile
 
 
 def test_flags_before_bench_are_refused_because_they_would_do_nothing(capsys):

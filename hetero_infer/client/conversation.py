@@ -1,0 +1,149 @@
+"""Conversations as clients write them: messages and tools, typed or as JSON objects.
+
+The JSON is OpenAI's: `{"role": …, "content": …}`, of the assistant also `tool_calls`. A key that
+has no meaning here is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from planes.errors import ValidationError
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the assistant called. `arguments`: a JSON object, as text."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `role`: system, user, assistant, tool, or what else the template knows.
+
+    `tool_calls`: of the assistant. `tool_call_id`: of a tool, the call that it answers.
+    """
+
+    role: str
+    content: str
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters`: a JSON schema; None: it has none."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+
+
+AnyMessage = Message | Mapping[str, Any]
+AnyTool = Tool | Mapping[str, Any]
+
+_TEXTS: Final = ("role", "content", "name", "tool_call_id")
+
+
+def messages_of(given: Sequence[AnyMessage]) -> tuple[Message, ...]:
+    """Return typed messages. Raises ValidationError that names the first wrong key."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
+        raise ValidationError(
+            f"messages must be a list of messages, got {type(given).__name__}", field="messages"
+        )
+    return tuple(
+        message if isinstance(message, Message) else _message(message, f"messages[{index}]")
+        for index, message in enumerate(given)
+    )
+
+
+def tools_of(given: Sequence[AnyTool]) -> tuple[Tool, ...]:
+    """Return typed tools. Raises ValidationError that names the first wrong key."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
+        raise ValidationError(
+            f"tools must be a list of tools, got {type(given).__name__}", field="tools"
+        )
+    return tuple(
+        tool if isinstance(tool, Tool) else _tool(tool, f"tools[{index}]")
+        for index, tool in enumerate(given)
+    )
+
+
+def _message(given: object, path: str) -> Message:
+    fields = _object(given, path, (*_TEXTS, "tool_calls"))
+    calls = fields.get("tool_calls") or []
+    if not isinstance(calls, list | tuple):
+        raise ValidationError(f"{path}.tool_calls must be a list, got {calls!r}", field=path)
+    if "role" not in fields:
+        raise ValidationError(f"{path}.role is missing", field=path)
+    # The assistant may have called tools and said nothing.
+    texts = {name: _text(fields, name, path) for name in _TEXTS if fields.get(name) is not None}
+    return Message(
+        role=texts.get("role", ""),
+        content=texts.get("content", ""),
+        name=texts.get("name", ""),
+        tool_call_id=texts.get("tool_call_id", ""),
+        tool_calls=tuple(
+            _tool_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(calls)
+        ),
+    )
+
+
+def _tool_call(given: object, path: str) -> ToolCall:
+    fields = _object(given, path, ("id", "type", "function"))
+    _check_function(fields, path)
+    function = _object(fields.get("function"), f"{path}.function", ("name", "arguments"))
+    arguments = function.get("arguments", "{}")
+    return ToolCall(
+        id=_text(fields, "id", path),
+        name=_text(function, "name", f"{path}.function"),
+        arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
+    )
+
+
+def _tool(given: object, path: str) -> Tool:
+    fields = _object(given, path, ("type", "function"))
+    _check_function(fields, path)
+    names = ("name", "description", "parameters")
+    function = _object(fields.get("function"), f"{path}.function", names)
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise ValidationError(
+            f"{path}.function.parameters must be an object, got {parameters!r}", field=path
+        )
+    description = function.get("description")
+    return Tool(
+        name=_text(function, "name", f"{path}.function"),
+        description=_text(function, "description", path) if description is not None else "",
+        parameters=parameters,
+    )
+
+
+def _check_function(fields: Mapping[str, Any], path: str) -> None:
+    if fields.get("type", "function") != "function":
+        raise ValidationError(f"{path}.type must be 'function', got {fields['type']!r}", field=path)
+
+
+def _object(given: object, path: str, known: Sequence[str]) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ValidationError(f"{path} must be an object, got {given!r}", field=path)
+    for key in given:
+        if key not in known:
+            raise ValidationError(
+                f"{path} has the unknown key {key!r}; known are {', '.join(known)}", field=path
+            )
+    return given
+
+
+def _text(fields: Mapping[str, Any], name: str, path: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise ValidationError(f"{path}.{name} must be text, got {value!r}", field=path)
+    return value

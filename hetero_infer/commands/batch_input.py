@@ -1,0 +1,236 @@
+"""What `hetero-infer complete` is to do: prompts from files, from stdin, from JSON Lines.
+
+A line is `{"id"?, "prompt" or "messages", …}`: `prompt` is text or a list of token ids, `messages`
+and `tools` are OpenAI's, everything else has the name of a generation parameter, or is `priority`,
+`cache_salt` or `model`. Without an id a line is called by its number, a file by its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.request_options import RequestOptions
+from hetero_infer.client import ChatRequest, TextRequest
+from hetero_infer.client.conversation import messages_of, tools_of
+from planes.errors import EngineError, ValidationError
+from planes.transport import MAX_CLIENT_MESSAGE_BYTES
+
+STDIN: Final = "-"
+STDIN_ID: Final = "stdin"
+
+NOTHING_TO_DO: Final = (
+    "nothing to do: give files with prompts, --input-file F.jsonl, or pipe a prompt in"
+)
+
+PARAMS: Final = frozenset(field.name for field in dataclasses.fields(GenerationParams))
+KEYS: Final = ("id", "prompt", "messages", "tools", "priority", "cache_salt", "model")
+
+Id = str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a line that says nothing else is asked with."""
+
+    params: GenerationParams
+    options: RequestOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One thing to do: a request, or why it is none."""
+
+    id: Id
+    request: TextRequest | ChatRequest | EngineError
+
+    @property
+    def key(self) -> str:
+        """The id as JSON: 1 is not "1"."""
+        return key_of(self.id)
+
+
+def key_of(job_id: Id) -> str:
+    """Return an id as JSON."""
+    return json.dumps(job_id)
+
+
+def read_jobs(files: Sequence[str], input_file: str | None, defaults: Defaults) -> list[Job]:
+    """Return everything that is to be done, in order.
+
+    Raises ValidationError for a file that cannot be read, and for ids that occur twice.
+    """
+    if files and input_file is not None:
+        raise ValidationError(
+            "give files with prompts or --input-file, not both", field="input_file"
+        )
+    if input_file is not None:
+        jobs = list(_from_lines(input_file, defaults))
+    else:
+        jobs = [
+            _from_text(STDIN_ID if name == STDIN else name, _read_text(name), defaults)
+            for name in files or (STDIN,)
+        ]
+    _check_ids(jobs)
+    return jobs
+
+
+def _check_ids(jobs: Iterable[Job]) -> None:
+    seen: set[str] = set()
+    for job in jobs:
+        if job.key in seen:
+            raise ValidationError(
+                f"the id {job.key} occurs twice; results are told apart by it", field="id"
+            )
+        seen.add(job.key)
+
+
+# --- one prompt a file ---
+
+
+def _from_text(name: str, text: str, defaults: Defaults) -> Job:
+    options = defaults.options
+    request = TextRequest(text, defaults.params, options.priority, options.cache_salt)
+    return Job(name, request)
+
+
+def _read_text(name: str) -> str:
+    """Return the prompt in a file, without the line end that editors add."""
+    with _open(name) as file:
+        data = _read(file, name, MAX_CLIENT_MESSAGE_BYTES)
+    if len(data) > MAX_CLIENT_MESSAGE_BYTES:
+        raise ValidationError(
+            f"{name}: a prompt has at most {MAX_CLIENT_MESSAGE_BYTES} bytes, got more",
+            field="files",
+        )
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ValidationError(
+            f"{name} is not valid UTF-8 (at byte {error.start})", field="files"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _open(name: str) -> BinaryIO:
+    if name == STDIN:
+        if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+            raise ValidationError(NOTHING_TO_DO, field="files")
+        # Closing a duplicate leaves stdin as it is.
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    try:
+        return Path(name).open("rb")
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValidationError(f"{name} cannot be read: {why}", field="files") from None
+
+
+def _read(file: BinaryIO, name: str, max_bytes: int = -1) -> bytes:
+    try:
+        return file.read(max_bytes + 1 if max_bytes >= 0 else -1)
+    except OSError as error:
+        raise ValidationError(f"{name} cannot be read: {error.strerror}", field="files") from None
+
+
+# --- one job a line ---
+
+
+def _from_lines(name: str, defaults: Defaults) -> Iterator[Job]:
+    with _open(name) as file:
+        data = _read(file, name)
+    for number, line in enumerate(data.splitlines(), start=1):
+        if line.strip():
+            yield _from_line(number, line, defaults)
+
+
+def _from_line(number: int, line: bytes, defaults: Defaults) -> Job:
+    job_id: Id = number
+    try:
+        values = _object(line)
+        job_id = _id(values, number)
+        return Job(job_id, _request(values, defaults))
+    except EngineError as error:
+        return Job(job_id, error)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValidationError(f"the line is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValidationError(f"the line must be a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _id(values: Mapping[str, Any], number: int) -> Id:
+    job_id = values.get("id", number)
+    if isinstance(job_id, bool) or not isinstance(job_id, str | int):
+        raise ValidationError(f"id must be text or an integer, got {job_id!r}", field="id")
+    return job_id
+
+
+def _request(values: Mapping[str, Any], defaults: Defaults) -> TextRequest | ChatRequest:
+    for key in values:
+        if key not in KEYS and key not in PARAMS:
+            raise ValidationError(f"unknown key {key!r}", field=key)
+    if ("prompt" in values) == ("messages" in values):
+        raise ValidationError("a line has either a prompt or messages", field="prompt")
+    params = _params(values, defaults.params)
+    options = RequestOptions(
+        priority=values.get("priority", defaults.options.priority),
+        cache_salt=values.get("cache_salt", defaults.options.cache_salt),
+    )
+    options.validate()
+    model = values.get("model", "")
+    if not isinstance(model, str):
+        raise ValidationError(f"model must be text, got {model!r}", field="model")
+    if "prompt" in values:
+        if "tools" in values:
+            raise ValidationError("tools mean nothing without messages", field="tools")
+        prompt = _prompt(values["prompt"])
+        return TextRequest(prompt, params, options.priority, options.cache_salt, model)
+    return ChatRequest(
+        messages_of(values["messages"]),
+        tools_of(values.get("tools", ())),
+        params,
+        options.priority,
+        options.cache_salt,
+        model,
+    )
+
+
+def _prompt(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(
+        isinstance(token, int) and not isinstance(token, bool) for token in value
+    ):
+        return tuple(value)
+    raise ValidationError("prompt must be text or a list of token ids", field="prompt")
+
+
+def _params(values: Mapping[str, Any], defaults: GenerationParams) -> GenerationParams:
+    """Return the parameters of a line. Raises ValidationError."""
+    given: dict[str, Any] = {key: value for key, value in values.items() if key in PARAMS}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = (given["stop"],)
+    for name in ("stop", "stop_token_ids"):
+        if isinstance(given.get(name), list):
+            given[name] = tuple(given[name])
+    bias = given.get("logit_bias")
+    if isinstance(bias, dict):
+        # Keys of JSON objects are text.
+        given["logit_bias"] = {
+            int(key) if key.isascii() and key.isdigit() else key: value
+            for key, value in bias.items()
+        }
+    params = dataclasses.replace(defaults, **given)
+    params.validate()
+    return params

@@ -1,0 +1,244 @@
+"""`hetero-infer chat`: a conversation in the terminal, or one turn a line from a pipe.
+
+Answers go to stdout as they come, everything else to stderr. Exit statuses: 0 the end of the input
+or `/exit`; 1 a turn of a pipe was not answered; 130 Ctrl-C twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+
+from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
+from control_plane.core.generation_params import GenerationParams
+from hetero_infer.client import Client, Stream
+from hetero_infer.commands.chat_history import History
+from hetero_infer.commands.chat_input import HELP, Command, Said, TurnReader
+from hetero_infer.commands.server import Notices, server_of
+from hetero_infer.commands.target import ChatGenerationConfig, ChatSettings
+from hetero_infer.config import GenerationConfig, Settings
+from planes.errors import EngineError, ValidationError
+
+PROGRAM = "hetero-infer"
+
+EXIT_UNANSWERED = 1
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+CONTEXT_FULL = "the conversation fills the model's context: /reset begins a new one"
+
+INVISIBLE = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
+"""Control characters but tab and newline: on a terminal they would be commands to it."""
+
+
+def chat(settings: Settings, target: ChatSettings, flags: Mapping[str, object]) -> int:
+    """Talk until the input ends; the exit status. Raises EngineError if there is no server."""
+    generation = settings.resolve(ChatGenerationConfig)
+    reader = TurnReader()
+    params = dataclasses.replace(
+        generation.params, n=1, beam_width=None, length_penalty=1.0, early_stopping=False
+    )
+    params.validate()
+    generation.options.validate()
+    notices = Notices()
+    with (
+        server_of(settings, target, flags, notices) as server,
+        Client(server.address, token=server.token, tls=server.tls) as client,
+    ):
+        info = client.model_info()
+        if not info.has_chat_template:
+            raise ValidationError(
+                f"the model {info.model!r} has no chat template; without one there is only "
+                "`--input` (give a template with --chat-template FILE)",
+                field="chat_template",
+            )
+        if reader.is_interactive:
+            _say(f"{info.model}: /help shows the commands, Ctrl-D ends the chat")
+        answerer = Answerer(
+            client,
+            params,
+            generation,
+            max_model_len=info.max_model_len,
+            # Planes of one's own do not come back.
+            resumes=not server.is_own,
+        )
+        return Chat(reader, answerer, History(target.system)).run()
+
+
+class Interrupts:
+    """Ctrl-C while an answer comes: the first one closes its stream, a second one ends the chat."""
+
+    def __init__(self) -> None:
+        self._stream: Stream | None = None
+        self.came = False
+
+    def watch(self, stream: Stream) -> None:
+        """Close this stream when Ctrl-C comes, or now if it has come."""
+        self._stream = stream
+        if self.came:
+            stream.close()
+
+    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """Take a Ctrl-C."""
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True
+        if self._stream is not None:
+            self._stream.close()
+
+
+class Answerer:
+    """Streams answers to stdout. `resumes`: over the death of the server."""
+
+    def __init__(
+        self,
+        client: Client,
+        params: GenerationParams,
+        generation: GenerationConfig,
+        *,
+        max_model_len: int,
+        resumes: bool,
+    ) -> None:
+        self._client = client
+        self._params = params
+        self._generation = generation
+        self._max_model_len = max_model_len
+        self._resumes = resumes
+        self._is_terminal = sys.stdout.isatty()
+
+    def answer(self, history: History, interrupts: Interrupts) -> None:
+        """Answer the last question, add the answer to the history.
+
+        Raises EngineError if there is none; then the history is as it was.
+        """
+        messages = history.messages
+        params = self._that_fit(len(self._client.apply_chat_template(messages).token_ids))
+        with self._client.chat_stream(
+            messages,
+            params,
+            priority=self._generation.priority,
+            cache_salt=self._generation.cache_salt or "",
+            resume=self._resumes,
+        ) as stream:
+            interrupts.watch(stream)
+            try:
+                for piece in stream.texts():
+                    self._show(piece)
+            finally:
+                if stream.text or interrupts.came:
+                    self._show("\n")
+            is_interrupted = interrupts.came and not stream.is_finished
+            if not is_interrupted:
+                self._note_end(stream.answer().finish_reason, params.max_tokens)
+            history.answer(stream.text, is_interrupted=is_interrupted)
+        if is_interrupted:
+            _say("cancelled; what came stays in the conversation")
+
+    def _that_fit(self, num_prompt_tokens: int) -> GenerationParams:
+        """Return the parameters with as many tokens as are left. Raises PromptTooLongError."""
+        room = self._max_model_len - num_prompt_tokens
+        if room < 1:
+            raise PromptTooLongError(
+                f"{num_prompt_tokens} tokens of {self._max_model_len}", field="messages"
+            )
+        return dataclasses.replace(self._params, max_tokens=min(self._params.max_tokens, room))
+
+    def _note_end(self, finish_reason: str, max_tokens: int) -> None:
+        if finish_reason == "length" and max_tokens < self._params.max_tokens:
+            _say(f"cut off: {CONTEXT_FULL}")
+        elif finish_reason == "length":
+            _say(f"cut off after {max_tokens} tokens (--max-tokens)")
+        elif finish_reason != "stop":
+            _say(f"the answer ended early: {finish_reason}")
+
+    def _show(self, text: str) -> None:
+        sys.stdout.write(text.translate(INVISIBLE) if self._is_terminal else text)
+        sys.stdout.flush()
+
+
+class Chat:
+    """One conversation from its first turn to its end."""
+
+    def __init__(self, reader: TurnReader, answerer: Answerer, history: History) -> None:
+        self._reader = reader
+        self._answerer = answerer
+        self._history = history
+        self._was_interrupted = False
+        self._num_unanswered = 0
+
+    def run(self) -> int:
+        """Take turns; the exit status."""
+        while True:
+            try:
+                turn = self._reader.read()
+                if turn is None or turn == Command("exit"):
+                    if turn is None and self._reader.is_interactive:
+                        sys.stderr.write("\n")
+                    break
+                if isinstance(turn, Said):
+                    self._was_interrupted = self._answer(turn.text)
+                else:
+                    self._obey(turn)
+            except KeyboardInterrupt:
+                if not self._reader.is_interactive or self._was_interrupted:
+                    return EXIT_INTERRUPTED
+                self._was_interrupted = True
+                sys.stderr.write("\n")
+                _say("Ctrl-C once more, Ctrl-D or /exit ends the chat")
+            except EngineError as error:
+                self._note_failure(error)
+        return EXIT_UNANSWERED if self._num_unanswered else 0
+
+    def _answer(self, text: str) -> bool:
+        """Have a question answered; whether that was interrupted. Raises EngineError."""
+        num_turns = self._history.num_turns
+        self._history.ask(text)
+        try:
+            with self._interruptible() as interrupts:
+                self._answerer.answer(self._history, interrupts)
+        except BaseException as error:
+            self._history.rewind(num_turns)
+            self._was_interrupted = isinstance(error, KeyboardInterrupt)  # it was the second one
+            raise
+        return interrupts.came
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[Interrupts]:
+        """Let Ctrl-C cancel an answer; in a pipe it ends everything, as always."""
+        interrupts = Interrupts()
+        if not self._reader.is_interactive:
+            yield interrupts
+            return
+        before = signal.signal(signal.SIGINT, interrupts.on_signal)
+        try:
+            yield interrupts
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _obey(self, command: Command) -> None:
+        if command.name == "reset":
+            self._history.reset()
+            _say("the conversation begins anew")
+        elif command.name == "system":
+            self._history.system = command.text or None
+            _say("system message " + ("set" if command.text else "removed"))
+        else:
+            sys.stderr.write(HELP)
+
+    def _note_failure(self, error: EngineError) -> None:
+        """Say why there is no answer; a person may try something else."""
+        if not self._reader.is_interactive:
+            self._num_unanswered += 1
+        if isinstance(error, PromptTooLongError | RequestNeverFitsError):
+            _say(f"error: {CONTEXT_FULL} ({error.message})")
+        else:
+            _say(f"error: {error.message}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"{PROGRAM}: {line}\n")
+    sys.stderr.flush()

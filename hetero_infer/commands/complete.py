@@ -1,0 +1,222 @@
+"""`hetero-infer complete`: many prompts, so many at once, their results as JSON Lines.
+
+A result is `{"id": …, "text": …, …}`, as `--json` prints it, or `{"id": …, "error": {"reason": …,
+"message": …, "field"?: …}}`. They come as they end unless order is asked for. Exit statuses: 0 all
+done; 1 some ended in errors, or the server was lost; 130 Ctrl-C. A file of results is always whole
+lines, and the next run goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from control_plane.errors import (
+    AdminTokenRequiredError,
+    ComputeUnavailableError,
+    DrainingError,
+    EngineStoppedError,
+    TokenMissingError,
+    TokenUnknownError,
+)
+from hetero_infer.client import Answer, AsyncClient, Client
+from hetero_infer.client.requests import can_resume
+from hetero_infer.commands.answer_object import answer_object
+from hetero_infer.commands.batch_input import Defaults, Job, read_jobs
+from hetero_infer.commands.batch_output import ResultFile, Results, ResultStream
+from hetero_infer.commands.server import Notices, Server, server_of
+from hetero_infer.commands.target import CompleteSettings
+from hetero_infer.config import GenerationConfig, Settings
+from hetero_infer.wire_errors import ServerLostError
+from planes.errors import EngineError, ExecutionError
+
+PROGRAM = "hetero-infer"
+
+EXIT_FAILED = 1
+
+PATIENCE_S: Final = 120.0
+"""What one job waits for a server that is lost, or that says when to come again."""
+
+RETRIES: Final = 8
+"""Of a job that cannot go on where it was broken off; about 20 seconds."""
+
+FATAL: Final = (
+    ServerLostError,
+    DrainingError,
+    ComputeUnavailableError,
+    EngineStoppedError,
+    TokenMissingError,
+    TokenUnknownError,
+    AdminTokenRequiredError,
+)
+"""What would befall every job that is left: they are left undone, not written off."""
+
+
+def complete(
+    files: Sequence[str],
+    settings: Settings,
+    target: CompleteSettings,
+    flags: Mapping[str, object],
+) -> int:
+    """Do all jobs; the exit status. Raises EngineError, OSError if results cannot be written."""
+    generation = settings.resolve(GenerationConfig)
+    generation.params.validate()
+    generation.options.validate()
+    jobs = read_jobs(files, target.input_file, Defaults(generation.params, generation.options))
+    notices = Notices()
+    with contextlib.closing(_results(target, [job.key for job in jobs])) as results:
+        left = [job for job in jobs if job.key not in results.done]
+        with _Tally(notices.console, len(jobs), len(results.done)) as tally:
+            if left:
+                with server_of(settings, target, flags, notices) as server:
+                    # One that is not there is noticed here, soon.
+                    with Client(server.address, token=server.token, tls=server.tls) as client:
+                        client.model_info()
+                    asyncio.run(_Batch(server, results, tally, target.concurrency).run(left))
+    return EXIT_FAILED if tally.num_failed else 0
+
+
+def _results(target: CompleteSettings, keys: Sequence[str]) -> Results:
+    if target.output in (None, "-"):
+        return ResultStream(keys if target.ordered else None)
+    return ResultFile(target.output or "", keys, is_ordered=target.ordered)
+
+
+class _Batch:
+    """Jobs on their way through one server, `concurrency` at once."""
+
+    def __init__(self, server: Server, results: Results, tally: _Tally, concurrency: int) -> None:
+        self._server = server
+        self._results = results
+        self._tally = tally
+        self._concurrency = concurrency
+
+    async def run(self, jobs: Sequence[Job]) -> None:
+        """Do the jobs. Raises the first error that would befall all the rest, too."""
+        server = self._server
+        async with AsyncClient(
+            server.address, token=server.token, tls=server.tls, retries=RETRIES
+        ) as client:
+            self._tally.begin()
+            waiting = iter(jobs)
+            workers = [
+                asyncio.create_task(self._work(client, waiting))
+                for _ in range(min(self._concurrency, len(jobs)))
+            ]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _work(self, client: AsyncClient, waiting: Iterator[Job]) -> None:
+        """Do one job after the other, until none waits."""
+        for job in waiting:
+            try:
+                answer = await self._answer(client, job)
+            except FATAL:
+                raise
+            except EngineError as error:
+                self._results.write({"id": job.id, "error": _error_object(error)})
+                self._tally.add_failure()
+            else:
+                self._results.write({"id": job.id, **answer_object(answer)})
+                self._tally.add(answer.finished.completion_tokens)
+
+    async def _answer(self, client: AsyncClient, job: Job) -> Answer:
+        """Return the answer of a job. Raises EngineError."""
+        request = job.request
+        if isinstance(request, EngineError):
+            raise request
+        # Planes of one's own do not come back.
+        goes_on = can_resume(request.params) and not self._server.is_own
+        async with client.stream_request(request, resume=goes_on, patience_s=PATIENCE_S) as stream:
+            answer = await stream.answer()
+        if answer.finish_reason in ("cancelled", "error"):
+            raise ExecutionError(f"the generation ended early: {answer.finish_reason}")
+        return answer
+
+
+def _error_object(error: EngineError) -> dict[str, Any]:
+    found: dict[str, Any] = {"reason": error.reason, "message": error.message}
+    return found if error.field is None else {**found, "field": error.field}
+
+
+class _Tally:
+    """Counts what is done and shows it: a bar on a terminal, one line at the end anywhere."""
+
+    def __init__(self, console: Console, num_jobs: int, num_before: int) -> None:
+        self.num_failed = 0
+        self._num_jobs = num_jobs
+        self._num_before = num_before
+        self._num_done = 0
+        self._num_tokens = 0
+        self._began: float | None = None
+        self._progress = Progress(
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def begin(self) -> None:
+        """Start the clock: the server is there."""
+        self._began = time.monotonic()
+        self._progress.start()
+        self._task = self._progress.add_task(
+            "", total=self._num_jobs, completed=self._num_before, speed=""
+        )
+
+    def add(self, num_tokens: int) -> None:
+        """Count a job that is done."""
+        self._num_done += 1
+        self._num_tokens += num_tokens
+        self._advance()
+
+    def add_failure(self) -> None:
+        """Count a job that ended in an error."""
+        self.num_failed += 1
+        self._advance()
+
+    def __enter__(self) -> _Tally:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        parts = [f"{self._num_done} done"]
+        if self.num_failed:
+            parts.append(f"{self.num_failed} failed")
+        if self._num_before:
+            parts.append(f"{self._num_before} done before")
+        num_left = self._num_jobs - self._num_done - self.num_failed - self._num_before
+        if num_left:
+            parts.append(f"{num_left} not done")
+        line = ", ".join(parts) + (f"; {self._speed()}" if self._num_tokens else "")
+        sys.stderr.write(f"{PROGRAM}: {line}\n")
+        sys.stderr.flush()
+
+    def _advance(self) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, advance=1, speed=self._speed())
+
+    def _speed(self) -> str:
+        elapsed_s = time.monotonic() - (self._began or 0.0)
+        return f"{self._num_tokens / elapsed_s:.1f} tokens/s" if elapsed_s > 0 else ""

@@ -1,0 +1,104 @@
+"""The server a command talks to: one that runs already, or planes that live as long as the command.
+
+What is said meanwhile goes to stderr, where results never go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from hetero_infer.commands.target import TargetSettings
+from hetero_infer.config import EngineConfig, Settings, api_token
+from hetero_infer.local_planes import (
+    compute_socket,
+    control_socket,
+    private_directory,
+    start_compute_plane,
+    start_control_plane,
+)
+from hetero_infer.plane_process import wait_all_ready
+from planes.address import Address, parse_address
+from planes.errors import ValidationError
+from planes.settings import settings_of
+from planes.tls_files import ClientFiles
+
+STARTING = "Starting the planes and loading the model …"
+
+
+class Notices:
+    """What is said beside results."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, soft_wrap=True)
+
+    def progress(self, text: str) -> contextlib.AbstractContextManager[object]:
+        """Show a spinner on a terminal, nothing in a pipe."""
+        if self.console.is_terminal:
+            return self.console.status(text)
+        return contextlib.nullcontext()
+
+    def log(self, line: str) -> None:
+        """Pass on a line of a plane; any thread."""
+        self.console.print(line, markup=False, highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server is and how it is spoken to. `is_own`: it lives as long as this command."""
+
+    address: Address
+    token: str | None = None
+    tls: ClientFiles | None = None
+    is_own: bool = False
+
+
+@contextlib.contextmanager
+def own_server(
+    config: EngineConfig, log: Callable[[str], None], *listen_flags: str
+) -> Iterator[Server]:
+    """Start both planes, and end them at the end. Raises EngineError.
+
+    `listen_flags`: what else the control plane is told.
+    """
+    config.validate()
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(private_directory())
+        compute, control = compute_socket(directory), control_socket(directory)
+        planes = [
+            stack.enter_context(start_compute_plane(config, compute, log)),
+            stack.enter_context(
+                start_control_plane(
+                    config, compute, f"--listen={control}", *listen_flags, on_output=log
+                )
+            ),
+        ]
+        wait_all_ready(planes)
+        yield Server(control, is_own=True)
+
+
+@contextlib.contextmanager
+def server_of(
+    settings: Settings, target: TargetSettings, flags: Mapping[str, object], notices: Notices
+) -> Iterator[Server]:
+    """Return the server that the command line names, or start one. Raises EngineError."""
+    if target.target is not None:
+        for item in settings_of(EngineConfig):
+            if flags.get(item.name) is not None:
+                raise ValidationError(
+                    f"{item.flag} means nothing with --target: that server has its own",
+                    field=item.name,
+                )
+        target.validate()
+        yield Server(parse_address(target.target, key="target"), api_token(), target.tls)
+        return
+    target.validate()
+    config = settings.resolve(EngineConfig)
+    own_flags = [] if target.chat_template is None else [f"--chat-template={target.chat_template}"]
+    with contextlib.ExitStack() as stack:
+        with notices.progress(STARTING):
+            server = stack.enter_context(own_server(config, notices.log, *own_flags))
+        yield server

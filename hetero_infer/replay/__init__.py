@@ -1,0 +1,1 @@
+"""Replay: a recorded stream of batches on another compute plane, compared answer by answer."""

@@ -1,0 +1,107 @@
+"""A plane that is started again when it ends, until that is of no use."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from hetero_infer.plane_process import PlaneProcess, PlaneStartError, describe_exit
+from planes.errors import ExecutionError
+
+MAX_RESTARTS = 5
+"""In a row, each before the plane had run `STEADY_S`; then something is wrong that stays wrong."""
+
+STEADY_S = 60.0
+FIRST_PAUSE_S = 0.25
+MAX_PAUSE_S = 8.0
+
+EXIT_CONFIG = 2
+"""A plane that ends with this will not do better the next time."""
+
+Ended = SimpleQueue[PlaneProcess]
+
+
+class SupervisedPlane:
+    """One plane of `serve`, in whichever process it runs now.
+
+    `start` starts one, without waiting until it serves; a plane that is started again takes its
+    work up by itself. Every process that ends is put into `ended`, by a thread of its own.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], PlaneProcess],
+        ended: Ended,
+        *,
+        first_pause_s: float = FIRST_PAUSE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._start = start
+        self._ended = ended
+        self._first_pause_s = first_pause_s
+        self._clock = clock
+        self._began = 0.0
+        self._num_restarts = 0
+        self.process: PlaneProcess | None = None
+        self.due_at: float | None = None
+        """When the next one is to be started, on `clock`; None: one runs."""
+
+    def start(self) -> PlaneProcess:
+        """Start the plane."""
+        self.due_at = None
+        self._began = self._clock()
+        plane = self.process = self._start()
+
+        def wait() -> None:
+            plane.process.wait()
+            self._ended.put(plane)
+
+        threading.Thread(target=wait, name=f"wait-{plane.pid}", daemon=True).start()
+        return plane
+
+    def note_end(self) -> None:
+        """Clean up after the process, which has ended, and say when another one is due.
+
+        Raises PlaneStartError where the configuration is at fault, ExecutionError if the plane
+        keeps ending.
+        """
+        plane = self.process
+        assert plane is not None  # only a started one ends
+        status = plane.stop()
+        how = f"the {plane.name} {describe_exit(status)}"
+        if status == EXIT_CONFIG:
+            raise PlaneStartError(how, exit_status=status)
+        now = self._clock()
+        if now - self._began >= STEADY_S:
+            self._num_restarts = 0
+        if self._num_restarts >= MAX_RESTARTS:
+            raise ExecutionError(f"{how}; {MAX_RESTARTS} restarts did not help")
+        self.due_at = now + min(self._first_pause_s * 2**self._num_restarts, MAX_PAUSE_S)
+        self._num_restarts += 1
+        _say(f"{how}; starting another one")
+
+    def start_if_due(self) -> None:
+        """Start another process if its time has come."""
+        if self.due_at is not None and self._clock() >= self.due_at:
+            plane = self.start()
+            _say(f"{plane.name}: pid {plane.pid}")
+
+    def stop(self, grace_s: float) -> int:
+        """End the plane, see `PlaneProcess.stop`; 0 if none runs, nor has ended unnoticed."""
+        if self.process is None or self.due_at is not None:
+            self.due_at = None
+            return 0
+        return self.process.stop(grace_s)
+
+    def hurry(self) -> None:
+        """Ask once more for its end; safe in a signal handler."""
+        if self.process is not None:
+            self.process.process.terminate()
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"hetero-infer: {line}\n")
+    sys.stderr.flush()

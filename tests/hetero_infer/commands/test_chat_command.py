@@ -1,0 +1,234 @@
+"""`hetero-infer chat` in pipes and on a terminal, real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import subprocess
+import termios
+import time
+
+import pytest
+
+from hetero_infer.cli import main
+from hetero_infer.client import Client, Message
+from hetero_infer.commands.chat_history import INTERRUPTED
+from hetero_infer.config import GenerationConfig
+from tests.hetero_infer.commands.conftest import COMMAND, MAX_MODEL_LEN, PATIENCE_S
+
+SAMPLING = ("--seed=3", "--ignore-eos", "--temperature=1")
+
+
+def answer_to(server, messages, max_tokens):
+    """What the server answers to a whole conversation."""
+    params = GenerationConfig(max_tokens=max_tokens, seed=3, ignore_eos=True).params
+    with Client(server) as client:
+        return client.chat(messages, params).text
+
+
+def test_a_pipe_has_one_turn_a_line_and_the_model_is_told_all_of_them(run, server):
+    done = run("chat", f"--target={server}", "--max-tokens=8", *SAMPLING, "--system=be brief",
+               stdin='hello\n\nline \\\nand line\n"""\na\n\nb"""\n')  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    messages, answers = [Message("system", "be brief")], []
+    for text in ("hello", "line \nand line", "a\n\nb"):
+        messages.append(Message("user", text))
+        answers.append(answer_to(server, messages, 8))
+        messages.append(Message("assistant", answers[-1]))
+    assert done.stdout.splitlines() == answers
+    assert done.stderr.splitlines() == [
+        "hetero-infer: cut off after 8 tokens (--max-tokens)"
+    ] * 3  # fmt: skip
+
+
+COMMANDS = """\
+one
+/reset
+/system shout
+two
+/reset
+/system
+one
+/help
+/nope
+/reset now
+/exit
+three
+"""
+
+
+def test_commands_reset_the_conversation_and_its_system_message(run, server):
+    done = run("chat", f"--target={server}", "--max-tokens=8", *SAMPLING, stdin=COMMANDS)
+    shouted = answer_to(server, [Message("system", "shout"), Message("user", "two")], 8)
+    plain = answer_to(server, [Message("user", "one")], 8)
+    assert done.stdout.splitlines() == [plain, shouted, plain]
+    assert "/system TEXT   set the system message" in done.stderr
+    assert "there is no command /nope" in done.stderr
+    assert "/reset takes nothing behind it" in done.stderr
+    assert done.returncode == 1  # for these two
+
+
+def test_a_full_context_is_one_clear_line_and_reset_helps(run, server):
+    # Each turn leaves less room for the next; the last one has none.
+    long = "x" * (MAX_MODEL_LEN - 60)
+    done = run("chat", f"--target={server}", "--max-tokens=99", *SAMPLING,
+               stdin=f"{long}\nmore\nmore\n/reset\nmore\n")  # fmt: skip
+    assert done.returncode == 1
+    first, second = done.stdout.splitlines()
+    assert 0 < len(first) < 60
+    assert second == answer_to(server, [Message("user", "more")], 99)
+    lines = done.stderr.splitlines()
+    full = "the conversation fills the model's context: /reset begins a new one"
+    assert lines[0] == f"hetero-infer: cut off: {full}"
+    assert lines[1] == lines[2]  # what was refused is not part of the conversation
+    assert re.fullmatch(rf"hetero-infer: error: {full} \(\d+ tokens of {MAX_MODEL_LEN}\)", lines[1])
+
+
+def test_it_starts_its_own_planes_where_no_server_is_named(run, template):
+    own = ("--executor=simulated", f"--chat-template={template}")
+    done = run("chat", *own, *SAMPLING, "--max-tokens=4", stdin="hello\n")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (["--executor=simulated"], "has no chat template"),
+        (["--target=unix:/x", "--max-batch-size=2"], "--max-batch-size means nothing with"),
+        (["--target=unix:/x", "--chat-template=x"], "chat_template: means nothing with"),
+        (["--target=nowhere"], "expected unix:PATH or HOST:PORT"),
+        (["--tls-ca=x"], "means nothing without --target"),
+        (["--tls-cert=x"], "tls_key is required with tls_cert"),
+        (["--temperature=9"], "temperature (from --temperature) must be at most 2"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_status_2(capsys, argv, what):
+    assert main(["chat", *argv]) == 2
+    printed = capsys.readouterr()
+    assert what in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+
+
+def test_a_server_that_is_not_there_is_one_line_and_status_1(capsys, tmp_path):
+    assert main(["chat", f"--target=unix:{tmp_path}/none.sock"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+class Terminal:
+    """A command on a terminal: what it prints, and a keyboard."""
+
+    def __init__(self, environ, *argv):
+        self._master, slave = pty.openpty()
+        attributes = termios.tcgetattr(slave)
+        attributes[3] &= ~termios.ECHO
+        termios.tcsetattr(slave, termios.TCSANOW, attributes)
+        self.process = subprocess.Popen(
+            [*COMMAND, *map(str, argv)],
+            env=environ,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # its Ctrl-C is a signal
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def press(self, keys):
+        os.write(self._master, keys.encode())
+
+    def wait_for(self, pattern):
+        """Wait until a pattern has been printed; what came before its end is gone then."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < deadline, self.seen
+            ready, _, _ = select.select([self._master], [], [], 1.0)
+            if ready:
+                try:
+                    self.seen += os.read(self._master, 4096).decode(errors="replace")
+                except OSError:  # the other end is closed
+                    pytest.fail(f"{pattern!r} did not come, but: {self.seen!r}")
+        self.seen = self.seen[found.end() :]
+        return found
+
+    def end(self):
+        """Its exit status, once everything it prints has been read."""
+        with contextlib.suppress(OSError):
+            while data := os.read(self._master, 4096):
+                self.seen += data.decode(errors="replace")
+        return self.process.wait(timeout=PATIENCE_S)
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(environ):
+    terminals = []
+
+    def open_one(*argv):
+        terminals.append(Terminal(environ, *argv))
+        return terminals[-1]
+
+    yield open_one
+    for one in terminals:
+        one.close()
+
+
+def test_ctrl_c_cancels_the_answer_and_keeps_the_chat(terminal, server):
+    chat = terminal("chat", f"--target={server}", "--max-tokens=900", *SAMPLING)
+    chat.wait_for("simulated: /help shows the commands")
+    chat.wait_for("> ")
+    chat.press("hello\n")
+    part = chat.wait_for(r"[\w .]{5,}")[0]
+    chat.press("\x03")
+    rest = chat.wait_for(r"(?s)(.*?)\r?\n.*cancelled; what came stays in the conversation")[1]
+    chat.wait_for("> ")
+    chat.press("/help\n")
+    chat.wait_for("/exit")
+    chat.wait_for("> ")
+    chat.press('"""and\nnow"""\n')
+    # The model is told what it had said, and that it was interrupted.
+    said = (part + rest).strip()
+    messages = [
+        Message("user", "hello"),
+        Message("assistant", said + INTERRUPTED),
+        Message("user", "and\nnow"),
+    ]
+    beginning = answer_to(server, messages, 20)
+    chat.wait_for(re.escape(beginning))
+    chat.press("\x03")
+    chat.wait_for("cancelled")
+    chat.wait_for("> ")
+    chat.press("\x03")
+    assert chat.end() == 130
+    with Client(server) as client:
+        assert client.list_requests() == ()
+
+
+def test_ctrl_c_at_the_prompt_ends_the_chat_the_second_time_and_ctrl_d_at_once(terminal, server):
+    first = terminal("chat", f"--target={server}", "--max-tokens=4", *SAMPLING)
+    second = terminal("chat", f"--target={server}", "--max-tokens=4", *SAMPLING)
+    first.wait_for("> ")
+    first.press("half a line\x03")
+    first.wait_for("Ctrl-C once more, Ctrl-D or /exit ends the chat")
+    first.wait_for("> ")
+    first.press("hello\n")
+    first.wait_for("cut off")
+    first.wait_for("> ")
+    first.press("\x03")
+    first.wait_for("once more")
+    first.wait_for("> ")
+    first.press("\x03")
+    assert first.end() == 130
+    second.wait_for("> ")
+    second.press("\x04")
+    assert second.end() == 0

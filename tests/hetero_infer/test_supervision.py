@@ -1,0 +1,86 @@
+"""A plane that ends is started again, later each time, until that is of no use."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+import pytest
+
+from hetero_infer.config import child_environment
+from hetero_infer.plane_process import PlaneProcess, PlaneStartError
+from hetero_infer.supervision import MAX_RESTARTS, STEADY_S, SupervisedPlane
+from planes.errors import ExecutionError
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def supervise(tmp_path):
+    """Supervise a plane that ends with a status at once; its clock is a list of one number."""
+    made = []
+
+    def make(status: int):
+        name = f"plane_that_ends_with_{status}"
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit({status})")
+        now, ended = [0.0], SimpleQueue()
+
+        def start() -> PlaneProcess:
+            made.append(PlaneProcess(name, [], environ=child_environment(str(tmp_path))))
+            return made[-1]
+
+        supervised = SupervisedPlane(start, ended, first_pause_s=1.0, clock=lambda: now[0])
+        supervised.start()
+        return supervised, ended, now
+
+    yield make
+    for process in made:
+        process.stop()
+
+
+def end(supervised, ended) -> None:
+    assert ended.get(timeout=PATIENCE_S) is supervised.process
+    supervised.note_end()
+
+
+def test_it_is_started_again_later_each_time_and_given_up_in_the_end(supervise, capsys):
+    supervised, ended, now = supervise(3)
+    pauses = []
+    for _ in range(MAX_RESTARTS):
+        end(supervised, ended)
+        pauses.append(supervised.due_at - now[0])
+        before = supervised.process
+        supervised.start_if_due()
+        assert supervised.process is before  # not yet
+        now[0] = supervised.due_at
+        supervised.start_if_due()
+        assert supervised.process is not before
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0]
+    with pytest.raises(ExecutionError, match=f"ended with status 3; {MAX_RESTARTS} restarts did"):
+        end(supervised, ended)
+    assert capsys.readouterr().err.count("ended with status 3; starting another one") == 5
+
+
+def test_one_that_ran_for_long_begins_to_count_anew(supervise):
+    supervised, ended, now = supervise(3)
+    for _ in range(MAX_RESTARTS + 2):
+        now[0] += STEADY_S
+        end(supervised, ended)
+        assert supervised.due_at == now[0] + 1.0
+        now[0] += 1.0
+        supervised.start_if_due()
+
+
+def test_one_whose_configuration_is_wrong_is_not_started_again(supervise):
+    supervised, ended, _ = supervise(2)
+    with pytest.raises(PlaneStartError) as caught:
+        end(supervised, ended)
+    assert caught.value.exit_status == 2
+
+
+def test_one_that_is_stopped_before_its_time_has_come_is_not_started(supervise):
+    supervised, ended, now = supervise(3)
+    end(supervised, ended)
+    assert supervised.stop(1.0) == 0
+    now[0] += 99.0
+    supervised.start_if_due()
+    assert not supervised.process.is_running
