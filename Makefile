@@ -1,7 +1,7 @@
 # One verb each. `make run` and `make test` install what they need into .venv.
 PROMPT ?= Hello, world!
 RUN_ARGS ?=
-BENCH ?= throughput latency memory kernels accuracy
+BENCH ?= throughput latency neighbour start link memory kernels accuracy
 PYTHON ?= python3
 BIN := .venv/bin
 # A GPU machine brings its own torch; where .venv is there, it has one too.
@@ -39,10 +39,10 @@ run: .venv/.run ## Print real text from a real model. PROMPT="…" RUN_ARGS="--m
 	@$(BIN)/hetero-infer --input "$$HETERO_PROMPT" $(RUN_ARGS)
 
 test: .venv/.test ## The tests: under 6 minutes on 2 cores.
-	@$(BIN)/python -m pytest -m "not slow and not gpu" $(TEST_ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(TEST_ARGS)
 
 test-slow: .venv/.test ## Full grids and long campaigns.
-	@$(BIN)/python -m pytest -m "slow and not gpu" $(TEST_ARGS)
+	@$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile $(TEST_ARGS)
 
 check: .venv/.test ## Format, lint, types, import rules, generated stubs, proto style.
 	@$(BIN)/ruff format --check .
@@ -64,7 +64,7 @@ protos: .venv/.test ## Regenerate the stubs beside the .proto files.
 	@$(PIP) install -c constraints.txt -e '.[bench]'
 	@touch $@
 
-bench: .venv/.bench ## Measure this machine: speed through gRPC, latency, memory, kernels, accuracy. BENCH="throughput …"
+bench: .venv/.bench ## Measure this machine: speed, waits, starts, the link, memory, kernels, accuracy. BENCH="throughput …"
 	@for what in $(BENCH); do \
 	 $(BIN)/hetero-infer bench $$what --output bench-results || exit; echo; done
 

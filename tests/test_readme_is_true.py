@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hetero_infer.client.services import DEFAULT_TARGET
+from hetero_infer.commands.server import own_server
 from hetero_infer.config import EngineConfig, GenerationConfig
 from planes.settings import settings_of
 
@@ -37,9 +39,18 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.fixture(scope="module")
+def served():
+    """Both planes, for the blocks that show a client."""
+    with own_server(EngineConfig(), lambda _: None) as server:
+        yield server.address
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("code", [code for kind, code in BLOCKS if kind == "python"])
-def test_each_python_block_runs(code):
+def test_each_python_block_runs(code, request):
+    if DEFAULT_TARGET in code:
+        code = code.replace(DEFAULT_TARGET, str(request.getfixturevalue("served")))
     assert run("-W", "error", "-c", code).stdout.strip()
 
 

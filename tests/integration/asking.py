@@ -22,6 +22,7 @@ class Server:
         self.address = address
         self._channel = grpc.insecure_channel(address.target)
         self.stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self.admin = inference_pb2_grpc.AdminServiceStub(self._channel)
 
     def __enter__(self) -> Server:
         return self
@@ -44,11 +45,11 @@ class Server:
 
     @property
     def metrics(self) -> pb.GetMetricsResponse:
-        return self.stub.GetMetrics(pb.GetMetricsRequest())
+        return self.admin.GetMetrics(pb.GetMetricsRequest())
 
     @property
     def memory(self) -> pb.GetMemoryStatsResponse:
-        return self.stub.GetMemoryStats(pb.GetMemoryStatsRequest())
+        return self.admin.GetMemoryStats(pb.GetMemoryStatsRequest())
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S

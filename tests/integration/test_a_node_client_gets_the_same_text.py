@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from control_plane.core.generation_params import GenerationParams
-from hetero_infer.client import Delta, InferenceClient
+from hetero_infer.client import Client, Delta
 from tests.integration.conftest import Deployment
 
 HERE = Path(__file__).parent / "node"
@@ -44,9 +44,9 @@ def test_node_gets_the_text_that_python_gets(deployment: Deployment, mode: str) 
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
-    with InferenceClient(deployment.control) as client:
+    with Client(deployment.control) as client:
         params = GenerationParams(max_tokens=16, temperature=0.0)
-        events = list(client.generate_stream(prompt, params))
+        events = list(client.stream(prompt, params))
     deltas = [event for event in events if isinstance(event, Delta)]
     assert answer["text"] == "".join(delta.text for delta in deltas)
     assert answer["token_ids"] == [token for delta in deltas for token in delta.token_ids]

@@ -23,9 +23,9 @@ from tests.properties.test_both_planes_give_each_request_its_own_text import Pla
 pytestmark = pytest.mark.slow
 
 SPEC = tiny_spec()
-EOS, PAD = 0, 1
+EOS, PAD, SECOND_EOS = 0, 1, 2
 NUM_BLOCKS, BLOCK_SIZE = 96, 4
-PROMPTS = [[5, 6, 7], [9], [3, 3, 8, 2, 100, 101, 102, 103, 104], [11, 4]]
+PROMPTS = [[5, 6, 7], [9], [3, 3, 8, 7, 100, 101, 102, 103, 104], [11, 4]]
 MAX_TOKENS = 12
 
 
@@ -47,13 +47,15 @@ class CpuPlane(Plane):
         )
 
 
-def ours(weights, params: list[GenerationParams]) -> list[list[list[int]]]:
+def ours(
+    weights, params: list[GenerationParams], ends: frozenset[int] = frozenset({EOS})
+) -> list[list[list[int]]]:
     """The answers to all prompts, searched at once in a pool that they have to share."""
     kv_cache = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE, prefix_cache=True)
     config = SchedulerConfig(max_batch_size=16, max_num_seqs=16, memory_threshold=1.0)
     scheduler = Scheduler(config, kv_cache)
     requests = [
-        Request(number, list(prompt), one, frozenset({EOS}))
+        Request(number, list(prompt), one, ends)
         for number, (prompt, one) in enumerate(zip(PROMPTS, params, strict=True))
     ]
     for request in requests:
@@ -82,20 +84,40 @@ def test_the_answers_are_those_of_transformers(width, length_penalty, early_stop
         max_tokens=MAX_TOKENS, seed=0, beam_width=width, n=width,
         length_penalty=length_penalty, early_stopping=early_stopping,
     )  # fmt: skip
-    answers = ours(weights, [params] * len(PROMPTS))
-    num_ended = 0
+    num_ended = compare(model, params, ours(weights, [params] * len(PROMPTS)), [EOS])
+    assert num_ended > 0 or width == 1
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("width", [7, 10])
+def test_ten_beams_of_a_model_with_two_end_tokens_are_those_of_transformers(width, early_stopping):
+    weights = tiny_weights(SPEC, seed=width)
+    weights.lm_head[[EOS, SECOND_EOS]] *= 2.5
+    model = transformers_model(SPEC, weights)
+    params = GenerationParams(
+        max_tokens=MAX_TOKENS, seed=0, beam_width=width, n=width, early_stopping=early_stopping
+    )
+    ends = [EOS, SECOND_EOS]
+    answers = ours(weights, [params] * len(PROMPTS), frozenset(ends))
+    assert compare(model, params, answers, ends) > 0
+
+
+def compare(model, params: GenerationParams, answers, ends: list[int]) -> int:
+    """Assert that the answers are those of transformers; how many of them ended by themselves."""
+    width, num_ended = params.beam_width, 0
     for prompt, samples in zip(PROMPTS, answers, strict=True):
         with torch.inference_mode():
             found = model.generate(
                 torch.tensor([prompt]), num_beams=width, num_return_sequences=width,
-                do_sample=False, max_new_tokens=MAX_TOKENS, length_penalty=length_penalty,
-                early_stopping=early_stopping, eos_token_id=EOS, pad_token_id=PAD,
+                do_sample=False, max_new_tokens=MAX_TOKENS, length_penalty=params.length_penalty,
+                early_stopping=params.early_stopping, eos_token_id=ends, pad_token_id=PAD,
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             )  # fmt: skip
         expected = []
         for tokens in found[:, len(prompt) :].tolist():
-            num_ended += EOS in tokens
-            expected.append(tokens[: tokens.index(EOS)] if EOS in tokens else tokens)
+            length = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+            num_ended += length < len(tokens)
+            expected.append(tokens[:length])
         # A padded answer is one that ended: ids of the padding never stand before the end.
         assert samples == expected
-    assert num_ended > 0 or width == 1
+    return num_ended

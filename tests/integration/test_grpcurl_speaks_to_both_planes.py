@@ -17,6 +17,8 @@ pytestmark = pytest.mark.model
 
 GRPCURL = shutil.which("grpcurl", path=str(Path(sys.executable).parent))
 CONTROL = "hetero.inference.v1.InferenceService"
+MODELS = "hetero.inference.v1.ModelService"
+ADMIN = "hetero.inference.v1.AdminService"
 COMPUTE = "hetero.compute.v1.ComputeService"
 GREEDY = {"max_tokens": 8, "temperature": 0}
 
@@ -83,11 +85,11 @@ def test_a_streamed_text_is_the_text_of_the_unary_call(control: str) -> None:
 
 
 def test_the_model_memory_and_metrics_can_be_asked_for(control: str) -> None:
-    [info] = call({}, control, f"{CONTROL}/GetModelInfo")
+    [info] = call({}, control, f"{MODELS}/GetModelInfo")
     assert info["vocab_size"] == 49152
-    [memory] = call({}, control, f"{CONTROL}/GetMemoryStats")
+    [memory] = call({}, control, f"{ADMIN}/GetMemoryStats")
     assert memory["total_blocks"] == 1024
-    [metrics] = call({}, control, f"{CONTROL}/GetMetrics")
+    [metrics] = call({}, control, f"{ADMIN}/GetMetrics")
     assert int(metrics.get("failed_requests", 0)) == 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from control_plane.core.generation_params import GenerationParams
-from hetero_infer.client import Delta, Finished, InferenceClient, Started
+from hetero_infer.client import Client, Delta, Finished, Started
 from tests.golden.prompts import DATA
 from tests.integration.conftest import Deployment
 
@@ -19,9 +19,9 @@ RUNS: list[dict[str, Any]] = json.loads((DATA / "greedy.json").read_text(encodin
 
 
 def generate(
-    client: InferenceClient, prompt: str, params: GenerationParams
+    client: Client, prompt: str, params: GenerationParams
 ) -> tuple[Started, str, list[int], Finished]:
-    started, *deltas, finished = client.generate_stream(prompt, params)
+    started, *deltas, finished = client.stream(prompt, params)
     assert isinstance(started, Started)
     assert isinstance(finished, Finished)
     assert all(isinstance(delta, Delta) for delta in deltas)
@@ -32,7 +32,7 @@ def generate(
 def test_all_recorded_prompts_at_once_give_the_recorded_tokens(deployment: Deployment) -> None:
     params = GenerationParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     with (
-        InferenceClient(deployment.control) as client,
+        Client(deployment.control) as client,
         ThreadPoolExecutor(len(RUNS)) as pool,
     ):
         answers = list(pool.map(lambda run: generate(client, run["prompt"], params), RUNS))
@@ -48,7 +48,7 @@ def test_a_text_cut_anywhere_has_whole_characters_only(
     deployment: Deployment, max_tokens: int
 ) -> None:
     params = GenerationParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    with InferenceClient(deployment.control) as client:
+    with Client(deployment.control) as client:
         _, text, token_ids, _ = generate(client, "你好,世界!", params)
     assert len(token_ids) == max_tokens
     assert "�" not in text
@@ -57,7 +57,7 @@ def test_a_text_cut_anywhere_has_whole_characters_only(
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(
     deployment: Deployment,
 ) -> None:
-    with InferenceClient(deployment.control) as client:
+    with Client(deployment.control) as client:
         texts = [
             generate(client, "Once upon a time", GenerationParams(max_tokens=24, seed=seed))[1]
             for seed in (7, 7, 8)

@@ -1,0 +1,94 @@
+"""Recorded on real processes, replayed on others: the embedded model, three compute planes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hetero_infer.cli import main
+from hetero_infer.config import EngineConfig, child_environment
+from hetero_infer.local_planes import compute_socket, private_directory, start_compute_plane
+from planes.address import Address
+from protos.hetero.compute.v1 import compute_pb2
+from tests.hetero_infer.replay.replay_bench import read, write
+
+pytestmark = pytest.mark.model
+
+PROMPT = "The three laws of motion are these: a body at rest stays at rest, and"
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory) -> Path:
+    """What a whole program wrote, control plane and compute plane processes of their own."""
+    path = tmp_path_factory.mktemp("recordings") / "run"
+    sampling = ["--max-tokens", "40", "--ignore-eos", "--n", "3", "--temperature", "0.8"]
+    flags = [*sampling, "--seed", "5", "--quiet", "--record", str(path)]
+    subprocess.run(
+        [sys.executable, "-m", "hetero_infer", "--input", PROMPT, *flags],
+        env=child_environment(),
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    return path
+
+
+@contextlib.contextmanager
+def plane(config: EngineConfig) -> Iterator[Address]:
+    with private_directory() as directory:
+        address = compute_socket(directory)
+        with start_compute_plane(config, address) as process:
+            process.wait_ready()
+            yield address
+
+
+@pytest.fixture(scope="module")
+def like_plane() -> Iterator[Address]:
+    with plane(EngineConfig(num_threads=1)) as address:
+        yield address
+
+
+def replay(capsys, file: Path, address: Address, *options: str) -> tuple[int, str]:
+    status = main(["replay", str(file), "--compute", str(address), *options])
+    return status, capsys.readouterr().out
+
+
+def test_a_plane_of_the_same_numerics_repeats_every_bit(recording, like_plane, capsys):
+    status, text = replay(capsys, recording, like_plane)
+    assert status == 0, text
+    assert "120 tokens, 120 log-probabilities" in text
+    assert "equal to the bit" in text
+    assert text.endswith("No difference.\n")
+
+
+def test_a_wrong_block_is_found_and_named(recording, like_plane, capsys, tmp_path):
+    messages = read(recording)
+    batches = [m for m in messages if isinstance(m, compute_pb2.ExecutionBatch)]
+    used = {block for batch in batches for block in batch.new_block_ids}
+    batch = next(b for b in batches if b.new_block_ids and not b.starts)
+    right, batch.new_block_ids[0] = batch.new_block_ids[0], max(used) + 1
+    row = next(row for row, count in enumerate(batch.new_block_counts) if count)
+    planted = tmp_path / "planted"
+    planted.write_bytes(write(messages))
+    status, text = replay(capsys, planted, like_plane, "--json")
+    found = json.loads(text)["differences"]
+    assert status == 1
+    assert {item["block"] for item in found} == {right}
+    assert found[0]["slot"] == batch.slots[row]
+    assert f"positions {batch.positions[row]} to " in found[0]["note"]
+
+
+def test_a_plane_of_other_numerics_is_led_along_and_differs_by_no_more(recording, capsys):
+    with plane(EngineConfig(kv_cache_dtype="float32", log_level="error")) as address:
+        status, text = replay(capsys, recording, address, "--json")
+    report = json.loads(text)
+    assert status == 0, text
+    assert not report["rules"]["is_exact"]
+    assert 0.0 < report["largest_gap"] < 1.0
+    assert report["num_steps"] >= 40
