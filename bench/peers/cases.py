@@ -95,7 +95,8 @@ CASES = (
         "one stream, decode 128 after 16, ours through gRPC, peer through its server",
         "decode", 1, 16, 128, True,
         tuple(
-            Line(_llama("llamacpp_server", weights, model)) for weights, model in SAME_FILE[:-1]
+            Line(_llama("llamacpp_server", weights, model), model)
+            for weights, model in SAME_FILE[:-1]
         ),
     ),
     Case(
