@@ -83,7 +83,10 @@ class Attempts:
 
 
 class Patience:
-    """How long a stream waits for a lost server: `patience_s`, from its last sign of life."""
+    """How long a stream waits for a lost server: `patience_s` from the first loss after its tokens.
+
+    A server that begins each answer and cannot compute it is as good as lost.
+    """
 
     def __init__(self, patience_s: float, deadline: Deadline, clock: Clock) -> None:
         self._patience_s = patience_s
@@ -91,8 +94,8 @@ class Patience:
         self._lost_at: float | None = None
         self.deadline = deadline
 
-    def note_life(self) -> None:
-        """Note that the server is there."""
+    def note_progress(self) -> None:
+        """Note that tokens came."""
         self._lost_at = None
 
     def pause_after(self, error: EngineError, *, has_spoken: bool) -> float:

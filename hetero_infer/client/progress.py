@@ -100,8 +100,8 @@ class StreamProgress:
         """Return the event of a message; None for one that the reader has seen already."""
         event = event_from_proto(response)
         self._has_spoken = True
-        self._patience.note_life()
         if isinstance(event, Delta):
+            self._patience.note_progress()
             if event.index == 0:
                 self._received += event.token_ids
         elif isinstance(event, Started | PromptLogprobs) and type(event) in self._seen:

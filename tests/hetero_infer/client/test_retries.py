@@ -195,19 +195,34 @@ def test_a_resumed_stream_asks_for_what_is_left_with_the_seed_it_had():
         progress.pause_after(wanting(2.0))
 
 
-def test_patience_is_counted_from_the_last_sign_of_life():
+def test_patience_is_counted_from_the_last_tokens():
     now = [0.0]
     progress = StreamProgress(
         TextRequest("x"), Going(resume=True, patience_s=10.0), clock=lambda: now[0]
     )
     for _ in range(3):
         progress.next_call()
-        progress.take(started())
+        progress.take(pb.GenerateStreamResponse(delta=pb.Delta(text="a", token_ids=[1])))
         progress.pause_after(ServerLostError("x"))
         now[0] += 8.0
     progress.pause_after(ServerLostError("x"))
     now[0] += 3.0
     with pytest.raises(EngineError):
+        progress.pause_after(ServerLostError("x"))
+
+
+def test_a_server_that_begins_and_never_computes_wears_patience_out():
+    now = [0.0]
+    progress = StreamProgress(
+        TextRequest("x"), Going(resume=True, patience_s=10.0), clock=lambda: now[0]
+    )
+    progress.next_call()
+    progress.take(started())
+    progress.pause_after(ServerLostError("x"))
+    now[0] += 11.0
+    progress.next_call()
+    progress.take(started())
+    with pytest.raises(ServerLostError):
         progress.pause_after(ServerLostError("x"))
 
 
