@@ -16,6 +16,10 @@ from planes.logs import configure_logging
 
 EXIT_BAD_CONFIG = 2
 
+SWITCH_INTERVAL_S = 0.005
+"""How long the event loop may keep the engine thread, whose result has come, from the interpreter.
+Python's own 5 ms are a whole step of one stream."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -24,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         loaded = load_config(sys.argv[1:] if argv is None else argv)
         config = loaded.config
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         configure_logging(plane="control", level=config.log_level, log_format=config.log_format)
         if loaded.unknown_keys:
             _log.warning("unknown keys in the config file", keys=list(loaded.unknown_keys))
