@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from control_plane.api.convert import (
 from control_plane.api.engine_access import EngineAccess
 from control_plane.api.interceptors import current_request_id
 from control_plane.engine.frontend import EngineFrontend, Generation
+from control_plane.engine.streams import SEND_PATIENCE_S
+from control_plane.errors import SlowReaderError
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -86,7 +89,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         engine = self._access.require(request.model)
         async with await _submit(engine, request, received) as generation:
             async for event in events(generation, _head(engine)):
-                await context.write(event)
+                try:
+                    async with asyncio.timeout(SEND_PATIENCE_S):
+                        await context.write(event)
+                except TimeoutError:
+                    raise SlowReaderError(
+                        f"the client took nothing for {SEND_PATIENCE_S:g} s"
+                    ) from None
 
 
 async def _submit(engine: EngineFrontend, request: _Request, received: Sequence[int]) -> Generation:

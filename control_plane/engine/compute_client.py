@@ -112,6 +112,9 @@ class ComputeClient:
         self._mailbox = Mailbox()
         self._session: _Session | None = None
         self._last_session = 0
+        self._asked_session = (
+            0  # ours too, if the plane did as it was asked and its answer was lost
+        )
         self._plane: PlaneDescription | None = None
         self._complaint: str | None = None
 
@@ -172,16 +175,20 @@ class ComputeClient:
                 controller=self._controller,
                 take_over=self._owns(plane),
             )
+            self._asked_session = plane.current_session + 1
             response = self._stub.Open(request, timeout=UNARY_TIMEOUT_S)
         except LinkError as error:
             self._complain(error.message)
             return None
         except grpc.RpcError as error:
+            if reason(error):
+                self._asked_session = 0  # it refused
             self._complain(why_not_open(error))
             return None
         self._plane = plane
         self._complaint = None
         self._last_session = response.session
+        self._asked_session = 0
         stream = ExecuteStream(self._stub, (), self._mailbox)
         self._session = _Session(response.session, response.epoch, response.last_step, stream)
         if self._recorder is not None:
@@ -201,7 +208,8 @@ class ComputeClient:
             return
         plane.check_continues(before)
         was_open = self._last_session > 0 and plane.epoch == before.epoch
-        if was_open and plane.current_session > self._last_session:
+        is_ours = plane.current_session in (self._last_session, self._asked_session)
+        if was_open and not is_ours and plane.current_session > self._last_session:
             raise FencedError(
                 f"the compute plane at {self._address} is in session {plane.current_session} of "
                 f"another control plane; this one had session {self._last_session}"

@@ -265,7 +265,11 @@ class EngineLoop:
         # At once, not when the link is open again: cancelled requests free their blocks now.
         self._scheduler.lose_epoch()
         self._lost_at = self._clock()
+        was_told = not self._is_well
         self._set_linked(is_linked=False)
+        if was_told and self._on_link_change is not None:
+            # Of a plane that had stalled and come back, what it was given since may move as well.
+            self._on_link_change(False)
         if self._losses_without_progress >= MAX_LOSSES_WITHOUT_PROGRESS:
             self._losses_without_progress = 0
             self._fail_all(

@@ -28,6 +28,9 @@ MAX_WAITING_BYTES: Final = MAX_PLANE_MESSAGE_BYTES
 CLOSE_PATIENCE_S: Final = 5.0
 """A disk that does not answer must not keep the process from ending."""
 
+MAX_KEPT_FILES: Final = 1000
+"""Of one name: what was recorded before is kept."""
+
 FILE_MODE: Final = 0o600
 """Prompts and answers are in it."""
 
@@ -35,18 +38,19 @@ _log = structlog.get_logger(__name__)
 
 
 class RecordingFile:
-    """A new file of records.
+    """A new file of records: `path`, or path.1 and so on where something is kept there.
 
     `write` and `close` belong to one thread. Raises ConfigError, naming `record`, if the file
-    cannot be made or holds something already: a recording is never overwritten.
+    cannot be made.
     """
 
     def __init__(self, path: str, *, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
-        self.path = path
-        self._file = open(_create(path), "wb")  # noqa: SIM115 - closed by the thread
+        self.path, descriptor = _create_free(path)
+        self._file = open(descriptor, "wb")  # noqa: SIM115 - closed by the thread
         self._max_waiting_bytes = max_waiting_bytes
         self._records: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._has_stopped = False
+        self._is_closing = False
         self._bytes_given = 0
         self._bytes_taken = 0  # written by the thread only
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
@@ -55,11 +59,11 @@ class RecordingFile:
     @property
     def is_recording(self) -> bool:
         """Whether what is written still reaches the file, as far as is known."""
-        return not self._has_stopped
+        return not (self._has_stopped or self._is_closing)
 
     def write(self, record: bytes) -> None:
         """Add a record; never waits and never fails."""
-        if self._has_stopped:
+        if not self.is_recording:
             return
         data = encode_length(len(record)) + record
         if len(record) > MAX_RECORD_BYTES:
@@ -72,9 +76,11 @@ class RecordingFile:
 
     def close(self) -> None:
         """Write what waits and close the file. Harmless when called again."""
-        self._has_stopped = True
+        self._is_closing = True
         self._records.put(None)
         self._thread.join(CLOSE_PATIENCE_S)
+        if self._thread.is_alive():
+            self._stop(f"the disk is slow: it had {CLOSE_PATIENCE_S:g} s for the end")
 
     def _stop(self, why: str) -> None:
         """End the recording and say so once; any thread."""
@@ -105,8 +111,27 @@ def encode_length(length: int) -> bytes:
     return bytes(encoded)
 
 
-def _create(path: str) -> int:
-    """Open a file that is new, or empty and an ordinary one, for nobody else to read."""
+def _create_free(path: str) -> tuple[str, int]:
+    """Open `path`, or, where something is kept there, the first that is free of `path`.1, .2, ….
+
+    A control plane that is started again after its end has the same settings as before.
+    """
+    for name in (path, *(f"{path}.{number}" for number in range(1, MAX_KEPT_FILES))):
+        descriptor = _create(name)
+        if descriptor is not None:
+            return name, descriptor
+    raise ConfigError(
+        f"record: {path!r} and {MAX_KEPT_FILES - 1} more of that name are kept already; a "
+        "recording overwrites nothing: name another file or remove them",
+        field="record",
+    )
+
+
+def _create(path: str) -> int | None:
+    """Open a file that is new, or empty and an ordinary one, for nobody else to read.
+
+    None if it holds something. Raises ConfigError.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, FILE_MODE)
@@ -118,11 +143,8 @@ def _create(path: str) -> int:
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"record: {path!r} is not an ordinary file", field="record")
         if found.st_size:
-            raise ConfigError(
-                f"record: {path!r} holds {found.st_size} bytes already, and a recording "
-                "overwrites nothing; name another file or remove this one",
-                field="record",
-            )
+            os.close(descriptor)
+            return None
         os.fchmod(descriptor, FILE_MODE)
     except OSError as error:
         os.close(descriptor)

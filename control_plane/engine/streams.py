@@ -23,6 +23,9 @@ from control_plane.engine.watch import NOBODY, StreamWatch
 from control_plane.errors import RequestFailedError, SlowReaderError
 from planes.errors import EngineError
 
+SEND_PATIENCE_S = 60.0
+"""A client that takes nothing of what is sent for so long is taken for gone."""
+
 DEFAULT_MAX_UNREAD_TOKENS = 2048
 """With 20 log-probabilities each they take about 5 MB, without any 0.2 MB."""
 

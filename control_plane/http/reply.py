@@ -16,12 +16,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from control_plane.engine.streams import SEND_PATIENCE_S
 from control_plane.metrics.visits import note_streamed
 
 DONE = b"data: [DONE]\n\n"
-
-SEND_PATIENCE_S = 60.0
-"""A client that takes nothing for so long is taken for gone."""
 
 _EVENT_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

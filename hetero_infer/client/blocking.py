@@ -358,6 +358,8 @@ class Stream(Iterator[Event]):
         try:
             if self._call is None:
                 self._call = self._client._open_stream(self._progress)
+                if self._closed.is_set():  # by another thread, which saw no call yet
+                    self._call.cancel()
             response = next(self._call, None)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None

@@ -74,6 +74,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
     features: tuple[str, ...] = ("copies", "sampled_slots")
     tells_prompts_apart: bool = False
     numerics_id: str = "fake/1"
+    loses_answer_to_open: bool = False  # the next one
     stands_after: int | None = None  # batches, from which on it answers nothing until it is killed
 
     def start(self) -> None:
@@ -154,6 +155,9 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
         self.slots.clear()
         self.pool.clear()
         self.host.clear()
+        if self.loses_answer_to_open:
+            self.loses_answer_to_open = False
+            context.abort(grpc.StatusCode.UNAVAILABLE, "connection lost")
         return compute_pb2.OpenResponse(
             session=self.session, epoch=self.epoch, last_step=self.last_step
         )

@@ -14,6 +14,7 @@ from control_plane.engine.compute_client import MAX_RESUMES_WITHOUT_REPLY, Compu
 from control_plane.errors import (
     ComputeUnavailableError,
     FencedError,
+    LinkError,
     PlaneMismatchError,
     QueueFullError,
     RequestFailedError,
@@ -141,6 +142,19 @@ def test_a_controller_whose_session_was_taken_stops(drive, fake_plane):
         driver.run()
 
 
+def test_a_session_whose_opening_was_not_heard_of_is_not_taken_for_somebody_elses(
+    drive, fake_plane, expected
+):
+    driver = drive()
+    request_id = driver.submit("hello", 40)
+    driver.run_until(lambda: len(driver.tokens.get(request_id, ())) > 3)
+    fake_plane.loses_answer_to_open = True
+    driver.loop._lose_link(LinkError("lost"))
+    driver.run()
+    assert driver.text(request_id) == expected("hello", 40)
+    assert fake_plane.session == 3
+
+
 def test_a_row_that_fails_fails_its_request_alone(drive, fake_plane, expected):
     fake_plane.poisoned_prompt = b"bad"
     driver = drive()
@@ -239,6 +253,9 @@ def test_a_step_that_never_ends_is_a_lost_link(drive, fake_plane, expected):
     now[0] = 1000.0
     driver.loop._receive()
     assert driver.links == [True, False]
+    driver.loop._send_batches()  # it is open again, and not well before it has answered
+    driver.loop._lose_link(LinkError("again"))
+    assert driver.links == [True, False, False]  # what it holds may go elsewhere now
     fake_plane.may_run.set()
     driver.run()
     assert driver.text(request_id) == expected("abc", 6)

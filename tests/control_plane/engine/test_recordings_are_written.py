@@ -202,11 +202,15 @@ def test_a_file_that_holds_something_is_not_overwritten_but_an_empty_one_is_take
     RecordingFile(str(empty)).close()
     assert empty.stat().st_mode & 0o777 == 0o600
     empty.write_text("something")
+    for name in ("empty.1", "empty.2"):  # what is there is kept: a control plane begins anew
+        file = RecordingFile(str(empty))
+        assert file.path == str(tmp_path / name)
+        file.write(b"record")
+        file.close()
     link, pipe = tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(tmp_path / "target")
     os.mkfifo(pipe)
     for path, why in (
-        (empty, "holds 9 bytes already"),
         (link, "cannot write"),
         (pipe, "cannot write"),
         (tmp_path, "cannot write"),
