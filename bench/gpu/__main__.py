@@ -19,6 +19,7 @@ from typing import Any
 from bench.gpu.device import KernelLoader, milliseconds, why_no_device
 from kernels.cuda.build import DEFAULT_CACHE_DIR
 from kernels.cuda.errors import CudaKernelError
+from kernels.cuda.operations import OPERATIONS
 
 REPORT_VERSION = 1
 
@@ -79,26 +80,28 @@ def _begin_report() -> dict[str, Any]:
 
 def _fill_report(report: dict[str, Any], options: argparse.Namespace) -> None:
     from bench.gpu.decode_bandwidth import SHAPES
-    from kernels.cuda.check import decode_variants
+    from kernels.cuda.operations import all_variants
 
     print(f"{report['device']['name']}, capability {report['device']['capability']}")
     loader = KernelLoader(options.cache_dir, print)
-    variants = decode_variants(every=not options.spread)
+    variants = all_variants(every=not options.spread)
     loader.prepare(list(dict.fromkeys([*variants, *(shape.variant for shape in SHAPES)])))
     _check_numerics(report, loader, variants)
     _measure_bandwidth(report, loader)
 
 
 def _check_numerics(report: dict[str, Any], loader: KernelLoader, variants: Sequence[Any]) -> None:
-    from bench.gpu.decode_numerics import check_variants
+    from bench.gpu.numerics import check_variants
 
     results = check_variants(variants, loader.run_case)
     report["numerics"] = [asdict(result) for result in results]
     for result in results:
-        report["failures"] += [f"{result.variant}: {fault}" for fault in result.faults]
-    for dtype in ("float32", "float16", "bfloat16"):
-        errors = [result.max_error for result in results if f"_{dtype}_" in result.variant]
-        print(f"numerics {dtype:<8}  {len(errors)} variants, largest error {max(errors):.2e}")
+        report["failures"] += [f"{result.case}: {fault}" for fault in result.faults]
+    for name in OPERATIONS:
+        of_operation = [result for result in results if result.case.startswith(name)]
+        errors = [error for result in of_operation for error in result.errors.values()]
+        largest = max(errors, default=0.0)
+        print(f"numerics {name}: {len(of_operation)} cases, largest error {largest:.2e}")
 
 
 def _measure_bandwidth(report: dict[str, Any], loader: KernelLoader) -> None:

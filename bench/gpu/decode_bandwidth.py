@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from bench.gpu.decode_case import decode_scalars
+from bench.gpu.case import TOLERANCES
+from bench.gpu.cases.block_pool import layer_strides
 from bench.gpu.device import Say, summary
-from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.attention_decode import LOG2_E, DecodeVariant
 from kernels.cuda.launch import LoadedKernel
 
 Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
 
 WORKING_SET_BYTES = 3 * 2**30
 REPEATS = 20
-TOLERANCE = {"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-5}
 
 # Runs queued work and returns its milliseconds, repeated.
 Timer = Callable[[Callable[[], object], int], list[float]]
@@ -92,8 +92,8 @@ def measure_decode(
         "max_error_of_checked_rows": error,
         "faults": [],
     }
-    if not error <= TOLERANCE[shape.variant.dtype]:
-        result["faults"] = [f"error {error:.3g} exceeds {TOLERANCE[shape.variant.dtype]:.3g}"]
+    if not error <= TOLERANCES[shape.variant.dtype]:
+        result["faults"] = [f"error {error:.3g} exceeds {TOLERANCES[shape.variant.dtype]:.3g}"]
     try:
         result["torch_sdpa"] = problem.measure_torch(timer)
     except (RuntimeError, TypeError) as error_of_torch:  # no kernel for it, or no memory for it
@@ -132,8 +132,11 @@ class _Problem:
         self.out = torch.full_like(self.query, math.nan)
         self.grid = variant.grid(shape.rows, shape.num_kv_heads)
         self.scalars = [
-            decode_scalars(
-                self._scale, self.query[0].numel(), self.tables.shape[1], pool_shape, layer
+            (
+                self._scale * LOG2_E,
+                self.query[0].numel(),
+                self.tables.shape[1],
+                *layer_strides(pool_shape, layer),
             )
             for layer in range(self.layers)
         ]

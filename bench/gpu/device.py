@@ -10,18 +10,21 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from bench.gpu.decode_case import DecodeCase
+from bench.gpu.case import Array, Case
 from kernels.cuda import build
-from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.errors import CompileError, MissingToolchainError
 from kernels.cuda.launch import LoadedKernel
+from kernels.cuda.variant import Variant
 
 Say = Callable[[str], None]
+
+# Behind each array on the device; an output's must be there after the launch.
+GUARD_BYTES, GUARD_BYTE = 256, 0xA5
+
+_SIGNED = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64}
 
 
 def why_no_device() -> str | None:
@@ -56,9 +59,9 @@ class KernelLoader:
         self.made_by: dict[str, str] = {}
         self._cache_dir = cache_dir
         self._say = say
-        self._loaded: dict[DecodeVariant, LoadedKernel] = {}
+        self._loaded: dict[Variant, LoadedKernel] = {}
 
-    def prepare(self, variants: Sequence[DecodeVariant]) -> None:
+    def prepare(self, variants: Sequence[Variant]) -> None:
         """Fill the cache with many variants on all cores; a failure here shows up in `load`."""
         workers = min(os.cpu_count() or 1, len(variants))
         build.private_directory(self._cache_dir)
@@ -72,13 +75,13 @@ class KernelLoader:
         if missing:
             self._say(f"{len(missing)} not built ahead: {missing[0]}")
 
-    def load(self, variant: DecodeVariant) -> LoadedKernel:
+    def load(self, variant: Variant) -> LoadedKernel:
         """Return the variant, loaded. Raises CudaKernelError."""
         if variant not in self._loaded:
             self._loaded[variant] = LoadedKernel(variant, self._image(variant))
         return self._loaded[variant]
 
-    def _image(self, variant: DecodeVariant) -> bytes:
+    def _image(self, variant: Variant) -> bytes:
         try:
             image = build.build(variant, self.capability, self._cache_dir, progress=self._say)
             self.made_by[variant.name] = "nvJitLink"
@@ -88,33 +91,31 @@ class KernelLoader:
             image = made_elsewhere or build.compile_ptx(variant, self.capability).encode()
         return image
 
-    def run_case(self, case: DecodeCase) -> npt.NDArray[Any]:
-        """Run a case; raises AssertionError if anything behind the output was written."""
+    def run_case(self, case: Case) -> dict[str, Array]:
+        """Run a case; raises AssertionError if anything behind a written array was written."""
         import torch
 
-        kernel = self.load(case.variant)
-        inputs = [
-            torch.from_numpy(_signed(array)).cuda()
-            for array in (case.query, case.pool, case.block_tables, case.seq_lens)
-        ]
-        rows = len(case.seq_lens)
-        poison = np.full((rows + 1, *case.expected.shape[1:]), 0x7FFF, case.pool.dtype)
-        if case.variant.dtype == "float32":
-            poison[:] = np.nan
-        out = torch.from_numpy(_signed(poison)).cuda()
-        kernel.launch(
-            case.variant.grid(rows, case.num_kv_heads),
-            torch.cuda.current_stream().cuda_stream,
-            out.data_ptr(), *(tensor.data_ptr() for tensor in inputs), *case.scalars,
-        )  # fmt: skip
-        written: npt.NDArray[Any] = out.cpu().numpy().view(poison.dtype)
-        if not np.array_equal(written[rows].view(np.uint8), poison[rows].view(np.uint8)):
-            message = f"{case.variant.name} wrote behind its output"
-            raise AssertionError(message)
-        return written[:rows]
+        kernels = [self.load(launch.variant) for launch in case.launches]
+        tensors = {name: torch.from_numpy(_guarded(a)).cuda() for name, a in case.arrays.items()}
+        stream = torch.cuda.current_stream().cuda_stream
+        for kernel, launch in zip(kernels, case.launches, strict=True):
+            arguments = [
+                tensors[argument].data_ptr() if isinstance(argument, str) else argument
+                for argument in launch.arguments
+            ]
+            kernel.launch(launch.grid, stream, *arguments)
+        outputs = {}
+        for name in case.written:
+            found = tensors[name].cpu().numpy().view(case.arrays[name].dtype)
+            size = case.arrays[name].size
+            if not (found[size:].view(np.uint8) == GUARD_BYTE).all():
+                message = f"{case.name} wrote behind {name}"
+                raise AssertionError(message)
+            outputs[name] = found[:size].reshape(case.arrays[name].shape)
+        return outputs
 
 
-def _build_one(job: tuple[DecodeVariant, tuple[int, int], Path]) -> str:
+def _build_one(job: tuple[Variant, tuple[int, int], Path]) -> str:
     """Build one variant into the cache; return what went wrong, if anything."""
     try:
         build.build(*job)
@@ -123,10 +124,11 @@ def _build_one(job: tuple[DecodeVariant, tuple[int, int], Path]) -> str:
     return ""
 
 
-def _signed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """View 16-bit patterns as int16, which every torch can hold."""
-    contiguous = np.ascontiguousarray(array)
-    return contiguous.view(np.int16) if contiguous.dtype == np.uint16 else contiguous
+def _guarded(array: Array) -> Array:
+    """Return the array flat with a guard behind it, in a type that every torch can hold."""
+    guard = np.full(GUARD_BYTES, GUARD_BYTE, np.uint8).view(array.dtype)
+    flat = np.concatenate([np.ascontiguousarray(array).reshape(-1), guard])
+    return flat.view(_SIGNED.get(flat.dtype.name, flat.dtype))
 
 
 def milliseconds(queue_work: Callable[[], object], repeats: int) -> list[float]:

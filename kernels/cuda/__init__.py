@@ -1,12 +1,20 @@
 """Numba-CUDA kernels: one operation a file, plain functions, built and launched without a runtime.
 
-    attention_decode   the kernel: plain Python that Numba compiles for the GPU
-    intrinsics         the few instructions Numba does not offer by itself
+    operations         every operation there is, and its variants
+    attention_decode   paged attention of one query token a row
+    instructions/      the machine instructions Numba does not offer by itself
     variant            what a kernel tells the builder and the launcher about itself
     build              plain function → PTX → machine code, cached by source hash
     launch             machine code → driver module → launch on a stream
-    check              `python -m kernels.cuda.check`: compile, report registers and spills
+    check              `python -m kernels.cuda.check`: hold machine code to its promises
     errors             what can go wrong, typed
 
 Nothing here touches a driver when imported, and `build` and `check` need no GPU at all.
+
+How to write one: a frozen dataclass of compile-time parameters (its *variant*), and a factory that
+binds them and returns the kernel, a plain function. Arrays of a thread are `cuda.local.array` with
+sizes and indices known at compile time: the compiler unrolls the loops over them and makes them
+registers, which `check` proves. The specification is a module of `kernels.reference`; the problems
+a kernel is tried on are drawn by `bench.gpu.cases`, for the simulator (`tests.simt`) and for a GPU
+alike.
 """

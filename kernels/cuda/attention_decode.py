@@ -55,8 +55,8 @@ from dataclasses import dataclass
 from numba import cuda, float32, int64
 
 from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.intrinsics import CONVERSIONS, FULL_WARP, exp2
-from kernels.cuda.variant import STORAGE_TYPES, Pointer, Scalar
+from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, exp2
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
 
 DTYPES = tuple(STORAGE_TYPES)
 HEAD_SIZES = (64, 96, 128)
@@ -122,6 +122,11 @@ class DecodeVariant:
         pointers = (element, element, element, "int32*", "int32*")
         return (*pointers, "float32", "int64", "int64", "int64", "int64", "int64")
 
+    @property
+    def expectation(self) -> Expectation:
+        """128 registers keep 16 warps on a multiprocessor."""
+        return Expectation(128, ("LDG", "FFMA", "SHFL"))
+
     def grid(self, num_rows: int, num_kv_heads: int) -> tuple[int, int, int]:
         """Return the launch grid for `num_rows` sequences."""
         return (num_rows, num_kv_heads, 1)
@@ -129,6 +134,27 @@ class DecodeVariant:
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
         return make_attention_decode(self)
+
+
+def variants(*, every: bool) -> list[DecodeVariant]:
+    """Return a spread of the variants, or every one there is."""
+    if every:
+        return [
+            DecodeVariant(dtype, head_size, group, block_size)
+            for dtype in DTYPES
+            for head_size in HEAD_SIZES
+            for group in range(1, MAX_GROUP + 1)
+            for block_size in BLOCK_SIZES
+        ]
+    return [
+        DecodeVariant("bfloat16", 64, 3, 16),
+        DecodeVariant("bfloat16", 128, 4, 16),
+        DecodeVariant("bfloat16", 128, 16, 32),
+        DecodeVariant("float16", 96, 1, 32),
+        DecodeVariant("float16", 128, 7, 16),
+        DecodeVariant("float32", 64, 12, 16),
+        DecodeVariant("float32", 128, 8, 32),
+    ]
 
 
 def make_attention_decode(variant: DecodeVariant) -> Callable[..., None]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from kernels.cuda import intrinsics
+from kernels.cuda import instructions
 from kernels.cuda import variant as variant_module
 from kernels.cuda.errors import CacheDirectoryError, CompileError, MissingToolchainError
 from kernels.cuda.variant import Variant
@@ -219,10 +219,11 @@ def store(variant: Variant, capability: tuple[int, int], cache_dir: Path, cubin:
 def source_hash(variant: Variant) -> str:
     """Return the hash of everything of ours that shapes the machine code."""
     digest = hashlib.sha256(f"{variant!r} {variant.arguments} {variant.threads}".encode())
-    modules = (inspect.getmodule(type(variant)), intrinsics, variant_module)
-    sources = [module.__file__ for module in modules if module is not None]
-    for source in (*sources, __file__):
-        digest.update(Path(str(source)).read_bytes())
+    package = Path(str(instructions.__file__)).parent
+    kernel = Path(inspect.getfile(type(variant)))
+    builder = (Path(str(variant_module.__file__)), Path(__file__))
+    for source in (kernel, *sorted(package.glob("*.py")), *builder):
+        digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -1,9 +1,9 @@
 """Compile kernels to machine code and report what they use: `python -m kernels.cuda.check [--all]`.
 
 Needs no GPU and no driver. One line a variant and architecture; the exit code is 1 if any variant
-fails to compile, spills, keeps an array in local memory, calculates in float64, or takes more
-registers than its architecture's ceiling. With `nvdisasm` at hand (a wheel of that name has it) the
-machine instructions are counted as well.
+fails to compile, spills, keeps an array in local memory, calculates in float64, takes more
+registers than it should, or lacks an instruction it is built on. With `nvdisasm` at hand (a wheel
+of that name has it) the machine instructions are counted as well.
 """
 
 from __future__ import annotations
@@ -18,52 +18,37 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from kernels.cuda import build
 from kernels.cuda.errors import CompileError, CudaKernelError
+from kernels.cuda.operations import OPERATIONS
 from kernels.cuda.variant import Variant
-
-if TYPE_CHECKING:
-    from kernels.cuda.attention_decode import DecodeVariant
 
 CAPABILITIES = ((8, 0), (9, 0))
 
-# Registers a thread may take. 128 keeps 16 warps on a multiprocessor of capability 9.0; a kernel
-# that takes more there has lost its shape. Before 9.0 the assembler keeps a second copy of the loop
-# for warps that parted, and there the ceiling only guards the largest block of threads (256).
-REGISTER_CEILINGS = {"sm_80": 240, "sm_90": 128}
+# The register file of a multiprocessor: what a block of threads takes must fit.
+REGISTER_FILE = 65536
+MAX_REGISTERS = 255
 
 # Instructions worth a column; local memory (LDL, STL) must not occur.
-INSTRUCTIONS = ("LDG", "FFMA", "SHFL", "MUFU", "LDS", "STS", "BAR", "LDL", "STL")
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)", re.MULTILINE)
+INSTRUCTIONS = (
+    "HMMA", "IMMA", "FFMA", "LDG", "LDG.128", "STG", "STG.128", "LDGSTS", "LDSM", "LDS", "STS",
+    "SHFL", "MUFU", "BAR", "LDL", "STL",
+)  # fmt: skip
+_INSTRUCTION = re.compile(
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)((?:\.\w+)*)", re.MULTILINE
+)
 
 
-def decode_variants(*, every: bool) -> list[DecodeVariant]:
-    """Return the attention variants to check: a spread, or every one there is."""
-    from kernels.cuda import attention_decode as decode
+def faults(
+    variant: Variant, usage: build.ResourceUsage, ptx: str, arch: str, counts: Counter[str]
+) -> list[str]:
+    """Return what is wrong with one variant's machine code; empty if nothing is.
 
-    if every:
-        return [
-            decode.DecodeVariant(dtype, head_size, group, block_size)
-            for dtype in decode.DTYPES
-            for head_size in decode.HEAD_SIZES
-            for group in range(1, decode.MAX_GROUP + 1)
-            for block_size in decode.BLOCK_SIZES
-        ]
-    return [
-        decode.DecodeVariant("bfloat16", 64, 3, 16),
-        decode.DecodeVariant("bfloat16", 128, 4, 16),
-        decode.DecodeVariant("bfloat16", 128, 16, 32),
-        decode.DecodeVariant("float16", 96, 1, 32),
-        decode.DecodeVariant("float16", 128, 7, 16),
-        decode.DecodeVariant("float32", 64, 12, 16),
-        decode.DecodeVariant("float32", 128, 8, 32),
-    ]
-
-
-def faults(usage: build.ResourceUsage, ptx: str, arch: str, counts: Counter[str]) -> list[str]:
-    """Return what is wrong with one variant's machine code; empty if nothing is."""
+    `counts` is empty where there is no disassembler. The variant's own ceiling of registers is that
+    of capability 9.0: before, the assembler keeps a second copy of a loop for warps that parted.
+    """
     found = []
     if usage.spill_bytes:
         found.append(f"{usage.spill_bytes} bytes of spills")
@@ -71,14 +56,22 @@ def faults(usage: build.ResourceUsage, ptx: str, arch: str, counts: Counter[str]
         found.append(f"{usage.stack_bytes} bytes of local memory")
     if ".f64" in ptx:
         found.append("float64 arithmetic")
-    ceiling = REGISTER_CEILINGS.get(arch)
-    if ceiling is not None and usage.registers > ceiling:
+    expected = variant.expectation
+    ceiling = min(MAX_REGISTERS, REGISTER_FILE // variant.threads)
+    if arch == "sm_90":
+        ceiling = min(ceiling, expected.registers)
+    if usage.registers > ceiling:
         found.append(f"{usage.registers} registers, the ceiling is {ceiling}")
+    if counts:
+        found += [f"no {name}" for name in expected.instructions if not counts[name]]
     return found
 
 
 def count_instructions(cubin: bytes) -> Counter[str]:
-    """Count machine instructions by name; empty where there is no disassembler."""
+    """Count machine instructions by name; empty where there is no disassembler.
+
+    A 16-byte access counts under its name and under its name with ".128".
+    """
     disassembler = find_disassembler()
     if disassembler is None:
         return Counter()
@@ -90,7 +83,12 @@ def count_instructions(cubin: bytes) -> Counter[str]:
         )
     if listing.returncode != 0:
         raise CompileError(f"{disassembler}: {listing.stderr.strip()}")
-    return Counter(_INSTRUCTION.findall(listing.stdout))
+    counts: Counter[str] = Counter()
+    for name, modifiers in _INSTRUCTION.findall(listing.stdout):
+        counts[name] += 1
+        if ".128" in modifiers:
+            counts[f"{name}.128"] += 1
+    return counts
 
 
 def find_disassembler() -> str | None:
@@ -113,7 +111,7 @@ def check_variant(
     ptx = build.compile_ptx(variant, capability)
     cubin, usage = build.link(variant.name, ptx, capability)
     counts = count_instructions(cubin)
-    wrong = faults(usage, ptx, arch, counts)
+    wrong = faults(variant, usage, ptx, arch, counts)
     if save_dir is not None:
         build.store(variant, capability, save_dir, cubin)
     columns = [
@@ -132,6 +130,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.cuda.check", description=__doc__)
     parser.add_argument("--all", action="store_true", help="every variant, not a spread of them")
     parser.add_argument(
+        "--only",
+        choices=list(OPERATIONS),
+        nargs="+",
+        metavar="OPERATION",
+        help="these operations instead of all: %(choices)s",
+    )
+    parser.add_argument(
         "--save",
         type=Path,
         metavar="DIR",
@@ -144,12 +149,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         build.require_toolchain()
         if find_disassembler() is None:
             _say("no nvdisasm: instructions are not counted")
-        for variant in decode_variants(every=options.all):
-            for capability in CAPABILITIES:
-                line, good = check_variant(variant, capability, options.save)
-                _say(line)
-                bad += not good
-                total += 1
+        for name in options.only or OPERATIONS:
+            for variant in OPERATIONS[name].variants(every=options.all):
+                for capability in CAPABILITIES:
+                    line, good = check_variant(variant, capability, options.save)
+                    _say(line)
+                    bad += not good
+                    total += 1
     except CudaKernelError as error:
         _say(f"error: {error}", sys.stderr)
         return 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 # How a kernel's parameters are written in its source; Numba takes the types from `arguments`.
@@ -24,8 +25,21 @@ SCALARS: dict[str, Any] = {
 }
 
 # How elements of a model's dtype travel: Numba has no bfloat16 pointer and its float16 operators
-# leave calls to a support library in the PTX, so both go as their 16 bits (see intrinsics).
+# leave calls to a support library in the PTX, so both go as their 16 bits (see instructions).
 STORAGE_TYPES = {"float32": "float32", "float16": "uint16", "bfloat16": "uint16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the machine code of a good build looks like; `kernels.cuda.check` holds it to that.
+
+    `registers` is the most a thread may take on capability 9.0: a kernel that takes more has lost
+    its shape. `instructions` must occur, by the disassembler's names; a wide access is named with
+    its bits: "LDG.128".
+    """
+
+    registers: int
+    instructions: tuple[str, ...] = ()
 
 
 class Variant(Protocol):
@@ -44,6 +58,11 @@ class Variant(Protocol):
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters, in order."""
+        ...
+
+    @property
+    def expectation(self) -> Expectation:
+        """What its machine code must look like."""
         ...
 
     def kernel(self) -> Callable[..., None]:

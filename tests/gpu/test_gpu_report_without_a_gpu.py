@@ -10,8 +10,9 @@ import pytest
 
 from bench.gpu import __main__ as report
 from bench.gpu import decode_bandwidth
+from bench.gpu.cases import draw_cases
 from bench.gpu.decode_bandwidth import Shape, measure_decode
-from bench.gpu.decode_numerics import check_variant
+from bench.gpu.numerics import check_case
 from kernels.cuda.attention_decode import DecodeVariant
 from tests.simt import launch
 
@@ -30,41 +31,44 @@ def test_a_machine_without_a_device_gets_one_line_and_no_report(monkeypatch, cap
     assert not (tmp_path / "report.json").exists()
 
 
+CASE = draw_cases(VARIANT)[0]
+
+
 def perfect(case):
     """Stands for a kernel that is right."""
-    return case.expected.astype(np.float32)
+    return {"out": case.expected["out"].values.astype(np.float32)}
 
 
 def test_a_right_kernel_passes_the_numerics():
-    result = check_variant(VARIANT, perfect)
+    result = check_case(CASE, perfect)
 
-    assert result.variant == VARIANT.name
-    assert result.max_error <= result.tolerance
+    assert result.case == VARIANT.name
+    assert result.errors["out"] <= 1e-5
     assert result.faults == ()
 
 
 def test_a_wrong_kernel_fails_the_numerics():
-    result = check_variant(VARIANT, lambda case: perfect(case) * np.float32(1.001))
+    result = check_case(CASE, lambda case: {"out": perfect(case)["out"] * np.float32(1.001)})
 
     assert len(result.faults) == 1
     assert "exceeds 1e-05" in result.faults[0]
 
 
 def test_an_unwritten_output_is_infinitely_wrong():
-    result = check_variant(VARIANT, lambda case: np.full(case.expected.shape, np.float32(np.nan)))
+    result = check_case(CASE, lambda case: {"out": case.arrays["out"]})
 
-    assert result.max_error == np.inf
+    assert result.errors == {"out": np.inf}
 
 
 def test_a_kernel_whose_bits_change_fails_the_numerics():
     runs = itertools.count()
 
     def unsteady(case):
-        return perfect(case) + np.float32(1e-6) * next(runs)
+        return {"out": perfect(case)["out"] + np.float32(1e-6) * next(runs)}
 
-    assert check_variant(VARIANT, unsteady).faults == (
+    assert check_case(CASE, unsteady).faults == (
         "a second run gave other bits",
-        "a row alone gave other bits than in the batch",
+        "a part alone gave other bits than in the whole",
     )
 
 

@@ -1,12 +1,14 @@
 """A SIMT simulator: runs a CUDA kernel's own source, thread by thread, and distrusts it.
 
 `launch(kernel, grid, threads, arguments)` runs the plain function that Numba would compile, with
-`numba.cuda`, the intrinsics and Numba's scalar types replaced by the twins in `device`. Every
+`numba.cuda`, our instructions and Numba's scalar types replaced by twins. Every
 thread is a greenlet; it runs until it needs its warp (a shuffle) or its block (a barrier). Warps
 and lanes run in shuffled order. Each of these ends the launch with a `Fault`:
 
     OutOfBounds   an index below zero or past the end, of global, shared or local memory
-    Race          memory that two threads touch, at least one writing, with no barrier between
+    Misaligned    a wide access at an address that is not a multiple of its size
+    Race          memory that two threads touch, at least one writing, with no barrier between,
+                  or that an asynchronous copy is still writing
     Divergence    the lanes of a warp at different warp instructions, or some gone
     Deadlock      threads of a block at different barriers, or waiting for what never comes
     Unsupported   something of CUDA that this simulator does not model
@@ -15,13 +17,32 @@ Shared and local memory start poisoned: NaN in floats, large garbage in integers
 
     memory      arrays that check every access
     threads     lanes, warps and the block that runs them
-    device      the twins of `numba.cuda` and of the intrinsics
+    device      the twins of `numba.cuda`
+    twins       the twins of our instructions, by the kernel's own names
+    tensor      what tensor-core instructions compute over a warp
     simulator   `launch`: rebinds a kernel to the twins and runs the grid
 """
 
 from __future__ import annotations
 
-from tests.simt.faults import Deadlock, Divergence, Fault, OutOfBounds, Race, Unsupported
+from tests.simt.faults import (
+    Deadlock,
+    Divergence,
+    Fault,
+    Misaligned,
+    OutOfBounds,
+    Race,
+    Unsupported,
+)
 from tests.simt.simulator import launch
 
-__all__ = ["launch", "Fault", "OutOfBounds", "Race", "Divergence", "Deadlock", "Unsupported"]
+__all__ = [
+    "launch",
+    "Fault",
+    "OutOfBounds",
+    "Misaligned",
+    "Race",
+    "Divergence",
+    "Deadlock",
+    "Unsupported",
+]

@@ -11,6 +11,10 @@ class OutOfBounds(Fault):
     """An index outside an array."""
 
 
+class Misaligned(Fault):
+    """A wide access at an address that is not a multiple of its size."""
+
+
 class Race(Fault):
     """Two threads touched the same element without a barrier between, at least one writing."""
 

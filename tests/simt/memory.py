@@ -1,21 +1,26 @@
-"""Arrays that check every access: bounds always, and for memory that threads share, races.
+"""Arrays that check every access: bounds and alignment always, and for shared memory races.
 
 A race is judged by happens-before, not by what happened to be read: an access is ordered after an
 earlier one of another thread only if a block barrier, or for threads of one warp a `syncwarp`, lies
-between. Threads of different blocks are never ordered.
+between. Threads of different blocks are never ordered. An asynchronous copy owns the elements it
+writes from its start until its thread has waited for it: nobody may touch them meanwhile, the
+thread itself included.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tests.simt.faults import OutOfBounds, Race, Unsupported
+from tests.simt.faults import Misaligned, OutOfBounds, Race, Unsupported
 from tests.simt.threads import Thread
 
 Index = Any  # what a kernel writes between brackets: an integer or a tuple of them
+
+GLOBAL_ALIGNMENT = 256  # bytes, of what a device allocates
 
 
 class Access:
@@ -41,79 +46,163 @@ class Access:
 
 
 class CheckedArray:
-    """An array of one address space, indexed from 0 to its end and by integers only."""
+    """An array of one address space, indexed from 0 to its end and by integers only.
 
-    def __init__(self, name: str, values: np.ndarray, current: Callable[[], Thread]) -> None:
+    `alignment` is what the address of its first element is a multiple of, in bytes.
+    """
+
+    def __init__(
+        self, name: str, values: np.ndarray, current: Callable[[], Thread], alignment: int = 0
+    ) -> None:
         self._name = name
-        self._values = values
         self._shape = values.shape
+        self._strides = [math.prod(self._shape[axis + 1 :]) for axis in range(len(self._shape))]
+        self._flat = values.reshape(-1)
         self._current = current
+        self._alignment = alignment or values.itemsize
 
     def __getitem__(self, index: Index) -> Any:
-        return self._values[self._checked(index)]
+        element = self._element(index)
+        self._note_read(element)
+        return self._flat[element]
 
     def __setitem__(self, index: Index, value: Any) -> None:
-        self._values[self._checked(index)] = value
+        element = self._element(index)
+        self._note_write(element)
+        self._flat[element] = value
 
-    def _checked(self, index: Index) -> tuple[int, ...]:
+    def read_words(self, element: Any, num_words: int) -> np.ndarray:
+        """Read 4 · `num_words` bytes at an element, in one aligned access, as uint32."""
+        first, count = self._run(element, 4 * num_words)
+        for i in range(first, first + count):
+            self._note_read(i)
+        return self._flat[first : first + count].view(np.uint32).copy()
+
+    def write_words(self, element: Any, words: np.ndarray) -> None:
+        """Write uint32 words at an element, in one aligned access."""
+        first, count = self._run(element, 4 * len(words))
+        for i in range(first, first + count):
+            self._note_write(i)
+        self._flat[first : first + count] = words.view(self._flat.dtype)
+
+    def _note_read(self, element: int) -> None:
+        pass
+
+    def _note_write(self, element: int) -> None:
+        pass
+
+    def _element(self, index: Index) -> int:
+        """Return the flat index. Raises OutOfBounds."""
         indices = index if type(index) is tuple else (index,)
         if len(indices) != len(self._shape):
             raise Unsupported(f"{self._name}: {len(indices)} indices for {len(self._shape)} axes")
-        for one, size in zip(indices, self._shape, strict=True):
+        element = 0
+        for one, size, stride in zip(indices, self._shape, self._strides, strict=True):
             if not isinstance(one, (int, np.integer)):
                 raise Unsupported(f"{self._name}: index {one!r} is not an integer")
             if not 0 <= one < size:
                 shown = ", ".join(str(int(i)) for i in indices)
                 message = f"{self._name}[{shown}] of shape {self._shape} by {self._current()}"
                 raise OutOfBounds(message)
-        return indices
+            element += int(one) * stride
+        return element
+
+    def _run(self, element: Any, num_bytes: int) -> tuple[int, int]:
+        """Return first element and number of elements of one wide access."""
+        if not isinstance(element, (int, np.integer)):
+            raise Unsupported(f"{self._name}: index {element!r} is not an integer")
+        first, count = int(element), num_bytes // self._flat.itemsize
+        where = f"{self._name}[{first}], {num_bytes} bytes by {self._current()}"
+        if first < 0 or first + count > self._flat.size:
+            raise OutOfBounds(f"{where}, of {self._flat.size} elements")
+        if (first * self._flat.itemsize) % num_bytes or self._alignment % num_bytes:
+            raise Misaligned(f"{where}, of memory aligned to {self._alignment} bytes")
+        return first, count
 
 
 class SharedArray(CheckedArray):
     """Memory that several threads touch: global memory, or the shared memory of a block."""
 
-    def __init__(self, name: str, values: np.ndarray, current: Callable[[], Thread]) -> None:
-        super().__init__(name, values, current)
-        self._writes: dict[tuple[int, ...], Access] = {}
-        self._reads: dict[tuple[int, ...], dict[Thread, Access]] = {}
+    def __init__(
+        self, name: str, values: np.ndarray, current: Callable[[], Thread], alignment: int = 0
+    ) -> None:
+        super().__init__(name, values, current, alignment)
+        self._writes: dict[int, Access] = {}
+        self._reads: dict[int, dict[Thread, Access]] = {}
+        self._copies: dict[int, Thread] = {}  # elements an asynchronous copy is writing
 
-    def __getitem__(self, index: Index) -> Any:
-        indices = self._checked(index)
-        thread = self._current()
-        self._refuse_race(self._writes.get(indices), thread, "read", "written", indices)
-        self._reads.setdefault(indices, {})[thread] = Access(thread)
-        return self._values[indices]
+    def start_copy(self, element: Any, words: np.ndarray) -> Callable[[], None]:
+        """Start writing words behind the thread's back; return what lands them.
 
-    def __setitem__(self, index: Index, value: Any) -> None:
-        indices = self._checked(index)
+        Until then the elements hold garbage.
+        """
+        first, count = self._run(element, 4 * len(words))
         thread = self._current()
-        self._refuse_race(self._writes.get(indices), thread, "written", "written", indices)
-        for read in self._reads.pop(indices, {}).values():
-            self._refuse_race(read, thread, "written", "read", indices)
-        self._writes[indices] = Access(thread)
-        self._values[indices] = value
+        for i in range(first, first + count):
+            self._note_write(i)
+            self._copies[i] = thread
+        run = slice(first, first + count)
+        self._flat[run] = poisoned(count, self._flat.dtype)
+
+        def land() -> None:
+            self._flat[run] = words.view(self._flat.dtype)
+            access = Access(thread)
+            for i in range(first, first + count):
+                self._writes[i] = access
+                del self._copies[i]
+
+        return land
+
+    def _note_read(self, element: int) -> None:
+        thread = self._current()
+        self._refuse_copy(element, thread, "read")
+        self._refuse_race(self._writes.get(element), thread, "read", "written", element)
+        self._reads.setdefault(element, {})[thread] = Access(thread)
+
+    def _note_write(self, element: int) -> None:
+        thread = self._current()
+        self._refuse_copy(element, thread, "written")
+        self._refuse_race(self._writes.get(element), thread, "written", "written", element)
+        for read in self._reads.pop(element, {}).values():
+            self._refuse_race(read, thread, "written", "read", element)
+        self._writes[element] = Access(thread)
+
+    def _refuse_copy(self, element: int, thread: Thread, now: str) -> None:
+        copier = self._copies.get(element)
+        if copier is not None:
+            raise Race(
+                f"{self._name}[{self._shown(element)}] is {now} by {thread} while a copy started "
+                f"by {copier} is under way"
+            )
 
     def _refuse_race(
-        self, earlier: Access | None, thread: Thread, now: str, before: str, indices: Index
+        self, earlier: Access | None, thread: Thread, now: str, before: str, element: int
     ) -> None:
         if earlier is None or earlier.is_before(thread):
             return
-        shown = ", ".join(str(int(i)) for i in indices)
         raise Race(
-            f"{self._name}[{shown}] is {now} by {thread}, with no barrier since it was {before} "
-            f"by {earlier.thread}"
+            f"{self._name}[{self._shown(element)}] is {now} by {thread}, with no barrier since it "
+            f"was {before} by {earlier.thread}"
         )
+
+    def _shown(self, element: int) -> str:
+        return ", ".join(str(int(i)) for i in np.unravel_index(element, self._shape))
 
 
 class ReadOnlyArray(CheckedArray):
     """Global memory that the kernel may not write, so that reads need no bookkeeping."""
 
-    def __setitem__(self, index: Index, value: Any) -> None:
+    def _note_write(self, _element: int) -> None:
         raise Unsupported(f"{self._name} was given as read-only and is written")
 
 
 def poisoned(shape: Index, dtype: np.dtype) -> np.ndarray:
-    """Return memory as a kernel finds it: whatever was there before, here the worst of it."""
+    """Return memory as a kernel finds it: whatever was there before, here the worst of it.
+
+    NaN in floats; in unsigned 16-bit words the bits that are NaN in either 16-bit float.
+    """
     if dtype.kind == "f":
         return np.full(shape, np.nan, dtype)
+    if dtype == np.uint16:
+        return np.full(shape, 0x7FFF, dtype)
     return np.full(shape, np.iinfo(dtype).max // 3 * 2, dtype)

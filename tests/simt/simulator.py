@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
-from numba import cuda
+from numba.cuda.dispatcher import CUDADispatcher
 
-from tests.simt.device import TWINS, Device
-from tests.simt.memory import ReadOnlyArray, SharedArray
+from tests.simt.device import Device
+from tests.simt.memory import GLOBAL_ALIGNMENT, ReadOnlyArray, SharedArray
 from tests.simt.threads import Block, Dim3
+from tests.simt.twins import twins_of
 
 
 def launch(
@@ -31,7 +32,7 @@ def launch(
     Raises a Fault.
     """
     device = Device()
-    body = _rebind(kernel, device)
+    body = _rebind(kernel, twins_of(device))
     bound = [_argument(i, value, i in written, device) for i, value in enumerate(arguments)]
     order = random.Random(seed)
     blocks = [Dim3(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
@@ -44,25 +45,34 @@ def launch(
 def _argument(position: int, value: Any, is_written: bool, device: Device) -> Any:
     if not isinstance(value, np.ndarray):
         return value
-    name = f"argument {position}"
-    return (SharedArray if is_written else ReadOnlyArray)(name, value.reshape(-1), device.thread)
+    array = SharedArray if is_written else ReadOnlyArray
+    return array(f"argument {position}", value.reshape(-1), device.thread, GLOBAL_ALIGNMENT)
 
 
-def _rebind(kernel: Callable[..., None], device: Device) -> Callable[..., None]:
-    """Return the same code with the twins in its globals and its closure."""
+def _rebind(kernel: Callable[..., Any], twins: Mapping[Any, Any]) -> Callable[..., Any]:
+    """Return the same code with the twins in its globals and its closure.
+
+    Device functions it calls are rebound too.
+    """
     assert isinstance(kernel, FunctionType)
 
     def twin(value: Any) -> Any:
-        if value is cuda:
-            return device
         try:
-            return TWINS.get(value, value)
+            if value in twins:
+                return twins[value]
         except TypeError:  # not hashable, so none of ours
             return value
+        if isinstance(value, CUDADispatcher):
+            return _rebind(value.py_func, twins)
+        return value
 
+    used = set(kernel.__code__.co_names)
     return FunctionType(
         kernel.__code__,
-        {name: twin(value) for name, value in kernel.__globals__.items()},
+        {
+            name: twin(value) if name in used else value
+            for name, value in kernel.__globals__.items()
+        },
         kernel.__name__,
         kernel.__defaults__,
         tuple(CellType(twin(cell.cell_contents)) for cell in kernel.__closure__ or ()),

@@ -60,6 +60,8 @@ class Thread:
     __slots__ = (
         "barriers",
         "block",
+        "copies",
+        "copy_groups",
         "function",
         "greenlet",
         "index",
@@ -84,6 +86,9 @@ class Thread:
         self.result: Any = None
         self.barriers = 0  # block barriers passed
         self.warp_barriers = 0  # `syncwarp`s passed
+        # What lands the asynchronous copies it has started: not yet in a group, and by group.
+        self.copies: list[Callable[[], None]] = []
+        self.copy_groups: list[list[Callable[[], None]]] = []
 
     def run(self) -> None:
         """Let the thread run until it waits or ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from numba import cuda, float32
@@ -11,8 +12,11 @@ from numba import cuda, float32
 from kernels.cuda import build, check
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.errors import CompileError
+from kernels.cuda.operations import all_variants
+from kernels.cuda.variant import Expectation
 
 HOPPER = (9, 0)
+USUAL = Expectation(registers=128)
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Scaler:
     name: str = "scaler"
     threads: int = 64
     arguments: tuple[str, ...] = ("float32*", "int32")
+    expectation: Expectation = USUAL
 
     def kernel(self):
         factor = 0.1 if self.in_float64 else float32(0.1)
@@ -44,14 +49,14 @@ class Scaler:
 def faults_of(variant) -> list[str]:
     ptx = build.compile_ptx(variant, HOPPER)
     cubin, usage = build.link(variant.name, ptx, HOPPER)
-    return check.faults(usage, ptx, "sm_90", check.count_instructions(cubin))
+    return check.faults(variant, usage, ptx, "sm_90", check.count_instructions(cubin))
 
 
 def test_the_check_passes_for_a_spread_of_variants(capsys):
     assert check.main([]) == 0
 
     *lines, summary = capsys.readouterr().out.splitlines()
-    variants = check.decode_variants(every=False)
+    variants = all_variants(every=False)
     assert summary == f"{2 * len(variants)} of {2 * len(variants)} good"
     for variant in variants:
         for arch in ("sm_80", "sm_90"):
@@ -93,11 +98,18 @@ def test_an_array_that_is_not_in_registers_is_a_fault():
     ],
 )
 def test_registers_above_the_ceiling_and_spills_are_faults(usage, fault):
-    assert check.faults(usage, "", "sm_90", Counter()) == [fault]
+    assert check.faults(Scaler(), usage, "", "sm_90", Counter()) == [fault]
+
+
+def test_a_missing_instruction_is_a_fault():
+    variant = Scaler(expectation=Expectation(128, ("FMUL", "HMMA")))
+
+    assert faults_of(variant) == ["no HMMA"]
 
 
 def test_the_check_fails_if_one_variant_is_bad(monkeypatch, capsys):
-    monkeypatch.setattr(check, "decode_variants", lambda **_: [Scaler(in_float64=True)])
+    bad = SimpleNamespace(variants=lambda **_: [Scaler(in_float64=True)])
+    monkeypatch.setattr(check, "OPERATIONS", {"scaler": bad})
 
     assert check.main([]) == 1
 

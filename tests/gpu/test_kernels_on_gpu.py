@@ -1,12 +1,13 @@
-"""Decode attention on a GPU. `make gpu` checks every variant; this is the spread pytest runs."""
+"""Every kernel on a GPU. `make gpu` checks every variant; this is the spread pytest runs."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.gpu.decode_numerics import check_variant
+from bench.gpu.cases import draw_cases
 from bench.gpu.device import KernelLoader, why_no_device
-from kernels.cuda.check import decode_variants
+from bench.gpu.numerics import check_case
+from kernels.cuda.operations import all_variants
 
 pytestmark = pytest.mark.gpu
 
@@ -21,13 +22,12 @@ def loader(tmp_path_factory):
     return KernelLoader(cache_dir, print)
 
 
-@pytest.mark.parametrize("variant", decode_variants(every=False), ids=lambda v: v.name)
-def test_decode_attention_is_right_steady_and_independent_of_the_batch(variant, loader):
-    result = check_variant(variant, loader.run_case)
-
-    assert result.faults == ()
+@pytest.mark.parametrize("variant", all_variants(every=False), ids=lambda v: v.name)
+def test_a_kernel_is_right_steady_and_independent_of_the_batch(variant, loader):
+    for case in draw_cases(variant):
+        assert check_case(case, loader.run_case).faults == ()
 
 
 def test_the_device_reports_no_local_memory(loader):
-    for variant in decode_variants(every=False):
+    for variant in all_variants(every=False):
         assert loader.load(variant).attributes()["local_bytes"] == 0

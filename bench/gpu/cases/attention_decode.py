@@ -1,0 +1,101 @@
+"""Decode attention: one query token a row over ragged rows of a hostile pool."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
+from bench.gpu.cases.block_pool import LAYER, BlockPool, draw_pool
+from kernels.cuda.attention_decode import LOG2_E, DecodeVariant
+from kernels.reference.paged_attention import paged_attention
+
+
+def draw_cases(variant: DecodeVariant, seed: int) -> list[Case]:
+    """Return the case with the lengths where mistakes live, its longest row alone as its part."""
+    size = variant.block_size
+    # One token, block edges, padding, many blocks.
+    lengths = (size, 2 * size + 3, 1, 0, size - 1, size + 1, 2, 9 * size + 5)
+    return [draw_case(variant, lengths, seed=seed, alone=len(lengths) - 1)]
+
+
+def draw_case(
+    variant: DecodeVariant,
+    seq_lens: Sequence[int],
+    *,
+    num_kv_heads: int = 2,
+    seed: int = 0,
+    alone: int | None = None,
+) -> Case:
+    """Draw a case; row `alone`, if given, is its part.
+
+    `query` is [S, H + 1, D], of which the kernel is given the first H heads of each row, so that
+    rows do not follow each other densely. `out` is [S, H, D].
+    """
+    rng = np.random.default_rng(seed)
+    pool = draw_pool(
+        rng, variant.dtype, seq_lens,
+        num_kv_heads=num_kv_heads, block_size=variant.block_size, head_size=variant.head_size,
+    )  # fmt: skip
+    num_heads = num_kv_heads * variant.group
+    query = rng.standard_normal((len(seq_lens), num_heads + 1, variant.head_size))
+    stored_query = to_stored(variant.dtype, query)
+    case = make_case(variant, stored_query, pool)
+    if alone is None:
+        return case
+    row = slice(alone, alone + 1)
+    part = make_case(
+        variant,
+        stored_query[row],
+        dataclasses.replace(pool, tables=pool.tables[row], seq_lens=pool.seq_lens[row]),
+    )
+    return dataclasses.replace(case, part=(part, lambda outputs: {"out": outputs["out"][row]}))
+
+
+def make_case(variant: DecodeVariant, query: Array, pool: BlockPool) -> Case:
+    """Return the case of some queries and rows."""
+    num_rows, num_heads = query.shape[0], query.shape[1] - 1
+    num_kv_heads = num_heads // variant.group
+    scale = variant.head_size**-0.5
+    scalars = (scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides)
+    out_shape = (num_rows, num_heads, variant.head_size)
+    return Case(
+        variant.name,
+        {
+            "out": poison(variant.dtype, out_shape),
+            "query": query,
+            "pool": pool.pool,
+            "block_tables": pool.tables,
+            "seq_lens": pool.seq_lens,
+        },
+        (
+            Launch(
+                variant,
+                variant.grid(num_rows, num_kv_heads),
+                ("out", "query", "pool", "block_tables", "seq_lens", *scalars),
+            ),
+        ),
+        {
+            "out": Expected(
+                variant.dtype,
+                attend_exactly(to_float64(variant.dtype, query)[:, :num_heads], pool, scale),
+                TOLERANCES[variant.dtype],
+            )
+        },
+    )
+
+
+def attend_exactly(query: Array, pool: BlockPool, scale: float) -> Array:
+    """Return the specification's answer for queries [S, H, D] in float64; zeros for empty rows."""
+    rows = np.flatnonzero(pool.seq_lens).astype(np.int32)
+    out = np.zeros_like(query)
+    attended = np.empty_like(query[rows])
+    num_kv_heads = pool.pool.shape[3]
+    paged_attention(
+        query[rows], pool.exact, LAYER, pool.tables, rows, pool.seq_lens[rows] - 1, scale,
+        0, len(rows) * num_kv_heads, attended,
+    )  # fmt: skip
+    out[rows] = attended
+    return out

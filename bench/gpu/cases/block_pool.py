@@ -1,0 +1,76 @@
+"""A block pool [N, L, 2, G, B, D] as hostile as a real one, and the rows of blocks in it.
+
+Rows have different lengths, maybe none (padding); their blocks lie scattered, and the first two
+rows share their first block if both fill it. Slots past a row's end, blocks nobody owns and the
+other layer hold NaN; block ids far outside the pool stand behind the end of each table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.gpu.case import Array, to_float64, to_stored
+
+NO_BLOCK = 2**30  # an id no pool has
+LAYERS, LAYER = 2, 1  # of the pool, and the one the kernels work on
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPool:
+    """`pool` as stored; `tables` [S, M]; `seq_lens` [S] tokens of each row."""
+
+    dtype: str
+    pool: Array
+    tables: Array
+    seq_lens: Array
+
+    @property
+    def exact(self) -> Array:
+        """The pool's values in float64."""
+        return to_float64(self.dtype, self.pool)
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Elements from block to block, to the layer's keys, to its values."""
+        return layer_strides(self.pool.shape, LAYER)
+
+
+def layer_strides(pool_shape: Sequence[int], layer: int) -> tuple[int, int, int]:
+    """Return elements from block to block, to a layer's keys, and to its values."""
+    half_layer = math.prod(pool_shape[3:])
+    key_offset = 2 * layer * half_layer
+    return math.prod(pool_shape[1:]), key_offset, key_offset + half_layer
+
+
+def draw_pool(
+    rng: np.random.Generator,
+    dtype: str,
+    seq_lens: Sequence[int],
+    *,
+    num_kv_heads: int,
+    block_size: int,
+    head_size: int,
+) -> BlockPool:
+    """Draw normally distributed keys and values."""
+    num_rows = len(seq_lens)
+    blocks_of_row = [-(-length // block_size) for length in seq_lens]
+    num_blocks = sum(blocks_of_row) + 2
+    tables = np.full((num_rows, max(blocks_of_row) + 1), NO_BLOCK, np.int32)
+    free = iter(rng.permutation(num_blocks))
+    for row, count in enumerate(blocks_of_row):
+        tables[row, :count] = [next(free) for _ in range(count)]
+    if num_rows > 1 and min(seq_lens[:2]) >= block_size:
+        tables[1, 0] = tables[0, 0]
+
+    shape = (num_blocks, LAYERS, 2, num_kv_heads, block_size, head_size)
+    values = np.full(shape, np.nan, np.float32)
+    for row, length in enumerate(seq_lens):
+        for index in range(blocks_of_row[row]):
+            slots = min(block_size, length - index * block_size)
+            block = values[tables[row, index], LAYER]
+            block[:, :, :slots] = rng.standard_normal(block[:, :, :slots].shape)
+    return BlockPool(dtype, to_stored(dtype, values), tables, np.array(seq_lens, np.int32))

@@ -1,0 +1,20 @@
+"""The machine instructions our kernels need and Numba does not offer by itself.
+
+    emit            how an instruction is typed in Python and written as LLVM IR
+    conversions     16-bit floats to and from float32, powers of two, reciprocals
+    vectors         16-byte reads and writes
+    tiles           tensor cores: products of 16 × 16 by 16 × 8 tiles, and how tiles reach registers
+    async_copies    global to shared memory behind the arithmetic's back
+
+An instruction is an intrinsic: no function call is left, nothing is linked. Everything else Numba
+has natively: `cuda.shfl_xor_sync`, `cuda.syncthreads`, shared and local arrays.
+
+*Registers.* A kernel keeps what a thread owns in small local arrays whose every index is known once
+the loops over compile-time ranges are unrolled; the compiler then makes registers of them, which
+`python -m kernels.cuda.check` proves (no local memory). Instructions that take or give several
+registers work on a row of such an array: `load_vector(words, i, pool, element)` fills
+words[i, 0 … 3].
+
+*Pointers.* Memory is named by a pointer or a shared array and an index in its own elements, never
+by an address, so that the simulator of the tests can run the same source and judge every access.
+"""

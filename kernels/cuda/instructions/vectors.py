@@ -1,0 +1,76 @@
+"""16-byte reads and writes: four words a thread in one instruction.
+
+A *vector* is 16 bytes at a multiple of 16: eight 16-bit elements, or four of 32 bits. In registers
+it is a row of a local array of uint32 [n, 4]:
+
+    words[i, 0]   elements 0, 1 of the vector (16-bit; the first in the lower half), or element 0
+    words[i, 1]   elements 2, 3                                                      or element 1
+    words[i, 2]   elements 4, 5                                                      or element 2
+    words[i, 3]   elements 6, 7                                                      or element 3
+
+A warp whose lanes read neighbouring vectors reads 512 bytes at once, the widest access there is.
+Scalar reads beside each other are not merged into these by the compiler.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import uint32
+from numba.cuda import types
+
+from kernels.cuda.instructions.emit import I32, Emitter, Value, instruction
+
+_VECTOR = ir.VectorType(I32, 4)
+
+
+def _vector_pointer(at: Emitter, array: int, index: int) -> Value:
+    return at.builder.bitcast(at.element(array, index), _VECTOR.as_pointer())
+
+
+def _load(at: Emitter, *, is_constant: bool) -> Value:
+    vector = at.builder.load(_vector_pointer(at, 2, 3), align=16)
+    if is_constant:
+        vector.set_metadata("invariant.load", at.builder.module.add_metadata([]))
+    for i, register in enumerate(at.row(0, 1, 4)):
+        at.builder.store(at.builder.extract_element(vector, ir.Constant(I32, i)), register)
+    return at.nothing()
+
+
+def _store(at: Emitter) -> Value:
+    vector = ir.Constant(_VECTOR, ir.Undefined)
+    for i, register in enumerate(at.row(2, 3, 4)):
+        vector = at.builder.insert_element(vector, at.builder.load(register), ir.Constant(I32, i))
+    at.builder.store(vector, _vector_pointer(at, 0, 1), align=16)
+    return at.nothing()
+
+
+def _load_word(at: Emitter, *, is_constant: bool) -> Value:
+    word = at.builder.load(at.builder.bitcast(at.element(0, 1), I32.as_pointer()), align=4)
+    if is_constant:
+        word.set_metadata("invariant.load", at.builder.module.add_metadata([]))
+    return word
+
+
+def _store_word(at: Emitter) -> Value:
+    address = at.builder.bitcast(at.element(0, 1), I32.as_pointer())
+    at.builder.store(at.arguments[2], address, align=4)
+    return at.nothing()
+
+
+# load_vector(words, i, source, element): words[i, :] = the vector at `source[element]`, global or
+# shared.
+load_vector = instruction(types.void, [None] * 4, lambda at: _load(at, is_constant=False))
+
+# The same from global memory that nobody writes while the kernel runs: the read may be moved over
+# any write and goes by the read-only path.
+load_constant_vector = instruction(types.void, [None] * 4, lambda at: _load(at, is_constant=True))
+
+# store_vector(target, element, words, i): the vector at `target[element]` = words[i, :].
+store_vector = instruction(types.void, [None] * 4, _store)
+
+# load_word(source, element): the four bytes at `source[element]`, a multiple of four, as a uint32.
+load_word = instruction(uint32, [None] * 2, lambda at: _load_word(at, is_constant=False))
+load_constant_word = instruction(uint32, [None] * 2, lambda at: _load_word(at, is_constant=True))
+
+# store_word(target, element, word): the four bytes at `target[element]` = word, a uint32.
+store_word = instruction(types.void, [None, None, uint32], _store_word)

@@ -1,0 +1,28 @@
+"""Every operation there is a CUDA kernel for, and its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kernels.cuda import attention_decode
+from kernels.cuda.variant import Variant
+
+
+class Operation(Protocol):
+    """A kernel's module, as the check and the GPU's tests see it."""
+
+    def variants(self, *, every: bool) -> Sequence[Variant]:
+        """Return a spread of the variants, or every one there is."""
+        ...
+
+
+# Name of the operation → its module.
+OPERATIONS: dict[str, Operation] = {
+    "attention_decode": attention_decode,
+}
+
+
+def all_variants(*, every: bool) -> list[Variant]:
+    """Return the variants of all operations: a spread, or every one there is."""
+    return [variant for module in OPERATIONS.values() for variant in module.variants(every=every)]

@@ -1,0 +1,94 @@
+"""Runs a case's launches in the simulator, and kernels whose source is broken on purpose."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from bench.gpu.case import Array, Case
+from kernels.cuda.variant import Variant
+from tests.simt import launch
+
+Kernel = Callable[..., None]
+
+# Statements whose deletion must be noticed.
+SYNCHRONISATION = (
+    "cuda.syncthreads()",
+    "cuda.syncwarp()",
+    "commit_copies()",
+    "wait_for_copies()",
+    "wait_for_copies_but_one()",
+    "wait_for_copies_but_two()",
+)
+
+
+def simulate(
+    case: Case, *, kernels: Mapping[str, Kernel] | None = None, seed: int = 0
+) -> dict[str, Array]:
+    """Run a case; return its written arrays.
+
+    `kernels` replaces the kernels of variants by name; `seed` draws the order of threads.
+    """
+    arrays = {
+        name: array.copy() if name in case.written else array for name, array in case.arrays.items()
+    }
+    for one in case.launches:
+        values = [arrays[a] if isinstance(a, str) else a for a in one.arguments]
+        arguments = [
+            _as_passed(kind, x) for kind, x in zip(one.variant.arguments, values, strict=True)
+        ]
+        written = [i for i, name in enumerate(one.arguments) if name in case.written]
+        kernel = (kernels or {}).get(one.variant.name) or one.variant.kernel()
+        launch(kernel, one.grid, one.variant.threads, arguments, written=written, seed=seed)
+    return {name: arrays[name] for name in case.written}
+
+
+def _as_passed(kind: str, value: Any) -> Any:
+    """Return an argument as a kernel receives it: arrays must have the pointer's element type."""
+    if kind.endswith("*"):
+        if value.dtype == np.dtype(kind[:-1]):
+            return value
+        raise TypeError(f"an array of {value.dtype} for a pointer to {kind[:-1]}")
+    return np.dtype(kind).type(value)
+
+
+class Source:
+    """The source of a kernel's factory, to be broken in one place and made a kernel again."""
+
+    def __init__(self, module: ModuleType, factory: str, variant: Variant) -> None:
+        self._module = module
+        self._factory = factory
+        self._variant = variant
+        self.text = inspect.getsource(getattr(module, factory))
+
+    def synchronisations(self) -> list[int]:
+        """Return the lines that hold a barrier, a commit or a wait."""
+        return [
+            i for i, line in enumerate(self.text.splitlines()) if line.strip() in SYNCHRONISATION
+        ]
+
+    def without(self, line: int) -> dict[str, Kernel]:
+        """Return the kernel with one statement replaced by `pass`, as `simulate` wants it."""
+        lines = self.text.splitlines()
+        indent = len(lines[line]) - len(lines[line].lstrip())
+        lines[line] = " " * indent + "pass"
+        return self._kernel("\n".join(lines))
+
+    def with_replaced(self, old: str, new: str) -> dict[str, Kernel]:
+        """Return the kernel with one piece of its source replaced, as `simulate` wants it."""
+        count = self.text.count(old)
+        assert count == 1, f"{old!r} is {count} times in the source"
+        return self._kernel(self.text.replace(old, new))
+
+    def unbroken(self) -> dict[str, Kernel]:
+        """Return the kernel made again from its own source."""
+        return self._kernel(self.text)
+
+    def _kernel(self, text: str) -> dict[str, Kernel]:
+        names = dict(vars(self._module))
+        exec(compile(text, inspect.getfile(self._module), "exec"), names)
+        return {self._variant.name: names[self._factory](self._variant)}

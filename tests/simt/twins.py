@@ -1,0 +1,186 @@
+"""The twins of our instructions: what a kernel's names mean while the simulator runs it.
+
+Each twin has the signature of its instruction. Those that need the thread or its warp get the
+`Device` first; `twins_of` binds them. Special functions are exact where the machine approximates.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+
+from kernels.cuda.instructions import async_copies, conversions, tiles, vectors
+from tests.simt import tensor
+from tests.simt.device import Device
+from tests.simt.memory import CheckedArray, SharedArray
+from tests.simt.threads import WarpFunction
+
+Words = CheckedArray  # a local array [n, 4] of uint32
+
+
+def _narrow_bfloat16(x: np.float32) -> np.uint16:
+    """Round to nearest, ties to even; NaN stays NaN."""
+    if np.isnan(x):
+        return np.uint16(0x7FFF)
+    bits = int(np.float32(x).view(np.uint32))
+    return np.uint16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+
+
+def _narrow_float16(x: np.float32) -> np.uint16:
+    """Round to nearest, ties to even; what is too large becomes infinity."""
+    with np.errstate(over="ignore"):
+        return np.float32(x).astype(np.float16).view(np.uint16)
+
+
+def _widen_bfloat16(bits: Any) -> np.float32:
+    return np.uint32(int(bits) << 16).view(np.float32)
+
+
+def _widen_float16(bits: Any) -> np.float32:
+    return np.float32(np.uint16(bits).view(np.float16))
+
+
+def _pack(narrow: Callable[[np.float32], np.uint16], low: Any, high: Any) -> np.uint32:
+    return np.uint32(int(narrow(low)) | int(narrow(high)) << 16)
+
+
+def _maximum(a: Any, b: Any) -> np.float32:
+    return np.fmax(np.float32(a), np.float32(b))
+
+
+def _quietly(function: Callable[[np.float32], Any]) -> Callable[[Any], np.float32]:
+    def twin(x: Any) -> np.float32:
+        with np.errstate(divide="ignore", over="ignore", under="ignore", invalid="ignore"):
+            return np.float32(function(np.float32(x)))
+
+    return twin
+
+
+def _load_vector(words: Words, i: Any, source: CheckedArray, element: Any) -> None:
+    for word, value in enumerate(source.read_words(element, 4)):
+        words[i, word] = value
+
+
+def _store_vector(target: CheckedArray, element: Any, words: Words, i: Any) -> None:
+    target.write_words(element, np.array([words[i, word] for word in range(4)], np.uint32))
+
+
+def _load_word(source: CheckedArray, element: Any) -> np.uint32:
+    return source.read_words(element, 1)[0]
+
+
+def _store_word(target: CheckedArray, element: Any, word: Any) -> None:
+    target.write_words(element, np.array([word], np.uint32))
+
+
+def _choose_bytes(a: Any, b: Any, selector: Any) -> np.uint32:
+    source = int(a).to_bytes(4, "little") + int(b).to_bytes(4, "little")
+    chosen = bytes(source[(int(selector) >> 4 * i) & 7] for i in range(4))
+    return np.uint32(int.from_bytes(chosen, "little"))
+
+
+def _multiply_tiles(
+    device: Device, function: WarpFunction, sums: CheckedArray, i: Any, a: Any, b: Any
+) -> None:
+    operand = ([sums[i, j] for j in range(4)], a, b)
+    frame = sys._getframe(1)
+    for j, value in enumerate(device.warp("multiply_tiles", frame, operand, function)):
+        sums[i, j] = value
+
+
+def _load_tiles(
+    device: Device, function: WarpFunction, words: Words, i: Any, shared: SharedArray, element: Any
+) -> None:
+    row = shared.read_words(element, 4)
+    frame = sys._getframe(1)
+    for word, value in enumerate(device.warp("load_tiles", frame, row, function)):
+        words[i, word] = value
+
+
+def _transpose_tile(device: Device, word: Any) -> np.uint32:
+    return device.warp("transpose_tile", sys._getframe(1), word, tensor.transpose_tile)
+
+
+def _copy_async(
+    device: Device,
+    shared: SharedArray,
+    element: Any,
+    source: CheckedArray,
+    source_element: Any,
+    is_wanted: Any,
+) -> None:
+    words = source.read_words(source_element, 4) if is_wanted else np.zeros(4, np.uint32)
+    device.thread().copies.append(shared.start_copy(element, words))
+
+
+def _commit_copies(device: Device) -> None:
+    thread = device.thread()
+    thread.copy_groups.append(thread.copies)
+    thread.copies = []
+
+
+def _wait_for_copies(device: Device, under_way: int) -> None:
+    groups = device.thread().copy_groups
+    while len(groups) > under_way:
+        for land in groups.pop(0):
+            land()
+
+
+# Twins that need nothing but their arguments.
+PLAIN: dict[Any, Any] = {
+    conversions.exp2: _quietly(np.exp2),
+    conversions.log2: _quietly(np.log2),
+    conversions.reciprocal: _quietly(lambda x: np.float32(1) / x),
+    conversions.reciprocal_root: _quietly(lambda x: np.float32(1) / np.sqrt(x)),
+    conversions.maximum: _maximum,
+    conversions.bfloat16_to_float32: _widen_bfloat16,
+    conversions.float32_to_bfloat16: _narrow_bfloat16,
+    conversions.float16_to_float32: _widen_float16,
+    conversions.float32_to_float16: _narrow_float16,
+    conversions.pack_bfloat16: partial(_pack, _narrow_bfloat16),
+    conversions.low_bfloat16: lambda word: _widen_bfloat16(int(word) & 0xFFFF),
+    conversions.high_bfloat16: lambda word: _widen_bfloat16(int(word) >> 16),
+    conversions.pack_float16: partial(_pack, _narrow_float16),
+    conversions.low_float16: lambda word: _widen_float16(int(word) & 0xFFFF),
+    conversions.high_float16: lambda word: _widen_float16(int(word) >> 16),
+    conversions.word_to_float32: lambda word: np.uint32(word).view(np.float32),
+    conversions.float32_to_word: lambda x: np.float32(x).view(np.uint32),
+    vectors.load_vector: _load_vector,
+    vectors.load_constant_vector: _load_vector,
+    vectors.store_vector: _store_vector,
+    vectors.load_word: _load_word,
+    vectors.load_constant_word: _load_word,
+    vectors.store_word: _store_word,
+    tiles.choose_bytes: _choose_bytes,
+    numba.float32: np.float32,
+    numba.int32: np.int32,
+    numba.int64: np.int64,
+    numba.uint16: np.uint16,
+    numba.uint32: np.uint32,
+    numba.uint64: np.uint64,
+}
+
+# Twins that are given the device, and what a whole warp computes where it is one instruction.
+BOUND: dict[Any, tuple[Any, ...]] = {
+    tiles.multiply_bfloat16_tiles: (_multiply_tiles, tensor.product(tensor.widen_bfloat16)),
+    tiles.multiply_float16_tiles: (_multiply_tiles, tensor.product(tensor.widen_float16)),
+    tiles.load_tiles: (_load_tiles, tensor.load_tiles),
+    tiles.load_transposed_tiles: (_load_tiles, tensor.load_transposed_tiles),
+    tiles.transpose_tile: (_transpose_tile,),
+    async_copies.copy_async: (_copy_async,),
+    async_copies.commit_copies: (_commit_copies,),
+    async_copies.wait_for_copies: (_wait_for_copies, 0),
+    async_copies.wait_for_copies_but_one: (_wait_for_copies, 1),
+    async_copies.wait_for_copies_but_two: (_wait_for_copies, 2),
+}
+
+
+def twins_of(device: Device) -> dict[Any, Any]:
+    """Return instruction or Numba type → what stands for it during one launch."""
+    bound = {name: partial(twin, device, *first) for name, (twin, *first) in BOUND.items()}
+    return {**PLAIN, **bound, numba.cuda: device}
