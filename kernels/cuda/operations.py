@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kernels.cuda import attention_decode
+from kernels.cuda import attention_decode, copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul
 from kernels.cuda.variant import Variant
 
 
@@ -20,6 +20,11 @@ class Operation(Protocol):
 # Name of the operation → its module.
 OPERATIONS: dict[str, Operation] = {
     "attention_decode": attention_decode,
+    "copy_blocks": copy_blocks,
+    "embedding": embedding,
+    "rms_norm": rms_norm,
+    "rope_write_kv": rope_write_kv,
+    "silu_mul": silu_mul,
 }
 
 

@@ -12,7 +12,7 @@ from kernels.cuda.instructions.async_copies import (
     wait_for_copies,
     wait_for_copies_but_one,
 )
-from kernels.cuda.instructions.conversions import high_float16, low_float16, pack_float16
+from kernels.cuda.instructions.conversions import PAIR_CONVERSIONS
 from kernels.cuda.instructions.tiles import (
     LOWER_HALVES,
     UPPER_HALVES,
@@ -32,6 +32,8 @@ from kernels.cuda.instructions.vectors import (
 from tests.simt import Misaligned, OutOfBounds, Race, launch
 
 ONE_BLOCK = (1, 1, 1)
+PAIR = PAIR_CONVERSIONS["float16"]
+pack, low, high = PAIR.pack, PAIR.low, PAIR.high
 
 
 def half_bits(values: np.ndarray) -> np.ndarray:
@@ -98,7 +100,7 @@ def packs(out, words):
     a, b = words[0], words[1]
     out[0] = choose_bytes(a, b, LOWER_HALVES)
     out[1] = choose_bytes(a, b, UPPER_HALVES)
-    out[2] = pack_float16(low_float16(a), high_float16(b))
+    out[2] = pack(low(a), high(b))
 
 
 def test_bytes_and_halves_are_chosen_by_place():

@@ -14,7 +14,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from kernels.cuda.instructions import async_copies, conversions, tiles, vectors
+from kernels.cuda.instructions import async_copies, conversions, elements, tiles, vectors
 from tests.simt import tensor
 from tests.simt.device import Device
 from tests.simt.memory import CheckedArray, SharedArray
@@ -49,6 +49,10 @@ def _pack(narrow: Callable[[np.float32], np.uint16], low: Any, high: Any) -> np.
     return np.uint32(int(narrow(low)) | int(narrow(high)) << 16)
 
 
+def _half(widen: Callable[[Any], np.float32], shift: int, word: Any) -> np.float32:
+    return widen(int(word) >> shift & 0xFFFF)
+
+
 def _maximum(a: Any, b: Any) -> np.float32:
     return np.fmax(np.float32(a), np.float32(b))
 
@@ -76,6 +80,21 @@ def _load_word(source: CheckedArray, element: Any) -> np.uint32:
 
 def _store_word(target: CheckedArray, element: Any, word: Any) -> None:
     target.write_words(element, np.array([word], np.uint32))
+
+
+def _load_floats(
+    widen: Callable[[Any], Any], values: CheckedArray, i: Any, source: CheckedArray, element: Any
+) -> None:
+    for j, value in enumerate(widen(source.read_words(element, 4))):
+        values[i, j] = value
+
+
+def _store_floats(
+    narrow: Callable[[Any], Any], target: CheckedArray, element: Any, values: CheckedArray, i: Any
+) -> None:
+    length = 16 // np.dtype(narrow(np.zeros(1, np.float32)).dtype).itemsize
+    row = np.array([values[i, j] for j in range(length)], np.float32)
+    target.write_words(element, narrow(row).view(np.uint32))
 
 
 def _choose_bytes(a: Any, b: Any, selector: Any) -> np.uint32:
@@ -131,6 +150,37 @@ def _wait_for_copies(device: Device, under_way: int) -> None:
             land()
 
 
+def _narrow_all(narrow: Callable[[Any], np.uint16], row: np.ndarray) -> np.ndarray:
+    return np.array([narrow(x) for x in row], np.uint16)
+
+
+# dtype → a vector's words to float32, and float32 to the vector's elements.
+_WIDEN: dict[str, Callable[[Any], Any]] = {
+    "float32": lambda words: words.view(np.float32),
+    "float16": lambda words: tensor.widen_float16(words.view(np.uint16)),
+    "bfloat16": lambda words: tensor.widen_bfloat16(words.view(np.uint16)),
+}
+_NARROW: dict[str, Callable[[Any], Any]] = {
+    "float32": lambda row: row,
+    "float16": partial(_narrow_all, _narrow_float16),
+    "bfloat16": partial(_narrow_all, _narrow_bfloat16),
+}
+
+
+def _pair_twins() -> dict[Any, Any]:
+    """Return the twins of `PAIR_CONVERSIONS`."""
+    twins = {}
+    for dtype, widen, narrow in (
+        ("bfloat16", _widen_bfloat16, _narrow_bfloat16),
+        ("float16", _widen_float16, _narrow_float16),
+    ):
+        pair = conversions.PAIR_CONVERSIONS[dtype]
+        twins[pair.pack] = partial(_pack, narrow)
+        twins[pair.low] = partial(_half, widen, 0)
+        twins[pair.high] = partial(_half, widen, 16)
+    return twins
+
+
 # Twins that need nothing but their arguments.
 PLAIN: dict[Any, Any] = {
     conversions.exp2: _quietly(np.exp2),
@@ -142,12 +192,7 @@ PLAIN: dict[Any, Any] = {
     conversions.float32_to_bfloat16: _narrow_bfloat16,
     conversions.float16_to_float32: _widen_float16,
     conversions.float32_to_float16: _narrow_float16,
-    conversions.pack_bfloat16: partial(_pack, _narrow_bfloat16),
-    conversions.low_bfloat16: lambda word: _widen_bfloat16(int(word) & 0xFFFF),
-    conversions.high_bfloat16: lambda word: _widen_bfloat16(int(word) >> 16),
-    conversions.pack_float16: partial(_pack, _narrow_float16),
-    conversions.low_float16: lambda word: _widen_float16(int(word) & 0xFFFF),
-    conversions.high_float16: lambda word: _widen_float16(int(word) >> 16),
+    **_pair_twins(),
     conversions.word_to_float32: lambda word: np.uint32(word).view(np.float32),
     conversions.float32_to_word: lambda x: np.float32(x).view(np.uint32),
     vectors.load_vector: _load_vector,
@@ -157,6 +202,9 @@ PLAIN: dict[Any, Any] = {
     vectors.load_constant_word: _load_word,
     vectors.store_word: _store_word,
     tiles.choose_bytes: _choose_bytes,
+    **{elements.LOAD_FLOATS[name]: partial(_load_floats, f) for name, f in _WIDEN.items()},
+    **{elements.LOAD_CONSTANT_FLOATS[name]: partial(_load_floats, f) for name, f in _WIDEN.items()},
+    **{elements.STORE_FLOATS[name]: partial(_store_floats, f) for name, f in _NARROW.items()},
     numba.float32: np.float32,
     numba.int32: np.int32,
     numba.int64: np.int64,

@@ -103,35 +103,22 @@ CONVERSIONS: dict[str, tuple[Intrinsic, Intrinsic]] = {
 # --- two of them in a word ------------------------------------------------------------------------
 
 
-def _half(at: Emitter, *, upper: bool) -> Value:
-    word = at.arguments[0]
-    if upper:
-        word = at.builder.lshr(word, ir.Constant(I32, 16))
-    return at.builder.fpext(at.builder.bitcast(at.builder.trunc(word, I16), F16), F32)
+def widen_halves(at: Emitter, dtype: str, word: Value) -> list[Value]:
+    """Write the two 16-bit floats of a word as float32, the lower half first."""
+    if dtype == "bfloat16":
+        low = at.builder.shl(word, ir.Constant(I32, 16))
+        high = at.builder.and_(word, ir.Constant(I32, 0xFFFF0000))
+        return [at.builder.bitcast(half, F32) for half in (low, high)]
+    high = at.builder.lshr(word, ir.Constant(I32, 16))
+    halves = [at.builder.trunc(half, I16) for half in (word, high)]
+    return [at.builder.fpext(at.builder.bitcast(half, F16), F32) for half in halves]
 
 
-def _low_bfloat16(at: Emitter) -> Value:
-    return at.builder.bitcast(at.builder.shl(at.arguments[0], ir.Constant(I32, 16)), F32)
-
-
-def _high_bfloat16(at: Emitter) -> Value:
-    return at.builder.bitcast(at.builder.and_(at.arguments[0], ir.Constant(I32, 0xFFFF0000)), F32)
-
-
-def _packed(operation: str) -> Intrinsic:
-    def emit(at: Emitter) -> Value:
-        # PTX names the upper half first.
-        return at.assembly(f"{operation} $0, $2, $1;", "=r,f,f", I32, at.arguments)
-
-    return instruction(uint32, [float32, float32], emit)
-
-
-low_bfloat16 = instruction(float32, [uint32], _low_bfloat16)
-high_bfloat16 = instruction(float32, [uint32], _high_bfloat16)
-pack_bfloat16 = _packed("cvt.rn.bf16x2.f32")
-low_float16 = instruction(float32, [uint32], lambda at: _half(at, upper=False))
-high_float16 = instruction(float32, [uint32], lambda at: _half(at, upper=True))
-pack_float16 = _packed("cvt.rn.f16x2.f32")
+def round_halves(at: Emitter, dtype: str, low: Value, high: Value) -> Value:
+    """Write two float32 as a word of 16-bit floats, rounded to nearest, ties to even."""
+    kind = {"bfloat16": "bf16x2", "float16": "f16x2"}[dtype]
+    # PTX names the upper half first.
+    return at.assembly(f"cvt.rn.{kind}.f32 $0, $2, $1;", "=r,f,f", I32, [low, high])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +133,21 @@ class PairConversions:
     high: Intrinsic
 
 
+def _pair_conversions(dtype: str) -> PairConversions:
+    def half(index: int) -> Intrinsic:
+        return instruction(
+            float32, [uint32], lambda at: widen_halves(at, dtype, at.arguments[0])[index]
+        )
+
+    pack = instruction(
+        uint32, [float32, float32], lambda at: round_halves(at, dtype, *at.arguments)
+    )
+    return PairConversions(pack, half(0), half(1))
+
+
+# dtype of a word's halves → their conversions.
 PAIR_CONVERSIONS: dict[str, PairConversions] = {
-    "float16": PairConversions(pack_float16, low_float16, high_float16),
-    "bfloat16": PairConversions(pack_bfloat16, low_bfloat16, high_bfloat16),
+    dtype: _pair_conversions(dtype) for dtype in ("float16", "bfloat16")
 }
 
 # The bits of a word as a float32, and back.

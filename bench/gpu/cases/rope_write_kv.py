@@ -1,0 +1,69 @@
+"""Rotation and the write of K and V: scattered slots, padding tokens, far positions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
+from bench.gpu.cases.block_pool import LAYER, LAYERS, layer_strides
+from kernels.cuda.rope_write_kv import RopeWriteKvVariant
+from kernels.reference.rope import rope_write_kv
+
+NUM_HEADS, NUM_KV_HEADS = 6, 2
+NUM_BLOCKS = 3
+
+
+def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
+    """Return one case; the pool's slots that no token has must keep their bits."""
+    rng = np.random.default_rng(seed)
+    size, dim = variant.block_size, variant.head_size
+    slots = np.array([2 * size + 5, -1, 0, size - 1, size], np.int64)
+    positions = np.array([1000, 3, 0, 7, 511], np.int32)
+    num_tokens = len(slots)
+    qkv = to_stored(
+        variant.dtype, rng.standard_normal((num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * dim))
+    )
+    shape = (NUM_BLOCKS, LAYERS, 2, NUM_KV_HEADS, size, dim)
+    pool = to_stored(variant.dtype, rng.standard_normal(shape))
+    frequencies = 10000.0 ** (-np.arange(dim // 2) / (dim // 2))
+    angles = np.arange(positions.max() + 1)[:, None] * frequencies
+    cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    exact_pool = to_float64(variant.dtype, pool)
+    exact_out: Array = np.empty((num_tokens, NUM_HEADS, dim))
+    # The specification knows no padding: those tokens write into a block of their own.
+    with_spare = np.concatenate([exact_pool, np.zeros_like(exact_pool[:1])])
+    rope_write_kv(
+        to_float64(variant.dtype, qkv), cosines[positions].astype(np.float64),
+        sines[positions].astype(np.float64), with_spare, LAYER,
+        np.where(slots < 0, NUM_BLOCKS * size, slots), exact_out,
+    )  # fmt: skip
+    tolerance = TOLERANCES[variant.dtype]
+    return [
+        Case(
+            variant.name,
+            {
+                "out": poison(variant.dtype, exact_out.shape),
+                "pool": pool,
+                "qkv": qkv,
+                "cosines": cosines,
+                "sines": sines,
+                "positions": positions,
+                "kv_slots": slots,
+            },
+            (
+                Launch(
+                    variant,
+                    variant.grid(num_tokens, NUM_HEADS, NUM_KV_HEADS),
+                    (
+                        "out", "pool", "qkv", "cosines", "sines", "positions", "kv_slots",
+                        NUM_HEADS, NUM_KV_HEADS, *layer_strides(shape, LAYER),
+                    ),
+                ),
+            ),
+            {
+                "out": Expected(variant.dtype, exact_out, tolerance),
+                "pool": Expected(variant.dtype, with_spare[:-1], tolerance),
+            },
+        )
+    ]  # fmt: skip

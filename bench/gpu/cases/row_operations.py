@@ -1,0 +1,128 @@
+"""Operations that work row by row: normalisation, gate, embedding; and copies of whole blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
+from kernels.cuda.copy_blocks import WORDS_A_THREAD, CopyBlocksVariant
+from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.instructions.elements import VECTOR_LENGTHS
+from kernels.cuda.rms_norm import RmsNormVariant
+from kernels.cuda.silu_mul import SiluMulVariant
+from kernels.reference.embedding import embedding
+from kernels.reference.rms_norm import rms_norm
+from kernels.reference.silu_mul import silu_mul
+
+
+def draw_silu_mul(variant: SiluMulVariant, seed: int) -> list[Case]:
+    """Rows that take one block of threads and a bit; gates from -10⁴ to 80; the last row alone."""
+    rng = np.random.default_rng(seed)
+    features = VECTOR_LENGTHS[variant.dtype] * (variant.threads + 3)
+    gate_up = rng.standard_normal((3, 2 * features))
+    gate_up[0, :4] = [-1e4, -200.0, 80.0, -88.0]
+    stored = to_stored(variant.dtype, gate_up)
+
+    def case(rows: Array) -> Case:
+        out: Array = np.empty((len(rows), features))
+        silu_mul(to_float64(variant.dtype, rows), out)
+        return Case(
+            variant.name,
+            {"out": poison(variant.dtype, out.shape), "gate_up": rows},
+            (Launch(variant, variant.grid(len(rows), features), ("out", "gate_up", features)),),
+            {"out": _expected(variant.dtype, out)},
+        )
+
+    return [_with_last_row(case(stored), case(stored[-1:]))]
+
+
+def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
+    """Rows of magnitudes from 1e-3 to 30, and one of zeros; the last row alone."""
+    rng = np.random.default_rng(seed)
+    shape = (4, variant.hidden_size)
+    magnitudes = np.array([[1.0], [1e-3], [0.0], [30.0]])
+    x = to_stored(variant.dtype, rng.standard_normal(shape) * magnitudes)
+    residual = to_stored(variant.dtype, rng.standard_normal(shape) * magnitudes)
+    weight = to_stored(variant.dtype, rng.uniform(0.2, 1.5, variant.hidden_size))
+    eps = 1e-5
+
+    def case(rows: slice) -> Case:
+        total = to_float64(variant.dtype, x[rows])
+        if variant.adds_residual:
+            total = total + to_float64(variant.dtype, residual[rows])
+            total = to_float64(variant.dtype, to_stored(variant.dtype, total))
+        normed = np.empty_like(total)
+        rms_norm(total, to_float64(variant.dtype, weight), eps, normed)
+        expected = {"out": _expected(variant.dtype, normed)}
+        if variant.adds_residual:
+            expected["residual"] = Expected(variant.dtype, total, 0.0)
+        return Case(
+            variant.name,
+            {
+                "out": poison(variant.dtype, normed.shape),
+                "residual": residual[rows].copy(),
+                "x": x[rows],
+                "weight": weight,
+            },
+            (Launch(variant, variant.grid(len(total)), ("out", "residual", "x", "weight", eps)),),
+            expected,
+        )
+
+    return [_with_last_row(case(slice(None)), case(slice(-1, None)))]
+
+
+def draw_embedding(variant: EmbeddingVariant, seed: int) -> list[Case]:
+    """Ids out of order and repeated, the first and the last of the table among them."""
+    rng = np.random.default_rng(seed)
+    hidden_size = VECTOR_LENGTHS[variant.dtype] * (variant.threads + 1)
+    table = to_stored(variant.dtype, rng.standard_normal((7, hidden_size)))
+    ids = np.array([6, 0, 3, 3], np.int32)
+    exact: Array = np.empty((len(ids), hidden_size))
+    embedding(to_float64(variant.dtype, table), ids, exact)
+    grid = variant.grid(len(ids), hidden_size)
+    return [
+        Case(
+            variant.name,
+            {"out": poison(variant.dtype, exact.shape), "table": table, "token_ids": ids},
+            (Launch(variant, grid, ("out", "table", "token_ids", hidden_size)),),
+            {"out": Expected(variant.dtype, exact, 0.0)},
+        )
+    ]
+
+
+def draw_copy_blocks(variant: CopyBlocksVariant, seed: int) -> list[Case]:
+    """Between two pools: scattered blocks, padding pairs; blocks of no pair keep their bits."""
+    rng = np.random.default_rng(seed)
+    block_words = WORDS_A_THREAD * variant.threads + 20
+    source = rng.integers(0, 2**32, (4, block_words), np.uint32)
+    target = rng.integers(0, 2**32, (5, block_words), np.uint32)
+    pairs = np.array([[3, 0], [-1, 2], [0, 4], [-1, -1]], np.int32)
+    expected = target.copy()
+    for from_block, to_block in pairs:
+        if from_block >= 0:
+            expected[to_block] = source[from_block]
+    grid = variant.grid(len(pairs), block_words)
+    return [
+        Case(
+            variant.name,
+            {"target": target, "source": source, "pairs": pairs},
+            (Launch(variant, grid, ("target", "source", "pairs", block_words)),),
+            {"target": Expected("uint32", expected, 0.0)},
+        )
+    ]
+
+
+def _expected(dtype: str, values: Array) -> Expected:
+    """Judge by the dtype's tolerance, or its precision where values are large."""
+    largest = max(1.0, float(np.abs(values).max()) / 4)
+    return Expected(dtype, values, TOLERANCES[dtype] * largest)
+
+
+def _with_last_row(whole: Case, alone: Case) -> Case:
+    def last_row(outputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {name: outputs[name][-1:] for name in whole.expected}
+
+    return dataclasses.replace(whole, part=(alone, last_row))

@@ -1,0 +1,89 @@
+"""Token embedding: out[t] = table[token_ids[t]].
+
+The grid is (T tokens, pieces of a row); a thread copies one vector of 16 bytes. The token ids are
+read on the device, so that ids sampled by the step before need not pass through the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numba import cuda, int64, uint32
+
+from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.instructions.elements import VECTOR_LENGTHS
+from kernels.cuda.instructions.vectors import load_constant_vector, store_vector
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingVariant:
+    """The compile-time parameter: `dtype` of table and output.
+
+    Raises UnsupportedVariantError for a dtype the kernel is not written for.
+    """
+
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in STORAGE_TYPES:
+            choices = ", ".join(STORAGE_TYPES)
+            raise UnsupportedVariantError("dtype", f"one of {choices}", self.dtype)
+
+    @property
+    def name(self) -> str:
+        """Entry point of the machine code."""
+        return f"embedding_{self.dtype}"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Types of the kernel's parameters."""
+        element = STORAGE_TYPES[self.dtype] + "*"
+        return (element, element, "int32*", "int64")
+
+    @property
+    def expectation(self) -> Expectation:
+        """A copy: few registers."""
+        return Expectation(32, ("LDG.128", "STG.128"))
+
+    def grid(self, num_tokens: int, hidden_size: int) -> tuple[int, int, int]:
+        """Return the launch grid; `hidden_size` E must be a multiple of the vector's length."""
+        length = VECTOR_LENGTHS[self.dtype]
+        if hidden_size % length:
+            raise UnsupportedVariantError("hidden_size", f"a multiple of {length}", hidden_size)
+        return (num_tokens, -(-hidden_size // (length * self.threads)), 1)
+
+    def kernel(self) -> Callable[..., None]:
+        """Make the plain kernel function."""
+        return make_embedding(self)
+
+
+def variants(*, every: bool) -> list[EmbeddingVariant]:  # noqa: ARG001 - there are no more
+    """Return every variant there is."""
+    return [EmbeddingVariant(dtype) for dtype in STORAGE_TYPES]
+
+
+def make_embedding(variant: EmbeddingVariant) -> Callable[..., None]:
+    """Return the kernel with its compile-time parameters bound."""
+    length, threads = VECTOR_LENGTHS[variant.dtype], variant.threads
+
+    def embedding(out: Pointer, table: Pointer, token_ids: Pointer, hidden_size: Scalar) -> None:
+        """Copy one vector of row token_ids[blockIdx.x].
+
+        `out`: [T, E]. `table`: [V, E]. `token_ids`: [T], each in 0 to V − 1.
+        """
+        token = int64(cuda.blockIdx.x)
+        element = (int64(cuda.blockIdx.y) * threads + cuda.threadIdx.x) * length
+        if element < hidden_size:
+            words = cuda.local.array((1, 4), uint32)
+            row = int64(token_ids[token]) * hidden_size
+            load_constant_vector(words, 0, table, row + element)
+            store_vector(out, token * hidden_size + element, words, 0)
+
+    return embedding

@@ -1,0 +1,166 @@
+"""Root-mean-square normalisation, with the residual's addition (Zhang and Sennrich 2019).
+
+    residual[t] += x[t]
+    out[t] = residual[t] · weight / √(mean(residual[t]²) + eps)
+
+The sum is rounded to the tensors' dtype before it is squared, as it is when read back in the next
+layer. One block of threads a token; a thread keeps its vectors of 16 bytes in registers from the
+first read to the last write, so that `x`, `residual`, `out` are touched once:
+
+    row t      │ vector 0 │ vector 1 │ … │ vector P-1 │ vector P │ …
+    thread          0          1              P-1          0           P threads
+
+The squares are summed over a thread's vectors, over the warp by a butterfly, over the warps through
+shared memory in the order of warps: the bits depend on the row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numba import cuda, float32, int64
+
+from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, reciprocal_root
+from kernels.cuda.instructions.elements import (
+    LOAD_CONSTANT_FLOATS,
+    LOAD_FLOATS,
+    STORE_FLOATS,
+    VECTOR_LENGTHS,
+)
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
+
+MAX_THREADS = 512
+MAX_HIDDEN_SIZE = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormVariant:
+    """The compile-time parameters: `dtype` of all tensors, `hidden_size` E of a row.
+
+    `adds_residual` false leaves the addition out (the first layer): `x` is normalised. Raises
+    UnsupportedVariantError for what the kernel is not written for.
+    """
+
+    dtype: str
+    hidden_size: int
+    adds_residual: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in STORAGE_TYPES:
+            choices = ", ".join(STORAGE_TYPES)
+            raise UnsupportedVariantError("dtype", f"one of {choices}", self.dtype)
+        length = VECTOR_LENGTHS[self.dtype]
+        if not 0 < self.hidden_size <= MAX_HIDDEN_SIZE or self.hidden_size % length:
+            allowed = f"a multiple of {length} up to {MAX_HIDDEN_SIZE}"
+            raise UnsupportedVariantError("hidden_size", allowed, self.hidden_size)
+
+    @property
+    def name(self) -> str:
+        """Entry point of the machine code."""
+        suffix = "_add" if self.adds_residual else ""
+        return f"rms_norm{suffix}_{self.dtype}_e{self.hidden_size}"
+
+    @property
+    def num_vectors(self) -> int:
+        """16-byte vectors of a row."""
+        return self.hidden_size // VECTOR_LENGTHS[self.dtype]
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: one vector each if that is enough, whole warps."""
+        return min(MAX_THREADS, -(-self.num_vectors // 32) * 32)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Types of the kernel's parameters."""
+        element = STORAGE_TYPES[self.dtype] + "*"
+        return (element, element, element, element, "float32")
+
+    @property
+    def expectation(self) -> Expectation:
+        """A thread holds up to eight vectors of float32 at the largest size."""
+        return Expectation(96, ("LDG.128", "STG.128", "SHFL"))
+
+    def grid(self, num_tokens: int) -> tuple[int, int, int]:
+        """Return the launch grid."""
+        return (num_tokens, 1, 1)
+
+    def kernel(self) -> Callable[..., None]:
+        """Make the plain kernel function."""
+        return make_rms_norm(self)
+
+
+def variants(*, every: bool) -> list[RmsNormVariant]:
+    """Return a spread of the variants, or the sizes of all models known to us."""
+    if every:
+        sizes = (576, 960, 2048, 2880, 3072, 4096, 5120, 8192, 16384)
+        return [
+            RmsNormVariant(dtype, size, adds)
+            for dtype in STORAGE_TYPES
+            for size in sizes
+            for adds in (True, False)
+        ]
+    return [
+        RmsNormVariant("bfloat16", 576),
+        RmsNormVariant("bfloat16", 16384),
+        RmsNormVariant("float16", 4096, adds_residual=False),
+        RmsNormVariant("float32", 4096),
+    ]
+
+
+def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
+    """Return the kernel with its compile-time parameters bound."""
+    hidden_size, num_vectors, threads = variant.hidden_size, variant.num_vectors, variant.threads
+    adds_residual = variant.adds_residual
+    length = VECTOR_LENGTHS[variant.dtype]
+    rounds = -(-num_vectors // threads)  # vectors of a thread
+    num_warps = threads // 32
+    load_floats, store_floats = LOAD_FLOATS[variant.dtype], STORE_FLOATS[variant.dtype]
+    load_constant_floats = LOAD_CONSTANT_FLOATS[variant.dtype]
+    to_float32, from_float32 = CONVERSIONS[variant.dtype]
+
+    def rms_norm(out: Pointer, residual: Pointer, x: Pointer, weight: Pointer, eps: Scalar) -> None:
+        """Normalise row blockIdx.x.
+
+        `out`, `residual`, `x`: [T, E], three different arrays; `residual` is updated, or not
+        touched at all where the variant adds none. `weight`: [E].
+        """
+        row = int64(cuda.blockIdx.x) * hidden_size
+        thread = cuda.threadIdx.x
+        values = cuda.local.array((rounds, length), float32)
+        other = cuda.local.array((1, length), float32)
+        squares = float32(0)
+        for r in range(rounds):
+            vector = thread + r * threads
+            if vector < num_vectors:
+                load_constant_floats(values, r, x, row + vector * length)
+                if adds_residual:
+                    load_floats(other, 0, residual, row + vector * length)
+                    for i in range(length):
+                        values[r, i] = to_float32(from_float32(values[r, i] + other[0, i]))
+                    store_floats(residual, row + vector * length, values, r)
+                for i in range(length):
+                    squares += values[r, i] * values[r, i]
+
+        sums = cuda.shared.array(num_warps, float32)
+        for step in range(5):
+            squares += cuda.shfl_xor_sync(FULL_WARP, squares, 16 >> step)
+        if thread % 32 == 0:
+            sums[thread // 32] = squares
+        cuda.syncthreads()
+        total = float32(0)
+        for warp in range(num_warps):
+            total += sums[warp]
+        factor = reciprocal_root(total / float32(hidden_size) + eps)
+
+        for r in range(rounds):
+            vector = thread + r * threads
+            if vector < num_vectors:
+                load_constant_floats(other, 0, weight, vector * length)
+                for i in range(length):
+                    values[r, i] = values[r, i] * factor * other[0, i]
+                store_floats(out, row + vector * length, values, r)
+
+    return rms_norm

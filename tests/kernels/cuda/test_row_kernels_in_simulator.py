@@ -1,0 +1,121 @@
+"""Normalisation, gate, rotation, embedding and block copies, thread by thread."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.gpu.cases import draw_cases
+from bench.gpu.numerics import check_case
+from kernels.cuda import copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul
+from kernels.cuda.copy_blocks import CopyBlocksVariant
+from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.rms_norm import RmsNormVariant
+from kernels.cuda.rope_write_kv import RopeWriteKvVariant
+from kernels.cuda.silu_mul import SiluMulVariant
+from tests.kernels.cuda.simulation import Source, simulate
+from tests.simt import Fault, Race
+
+MODULES = (copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        CopyBlocksVariant(),
+        EmbeddingVariant("float32"),
+        EmbeddingVariant("bfloat16"),
+        RmsNormVariant("bfloat16", 576),
+        RmsNormVariant("float16", 64, adds_residual=False),
+        RmsNormVariant("float32", 2056),
+        RopeWriteKvVariant("bfloat16", 64, 16),
+        RopeWriteKvVariant("float16", 96, 32),
+        RopeWriteKvVariant("float32", 128, 16),
+        SiluMulVariant("bfloat16"),
+        SiluMulVariant("float16"),
+        SiluMulVariant("float32"),
+    ],
+    ids=lambda variant: variant.name,
+)
+def test_a_row_kernel_is_right_and_a_rows_bits_are_its_own(variant):
+    for case in draw_cases(variant):
+        assert check_case(case, simulate).faults == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variant",
+    [variant for module in MODULES for variant in module.variants(every=True)],
+    ids=lambda variant: variant.name,
+)
+def test_every_row_kernel_is_right(variant):
+    for case in draw_cases(variant, seed=1):
+        assert check_case(case, simulate).faults == ()
+
+
+NORM = RmsNormVariant("float32", 256)
+NORM_SOURCE = Source(rms_norm, "make_rms_norm", NORM)
+
+
+def test_the_norms_barrier_can_not_be_left_out():
+    (barrier,) = NORM_SOURCE.synchronisations()
+    (case,) = draw_cases(NORM)
+
+    assert case.faults(simulate(case, kernels=NORM_SOURCE.unbroken())) == []
+    for seed in range(3):
+        with pytest.raises(Race, match="shared memory"):
+            simulate(case, kernels=NORM_SOURCE.without(barrier), seed=seed)
+
+
+SILU = SiluMulVariant("float32")
+ROPE = RopeWriteKvVariant("float32", 64, 16)
+COPY = CopyBlocksVariant()
+SILU_SOURCE = Source(silu_mul, "make_silu_mul", SILU)
+ROPE_SOURCE = Source(rope_write_kv, "make_rope_write_kv", ROPE)
+COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
+
+
+@pytest.mark.parametrize(
+    ("source", "variant", "old", "new"),
+    [
+        (NORM_SOURCE, NORM, "16 >> step", "8 >> step"),
+        (NORM_SOURCE, NORM, "total / float32(hidden_size)", "total / float32(hidden_size - 1)"),
+        (NORM_SOURCE, NORM, "store_floats(residual, row + vector * length, values, r)", "pass"),
+        (SILU_SOURCE, SILU, "token * 2 * num", "token * num"),
+        (SILU_SOURCE, SILU, "feature < num_features", "True"),
+        (ROPE_SOURCE, ROPE, "low * cos - high", "low * cos + high"),
+        (ROPE_SOURCE, ROPE, "if slot >= 0", "if slot >= -99"),
+        (ROPE_SOURCE, ROPE, "offset = value_offset", "pass"),
+        (COPY_SOURCE, COPY, "if source_block >= 0", "if True"),
+        (COPY_SOURCE, COPY, "target_block * block_words + word", "word"),
+    ],
+    ids=lambda value: value[:28] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_broken_row_kernel_is_noticed(source, variant, old, new):
+    (case,) = draw_cases(variant)
+
+    try:
+        outputs = simulate(case, kernels=source.with_replaced(old, new))
+    except Fault:
+        return
+    assert case.faults(outputs)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RmsNormVariant("int8", 64), "dtype must be one of float32, float16, bfloat16"),
+        (lambda: RmsNormVariant("bfloat16", 68), "hidden_size must be a multiple of 8 up to 16384"),
+        (lambda: RmsNormVariant("float32", 0), "hidden_size must be a multiple of 4 up to 16384"),
+        (lambda: RopeWriteKvVariant("float32", 80, 16), "head_size must be one of 64, 96, 128"),
+        (lambda: RopeWriteKvVariant("float32", 64, 8), "block_size must be one of 16, 32"),
+        (lambda: SiluMulVariant("float64"), "dtype must be one of float32"),
+        (lambda: SiluMulVariant("bfloat16").grid(1, 12), "num_features must be a multiple of 8"),
+        (lambda: EmbeddingVariant("int4"), "dtype must be one of float32"),
+        (lambda: EmbeddingVariant("float32").grid(1, 6), "hidden_size must be a multiple of 4"),
+        (lambda: CopyBlocksVariant().grid(1, 6), "block_words must be a multiple of 4, got 6"),
+    ],
+)
+def test_a_shape_no_kernel_is_written_for_is_refused_by_name(make, message):
+    with pytest.raises(UnsupportedVariantError, match=message):
+        make()
