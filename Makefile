@@ -38,11 +38,16 @@ run: export HETERO_PROMPT := $(value PROMPT)
 run: .venv/.run ## Print real text from a real model. PROMPT="…" RUN_ARGS="--max-tokens 20 …"
 	@$(BIN)/hetero-infer --input "$$HETERO_PROMPT" $(RUN_ARGS)
 
+# A file stays in one worker, files start in the order of tests/conftest.py. Tests start hundreds of
+# processes: without bytecode each would compile what it imports.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
+
 test: .venv/.test ## The tests: under 6 minutes on 2 cores.
-	@$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(TEST_ARGS)
+	@$(PYTEST) -m "not slow and not gpu" $(TEST_ARGS)
 
 test-slow: .venv/.test ## Full grids and long campaigns.
-	@$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile $(TEST_ARGS)
+	@$(PYTEST) -m "slow and not gpu" $(TEST_ARGS)
 
 check: .venv/.test ## Format, lint, types, import rules, generated stubs, proto style.
 	@$(BIN)/ruff format --check .

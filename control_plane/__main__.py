@@ -11,6 +11,7 @@ import uvloop
 
 from control_plane.app import ControlPlane
 from control_plane.config import ControlPlaneConfig, load_config
+from planes.descriptors import raise_descriptor_limit
 from planes.errors import ConfigError
 from planes.logs import configure_logging
 
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded = load_config(sys.argv[1:] if argv is None else argv)
         config = loaded.config
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        raise_descriptor_limit()
         configure_logging(plane="control", level=config.log_level, log_format=config.log_format)
         if loaded.unknown_keys:
             _log.warning("unknown keys in the config file", keys=list(loaded.unknown_keys))

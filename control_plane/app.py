@@ -37,6 +37,7 @@ from control_plane.engine.streams import StreamHub
 from control_plane.engine.template_choice import TemplateChoice
 from control_plane.http.server import HOW_TO_GET_IT, HttpServer, missing_packages
 from control_plane.metrics.instruments import Instruments
+from control_plane.shutdown import Shutdown
 from control_plane.tracing.provider import load_tracing
 from planes.address import Address
 from planes.errors import ConfigError, EngineError
@@ -52,12 +53,6 @@ STATUS_GRACE_S = 1.0
 """After the last request: time for clients to read its end, before connections are cut."""
 
 ENGINE_STOP_PATIENCE_S = 5.0
-
-LINK_PATIENCE_S = 1.0
-"""A drain waits no longer for a compute plane that is away: it ends as well, most likely."""
-
-ORPHAN_DRAIN_S = 2.0
-"""A drain without a parent: nobody would end it if it hung, and its port is wanted again."""
 
 _log = structlog.get_logger(__name__)
 
@@ -94,10 +89,7 @@ class ControlPlane:
             on_link_change=self._set_linked,
         )
         self._roster = self._make_roster()
-        self._ended = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._link_up = asyncio.Event()
-        self._link_down = asyncio.Event()  # neither before the first session
+        self._shutdown = Shutdown(self._hub, timeout_s=config.shutdown_timeout)
         self._health_task: asyncio.Future[None] | None = None
         self._fault: BaseException | None = None
         self._is_announced = False
@@ -161,16 +153,17 @@ class ControlPlane:
         """
         server = await self._start_server()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._on_signal)
+            self._loop.add_signal_handler(number, self._shutdown.on_signal)
         if self._keyring is not None:
             self._loop.add_signal_handler(signal.SIGHUP, self._keyring.refresh)
-        watch_lifeline(self._config.lifeline_fd, lambda: self._call_soon(self._on_parent_gone))
+        on_parent_gone = self._shutdown.on_parent_gone
+        watch_lifeline(self._config.lifeline_fd, lambda: self._call_soon(on_parent_gone))
         self._manager.ready(f"listening on {self._address}")
         watchdog = asyncio.create_task(self._feed_watchdog())
         self._roster.start()
         if self._http is not None:
             await self._http.start()
-        await self._ended.wait()
+        await self._shutdown.wait()
         self._manager.stopping()
         watchdog.cancel()
         await self._shut_down(server)
@@ -261,9 +254,7 @@ class ControlPlane:
                 raise
 
     def _set_linked(self, is_linked: bool) -> None:
-        here, gone = self._link_up, self._link_down
-        (here if is_linked else gone).set()
-        (gone if is_linked else here).clear()
+        self._shutdown.set_linked(is_linked=is_linked)
         self._gate.set_linked(is_linked=is_linked)
         self._tell_health()
 
@@ -271,7 +262,7 @@ class ControlPlane:
         if self._fault is None:
             self._fault = fault
         self._gate.stop()
-        self._ended.set()
+        self._shutdown.begin()
 
     def _tell_health(self) -> None:
         self._health_task = asyncio.ensure_future(self._publish_health())
@@ -293,18 +284,6 @@ class ControlPlane:
 
     # --- down ---
 
-    def _on_signal(self) -> None:
-        """Begin to shut down; a second signal cuts the waiting short."""
-        if self._ended.is_set():
-            self._hurry.set()
-        self._ended.set()
-
-    def _on_parent_gone(self) -> None:
-        """Begin to shut down, and be quick about it even if a signal came before."""
-        self._ended.set()
-        _log.warning("the parent process is gone")
-        self._loop.call_later(ORPHAN_DRAIN_S, self._hurry.set)
-
     async def _shut_down(self, server: grpc.aio.Server) -> None:
         """Refuse new requests at once, let running ones finish, then close everything."""
         self._gate.drain()
@@ -312,7 +291,7 @@ class ControlPlane:
         self._roster.stop_connecting()
         _log.info("shutting down", requests_running=len(self._hub))
         if self._fault is None:
-            await self._wait_for_requests()
+            await self._shutdown.wait_for_requests()
         await self._roster.stop(ENGINE_STOP_PATIENCE_S)
         if self._http is not None:
             await self._http.stop()
@@ -321,45 +300,6 @@ class ControlPlane:
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._instruments.close)
-
-    async def _wait_for_requests(self) -> None:
-        """Wait until no request runs, at most `shutdown_timeout`, unless told to hurry.
-
-        Requests cannot go on without a compute plane: when it is away, it gets a moment only.
-        """
-        lost = asyncio.create_task(self._wait_for_lost_plane())
-        waits = [
-            asyncio.create_task(self._hub.wait_until_idle()),
-            asyncio.create_task(self._hurry.wait()),
-            lost,
-        ]
-        try:
-            done, _ = await asyncio.wait(
-                waits,
-                timeout=self._config.shutdown_timeout,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if len(self._hub) == 0:
-            return
-        if lost in done:
-            reason = "the compute plane is away"
-        elif done:
-            reason = "a second signal, or the parent process is gone"
-        else:
-            reason = f"shutdown_timeout of {self._config.shutdown_timeout:g} s"
-        _log.warning("requests cut off by the shutdown", requests=len(self._hub), reason=reason)
-
-    async def _wait_for_lost_plane(self) -> None:
-        """Return once the compute plane has been away for LINK_PATIENCE_S in one piece."""
-        while True:
-            await self._link_down.wait()
-            try:
-                await asyncio.wait_for(self._link_up.wait(), LINK_PATIENCE_S)
-            except TimeoutError:
-                return
 
 
 def _bind(server: grpc.aio.Server, address: Address, tls: ServerTls | None) -> str:

@@ -20,8 +20,9 @@ CLIENT_OPTIONS: Options = (
     ("grpc.max_receive_message_length", MAX_CLIENT_MESSAGE_BYTES),
     # A server that was started again is found soon.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 250),
+    # What its name does not say: an attempt is given up after this. Far away, TLS takes a second.
+    ("grpc.min_reconnect_backoff_ms", 3000),
 )
 
 
@@ -36,9 +37,10 @@ class Route:
         self, address: Address, *, token: str | None = None, tls: ClientFiles | None = None
     ) -> None:
         self.address = address
+        self.is_tls = tls is not None and uses_tls(address)
         self.metadata: Metadata = ()
         if token is not None:
-            _check_token(token, address, is_tls=tls is not None and uses_tls(address))
+            _check_token(token, address, is_tls=self.is_tls)
             self.metadata = (("authorization", f"Bearer {token}"),)
         self._tls = None if tls is None else ClientTls(tls)
 
@@ -48,7 +50,7 @@ class Route:
 
     def open_async(self) -> grpc.aio.Channel:
         """Return a channel for the event loop that runs."""
-        if self._tls is not None and uses_tls(self.address):
+        if self._tls is not None and self.is_tls:
             return grpc.aio.secure_channel(
                 self.address.target, self._tls.grpc_credentials, options=CLIENT_OPTIONS
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -21,11 +22,17 @@ import typer
 from compute_plane.config import ComputePlaneConfig
 from control_plane.config import ControlPlaneConfig, SchedulingLimits
 from hetero_infer.commands.bench import RootCall, bench_app
-from hetero_infer.commands.client_options import SEVERAL, chat_options, complete_options
+from hetero_infer.commands.client_options import (
+    LOGPROBS,
+    NOT_CHATTED,
+    chat_options,
+    complete_options,
+)
 from hetero_infer.commands.options import options_of, with_options
 from hetero_infer.commands.target import ChatSettings, CompleteSettings
 from hetero_infer.commands.token import token_app
-from hetero_infer.config import EngineConfig, GenerationConfig, ServeConfig, Settings
+from hetero_infer.config import EngineConfig, ServeConfig, Settings
+from hetero_infer.generation_config import GenerationConfig
 from hetero_infer.replay.settings import ReplaySettings
 from planes.errors import ConfigError, EngineError, ValidationError
 from planes.errors import MemoryError as EngineMemoryError
@@ -137,7 +144,7 @@ def chat_command(context: typer.Context, *, config: ConfigFile = None, **flags: 
 
     def run() -> int:
         given = _merge(context.obj, {**flags, "config": config})
-        _refuse(given, {*SERVE_ONLY, *SEVERAL, "input"} - CLIENT, "means nothing to `chat`")
+        _refuse(given, {*SERVE_ONLY, *NOT_CHATTED, "input"} - CLIENT, "means nothing to `chat`")
         from hetero_infer.commands.chat import chat
 
         return chat(_settings(given), resolve(ChatSettings, Layers(flags=given)), given)
@@ -231,6 +238,8 @@ def _refuse(flags: dict[str, object], idle: Iterable[str], why: str) -> None:
 def _generate_action(flags: dict[str, object], *, as_json: bool, is_quiet: bool) -> Action:
     def run() -> int:
         _refuse(flags, SERVE_ONLY, "only means something to `serve`")
+        if not as_json:
+            _refuse(flags, LOGPROBS, "is told with --json only")
         from hetero_infer.commands.generate import generate
 
         return generate(_settings(flags), as_json=as_json, is_quiet=is_quiet)
@@ -259,6 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # closed by the caller, as `>&-` does
         _say("error: standard output is closed")
         return EXIT_FAILURE
+    _let_all_text_out()
     try:
         action = app(args=arguments, prog_name=PROGRAM, standalone_mode=False, obj=arguments)
     except UsageError as error:
@@ -267,6 +277,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return _run(action if callable(action) else lambda: int(action or 0))
+
+
+def _let_all_text_out() -> None:
+    """Have text that the locale cannot spell written all the same: as UTF-8, but on a terminal."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        if sys.stdout.isatty():
+            sys.stdout.reconfigure(errors="replace")
+        else:
+            sys.stdout.reconfigure(encoding="utf-8")
 
 
 def _run_plane(name: str, arguments: list[str]) -> int:

@@ -18,15 +18,7 @@ from typing import Any, TypeVar
 
 from compute_plane.config import ComputePlaneConfig
 from control_plane.config import ControlPlaneConfig, SchedulingLimits
-from control_plane.core.generation_params import (
-    MAX_BEAM_WIDTH,
-    MAX_LENGTH_PENALTY,
-    MAX_SAMPLES,
-    MAX_SEED,
-    MAX_TEMPERATURE,
-    GenerationParams,
-)
-from control_plane.core.request_options import MAX_PRIORITY, RequestOptions
+from hetero_infer.generation_config import GenerationConfig
 from planes.address import Address
 from planes.logs import LOG_LEVELS
 from planes.settings import (
@@ -69,20 +61,18 @@ WIRING = LISTENING | {"compute", "lifeline_fd", "ready_fd"}
 
 ConfigT = TypeVar("ConfigT")
 
-DEFAULT_PARAMS = GenerationParams()
-
 
 def _names_of(plane: type) -> set[str]:
     """Names of a plane's settings, without the wiring."""
     return {item.name for item in settings_of(plane)} - WIRING
 
 
-def _as_in(plane: type, name: str) -> Any:  # noqa: ANN401 - like dataclasses.field
-    """Declare a field exactly as `plane` declares it: default, range and help."""
-    for field in dataclasses.fields(plane):
+def as_in(cls: type, name: str) -> Any:  # noqa: ANN401 - like dataclasses.field
+    """Declare a field exactly as `cls` declares it: default, range and help."""
+    for field in dataclasses.fields(cls):
         if field.name == name:
             return dataclasses.field(default=field.default, metadata=field.metadata)
-    raise AttributeError(f"{plane.__name__} has no field {name!r}")
+    raise AttributeError(f"{cls.__name__} has no field {name!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,29 +82,29 @@ class EngineConfig(SchedulingLimits):
     Values are checked by `validate`, which everything that takes a configuration calls.
     """
 
-    block_size: int = _as_in(ComputePlaneConfig, "block_size")
-    max_num_blocks: int = _as_in(ComputePlaneConfig, "max_num_blocks")
-    swap_space: float = _as_in(ComputePlaneConfig, "swap_space")
-    model: str = _as_in(ComputePlaneConfig, "model")
-    dtype: str = _as_in(ComputePlaneConfig, "dtype")
-    kv_cache_dtype: str = _as_in(ComputePlaneConfig, "kv_cache_dtype")
-    instruction_set: str = _as_in(ComputePlaneConfig, "instruction_set")
-    device: str = _as_in(ComputePlaneConfig, "device")
-    executor: str = _as_in(ComputePlaneConfig, "executor")
-    num_threads: int | None = _as_in(ComputePlaneConfig, "num_threads")
-    verify_model: bool = _as_in(ComputePlaneConfig, "verify_model")
-    kernel_cache: str | None = _as_in(ComputePlaneConfig, "kernel_cache")
-    max_slots: int = _as_in(ComputePlaneConfig, "max_slots")
-    max_rows: int = _as_in(ComputePlaneConfig, "max_rows")
-    max_tokens_per_batch: int = _as_in(ComputePlaneConfig, "max_tokens_per_batch")
-    pipeline_depth: int = _as_in(ControlPlaneConfig, "pipeline_depth")
-    compute_grace: float = _as_in(ControlPlaneConfig, "compute_grace")
-    record: str | None = _as_in(ControlPlaneConfig, "record")
-    shutdown_timeout: float = _as_in(ControlPlaneConfig, "shutdown_timeout")
+    block_size: int = as_in(ComputePlaneConfig, "block_size")
+    max_num_blocks: int = as_in(ComputePlaneConfig, "max_num_blocks")
+    swap_space: float = as_in(ComputePlaneConfig, "swap_space")
+    model: str = as_in(ComputePlaneConfig, "model")
+    dtype: str = as_in(ComputePlaneConfig, "dtype")
+    kv_cache_dtype: str = as_in(ComputePlaneConfig, "kv_cache_dtype")
+    instruction_set: str = as_in(ComputePlaneConfig, "instruction_set")
+    device: str = as_in(ComputePlaneConfig, "device")
+    executor: str = as_in(ComputePlaneConfig, "executor")
+    num_threads: int | None = as_in(ComputePlaneConfig, "num_threads")
+    verify_model: bool = as_in(ComputePlaneConfig, "verify_model")
+    kernel_cache: str | None = as_in(ComputePlaneConfig, "kernel_cache")
+    max_slots: int = as_in(ComputePlaneConfig, "max_slots")
+    max_rows: int = as_in(ComputePlaneConfig, "max_rows")
+    max_tokens_per_batch: int = as_in(ComputePlaneConfig, "max_tokens_per_batch")
+    pipeline_depth: int = as_in(ControlPlaneConfig, "pipeline_depth")
+    compute_grace: float = as_in(ControlPlaneConfig, "compute_grace")
+    record: str | None = as_in(ControlPlaneConfig, "record")
+    shutdown_timeout: float = as_in(ControlPlaneConfig, "shutdown_timeout")
     log_level: str = setting(
         "warning", help="least severe log line shown (`serve`: info)", choices=LOG_LEVELS
     )
-    log_format: str = _as_in(ControlPlaneConfig, "log_format")
+    log_format: str = as_in(ControlPlaneConfig, "log_format")
 
     def validate(self) -> None:
         """Raise ConfigError that names every value out of range, with its key."""
@@ -160,25 +150,25 @@ class EngineConfig(SchedulingLimits):
 class ServeConfig(EngineConfig):
     """What `serve` adds: where clients find it, and a compute plane that runs already."""
 
-    grpc_host: str = _as_in(ControlPlaneConfig, "grpc_host")
-    grpc_port: int = _as_in(ControlPlaneConfig, "grpc_port")
-    listen: str | None = _as_in(ControlPlaneConfig, "listen")
-    http: bool = _as_in(ControlPlaneConfig, "http")
-    http_host: str = _as_in(ControlPlaneConfig, "http_host")
-    http_port: int | None = _as_in(ControlPlaneConfig, "http_port")
-    allow_insecure: bool = _as_in(ControlPlaneConfig, "allow_insecure")
-    allow_numerics_change: bool = _as_in(ControlPlaneConfig, "allow_numerics_change")
-    tls_cert: str | None = _as_in(ControlPlaneConfig, "tls_cert")
-    tls_key: str | None = _as_in(ControlPlaneConfig, "tls_key")
-    tls_client_ca: str | None = _as_in(ControlPlaneConfig, "tls_client_ca")
-    compute_tls_ca: str | None = _as_in(ControlPlaneConfig, "compute_tls_ca")
-    compute_tls_cert: str | None = _as_in(ControlPlaneConfig, "compute_tls_cert")
-    compute_tls_key: str | None = _as_in(ControlPlaneConfig, "compute_tls_key")
-    api_tokens: str | None = _as_in(ControlPlaneConfig, "api_tokens")
-    metrics_compat: str | None = _as_in(ControlPlaneConfig, "metrics_compat")
-    otlp_traces_endpoint: str | None = _as_in(ControlPlaneConfig, "otlp_traces_endpoint")
-    chat_template: str | None = _as_in(ControlPlaneConfig, "chat_template")
-    max_unread_tokens: int = _as_in(ControlPlaneConfig, "max_unread_tokens")
+    grpc_host: str = as_in(ControlPlaneConfig, "grpc_host")
+    grpc_port: int = as_in(ControlPlaneConfig, "grpc_port")
+    listen: str | None = as_in(ControlPlaneConfig, "listen")
+    http: bool = as_in(ControlPlaneConfig, "http")
+    http_host: str = as_in(ControlPlaneConfig, "http_host")
+    http_port: int | None = as_in(ControlPlaneConfig, "http_port")
+    allow_insecure: bool = as_in(ControlPlaneConfig, "allow_insecure")
+    allow_numerics_change: bool = as_in(ControlPlaneConfig, "allow_numerics_change")
+    tls_cert: str | None = as_in(ControlPlaneConfig, "tls_cert")
+    tls_key: str | None = as_in(ControlPlaneConfig, "tls_key")
+    tls_client_ca: str | None = as_in(ControlPlaneConfig, "tls_client_ca")
+    compute_tls_ca: str | None = as_in(ControlPlaneConfig, "compute_tls_ca")
+    compute_tls_cert: str | None = as_in(ControlPlaneConfig, "compute_tls_cert")
+    compute_tls_key: str | None = as_in(ControlPlaneConfig, "compute_tls_key")
+    api_tokens: str | None = as_in(ControlPlaneConfig, "api_tokens")
+    metrics_compat: str | None = as_in(ControlPlaneConfig, "metrics_compat")
+    otlp_traces_endpoint: str | None = as_in(ControlPlaneConfig, "otlp_traces_endpoint")
+    chat_template: str | None = as_in(ControlPlaneConfig, "chat_template")
+    max_unread_tokens: int = as_in(ControlPlaneConfig, "max_unread_tokens")
     compute: str | None = setting(
         None,
         help="address of a compute plane that runs already, instead of starting one; several: A,B",
@@ -199,71 +189,6 @@ class ServeConfig(EngineConfig):
     def listen_flags(self) -> list[str]:
         """Spell where the control plane listens."""
         return to_flags(self, LISTENING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationConfig:
-    """One generation as the command line, the environment and the JSON file may give it."""
-
-    input: str | None = setting(None, help="prompt; serving clients is `serve`")
-    max_tokens: int = setting(
-        DEFAULT_PARAMS.max_tokens, help="tokens to generate at most", minimum=1, maximum=1 << 30
-    )
-    temperature: float = setting(
-        DEFAULT_PARAMS.temperature,
-        help="sampling temperature, 0: greedy",
-        minimum=0,
-        maximum=MAX_TEMPERATURE,
-    )
-    top_p: float = setting(
-        DEFAULT_PARAMS.top_p, help="nucleus sampling threshold", above=0, maximum=1
-    )
-    seed: int | None = setting(
-        None, help="makes sampling repeatable; default: drawn", minimum=0, maximum=MAX_SEED
-    )
-    ignore_eos: bool = setting(False, help="go on to --max-tokens past the end of the text")
-    n: int = setting(
-        DEFAULT_PARAMS.n,
-        help="samples of the prompt; of a beam search, its best answers",
-        minimum=1,
-        maximum=MAX_SAMPLES,
-    )
-    beam_width: int | None = setting(
-        None, help="beams of a beam search instead of sampling", minimum=1, maximum=MAX_BEAM_WIDTH
-    )
-    length_penalty: float = setting(
-        DEFAULT_PARAMS.length_penalty,
-        help="a beam's score is divided by its length to this power",
-        minimum=-MAX_LENGTH_PENALTY,
-        maximum=MAX_LENGTH_PENALTY,
-    )
-    early_stopping: bool = setting(False, help="end the search when --beam-width beams have ended")
-    priority: int = setting(
-        0, help="lower ones are served first", minimum=-MAX_PRIORITY - 1, maximum=MAX_PRIORITY
-    )
-    cache_salt: str | None = setting(
-        None, help="share cached prompts only with requests of the same salt"
-    )
-
-    @property
-    def options(self) -> RequestOptions:
-        """What changes no token of it, as the engine takes it."""
-        return RequestOptions(priority=self.priority, cache_salt=self.cache_salt or "")
-
-    @property
-    def params(self) -> GenerationParams:
-        """The same as the engine takes it."""
-        return GenerationParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            ignore_eos=self.ignore_eos,
-            n=self.n,
-            beam_width=self.beam_width,
-            length_penalty=self.length_penalty,
-            early_stopping=self.early_stopping,
-        )
 
 
 ALL_CONFIGS = (ServeConfig, GenerationConfig, ControlPlaneConfig, ComputePlaneConfig)

@@ -57,10 +57,16 @@ def configure_logging(
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    # Tracebacks without the values of variables: prompts and bearer tokens are among them.
+    tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     last: list[structlog.typing.Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
         if log_format == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     )
     structlog.configure(
         processors=[*shared, *last],
@@ -70,4 +76,12 @@ def configure_logging(
         cache_logger_on_first_use=False,
     )
     if owns_process:
-        logging.basicConfig(level=max(threshold, logging.WARNING), stream=sys.stderr, force=True)
+        # What libraries say by themselves (the HTTP server of a bad request, say) looks the same.
+        handler = logging.StreamHandler(cast(TextIO, _Stderr()))
+        handler.setFormatter(
+            structlog.stdlib.ProcessorFormatter(
+                foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+                processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            )
+        )
+        logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)

@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ LARGEST_PLAIN_POWER = 1 << 16
 
 ConfigT = TypeVar("ConfigT")
 
+Reader = Callable[[object], object]
+
 _RULE = "hetero_rule"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,100}")
 """More digits are beyond every range here, and `int` itself refuses more than 4300."""
@@ -40,13 +42,20 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value must satisfy. `above` excludes its bound, `minimum` and `maximum` include it."""
+    """What a value must satisfy. `above` excludes its bound, `minimum` and `maximum` include it.
+
+    `read`: makes the value of what is given, where it is no plain number, text or truth: a list of
+    texts from flags, one text from the environment, anything from JSON. Raises ValueError that says
+    what it must be. `metavar`: what stands for such a value in the help.
+    """
 
     help: str
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
     choices: tuple[str, ...] | None = None
+    read: Reader | None = None
+    metavar: str | None = None
 
     @property
     def range_text(self) -> str | None:
@@ -82,15 +91,21 @@ def setting(
     maximum: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] | None = None,
+    read: Reader | None = None,
+    metavar: str | None = None,
 ) -> Any:  # noqa: ANN401 - like dataclasses.field
     """Declare one field of a configuration: its default, its range and one line of help."""
-    rule = Rule(help=help, minimum=minimum, maximum=maximum, above=above, choices=choices)
+    rule = Rule(help, minimum, maximum, above, choices, read, metavar)
     return dataclasses.field(default=default, metadata={_RULE: rule})
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One declared field: its type (int, float, str or bool) and whether None is legal."""
+    """One declared field: its type and whether None is legal.
+
+    The type is int, float, str or bool, or what the rule's `read` makes; flags of such a one may be
+    given several times.
+    """
 
     name: str
     kind: type
@@ -122,6 +137,7 @@ def settings_of(cls: type) -> Iterator[Setting]:
             members = [member for member in typing.get_args(hint) if member is not type(None)]
             optional = True
             (hint,) = members
+        hint = typing.get_origin(hint) or hint
         yield Setting(field.name, hint, optional, field.default, rule)
 
 
@@ -137,8 +153,13 @@ def check_value(item: Setting, value: object, origin: str) -> Any:  # noqa: ANN4
             return None
         raise ConfigError(f"{where} must not be null", field=item.name)
     given = value
-    value = _to_kind(item, given, where)
     rule = item.rule
+    if rule.read is not None:
+        try:
+            return rule.read(given)
+        except ValueError as error:
+            raise ConfigError(f"{where} must be {error}", field=item.name) from None
+    value = _to_kind(item, given, where)
     if rule.choices is not None and value not in rule.choices:
         raise ConfigError(
             f"{where} must be one of {', '.join(rule.choices)}, got {value!r}", field=item.name

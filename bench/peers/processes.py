@@ -59,7 +59,7 @@ class RunnerProcess:
         )
         try:
             self.versions: dict[str, str] = self._ask(job)["versions"]
-        except BaseException:
+        except BaseException:  # Ctrl-C too: the worker must not outlive this
             self.close()
             raise
 

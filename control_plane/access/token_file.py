@@ -186,7 +186,7 @@ def _replace(path: Path, data: bytes, before: os.stat_result | None) -> None:
                 os.fchmod(file.fileno(), 0o600 | before.st_mode & stat.S_IRGRP)
             os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: half a file must not stay beside the whole one
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise

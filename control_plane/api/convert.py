@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
@@ -13,7 +11,6 @@ from control_plane.core.request import FinishReason, RequestState, StateChange
 from control_plane.core.request_options import RequestOptions
 from control_plane.engine.events import RequestEnd, RequestTimings
 from control_plane.engine.frontend import Generation
-from control_plane.errors import ModelNotFoundError
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
 
@@ -40,12 +37,6 @@ _COLLECTIONS = {"stop": tuple, "stop_token_ids": tuple, "logit_bias": dict}
 # --- requests ---
 
 
-def check_model(name: str, loaded: str) -> None:
-    """Raise ModelNotFoundError if a request names another model than the loaded one."""
-    if name and name != loaded:
-        raise ModelNotFoundError(f"model {name!r} is not loaded, {loaded!r} is", field="model")
-
-
 def prompt_from_proto(request: inference_pb2.GenerateRequest) -> str | Sequence[int]:
     """Return the prompt, text or token ids. Raises ValidationError if there is none."""
     kind = request.WhichOneof("prompt")
@@ -70,61 +61,6 @@ def params_from_proto(sampling: inference_pb2.SamplingParams) -> GenerationParam
         if name in given:
             given[name] = collection(given[name])
     return dataclasses.replace(_DEFAULTS, **given)
-
-
-def messages_from_proto(
-    messages: Sequence[inference_pb2.ChatMessage],
-) -> list[dict[str, object]]:
-    """Return a conversation as templates know it: without the fields that are not set."""
-    return [_message_from_proto(message, index) for index, message in enumerate(messages)]
-
-
-def _message_from_proto(message: inference_pb2.ChatMessage, index: int) -> dict[str, object]:
-    found: dict[str, object] = {"role": message.role, "content": message.content}
-    if message.name:
-        found["name"] = message.name
-    if message.tool_call_id:
-        found["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        found["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": _json_from_proto(
-                        call.arguments_json,
-                        f"messages[{index}].tool_calls[{number}].arguments_json",
-                    ),
-                },
-            }
-            for number, call in enumerate(message.tool_calls)
-        ]
-    return found
-
-
-def tools_from_proto(tools: Sequence[inference_pb2.Tool]) -> list[dict[str, object]] | None:
-    """Return the tools as templates know them; None if there are none."""
-    return [_tool_from_proto(tool, index) for index, tool in enumerate(tools)] or None
-
-
-def _tool_from_proto(tool: inference_pb2.Tool, index: int) -> dict[str, object]:
-    function: dict[str, object] = {"name": tool.name, "description": tool.description}
-    if tool.parameters_json:
-        field = f"tools[{index}].parameters_json"
-        function["parameters"] = _json_from_proto(tool.parameters_json, field)
-    return {"type": "function", "function": function}
-
-
-def _json_from_proto(text: str, field: str) -> dict[str, Any]:
-    """Return a JSON object. Raises ValidationError."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ValidationError(f"{field} is not JSON: {error}", field=field) from None
-    if not isinstance(value, dict):
-        raise ValidationError(f"{field} must be a JSON object, got {text[:40]}", field=field)
-    return value
 
 
 # --- answers ---

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from control_plane.api.convert import check_model
 from control_plane.engine.frontend import EngineFrontend
 from control_plane.errors import ComputeUnavailableError
 
@@ -18,12 +17,13 @@ class EngineAccess:
         self._engine = engine
 
     def require(self, model: str = "") -> EngineFrontend:
-        """Return the engine of the model asked for; empty: the one that is loaded.
+        """Return the engine of the model asked for; empty, as in protobuf: the one that is loaded.
 
         Raises ComputeUnavailableError, ModelNotFoundError.
         """
         engine = self._engine
         if engine is None:
             raise ComputeUnavailableError("the compute plane is not there yet")
-        check_model(model, engine.plane.model)
+        if model:
+            engine.plane.check_model(model)
         return engine

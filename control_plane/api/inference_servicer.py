@@ -10,13 +10,8 @@ from typing import Any
 import grpc.aio
 
 from control_plane.api.answers import AnswerHead, events, whole_answer
-from control_plane.api.convert import (
-    messages_from_proto,
-    options_from_proto,
-    params_from_proto,
-    prompt_from_proto,
-    tools_from_proto,
-)
+from control_plane.api.conversation import conversation_from_proto
+from control_plane.api.convert import options_from_proto, params_from_proto, prompt_from_proto
 from control_plane.api.engine_access import EngineAccess
 from control_plane.api.interceptors import current_request_id
 from control_plane.engine.frontend import EngineFrontend, Generation
@@ -106,10 +101,9 @@ async def _submit(engine: EngineFrontend, request: _Request, received: Sequence[
         prompt = prompt_from_proto(request)
     else:
         params.validate()  # before the template runs
-        chat = await engine.apply_chat_template(
-            messages_from_proto(request.messages), tools_from_proto(request.tools)
-        )
-        prompt = chat.token_ids
+        options.validate()
+        conversation = await conversation_from_proto(request)
+        prompt = (await engine.apply_chat_template(*conversation)).token_ids
     return await engine.submit(prompt, params, options, continued=received)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from control_plane.api.convert import messages_from_proto, tools_from_proto
+from control_plane.api.conversation import conversation_from_proto
 from control_plane.api.engine_access import EngineAccess
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -49,8 +49,7 @@ class TokenizerServicer(inference_pb2_grpc.TokenizerServiceServicer):
         engine = self._access.require(request.model)
         is_unset = not request.HasField("add_generation_prompt")
         chat = await engine.apply_chat_template(
-            messages_from_proto(request.messages),
-            tools_from_proto(request.tools),
+            *await conversation_from_proto(request),
             add_generation_prompt=is_unset or request.add_generation_prompt,
         )
         return inference_pb2.ApplyChatTemplateResponse(text=chat.text, token_ids=chat.token_ids)

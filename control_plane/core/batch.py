@@ -111,6 +111,13 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
+class EndToken(NamedTuple):
+    """The token that ended a sample and is no part of it."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+
+
 class PromptLogprobs(NamedTuple):
     """Log-probabilities of known tokens: entry i is that of position `first_position` + i."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from control_plane.core.batch import StepBatch, StepResult, TokenLogprobs
+from control_plane.core.batch import EndToken, StepBatch, StepResult, TokenLogprobs
 from control_plane.core.kv_interface import MemoryStats
 from control_plane.core.request import FinishReason, Request, RequestState
 from planes.errors import ConfigError
@@ -91,7 +91,8 @@ class RequestOutput(NamedTuple):
     `new_token_ids` belong to sample `sample_index`. `finish_reason`: that sample has ended; `state`
     is the request's, and final once all its samples have. A final event comes exactly once a
     request. `logprobs`: of the new tokens, where the request asked. `matched_stop`: the token of
-    `params.stop_token_ids` that ended the sample. (A named tuple because one is
+    `params.stop_token_ids` that ended the sample. `end_token`: the token that ended it and is not
+    among the new ones, where the request asked for log-probabilities. (A named tuple because one is
     made for every token, and a frozen dataclass takes twice as long to make.)
     """
 
@@ -103,6 +104,7 @@ class RequestOutput(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     sample_index: int = 0
     matched_stop: int | None = None
+    end_token: EndToken | None = None
 
 
 @dataclass(frozen=True, slots=True)

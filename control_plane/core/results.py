@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from control_plane.core.batch import RowFailure, StepResult
+from control_plane.core.batch import EndToken, RowFailure, StepResult
 from control_plane.core.beams import Beams
 from control_plane.core.book import Book
 from control_plane.core.interface import RequestOutput
@@ -64,7 +64,7 @@ class Results:
                 if num_in_flight == 0:
                     running.release(seq)
             elif seq.is_beam:
-                pass  # `_take_beams`
+                pass  # beams are taken together, by `_take_beams`
             elif token_id in seq.end_token_ids or seq.request.state is not decode:
                 add_event(self._append(seq, token_id))
                 if seq.draining and num_in_flight == 0:
@@ -184,11 +184,17 @@ class Results:
     def _add_logprobs(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
         """Put the log-probabilities into the events of their tokens."""
         wanted = {
-            (seq.request_id, seq.sample_index): result.sample_logprobs[sample]
+            (seq.request_id, seq.sample_index): EndToken(
+                result.sampled_token_ids[sample], result.sample_logprobs[sample]
+            )
             for sample, seq in enumerate(step.sampled)
             if sample in result.sample_logprobs
         }
         for index, event in enumerate(events):
-            logprobs = wanted.get((event.request_id, event.sample_index))
-            if logprobs is not None and event.new_token_ids:
-                events[index] = event._replace(logprobs=(logprobs,))
+            token = wanted.get((event.request_id, event.sample_index))
+            if token is None:
+                continue
+            if event.new_token_ids:
+                events[index] = event._replace(logprobs=(token.logprobs,))
+            elif event.finish_reason is FinishReason.STOP:
+                events[index] = event._replace(end_token=token)

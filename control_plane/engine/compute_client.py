@@ -1,44 +1,30 @@
-"""The gRPC side of the link: one compute plane, one session, one stream at a time.
-
-A stream may break while the plane and the session live: the connection was cut, or the other end
-was stopped for a moment. Then nothing is lost. The session is resumed on a new stream, the batches
-without an answer are sent again, and the plane repeats the replies of those that have run. The
-engine loop does not notice. Only when the session is gone is the link lost.
-"""
+"""The gRPC side of the link: one compute plane, and one session with it at a time."""
 
 from __future__ import annotations
 
 import queue
 import time
-from collections import deque
-from dataclasses import dataclass, field
 
 import grpc
 import structlog
 
 from control_plane.core.batch import StepBatch, StepResult
-from control_plane.engine.compute_stream import Arrival, ExecuteStream, Mailbox
+from control_plane.engine.compute_session import ComputeSession
+from control_plane.engine.compute_stream import Arrival, Mailbox
 from control_plane.engine.convert import (
     assets_from_proto,
     batch_to_proto,
     description_from_proto,
     result_from_proto,
 )
-from control_plane.engine.link_errors import (
-    check_session,
-    details,
-    link_lost,
-    no_answer,
-    reason,
-    why_not_open,
-)
+from control_plane.engine.link_errors import no_answer, reason, why_not_open
 from control_plane.engine.plane import PlaneDescription
 from control_plane.engine.recording import Recorder
 from control_plane.errors import FencedError, LinkError
 from control_plane.text.assets import ModelAssets
 from planes.address import Address
 from planes.tls import ClientTls, open_channel
-from planes.transport import PROTOCOL_VERSION, is_deserted, plane_channel_options
+from planes.transport import PROTOCOL_VERSION, plane_channel_options
 from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 
 DESCRIBE_TIMEOUT_S = 2.0
@@ -47,44 +33,10 @@ DESCRIBE_TIMEOUT_S = 2.0
 UNARY_TIMEOUT_S = 10.0
 """GetModelAssets and Open compute nothing; a plane that is slower has a fault."""
 
-RESUME_TIMEOUT_S = 0.5
-"""An attempt to go on with a session whose stream broke."""
-
-RESUME_WINDOW_S = 1.0
-"""How long attempts go on. Computing everything anew costs about as much as waiting longer."""
-
 RESUME_PAUSE_S = 0.02
-
-MAX_RESUMES_WITHOUT_REPLY = 8
-"""When the stream breaks so often with no reply in between, what is sent again breaks it."""
-
-_BROKEN_BY_TRANSPORT = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,
-)
-"""How a stream ends when its connection breaks. Another code is said about what was sent."""
+"""Between attempts to go on with a session whose stream broke."""
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Session:
-    """A session, and the batches sent in it that have no answer, oldest first.
-
-    `stream`: None while it is broken, since `broken_at` and by `broken_by`. `num_resumes`: since
-    the last reply.
-    """
-
-    number: int
-    epoch: int
-    acked_step: int
-    stream: ExecuteStream | None = None
-    unanswered: deque[compute_pb2.ExecutionBatch] = field(default_factory=deque)
-    broken_at: float = 0.0
-    broken_by: LinkError | None = None
-    num_resumes: int = 0
 
 
 class ComputeClient:
@@ -110,7 +62,7 @@ class ComputeClient:
         self._channel = open_channel(address, plane_channel_options(), tls)
         self._stub = compute_pb2_grpc.ComputeServiceStub(self._channel)
         self._mailbox = Mailbox()
-        self._session: _Session | None = None
+        self._session: ComputeSession | None = None
         self._last_session = 0
         self._asked_session = (
             0  # ours too, if the plane did as it was asked and its answer was lost
@@ -189,8 +141,13 @@ class ComputeClient:
         self._complaint = None
         self._last_session = response.session
         self._asked_session = 0
-        stream = ExecuteStream(self._stub, (), self._mailbox)
-        self._session = _Session(response.session, response.epoch, response.last_step, stream)
+        self._session = ComputeSession(
+            self._stub,
+            response,
+            self._mailbox,
+            address=self._address,
+            controller=self._controller,
+        )
         if self._recorder is not None:
             self._recorder.opened(self._described)
         _log.info(
@@ -243,9 +200,7 @@ class ComputeClient:
         )
         if self._recorder is not None:
             self._recorder.sent(message)
-        session.unanswered.append(message)
-        if session.stream is not None:
-            session.stream.send(message)
+        session.send(message)
 
     def receive(self, timeout_s: float | None) -> StepResult | None:
         """Wait for the next result; None after `timeout_s` or an `interrupt`.
@@ -257,10 +212,10 @@ class ComputeClient:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             session = self._session
-            if session is not None and session.broken_by is not None:
-                self._try_to_resume(session, session.broken_by)
+            if session is not None:
+                session.try_to_resume()
             wait_s = None if until is None else max(0.0, until - time.monotonic())
-            is_broken = session is not None and session.stream is None
+            is_broken = session is not None and session.is_broken
             if is_broken and (wait_s is None or wait_s > RESUME_PAUSE_S):
                 wait_s = RESUME_PAUSE_S
             try:
@@ -275,77 +230,17 @@ class ComputeClient:
                 continue  # the last words of a stream that was given up
             if isinstance(arrival.reply, compute_pb2.ExecutionOutput):
                 return self._take(session, arrival.reply, arrival)
-            self._note_broken(session, arrival.reply)
+            session.note_broken(arrival.reply)
 
     def _take(
-        self, session: _Session, output: compute_pb2.ExecutionOutput, arrival: Arrival
+        self, session: ComputeSession, output: compute_pb2.ExecutionOutput, arrival: Arrival
     ) -> StepResult:
-        """Match a reply with the oldest batch that waits for one."""
-        check_session(output, self._address)
-        if not session.unanswered or session.unanswered[0].step_id != output.step_id:
-            raise LinkError(
-                f"the compute plane at {self._address} lost count: it answered step "
-                f"{output.step_id} out of turn"
-            )
-        session.unanswered.popleft()
-        session.acked_step = output.step_id
+        """Take the reply to the oldest batch that waits for one."""
+        session.take(output)
         if self._recorder is not None:
             self._recorder.received(output)
-        session.num_resumes = 0
         waited_us = int((time.monotonic() - arrival.at_s) * 1e6)
         return result_from_proto(output, waited_us=waited_us)
-
-    # --- a stream that broke ---
-
-    def _note_broken(self, session: _Session, ended: grpc.RpcError | None) -> None:
-        """Begin to resume the session; raise LinkError if the plane itself ended the stream."""
-        session.stream = None
-        session.broken_at = time.monotonic()
-        session.broken_by = error = link_lost(ended)
-        is_transport = ended is None or (
-            isinstance(ended, grpc.Call) and ended.code() in _BROKEN_BY_TRANSPORT
-        )
-        if reason(ended) or not is_transport or session.num_resumes >= MAX_RESUMES_WITHOUT_REPLY:
-            raise error
-
-    def _try_to_resume(self, session: _Session, broken_by: LinkError) -> None:
-        """Try once to go on with the session. Raises LinkError when there is no hope (left)."""
-        if is_deserted(self._address):
-            raise broken_by
-        request = compute_pb2.OpenRequest(
-            protocol_version=PROTOCOL_VERSION,
-            controller=self._controller,
-            resume_session=session.number,
-            resume_epoch=session.epoch,
-        )
-        try:
-            response = self._stub.Open(request, timeout=RESUME_TIMEOUT_S)
-        except grpc.RpcError as error:
-            if reason(error) or time.monotonic() - session.broken_at > RESUME_WINDOW_S:
-                raise LinkError(
-                    f"{broken_by.message}; its session cannot be resumed: {details(error)}"
-                ) from None
-            return
-        last_sent = session.acked_step + len(session.unanswered)
-        if response.session != session.number or not (
-            session.acked_step <= response.last_step <= last_sent
-        ):
-            raise LinkError(
-                f"the compute plane at {self._address} lost count: it resumed session "
-                f"{response.session} at step {response.last_step}, session {session.number} had "
-                f"steps {session.acked_step} to {last_sent} under way"
-            )
-        session.broken_by = None
-        session.num_resumes += 1
-        session.stream = ExecuteStream(self._stub, session.unanswered, self._mailbox)
-        _log.warning(
-            "compute session resumed on a new stream",
-            address=str(self._address),
-            session=session.number,
-            broken_by=broken_by.message,
-            batches_sent_again=len(session.unanswered),
-            of_these_run=response.last_step - session.acked_step,
-        )
 
     def interrupt(self) -> None:
         """Make a `receive` under way, or else the next one, return at once. Any thread."""
@@ -354,8 +249,8 @@ class ComputeClient:
     def close(self) -> None:
         """End the stream and forget what is in flight."""
         session, self._session = self._session, None
-        if session is not None and session.stream is not None:
-            session.stream.cancel()
+        if session is not None:
+            session.close()
 
     def shut_down(self) -> None:
         """Close the stream and the channel; the client cannot be used after it."""

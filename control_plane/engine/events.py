@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from control_plane.core.batch import TokenLogprobs
+from control_plane.core.batch import EndToken, TokenLogprobs
 from control_plane.core.request import FinishReason, RequestState, StateChange
 from planes.errors import EngineError
 
@@ -46,9 +46,11 @@ class RequestUpdate(NamedTuple):
 
     `new_token_ids` belong to sample `sample_index`. `logprobs`: one entry for each of them, if the
     request asked for them. `finish_reason`: that sample has ended, by the token `matched_stop` if
-    that is one of `stop_token_ids`. `prompt_logprobs`: of the prompt's tokens from its second on,
-    once, if the request asked for them. `at`: when new tokens were committed, on the engine's
-    monotonic clock. An `end`, of the request as a whole, comes exactly once and last.
+    that is one of `stop_token_ids`; `end_token`: the token that ended it and is not among the new
+    ones, if the request asked for log-probabilities. `prompt_logprobs`: of the prompt's tokens
+    from its second on, once, if the request asked for them. `at`: when new tokens were committed,
+    on the engine's monotonic clock. An `end`, of the request as a whole, comes exactly once and
+    last.
     """
 
     request_id: int
@@ -60,6 +62,7 @@ class RequestUpdate(NamedTuple):
     matched_stop: int | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     at: float = 0.0
+    end_token: EndToken | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ class EngineFrontend:
         try:
             options = principal.scope(options)
             return await self._submit(prompt, params, options, continued, lease)
-        except BaseException:
+        except BaseException:  # whatever it is, a cancelled task's too: nobody else has the lease
             lease.release()
             raise
 
@@ -150,6 +150,7 @@ class EngineFrontend:
         arrival_time = self._clock()
         parts.gate.check()
         params.validate()
+        options.validate()
         token_ids = await self._text.tokenize(prompt) if isinstance(prompt, str) else prompt
         parts.gate.check()
         request = parts.admission.make_request(

@@ -136,6 +136,7 @@ class Ledger:
                 output.matched_stop,
                 entry.prompt_logprobs(output) if entry.owes_prompt_logprobs else None,
                 at,
+                output.end_token,
             )
         )
 

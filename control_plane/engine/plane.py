@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from control_plane.config import SchedulingLimits
 from control_plane.core.interface import SchedulerConfig
-from control_plane.errors import PlaneMismatchError
+from control_plane.errors import ModelNotFoundError, PlaneMismatchError
 from planes.transport import PROTOCOL_VERSION
 
 SWAP = "swap"
@@ -79,6 +79,13 @@ class PlaneDescription:
                     f"the compute plane says {name} {getattr(self, name)}, it must be at least 1",
                     field=name,
                 )
+
+    def check_model(self, name: str) -> None:
+        """Raise ModelNotFoundError if that is not what the loaded model is called."""
+        if name != self.model:
+            raise ModelNotFoundError(
+                f"model {name!r} is not loaded, {self.model!r} is", field="model"
+            )
 
     def check_continues(self, before: PlaneDescription) -> None:
         """Raise PlaneMismatchError unless requests begun on `before` may go on here."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
-from control_plane.core.batch import TokenLogprobs
+from control_plane.core.batch import EndToken, TokenLogprobs
 from control_plane.core.request import FinishReason, RequestState
 from control_plane.engine.events import RequestEnd, RequestUpdate
 from control_plane.engine.sample_text import SampleText, TextPiece
@@ -37,7 +37,8 @@ class TextDelta(NamedTuple):
 
     `logprobs`: one for each token, if they were asked for. `finish_reason` is set on the last piece
     of each sample, with `matched_stop`, the string or token the caller gave that ended it, if one
-    did. `end`: on the last piece of all.
+    did, and `end_token`, the token that ended it and is not among its tokens, if log-probabilities
+    were asked for. `end`: on the last piece of all.
     """
 
     text: str
@@ -48,6 +49,7 @@ class TextDelta(NamedTuple):
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     matched_stop: str | int | None = None
+    end_token: EndToken | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,6 +62,7 @@ class _Unread:
     logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
+    end_token: EndToken | None = None
 
 
 class RequestStream:
@@ -173,6 +176,7 @@ class RequestStream:
                 news.finish_reason,
                 tuple(news.logprobs),
                 news.matched_stop,
+                news.end_token,
             )
             for index, news in unread.items()
         ]
@@ -192,7 +196,7 @@ class RequestStream:
         if sample.has_ended and reason is None:
             self._stop_sample(index, sample.num_tokens)
         if sample.has_ended or reason is not None:
-            self._finish(index, news, reason, update.matched_stop)
+            self._finish(index, news, reason, update.matched_stop, update.end_token)
         if update.new_token_ids:
             self._watch.take(index, sample.num_tokens - offset, update.at)
         elif sample.num_tokens > offset:
@@ -204,6 +208,7 @@ class RequestStream:
         news: _Unread,
         reason: FinishReason | None,
         matched_stop: int | None = None,
+        end_token: EndToken | None = None,
     ) -> None:
         """Add the end of a sample."""
         self._ended.add(index)
@@ -215,6 +220,7 @@ class RequestStream:
         is_matched = sample.matched_stop is not None
         news.finish_reason = FinishReason.STOP if is_matched else reason
         news.matched_stop = sample.matched_stop if is_matched else matched_stop
+        news.end_token = None if is_matched else end_token
 
     def _add(self, index: int, offset: int, piece: TextPiece) -> _Unread:
         """Append a piece to what is unread of a sample. Raises SlowReaderError at the bound."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from control_plane.engine.admission import Admission
 from control_plane.text.chat_template import ChatTemplate
+from control_plane.text.conversation import check_tools, template_messages
 from control_plane.text.tokenizer import ByteTokenizer, PlainTokenizer, Tokenizer
 from planes.errors import ValidationError
 
@@ -91,25 +92,42 @@ class TextService:
         *,
         add_generation_prompt: bool = True,
     ) -> ChatPrompt:
-        """Return a conversation as a prompt. The text has its own BOS where the model wants one."""
+        """Return a conversation as a prompt. The text has its own BOS where the model wants one.
+
+        Raises ValidationError if the model has no template, or its template no place for tools.
+        """
         template = self._template
         if template is None:
             raise ValidationError("the model has no chat template", field="messages")
         if not messages:
             raise ValidationError("messages must not be empty", field="messages")
+        # On another thread: a template is a program, it takes its time.
+        return await asyncio.to_thread(
+            self._render, template, messages, tools, add_generation_prompt=add_generation_prompt
+        )
+
+    def _render(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+        *,
+        add_generation_prompt: bool,
+    ) -> ChatPrompt:
         self._check_size(messages, tools)
-
-        def render() -> ChatPrompt:
-            text = template.render(
-                messages, add_generation_prompt=add_generation_prompt, tools=tools
-            )
-            self._admission.check_text(text)
-            tokenizer = self._tokenizer
-            if isinstance(tokenizer, PlainTokenizer):
-                return ChatPrompt(text, tokenizer.encode_plain(text))
-            return ChatPrompt(text, tokenizer.encode(text))
-
-        return await asyncio.to_thread(render)  # a template is a program: it takes its time
+        known = template_messages(messages)
+        check_tools(tools or ())
+        text = template.render(
+            known, add_generation_prompt=add_generation_prompt, tools=tools or None
+        )
+        if tools and text == template.render(known, add_generation_prompt=add_generation_prompt):
+            # They would be ignored without a word.
+            raise ValidationError("the model's chat template has no place for tools", field="tools")
+        self._admission.check_text(text)
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, PlainTokenizer):
+            return ChatPrompt(text, tokenizer.encode_plain(text))
+        return ChatPrompt(text, tokenizer.encode(text))
 
     def _check_size(
         self,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from control_plane.core.batch import TokenLogprobs
+from control_plane.core.batch import EndToken, TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import FinishReason
 from control_plane.core.request_options import RequestOptions
@@ -20,12 +20,16 @@ _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 class Piece(NamedTuple):
-    """A piece of one choice. `logprobs`: one entry a token, or none at all."""
+    """A piece of one choice. `logprobs`: one entry a token, or none at all.
+
+    `end_token`: what ended it and is no part of it, if log-probabilities were asked for.
+    """
 
     text: str
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     finish_reason: str | None = None
+    end_token: EndToken | None = None
 
 
 Take: TypeAlias = Callable[[int, Piece], Awaitable[None]]
@@ -76,6 +80,7 @@ class Answers:
             async with asyncio.TaskGroup() as group:
                 for index in range(len(self._generations)):
                     group.create_task(self._read_one(index, take))
+        # A group of whatever the parts raised; they are the same kind of thing as one alone.
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
 
@@ -92,7 +97,7 @@ class Answers:
         reason = None if delta.finish_reason is None else _finish_reason(delta.finish_reason)
         if self._only_prompts:
             return Piece("", finish_reason=reason and _FINISH_REASONS[FinishReason.LENGTH])
-        return Piece(delta.text, delta.token_ids, delta.logprobs, reason)
+        return Piece(delta.text, delta.token_ids, delta.logprobs, reason, delta.end_token)
 
 
 @contextlib.asynccontextmanager

@@ -8,8 +8,6 @@ from typing import Any
 import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,8 +16,7 @@ from starlette.types import ASGIApp
 from control_plane.access.keyring import Keyring
 from control_plane.http import chat, completions, responses, text_routes
 from control_plane.http.backend import Backend
-from control_plane.http.chat_schema import ChatChunk
-from control_plane.http.completion_schema import CompletionChunk
+from control_plane.http.document import complete_document
 from control_plane.http.doorman import Doorman
 from control_plane.http.edge import Edge, current_request_id
 from control_plane.http.errors import (
@@ -30,7 +27,6 @@ from control_plane.http.errors import (
 )
 from control_plane.http.openai_routes import openai_routes
 from control_plane.http.operations import operation_routes
-from control_plane.http.responses_schema import ResponseEvent
 from control_plane.metrics.visits import FAULT, note_error
 from planes.errors import EngineError
 
@@ -46,18 +42,17 @@ _FIELD_NAMES = {
     "/detokenize": text_routes.DETOKENIZE_NAMES,
 }
 
-_STREAMED: tuple[type[BaseModel], ...] = (CompletionChunk, ChatChunk, ResponseEvent)
-
 _REFUSALS = {
     400: "what is asked for is wrong, or not supported",
     401: "the server wants a token, or does not know this one",
     404: "unknown model or path",
-    408: "the body did not come in time",
+    408: "the request did not come in time",
     413: "the body is too large",
     415: "the body is not JSON",
     429: "too many requests wait; see Retry-After",
+    431: "path and headers are too large",
     500: "a fault of the server",
-    503: "the server starts, drains, or has lost its compute plane",
+    503: "the server starts, drains, has lost its compute plane, or has no connection left",
 }
 
 
@@ -86,39 +81,13 @@ def make_app(backend: Backend, keyring: Keyring | None = None) -> ASGIApp:
     app.include_router(openai_routes(backend))
     app.include_router(text_routes.text_routes(backend))
     app.include_router(operation_routes(backend))
-    _describe_events(app)
+    complete_document(app, needs_token=keyring is not None)
     return Edge(app if keyring is None else Doorman(app, keyring), backend.visits)
-
-
-def _describe_events(app: FastAPI) -> None:
-    """Add the schemas of streamed events to `/openapi.json`, where FastAPI knows none of them."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = generate()
-            _, events = models_json_schema(
-                [(model, "serialization") for model in _STREAMED],
-                ref_template="#/components/schemas/{model}",
-            )
-            known = schema["components"]["schemas"]
-            for name, definition in events["$defs"].items():
-                known.setdefault(name, definition)
-            for operations in schema["paths"].values():
-                for operation in operations.values():
-                    # FastAPI's own answer to what is invalid: here that is a 400.
-                    operation["responses"].pop("422", None)
-            for name in ("HTTPValidationError", "ValidationError"):
-                known.pop(name, None)
-            app.openapi_schema = schema
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign] # FastAPI's documented way
 
 
 async def _on_engine_error(request: Request, error: EngineError) -> Response:
     failure = describe_error(error, _FIELD_NAMES.get(request.url.path))
-    note_error(error.reason)
+    note_error(failure.reason)  # in the word that the client reads
     is_ours = failure.status == HTTPStatus.INTERNAL_SERVER_ERROR
     tell = _log.error if is_ours else _log.info
     tell("http request refused", reason=error.reason, error=failure.error["message"])

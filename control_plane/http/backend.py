@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from control_plane.engine.frontend import EngineFrontend
 from control_plane.engine.gate import Gate
-from control_plane.errors import ComputeUnavailableError, ModelNotFoundError
+from control_plane.errors import ComputeUnavailableError
 from control_plane.http.spelling import Speller
 from control_plane.metrics.visits import VisitMeter
 
@@ -73,8 +73,6 @@ class Backend:
         if engine is None:
             self.gate.check()
             raise ComputeUnavailableError("the compute plane is not there yet")
-        if model is not None and model != engine.model:
-            raise ModelNotFoundError(
-                f"model {model!r} is not loaded, {engine.model!r} is", field="model"
-            )
+        if model is not None:
+            engine.frontend.plane.check_model(model)
         return engine

@@ -63,6 +63,14 @@ async def read_body(request: Request) -> bytes:
     """Return the body. Raises HttpRefusal for one that is too large, of another kind, or late."""
     _check_kind(request)
     declared = request.headers.get("content-length")
+    if declared is not None and "transfer-encoding" in request.headers:
+        # Two who read it differently, one behind the other, take one request for two.
+        raise HttpRefusal(
+            HTTPStatus.BAD_REQUEST,
+            "The body has both a Content-Length and a Transfer-Encoding.",
+            code="invalid_http",
+            headers={"Connection": "close"},
+        )
     if declared is not None and int(declared) > MAX_BODY_BYTES:  # the HTTP parser lets digits in
         raise _too_large(declared)
     data = bytearray()
@@ -127,5 +135,4 @@ def _too_large(size: str) -> HttpRefusal:
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"The body has at most {MAX_BODY_BYTES} bytes, got {size}.",
         code="request_too_large",
-        headers={"Connection": "close"},
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, Field, JsonValue, Tag, model_validator
@@ -18,11 +16,11 @@ from control_plane.http.fields import (
     Wire,
     one_of,
     text_or_list,
+    wrong,
 )
 from control_plane.http.logprobs import ChatLogprobs
 from control_plane.http.usage import CompletionUsage
-
-MAX_TOOLS = 128
+from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS, MAX_TOOLS, json_object
 
 
 class TextPart(Wire):
@@ -53,12 +51,9 @@ class FunctionCall(Wire):
     def parsed_arguments(self) -> dict[str, Any]:
         """Return the arguments as chat templates want them."""
         try:
-            arguments = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"arguments must be JSON: {error}") from None
-        if not isinstance(arguments, dict):
-            raise ValueError("arguments must be the JSON text of an object")  # noqa: TRY004 - pydantic's
-        return arguments
+            return json_object(self.arguments)
+        except ValueError as error:
+            raise wrong("arguments", str(error)) from None
 
 
 class ToolCall(Wire):
@@ -97,7 +92,7 @@ class AssistantMessage(Wire):
     @model_validator(mode="after")
     def _check_not_empty(self) -> Self:
         if self.content is None and not self.tool_calls:
-            raise ValueError("content is required without tool_calls")
+            raise wrong("content", "content is required without tool_calls")
         return self
 
 
@@ -106,6 +101,7 @@ class ToolMessage(Wire):
 
     role: Literal["tool"]
     content: Content
+    name: str | None = None
     tool_call_id: str
 
 
@@ -138,7 +134,7 @@ Message: TypeAlias = Annotated[
 class FunctionDefinition(Wire):
     """A function the model may call. `parameters`: JSON schema."""
 
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_CHARACTERS)
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
     strict: Literal[False] | None = Field(None, description="output is not constrained")
@@ -179,36 +175,39 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is only allowed with logprobs")
+            raise wrong("top_logprobs", "top_logprobs is only allowed with logprobs")
         if (
             self.max_tokens is not None
             and self.max_completion_tokens is not None
             and self.max_tokens != self.max_completion_tokens
         ):
-            raise ValueError(
+            raise wrong(
+                "max_tokens",
                 "max_tokens and max_completion_tokens are two names of one thing and must be "
-                f"equal, got {self.max_tokens} and {self.max_completion_tokens}"
+                f"equal, got {self.max_tokens} and {self.max_completion_tokens}",
             )
         return self
 
 
-def template_messages(messages: list[Message]) -> list[dict[str, object]]:
-    """Return the messages as chat templates take them: text in one piece, arguments parsed."""
-    return [_template_message(message) for message in messages]
+def plain_messages(messages: list[Message]) -> list[dict[str, object]]:
+    """Return the messages as values: text in one piece, arguments parsed."""
+    return [_plain_message(message) for message in messages]
 
 
-def template_tools(tools: list[Tool]) -> list[Mapping[str, object]]:
-    """Return the tools as chat templates take them."""
-    return [tool.model_dump(exclude_none=True) for tool in tools]
+def plain_tools(tools: list[Tool]) -> list[dict[str, object]]:
+    """Return the tools as values, without what says nothing to a model."""
+    return [tool.model_dump(exclude={"function": {"strict"}}, exclude_none=True) for tool in tools]
 
 
-def _template_message(message: Message) -> dict[str, object]:
-    role = "system" if message.role == "developer" else message.role
-    result: dict[str, object] = {"role": role, "content": content_text(message.content)}
+def _plain_message(message: Message) -> dict[str, object]:
+    result: dict[str, object] = {
+        "role": message.role,
+        "content": content_text(message.content),
+    }
+    if message.name:
+        result["name"] = message.name
     if isinstance(message, ToolMessage):
         result["tool_call_id"] = message.tool_call_id
-    elif message.name is not None:
-        result["name"] = message.name
     if isinstance(message, AssistantMessage) and message.tool_calls:
         result["tool_calls"] = [
             {

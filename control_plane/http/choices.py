@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from control_plane.core.batch import TokenLogprobs
+from control_plane.core.batch import EndToken, TokenLogprobs
 from control_plane.http.answers import Answers, Piece
 from control_plane.http.backend import LoadedEngine
 from control_plane.http.errors import describe_error
@@ -104,9 +104,10 @@ async def send_stream(
             if first is not None:
                 events.append(over(first))
         if piece.text or piece.logprobs:
-            events.append(over(shape.chunk(index, piece._replace(finish_reason=None))))
+            rest_to_come = piece._replace(finish_reason=None, end_token=None)
+            events.append(over(shape.chunk(index, rest_to_come)))
         if piece.finish_reason is not None:
-            end = Piece("", finish_reason=piece.finish_reason)
+            end = Piece("", finish_reason=piece.finish_reason, end_token=piece.end_token)
             events.append(over(shape.chunk(index, end)))
         if events:
             await connection.send_events(*events)
@@ -128,20 +129,23 @@ async def send_stream(
 class _Collected:
     """The pieces of one choice so far."""
 
-    __slots__ = ("_logprobs", "_reason", "_texts", "_token_ids")
+    __slots__ = ("_end_token", "_logprobs", "_reason", "_texts", "_token_ids")
 
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._reason: str | None = None
+        self._end_token: EndToken | None = None
 
     def add(self, piece: Piece) -> None:
         self._texts.append(piece.text)
         self._token_ids.extend(piece.token_ids)
         self._logprobs.extend(piece.logprobs)
         self._reason = piece.finish_reason or self._reason
+        self._end_token = piece.end_token or self._end_token
 
     def joined(self) -> Piece:
         """Return all of it as one piece."""
-        return Piece("".join(self._texts), self._token_ids, self._logprobs, self._reason)
+        text = "".join(self._texts)
+        return Piece(text, self._token_ids, self._logprobs, self._reason, self._end_token)

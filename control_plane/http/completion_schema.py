@@ -15,6 +15,7 @@ from control_plane.http.fields import (
     StreamFields,
     TokenId,
     one_of,
+    wrong,
 )
 from control_plane.http.logprobs import CompletionLogprobs
 from control_plane.http.usage import CompletionUsage
@@ -71,12 +72,13 @@ class CompletionRequest(SamplingFields, StreamFields, HarmlessFields):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.best_of is not None and self.best_of != self.num_samples:
-            raise ValueError(
+            raise wrong(
+                "best_of",
                 f"best_of must equal n ({self.num_samples}): samples are not ranked, "
-                f"got {self.best_of}"
+                f"got {self.best_of}",
             )
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens must be at least 1 without echo, got 0")
+            raise wrong("max_tokens", "max_tokens must be at least 1 without echo, got 0")
         return self
 
     @property

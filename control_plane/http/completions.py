@@ -97,7 +97,7 @@ class CompletionShape:
     def chunk(self, index: int, piece: Piece) -> dict[str, object]:
         """Return a piece."""
         logprobs = None
-        if self._wants_logprobs and piece.logprobs:
+        if self._wants_logprobs and (piece.logprobs or piece.end_token):
             logprobs = self._logprobs(index, piece)
         return _choice(index, piece.text, logprobs, piece.finish_reason)
 
@@ -118,8 +118,12 @@ class CompletionShape:
         ruler = self._rulers.get(index)
         if ruler is None:
             ruler = self._rulers[index] = self._speller.ruler(len(self._echo(index)))
-        offsets = ruler.offsets(piece.token_ids)
-        return completion_logprobs(self._speller, piece.token_ids, piece.logprobs, offsets)
+        token_ids, logprobs = piece.token_ids, piece.logprobs
+        if piece.end_token is not None:
+            token_ids = [*token_ids, piece.end_token.token_id]
+            logprobs = [*logprobs, piece.end_token.logprobs]
+        offsets = ruler.offsets(token_ids)
+        return completion_logprobs(self._speller, token_ids, logprobs, offsets)
 
     def _echoed_logprobs(self, index: int, answers: Answers) -> dict[str, list[Any]]:
         prompt, text = answers.prompt_of(index), self._echo(index)

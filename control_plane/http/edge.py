@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 import uuid
 from contextvars import ContextVar
+from http import HTTPStatus
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from control_plane.http.errors import describe_fault
+from control_plane.http.errors import HttpRefusal, describe_fault
 from control_plane.metrics.visits import FAULT, HTTP, VisitMeter, note_error
 from control_plane.tracing.trace_context import enter_trace, read_trace
 
 MAX_CLIENT_ID_CHARACTERS = 128
+MAX_HEAD_BYTES = 16 << 10
+"""Of a request's path, query and headers, as of a gRPC call's metadata."""
+
 CLIENT_GONE = 499
 """What proxies log for a request whose client did not wait; never sent."""
 
@@ -30,6 +34,7 @@ _PATHS = frozenset(
         "/v1/responses",
         "/tokenize",
         "/detokenize",
+        "/tokenizer_info",
     }
 )
 _MODEL_PATH = "/v1/models/"
@@ -96,6 +101,9 @@ class Edge:
             await send(message)
 
         try:
+            if _head_bytes(scope) > MAX_HEAD_BYTES:
+                await _refuse_head(scope, receive, send_named)
+                return
             await self._app(scope, receive, send_named)
         except ClientDisconnect:
             pass  # while it sent its body
@@ -112,3 +120,18 @@ class Edge:
                 status=status or CLIENT_GONE,
                 seconds=time.monotonic() - started,
             )
+
+
+def _head_bytes(scope: Scope) -> int:
+    headers = sum(len(name) + len(value) for name, value in scope["headers"])
+    return len(scope["path"]) + len(scope["query_string"]) + headers
+
+
+async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
+    failure = HttpRefusal(
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        f"Path and headers have at most {MAX_HEAD_BYTES} bytes, got {_head_bytes(scope)}.",
+        code="headers_too_large",
+    ).failure
+    note_error(failure.reason)
+    await failure.to_response()(scope, receive, send)

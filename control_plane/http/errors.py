@@ -33,6 +33,9 @@ _TYPES = {
 _CODES = {"INVALID_REQUEST": "invalid_value", "TOKENIZATION_FAILED": "invalid_value"}
 """Reasons that have another name in OpenAI's API; the others go in lower case."""
 
+PARAM = "param"
+"""In the context of a problem: the field that it is about, below the place of the problem."""
+
 _PROBLEM_CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -65,7 +68,7 @@ class HttpFailure:
 
     @property
     def reason(self) -> str:
-        """The reason of one that is no `EngineError`, spelled as theirs are."""
+        """What is told, in the spelling of an `EngineError`'s reason."""
         return (self.error["code"] or INVALID_REQUEST).upper()
 
     def to_response(self) -> JSONResponse:
@@ -132,7 +135,10 @@ def describe_problems(error: pydantic.ValidationError) -> HttpRefusal:
             HTTPStatus.BAD_REQUEST, f"the body has {count} invalid fields", code="invalid_value"
         )
     problem = error.errors(include_url=False)[0]
-    param = field_path(problem["loc"])
+    location = problem["loc"]
+    if PARAM in problem.get("ctx", {}):
+        location = (*location, problem["ctx"][PARAM])
+    param = field_path(location)
     code = _PROBLEM_CODES.get(problem["type"], "invalid_value")
     return HttpRefusal(HTTPStatus.BAD_REQUEST, _say(problem, param), code=code, param=param or None)
 
@@ -158,6 +164,6 @@ def _say(problem: ErrorDetails, param: str) -> str:
         return f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}."
     message = message.removeprefix("Value error, ")
     given = problem["input"]
-    if isinstance(given, str | int | float | bool) and kind != "value_error":
+    if isinstance(given, str | int | float | bool) and kind not in ("value_error", "wrong"):
         message += f", got {shorten(repr(given), 60)}"
     return f"Invalid '{param}': {message}." if param else f"Invalid body: {message}."

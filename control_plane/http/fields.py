@@ -18,6 +18,7 @@ from pydantic import (
     Tag,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from control_plane.core.generation_params import (
     MAX_LOGIT_BIAS,
@@ -34,6 +35,7 @@ from control_plane.core.generation_params import (
     GenerationParams,
 )
 from control_plane.core.request_options import MAX_PRIORITY, MAX_SALT_BYTES, RequestOptions
+from control_plane.http.errors import PARAM
 
 MAX_TOKEN_ID: Final = 2**32 - 1
 MAX_TOKENS: Final = 2**31 - 1
@@ -73,6 +75,14 @@ def one_of(choose: Callable[[Any], str], expected: str) -> Discriminator:
         custom_error_type="wrong_kind",
         custom_error_message=f"Input should be {expected}",
     )
+
+
+def wrong(name: str, message: str) -> PydanticCustomError:
+    """Return what a model raises for fields that do not go together, or its own check of one.
+
+    `name`: the field that the answer names as `param`, below the model's own place.
+    """
+    return PydanticCustomError("wrong", "{message}", {"message": message, PARAM: name})
 
 
 def text_or_list(given: object) -> str:
@@ -147,8 +157,8 @@ class SamplingFields(Wire):
     )
     cache_salt: str | None = Field(
         None,
-        max_length=MAX_SALT_BYTES,
-        description="share cached prompts only with requests of the same salt",
+        description="share cached prompts only with requests of the same salt; "
+        f"at most {MAX_SALT_BYTES} bytes",
     )
 
     def params(
@@ -189,19 +199,26 @@ class SamplingFields(Wire):
 
 
 class HarmlessFields(Wire):
-    """What OpenAI's clients may say of a request that means nothing here, if it fits.
+    """What OpenAI's clients may say of a request that changes nothing here, if it fits.
 
     Ends for billing, retention and abuse reports are not served; what asks for more is refused.
+    The list is told in `docs/openai-http.md`.
     """
 
-    user: str | None = None
-    metadata: dict[str, str] | None = None
+    user: str | None = Field(None, description="taken, changes nothing")
+    metadata: dict[str, str] | None = Field(None, description="taken, changes nothing")
     store: Literal[False] | None = Field(None, description="nothing is stored")
-    service_tier: Literal["auto", "default"] | None = None
-    parallel_tool_calls: bool | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    service_tier: Literal["auto", "default"] | None = Field(None, description="there is one")
+    parallel_tool_calls: bool | None = Field(
+        None, description="changes nothing: calls come back as the text the model writes"
+    )
+    safety_identifier: str | None = Field(None, description="taken, changes nothing")
+    prompt_cache_key: str | None = Field(
+        None, description="changes nothing: equal prompts are found whatever it is"
+    )
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
+        None, description="changes nothing: prompts stay as long as there is room"
+    )
 
 
 class StreamFields(Wire):
@@ -213,7 +230,7 @@ class StreamFields(Wire):
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed with stream")
+            raise wrong("stream_options", "stream_options is only allowed with stream")
         return self
 
     @property

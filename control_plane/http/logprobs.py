@@ -17,7 +17,8 @@ LEAST_LOGPROB = -9999.0
 class CompletionLogprobs(BaseModel):
     """Columns, one entry a token; `text_offset` counts characters of the choice's text.
 
-    The first token of an echoed prompt has no log-probability.
+    The first token of an echoed prompt has no log-probability. A token that ended the text is the
+    last, although the text is without it.
     """
 
     tokens: list[str]

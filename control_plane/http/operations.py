@@ -29,7 +29,9 @@ def operation_routes(backend: Backend) -> APIRouter:
         code = HTTPStatus.OK if gate.is_serving else HTTPStatus.SERVICE_UNAVAILABLE
         return JSONResponse({"status": status, "state": gate.state.value}, code)
 
-    @router.get("/metrics", response_class=Response)
+    text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+
+    @router.get("/metrics", response_class=Response, responses={200: text})
     async def metrics() -> Response:
         """Show the metrics, in the text format of Prometheus."""
         if backend.metrics is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from control_plane.core.generation_params import GenerationParams
 from control_plane.http.answers import Piece, answers_to
 from control_plane.http.backend import LoadedEngine
-from control_plane.http.conversation import prompt_of_conversation
 from control_plane.http.edge import current_request_id
 from control_plane.http.errors import describe_error
-from control_plane.http.fields import DEFAULT_TEMPERATURE, DEFAULT_TOP_P, FIELD_NAMES
+from control_plane.http.fields import FIELD_NAMES
 from control_plane.http.logprobs import chat_logprobs
 from control_plane.http.reply import Connection
 from control_plane.http.responses_schema import ResponseRequest
@@ -33,7 +33,7 @@ async def answer_response(
 ) -> None:
     """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
     request_id = current_request_id()
-    prompt = await prompt_of_conversation(engine, request.messages())
+    prompt = (await engine.frontend.apply_chat_template(request.messages())).token_ids
     params = request.params(
         max_tokens=request.max_output_tokens or engine.max_new_tokens(len(prompt)),
         num_logprobs=(request.top_logprobs or 0) if request.wants_logprobs else None,
@@ -41,7 +41,7 @@ async def answer_response(
     async with answers_to(
         engine.frontend, [prompt], params, request.options(request_id)
     ) as answers:
-        draft = _Draft(engine, request, request_id)
+        draft = _Draft(engine, request, params, request_id)
         if not request.stream:
 
             async def collect(_: int, piece: Piece) -> None:
@@ -72,7 +72,13 @@ async def answer_response(
 class _Draft:
     """A response that is being written."""
 
-    def __init__(self, engine: LoadedEngine, request: ResponseRequest, request_id: str) -> None:
+    def __init__(
+        self,
+        engine: LoadedEngine,
+        request: ResponseRequest,
+        params: GenerationParams,
+        request_id: str,
+    ) -> None:
         self._speller = engine.speller
         self._texts: list[str] = []
         self._logprobs: list[dict[str, object]] = []
@@ -91,12 +97,12 @@ class _Draft:
             "previous_response_id": None,
             "store": False,
             "system_fingerprint": engine.fingerprint,
-            "temperature": _or(request.temperature, DEFAULT_TEMPERATURE),
+            "temperature": params.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
             "tools": [],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": _or(request.top_p, DEFAULT_TOP_P),
+            "top_p": params.top_p,
             "truncation": "disabled",
             "user": request.user,
         }
@@ -205,7 +211,3 @@ class _Events:
 
 def _place(draft: _Draft) -> dict[str, Any]:
     return {"item_id": draft.message_id, "output_index": 0, "content_index": 0}
-
-
-def _or(given: float | None, default: float) -> float:
-    return default if given is None else given

@@ -15,6 +15,7 @@ from control_plane.http.fields import (
     Wire,
     one_of,
     text_or_list,
+    wrong,
 )
 from control_plane.http.logprobs import TokenLogprob
 from control_plane.http.usage import ResponseUsage
@@ -91,9 +92,12 @@ class ResponseRequest(SamplingFields, HarmlessFields):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.top_logprobs is not None and not self.wants_logprobs:
-            raise ValueError(f"top_logprobs is only allowed with {LOGPROBS} in include")
+            raise wrong("top_logprobs", f"top_logprobs is only allowed with {LOGPROBS} in include")
         if self.stream_options is not None and self.stream_options.include_usage is not None:
-            raise ValueError("stream_options has no include_usage here: a response has its usage")
+            raise wrong(
+                "stream_options.include_usage",
+                "stream_options has no include_usage here: a response has its usage",
+            )
         return self
 
     @property
@@ -102,16 +106,15 @@ class ResponseRequest(SamplingFields, HarmlessFields):
         return bool(self.include)
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the conversation as chat templates take it."""
+        """Return the conversation as values."""
         messages = []
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        for message in self.input:
-            role = "system" if message.role == "developer" else message.role
-            messages.append({"role": role, "content": _text(message.content)})
-        return messages
+        return messages + [
+            {"role": message.role, "content": _text(message.content)} for message in self.input
+        ]
 
 
 def _text(content: str | list[TextItem]) -> str:

@@ -21,6 +21,7 @@ from control_plane.engine.gate import Gate
 from control_plane.http.backend import Backend, MetricsPage
 from control_plane.metrics.visits import VisitMeter
 from planes.address import Address
+from planes.descriptors import descriptor_limit
 from planes.errors import ConfigError
 from planes.listening import check_can_listen
 from planes.tls import ServerTls
@@ -123,6 +124,13 @@ class HttpServer:
         import uvicorn
 
         from control_plane.http.app import make_app
+        from control_plane.http.connections import (
+            MAX_CONNECTIONS,
+            NUM_SPARE,
+            Connections,
+            refuse_connection,
+        )
+        from control_plane.http.edge import Edge
 
         if self._load_metrics is not None:
             self._backend.metrics = self._load_metrics()
@@ -134,7 +142,11 @@ class HttpServer:
             def capture_signals(self) -> Generator[None, None, None]:
                 yield
 
+        # A part of the descriptors is for gRPC and the rest of the process.
+        limit = max(1, min(MAX_CONNECTIONS, descriptor_limit() * 3 // 4 - NUM_SPARE))
+        connections = Connections(limit, Edge(refuse_connection, self._backend.visits))
         options: dict[str, Any] = {
+            "http": connections.protocol(),  # h11: the faster one takes headers of any size
             "lifespan": "off",
             "ws": "none",
             "log_config": None,

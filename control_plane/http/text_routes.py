@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from starlette.responses import JSONResponse, Response
 
 from control_plane.http.backend import Backend, LoadedEngine
 from control_plane.http.body import JsonRoute
-from control_plane.http.chat_schema import template_messages, template_tools
-from control_plane.http.conversation import prompt_of_conversation
+from control_plane.http.chat_schema import plain_messages, plain_tools
 from control_plane.http.text_schema import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 
 TOKENIZE_NAMES: dict[str, str] = {}
@@ -45,6 +45,23 @@ def text_routes(backend: Backend) -> APIRouter:
         engine = backend.require_engine(body.model)
         return JSONResponse({"prompt": await engine.frontend.detokenize(body.tokens)})
 
+    @router.get("/tokenizer_info", response_model=TokenizerInfo)
+    async def tokenizer_info() -> Response:
+        """Name the special tokens, for clients that use the two routes as their tokenizer."""
+        engine = backend.require_engine()
+        tokenizer = engine.frontend.tokenizer
+        special = {
+            "bos_token": tokenizer.bos_token_id,
+            "eos_token": tokenizer.eos_token_id,
+            "pad_token": tokenizer.pad_token_id,
+        }
+        return JSONResponse(
+            {
+                kind: None if token_id is None else engine.speller.spell(token_id).text
+                for kind, token_id in special.items()
+            }
+        )
+
     return router
 
 
@@ -53,9 +70,9 @@ async def _tokens(engine: LoadedEngine, body: TokenizeRequest) -> list[int]:
         return await engine.frontend.tokenize(
             body.prompt or "", add_special_tokens=body.add_special_tokens is not False
         )
-    return await prompt_of_conversation(
-        engine,
-        template_messages(body.messages),
-        template_tools(body.tools) if body.tools else None,
+    chat = await engine.frontend.apply_chat_template(
+        plain_messages(body.messages),
+        plain_tools(body.tools or []),
         add_generation_prompt=body.add_generation_prompt is not False,
     )
+    return chat.token_ids

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize` on the wire."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info` on the wire."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from control_plane.http.chat_schema import MAX_TOOLS, Message, Tool
-from control_plane.http.fields import TokenId, Wire
+from control_plane.http.chat_schema import Message, Tool
+from control_plane.http.fields import TokenId, Wire, wrong
+from control_plane.text.conversation import MAX_TOOLS
 
 
 class TokenizeRequest(Wire):
@@ -24,11 +25,12 @@ class TokenizeRequest(Wire):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("either prompt or messages must be given")
-        if self.messages is None and (self.tools or self.add_generation_prompt is not None):
-            raise ValueError("tools and add_generation_prompt are only allowed with messages")
+            raise wrong("prompt", "either prompt or messages must be given")
+        for name in ("tools", "add_generation_prompt"):
+            if self.messages is None and getattr(self, name) is not None:
+                raise wrong(name, f"{name} is only allowed with messages")
         if self.prompt is None and self.add_special_tokens is not None:
-            raise ValueError("add_special_tokens is only allowed with prompt")
+            raise wrong("add_special_tokens", "add_special_tokens is only allowed with prompt")
         return self
 
 
@@ -52,3 +54,11 @@ class DetokenizeResponse(BaseModel):
     """Their text; special tokens have none."""
 
     prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    """The names of the special tokens; null for what the tokenizer does not have."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None

@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
+from control_plane.errors import AdminTokenRequiredError
 from hetero_infer.bench.figures import median, percentile, summary
 from hetero_infer.bench.load import (
     LoadClient,
@@ -18,11 +19,10 @@ from hetero_infer.bench.load import (
     subject_of,
 )
 from hetero_infer.bench.report import Result, Table
-from hetero_infer.bench.server import server
+from hetero_infer.bench.server import Server, server
 from hetero_infer.bench.settings import LatencySettings
 from hetero_infer.bench.throughput import to_objects, warm_up
 from hetero_infer.config import EngineConfig
-from planes.address import Address
 from planes.errors import ExecutionError
 
 SETTLED_TOKENS = 16
@@ -32,12 +32,12 @@ SETTLED_TOKENS = 16
 def run(config: EngineConfig, settings: LatencySettings) -> Result:
     """Measure; raises EngineError."""
     levels = settings.levels
-    with server(config, settings.target) as where:
-        return run_client(_measure(where.address, settings, levels))
+    with server(config, settings.server) as where:
+        return run_client(_measure(where, settings, levels))
 
 
-async def _measure(address: Address, settings: LatencySettings, levels: list[int]) -> Result:
-    async with load_client(address) as client:
+async def _measure(where: Server, settings: LatencySettings, levels: list[int]) -> Result:
+    async with load_client(where.address, token=where.token, tls=where.tls) as client:
         client.check_length(settings.prompt_tokens, settings.output_tokens, "output_tokens")
         client.check_length(settings.long_prompt, 1, "long_prompt")
         prompts = Prompts(client.model["vocab_size"], settings.seed)
@@ -134,7 +134,10 @@ async def _beside(
     client: LoadClient, prompts: Prompts, settings: LatencySettings
 ) -> dict[str, Any]:
     """Send the long prompt while a stream runs, and see how long that waits for a token."""
-    stats = await client.memory()
+    try:
+        stats = await client.memory()
+    except AdminTokenRequiredError:
+        return {"left_out": "this token may not ask for the size of the KV pool (--admin)"}
     room = stats.total_blocks * stats.block_size - settings.long_prompt
     limit = min(client.model["max_model_len"], room)
     num_output = limit - settings.prompt_tokens

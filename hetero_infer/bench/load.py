@@ -23,6 +23,7 @@ from control_plane.core.generation_params import GenerationParams
 from hetero_infer.client import AsyncClient, Delta, Finished, PoolStats
 from planes.address import Address
 from planes.errors import ConfigError, ExecutionError
+from planes.tls_files import ClientFiles
 
 T = TypeVar("T")
 
@@ -212,10 +213,12 @@ async def gathered(waits: Sequence[Any]) -> list[Any]:
 
 
 @asynccontextmanager
-async def load_client(address: Address) -> AsyncIterator[LoadClient]:
+async def load_client(
+    address: Address, *, token: str | None = None, tls: ClientFiles | None = None
+) -> AsyncIterator[LoadClient]:
     """Connect to a control plane and ask what it runs."""
     # What is tried again is not measured.
-    async with AsyncClient(address, retries=0) as client:
+    async with AsyncClient(address, token=token, tls=tls, retries=0) as client:
         info = await client.model_info()
         yield LoadClient(client, dataclasses.asdict(info))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from hetero_infer.commands.target import TargetSettings
 from hetero_infer.config import EngineConfig
 from hetero_infer.local_planes import (
     compute_socket,
@@ -19,6 +20,7 @@ from hetero_infer.local_planes import (
 from hetero_infer.plane_process import wait_all_ready
 from hetero_infer.wire_errors import error_from_rpc
 from planes.address import Address, parse_address
+from planes.tls_files import ClientFiles
 from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 
 RPC_TIMEOUT_S = 10.0
@@ -50,20 +52,22 @@ def started_planes(config: EngineConfig) -> Iterator[StartedPlanes]:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where requests go, and the planes behind it if they were started for this."""
+    """Where requests go and how, and the planes behind it if they were started for this."""
 
     address: Address
+    token: str | None = None
+    tls: ClientFiles | None = None
     planes: StartedPlanes | None = None
 
 
 @contextlib.contextmanager
-def server(config: EngineConfig, target: str | None) -> Iterator[Server]:
-    """Return where to send requests: to `target`, or else to planes that live as long as this."""
-    if target is not None:
-        yield Server(parse_address(target, key="target"))
+def server(config: EngineConfig, target: TargetSettings) -> Iterator[Server]:
+    """Return where to send requests: to a target, or else to planes that live as long as this."""
+    if target.target is not None:
+        yield Server(parse_address(target.target, key="target"), target.token, target.tls)
         return
     with started_planes(config) as planes:
-        yield Server(planes.control, planes)
+        yield Server(planes.control, planes=planes)
 
 
 def describe(compute: Address) -> compute_pb2.DescribeResponse:

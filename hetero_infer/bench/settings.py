@@ -6,10 +6,13 @@ everything about its run except the engine's own settings, which are recorded be
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from compute_plane.config import DTYPES, KV_CACHE_DTYPES
+from hetero_infer.commands.target import TargetSettings
+from hetero_infer.config import as_in
 from planes.errors import ConfigError
 from planes.settings import setting
 
@@ -44,9 +47,21 @@ class StreamSettings(OutputSettings):
 class LoadSettings(StreamSettings):
     """What benchmarks have in common that any server can answer, not only one started for them."""
 
-    target: str | None = setting(
-        None, help="server that runs already, unix:PATH or HOST:PORT; default: start both planes"
-    )
+    target: str | None = as_in(TargetSettings, "target")
+    tls_ca: str | None = as_in(TargetSettings, "tls_ca")
+    tls_cert: str | None = as_in(TargetSettings, "tls_cert")
+    tls_key: str | None = as_in(TargetSettings, "tls_key")
+    token_file: str | None = as_in(TargetSettings, "token_file")
+
+    @property
+    def server(self) -> TargetSettings:
+        """The server that runs already, or none."""
+        names = [field.name for field in dataclasses.fields(TargetSettings)]
+        return TargetSettings(**{name: getattr(self, name) for name in names})
+
+    def validate(self) -> None:
+        """Raise ConfigError for what means nothing together."""
+        self.server.validate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +76,8 @@ class ThroughputSettings(LoadSettings):
         return positive_integers(self.concurrency, field="concurrency")
 
     def validate(self) -> None:
-        """Raise ConfigError for a list that is none."""
+        """Raise ConfigError for a list that is none, and for what means nothing together."""
+        LoadSettings.validate(self)  # no bare super(): slots=True makes a new class
         _ = self.levels
 
 
@@ -85,7 +101,8 @@ class LatencySettings(LoadSettings):
         return positive_integers(self.concurrency, field="concurrency")
 
     def validate(self) -> None:
-        """Raise ConfigError for a list that is none."""
+        """Raise ConfigError for a list that is none, and for what means nothing together."""
+        LoadSettings.validate(self)  # no bare super(): slots=True makes a new class
         _ = self.levels
 
 

@@ -107,7 +107,7 @@ def run_command(config: EngineConfig) -> CommandTimes:
                     text += piece
                 status = process.wait()
                 ended = time.perf_counter()
-            except BaseException:
+            except BaseException:  # Ctrl-C too: planes must not outlive the measurement
                 process.terminate()  # it takes its planes along
                 raise
         if status != 0 or not text.strip():

@@ -17,10 +17,9 @@ from hetero_infer.bench.load import (
 )
 from hetero_infer.bench.processors import ProcessorMeter, median_usage, usage_table
 from hetero_infer.bench.report import Result, Table
-from hetero_infer.bench.server import server
+from hetero_infer.bench.server import Server, server
 from hetero_infer.bench.settings import ThroughputSettings
 from hetero_infer.config import EngineConfig
-from planes.address import Address
 
 WARM_UP_TOKENS = 8
 
@@ -40,17 +39,17 @@ class ThroughputRun:
 
 def run(config: EngineConfig, settings: ThroughputSettings) -> Result:
     """Measure; raises EngineError."""
-    with server(config, settings.target) as where:
+    with server(config, settings.server) as where:
         meter = ProcessorMeter(where.planes) if where.planes else None
-        return run_client(_measure(where.address, meter, settings))
+        return run_client(_measure(where, meter, settings))
 
 
 async def _measure(
-    address: Address, meter: ProcessorMeter | None, settings: ThroughputSettings
+    where: Server, meter: ProcessorMeter | None, settings: ThroughputSettings
 ) -> Result:
     levels = settings.levels
     results: list[dict[str, Any]] = []
-    async with load_client(address) as client:
+    async with load_client(where.address, token=where.token, tls=where.tls) as client:
         client.check_length(settings.prompt_tokens, settings.output_tokens, "output_tokens")
         prompts = Prompts(client.model["vocab_size"], settings.seed)
         await warm_up(client, prompts, settings.prompt_tokens, max(levels))

@@ -15,10 +15,10 @@ from control_plane.telemetry import EngineMetrics
 from hetero_infer.channel import Route
 from hetero_infer.client import calls
 from hetero_infer.client.answers import Answer, Delta, Event
-from hetero_infer.client.attempts import DEFAULT_RETRIES, RESUME_PATIENCE_S, Attempts, Deadline
+from hetero_infer.client.attempts import DEFAULT_RETRIES, Attempts, Deadline
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
-from hetero_infer.client.progress import BROKEN_OFF, Going, StreamProgress
-from hetero_infer.client.requests import ChatRequest, Request, TextRequest, prompt_of
+from hetero_infer.client.progress import BROKEN_OFF, StreamProgress
+from hetero_infer.client.requests import ChatRequest, TextRequest, prompt_of
 from hetero_infer.client.server_values import ChatPrompt, ModelInfo, PoolStats, ServedRequest
 from hetero_infer.client.services import (
     CLIENT_CLOSED,
@@ -27,7 +27,9 @@ from hetero_infer.client.services import (
     Services,
     parse_target,
 )
-from hetero_infer.wire_errors import ServerLostError, error_from_rpc
+from hetero_infer.client.streaming import StreamFacts, StreamingMethods
+from hetero_infer.client.unreached import error_of
+from hetero_infer.wire_errors import ServerLostError
 from planes.address import Address
 from planes.errors import EngineError
 from planes.tls_files import ClientFiles
@@ -35,7 +37,7 @@ from planes.tls_files import ClientFiles
 T = TypeVar("T")
 
 
-class Client:
+class Client(StreamingMethods["Stream"]):
     """One channel to a server; any thread may use it. Every method raises an `EngineError`.
 
     `target`: `HOST:PORT` or `unix:PATH`. `token`: shown with every call. `tls`: None: plaintext.
@@ -54,8 +56,8 @@ class Client:
         tls: ClientFiles | None = None,
         retries: int = DEFAULT_RETRIES,
     ) -> None:
+        super().__init__(retries)
         self._route = Route(parse_target(target), token=token, tls=tls)
-        self._retries = retries
         self._channel = self._route.open()
         self._services = Services(self._channel)
         self._closed = threading.Event()
@@ -95,75 +97,6 @@ class Client:
             messages_of(messages), tools_of(tools), params, priority, cache_salt, model
         )
         return self._run(calls.generate(request), timeout_s)
-
-    def stream(
-        self,
-        prompt: str | Sequence[int],
-        params: GenerationParams | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-        model: str = "",
-        resume: bool = False,
-        patience_s: float = RESUME_PATIENCE_S,
-        timeout_s: float | None = None,
-    ) -> Stream:
-        """Go on with a prompt piece by piece; arguments as of `generate`.
-
-        `resume`: when the server is lost, go on behind the tokens that came as soon as it is back,
-        within `patience_s` of the loss; the text is the one it would have been. Only with `n` 1 and
-        no beams.
-        """
-        request = TextRequest(prompt_of(prompt), params, priority, cache_salt, model)
-        return self.stream_request(
-            request, resume=resume, patience_s=patience_s, timeout_s=timeout_s
-        )
-
-    def chat_stream(
-        self,
-        messages: Sequence[AnyMessage],
-        params: GenerationParams | None = None,
-        *,
-        tools: Sequence[AnyTool] = (),
-        priority: int = 0,
-        cache_salt: str = "",
-        resume: bool = False,
-        patience_s: float = RESUME_PATIENCE_S,
-        timeout_s: float | None = None,
-    ) -> Stream:
-        """Answer a conversation piece by piece; arguments as of `chat` and `stream`."""
-        request = ChatRequest(messages_of(messages), tools_of(tools), params, priority, cache_salt)
-        return self.stream_request(
-            request, resume=resume, patience_s=patience_s, timeout_s=timeout_s
-        )
-
-    def stream_request(
-        self,
-        request: Request,
-        *,
-        resume: bool = False,
-        patience_s: float = RESUME_PATIENCE_S,
-        timeout_s: float | None = None,
-    ) -> Stream:
-        """Stream the answer of a request that is made already; arguments as of `stream`."""
-        going = Going(self._retries, resume, patience_s, timeout_s)
-        return Stream(self, StreamProgress(request, going))
-
-    def resume(
-        self,
-        request: Request,
-        received_token_ids: Iterable[int],
-        *,
-        patience_s: float = RESUME_PATIENCE_S,
-        timeout_s: float | None = None,
-    ) -> Stream:
-        """Go on with an answer of which some came, maybe in another process.
-
-        `request`: the broken stream's `request`, whose parameters have the seed.
-        `received_token_ids`: its `received_token_ids`; they do not come again.
-        """
-        going = Going(self._retries, True, patience_s, timeout_s)
-        return Stream(self, StreamProgress(request, going, received_token_ids))
 
     def tokenize(
         self, text: str, *, add_special_tokens: bool = True, timeout_s: float = RPC_TIMEOUT_S
@@ -239,6 +172,9 @@ class Client:
     ) -> None:
         self.close()
 
+    def _stream_of(self, progress: StreamProgress) -> Stream:
+        return Stream(self, progress)
+
     def _run(self, call: calls.Call[T], timeout_s: float | None) -> T:
         attempts = Attempts(self._retries if call.is_repeatable else 0, Deadline(timeout_s))
         while True:
@@ -248,7 +184,7 @@ class Client:
             try:
                 answer = method(call.message, timeout=timeout_left_s, metadata=self._route.metadata)
             except grpc.RpcError as error:
-                pause_s = attempts.pause_after(error_from_rpc(error))
+                pause_s = attempts.pause_after(error_of(error, self._route))
             else:
                 return call.read(answer)
             self._closed.wait(pause_s)
@@ -265,7 +201,7 @@ class Client:
             raise ServerLostError(CLIENT_CLOSED)
 
 
-class Stream(Iterator[Event]):
+class Stream(StreamFacts, Iterator[Event]):
     """The events of one request: a Started, then any number of Delta, then a Finished.
 
     PromptLogprobs come before the first Delta, if asked for; with several samples, a SampleFinished
@@ -276,30 +212,10 @@ class Stream(Iterator[Event]):
     """
 
     def __init__(self, client: Client, progress: StreamProgress) -> None:
+        super().__init__(progress)
         self._client = client
-        self._progress = progress
         self._call: Any = None
         self._closed = threading.Event()
-
-    @property
-    def request(self) -> Request:
-        """What was asked for; with the effective parameters, seed and model, once it started."""
-        return self._progress.request
-
-    @property
-    def received_token_ids(self) -> tuple[int, ...]:
-        """The tokens of the first sample that came, for `Client.resume`."""
-        return self._progress.received_token_ids
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last event has come."""
-        return self._progress.is_finished
-
-    @property
-    def text(self) -> str:
-        """The text of the first sample so far."""
-        return self._progress.so_far.text
 
     def texts(self) -> Iterator[str]:
         """Yield the pieces of the first sample's text, none of them empty."""
@@ -362,7 +278,7 @@ class Stream(Iterator[Event]):
                     self._call.cancel()
             response = next(self._call, None)
         except grpc.RpcError as error:
-            raise error_from_rpc(error) from None
+            raise error_of(error, self._client._route) from None
         if response is None:
             raise ServerLostError(BROKEN_OFF)
         return response

@@ -25,7 +25,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `role`: system, user, assistant, tool, or what else the template knows.
+    """One message. `role`: system (or developer, the same), user, assistant, tool.
 
     `tool_calls`: of the assistant. `tool_call_id`: of a tool, the call that it answers.
     """

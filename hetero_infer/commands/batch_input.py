@@ -8,6 +8,7 @@ and `tools` are OpenAI's, everything else has the name of a generation parameter
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ NOTHING_TO_DO: Final = (
 PARAMS: Final = frozenset(field.name for field in dataclasses.fields(GenerationParams))
 KEYS: Final = ("id", "prompt", "messages", "tools", "priority", "cache_salt", "model")
 
+HASH_DIGITS: Final = 16
+
 Id = str | int
 
 
@@ -45,15 +48,33 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One thing to do: a request, or why it is none."""
+    """One thing to do: a request, or why it is none. `place`: where it stands in the input."""
 
     id: Id
+    place: str
     request: TextRequest | ChatRequest | EngineError
 
     @property
     def key(self) -> str:
         """The id as JSON: 1 is not "1"."""
         return key_of(self.id)
+
+    @property
+    def request_hash(self) -> str | None:
+        """Tells whether an answer is one to this request; None: it is none.
+
+        Of all that has a part in the answer: prompt or messages, tools, model, and the parameters
+        that are not the usual ones, so that it stays as it is when others come to be.
+        """
+        if isinstance(self.request, EngineError):
+            return None
+        decisive = dataclasses.asdict(self.request)
+        del decisive["priority"], decisive["cache_salt"]
+        usual = dataclasses.asdict(GenerationParams())
+        params = decisive["params"].items()
+        decisive["params"] = {name: value for name, value in params if value != usual[name]}
+        text = json.dumps(decisive, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
 
 
 def key_of(job_id: Id) -> str:
@@ -74,30 +95,32 @@ def read_jobs(files: Sequence[str], input_file: str | None, defaults: Defaults) 
         jobs = list(_from_lines(input_file, defaults))
     else:
         jobs = [
-            _from_text(STDIN_ID if name == STDIN else name, _read_text(name), defaults)
-            for name in files or (STDIN,)
+            _from_text(name, number, defaults)
+            for number, name in enumerate(files or (STDIN,), start=1)
         ]
     _check_ids(jobs)
     return jobs
 
 
 def _check_ids(jobs: Iterable[Job]) -> None:
-    seen: set[str] = set()
+    places: dict[str, str] = {}
     for job in jobs:
-        if job.key in seen:
+        if job.key in places:
             raise ValidationError(
-                f"the id {job.key} occurs twice; results are told apart by it", field="id"
+                f"the id {job.key} occurs twice, {places[job.key]} and {job.place}; results are "
+                "told apart by it (without one, a line is called by its number, a file by name)",
+                field="id",
             )
-        seen.add(job.key)
+        places[job.key] = job.place
 
 
 # --- one prompt a file ---
 
 
-def _from_text(name: str, text: str, defaults: Defaults) -> Job:
+def _from_text(name: str, number: int, defaults: Defaults) -> Job:
     options = defaults.options
-    request = TextRequest(text, defaults.params, options.priority, options.cache_salt)
-    return Job(name, request)
+    request = TextRequest(_read_text(name), defaults.params, options.priority, options.cache_salt)
+    return Job(STDIN_ID if name == STDIN else name, f"as file {number}", request)
 
 
 def _read_text(name: str) -> str:
@@ -151,12 +174,14 @@ def _from_lines(name: str, defaults: Defaults) -> Iterator[Job]:
 
 def _from_line(number: int, line: bytes, defaults: Defaults) -> Job:
     job_id: Id = number
+    request: TextRequest | ChatRequest | EngineError
     try:
         values = _object(line)
         job_id = _id(values, number)
-        return Job(job_id, _request(values, defaults))
+        request = _request(values, defaults)
     except EngineError as error:
-        return Job(job_id, error)
+        request = error
+    return Job(job_id, f"in line {number}", request)
 
 
 def _object(line: bytes) -> dict[str, Any]:

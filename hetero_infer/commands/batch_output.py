@@ -2,7 +2,8 @@
 
 Each result is written as one whole line. A run that finds a file takes the results in it for done;
 a last line that was torn off is cut away, and lines that say an error are taken out, because those
-jobs are tried again. A file that holds anything else is left alone.
+jobs are tried again. A file that holds anything else is left alone, and so is one that has an
+answer to another request than the one that has its id now, unless those are to be done anew.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hetero_infer.commands.batch_input import key_of
@@ -27,6 +28,14 @@ class Results(Protocol):
     def done(self) -> frozenset[str]:
         """Keys of the jobs whose results are there already."""
 
+    @property
+    def models(self) -> frozenset[str]:
+        """Names of the models that gave these."""
+
+    @property
+    def num_changed(self) -> int:
+        """Answers that were there, of requests that have changed since."""
+
     def write(self, result: Mapping[str, Any]) -> None:
         """Add the result of a job, which its `id` names. Raises OSError."""
 
@@ -39,6 +48,8 @@ class ResultStream:
 
     def __init__(self, order: Sequence[str] | None) -> None:
         self.done: frozenset[str] = frozenset()
+        self.models: frozenset[str] = frozenset()
+        self.num_changed = 0
         self._order = order
         self._next = 0
         self._held: dict[str, bytes] = {}
@@ -65,30 +76,41 @@ class ResultStream:
 
 
 class ResultFile:
-    """Results in a file. `keys`: of all jobs.
+    """Results in a file. `hashes`: of the requests of all jobs, by the jobs' keys.
 
     `is_ordered`: the file is in their order when it is closed; until then results stand in it as
-    they came, so that none is lost whatever happens.
+    they came, so that none is lost whatever happens. `redoes_changed`: take out answers to requests
+    that have changed since; `num_changed` says how many.
 
     Raises ConfigError if the file cannot be written, is being written by another process, or holds
     something else than results of these jobs.
     """
 
-    def __init__(self, name: str, keys: Sequence[str], *, is_ordered: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        hashes: Mapping[str, str | None],
+        *,
+        is_ordered: bool = False,
+        redoes_changed: bool = False,
+    ) -> None:
         self._name = name
-        self._keys = keys
+        self._hashes = hashes
         self._is_ordered = is_ordered
+        self._redoes_changed = redoes_changed
         self._size = 0
         self.done: frozenset[str] = frozenset()
+        self.models: frozenset[str] = frozenset()
+        self.num_changed = 0
         self._fd = self._open()
         try:
             self._is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
             if self._is_regular:
                 data = self._data()
-                results = self._results(data)
+                results = self._done_before(data)
                 self._put(b"".join(results.values()), data)
                 self.done = frozenset(results)
-        except BaseException:
+        except BaseException:  # whatever it is: nobody will enter what was not made, and close it
             os.close(self._fd)
             raise
 
@@ -101,8 +123,8 @@ class ResultFile:
         try:
             if self._is_ordered and self._is_regular:
                 data = self._data()
-                results = self._results(data, keeps_errors=True)
-                self._put(b"".join(results[key] for key in self._keys if key in results), data)
+                lines = {key: line for key, _, line in self._results(data)}
+                self._put(b"".join(lines[key] for key in self._hashes if key in lines), data)
         finally:
             os.close(self._fd)
 
@@ -125,25 +147,46 @@ class ResultFile:
             file.seek(0)
             return file.read()
 
-    def _results(self, data: bytes, *, keeps_errors: bool = False) -> dict[str, bytes]:
+    def _done_before(self, data: bytes) -> dict[str, bytes]:
         """Return the lines that count, by the keys of their jobs. Raises ConfigError."""
-        known = frozenset(self._keys)
+        found: dict[str, bytes] = {}
+        changed: set[str] = set()
+        models: set[str] = set()
+        for key, result, line in self._results(data):
+            if "error" in result:
+                continue
+            if result.get("request_hash") != self._hashes[key]:
+                changed.add(key)
+                continue
+            found.setdefault(key, line)
+            models.add(str(result.get("model")))
+        self.num_changed = len(changed)
+        if changed and not self._redoes_changed:
+            first = next(key for key in self._hashes if key in changed)
+            others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise self._unusable(
+                f"has an answer to another request than the input has now for the id {first}"
+                f"{others}: prompt or parameters have changed since. --redo-changed answers what "
+                "has changed anew; or give another file"
+            )
+        self.models = frozenset(models)
+        return found
+
+    def _results(self, data: bytes) -> Iterator[tuple[str, Mapping[str, Any], bytes]]:
+        """Yield key, result and line of each whole line. Raises ConfigError."""
         *lines, torn = data.split(b"\n")
         if torn and _result(torn) is not None:  # only its end is missing
             lines.append(torn)
-        found: dict[str, bytes] = {}
         for number, line in enumerate(lines, start=1):
             result = _result(line)
             if result is None:
                 raise self._unusable(f"holds something else than results, see line {number}")
             key = key_of(result["id"])
-            if key not in known:
+            if key not in self._hashes:
                 raise self._unusable(
                     f"has a result for the id {key} (line {number}), which is not in the input"
                 )
-            if keeps_errors or "error" not in result:
-                found.setdefault(key, line + b"\n")
-        return found
+            yield key, result, line + b"\n"
 
     def _put(self, kept: bytes, data: bytes) -> None:
         """Put `kept` in place of the file's `data`, so that at no time a result is lost."""

@@ -29,7 +29,8 @@ from hetero_infer.bench.settings import (
     StartSettings,
     ThroughputSettings,
 )
-from hetero_infer.commands.options import options_of, with_options
+from hetero_infer.commands.client_options import refuse_engine_flags
+from hetero_infer.commands.options import ask_for_command, options_of, with_options
 from hetero_infer.config import EngineConfig, Settings
 from planes.errors import ValidationError
 from planes.settings import Layers, Setting, resolve, settings_of
@@ -115,7 +116,8 @@ class RootCall:
 
 bench_app = typer.Typer(
     help="Measure speed, waits, starts, memory, kernels, accuracy; results with their provenance.",
-    no_args_is_help=False,
+    callback=ask_for_command,
+    invoke_without_command=True,
 )
 
 CONFIG_FILE = inspect.Parameter(
@@ -196,12 +198,7 @@ def _run(
         return _module(benchmark.name).run(settings), told
     has_target = isinstance(settings, LoadSettings) and settings.target is not None
     if has_target:
-        for name in ENGINE:
-            if flags.get(name) is not None:
-                spelling = f"--{name.replace('_', '-')}"
-                raise ValidationError(
-                    f"{spelling} means nothing with --target: that server has its own", field=name
-                )
+        refuse_engine_flags(flags)
     engine = _engine(flags)
     if not has_target:
         told["engine"] = dataclasses.asdict(engine)

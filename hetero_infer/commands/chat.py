@@ -10,17 +10,18 @@ import contextlib
 import dataclasses
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from types import FrameType
+from collections.abc import Mapping
 
 from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
-from hetero_infer.client import Client, Stream
+from hetero_infer.client import Client
 from hetero_infer.commands.chat_history import History
-from hetero_infer.commands.chat_input import HELP, Command, Said, TurnReader
+from hetero_infer.commands.chat_input import HELP, Command, Said, TurnReader, UnreadableError
+from hetero_infer.commands.chat_interrupts import Interrupts, cancelling
 from hetero_infer.commands.server import Notices, server_of
 from hetero_infer.commands.target import ChatGenerationConfig, ChatSettings
-from hetero_infer.config import GenerationConfig, Settings
+from hetero_infer.config import Settings
+from hetero_infer.generation_config import GenerationConfig
 from planes.errors import EngineError, ValidationError
 
 PROGRAM = "hetero-infer"
@@ -39,7 +40,13 @@ def chat(settings: Settings, target: ChatSettings, flags: Mapping[str, object]) 
     generation = settings.resolve(ChatGenerationConfig)
     reader = TurnReader()
     params = dataclasses.replace(
-        generation.params, n=1, beam_width=None, length_penalty=1.0, early_stopping=False
+        generation.params,
+        n=1,
+        beam_width=None,
+        length_penalty=1.0,
+        early_stopping=False,
+        num_logprobs=None,
+        num_prompt_logprobs=None,
     )
     params.validate()
     generation.options.validate()
@@ -66,28 +73,6 @@ def chat(settings: Settings, target: ChatSettings, flags: Mapping[str, object]) 
             resumes=not server.is_own,
         )
         return Chat(reader, answerer, History(target.system)).run()
-
-
-class Interrupts:
-    """Ctrl-C while an answer comes: the first one closes its stream, a second one ends the chat."""
-
-    def __init__(self) -> None:
-        self._stream: Stream | None = None
-        self.came = False
-
-    def watch(self, stream: Stream) -> None:
-        """Close this stream when Ctrl-C comes, or now if it has come."""
-        self._stream = stream
-        if self.came:
-            stream.close()
-
-    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Take a Ctrl-C."""
-        if self.came:
-            raise KeyboardInterrupt
-        self.came = True
-        if self._stream is not None:
-            self._stream.close()
 
 
 class Answerer:
@@ -188,6 +173,8 @@ class Chat:
                 self._was_interrupted = True
                 sys.stderr.write("\n")
                 _say("Ctrl-C once more, Ctrl-D or /exit ends the chat")
+            except UnreadableError:
+                raise
             except EngineError as error:
                 self._note_failure(error)
         return EXIT_UNANSWERED if self._num_unanswered else 0
@@ -199,24 +186,17 @@ class Chat:
         try:
             with self._interruptible() as interrupts:
                 self._answerer.answer(self._history, interrupts)
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too: a question without its answer is no turn
             self._history.rewind(num_turns)
             self._was_interrupted = isinstance(error, KeyboardInterrupt)  # it was the second one
             raise
         return interrupts.came
 
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[Interrupts]:
+    def _interruptible(self) -> contextlib.AbstractContextManager[Interrupts]:
         """Let Ctrl-C cancel an answer; in a pipe it ends everything, as always."""
-        interrupts = Interrupts()
-        if not self._reader.is_interactive:
-            yield interrupts
-            return
-        before = signal.signal(signal.SIGINT, interrupts.on_signal)
-        try:
-            yield interrupts
-        finally:
-            signal.signal(signal.SIGINT, before)
+        if self._reader.is_interactive:
+            return cancelling()
+        return contextlib.nullcontext(Interrupts())
 
     def _obey(self, command: Command) -> None:
         if command.name == "reset":

@@ -29,8 +29,9 @@ class History:
 
     def answer(self, text: str, *, is_interrupted: bool = False) -> None:
         """Add what the assistant said, all of it or until it was interrupted."""
-        mark = INTERRUPTED if is_interrupted else ""
-        self._turns.append(Message("assistant", (text + mark).lstrip() if mark else text))
+        if is_interrupted:
+            text = (text.rstrip() + INTERRUPTED).lstrip()
+        self._turns.append(Message("assistant", text))
 
     @property
     def num_turns(self) -> int:

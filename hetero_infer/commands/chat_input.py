@@ -7,11 +7,13 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
+from hetero_infer.commands.chat_interrupts import noticed_at_the_prompt
 from planes.errors import ValidationError
 
 QUOTES: Final = '"""'
 PROMPT: Final = "> "
 CONTINUED: Final = "… "
+TYPED: Final = "what was typed"
 
 HELP: Final = """\
 /reset         forget the conversation, keep the system message
@@ -41,6 +43,10 @@ class Command:
 Turn = Said | Command
 
 
+class UnreadableError(ValidationError):
+    """Standard input gives an error in place of a line; it would do so again."""
+
+
 class TurnReader:
     """Reads turns from standard input; a pipe has one a line, like a terminal.
 
@@ -57,22 +63,31 @@ class TurnReader:
         if self._edits:
             with contextlib.suppress(ImportError):  # Python may be built without it
                 import readline  # noqa: F401
+        self._num_lines = 0
+        self._problem: ValidationError | None = None
 
     def read(self) -> Turn | None:
         """Return the next turn that is not empty; None at the end of the input.
 
-        Raises ValidationError for what is no text, or no command.
+        Raises ValidationError for what is no command, or no text, when the whole turn has been
+        read; UnreadableError if there is no reading on.
         """
         while True:
+            self._problem = None
             line = self._line(PROMPT)
             if line is None:
                 return None
             begun = line.strip()
-            if begun.startswith("/"):
+            is_command = begun.startswith("/")
+            if not is_command:
+                is_quoted = begun.startswith(QUOTES)
+                begun = self._quoted(begun) if is_quoted else self._continued(line)
+            if self._problem is not None:
+                raise self._problem
+            if is_command:
                 return _command(begun)
-            text = self._quoted(begun) if begun.startswith(QUOTES) else self._continued(line)
-            if text.strip():
-                return Said(text)
+            if begun.strip():
+                return Said(begun)
 
     def _continued(self, line: str) -> str:
         """Return a line with those it goes on in."""
@@ -98,25 +113,56 @@ class TurnReader:
         return "\n".join(lines).strip("\n")
 
     def _line(self, prompt: str) -> str | None:
-        """Return one line without its end; None at the end of the input."""
+        """Return one line without its end; None at the end of the input.
+
+        Notes what is no UTF-8 in it.
+        """
         try:
-            if self._edits:
-                return input(prompt)
-            if self.is_interactive:
-                sys.stderr.write(prompt)
-                sys.stderr.flush()
-            line = sys.stdin.readline()
+            if not self.is_interactive:
+                return self._piped()
+            with noticed_at_the_prompt():
+                return self._typed(prompt)
         except EOFError:
             return None
-        except UnicodeDecodeError as error:
-            raise ValidationError(
-                f"standard input is not valid UTF-8 (at byte {error.start})", field="input"
-            ) from None
         except OSError as error:
-            raise ValidationError(
+            raise UnreadableError(
                 f"standard input cannot be read: {error.strerror}", field="input"
             ) from None
-        return line.removesuffix("\n").removesuffix("\r") if line else None
+
+    def _piped(self) -> str | None:
+        line: bytes = sys.stdin.buffer.readline()
+        self._num_lines += 1
+        if not line:
+            return None
+        text = self._decoded(line, f"line {self._num_lines} of standard input")
+        return text.removesuffix("\n").removesuffix("\r")
+
+    def _typed(self, prompt: str) -> str | None:
+        try:
+            if self._edits:
+                line = input(prompt)
+            else:
+                sys.stderr.write(prompt)
+                sys.stderr.flush()
+                line = sys.stdin.readline()
+                if not line:
+                    return None
+        except UnicodeDecodeError as error:
+            return self._decoded(error.object, TYPED)
+        # A locale without UTF-8 makes single surrogates of bytes.
+        return self._decoded(line.encode(errors="surrogateescape"), TYPED).removesuffix("\n")
+
+    def _decoded(self, data: bytes, what: str) -> str:
+        """Return a line as text. What is no UTF-8 in it is the turn's problem, if it has none."""
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            self._problem = self._problem or ValidationError(
+                f"{what} is not valid UTF-8: its byte {error.start + 1} is "
+                f"0x{data[error.start]:02x}",
+                field="input",
+            )
+            return data.decode(errors="replace")
 
 
 def _command(line: str) -> Command:

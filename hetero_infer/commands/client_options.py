@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from hetero_infer.commands.options import NO, options_of
 from hetero_infer.commands.target import (
     ChatGenerationConfig,
     ChatSettings,
+    ClientSettings,
     CompleteSettings,
-    TargetSettings,
 )
-from hetero_infer.config import EngineConfig, GenerationConfig
+from hetero_infer.config import EngineConfig
+from hetero_infer.generation_config import GenerationConfig
+from planes.errors import ValidationError
 from planes.settings import Setting, settings_of
 
 Heading = Callable[[Setting], str]
@@ -20,14 +22,19 @@ Heading = Callable[[Setting], str]
 SEVERAL = {"n", "beam_width", "length_penalty", "early_stopping", NO + "early_stopping"}
 """Settings that ask for several answers, of which a chat could go on with one only."""
 
-SERVER = {item.name for item in settings_of(TargetSettings)}
+LOGPROBS = {"logprobs", "prompt_logprobs"}
+"""Settings whose results only JSON has room for."""
+
+NOT_CHATTED = SEVERAL | LOGPROBS
+
+SERVER = {item.name for item in settings_of(ClientSettings)}
 
 
 def chat_options(heading: Heading) -> list[inspect.Parameter]:
     """Return the options of `chat`. `heading`: of the settings that other commands have too."""
     return [
         *options_of(ChatSettings, _heading),
-        *_without({"input", *SEVERAL}, options_of(ChatGenerationConfig, heading)),
+        *_without({"input", *NOT_CHATTED}, options_of(ChatGenerationConfig, heading)),
         *options_of(EngineConfig, heading),
     ]
 
@@ -39,6 +46,16 @@ def complete_options(heading: Heading) -> list[inspect.Parameter]:
         *_without({"input"}, options_of(GenerationConfig, heading)),
         *options_of(EngineConfig, heading),
     ]
+
+
+def refuse_engine_flags(flags: Mapping[str, object]) -> None:
+    """Raise ValidationError for a flag of an engine beside --target."""
+    for item in settings_of(EngineConfig):
+        if flags.get(item.name) is not None:
+            raise ValidationError(
+                f"{item.flag} means nothing with --target: that server has its own",
+                field=item.name,
+            )
 
 
 def _heading(item: Setting) -> str:

@@ -1,9 +1,9 @@
 """`hetero-infer complete`: many prompts, so many at once, their results as JSON Lines.
 
-A result is `{"id": …, "text": …, …}`, as `--json` prints it, or `{"id": …, "error": {"reason": …,
-"message": …, "field"?: …}}`. They come as they end unless order is asked for. Exit statuses: 0 all
-done; 1 some ended in errors, or the server was lost; 130 Ctrl-C. A file of results is always whole
-lines, and the next run goes on with it.
+A result is `{"id": …, "request_hash": …, "text": …, …}`, as `--json` prints it, or `{"id": …,
+"error": {"reason": …, "message": …, "field"?: …}}`. They come as they end unless order is asked
+for. Exit statuses: 0 all done; 1 some ended in errors, or the server was lost; 130 Ctrl-C. A file
+of results is always whole lines, and the next run goes on with it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from hetero_infer.commands.batch_input import Defaults, Job, read_jobs
 from hetero_infer.commands.batch_output import ResultFile, Results, ResultStream
 from hetero_infer.commands.server import Notices, Server, server_of
 from hetero_infer.commands.target import CompleteSettings
-from hetero_infer.config import GenerationConfig, Settings
+from hetero_infer.config import Settings
+from hetero_infer.generation_config import GenerationConfig
 from hetero_infer.wire_errors import ServerLostError
 from planes.errors import EngineError, ExecutionError
 
@@ -78,22 +79,40 @@ def complete(
     generation.options.validate()
     jobs = read_jobs(files, target.input_file, Defaults(generation.params, generation.options))
     notices = Notices()
-    with contextlib.closing(_results(target, [job.key for job in jobs])) as results:
+    with contextlib.closing(_results(target, jobs)) as results:
         left = [job for job in jobs if job.key not in results.done]
+        if results.num_changed:
+            _say(f"answering anew what has changed since: {results.num_changed}")
         with _Tally(notices.console, len(jobs), len(results.done)) as tally:
             if left:
                 with server_of(settings, target, flags, notices) as server:
                     # One that is not there is noticed here, soon.
                     with Client(server.address, token=server.token, tls=server.tls) as client:
-                        client.model_info()
+                        _compare_models(results, client.model_info().model)
                     asyncio.run(_Batch(server, results, tally, target.concurrency).run(left))
     return EXIT_FAILED if tally.num_failed else 0
 
 
-def _results(target: CompleteSettings, keys: Sequence[str]) -> Results:
+def _results(target: CompleteSettings, jobs: Sequence[Job]) -> Results:
     if target.output in (None, "-"):
-        return ResultStream(keys if target.ordered else None)
-    return ResultFile(target.output or "", keys, is_ordered=target.ordered)
+        return ResultStream([job.key for job in jobs] if target.ordered else None)
+    return ResultFile(
+        target.output or "",
+        {job.key: job.request_hash for job in jobs},
+        is_ordered=target.ordered,
+        redoes_changed=target.redo_changed,
+    )
+
+
+def _compare_models(results: Results, model: str) -> None:
+    """Warn of answers of different models in one file."""
+    for other in sorted(results.models - {model}):
+        _say(f"warning: there are answers of {other!r} already; this server runs {model!r}")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{PROGRAM}: {line}\n")
+    sys.stderr.flush()
 
 
 class _Batch:
@@ -135,7 +154,8 @@ class _Batch:
                 self._results.write({"id": job.id, "error": _error_object(error)})
                 self._tally.add_failure()
             else:
-                self._results.write({"id": job.id, **answer_object(answer)})
+                head = {"id": job.id, "request_hash": job.request_hash}
+                self._results.write({**head, **answer_object(answer)})
                 self._tally.add(answer.finished.completion_tokens)
 
     async def _answer(self, client: AsyncClient, job: Job) -> Answer:
@@ -210,8 +230,7 @@ class _Tally:
         if num_left:
             parts.append(f"{num_left} not done")
         line = ", ".join(parts) + (f"; {self._speed()}" if self._num_tokens else "")
-        sys.stderr.write(f"{PROGRAM}: {line}\n")
-        sys.stderr.flush()
+        _say(line)
 
     def _advance(self) -> None:
         if self._task is not None:

@@ -12,7 +12,8 @@ from hetero_infer.client import Answer, Client, Delta, ModelInfo, Started
 from hetero_infer.commands.answer_object import answer_object
 from hetero_infer.commands.prompt import prompt_of
 from hetero_infer.commands.server import STARTING, Notices, own_server
-from hetero_infer.config import EngineConfig, GenerationConfig, Settings
+from hetero_infer.config import EngineConfig, Settings
+from hetero_infer.generation_config import GenerationConfig
 from planes.errors import ExecutionError
 
 TITLE = "Heterogeneous Inference System"

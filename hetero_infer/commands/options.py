@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from planes.errors import ValidationError
 from planes.settings import Setting, settings_of
 
 Command = Callable[..., Any]
@@ -16,23 +17,29 @@ Command = Callable[..., Any]
 NO = "no_"
 """Begins the name of the option that switches a setting off; no setting begins like that."""
 
+REPEATED: Final[Any] = list[str] | None
+"""The type of an option that may be given again."""
+
 
 def options_of(cls: type, heading: Callable[[Setting], str]) -> list[inspect.Parameter]:
     """Return the options of the settings of a configuration class: one each, two for a switch.
 
-    `heading`: under which heading of the help a setting stands. Values stay text and None means not
-    given: `Settings.resolve` parses and checks them, because there flag, environment and file meet.
+    `heading`: under which heading of the help a setting stands. Values stay text, or a list of
+    texts where an option may be given again, and None means not given: `Settings.resolve` parses
+    and checks them, because there flag, environment and file meet.
     """
     options = []
     for item in settings_of(cls):
-        if item.kind is not bool:
-            options.append(_option(item, item.name, str, item.flag, heading(item)))
+        if item.rule.read is not None:
+            options.append(_option(item, item.name, REPEATED, item.flag, heading(item)))
+        elif item.kind is not bool:
+            options.append(_option(item, item.name, str | None, item.flag, heading(item)))
         elif item.default:
             spelling = f"{item.flag}/{_negative(item.flag)}"
-            options.append(_option(item, item.name, bool, spelling, heading(item)))
+            options.append(_option(item, item.name, bool | None, spelling, heading(item)))
         else:  # the help has room for one spelling only, and the other is the default anyway
-            options.append(_option(item, item.name, bool, item.flag, heading(item)))
-            options.append(_option(item, NO + item.name, bool, _negative(item.flag), None))
+            options.append(_option(item, item.name, bool | None, item.flag, heading(item)))
+            options.append(_option(item, NO + item.name, bool | None, _negative(item.flag), None))
     return options
 
 
@@ -41,18 +48,22 @@ def _negative(flag: str) -> str:
 
 
 def _option(
-    item: Setting, name: str, kind: type, spelling: str, heading: str | None
+    item: Setting,
+    name: str,
+    kind: Any,  # noqa: ANN401 - a type, which may be a union
+    spelling: str,
+    heading: str | None,
 ) -> inspect.Parameter:
     """Return an option; without a heading it is not in the help."""
     option = typer.Option(
         spelling,
         help=_help(item),
-        metavar="" if kind is bool else item.kind.__name__.upper(),
+        metavar="" if item.kind is bool else item.rule.metavar or item.kind.__name__.upper(),
         show_default=False,
         rich_help_panel=heading,
         hidden=heading is None,
     )
-    annotation: Any = Annotated[kind | None, option]
+    annotation: Any = Annotated[kind, option]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
@@ -64,7 +75,8 @@ def _help(item: Setting) -> str:
     if item.rule.choices:
         text += f": {', '.join(item.rule.choices)}"
     facts = [] if item.rule.range_text is None else [item.rule.range_text]
-    if item.default not in (None, False) and not text.startswith(f"{item.default} "):
+    is_told = item.default is not None and item.default is not False and item.default != ()
+    if is_told and not text.startswith(f"{item.default} "):
         facts.append(f"default {item.default}")
     return f"{text} [dim]({'; '.join(facts)})[/dim]" if facts else text
 
@@ -72,6 +84,7 @@ def _help(item: Setting) -> str:
 def with_options(options: Collection[inspect.Parameter]) -> Callable[[Command], Command]:
     """Let typer see `options` in place of a command's `**flags`, which get the settings' names."""
     opposites = {option.name for option in options if option.name.startswith(NO)}
+    repeated = {option.name for option in options if option.annotation.__origin__ == REPEATED}
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -79,6 +92,8 @@ def with_options(options: Collection[inspect.Parameter]) -> Callable[[Command], 
             for name in opposites:
                 if flags.pop(name):
                     flags[name.removeprefix(NO)] = False
+            for name in repeated:  # typer has an empty list where nothing was given
+                flags[name] = flags[name] or None
             return command(**flags)
 
         signature = inspect.signature(command, eval_str=True)
@@ -87,3 +102,18 @@ def with_options(options: Collection[inspect.Parameter]) -> Callable[[Command], 
         return run
 
     return decorate
+
+
+def ask_for_command(context: typer.Context) -> Callable[[], int] | None:
+    """Say, for a group of commands that stands alone, which there are."""
+    if context.invoked_subcommand is not None:
+        return None
+    group: Any = context.command
+    names = ", ".join(group.list_commands(context))
+
+    def refuse() -> int:
+        raise ValidationError(
+            f"`{context.info_name}` wants a command behind it: {names}; --help says more"
+        )
+
+    return refuse

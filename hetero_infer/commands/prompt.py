@@ -6,7 +6,8 @@ import sys
 from typing import BinaryIO
 
 from control_plane.text.tokenizer import MAX_BYTES_PER_TOKEN
-from hetero_infer.config import GenerationConfig, Settings
+from hetero_infer.config import Settings
+from hetero_infer.generation_config import GenerationConfig
 from planes.errors import ValidationError
 
 NOTHING_TO_DO = "nothing to do: give --input TEXT, or `serve`; --help shows everything"
@@ -24,12 +25,12 @@ def prompt_of(settings: Settings, generation: GenerationConfig, *, max_model_len
     if prompt is None:
         return _from_stdin(max_model_len * MAX_BYTES_PER_TOKEN)
     try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
+        # A locale without UTF-8 makes single surrogates of bytes.
+        return prompt.encode(errors="surrogateescape").decode()
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:
         raise ValidationError(
-            f"input is not valid UTF-8 (at character {error.start})", field="input"
+            f"input is not valid UTF-8 (at byte {error.start})", field="input"
         ) from None
-    return prompt
 
 
 def _from_stdin(max_bytes: int) -> str:

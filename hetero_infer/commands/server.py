@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from hetero_infer.commands.target import TargetSettings
-from hetero_infer.config import EngineConfig, Settings, api_token
+from hetero_infer.commands.client_options import refuse_engine_flags
+from hetero_infer.commands.target import ClientSettings
+from hetero_infer.config import EngineConfig, Settings
 from hetero_infer.local_planes import (
     compute_socket,
     control_socket,
@@ -22,8 +23,6 @@ from hetero_infer.local_planes import (
 )
 from hetero_infer.plane_process import wait_all_ready
 from planes.address import Address, parse_address
-from planes.errors import ValidationError
-from planes.settings import settings_of
 from planes.tls_files import ClientFiles
 
 STARTING = "Starting the planes and loading the model …"
@@ -82,20 +81,14 @@ def own_server(
 
 @contextlib.contextmanager
 def server_of(
-    settings: Settings, target: TargetSettings, flags: Mapping[str, object], notices: Notices
+    settings: Settings, target: ClientSettings, flags: Mapping[str, object], notices: Notices
 ) -> Iterator[Server]:
     """Return the server that the command line names, or start one. Raises EngineError."""
-    if target.target is not None:
-        for item in settings_of(EngineConfig):
-            if flags.get(item.name) is not None:
-                raise ValidationError(
-                    f"{item.flag} means nothing with --target: that server has its own",
-                    field=item.name,
-                )
-        target.validate()
-        yield Server(parse_address(target.target, key="target"), api_token(), target.tls)
-        return
     target.validate()
+    if target.target is not None:
+        refuse_engine_flags(flags)
+        yield Server(parse_address(target.target, key="target"), target.token, target.tls)
+        return
     config = settings.resolve(EngineConfig)
     own_flags = [] if target.chat_template is None else [f"--chat-template={target.chat_template}"]
     with contextlib.ExitStack() as stack:

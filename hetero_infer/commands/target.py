@@ -7,18 +7,21 @@ something else to these.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from hetero_infer.config import GenerationConfig
+from hetero_infer.config import api_token
+from hetero_infer.generation_config import GenerationConfig
 from planes.errors import ConfigError
 from planes.settings import setting
 from planes.tls_files import ClientFiles, client_files
 
 MAX_CONCURRENCY = 4096
+MAX_TOKEN_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSettings:
-    """A server that runs already, or what is said of one's own."""
+    """A server that runs already, or none."""
 
     target: str | None = setting(
         None, help="server that runs already, unix:PATH or HOST:PORT; default: start both planes"
@@ -26,8 +29,9 @@ class TargetSettings:
     tls_ca: str | None = setting(None, help="PEM file of the server's authority: TLS to --target")
     tls_cert: str | None = setting(None, help="PEM file of the certificate the server is shown")
     tls_key: str | None = setting(None, help="PEM file of that certificate's private key")
-    chat_template: str | None = setting(
-        None, help="file with the chat template to use instead of the model's (Jinja2)"
+    token_file: str | None = setting(
+        None,
+        help="file with the token the server is shown; default: what HETERO_API_TOKEN says",
     )
 
     @property
@@ -35,15 +39,49 @@ class TargetSettings:
         """TLS to the server; None: plaintext. Raises ConfigError for a part without the rest."""
         return client_files(self.tls_ca, self.tls_cert, self.tls_key)
 
+    @property
+    def token(self) -> str | None:
+        """What the server is shown. Raises ConfigError for a file that cannot be read."""
+        return api_token() if self.token_file is None else _first_line(self.token_file)
+
     def validate(self) -> None:
         """Raise ConfigError for what means nothing together."""
-        is_tls = self.tls is not None
-        if self.target is None and is_tls:
-            raise ConfigError(
-                "tls_ca: the planes started here are reached over a unix socket; it means nothing "
-                "without --target",
-                field="tls_ca",
-            )
+        tls = self.tls
+        if self.target is not None:
+            return
+        for name, value in (("tls_ca", tls), ("token_file", self.token_file)):
+            if value is not None:
+                raise ConfigError(
+                    f"{name}: the planes started here are reached over a unix socket of this "
+                    "user's; it means nothing without --target",
+                    field=name,
+                )
+
+
+def _first_line(name: str) -> str:
+    try:
+        with Path(name).open("rb") as file:
+            data = file.read(MAX_TOKEN_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"token_file: {name} cannot be read: {why}", field="token_file") from None
+    token = data.partition(b"\n")[0].strip().decode(errors="replace")
+    if not token:
+        raise ConfigError(f"token_file: {name} has no token in its first line", field="token_file")
+    return token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings(TargetSettings):
+    """What is said of a server that runs already, or of one's own."""
+
+    chat_template: str | None = setting(
+        None, help="file with the chat template to use instead of the model's (Jinja2)"
+    )
+
+    def validate(self) -> None:
+        """Raise ConfigError for what means nothing together."""
+        TargetSettings.validate(self)  # no bare super(): slots=True makes a new class
         if self.target is not None and self.chat_template is not None:
             raise ConfigError(
                 "chat_template: means nothing with --target: that server has its own",
@@ -52,7 +90,7 @@ class TargetSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatSettings(TargetSettings):
+class ChatSettings(ClientSettings):
     """`chat`."""
 
     system: str | None = setting(None, help="system message at the beginning of the conversation")
@@ -66,7 +104,7 @@ class ChatGenerationConfig(GenerationConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompleteSettings(TargetSettings):
+class CompleteSettings(ClientSettings):
     """`complete`."""
 
     input_file: str | None = setting(
@@ -79,3 +117,6 @@ class CompleteSettings(TargetSettings):
         32, help="requests under way at once", minimum=1, maximum=MAX_CONCURRENCY
     )
     ordered: bool = setting(False, help="results in the order of the input, not of their ends")
+    redo_changed: bool = setting(
+        False, help="answer those anew whose prompt or parameters are not those --output answers"
+    )

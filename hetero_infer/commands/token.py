@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero_infer.commands.options import ask_for_command
 from planes.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ COLUMNS = ("NAME", "REQUESTS AT ONCE", "TOKENS A MINUTE", "ADMIN", "SHARES CACHE
 Action = Callable[[], int]
 
 token_app = typer.Typer(
-    help="Make, list and revoke the tokens of a server's clients.", no_args_is_help=True
+    help="Make, list and revoke the tokens of a server's clients.",
+    callback=ask_for_command,
+    invoke_without_command=True,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="whose token it is")]

@@ -20,7 +20,7 @@ from hetero_infer.client import (
 )
 from planes.address import Address
 from planes.errors import EngineError
-from tests.faults.deployment import PATIENCE_S, POLL_S
+from tests.waiting import PATIENCE_S, POLL_S
 
 MAX_READERS = 64
 
@@ -120,7 +120,7 @@ class Reader:
             answer = self._read_once()
             while not answer.is_whole and not self._is_leaving.is_set():
                 self.given_up.append(answer)
-                time.sleep(POLL_S)
+                self._is_leaving.wait(POLL_S)  # a client's pause; its leaving ends it
                 answer = self._read_once()
             return answer
         finally:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +29,8 @@ from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 from protos.hetero.inference.v1 import inference_pb2 as pb
 from protos.hetero.inference.v1 import inference_pb2_grpc
 from tests.faults.cuttable_proxy import CuttableProxy
+from tests.waiting import PATIENCE_S, happens, wait_until
 
-PATIENCE_S = 120.0
-"""Ends a test that hangs; nothing is expected to take long."""
-
-POLL_S = 0.01
 RPC_TIMEOUT_S = 30.0
 NUM_LOG_LINES = 200
 MIB = 1 << 20
@@ -44,21 +40,6 @@ RECONNECTS_SOON = [
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 250),
 ]
-
-
-def happens(holds: Callable[[], bool], within_s: float) -> bool:
-    """Wait for something that only asking can tell; whether it came in time."""
-    deadline = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for something that must come."""
-    assert happens(holds, PATIENCE_S), f"not in time: {what}"
 
 
 @dataclass(frozen=True, slots=True)

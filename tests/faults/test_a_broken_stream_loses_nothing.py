@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from planes.address import Address, parse_address
 from tests.compute_plane.rpc.plane_harness import Harness
 from tests.control_plane.engine.loop_driver import Driver
 from tests.faults.cuttable_proxy import TIMEOUT_S, CuttableProxy, Way
+from tests.waiting import wait_until
 
 PROMPTS = ["a", "hello there", "blocks " * 5]
 MAX_TOKENS = 10
@@ -47,9 +47,7 @@ class World:
 
     def wait_until_run(self, step: int) -> None:
         """Wait until the plane has run a step; asks it directly."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while self.plane.describe().last_step < step:
-            assert time.monotonic() < deadline
+        wait_until(lambda: self.plane.describe().last_step >= step, f"step {step} is run")
 
     def finish(self) -> list[str]:
         """Run to the end; the texts."""

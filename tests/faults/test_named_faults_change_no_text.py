@@ -35,7 +35,7 @@ def without_stops(length: int) -> list[Asked]:
         Asked(
             texts[i % len(texts)],
             GenerationParams(
-                max_tokens=length * (48 + 12 * (i % 9)),
+                max_tokens=length * (24 + 6 * (i % 9)),
                 temperature=(0.0, 0.8, 1.1)[i % 3],
                 top_p=0.9 if i % 4 else 1.0,
                 top_k=40 if i % 5 == 0 else 0,
@@ -81,7 +81,7 @@ def undisturbed(deployment: Deployment, *, length: int = 1) -> Oracle:
 
 @pytest.fixture(scope="module")
 def one_plane() -> Iterator[tuple[Deployment, Oracle]]:
-    with deployed(EngineConfig(log_level="info", max_num_blocks=384)) as deployment:
+    with deployed(EngineConfig(log_level="info", max_num_blocks=224)) as deployment:
         yield deployment, undisturbed(deployment)
 
 
@@ -90,7 +90,7 @@ def two_planes() -> Iterator[tuple[Deployment, Oracle]]:
     config = EngineConfig(log_level="info", num_threads=1, max_num_blocks=256)
     with deployed(config, num_compute=2) as deployment:
         # Longer: they go on while one plane is away, and all three faults must meet them.
-        yield deployment, undisturbed(deployment, length=3)
+        yield deployment, undisturbed(deployment, length=6)
 
 
 def campaign(

@@ -38,6 +38,15 @@ PROMPTS: dict[str, str] = {
     "spaces": "a\t\tb    c\n\n\n      d = [1,  2,   3]\n\t",
 }
 
+ECHOED: dict[str, str] = {
+    "ended": (
+        "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\nHi! How can I help you today?"
+    ),
+    "open": "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\nI am",
+    **{name: PROMPTS[name] for name in ("fact", "python", "chinese", "russian", "emoji", "spaces")},
+}
+"""Prompts with special tokens, characters of several tokens, and one whose answer is over."""
+
 
 def long_prompt_source() -> str:
     """Return the text whose first `LONG_PROMPT_TOKENS` tokens are the twentieth prompt."""

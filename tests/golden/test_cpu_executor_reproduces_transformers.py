@@ -27,6 +27,14 @@ LEAST_MARGIN = 1e-3
 GREEDY: dict[str, Any] = json.loads((DATA / "greedy.json").read_text(encoding="utf-8"))
 PERPLEXITY: dict[str, Any] = json.loads((DATA / "perplexity.json").read_text(encoding="utf-8"))
 RUNS: list[dict[str, Any]] = GREEDY["runs"]
+SPREAD = ("greeting", "python", "chat", "japanese", "emoji")
+"""These run in the ordinary tests. All twenty, the long one too, do so together through both planes
+in tests/integration."""
+
+ALONE = [
+    pytest.param(run, id=run["name"], marks=[] if run["name"] in SPREAD else pytest.mark.slow)
+    for run in RUNS
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +55,18 @@ def driver(executor: CpuExecutor) -> BatchDriver:
 
 def test_no_recorded_choice_is_a_near_tie() -> None:
     assert len(RUNS) == 20
+    assert {run["name"] for run in RUNS} > set(SPREAD)
     assert all(len(run["token_ids"]) == 64 for run in RUNS)
     assert min(run["min_margin"] for run in RUNS) > LEAST_MARGIN
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run["name"])
+@pytest.mark.parametrize("run", ALONE)
 def test_a_prompt_alone_gives_the_recorded_tokens(driver: BatchDriver, run: dict[str, Any]) -> None:
     [tokens] = driver.generate([DrivenSequence(list(run["prompt_token_ids"]))], 64)
     assert tokens == run["token_ids"]
 
 
+@pytest.mark.slow
 def test_all_prompts_at_once_give_the_recorded_tokens(driver: BatchDriver) -> None:
     sequences = [DrivenSequence(list(run["prompt_token_ids"])) for run in RUNS]
     tokens = driver.generate(sequences, 64, chunk=CHUNK_TOKENS)

@@ -7,51 +7,18 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
-from control_plane.core.generation_params import GenerationParams
-from hetero_infer.client import Client, Delta
-from hetero_infer.commands.serve import HURRY_AFTER_S
-from hetero_infer.config import EngineConfig, child_environment
-from hetero_infer.local_planes import start_compute_plane
-from planes.address import Address, parse_address
-from planes.errors import EngineError
-from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
-
-COMMAND = [sys.executable, "-P", "-m", "hetero_infer"]
-SIMULATED = ["--executor", "simulated"]
-PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def environ(tmp_path) -> dict[str, str]:
-    """Children import this tree, and their private directories can be counted."""
-    return {**child_environment(), "HETERO_HTTP_PORT": "0", "TMPDIR": str(tmp_path)}
-
-
-def run(environ, *argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [*COMMAND, *argv],
-        env=environ,
-        input=stdin,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert private_directories(environ) == []
-    return result
-
-
-def private_directories(environ) -> list[Path]:
-    return list(Path(environ["TMPDIR"]).glob("hetero-*"))
+from tests.hetero_infer.command_processes import (
+    PATIENCE_S,
+    SIMULATED,
+    private_directories,
+    run,
+    started,
+)
 
 
 def processes_of(group: str) -> list[str]:
@@ -213,23 +180,6 @@ def test_a_configuration_file_and_variables_reach_the_planes(environ, tmp_path):
     assert "Generating up to 3 tokens" in result.stdout
 
 
-@contextlib.contextmanager
-def started(environ, *argv: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [*COMMAND, *argv],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        process_group=0,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def wait_for_text(process: subprocess.Popen[str]) -> None:
     """Return when text is about to be generated."""
     while not (line := process.stdout.readline()).startswith("Generating"):
@@ -264,115 +214,3 @@ def test_output_that_nobody_reads_ends_the_planes(environ):
         assert process.wait(PATIENCE_S) == 128 + signal.SIGPIPE
         assert process.stderr.read() == ""
         assert private_directories(environ) == []
-
-
-SERVING = re.compile(
-    r"Serving gRPC on (?P<address>\S+) \(control plane: pid (?P<control>\d+); "
-    r"compute plane: (pid (?P<compute>\d+) at )?(?P<compute_address>\S+)\)\n"
-)
-
-
-FORTY_TOKENS = GenerationParams(max_tokens=40, seed=1, ignore_eos=True)
-
-
-def generate(address: str) -> str:
-    return answer(address)[1]
-
-
-def answer(address: str) -> tuple[str, str]:
-    """A request's id and its text."""
-    with Client(parse_address(address)) as client:
-        started, *events = client.stream("Hello", FORTY_TOKENS)
-    text = "".join(event.text for event in events if isinstance(event, Delta))
-    return started.request_id, text
-
-
-def serving(process: subprocess.Popen[str]) -> re.Match[str]:
-    line = process.stdout.readline()
-    match = SERVING.fullmatch(line)
-    assert match is not None, line + process.stderr.read()
-    return match
-
-
-def test_serve_survives_its_compute_plane_and_ends_with_status_0_on_sigterm(environ):
-    with started(environ, "serve", "--grpc-port", "0", *SIMULATED) as process:
-        match = serving(process)
-        text = generate(match["address"])
-        assert text
-        os.kill(int(match["compute"]), signal.SIGKILL)
-        # The control plane takes requests meanwhile; they wait for the next compute plane.
-        assert generate(match["address"]) == text
-        with grpc.insecure_channel(match["address"]) as channel:
-            admin = inference_pb2_grpc.AdminServiceStub(channel)
-            metrics = admin.GetMetrics(inference_pb2.GetMetricsRequest())
-        assert (metrics.num_plane_losses, metrics.num_preemptions) == (1, 0)
-        process.terminate()
-        _, log = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0
-        assert "hetero-infer: the compute plane was ended by SIGKILL; starting another one" in log
-        assert private_directories(environ) == []
-
-
-def test_serve_starts_its_control_plane_again_where_clients_found_it(environ):
-    with started(environ, "--serve", "--grpc-port", "0", *SIMULATED) as process:
-        match = serving(process)
-        first_id, text = answer(match["address"])
-        os.kill(int(match["control"]), signal.SIGKILL)
-        # The next one says that it serves itself, in the log that it shares with `serve`.
-        for awaited in ("the control plane was ended by SIGKILL; starting another", '"serving"'):
-            while awaited not in (line := process.stderr.readline()):
-                assert line, "serve has ended"
-        second_id, same_text = answer(match["address"])
-        assert same_text == text
-        assert second_id != first_id
-        assert Path(f"/proc/{match['compute']}").exists()
-        process.terminate()
-        _, log = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, log
-        assert private_directories(environ) == []
-
-
-def test_a_second_signal_to_serve_cuts_the_requests_off_that_it_waits_for(environ):
-    endless = ["--max-model-len", "90000", "--max-num-blocks", "9000", "--shutdown-timeout", "600"]
-    params = GenerationParams(max_tokens=60000, seed=1, ignore_eos=True)
-    with started(environ, "serve", "--grpc-port", "0", *endless, *SIMULATED) as process:
-        match = serving(process)
-        with Client(parse_address(match["address"])) as client:
-            events = client.stream("Hello", params)
-            next(events)
-            process.terminate()
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(HURRY_AFTER_S + 0.1)  # else it is the same wish
-            process.terminate()
-            _, log = process.communicate(timeout=PATIENCE_S)
-            with pytest.raises(EngineError):
-                list(events)
-        assert process.returncode == 128 + signal.SIGTERM
-        assert "requests cut off by the shutdown" in log
-        assert private_directories(environ) == []
-
-
-def test_serve_attaches_to_a_compute_plane_and_leaves_it_alone(environ, tmp_path):
-    address = Address(path=str(tmp_path / "compute.sock"))
-    with start_compute_plane(EngineConfig(executor="simulated"), address) as compute:
-        compute.wait_ready(PATIENCE_S)
-        flags = ["--compute", str(address), "--listen", f"unix:{tmp_path}/control.sock"]
-        with started(environ, "serve", *flags) as process:
-            match = serving(process)
-            assert match["compute"] is None
-            assert match["compute_address"] == str(address)
-            assert generate(match["address"])
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0
-        assert compute.is_running
-
-
-def test_serve_on_a_port_that_is_taken_is_a_fault_that_names_it(environ):
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
-        result = run(environ, "serve", "--grpc-port", str(port), *SIMULATED)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
-    assert "Traceback" not in result.stderr

@@ -5,6 +5,7 @@ from concurrent import futures
 import grpc
 import pytest
 
+import hetero_infer
 from control_plane.api.status import STATUS_OF, describe_error
 from control_plane.core.errors import PromptTooLongError
 from control_plane.core.generation_params import GenerationParams
@@ -40,6 +41,12 @@ class Server(inference_pb2_grpc.InferenceServiceServicer):
             context.abort(told.code, told.message)
         if self.code is not None:
             context.abort(self.code, "no details")
+
+
+def test_every_class_that_a_server_may_mean_is_a_public_name():
+    assert {cls.__name__ for cls in STATUS_OF} <= set(hetero_infer.__all__)
+    for cls in STATUS_OF:
+        assert getattr(hetero_infer, cls.__name__) is cls
 
 
 @pytest.fixture

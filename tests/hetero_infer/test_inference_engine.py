@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import weakref
-
 import pytest
 
 from hetero_infer import (
@@ -23,11 +15,9 @@ from hetero_infer import (
     SimpleTokenizer,
     ValidationError,
 )
-from hetero_infer.compute_beside import ComputeBeside
-from hetero_infer.plane_process import PlaneStartError
+from tests.hetero_infer.small_engine import SMALL, run_alone
 
 PATIENCE_S = 60.0
-SMALL = EngineConfig(executor="simulated", block_size=4, max_num_blocks=64, max_batch_size=5)
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +43,6 @@ REQUESTS = [
     )
     for i in range(24)
 ]
-
-
-def run_alone(engine, prompt, params):
-    request_id = engine.submit_request(prompt, params)
-    (result,) = engine.run()
-    assert result.request_id == request_id
-    return result
 
 
 def test_requests_together_each_get_the_text_they_get_alone(engine):
@@ -220,67 +203,6 @@ def test_more_waiting_requests_than_allowed_are_refused():
         assert len(engine.run()) == 1
 
 
-def test_a_compute_plane_that_dies_is_replaced_and_nothing_is_lost(capsys):
-    params = GenerationParams(max_tokens=300, seed=9, ignore_eos=True)
-    with InferenceEngine(EngineConfig(executor="simulated")) as engine:
-        undisturbed = run_alone(engine, "Hello", params)
-        engine.submit_request("Hello", params)
-        for _ in range(40):
-            engine.step()
-        os.kill(engine._compute.pid, signal.SIGKILL)
-        (result,) = engine.run()
-        assert result.output_tokens == undisturbed.output_tokens
-    assert "the compute plane was ended by SIGKILL; starting another one" in capsys.readouterr().err
-
-
-def test_closing_ends_the_compute_plane_and_may_be_repeated():
-    engine = InferenceEngine(EngineConfig(executor="simulated"))
-    pid = engine._compute.pid
-    engine.submit_request("a", GenerationParams(max_tokens=500))
-    engine.step()
-    engine.close()
-    engine.close()
-    assert not os.path.exists(f"/proc/{pid}")
-    assert not engine.has_pending_work()
-    with pytest.raises(EngineError, match="closed"):
-        engine.submit_request("a")
-
-
-def test_an_engine_that_nobody_holds_ends_its_compute_plane():
-    engine = InferenceEngine(EngineConfig(executor="simulated"))
-    engine.submit_request("a", GenerationParams(max_tokens=5))
-    engine.run()
-    pid, alive = engine._compute.pid, weakref.ref(engine)
-    del engine
-    gc.collect()
-    assert alive() is None
-    assert not os.path.exists(f"/proc/{pid}")
-
-
-def test_a_program_that_closes_nothing_leaves_nothing_behind_and_is_not_warned():
-    program = """
-        from hetero_infer import EngineConfig, GenerationParams, InferenceEngine
-        engine = InferenceEngine(EngineConfig(executor="simulated"))
-        request_id = engine.submit_request(
-            "Hello, world!", GenerationParams(max_tokens=50, temperature=0.8, top_p=0.95)
-        )
-        for result in engine.run():
-            assert result.request_id == request_id
-            print(result.generated_tokens > 0, engine._compute.pid)
-    """
-    result = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-    is_generated, pid = result.stdout.split()
-    assert is_generated == "True"
-    assert not os.path.exists(f"/proc/{pid}")
-
-
 class LetterTokenizer:
     """Twenty-six letters, a space for everything else, and an end."""
 
@@ -341,49 +263,6 @@ def test_what_had_ended_before_an_error_broke_off_a_run_is_not_lost(monkeypatch)
         assert [result.request_id for result in engine.run()] == [long]
 
 
-def test_a_plane_that_dies_before_the_engine_knows_it_is_replaced(monkeypatch, capsys):
-    kill_once = [lambda plane: plane._plane.kill()]
-    started = ComputeBeside.__init__
-
-    def start_and_die(self, config):
-        started(self, config)
-        kill_once.pop()(self)
-
-    monkeypatch.setattr(ComputeBeside, "__init__", start_and_die)
-    with InferenceEngine(SMALL) as engine:
-        assert run_alone(engine, "a", GenerationParams(max_tokens=2)).success
-    assert "starting another one" in capsys.readouterr().err
-
-
-def test_a_fork_cannot_use_the_engine_and_does_no_harm_to_it():
-    program = """
-        import os
-        from hetero_infer import EngineConfig, EngineError, GenerationParams, InferenceEngine
-        engine = InferenceEngine(EngineConfig(executor="simulated"))
-        engine.submit_request("Hello", GenerationParams(max_tokens=5))
-        child = os.fork()
-        for use in (engine.step, engine.run, lambda: engine.submit_request("x")):
-            try:
-                use()
-            except EngineError as error:
-                assert not child and "belongs to the process that made it" in error.message
-            else:
-                assert child
-        if child:
-            assert os.waitpid(child, 0)[1] == 0
-            assert [result.success for result in engine.run()] == [True]
-            print("fine")
-    """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert (result.returncode, result.stdout) == (0, "fine\n"), result.stderr
-
-
 EXECUTOR = """
 import numpy as np
 from compute_plane.executor.interface import ExecutionOutput
@@ -436,10 +315,3 @@ def test_what_cannot_work_is_said_before_anything_is_started(arguments, message)
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused():
     with pytest.raises(ConfigError, match="the tokenizer has 500 tokens, the model's logits only"):
         InferenceEngine(SMALL, tokenizer=SimpleTokenizer(500))
-
-
-def test_a_compute_plane_that_cannot_start_says_why():
-    with pytest.raises(PlaneStartError) as caught:
-        InferenceEngine(SMALL, executor="no_such_module:Thing")
-    assert "no_such_module:Thing cannot be imported" in caught.value.output[-1]
-    assert str(caught.value) == f"{caught.value.message}: {caught.value.output[-1]}"

@@ -68,6 +68,14 @@ def test_what_cannot_be_is_one_line_and_status_2(token_command, arguments, befor
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("group", ["token", "bench"])
+def test_a_group_of_commands_alone_says_which_there_are(capsys, group):
+    assert main([group]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"hetero-infer: error: `{group}` wants a command behind it: ")
+
+
 def test_a_token_travels_in_plaintext_only_on_this_machine(tmp_path):
     there, here = parse_address("10.0.0.1:1"), parse_address("127.0.0.1:1")
     with pytest.raises(ValidationError, match="another machine and the connection is plaintext"):

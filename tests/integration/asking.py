@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,8 +10,7 @@ import grpc
 from planes.address import Address
 from protos.hetero.inference.v1 import inference_pb2 as pb
 from protos.hetero.inference.v1 import inference_pb2_grpc
-
-PATIENCE_S = 120.0
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class Server:
@@ -20,15 +18,15 @@ class Server:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address.target)
-        self.stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self.admin = inference_pb2_grpc.AdminServiceStub(self._channel)
+        self.channel = grpc.insecure_channel(address.target)
+        self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.admin = inference_pb2_grpc.AdminServiceStub(self.channel)
 
     def __enter__(self) -> Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._channel.close()
+        self.channel.close()
 
     def ask(self, request: pb.GenerateRequest) -> list[list[int]]:
         """The tokens of each sample."""
@@ -52,10 +50,7 @@ class Server:
         return self.admin.GetMemoryStats(pb.GetMemoryStatsRequest())
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(holds, "what the server is to say")
 
 
 def request(text: str, max_tokens: int, **sampling: float) -> pb.GenerateRequest:

@@ -21,10 +21,11 @@ from planes.address import Address
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where clients find the control plane (TCP) and tools the compute plane (unix socket)."""
+    """Where clients find the control plane (TCP, `http` too) and tools the compute plane (unix)."""
 
     control: Address
     compute: Address
+    http: Address
 
 
 @pytest.fixture(scope="session")
@@ -34,11 +35,16 @@ def deployment() -> Iterator[Deployment]:
         compute = compute_socket(directory)
         with (
             start_compute_plane(config, compute) as compute_plane,
-            start_control_plane(config, compute, "--grpc-port=0") as control_plane,
+            start_control_plane(
+                config, compute, "--grpc-port=0", "--http", "--http-port=0"
+            ) as control_plane,
         ):
             wait_all_ready([compute_plane, control_plane])
             assert control_plane.address is not None
-            yield Deployment(control=control_plane.address, compute=compute)
+            assert control_plane.http_address is not None
+            yield Deployment(
+                control=control_plane.address, compute=compute, http=control_plane.http_address
+            )
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from compute_plane.executor.batch_checks import SlotLimits
 from compute_plane.executor.slots import SlotTable
@@ -11,7 +10,6 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import KVCacheManager
 from control_plane.core.request import Request, RequestState
 from control_plane.core.scheduler import Scheduler, SchedulerConfig
-from tests.compute_plane.executor.test_cpu_against_transformers import transformers_model
 from tests.compute_plane.executor.tiny_llama import (
     pool_for,
     tiny_executor,
@@ -73,13 +71,19 @@ def ours(
     return [[sample.output_tokens for sample in request.samples] for request in requests]
 
 
+def transformers_model(weights):
+    from tests.compute_plane.executor.llama_of_transformers import transformers_model
+
+    return transformers_model(SPEC, weights)
+
+
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0])
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 def test_the_answers_are_those_of_transformers(width, length_penalty, early_stopping):
     weights = tiny_weights(SPEC, seed=width)
     weights.lm_head[EOS] *= 2.5  # so that searches also end by themselves
-    model = transformers_model(SPEC, weights)
+    model = transformers_model(weights)
     params = GenerationParams(
         max_tokens=MAX_TOKENS, seed=0, beam_width=width, n=width,
         length_penalty=length_penalty, early_stopping=early_stopping,
@@ -93,7 +97,7 @@ def test_the_answers_are_those_of_transformers(width, length_penalty, early_stop
 def test_ten_beams_of_a_model_with_two_end_tokens_are_those_of_transformers(width, early_stopping):
     weights = tiny_weights(SPEC, seed=width)
     weights.lm_head[[EOS, SECOND_EOS]] *= 2.5
-    model = transformers_model(SPEC, weights)
+    model = transformers_model(weights)
     params = GenerationParams(
         max_tokens=MAX_TOKENS, seed=0, beam_width=width, n=width, early_stopping=early_stopping
     )
@@ -104,6 +108,8 @@ def test_ten_beams_of_a_model_with_two_end_tokens_are_those_of_transformers(widt
 
 def compare(model, params: GenerationParams, answers, ends: list[int]) -> int:
     """Assert that the answers are those of transformers; how many of them ended by themselves."""
+    import torch
+
     width, num_ended = params.beam_width, 0
     for prompt, samples in zip(PROMPTS, answers, strict=True):
         with torch.inference_mode():

@@ -22,7 +22,7 @@ from tests.integration.asking import Server, request
 pytestmark = pytest.mark.model
 
 NUM_REQUESTS = 24
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 
 SUBJECTS = ("lake", "clock", "bridge", "violin", "desert", "orchard", "harbour", "comet")
 REQUESTS = [

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import logging, sys, threading
 import structlog
@@ -16,12 +18,16 @@ with structlog.contextvars.bound_contextvars(request_id="r-1"):
 thread = threading.Thread(target=lambda: log.warning("from a thread"))
 thread.start()
 thread.join()
+prompt = "a " + "secret"
 try:
     raise ValueError("boom")
 except ValueError:
     log.exception("failed")
 logging.getLogger("library").info("chatter")
-logging.getLogger("library").warning("a library's warning")
+try:
+    raise KeyError("lost")
+except KeyError:
+    logging.getLogger("library").warning("a library's %s", "warning", exc_info=True)
 """
 
 
@@ -39,15 +45,25 @@ def run(level: str, log_format: str) -> str:
 
 def test_a_json_log_is_one_object_a_line_with_plane_level_time_and_bound_ids():
     lines = run("info", "json").splitlines()
-    hello, thread, failed = (json.loads(line) for line in lines if line.startswith("{"))
+    hello, thread, failed, library = map(json.loads, lines)
     assert hello["event"] == "hello"
     assert hello["level"] == "info"
     assert hello["request_id"] == "r-1"
     assert hello["step_id"] == 3
     assert hello["timestamp"].endswith("Z")
-    assert {hello["plane"], thread["plane"], failed["plane"]} == {"control"}
+    assert {line["plane"] for line in (hello, thread, failed, library)} == {"control"}
     assert failed["exception"][0]["exc_value"] == "boom"
-    assert lines[-1] == "WARNING:library:a library's warning"
+    assert (library["event"], library["level"]) == ("a library's warning", "warning")
+    assert library["logger"] == "library"
+    assert library["exception"][0]["exc_type"] == "KeyError"
+    assert library["timestamp"].endswith("Z")
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_traceback_shows_no_value_of_a_variable(log_format):
+    text = run("info", log_format)
+    assert "boom" in text
+    assert "a secret" not in text
 
 
 def test_in_a_pipe_the_automatic_format_is_json():

@@ -38,7 +38,7 @@ class LlamaServer:
         )  # fmt: skip
         try:
             self._wait()
-        except BaseException:
+        except BaseException:  # Ctrl-C too: the server must not outlive this
             self.close()
             raise
         self.versions = {"llama.cpp": _version(directory)}

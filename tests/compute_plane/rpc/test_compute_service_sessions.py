@@ -2,40 +2,26 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
-from typing import NoReturn
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from compute_plane.errors import PlaneDraining, SessionFenced
-from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import StepBatch
 from compute_plane.rpc import streams
 from compute_plane.rpc.server import MAX_REFLECTION_STREAMS, NUM_WORKERS
 from compute_plane.rpc.servicer import MAX_STREAMS
 from protos.hetero.compute.v1 import compute_pb2
-from tests.compute_plane.rpc.plane_harness import TIMEOUT_S, Harness, reason, start, violated_fields
-
-SERVICE = "hetero.compute.v1.ComputeService"
-
-
-def first_batch_parts(text: bytes = b"hello", slot: int = 0, first_block: int = 0) -> dict:
-    blocks = list(range(first_block, first_block + 8))
-    return {
-        "starts": [start(slot, text, blocks)],
-        "slots": [slot],
-        "query_lens": [len(text)],
-        "positions": [0],
-        "sampled_rows": [0],
-    }
-
-
-def decode_parts(position: int, slot: int = 0) -> dict:
-    return {"slots": [slot], "query_lens": [1], "positions": [position], "sampled_rows": [0]}
+from tests.compute_plane.rpc.plane_harness import (
+    SERVICE,
+    TIMEOUT_S,
+    Harness,
+    decode_parts,
+    first_batch_parts,
+    reason,
+    violated_fields,
+)
 
 
 def test_describe_says_what_the_plane_is(shared_plane: Harness):
@@ -250,150 +236,6 @@ def test_streams_beyond_the_bound_are_refused_and_other_calls_still_answered(own
         own_plane.describe()
 
 
-def test_a_failing_executor_costs_its_batch_and_the_plane_stays_up(own_plane: Harness):
-    controller = own_plane.open()
-    other = {**first_batch_parts(b"other", slot=1, first_block=8)}
-    controller.run(**other)
-    own_plane.executor.failure = ValueError("the kernel broke")
-    with controller.stream() as stream:
-        stream.send(controller.batch(**first_batch_parts()))
-        refusal = stream.receive().refusal
-        assert refusal.reason == compute_pb2.REFUSAL_REASON_EXECUTION_FAILED
-        assert "the kernel broke" in refusal.message
-        stream.send(controller.batch(**decode_parts(5)))
-        (failure,) = stream.receive().row_failures
-        assert failure.reason == compute_pb2.ROW_FAILURE_REASON_POISONED
-        stream.send(controller.batch(**decode_parts(5, slot=1)))
-        assert not stream.receive().row_failures
-        stream.send(controller.batch(**first_batch_parts()))
-        assert not stream.receive().row_failures
-    assert not own_plane.faults.is_set()
-
-
-def test_a_failing_row_poisons_its_slot_also_for_batches_already_sent(own_plane: Harness):
-    controller = own_plane.open()
-    parts = {
-        "starts": [start(0, b"good", [0, 1]), start(1, b"bad.", [2, 3])],
-        "slots": [0, 1],
-        "query_lens": [4, 4],
-        "positions": [0, 0],
-        "sampled_rows": [0, 1],
-    }
-    decode = {"slots": [1, 0], "query_lens": [1, 1], "positions": [4, 4], "sampled_rows": [0, 1]}
-    expected = own_plane.open().run(**parts)[0]
-    controller = own_plane.open()
-    own_plane.executor.failed_rows = {1: "not finite"}
-    with controller.stream() as stream:
-        stream.send(controller.batch(**parts))
-        stream.send(controller.batch(**decode))
-        first, second = stream.receive(), stream.receive()
-    (failure,) = first.row_failures
-    assert (failure.row, failure.reason) == (1, compute_pb2.ROW_FAILURE_REASON_NOT_FINITE)
-    assert first.sampled_token_ids[0] == expected
-    (failure,) = second.row_failures
-    assert (failure.row, failure.reason) == (0, compute_pb2.ROW_FAILURE_REASON_POISONED)
-    assert second.sampled_token_ids[1] > 0
-
-
-def test_a_fault_of_the_planes_own_code_answers_everybody_and_ends_the_plane(
-    own_plane: Harness, monkeypatch: pytest.MonkeyPatch
-):
-    def broken_prepare(*_: object) -> NoReturn:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(SlotTable, "prepare", broken_prepare)
-    controller = own_plane.open()
-    with controller.stream() as stream:
-        stream.send(controller.batch(**first_batch_parts()))
-        ending = stream.ending()
-    assert (ending.code(), reason(ending)) == (grpc.StatusCode.INTERNAL, "PLANE_BROKEN")
-    assert own_plane.faults.wait(TIMEOUT_S)
-    with pytest.raises(grpc.RpcError) as caught:
-        own_plane.open()
-    assert reason(caught.value) == "PLANE_BROKEN"
-
-
-def test_stopping_reports_not_serving_and_delivers_the_batches_under_way(own_plane: Harness):
-    executor = own_plane.executor
-    controller = own_plane.open()
-    health = health_pb2_grpc.HealthStub(own_plane.channel)
-    assert serving(health, "") == serving(health, SERVICE) == serving_status()
-    watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=TIMEOUT_S)
-    assert next(watch).status == serving_status()
-    with controller.stream() as stream:
-        executor.gate.clear()
-        stream.send(controller.batch(**first_batch_parts()))
-        assert executor.entered.acquire(timeout=TIMEOUT_S)
-        stopping = threading.Thread(target=own_plane.plane.stop)
-        stopping.start()
-        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        executor.gate.set()
-        assert stream.receive().step_id == 1
-        ending = stream.ending()
-        assert ending.code() == grpc.StatusCode.UNAVAILABLE
-        stopping.join(TIMEOUT_S)
-
-
-def test_batches_under_way_are_answered_before_a_draining_plane_ends_the_stream(
-    own_plane: Harness,
-):
-    executor, controller = own_plane.executor, own_plane.open()
-    parts = [first_batch_parts(), decode_parts(5), decode_parts(6)]
-    batches = [controller.batch(**part) for part in parts]
-    third_is_wanted = threading.Event()
-
-    def requests() -> Iterator[compute_pb2.ExecutionBatch]:
-        yield from batches[:2]
-        assert third_is_wanted.wait(TIMEOUT_S)
-        yield batches[2]
-
-    stream = streams.ExecuteStream(
-        requests(), own_plane.plane._device, own_plane.plane._sessions, cut_off=lambda: None
-    )
-    replies = stream.replies()
-    steps: list[int] = []
-    first = threading.Thread(target=lambda: steps.append(next(replies).header.step_id))
-    executor.gate.clear()
-    first.start()
-    assert executor.entered.acquire(timeout=TIMEOUT_S)
-    deadline = time.monotonic() + TIMEOUT_S
-    while own_plane.plane._device._queue.empty():  # until the second is queued as well
-        assert time.monotonic() < deadline, "the second batch was never queued"
-        time.sleep(0.001)
-    own_plane.plane._device.stop(0)
-    third_is_wanted.set()
-    executor.gate.set()
-    first.join(TIMEOUT_S)
-    steps.append(next(replies).header.step_id)
-    with pytest.raises(PlaneDraining):
-        next(replies)
-    assert steps == [1, 2]
-
-
-def test_a_stream_that_is_ended_but_not_read_is_cut_off(
-    own_plane: Harness, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(streams, "END_GRACE_S", 0.01)
-    controller, was_cut_off = own_plane.open(), threading.Event()
-    stream = streams.ExecuteStream(
-        iter([controller.batch(**first_batch_parts())]),
-        own_plane.plane._device,
-        own_plane.plane._sessions,
-        was_cut_off.set,
-    )
-    replies = stream.replies()
-    next(replies)  # while nobody reads, gRPC does not come back for the next one
-    stream.end(SessionFenced("over"))
-    assert was_cut_off.wait(TIMEOUT_S)
-    replies.close()
-
-
-def test_health_of_an_unknown_service_is_not_found(shared_plane: Harness):
-    with pytest.raises(grpc.RpcError) as caught:
-        serving(health_pb2_grpc.HealthStub(shared_plane.channel), "nobody")
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-
-
 def test_reflection_lists_the_services(shared_plane: Harness):
     stub = reflection_pb2_grpc.ServerReflectionStub(shared_plane.channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")
@@ -423,11 +265,3 @@ def test_reflection_streams_left_open_do_not_keep_other_calls_out(own_plane: Har
     for call in calls:
         assert list(call) == []
     assert list(stub.ServerReflectionInfo(iter([request])))
-
-
-def serving_status() -> int:
-    return health_pb2.HealthCheckResponse.SERVING
-
-
-def serving(stub: health_pb2_grpc.HealthStub, service: str) -> int:
-    return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S).status

@@ -332,6 +332,10 @@ def test_health_knows_its_services_and_reflection_lists_them(channel):
     with pytest.raises(grpc.RpcError) as caught:
         health.Check(health_pb2.HealthCheckRequest(service="nobody"))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    # To a watcher an unknown service is no error: it may come, says the protocol.
+    watch = health.Watch(health_pb2.HealthCheckRequest(service="nobody"), timeout=20)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()
     reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
     (answer,) = reflect(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = {service.name for service in answer.list_services_response.service}

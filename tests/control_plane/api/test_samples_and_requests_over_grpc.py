@@ -84,7 +84,9 @@ def test_usage_says_what_was_cached_and_a_salt_keeps_tenants_apart(stub):
         for salt in ("us", "us", "them")
     )
     assert (first, second, stranger) == (0, 32, 0)
-    assert stub.GetMetrics(pb.GetMetricsRequest()).cached_tokens - before == 32
+    *_, last = stub.GenerateStream(ask(text, max_tokens=3, cache_salt="us"))
+    assert last.finished.usage.cached_tokens == 32
+    assert stub.GetMetrics(pb.GetMetricsRequest()).cached_tokens - before == 64
     memory = stub.GetMemoryStats(pb.GetMemoryStatsRequest())
     assert 0 < memory.cached_blocks <= memory.free_blocks == memory.total_blocks == 64
     assert (memory.used_blocks, memory.utilization, memory.internal_fragmentation) == (0, 0, 0)

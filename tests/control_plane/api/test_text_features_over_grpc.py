@@ -273,6 +273,15 @@ def test_a_conversation_is_answered_as_its_prompt_would_be(stub, expected):
             pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x" * 140_000)]),
             "messages",
         ),
+        (pb.ChatRequest(messages=[pb.ChatMessage(role="bot", content="x")]), "messages[0].role"),
+        (
+            pb.ChatRequest(messages=[pb.ChatMessage(role="user")], tools=[pb.Tool()]),
+            "tools[0]",
+        ),
+        (
+            pb.ChatRequest(messages=[pb.ChatMessage(role="user")], cache_salt="é" * 129),
+            "cache_salt",
+        ),
     ],
 )
 def test_what_is_no_conversation_is_refused(stub, request_, field, field_of):

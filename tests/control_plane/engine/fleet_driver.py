@@ -17,6 +17,11 @@ from planes.address import parse_address
 PATIENCE_S = 30.0
 
 
+LENGTH = 300
+STANDS_AFTER = 30
+"""Batches of a plane that is to be killed: some tokens of each request, and far from all."""
+
+
 class FleetDriver:
     """Use with `async with`; leaving it ends the engines."""
 
@@ -104,3 +109,7 @@ class FleetDriver:
 
     def member_of(self, plane):
         return next(m for m in self.fleet.members if m.facts.address == plane.address)
+
+
+async def kill(plane):
+    await asyncio.to_thread(plane.kill)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 
@@ -15,6 +14,7 @@ from control_plane.engine.gate import Gate
 from control_plane.engine.loop import LoopOptions
 from control_plane.engine.streams import StreamHub
 from control_plane.engine.thread import EngineThread
+from tests.waiting import until
 
 
 @contextlib.asynccontextmanager
@@ -65,13 +65,6 @@ async def collect(generation):
 
 def text_of(deltas, sample=0):
     return "".join(delta.text for delta in deltas if delta.sample_index == sample)
-
-
-async def until(condition):
-    """Wait for what the engine does a step or two later."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - another thread's numbers make no event here
-            await asyncio.sleep(0.001)
 
 
 async def until_free(frontend):

@@ -10,7 +10,8 @@ import pytest
 from control_plane.config import SchedulingLimits
 from control_plane.core.request import FinishReason, RequestState
 from control_plane.engine.bring_up import connect, learn
-from control_plane.engine.compute_client import MAX_RESUMES_WITHOUT_REPLY, ComputeClient
+from control_plane.engine.compute_client import ComputeClient
+from control_plane.engine.compute_session import MAX_RESUMES_WITHOUT_REPLY
 from control_plane.errors import (
     ComputeUnavailableError,
     FencedError,

@@ -285,9 +285,10 @@ def test_text_becomes_tokens_and_tokens_text(serve):
 
 def test_a_conversation_becomes_a_prompt(serve):
     messages = [{"role": "user", "content": "hi"}]
+    tool = {"type": "function", "function": {"name": "f"}}
 
     async def story(frontend):
-        chat = await frontend.apply_chat_template(messages, [{"name": "f"}])
+        chat = await frontend.apply_chat_template(messages, [tool])
         assert chat == ("<user>hi[1]<assistant>", list(b"<user>hi[1]<assistant>"))
         bare = await frontend.apply_chat_template(messages, add_generation_prompt=False)
         assert bare.text == "<user>hi"
@@ -307,9 +308,16 @@ def test_a_template_that_refuses_and_a_model_without_one_are_the_callers_matter(
         with pytest.raises(TokenizationError, match="no system"):
             await frontend.apply_chat_template([{"role": "system", "content": "x"}])
 
+    async def ignores_tools(frontend):
+        tool = {"type": "function", "function": {"name": "f"}}
+        with pytest.raises(ValidationError, match="no place for tools") as caught:
+            await frontend.apply_chat_template([{"role": "user", "content": "x"}], [tool])
+        assert caught.value.field == "tools"
+
     async def has_none(frontend):
         with pytest.raises(ValidationError, match="no chat template"):
             await frontend.apply_chat_template([{"role": "user", "content": "x"}])
 
     serve(refuses, chat_template=ChatTemplate("{{ raise_exception('no system') }}"))
+    serve(ignores_tools, chat_template=ChatTemplate("{{ messages[0].content }}"))
     serve(has_none)

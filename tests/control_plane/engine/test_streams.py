@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from control_plane.core.batch import TokenLogprobs
+from control_plane.core.batch import EndToken, TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import FinishReason, RequestState
 from control_plane.engine.events import RequestEnd, RequestTimings, RequestUpdate
@@ -202,6 +202,15 @@ def test_logprobs_stay_with_their_tokens_while_pieces_are_merged():
         text_update("cd", logprobs=tuple(entries[2:])),
     )
     assert delta.logprobs == tuple(entries)
+
+
+def test_a_token_that_ended_a_sample_comes_with_its_end_unless_a_stop_string_was_first():
+    end_token = EndToken(257, TokenLogprobs(-0.5))
+    end = RequestUpdate(1, finish_reason=STOP, end_token=end_token, end=END)
+    _, (delta,) = take(text_update("ab"), end)
+    assert (delta.text, delta.end_token) == ("ab", end_token)
+    _, (delta,) = take(text_update("ab"), end, stop=("b",))
+    assert (delta.text, delta.end_token) == ("a", None)
 
 
 def test_a_reader_that_leaves_more_than_the_bound_loses_its_request_and_nothing_is_kept_for_it():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from control_plane.core.batch import TokenLogprobs
+from control_plane.core.batch import EndToken, TokenLogprobs
 from control_plane.core.limits import RequestLimits
 from control_plane.core.request import FinishReason, RequestState
 from control_plane.engine.admission import Admission
@@ -123,8 +123,12 @@ class ScriptedEngine:
             (answers[index][turn % len(answers[index])],),
             (),
         )
+        end_token = None
         reason = FinishReason.LENGTH if turn + 1 == params.max_tokens else None
         if (request.id, index) in self.stopped or token_ids[0] in request.end_token_ids:
+            if params.num_logprobs is not None and token_ids[0] in request.end_token_ids:
+                end_logprobs = logprobs_of(token_ids[0], params.num_logprobs)
+                end_token = EndToken(token_ids[0], end_logprobs)
             token_ids, reason = (), FinishReason.STOP
         elif params.num_logprobs is not None:
             logprobs = (logprobs_of(token_ids[0], params.num_logprobs),)
@@ -137,6 +141,7 @@ class ScriptedEngine:
             logprobs=logprobs,
             sample_index=index,
             finish_reason=reason,
+            end_token=end_token,
         )
 
     def publish(self, request, **news) -> None:
@@ -168,9 +173,9 @@ def make_plane(**changes) -> PlaneDescription:
     return PlaneDescription(**(facts | changes))
 
 
-def make_own_app():
+def make_own_app(keyring=None):
     backend = Backend(Gate())
-    return backend, make_app(backend)
+    return backend, make_app(backend, keyring)
 
 
 shared_app = functools.cache(make_own_app)
@@ -181,13 +186,14 @@ class Served:
     """One application and its client; made and used on one event loop."""
 
     def __init__(
-        self, *, attached: bool = True, template: str | None = TEMPLATE, metrics=None
+        self, *, attached: bool = True, template: str | None = TEMPLATE, metrics=None, keyring=None
     ) -> None:
         self.gate = Gate()
         self.gate.set_linked(is_linked=True)
         self.hub = StreamHub(asyncio.get_running_loop())
         self.engine = ScriptedEngine(self.hub)
-        self.backend, self.app = shared_app() if attached else make_own_app()
+        is_plain = attached and keyring is None
+        self.backend, self.app = shared_app() if is_plain else make_own_app(keyring)
         self.backend.gate, self.backend.metrics = self.gate, metrics
         tokenizer = SimpleTokenizer()
         limits = RequestLimits(max_model_len=512, block_size=16, num_blocks=64)
@@ -198,6 +204,7 @@ class Served:
             inbox=self.engine,
             hub=self.hub,
             gate=self.gate,
+            wants_principal=keyring is not None,
             metrics=lambda: None,
             memory_stats=lambda: None,
             chat_template=None if template is None else ChatTemplate(template),

@@ -130,6 +130,19 @@ def test_a_streamed_chat_equals_a_whole_one(on_loop, fields):
     on_loop(test)
 
 
+def test_a_streamed_chat_ends_with_its_usage_if_that_is_asked_for(on_loop):
+    async def test(served):
+        whole = await served.chat("Hi", max_tokens=5)
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+        events = await served.events(PATH, {**body, "stream_options": {"include_usage": True}})
+        *chunks, usage, done = [data for _, data in events]
+        assert done == "[DONE]"
+        assert (usage["choices"], usage["usage"]) == ([], whole["usage"])
+        assert all(chunk["usage"] is None for chunk in chunks)
+
+    on_loop(test)
+
+
 def test_chat_logprobs_have_bytes_and_as_many_others_as_asked_for(on_loop):
     async def test(served):
         answer = await served.chat("é", logprobs=True, top_logprobs=1, max_tokens=1, n=1)

@@ -155,6 +155,28 @@ def test_logprobs_count_offsets_in_the_text_of_the_choice(on_loop):
     on_loop(test)
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_the_token_that_ends_a_text_has_a_logprob_and_no_text(on_loop, echo):
+    async def test(served):
+        answer = await served.complete("Hi", logprobs=1, max_tokens=30, echo=echo)
+        (choice,) = answer["choices"]
+        text = "Hi" * echo + ANSWER.format(0)
+        assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+        logprobs = choice["logprobs"]
+        assert {name: column[-1] for name, column in logprobs.items()} == {
+            "tokens": "token_id:257",
+            "token_logprobs": -0.257,
+            "top_logprobs": {"z": -0.25, "token_id:257": -0.257},
+            "text_offset": len(text),
+        }
+        assert len(logprobs["tokens"]) == len(text.encode()) + 1
+        assert answer["usage"]["completion_tokens"] == len(ANSWER.format(0).encode())
+        answer = await served.complete("Hi", logprobs=1, max_tokens=30, stop="#")
+        assert answer["choices"][0]["logprobs"]["tokens"] == ["i", "H"]
+
+    on_loop(test)
+
+
 def test_every_parameter_reaches_the_engine(on_loop):
     async def test(served):
         await served.complete(

@@ -33,13 +33,13 @@ def with_message(**message) -> dict:
         (COMPLETIONS, {"prompt": [999]}, "prompt", "token ids must be 0 to 258, got 999"),
         (COMPLETIONS, {"prompt": ["a"] * 257}, "prompt", "at most 256 items"),
         (COMPLETIONS, {"max_tokens": "5"}, "max_tokens", "valid integer, got '5'"),
-        (COMPLETIONS, {"max_tokens": 0}, None, "max_tokens must be at least 1 without echo"),
+        (COMPLETIONS, {"max_tokens": 0}, "max_tokens", "must be at least 1 without echo"),
         (COMPLETIONS, {"max_tokens": -1}, "max_tokens", "greater than or equal to 0, got -1"),
         (COMPLETIONS, {"temperature": 2.5}, "temperature", "less than or equal to 2, got 2.5"),
         (COMPLETIONS, {"top_p": 0}, "top_p", "greater than 0"),
         (COMPLETIONS, {"n": 0}, "n", "greater than or equal to 1"),
         (COMPLETIONS, {"n": True}, "n", "valid integer, got True"),
-        (COMPLETIONS, {"best_of": 3}, None, "best_of must equal n (1)"),
+        (COMPLETIONS, {"best_of": 3}, "best_of", "best_of must equal n (1)"),
         (COMPLETIONS, {"suffix": "x"}, "suffix", "Unknown or unsupported parameter: 'suffix'"),
         (COMPLETIONS, {"max_token": 3}, "max_token", "Unknown or unsupported parameter"),
         (COMPLETIONS, {"logprobs": 21}, "logprobs", "less than or equal to 20"),
@@ -51,7 +51,9 @@ def with_message(**message) -> dict:
         (COMPLETIONS, {"logit_bias": {"1": 101}}, "logit_bias.1", "less than or equal to 100"),
         (COMPLETIONS, {"logit_bias": {"300": 1}}, "logit_bias", "must be 0 to 258, got 300"),
         (COMPLETIONS, {"seed": 2**64}, "seed", "less than or equal to"),
-        (COMPLETIONS, {"stream_options": {}}, None, "stream_options is only allowed with stream"),
+        (COMPLETIONS, {"stream_options": {}}, "stream_options", "only allowed with stream"),
+        (COMPLETIONS, {"cache_salt": "é" * 129}, "cache_salt", "at most 256 bytes, got 258"),
+        (COMPLETIONS, {"seed": -(2**63) - 1}, "seed", "greater than or equal to"),
         (COMPLETIONS, {"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "Unknown"),
         (COMPLETIONS, {"store": True}, "store", "False, got True"),
         (COMPLETIONS, {"service_tier": "flex"}, "service_tier", "'auto' or 'default', got 'flex'"),
@@ -60,7 +62,7 @@ def with_message(**message) -> dict:
         (CHAT, {"messages": "Hi"}, "messages", "valid array"),
         (CHAT, with_message(role="bot", content="x"), "messages[0]", "whose role is system"),
         (CHAT, with_message(role="user"), "messages[0].content", "Missing required parameter"),
-        (CHAT, with_message(role="assistant"), "messages[0]", "content is required without"),
+        (CHAT, with_message(role="assistant"), "messages[0].content", "content is required"),
         (CHAT, with_message(role="user", content=[]), "messages[0].content", "at least 1 item"),
         (
             CHAT,
@@ -76,12 +78,12 @@ def with_message(**message) -> dict:
                     {"id": "1", "type": "function", "function": {"name": "f", "arguments": "["}}
                 ],
             ),
-            "messages[0].tool_calls[0].function",
-            "arguments must be JSON",
+            "messages[0].tool_calls[0].function.arguments",
+            "must be JSON",
         ),
-        (CHAT, {"top_logprobs": 2}, None, "top_logprobs is only allowed with logprobs"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "only allowed with logprobs"),
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
-        (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, None, "must be equal, got 1 and 2"),
+        (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "equal, got 1 and 2"),
         (CHAT, {"tool_choice": "required"}, "tool_choice", "'none' or 'auto', got 'required'"),
         (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice", "'none' or 'auto'"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format.type", "'text'"),
@@ -95,12 +97,16 @@ def with_message(**message) -> dict:
         (RESPONSES, {"store": True}, "store", "False"),
         (RESPONSES, {"background": True}, "background", "False"),
         (RESPONSES, {"truncation": "auto"}, "truncation", "'disabled'"),
-        (RESPONSES, {"top_logprobs": 1}, None, "only allowed with message.output_text.logprobs"),
+        (RESPONSES, {"top_logprobs": 1}, "top_logprobs", "with message.output_text.logprobs"),
+        (RESPONSES, {"stream": True, "stream_options": {"include_usage": True}},
+         "stream_options.include_usage", "a response has its usage"),
+        (RESPONSES, {"input": [{"role": "bot", "content": "x"}]}, "input[0].role", "'bot'"),
         (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format.type", "'text'"),
         (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input[0].content[0].type", "'input_text' or 'output_text'"),
         (RESPONSES, {"max_output_tokens": 600}, "max_output_tokens", "512"),
-        ("/tokenize", {}, None, "either prompt or messages must be given"),
+        ("/tokenize", {}, "prompt", "either prompt or messages must be given"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools", "only allowed with messages"),
         ("/tokenize", {"prompt": "a", "tools": [1]}, "tools[0]", "an object"),
         ("/detokenize", {"tokens": [999]}, "tokens", "token ids must be 0 to 258, got 999"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]", "greater than or equal to 0"),
@@ -191,6 +197,18 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(on_loop, monkeypa
         response = await served.client.post(COMPLETIONS, content=endless(), headers=headers)
         error_of(response, 413)
         assert num_sent <= 1200
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/nowhere"])
+def test_headers_have_a_bound_like_a_calls_metadata(on_loop, path):
+    async def test(served):
+        for url, headers in ((path, {"X-Long": "y" * 17_000}), (f"{path}?{'y' * 17_000}", {})):
+            error = error_of(await served.client.get(url, headers=headers), 431)
+            assert error["code"] == "headers_too_large"
+        response = await served.client.get(path, headers={"X-Long": "y" * 16_000})
+        assert response.status_code in (200, 404)
 
     on_loop(test)
 

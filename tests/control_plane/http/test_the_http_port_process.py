@@ -72,7 +72,8 @@ def test_a_stream_under_way_ends_well_when_the_server_is_told_to_stop(launch, fa
 
 
 def test_what_is_no_http_is_answered_with_a_400_and_harms_nobody(launch):
-    host, _, port = http_address_of(launch("--http-port=0")).partition(":")
+    process = launch("--http-port=0")
+    host, _, port = http_address_of(process).partition(":")
     connection = HTTPConnection(host, int(port), timeout=10)
     connection.connect()
     connection.sock.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
@@ -81,6 +82,13 @@ def test_what_is_no_http_is_answered_with_a_400_and_harms_nobody(launch):
     connection.request("GET", "/readyz")
     assert json.load(connection.getresponse())["status"] == "ok"
     connection.close()
+    process.terminate()
+    code, log = process.wait()
+    assert code == 0
+    # The HTTP server's own complaint is a line like any other.
+    lines = map(json.loads, log.splitlines())
+    (line,) = (line for line in lines if "Invalid HTTP" in line["event"])
+    assert (line["level"], line["logger"]) == ("warning", "uvicorn.error")
 
 
 def test_a_port_in_use_is_one_line_and_status_2(launch):

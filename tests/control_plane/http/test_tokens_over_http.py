@@ -12,6 +12,9 @@ from control_plane.access.limits import Limits
 from control_plane.access.principal import current_principal
 from control_plane.access.token_file import add_token
 from control_plane.http.doorman import Doorman
+from tests.control_plane.http.conftest import error_of
+
+PATH = "/v1/completions"
 
 
 @pytest.fixture
@@ -66,6 +69,31 @@ def test_without_one_everything_else_is_401(ask, headers, code, path):
     assert response.headers["www-authenticate"] == "Bearer"
     error = response.json()["error"]
     assert (error["type"], error["code"], error["param"]) == ("authentication_error", code, None)
+
+
+def test_what_a_token_may_not_use_is_a_429_that_says_when_to_come_again(on_loop, tmp_path):
+    file = tmp_path / "limits.json"
+    limits = Limits(max_concurrent_requests=2, max_tokens_per_minute=40)
+    token = add_token(file, "bob", limits, admin=False, shares_cache=False)
+
+    async def test(served):
+        async def complete(prompt):
+            body = {"model": "tiny/bytes", "prompt": prompt}
+            return await served.post(PATH, body, Authorization=f"Bearer {token}")
+
+        error = error_of(await complete(["a", "b", "c"]), 429)
+        assert (error["type"], error["code"]) == (
+            "rate_limit_error",
+            "too_many_concurrent_requests",
+        )
+        assert (await complete("x" * 100)).status_code == 200  # in debt from then on
+        response = await complete("Hi")
+        error = error_of(response, 429)
+        assert (error["type"], error["code"]) == ("rate_limit_error", "tokens_per_minute_used_up")
+        assert 60 < int(response.headers["retry-after"]) <= 180
+        assert len(served.hub) == 0
+
+    on_loop(test, keyring=Keyring(file))
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json"])

@@ -13,8 +13,8 @@ import pytest
 
 from control_plane.core.generation_params import GenerationParams
 from protos.hetero.inference.v1 import inference_pb2 as pb
-from tests.control_plane.engine.frontend_driver import until
 from tests.control_plane.metrics.whole_plane import reason_of, whole_plane
+from tests.waiting import until
 
 STOP_AT = 9
 """Where the fake plane ends first samples."""

@@ -16,8 +16,8 @@ from control_plane.metrics.page import MetricsPage, Sources
 from control_plane.metrics.request_meter import RequestMeter
 from control_plane.metrics.visits import VisitMeter
 from planes.errors import ConfigError
-from tests.control_plane.engine.frontend_driver import until
 from tests.control_plane.metrics.whole_plane import Page, whole_plane
+from tests.waiting import until
 
 FAMILIES = [*SERVICE.values(), *MODEL.values(), *PLANE.values()]
 
@@ -30,6 +30,12 @@ VLLMS = {
     "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
     "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
     "iteration_tokens_total",
+}  # fmt: skip
+
+OURS = {
+    "requests_total", "errors_total", "inflight_requests", "streaming_requests_total",
+    "plane_rtt_seconds", "plane_step_seconds", "scheduler_step_seconds", "plane_epoch",
+    "requests_cancelled_total",
 }  # fmt: skip
 
 
@@ -45,6 +51,7 @@ def test_vllms_names_are_there_twice_with_the_same_numbers(fake_plane, tmp_path)
 
     page = asyncio.run(run())
     assert {family.name for family in FAMILIES if family.is_vllms} == VLLMS
+    assert {family.name for family in FAMILIES} >= OURS
     names = {sample.name for sample in page.samples}
     expected = sample_names(FAMILIES)
     assert {name for name in names if name.startswith(PREFIX)} == expected

@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from control_plane.app import ControlPlane
 from control_plane.config import ControlPlaneConfig
 from tests.control_plane.api.services import Services
-
-PATIENCE_S = 20.0
+from tests.waiting import PATIENCE_S, until
 
 
 class WholePlane:
@@ -43,12 +42,15 @@ class WholePlane:
             "hetero_num_requests_running",
             "hetero_kv_cache_usage_perc",  # not free before its last step is committed
         )
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                page = await self.page()
-                if len(self.plane._hub) == 0 and not any(map(page.total, busy)):
-                    return page
-                await asyncio.sleep(0.005)
+        page = await self.page()
+
+        async def is_settled() -> bool:
+            nonlocal page
+            page = await self.page()
+            return len(self.plane._hub) == 0 and not any(map(page.total, busy))
+
+        await until(is_settled)
+        return page
 
 
 class Page:
@@ -87,17 +89,21 @@ async def whole_plane(fake_plane, tmp_path, **settings):
     config = ControlPlaneConfig(**(wiring | settings))
     plane = ControlPlane(config)
     running = asyncio.create_task(plane.run())
+
+    def is_up() -> bool:
+        if running.done():
+            running.result()  # why it ended
+        http = plane._http
+        return http is not None and http._server is not None and http._server.started
+
+    await until(is_up)
     async with asyncio.timeout(PATIENCE_S):
-        while plane._http is None or plane._http._server is None or not plane._http._server.started:
-            if running.done():
-                running.result()
-            await asyncio.sleep(0.005)
-        await plane._link_up.wait()
+        await plane._shutdown._link_up.wait()
     async with grpc.aio.insecure_channel(plane._address) as channel:
         served = WholePlane(plane, channel)
         async with served.http:
             yield served
-    plane._on_signal()
+    plane._shutdown.on_signal()
     assert await running == 0
     gc.unfreeze()  # what the server froze is the tests' own process
 

@@ -162,7 +162,7 @@ def test_formats_of_the_embedded_model_lose_what_they_may(tmp_path):
         (["accuracy", "--piece-tokens", "1"], "piece_tokens (from --piece-tokens) must be at"),
         (["accuracy", "--target", "unix:a"], "No such option: --target"),
         (["memory", "--longest", "2049"], "shortest (64) must be at most longest (2049), and that"),
-        ([], "Missing command"),
+        ([], "`bench` wants a command behind it: throughput, "),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(capsys, argv, message):

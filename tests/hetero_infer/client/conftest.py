@@ -18,14 +18,14 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def template(tmp_path_factory):
     file = tmp_path_factory.mktemp("template") / "template.jinja"
     file.write_text(TEMPLATE)
     return file
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(template):
     """Both planes; their address."""
     config = EngineConfig(executor="simulated", max_queued_requests=4)

@@ -20,14 +20,14 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def template(tmp_path_factory):
     file = tmp_path_factory.mktemp("template") / "template.jinja"
     file.write_text(TEMPLATE)
     return file
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(template):
     config = EngineConfig(executor="simulated", max_model_len=MAX_MODEL_LEN)
     with own_server(config, lambda _: None, f"--chat-template={template}") as server:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import io
 import os
 import pty
 import re
@@ -17,7 +19,7 @@ import pytest
 from hetero_infer.cli import main
 from hetero_infer.client import Client, Message
 from hetero_infer.commands.chat_history import INTERRUPTED
-from hetero_infer.config import GenerationConfig
+from hetero_infer.generation_config import GenerationConfig
 from tests.hetero_infer.commands.conftest import COMMAND, MAX_MODEL_LEN, PATIENCE_S
 
 SAMPLING = ("--seed=3", "--ignore-eos", "--temperature=1")
@@ -28,6 +30,20 @@ def answer_to(server, messages, max_tokens):
     params = GenerationConfig(max_tokens=max_tokens, seed=3, ignore_eos=True).params
     with Client(server) as client:
         return client.chat(messages, params).text
+
+
+@pytest.fixture
+def talk(capsysbinary, monkeypatch):
+    """Run the command in this process with something piped in; status, answers, what was said."""
+
+    def run(*argv, stdin):
+        piped = io.TextIOWrapper(io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode()))
+        monkeypatch.setattr("sys.stdin", piped)
+        status = main(["chat", *SAMPLING, *map(str, argv)])
+        printed = capsysbinary.readouterr()
+        return status, printed.out.decode().splitlines(), printed.err.decode().splitlines()
+
+    return run
 
 
 def test_a_pipe_has_one_turn_a_line_and_the_model_is_told_all_of_them(run, server):
@@ -43,6 +59,39 @@ def test_a_pipe_has_one_turn_a_line_and_the_model_is_told_all_of_them(run, serve
     assert done.stderr.splitlines() == [
         "hetero-infer: cut off after 8 tokens (--max-tokens)"
     ] * 3  # fmt: skip
+
+
+def test_bytes_that_are_no_text_are_named_by_line_and_place(talk, server):
+    status, answers, said = talk(
+        f"--target={server}",
+        "--max-tokens=8",
+        stdin=b'hello\ncaf\xe9 \\\nau lait\n"""\n\xff\xfe\n/exit\n"""\nhello\n',
+    )
+    # Neither turn was asked, in whole or in part.
+    messages = [Message("user", "hello")]
+    messages.append(Message("assistant", answer_to(server, messages, 8)))
+    messages.append(Message("user", "hello"))
+    assert answers == [messages[1].content, answer_to(server, messages, 8)]
+    assert status == 1
+    assert [line for line in said if "error" in line] == [
+        "hetero-infer: error: line 2 of standard input is not valid UTF-8: its byte 4 is 0xe9",
+        "hetero-infer: error: line 5 of standard input is not valid UTF-8: its byte 1 is 0xff",
+    ]
+
+
+def test_an_input_that_cannot_be_read_ends_the_chat(server, monkeypatch, capsys):
+    class Broken(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, _buffer):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(Broken())))
+    assert main(["chat", f"--target={server}"]) == 2
+    assert capsys.readouterr().err == (
+        "hetero-infer: error: standard input cannot be read: Input/output error\n"
+    )
 
 
 COMMANDS = """\
@@ -61,38 +110,38 @@ three
 """
 
 
-def test_commands_reset_the_conversation_and_its_system_message(run, server):
-    done = run("chat", f"--target={server}", "--max-tokens=8", *SAMPLING, stdin=COMMANDS)
+def test_commands_reset_the_conversation_and_its_system_message(talk, server):
+    status, answers, said = talk(f"--target={server}", "--max-tokens=8", stdin=COMMANDS)
     shouted = answer_to(server, [Message("system", "shout"), Message("user", "two")], 8)
     plain = answer_to(server, [Message("user", "one")], 8)
-    assert done.stdout.splitlines() == [plain, shouted, plain]
-    assert "/system TEXT   set the system message" in done.stderr
-    assert "there is no command /nope" in done.stderr
-    assert "/reset takes nothing behind it" in done.stderr
-    assert done.returncode == 1  # for these two
+    assert answers == [plain, shouted, plain]
+    assert any(line.startswith("/system TEXT   set the system message") for line in said)
+    assert any("there is no command /nope" in line for line in said)
+    assert any("/reset takes nothing behind it" in line for line in said)
+    assert status == 1  # for these two
 
 
-def test_a_full_context_is_one_clear_line_and_reset_helps(run, server):
+def test_a_full_context_is_one_clear_line_and_reset_helps(talk, server):
     # Each turn leaves less room for the next; the last one has none.
     long = "x" * (MAX_MODEL_LEN - 60)
-    done = run("chat", f"--target={server}", "--max-tokens=99", *SAMPLING,
-               stdin=f"{long}\nmore\nmore\n/reset\nmore\n")  # fmt: skip
-    assert done.returncode == 1
-    first, second = done.stdout.splitlines()
+    status, answers, said = talk(
+        f"--target={server}", "--max-tokens=99", stdin=f"{long}\nmore\nmore\n/reset\nmore\n"
+    )
+    assert status == 1
+    first, second = answers
     assert 0 < len(first) < 60
     assert second == answer_to(server, [Message("user", "more")], 99)
-    lines = done.stderr.splitlines()
     full = "the conversation fills the model's context: /reset begins a new one"
-    assert lines[0] == f"hetero-infer: cut off: {full}"
-    assert lines[1] == lines[2]  # what was refused is not part of the conversation
-    assert re.fullmatch(rf"hetero-infer: error: {full} \(\d+ tokens of {MAX_MODEL_LEN}\)", lines[1])
+    assert said[0] == f"hetero-infer: cut off: {full}"
+    assert said[1] == said[2]  # what was refused is not part of the conversation
+    assert re.fullmatch(rf"hetero-infer: error: {full} \(\d+ tokens of {MAX_MODEL_LEN}\)", said[1])
 
 
-def test_it_starts_its_own_planes_where_no_server_is_named(run, template):
+def test_it_starts_its_own_planes_where_no_server_is_named(talk, template):
     own = ("--executor=simulated", f"--chat-template={template}")
-    done = run("chat", *own, *SAMPLING, "--max-tokens=4", stdin="hello\n")
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout) == 5
+    status, answers, said = talk(*own, "--max-tokens=4", stdin="hello\n")
+    assert status == 0, said
+    assert len(answers[0]) == 4
 
 
 @pytest.mark.parametrize(
@@ -183,13 +232,12 @@ def terminal(environ):
         one.close()
 
 
-@pytest.mark.slow  # now and then its Ctrl-C does not arrive, see docs/roadmap.md
 def test_ctrl_c_cancels_the_answer_and_keeps_the_chat(terminal, server):
     chat = terminal("chat", f"--target={server}", "--max-tokens=900", *SAMPLING)
     chat.wait_for("simulated: /help shows the commands")
     chat.wait_for("> ")
     chat.press("hello\n")
-    part = chat.wait_for(r"[\w .]{5,}")[0]
+    part = chat.wait_for(r"\S{5}")[0]
     chat.press("\x03")
     rest = chat.wait_for(r"(?s)(.*?)\r?\n.*cancelled; what came stays in the conversation")[1]
     chat.wait_for("> ")
@@ -197,7 +245,7 @@ def test_ctrl_c_cancels_the_answer_and_keeps_the_chat(terminal, server):
     chat.wait_for("/exit")
     chat.wait_for("> ")
     chat.press('"""and\nnow"""\n')
-    # The model is told what it had said, and that it was interrupted.
+    # The model is told what it had said, all that the screen shows, and that it was interrupted.
     said = (part + rest).strip()
     messages = [
         Message("user", "hello"),
@@ -215,7 +263,6 @@ def test_ctrl_c_cancels_the_answer_and_keeps_the_chat(terminal, server):
         assert client.list_requests() == ()
 
 
-@pytest.mark.slow  # now and then its Ctrl-C does not arrive, see docs/roadmap.md
 def test_ctrl_c_at_the_prompt_ends_the_chat_the_second_time_and_ctrl_d_at_once(terminal, server):
     first = terminal("chat", f"--target={server}", "--max-tokens=4", *SAMPLING)
     second = terminal("chat", f"--target={server}", "--max-tokens=4", *SAMPLING)

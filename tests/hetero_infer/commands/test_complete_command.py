@@ -15,7 +15,7 @@ import pytest
 from hetero_infer.cli import main
 from hetero_infer.client import Client
 from hetero_infer.commands.batch_output import ResultFile
-from hetero_infer.config import GenerationConfig
+from hetero_infer.generation_config import GenerationConfig
 from tests.hetero_infer.commands.conftest import COMMAND, PATIENCE_S
 
 SAMPLING = ("--seed=3", "--ignore-eos", "--temperature=1")
@@ -149,13 +149,51 @@ def test_a_run_goes_on_where_the_last_one_ended(complete, batch, tmp_path):
 
 def test_a_torn_last_line_is_cut_away_and_one_that_only_lacks_its_end_counts(tmp_path):
     out = tmp_path / "out.jsonl"
-    whole = '{"id": 1, "text": "x"}\n'
+    whole = '{"id": 1, "request_hash": "a", "text": "x"}\n'
     for before, done in ((whole + '{"id": 2, "te', {"1"}), (whole[:-1], {"1"})):
         out.write_text(before)
-        with contextlib.closing(ResultFile(str(out), ["1", "2"], is_ordered=False)) as results:
+        with contextlib.closing(ResultFile(str(out), {"1": "a", "2": "b"})) as results:
             assert results.done == done
             results.write({"id": 2, "text": "y"})
         assert out.read_text() == whole + '{"id": 2, "text": "y"}\n'
+
+
+def test_an_answer_to_another_request_is_not_taken_for_this_one(complete, batch, tmp_path, server):
+    out = tmp_path / "out.jsonl"
+    asked = ("--input-file", batch({"prompt": "one"}, {"prompt": "two"}), "--output", out)
+    assert complete(*asked)[0] == 0
+    before = out.read_bytes()
+    # A line in front: without ids, what follows is called by other numbers than before.
+    batch({"prompt": "zero"}, {"prompt": "one"}, {"prompt": "two"})
+    status, _, said = complete(*asked)
+    assert status == 2
+    assert "an answer to another request than the input has now for the id 1 and 1 more" in said
+    # Other parameters, from the command line.
+    batch({"prompt": "one"}, {"prompt": "two"})
+    status, _, said = complete(*asked, "--max-tokens=7")
+    assert (status, said.count("for the id 1 and 1 more: prompt or parameters")) == (2, 1)
+    assert out.read_bytes() == before
+    # When it is served changes no answer.
+    assert complete(*asked, "--priority=3", "--cache-salt=x")[0] == 0
+    assert out.read_bytes() == before
+    batch({"prompt": "one"}, {"prompt": "other"})
+    status, _, said = complete(*asked, "--redo-changed")
+    assert status == 0
+    assert said.startswith("hetero-infer: answering anew what has changed since: 1\n")
+    assert "1 done, 1 done before" in said
+    results = {result["id"]: result["text"] for result in lines_of(out.read_text())}
+    assert results == {1: answer_to(server, "one"), 2: answer_to(server, "other")}
+
+
+def test_answers_of_another_model_are_pointed_out(complete, batch, tmp_path):
+    out = tmp_path / "out.jsonl"
+    asked = ("--input-file", batch({"prompt": "one"}, {"prompt": "two"}), "--output", out)
+    assert complete(*asked)[0] == 0
+    first, _ = out.read_text().splitlines()
+    out.write_text(first.replace('"simulated"', '"other"') + "\n")
+    status, _, said = complete(*asked)
+    assert status == 0
+    assert "there are answers of 'other' already; this server runs 'simulated'" in said
 
 
 @pytest.mark.parametrize(
@@ -177,7 +215,11 @@ def test_a_file_of_something_else_is_left_alone(complete, batch, tmp_path, befor
 @pytest.mark.parametrize(
     ("argv", "lines", "what"),
     [
-        ([], ['{"id": 1, "prompt": "x"}', '{"id": 1, "prompt": "y"}'], "the id 1 occurs twice"),
+        (
+            [],
+            ['{"id": 2, "prompt": "x"}', '{"prompt": "y"}'],
+            "the id 2 occurs twice, in line 1 and in line 2; results are told apart by it (without",
+        ),
         (["--input-file=/nowhere"], None, "/nowhere cannot be read"),
         (["/nowhere"], None, "/nowhere cannot be read"),
         (["--concurrency=0"], ["{}"], "concurrency (from --concurrency) must be at least 1"),
@@ -211,33 +253,36 @@ def test_a_server_that_is_not_there_is_one_error_and_not_one_a_line(capsys, batc
     assert "0 done, 1 not done" in capsys.readouterr().err
 
 
-def test_ctrl_c_leaves_whole_lines_and_the_next_run_does_the_rest(environ, batch, server, tmp_path):
-    file = batch(*({"prompt": f"number {n}", "id": n, "max_tokens": 60} for n in range(40)))
+def test_ctrl_c_leaves_whole_lines_and_the_next_run_does_the_rest(
+    complete, environ, batch, server, tmp_path
+):
+    file = batch(*({"prompt": f"number {n}", "id": n, "max_tokens": 60} for n in range(24)))
     out = tmp_path / "out.jsonl"
-    command = [*COMMAND, "complete", f"--target={server}", *SAMPLING, "--concurrency=2",
-               f"--input-file={file}", f"--output={out}"]  # fmt: skip
-    process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
+    asked = [f"--input-file={file}", f"--output={out}"]
+    process = subprocess.Popen(
+        [*COMMAND, "complete", f"--target={server}", *SAMPLING, *asked, "--concurrency=2"],
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + PATIENCE_S
     while not out.exists() or out.read_bytes().count(b"\n") < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     # Another one keeps its hands off meanwhile.
-    arguments = [f"--input-file={file}", f"--output={out}"]
-    assert main(["complete", f"--target={server}", *arguments]) == 2
+    assert complete(*asked)[0] == 2
     os.kill(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, said
     assert "not done" in said
     assert "Traceback" not in said
     done = lines_of(out.read_text())
-    assert 3 <= len(done) < 40
+    assert 3 <= len(done) < 24
     with Client(server) as client:
         assert client.list_requests() == ()
-    again = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert again.returncode == 0, again.stderr
-    assert f"{40 - len(done)} done, {len(done)} done before" in again.stderr
+    status, _, said = complete(*asked)
+    assert status == 0
+    assert f"{24 - len(done)} done, {len(done)} done before" in said
     results = lines_of(out.read_text())
     assert results[: len(done)] == done
-    assert sorted(result["id"] for result in results) == list(range(40))
+    assert sorted(result["id"] for result in results) == list(range(24))

@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numba
 import pytest
 
 from kernels.cpu.instruction_set import supported_sets
@@ -15,9 +16,13 @@ ROUNDING_SETS = ("amx", "avx512_bf16")
 """Sets that round queries and weights to bfloat16, each in its own order."""
 
 
-def digests_of(cache: Path, name: str, *dtypes: str) -> dict[str, tuple[str, float]]:
+def digests_of(name: str, *dtypes: str) -> dict[str, tuple[str, float]]:
+    """Run in a process of its own: a process compiles for one set only.
+
+    What it compiles is kept beside what this process does, in a directory of these sources.
+    """
     root = Path(attention_driver.__file__).parents[3]
-    environ = {"NUMBA_CACHE_DIR": str(cache / name), "PATH": "/usr/bin:/bin"}
+    environ = {"NUMBA_CACHE_DIR": str(Path(numba.config.CACHE_DIR, name)), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.cpu.attention_driver", name, *dtypes],
         capture_output=True,
@@ -30,22 +35,18 @@ def digests_of(cache: Path, name: str, *dtypes: str) -> dict[str, tuple[str, flo
     return json.loads(done.stdout)
 
 
-def test_float32_has_the_same_bits_here_and_on_an_old_instruction_set(
-    tmp_path: Path,
-) -> None:
+def test_float32_has_the_same_bits_here_and_on_an_old_instruction_set() -> None:
     names = [s.name for s in supported_sets()]
     old = "avx2" if "avx2" in names else names[-1]
-    assert digests_of(tmp_path, old, "float32") == attention_driver.digests(["float32"])
+    assert digests_of(old, "float32") == attention_driver.digests(["float32"])
 
 
 @pytest.mark.slow
-def test_every_instruction_set_gives_the_same_bits_but_for_rounding_to_bfloat16(
-    tmp_path: Path,
-) -> None:
+def test_every_instruction_set_gives_the_same_bits_but_for_rounding_to_bfloat16() -> None:
     names = [s.name for s in supported_sets()]
     dtypes = ("float32", "bfloat16", "int8")
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda name: digests_of(tmp_path, name, *dtypes), names)
+        found = pool.map(lambda name: digests_of(name, *dtypes), names)
         results = dict(zip(names, found, strict=True))
     for dtype in dtypes:
         sets = [n for n in names if dtype == "float32" or n not in ROUNDING_SETS]

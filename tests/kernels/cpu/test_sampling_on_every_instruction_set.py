@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 
 from kernels.cpu.instruction_set import supported_sets
@@ -17,8 +18,12 @@ SCRIPT = Path(__file__).parent / "sampling_digest.py"
 SETS = [chosen.name for chosen in supported_sets()]
 
 
-def digest_on(instruction_set: str, cache: Path) -> str:
-    """Run in a process of its own: a process compiles for one set only."""
+def digest_on(instruction_set: str) -> str:
+    """Run in a process of its own: a process compiles for one set only.
+
+    What it compiles is kept beside what this process does, in a directory of these sources.
+    """
+    cache = Path(numba.config.CACHE_DIR, instruction_set)
     done = subprocess.run(
         [sys.executable, str(SCRIPT), instruction_set],
         env={"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": f"{SCRIPT.parents[3]}:{SCRIPT.parent}"},
@@ -33,9 +38,9 @@ def digest_on(instruction_set: str, cache: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("instruction_set", SETS)
-def test_every_instruction_set_gives_the_same_bits(instruction_set: str, tmp_path: Path) -> None:
-    assert digest_on(instruction_set, tmp_path) == digest()
+def test_every_instruction_set_gives_the_same_bits(instruction_set: str) -> None:
+    assert digest_on(instruction_set) == digest()
 
 
-def test_the_least_instruction_set_gives_the_same_bits(tmp_path: Path) -> None:
-    assert digest_on(SETS[-1], tmp_path) == digest()
+def test_the_least_instruction_set_gives_the_same_bits() -> None:
+    assert digest_on(SETS[-1]) == digest()

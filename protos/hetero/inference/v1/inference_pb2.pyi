@@ -257,7 +257,7 @@ class SamplingParams(_message.Message):
     top_p: _builtins.float
     """in (0, 1]; default 0.9"""
     seed: _builtins.int
-    """default: drawn by the server"""
+    """Default: drawn by the server. Over HTTP, a negative one counts as itself + 2^64."""
     ignore_eos: _builtins.bool
     """go on to max_tokens; default false"""
     n: _builtins.int
@@ -853,7 +853,7 @@ class ChatMessage(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"system", "user", "assistant", "tool", or what else the template knows"""
+    """"system" (or "developer", the same), "user", "assistant", "tool" """
     content: _builtins.str
     name: _builtins.str
     tool_call_id: _builtins.str

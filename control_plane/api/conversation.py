@@ -1,0 +1,90 @@
+"""Conversations of `hetero.inference.v1`, as the values that chat templates get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from control_plane.text.conversation import json_object
+from planes.errors import ValidationError
+from protos.hetero.inference.v1 import inference_pb2
+
+MAX_INLINE_BYTES = 32 << 10
+"""Longer ones are read on another thread: the event loop must not wait milliseconds."""
+
+
+class Conversation(NamedTuple):
+    """Messages, and the tools that may be called; None: there are none."""
+
+    messages: list[dict[str, object]]
+    tools: list[dict[str, object]] | None
+
+
+async def conversation_from_proto(
+    request: inference_pb2.ChatRequest | inference_pb2.ApplyChatTemplateRequest,
+) -> Conversation:
+    """Return the conversation of a request. Raises ValidationError for what is no JSON in it."""
+    if request.ByteSize() <= MAX_INLINE_BYTES:
+        return _read(request)
+    return await asyncio.to_thread(_read, request)
+
+
+def _read(
+    request: inference_pb2.ChatRequest | inference_pb2.ApplyChatTemplateRequest,
+) -> Conversation:
+    return Conversation(messages_from_proto(request.messages), tools_from_proto(request.tools))
+
+
+def messages_from_proto(
+    messages: Sequence[inference_pb2.ChatMessage],
+) -> list[dict[str, object]]:
+    """Return a conversation as templates know it: without the fields that are not set."""
+    return [_message_from_proto(message, index) for index, message in enumerate(messages)]
+
+
+def _message_from_proto(message: inference_pb2.ChatMessage, index: int) -> dict[str, object]:
+    found: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.name:
+        found["name"] = message.name
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        path = f"messages[{index}].tool_calls"
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": _json_from_proto(
+                        call.arguments_json, f"{path}[{number}].arguments_json"
+                    ),
+                },
+            }
+            for number, call in enumerate(message.tool_calls)
+        ]
+    return found
+
+
+def tools_from_proto(tools: Sequence[inference_pb2.Tool]) -> list[dict[str, object]] | None:
+    """Return the tools as templates know them; None if there are none."""
+    return [_tool_from_proto(tool, index) for index, tool in enumerate(tools)] or None
+
+
+def _tool_from_proto(tool: inference_pb2.Tool, index: int) -> dict[str, object]:
+    function: dict[str, object] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.parameters_json:
+        field = f"tools[{index}].parameters_json"
+        function["parameters"] = _json_from_proto(tool.parameters_json, field)
+    return {"type": "function", "function": function}
+
+
+def _json_from_proto(text: str, field: str) -> dict[str, Any]:
+    """Return a JSON object. Raises ValidationError."""
+    try:
+        return json_object(text)
+    except ValueError as error:
+        raise ValidationError(f"{field} {error}", field=field) from None

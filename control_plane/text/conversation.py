@@ -1,0 +1,84 @@
+"""What a conversation is, by whichever surface it comes: who may speak, who may say what, tools.
+
+Surfaces have schemas of their own, which name a mistake as the caller spelled it; what stands here
+holds for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+from planes.errors import ValidationError
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+
+_TEMPLATE_ROLES: Final[Mapping[str, str]] = {"developer": "system"}
+"""OpenAI's newer word for what templates call `system`."""
+
+MAX_TOOLS: Final = 128
+MAX_TOOL_NAME_CHARACTERS: Final = 64
+
+
+def template_messages(messages: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    """Return the messages in the words that chat templates know.
+
+    Raises ValidationError naming the first that is none: its role is unknown, or it has what only
+    another role may have.
+    """
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _template_message(message: Mapping[str, object], path: str) -> Mapping[str, object]:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise ValidationError(
+            f"{path}.role must be one of {', '.join(ROLES)}, got {role!r}", field=f"{path}.role"
+        )
+    if "tool_calls" in message and role != "assistant":
+        raise ValidationError(
+            f"{path}.tool_calls must be unset but for the assistant, got role {role!r}",
+            field=f"{path}.tool_calls",
+        )
+    if ("tool_call_id" in message) != (role == "tool"):
+        wanted = "given" if role == "tool" else "unset"
+        raise ValidationError(
+            f"{path}.tool_call_id must be {wanted} for role {role!r}", field=f"{path}.tool_call_id"
+        )
+    return {**message, "role": _TEMPLATE_ROLES.get(role, role)}
+
+
+def check_tools(tools: Sequence[Mapping[str, object]]) -> None:
+    """Raise ValidationError for too many tools, or naming the first without a proper name."""
+    if len(tools) > MAX_TOOLS:
+        raise ValidationError(
+            f"tools must have at most {MAX_TOOLS} entries, got {len(tools)}", field="tools"
+        )
+    for index, tool in enumerate(tools):
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_TOOL_NAME_CHARACTERS:
+            raise ValidationError(
+                f"tools[{index}] must be a function with a name of 1 to "
+                f"{MAX_TOOL_NAME_CHARACTERS} characters",
+                field=f"tools[{index}]",
+            )
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that a text spells; none is an empty one. Raises ValueError."""
+    try:
+        value = json.loads(text or "{}", parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("must be JSON that is not nested so deeply") from None
+    except ValueError as error:
+        raise ValueError(f"must be JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"must be the JSON text of an object, got {text[:40]}")  # noqa: TRY004 - it is no type of a caller's
+    return value
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    """Python reads NaN and infinities, which JSON does not have."""
+    raise ValueError(f"{word} is not in JSON")

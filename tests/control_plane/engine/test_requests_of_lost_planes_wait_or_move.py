@@ -1,0 +1,195 @@
+"""Requests whose plane is lost, before planes that give the same text and planes that do not."""
+
+from __future__ import annotations
+
+import asyncio
+
+from control_plane.config import SchedulingLimits
+from control_plane.core.request import FinishReason
+from control_plane.engine import fleet as fleet_module
+from control_plane.errors import ComputeUnavailableError
+from tests.control_plane.engine.fleet_driver import LENGTH, STANDS_AFTER, FleetDriver, kill
+
+
+def test_a_started_request_waits_for_its_plane_and_an_unstarted_one_moves(planes, expected):
+    async def main():
+        planes[1].numerics_id = "other/1"
+        planes[0].start()
+        async with FleetDriver(planes, limits=SchedulingLimits(max_num_seqs=1)) as fleet:
+            await fleet.linked(1)
+            planes[0].stands_after = STANDS_AFTER
+            started, waiting = fleet.submit("started", LENGTH), fleet.submit("waiting", 20)
+            await fleet.until(lambda: len(fleet.tokens.get((started, 0), ())) > 3)
+            planes[1].start()
+            await fleet.linked(2)
+            await kill(planes[0])
+            await fleet.ended(waiting)
+            assert fleet.text(waiting) == expected("waiting", 20)
+            num_tokens = len(fleet.tokens[started, 0])
+            assert started not in fleet.ends
+            assert num_tokens < LENGTH
+            planes[0].start()
+            await fleet.ended(started)
+            assert fleet.text(started) == expected("started", LENGTH)
+            assert fleet.member_of(planes[1]).loop.metrics.completed_requests == 1
+
+    asyncio.run(main())
+
+
+def test_a_started_request_moves_between_unlike_planes_if_the_operator_allows_it(planes, expected):
+    async def main():
+        planes[1].numerics_id = "other/1"
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes, allow_numerics_change=True) as fleet:
+            await fleet.linked(2)
+            planes[0].stands_after = STANDS_AFTER
+            ids = [fleet.submit(f"s{i}", LENGTH) for i in range(2)]
+            await fleet.until(lambda: all(len(fleet.tokens.get((i, 0), ())) > 3 for i in ids))
+            await kill(planes[0])
+            await fleet.ended(*ids)
+            assert [fleet.text(i) for i in ids] == [expected(f"s{i}", LENGTH) for i in range(2)]
+
+    asyncio.run(main())
+
+
+def test_a_request_that_waits_for_a_like_plane_fails_after_the_grace(planes):
+    async def main():
+        planes[1].numerics_id = "other/1"
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes, grace_s=0.0) as fleet:
+            await fleet.linked(2)
+            planes[0].stands_after = STANDS_AFTER
+            ids = [fleet.submit(f"s{i}", LENGTH) for i in range(2)]
+            await fleet.until(lambda: all(len(fleet.tokens.get((i, 0), ())) > 3 for i in ids))
+            await kill(planes[0])
+            await fleet.ended(*ids)
+            errors = [fleet.ends[i].error for i in ids]
+            assert sum(isinstance(error, ComputeUnavailableError) for error in errors) == 1
+
+    asyncio.run(main())
+
+
+def test_with_no_grace_requests_still_go_on_at_a_like_plane(planes, expected):
+    async def main():
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes, grace_s=0.0) as fleet:
+            await fleet.linked(2)
+            planes[0].stands_after = STANDS_AFTER
+            ids = [fleet.submit(f"s{i}", LENGTH) for i in range(4)]
+            await fleet.until(lambda: all(len(fleet.tokens.get((i, 0), ())) > 3 for i in ids))
+            await kill(planes[0])
+            await fleet.ended(*ids)
+            assert [fleet.text(i) for i in ids] == [expected(f"s{i}", LENGTH) for i in range(4)]
+
+    asyncio.run(main())
+
+
+def test_requests_of_both_planes_wait_and_go_on_at_the_first_that_comes_back(planes, expected):
+    async def main():
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes) as fleet:
+            await fleet.linked(2)
+            planes[0].stands_after = STANDS_AFTER
+            planes[1].stands_after = STANDS_AFTER
+            ids = [fleet.submit(f"s{i}", LENGTH, seed=i) for i in range(4)]
+            await fleet.until(lambda: all(len(fleet.tokens.get((i, 0), ())) > 3 for i in ids))
+            await asyncio.gather(kill(planes[0]), kill(planes[1]))
+            await fleet.linked(0)
+            assert fleet.links == [True, False]
+            ids.append(fleet.submit("s4", LENGTH, seed=4))
+            planes[1].start()
+            await fleet.ended(*ids)
+            for i, request_id in enumerate(ids):
+                assert fleet.text(request_id) == expected(f"s{i}", LENGTH, i)
+            assert fleet.links == [True, False, True]
+
+    asyncio.run(main())
+
+
+def test_a_cancel_that_comes_while_its_request_moves_is_not_lost(planes):
+    async def main():
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes) as fleet:
+            await fleet.linked(2)
+            planes[0].stands_after = STANDS_AFTER
+            ids = [fleet.submit(f"s{i}", LENGTH * 4) for i in range(2)]
+            await fleet.until(lambda: all(len(fleet.tokens.get((i, 0), ())) > 3 for i in ids))
+            place, moves = fleet.fleet._place, []
+
+            def cancel_first(origin, moving):
+                for each in moving:  # its old engine has let it go, no new one has it
+                    fleet.fleet.cancel(each.request.id)
+                    moves.append(each.request.id)
+                place(origin, moving)
+
+            fleet.fleet._place = cancel_first
+            await kill(planes[0])
+            await fleet.until(lambda: moves)
+            await fleet.ended(*moves)
+            assert [fleet.ends[i].finish_reason for i in moves] == [FinishReason.CANCELLED]
+            fleet.fleet.cancel(next(i for i in ids if i not in moves))
+            await fleet.ended(*ids)
+            await fleet.until(lambda: fleet.fleet.memory_stats().used_blocks == 0)
+            assert fleet.fleet._routes == {}
+
+    asyncio.run(main())
+
+
+def test_what_moves_while_the_server_shuts_down_is_told_so(planes):
+    async def main():
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes) as fleet:
+            await fleet.linked(2)
+            planes[0].stands_after = STANDS_AFTER
+            ids = [fleet.submit(f"s{i}", LENGTH * 4) for i in range(2)]
+            await fleet.until(lambda: all(len(fleet.tokens.get((i, 0), ())) > 3 for i in ids))
+            place, moves = fleet.fleet._place, []
+
+            def stop_first(origin, moving):
+                fleet.fleet.begin_to_stop()
+                place(origin, moving)
+                moves.append(len(moving))
+
+            fleet.fleet._place = stop_first
+            await kill(planes[0])
+            await fleet.until(lambda: moves)
+        await asyncio.sleep(0)
+        assert {fleet.ends[i].error.reason for i in ids} == {"DRAINING"}
+
+    asyncio.run(main())
+
+
+def test_a_request_that_kills_every_plane_is_given_up(planes, monkeypatch):
+    monkeypatch.setattr(fleet_module, "MAX_LOSSES_WITHOUT_PROGRESS", 3)
+
+    async def main():
+        for plane in planes:
+            plane.start()
+            plane.may_run.clear()  # no result ever comes
+        async with FleetDriver(planes) as fleet:
+            await fleet.linked(2)
+            request_id = fleet.submit("poison", 5)
+            for number in range(3):
+                route = fleet.fleet._routes[request_id]
+                assert route.num_vain_losses == number
+                victim = next(p for p in planes if p.address == route.member.facts.address)
+                await asyncio.to_thread(victim.steps_seen.acquire)
+                stopped = victim.server.stop(None)
+                victim.may_run.set()  # only now: the step must not have a result
+                await asyncio.to_thread(stopped.wait)
+                await fleet.until(lambda n=number, r=route: r.num_vain_losses > n)
+                victim.start()
+                victim.may_run.clear()
+                await fleet.linked(2)
+            await fleet.ended(request_id)
+            assert "lost 3 times in a row while" in fleet.ends[request_id].error.message
+            for plane in planes:
+                plane.may_run.set()
+
+    asyncio.run(main())

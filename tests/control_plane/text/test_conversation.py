@@ -1,0 +1,65 @@
+"""What a conversation is, whichever surface brings it."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.text.conversation import (
+    ROLES,
+    check_tools,
+    json_object,
+    template_messages,
+)
+from planes.errors import ValidationError
+
+
+def test_templates_hear_of_a_developer_as_the_system():
+    given = [{"role": role, "content": role} for role in ROLES if role != "tool"]
+    given.append({"role": "tool", "content": "x", "tool_call_id": "1", "name": "f"})
+    found = template_messages(given)
+    assert [m["role"] for m in found] == ["system", "system", "user", "assistant", "tool"]
+    assert found[-1] == given[-1]
+    assert given[1]["role"] == "developer"
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "said"),
+    [
+        ({"role": "bot"}, "role", "system, developer, user, assistant, tool, got 'bot'"),
+        ({"role": "User"}, "role", "got 'User'"),
+        ({"role": ""}, "role", "got ''"),
+        ({"role": ["user"]}, "role", "got ['user']"),
+        ({}, "role", "got None"),
+        ({"role": "user", "tool_calls": []}, "tool_calls", "got role 'user'"),
+        ({"role": "user", "tool_call_id": "1"}, "tool_call_id", "unset for role 'user'"),
+        ({"role": "tool"}, "tool_call_id", "given for role 'tool'"),
+    ],
+)
+def test_what_is_no_message_is_named_by_its_place(message, field, said):
+    with pytest.raises(ValidationError) as caught:
+        template_messages([{"role": "user", "content": "x"}, message])
+    assert caught.value.field == f"messages[1].{field}"
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("tools", "field"),
+    [
+        ([{"type": "function", "function": {"name": "f"}}] * 129, "tools"),
+        ([{"type": "function", "function": {"name": ""}}], "tools[0]"),
+        ([{"type": "function", "function": {"name": "f" * 65}}], "tools[0]"),
+        ([{"name": "f"}], "tools[0]"),
+    ],
+)
+def test_tools_have_names_and_are_not_too_many(tools, field):
+    with pytest.raises(ValidationError) as caught:
+        check_tools(tools)
+    assert caught.value.field == field
+
+
+def test_arguments_are_a_json_object():
+    assert json_object("") == {}
+    assert json_object('{"x": [1, null]}') == {"x": [1, None]}
+    for text in ("[", "[1]", "5", '{"x": NaN}', '{"x": -Infinity}', "[" * 100_000):
+        with pytest.raises(ValueError, match="must be"):
+            json_object(text)

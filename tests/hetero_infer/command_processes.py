@@ -1,0 +1,48 @@
+"""The command as a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+COMMAND = [sys.executable, "-P", "-m", "hetero_infer"]
+SIMULATED = ["--executor", "simulated"]
+PATIENCE_S = 60.0
+
+
+def private_directories(environ) -> list[Path]:
+    return list(Path(environ["TMPDIR"]).glob("hetero-*"))
+
+
+def run(environ, *argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [*COMMAND, *argv],
+        env=environ,
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert private_directories(environ) == []
+    return result
+
+
+@contextlib.contextmanager
+def started(environ, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*COMMAND, *argv],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        process_group=0,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()

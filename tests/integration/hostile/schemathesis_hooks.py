@@ -1,0 +1,111 @@
+"""What schemathesis is told of this server; loaded by it, in its own process.
+
+The schema cannot say how fields go together. Whatever it allows is answered, or refused by one of
+the rules below; and its events, which schemathesis does not read, are what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+
+import jsonschema_rs
+import schemathesis
+
+LIMITS = {
+    "/v1/completions": "max_tokens",
+    "/v1/chat/completions": "max_completion_tokens",
+    "/v1/responses": "max_output_tokens",
+}
+LONG_ENOUGH = 1
+CONTEXT = 2048
+MANY = 4
+MOST_SAMPLES = 128
+
+RULES = [
+    r"only allowed with",
+    r"has no include_usage",
+    r"must (be )?equal",
+    r"must be at least 1 without echo",
+    r"either prompt or messages must be given",
+    r"content is required without tool_calls",
+    r"arguments.*must be",
+    r"must be 0 to \d+, got \d+",  # token ids: the vocabulary has fewer than the schema
+    r"keys must be token ids",
+    r"has no place for tools",
+    r"max_model_len is",
+    r"bytes",  # a limit of bytes where the schema counts characters
+    r"got -?\d+\.0\.$",  # a number with a point is an integer for JSON schema, and not here
+    r"'seed'.*got (184467440737095|-92233720368547)\d+",  # schemathesis rounds its bounds
+]
+
+
+def make_short(body: dict, path: str) -> None:
+    """Make an answer short; what is refused for its size stays as it is."""
+    limit = LIMITS.get(path)
+    if limit is None:
+        return
+    for name in (limit, "max_tokens"):
+        given = body.get(name)
+        if type(given) is int and LONG_ENOUGH < given < CONTEXT:
+            body[name] = LONG_ENOUGH
+    if body.get(limit) is None and body.get("max_tokens") is None:
+        body[limit] = LONG_ENOUGH
+    n = body.get("n")
+    if type(n) is int and MANY < n < MOST_SAMPLES:
+        body["n"] = MANY
+        if body.get("best_of") == n:
+            body["best_of"] = MANY
+
+
+@schemathesis.hook
+def before_call(context, case, kwargs):  # noqa: ARG001 - schemathesis names them
+    if isinstance(case.body, dict):
+        make_short(case.body, case.operation.path)
+
+
+@schemathesis.check
+def what_the_schema_allows_is_refused_by_a_rule_only(ctx, response, case):  # noqa: ARG001
+    if case.meta is None or case.meta.generation.mode.value != "positive":
+        return
+    if response.status_code < 400 or response.status_code == 404:
+        return
+    assert response.status_code == 400, response.status_code
+    message = json.loads(response.content)["error"]["message"]
+    assert any(re.search(rule, message) for rule in RULES), message
+
+
+@schemathesis.check
+def refusals_are_errors_in_openais_shape(ctx, response, case):  # noqa: ARG001
+    if response.status_code < 400 or case.operation.path == "/readyz":
+        return
+    if case.method == "HEAD":
+        return
+    error = json.loads(response.content)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "Traceback" not in error["message"]
+
+
+@schemathesis.check
+def events_are_what_the_document_says(ctx, response, case):  # noqa: ARG001
+    kind = response.headers.get("content-type", [""])[0]
+    if not kind.startswith("text/event-stream"):
+        return
+    document = case.operation.schema.raw_schema
+    reference = document["paths"][case.operation.path]["post"]["responses"]["200"]["content"]
+    validator = validator_of(json.dumps(document), reference["text/event-stream"]["schema"]["$ref"])
+    text = response.content.decode()
+    assert text.endswith("\n\n")
+    events = text.split("\n\n")[:-1]
+    if case.operation.path != "/v1/responses":
+        assert events.pop() == "data: [DONE]"
+    for event in events:
+        data = event.rpartition("data: ")[2]
+        validator.validate(json.loads(data))
+
+
+@cache
+def validator_of(document: str, reference: str):
+    return jsonschema_rs.validator_for({**json.loads(document), "$ref": reference})
