@@ -37,6 +37,7 @@ OTHER_KEYS = frozenset(
         # compute_plane.config
         "model",
         "dtype",
+        "cuda_graph",
         "instruction_set",
         "kv_cache_dtype",
         "device",

@@ -17,6 +17,7 @@ from control_plane.http.chat import answer_chat
 from control_plane.http.chat_schema import ChatChunk, ChatCompletion, ChatRequest
 from control_plane.http.completion_schema import Completion, CompletionChunk, CompletionRequest
 from control_plane.http.completions import answer_completion
+from control_plane.http.errors import ErrorResponse
 from control_plane.http.model_schema import Model, ModelList, describe_model
 from control_plane.http.reply import Connection, Reply
 from control_plane.http.responses_schema import Response as ModelResponse
@@ -68,8 +69,21 @@ def openai_routes(backend: Backend) -> APIRouter:
 
 def _answers(whole: type[BaseModel], event: type[BaseModel]) -> dict[str, Any]:
     """Declare an answer that is one object, or with `stream` server-sent events."""
-    stream = {"schema": {"$ref": _REF + event.__name__}}
+    if event is ResponseEvent:
+        said, named = _json_of(event), ["event", "data"]
+    else:
+        said = {"anyOf": [{"const": "[DONE]"}, _json_of(event), _json_of(ErrorResponse)]}
+        named = ["data"]
+    # Of each event: the document's version has no other place for it.
+    fields = {"event": {"type": "string"}, "data": said}
+    stream = {"schema": {"type": "object", "properties": fields, "required": named}}
     return {
         "response_model": whole,
         "responses": {HTTPStatus.OK.value: {"content": {"text/event-stream": stream}}},
     }
+
+
+def _json_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Declare a text that is JSON."""
+    schema = {"$ref": _REF + model.__name__}
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}

@@ -38,7 +38,7 @@ TOKENIZERS = "control_plane/text/test_tokenizers.py::"
 PROPERTIES = {
     "1 ids are unique, also across restarts": (
         IDS + "test_no_two_requests_have_the_same_id_whichever_threads_they_come_in_on",
-        "hetero_infer/test_command_line_runs.py::"
+        "hetero_infer/test_serve_runs.py::"
         "test_serve_starts_its_control_plane_again_where_clients_found_it",
     ),
     "2 parameters are validated": (

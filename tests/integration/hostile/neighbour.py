@@ -17,6 +17,8 @@ from tests.integration.asking import PATIENCE_S, Server
 
 PROMPT = "The capital of France is"
 NUM_TOKENS = 6
+PAUSE_S = 0.2
+"""Between one round and the next: the tests share two cores with what they test."""
 
 
 class Ports:
@@ -121,7 +123,7 @@ def neighbour(ports: Ports, least: int = 4) -> Iterator[None]:
 
     def go_on_asking() -> None:
         try:
-            while not is_over.is_set() or len(texts) < least:
+            while not is_over.wait(PAUSE_S) or len(texts) < least:
                 texts.extend(way() for way in ports.ways())
         except BaseException as error:  # noqa: BLE001 - raised below, on the thread of the test
             errors.append(error)

@@ -21,12 +21,17 @@ from tests.integration.hostile.raw_http import JSON, post
 NUM_CLIENTS = 1000
 NUM_PROMPTS = 16
 NUM_TOKENS = 8
+NUM_RUNNING = 64
 ALLOWANCE_BYTES = 64 * MIB
 FEW_DESCRIPTORS = 512
 """What a shell may give a process, or less: the server must ask for more."""
 
 CONFIG = EngineConfig(
-    executor="simulated", block_size=4, max_batch_size=256, compute_grace=PATIENCE_S
+    executor="simulated",
+    block_size=4,
+    max_batch_size=256,
+    max_num_seqs=NUM_RUNNING,
+    compute_grace=PATIENCE_S,
 )
 HTTP = ("--http", "--http-port=0")
 
@@ -126,8 +131,7 @@ def test_each_of_a_thousand_clients_gets_its_text_or_is_told_to_come_again(num_c
         raise_descriptor_limit()
     if descriptor_limit() < 2 * num_clients:
         pytest.skip(f"this process may have {descriptor_limit()} files open only")
-    # All that run take the places in the queue of those that begin.
-    config = replace(CONFIG, max_queued_requests=max_queued, max_num_seqs=64)
+    config = replace(CONFIG, max_queued_requests=max_queued)
     with contextlib.ExitStack() as stack:
         with descriptors(FEW_DESCRIPTORS):
             deployment = stack.enter_context(deployed(config, *HTTP))
@@ -150,13 +154,15 @@ def test_each_of_a_thousand_clients_gets_its_text_or_is_told_to_come_again(num_c
         expected = asyncio.run(in_turn())
         assert expected[:NUM_PROMPTS] == expected[NUM_PROMPTS:]
         assert None not in expected
-        usage = deployment.usage()
+        num_taken = min(num_clients, max_queued + NUM_RUNNING)
+        asyncio.run(storm(deployment, clients(num_clients), num_taken=num_taken))
+        usage = deployment.usage()  # allocators keep what a storm needs
         came = clients(num_clients)
-        asyncio.run(storm(deployment, came, num_taken=min(num_clients, max_queued + 64)))
+        asyncio.run(storm(deployment, came, num_taken=num_taken))
         ends = Counter(client.end for client in came)
         assert ends.keys() <= {200, 429}
         assert ends[200] >= min(num_clients, max_queued)
-        assert (ends[429] > 0) == (num_clients > max_queued + 64)
+        assert (ends[429] > 0) == (num_clients > max_queued + NUM_RUNNING)
         for index, client in enumerate(came):
             if client.end == 200:
                 assert client.text == expected[index % NUM_PROMPTS]

@@ -17,6 +17,9 @@ from tests.integration.hostile.neighbour import Ports, neighbour
 pytestmark = pytest.mark.model
 
 HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
+ALL_EVENTS = 1_000_000
+"""It leaves a stream after a few events otherwise."""
+
 NOT_CHECKED = "positive_data_acceptance"
 """It knows no rule that joins fields; `schemathesis_hooks.py` has a check that does."""
 
@@ -36,7 +39,8 @@ def run_schemathesis(ports: Ports, directory: Path, *flags: str) -> dict:
     """Its report; `directory`: for its files."""
     schema, report = directory / "openapi.json", directory / "report.json"
     schema.write_text(json.dumps(document_with_model(ports)))
-    (directory / "schemathesis.toml").write_text(f'hooks = "{HOOKS}"\n')
+    settings = f'hooks = "{HOOKS}"\nmax-stream-events = {ALL_EVENTS}\n'
+    (directory / "schemathesis.toml").write_text(settings)
     done = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli",
