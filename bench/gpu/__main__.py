@@ -20,6 +20,7 @@ from bench.gpu.device import KernelLoader, milliseconds, why_no_device
 from kernels.cuda.build import DEFAULT_CACHE_DIR
 from kernels.cuda.errors import CudaKernelError
 from kernels.cuda.operations import OPERATIONS
+from kernels.cuda.variant import Variant
 
 REPORT_VERSION = 1
 
@@ -74,20 +75,28 @@ def _begin_report() -> dict[str, Any]:
         "numerics": [],
         "copy": None,
         "decode_attention": [],
+        "prefill_attention": [],
+        "quantized_matmul": [],
         "failures": [],
     }
 
 
 def _fill_report(report: dict[str, Any], options: argparse.Namespace) -> None:
+    from bench.gpu import matmul_bandwidth, prefill_speed
     from bench.gpu.decode_bandwidth import SHAPES
     from kernels.cuda.operations import all_variants
 
     print(f"{report['device']['name']}, capability {report['device']['capability']}")
     loader = KernelLoader(options.cache_dir, print)
     variants = all_variants(every=not options.spread)
-    loader.prepare(list(dict.fromkeys([*variants, *(shape.variant for shape in SHAPES)])))
+    measured: list[Variant] = [variant for shape in SHAPES for variant in shape.variants]
+    measured += [shape.variant for shape in prefill_speed.SHAPES]
+    measured += [shape.variant for shape in matmul_bandwidth.SHAPES]
+    loader.prepare(list(dict.fromkeys([*variants, *measured])))
     _check_numerics(report, loader, variants)
     _measure_bandwidth(report, loader)
+    _measure_prefill(report, loader)
+    _measure_matmul(report, loader)
 
 
 def _check_numerics(report: dict[str, Any], loader: KernelLoader, variants: Sequence[Any]) -> None:
@@ -111,21 +120,74 @@ def _measure_bandwidth(report: dict[str, Any], loader: KernelLoader) -> None:
 
     report["copy"] = copy = measure_copy(milliseconds)
     print(f"device copy           {copy['gb_per_s']:8.0f} GB/s read + written")
+    multiprocessors = report["device"]["multiprocessors"]
+    for shape in SHAPES:
+        result = measure_decode(
+            shape, loader.load, milliseconds, print, num_multiprocessors=multiprocessors
+        )
+        for variant in shape.variants:
+            report["kernels"][variant.name] = {
+                **loader.load(variant).attributes(), "assembled_by": loader.made_by[variant.name],
+            }  # fmt: skip
+        result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
+        report["decode_attention"].append(result)
+        report["failures"] += [f"{shape.name}: {fault}" for fault in result["faults"]]
+        print(
+            f"{shape.name:<66} {result['gb_per_s']:6.0f} GB/s read, "
+            f"{result['fraction_of_copy']:.2f} of the copy, {result['splits']} splits"
+        )
+        for rival, figures in result["rivals"].items():
+            if "gb_per_s" in figures:
+                print(f"    {rival:<62} {figures['gb_per_s']:6.0f} GB/s read")
+        torch.cuda.empty_cache()
+
+
+def _measure_prefill(report: dict[str, Any], loader: KernelLoader) -> None:
+    import torch
+
+    from bench.gpu.prefill_speed import SHAPES, measure_prefill
+
     for shape in SHAPES:
         kernel = loader.load(shape.variant)
         report["kernels"][shape.variant.name] = {
             **kernel.attributes(), "assembled_by": loader.made_by[shape.variant.name],
         }  # fmt: skip
-        result = measure_decode(shape, kernel, milliseconds, print)
-        result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
-        report["decode_attention"].append(result)
+        result = measure_prefill(shape, kernel, milliseconds, print)
+        report["prefill_attention"].append(result)
         report["failures"] += [f"{shape.name}: {fault}" for fault in result["faults"]]
-        torch_rate = result["torch_sdpa"].get("gb_per_s")
-        beside = "unavailable" if torch_rate is None else f"{torch_rate:.0f} GB/s"
+        print(f"{shape.name:<66} {result['tflop_per_s']:6.0f} TFLOP/s")
+        for rival, figures in result["rivals"].items():
+            if "tflop_per_s" in figures:
+                print(f"    {rival:<62} {figures['tflop_per_s']:6.0f} TFLOP/s")
+        torch.cuda.empty_cache()
+
+
+def _measure_matmul(report: dict[str, Any], loader: KernelLoader) -> None:
+    import torch
+
+    from bench.gpu.matmul_bandwidth import SHAPES, measure_matmul
+    from bench.gpu.matmul_rivals import RIVALS
+
+    for shape in SHAPES:
+        report["kernels"][shape.variant.name] = {
+            **loader.load(shape.variant).attributes(),
+            "assembled_by": loader.made_by[shape.variant.name],
+        }
+        # The rivals' weights are their own, the same beside each of our formats: once is enough.
+        rivals = RIVALS if shape.weights == SHAPES[0].weights else {}
+        result = measure_matmul(shape, loader.load, milliseconds, print, rivals=rivals)
+        result["fraction_of_copy"] = result["gb_per_s"] / report["copy"]["gb_per_s"]
+        report["quantized_matmul"].append(result)
+        report["failures"] += [f"{shape.name}: {fault}" for fault in result["faults"]]
         print(
-            f"{shape.name:<66} {result['gb_per_s']:6.0f} GB/s read, "
-            f"{result['fraction_of_copy']:.2f} of the copy; torch SDPA {beside}"
+            f"{shape.name:<66} {result['gb_per_s']:6.0f} GB/s, "
+            f"{result['fraction_of_copy']:.2f} of the copy, "
+            f"{result['microseconds_per_product']:.1f} µs"
         )
+        for rival, figures in result["rivals"].items():
+            if "gb_per_s" in figures:
+                microseconds = figures["microseconds_per_product"]
+                print(f"    {rival:<62} {figures['gb_per_s']:6.0f} GB/s, {microseconds:.1f} µs")
         torch.cuda.empty_cache()
 
 

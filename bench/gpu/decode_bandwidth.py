@@ -1,22 +1,26 @@
-"""How fast decode attention reads the pool, beside a device copy and torch's attention.
+"""How fast decode attention reads the pool, beside a device copy and others' attention.
 
 A shape's pool has as many layers as make it several gigabytes, and a run visits each once, so no
 cache holds what the next launch reads. Bytes are those that must move: attention reads the keys and
-values of all tokens once; the copy reads and writes its buffer.
+values of all tokens once; the copy reads and writes its buffer. Where the plan splits rows, the
+merge is part of the time, and what the two kernels write and read between them is not counted as
+bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from bench.gpu.case import TOLERANCES
 from bench.gpu.cases.block_pool import layer_strides
+from bench.gpu.decode_rivals import RIVALS, Rival
 from bench.gpu.device import Say, summary
 from kernels.cuda.attention_decode import LOG2_E, DecodeVariant
 from kernels.cuda.launch import LoadedKernel
+from kernels.cuda.variant import Variant
 
 Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
 
@@ -40,6 +44,11 @@ class Shape:
     def name(self) -> str:
         """Rows × context and the kernel."""
         return f"{self.rows} × {self.context}, {self.num_kv_heads} kv heads, {self.variant.name}"
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The kernels it may take."""
+        return (self.variant, self.variant.merge)
 
 
 _USUAL = DecodeVariant("bfloat16", 128, 4, 16)
@@ -66,85 +75,114 @@ def measure_copy(timer: Timer, *, device: str = "cuda") -> dict[str, Any]:
 
 
 def measure_decode(
-    shape: Shape, kernel: LoadedKernel, timer: Timer, say: Say, *, device: str = "cuda"
+    shape: Shape,
+    load: Callable[[Variant], LoadedKernel],
+    timer: Timer,
+    say: Say,
+    *,
+    num_multiprocessors: int,
+    device: str = "cuda",
+    rivals: Mapping[str, Rival] = RIVALS,
 ) -> dict[str, Any]:
-    """Measure one shape; return times, rates, the error of some rows, and torch's figures."""
+    """Measure one shape as it is planned for a device.
+
+    Return times, rates, the error of some rows, and the rivals' figures, each with its reason
+    where there are none.
+    """
     import torch
 
-    problem = _Problem(shape, device)
-    scalars = problem.scalars
+    problem = Problem(shape, device)
+    splits = shape.variant.plan_splits(
+        shape.rows, shape.num_kv_heads, shape.context, num_multiprocessors
+    )
     stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
-    pointers = problem.pointers()
-
-    def visit_layers() -> None:
-        for arguments in scalars:
-            kernel.launch(problem.grid, stream, *pointers, *arguments)
-
+    visit_layers = problem.launcher(load, splits, stream)
     times = timer(visit_layers, REPEATS)
     error = problem.error_of_last_layer()
     result = {
         "shape": shape.name,
         "kernel": shape.variant.name,
+        "splits": splits,
         "layers": problem.layers,
         "working_set_bytes": problem.pool.numel() * problem.pool.element_size(),
         **_with_rate(times, problem.bytes_read),
-        "microseconds_per_launch": summary(times)["median_ms"] * 1e3 / problem.layers,
+        "microseconds_per_layer": summary(times)["median_ms"] * 1e3 / problem.layers,
         "max_error_of_checked_rows": error,
         "faults": [],
+        "rivals": {},
     }
     if not error <= TOLERANCES[shape.variant.dtype]:
         result["faults"] = [f"error {error:.3g} exceeds {TOLERANCES[shape.variant.dtype]:.3g}"]
-    try:
-        result["torch_sdpa"] = problem.measure_torch(timer)
-    except (RuntimeError, TypeError) as error_of_torch:  # no kernel for it, or no memory for it
-        result["torch_sdpa"] = {"unavailable": str(error_of_torch).splitlines()[0]}
-        say(f"torch SDPA: {result['torch_sdpa']['unavailable']}")
+    for name, make in rivals.items():
+        try:
+            visit, num_bytes = make(problem)
+            result["rivals"][name] = _with_rate(timer(visit, REPEATS), num_bytes)
+        except Exception as error_of_rival:  # noqa: BLE001 - whatever another's library fails with
+            reason = f"{type(error_of_rival).__name__}: {error_of_rival}".splitlines()[0]
+            result["rivals"][name] = {"unavailable": reason}
+            say(f"{name}: {reason}")
     return result
 
 
-class _Problem:
-    """The tensors of one shape."""
+class Problem:
+    """The tensors of one shape.
+
+    `pool` [N, L, 2, G, B, D], `tables` int32 [S, M], `seq_lens` int32 [S] up to 15 short of the
+    context, `query` and `out` [S, H, D].
+    """
 
     def __init__(self, shape: Shape, device: str) -> None:
         import torch
 
         variant = shape.variant
         dtype = getattr(torch, variant.dtype)
-        self._shape = shape
-        self._scale = variant.head_size**-0.5
+        self.shape = shape
+        self.scale = variant.head_size**-0.5
         blocks_of_row = -(-shape.context // variant.block_size)
         num_blocks = shape.rows * blocks_of_row
-        self.seq_lens = shape.context - torch.arange(shape.rows, device=device) % 16
+        self.seq_lens: Tensor = shape.context - torch.arange(shape.rows, device=device) % 16
         self.seq_lens = self.seq_lens.int()
-        token_elements = 2 * shape.num_kv_heads * variant.head_size
-        layer_bytes = num_blocks * variant.block_size * token_elements * dtype.itemsize
+        self.token_bytes = 2 * shape.num_kv_heads * variant.head_size * dtype.itemsize
+        layer_bytes = num_blocks * variant.block_size * self.token_bytes
         self.layers = max(1, math.ceil(WORKING_SET_BYTES / layer_bytes))
-        self.bytes_read = int(self.seq_lens.sum()) * token_elements * dtype.itemsize * self.layers
+        self.bytes_read = int(self.seq_lens.sum()) * self.token_bytes * self.layers
         pool_shape = (
             num_blocks, self.layers, 2, shape.num_kv_heads, variant.block_size, variant.head_size,
         )  # fmt: skip
         self.pool: Tensor = torch.randn(pool_shape, dtype=dtype, device=device)
-        self.tables = torch.randperm(num_blocks, device=device).int().view(shape.rows, -1)
+        self.tables: Tensor = torch.randperm(num_blocks, device=device).int().view(shape.rows, -1)
         num_heads = shape.num_kv_heads * variant.group
-        self.query = torch.randn(
+        self.query: Tensor = torch.randn(
             shape.rows, num_heads, variant.head_size, dtype=dtype, device=device
         )
-        self.out = torch.full_like(self.query, math.nan)
-        self.grid = variant.grid(shape.rows, shape.num_kv_heads)
-        self.scalars = [
-            (
-                self._scale * LOG2_E,
-                self.query[0].numel(),
-                self.tables.shape[1],
-                *layer_strides(pool_shape, layer),
-            )
-            for layer in range(self.layers)
-        ]
+        self.out: Tensor = torch.full_like(self.query, math.nan)
 
-    def pointers(self) -> tuple[int, ...]:
-        """Return the kernel's five device pointers."""
-        tensors = (self.out, self.query, self.pool, self.tables, self.seq_lens)
-        return tuple(tensor.data_ptr() for tensor in tensors)
+    def launcher(
+        self, load: Callable[[Variant], LoadedKernel], splits: int, stream: int
+    ) -> Callable[[], None]:
+        """Return what queues the attention of every layer, merges included."""
+        import torch
+
+        shape, variant = self.shape, self.shape.variant
+        count = variant.num_partials(shape.rows, shape.num_kv_heads) if splits > 1 else 0
+        # Kept by the problem, because a pointer keeps nothing.
+        self.partials = torch.full((count,), math.nan, dtype=torch.float32, device=self.out.device)
+        decode, merge = load(variant), load(variant.merge) if splits > 1 else None
+        grid = variant.grid(shape.rows, shape.num_kv_heads, splits)
+        merge_grid = variant.merge.grid(shape.rows, shape.num_kv_heads)
+        tensors = (self.out, self.query, self.pool, self.tables, self.seq_lens, self.partials)
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        merged = [tensor.data_ptr() for tensor in (self.out, self.partials, self.seq_lens)]
+        constants = (self.scale * LOG2_E, self.query[0].numel(), self.tables.shape[1])
+        strides = [layer_strides(self.pool.shape, layer) for layer in range(self.layers)]
+
+        def visit_layers() -> None:
+            for of_layer in strides:
+                decode.launch(grid, stream, *pointers, *constants, *of_layer)
+                if merge is not None:
+                    merge.launch(merge_grid, stream, *merged)
+
+        return visit_layers
 
     def gathered(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a row, [G, tokens, D], copied out of the pool."""
@@ -158,39 +196,14 @@ class _Problem:
         import torch
 
         worst = 0.0
-        rows = {0, self._shape.rows - 1}
+        rows = {0, self.shape.rows - 1}
         for row in rows:
             keys, values = (x.double() for x in self.gathered(row, self.layers - 1))
-            query = self.query[row].double().unflatten(0, (self._shape.num_kv_heads, -1))
-            weights = torch.softmax(query @ keys.transpose(1, 2) * self._scale, dim=-1)
+            query = self.query[row].double().unflatten(0, (self.shape.num_kv_heads, -1))
+            weights = torch.softmax(query @ keys.transpose(1, 2) * self.scale, dim=-1)
             difference = (self.out[row].double() - (weights @ values).flatten(0, 1)).abs()
             worst = max(worst, float(difference.nan_to_num(nan=math.inf).max()))
         return worst
-
-    def measure_torch(self, timer: Timer) -> dict[str, Any]:
-        """Measure scaled_dot_product_attention on keys and values gathered beforehand.
-
-        All rows are cut to the shortest, since torch takes one length; its bytes are counted so.
-        """
-        import torch
-
-        sdpa = torch.nn.functional.scaled_dot_product_attention
-        length = int(self.seq_lens.min())
-        gathered = []
-        for layer in range(self.layers):
-            rows = [self.gathered(row, layer) for row in range(self._shape.rows)]
-            gathered.append(
-                [torch.stack([row[i][:, :length] for row in rows]).contiguous() for i in (0, 1)]
-            )
-        query = self.query[:, :, None]
-
-        def visit_layers() -> None:
-            for keys, values in gathered:
-                sdpa(query, keys, values, scale=self._scale, enable_gqa=True)
-
-        keys = gathered[0][0]
-        moved = 2 * keys.numel() * keys.element_size() * self.layers
-        return _with_rate(timer(visit_layers, REPEATS), moved)
 
 
 def _with_rate(times_ms: list[float], num_bytes: int) -> dict[str, Any]:

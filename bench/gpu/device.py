@@ -88,7 +88,7 @@ class KernelLoader:
         except (MissingToolchainError, CompileError):
             made_elsewhere = build.prebuilt(variant, self.capability, self._cache_dir)
             self.made_by[variant.name] = "the driver" if made_elsewhere is None else "prebuilt"
-            image = made_elsewhere or build.compile_ptx(variant, self.capability).encode()
+            image = made_elsewhere or build.compile_ptx(variant).encode()
         return image
 
     def run_case(self, case: Case) -> dict[str, Array]:

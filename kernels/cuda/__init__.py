@@ -1,7 +1,17 @@
 """Numba-CUDA kernels: one operation a file, plain functions, built and launched without a runtime.
 
     operations         every operation there is, and its variants
-    attention_decode   paged attention of one query token a row
+    attention_decode   paged attention of one query token a row (attention_decode_tensor and
+                       _float32, attention_chunks, attention_partials, attention_merge)
+    attention_prefill  the same for prompts: ragged, causal, over cached blocks
+                       (attention_prefill_tensor and _float32, attention_tiles)
+    rope_write_kv      rotation of queries and keys, keys and values into the pool
+    rms_norm, silu_mul, embedding, copy_blocks
+    adjust_logits      logit bias and penalties
+    sampling           the token of each sample (weight_search, exact_exponential, philox)
+    logprobs           log-probabilities of tokens
+    block_reductions   what a block of threads agrees on
+    quantized_matmul   rows times weights of eight or four bits (quantized_layout, _strands)
     instructions/      the machine instructions Numba does not offer by itself
     variant            what a kernel tells the builder and the launcher about itself
     build              plain function → PTX → machine code, cached by source hash

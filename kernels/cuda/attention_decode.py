@@ -15,35 +15,44 @@ numbers, all counted in elements:
                   V                               value_offset = (2·l + 1) · G·B·D
     block b + 1                                   block_stride = 2·L · G·B·D
 
-Who does what. The grid is (S rows, G kv heads): one block of threads owns one kv head of one row
-and the `group` = H / G query heads that read it (grouped-query attention, Ainslie et al. 2023). A
-warp keeps the queries and sums of its heads in registers; there is room for four heads, so a
-larger group is dealt out to `parts` warps, which read the same rows at about the same time, so
-that the caches can serve all but the first. Beside that, `splits` warps share the row's KV blocks:
-split i takes the blocks i, i + splits, …, with a softmax of its own, and the splits merge at the
-end. A group of 8, as 2 parts × 4 splits:
+The `group` = H / G query heads of a kv head are attended together (grouped-query attention,
+Ainslie et al. 2023), so that each key and value is read from memory once. This file is the face;
+what does the work:
 
-                KV block   0    1    2    3    4    5   …
-    heads 0 … 3   warp     0    2    4    6    0    2
-    heads 4 … 7   warp     1    3    5    7    1    3
+    attention_decode_tensor     16-bit floats, tensor cores
+    attention_decode_float32    float32, ordinary cores
+    attention_chunks            who computes which tokens, what a row's bits depend on, the plan
+    attention_partials          how results of warps and chunks merge
+    attention_merge             the second kernel, where the chunks of a row are split over blocks
 
-In a warp, lane i owns the dimensions i, i + 32, … of queries, keys, values and sums, so the row of
-a token is one coalesced read:
+Softmax is online (Milakov and Gimelshein 2018), everything is accumulated in float32. The grid is
+(S rows, U units, splits): a block of threads owns one *unit* of one row, which is a kv head (for
+float32, up to four query heads of one), and of the row's chunks of 256 tokens every `splits`-th.
 
-    lane            0    1    2  …  31 │  0    1  …  31 │ …
-    dimension       0    1    2  …  31 │ 32   33  …  63 │ … D-1
+How to launch it:
 
-Softmax is online (Milakov and Gimelshein 2018): with `peak` the largest score so far, `mass` is
-Σ 2^(score - peak) and `total` Σ 2^(score - peak)·V; when the peak rises both are scaled down, and
-two such triples merge the same way (Dao et al. 2022, FlashAttention). Everything is accumulated in
-float32, in an order fixed by the row alone: a row's bits do not depend on its neighbours.
+    splits = variant.plan_splits(num_rows, num_kv_heads, longest, num_multiprocessors)
+    decode  at variant.grid(num_rows, num_kv_heads, splits)
+    if splits > 1:
+        merge  (variant.merge) at variant.merge.grid(num_rows, num_kv_heads)
 
-Slots past a row's end may hold anything, NaN included: reads past the end are turned back to the
-last valid token and their weight is zero.
+with room for `num_partials` float32 in `partials` if it is split; unsplit, `partials` is not
+touched. The number of splits never changes a bit of the output, nor does another row: see
+`attention_chunks`. Neither grid depends on the rows' lengths: a graph may be captured once for a
+number of rows. A row of length 0 (padding of a graph) gives zeros. Slots past a row's end may hold
+anything, NaN included.
+
+Every tensor begins at a multiple of 16 bytes, and a row of `query` at a multiple of 16 bytes.
+Keys and values in 8 bits would be another variant: they are read and widened in `load_keys` and
+`load_values` of the tensor kernel, and nothing else is concerned.
 
 The ladder:
-  v1  this. Scalar loads, four tokens in flight per warp, five shuffles a score, no split of a row
-      over several blocks of threads. Compiled and simulated; `make gpu` measures it.
+  v1  scalar loads, a lane for every 32nd dimension, four tokens in flight a warp, five shuffles a
+      score, ordinary cores for every dtype, no split: 8 rows would have used 64 multiprocessors.
+  v2  this. Reads of 16 bytes from the pool to the registers of tensor cores, no shared memory in
+      the loop; keys and values of the next tile under way while one is computed with; three
+      shuffles for 16 tokens and 2 heads; splits with a merge, and bits that do not depend on them.
+Both compiled and simulated; no gain is stated, because neither has been measured: `make gpu` does.
 """
 
 from __future__ import annotations
@@ -52,22 +61,24 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from numba import cuda, float32, int64
-
+from kernels.cuda.attention_chunks import plan_splits
+from kernels.cuda.attention_decode_float32 import make_float32_decode
+from kernels.cuda.attention_decode_tensor import HEADS_OF_TILE, make_tensor_decode
+from kernels.cuda.attention_merge import MergeVariant
+from kernels.cuda.attention_partials import (
+    DTYPES,
+    HEAD_SIZES,
+    MAX_GROUP,
+    THREADS,
+    PartialLayout,
+    require_supported,
+)
 from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, exp2
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
+from kernels.cuda.variant import STORAGE_TYPES, Expectation
 
-DTYPES = tuple(STORAGE_TYPES)
-HEAD_SIZES = (64, 96, 128)
 BLOCK_SIZES = (16, 32)
-MAX_GROUP = 16
-
-HEADS_PER_WARP = 4  # at D 128, 16 registers each for the queries and sums of a lane
-TOKENS_AT_ONCE = 4  # divides every block size
 
 LOG2_E = math.log2(math.e)
-MINUS_INFINITY = float32(-math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,17 @@ class DecodeVariant:
     """The compile-time parameters of one decode attention kernel.
 
     `dtype` of query, pool and out alike; `head_size` D; `group` query heads per kv head;
-    `block_size` B. Raises UnsupportedVariantError for what the kernel is not written for.
+    `block_size` B. Raises UnsupportedVariantError for what the kernels are not written for.
+
+    The kernel's arguments:
+
+        out, query       [S, H, D]; rows of `query` are `query_stride` elements apart
+        pool             as drawn above
+        block_tables     int32 [S, table_width], read up to the block of the row's last token
+        seq_lens         int32 [S]
+        partials         float32, `num_partials` of them; not touched with one split
+        scale_log2e      softmax scale · log2(e), so that powers of two do
+        query_stride, table_width, block_stride, key_offset, value_offset
     """
 
     dtype: str
@@ -84,16 +105,10 @@ class DecodeVariant:
     block_size: int
 
     def __post_init__(self) -> None:
-        for field, allowed in (
-            ("dtype", DTYPES),
-            ("head_size", HEAD_SIZES),
-            ("block_size", BLOCK_SIZES),
-        ):
-            if getattr(self, field) not in allowed:
-                choices = ", ".join(map(str, allowed))
-                raise UnsupportedVariantError(field, f"one of {choices}", getattr(self, field))
-        if not 1 <= self.group <= MAX_GROUP:
-            raise UnsupportedVariantError("group", f"between 1 and {MAX_GROUP}", self.group)
+        require_supported(self.dtype, self.head_size, self.group)
+        if self.block_size not in BLOCK_SIZES:
+            choices = ", ".join(map(str, BLOCK_SIZES))
+            raise UnsupportedVariantError("block_size", f"one of {choices}", self.block_size)
 
     @property
     def name(self) -> str:
@@ -101,39 +116,58 @@ class DecodeVariant:
         return f"attention_decode_{self.dtype}_d{self.head_size}_g{self.group}_b{self.block_size}"
 
     @property
-    def parts(self) -> int:
-        """Warps that the group's heads are dealt out to."""
-        return -(-self.group // HEADS_PER_WARP)
-
-    @property
-    def splits(self) -> int:
-        """Warps that share the row's blocks; fewer beside many parts, to have registers for all."""
-        return 4 if self.parts <= 2 else 2
-
-    @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 32 * self.parts * self.splits
+        return THREADS
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         element = STORAGE_TYPES[self.dtype] + "*"
-        pointers = (element, element, element, "int32*", "int32*")
+        pointers = (element, element, element, "int32*", "int32*", "float32*")
         return (*pointers, "float32", "int64", "int64", "int64", "int64", "int64")
 
     @property
     def expectation(self) -> Expectation:
-        """128 registers keep 16 warps on a multiprocessor."""
-        return Expectation(128, ("LDG", "FFMA", "SHFL"))
+        """Registers for three blocks on a multiprocessor, at D 64 four; beyond eight heads two."""
+        if self.dtype == "float32":
+            return Expectation(168, ("LDG.128", "FFMA", "SHFL"))
+        instructions = ("LDG.128", "HMMA", "MOVM", "SHFL")
+        if self.group <= HEADS_OF_TILE:
+            if self.head_size == 64:
+                return Expectation(128, instructions, resident_blocks=4)
+            return Expectation(168, instructions, resident_blocks=3)
+        return Expectation(255, instructions, resident_blocks=2)
 
-    def grid(self, num_rows: int, num_kv_heads: int) -> tuple[int, int, int]:
-        """Return the launch grid for `num_rows` sequences."""
-        return (num_rows, num_kv_heads, 1)
+    @property
+    def merge(self) -> MergeVariant:
+        """The kernel that merges what a split launch leaves."""
+        return MergeVariant(self.dtype, self.head_size, self.group)
+
+    def plan_splits(
+        self, num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int
+    ) -> int:
+        """Return how many splits to launch with: `attention_chunks.plan_splits` of the units."""
+        units = num_kv_heads * self._layout.parts
+        return plan_splits(num_rows, units, longest, num_multiprocessors)
+
+    def num_partials(self, num_rows: int, num_kv_heads: int) -> int:
+        """Return how many float32 a launch of more than one split needs in `partials`."""
+        return self._layout.num_partials(num_rows, num_kv_heads)
+
+    def grid(self, num_rows: int, num_kv_heads: int, splits: int = 1) -> tuple[int, int, int]:
+        """Return the launch grid."""
+        return (num_rows, num_kv_heads * self._layout.parts, splits)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
-        return make_attention_decode(self)
+        if self.dtype == "float32":
+            return make_float32_decode(self.head_size, self.group, self.block_size)
+        return make_tensor_decode(self.dtype, self.head_size, self.group, self.block_size)
+
+    @property
+    def _layout(self) -> PartialLayout:
+        return self.merge.layout
 
 
 def variants(*, every: bool) -> list[DecodeVariant]:
@@ -151,141 +185,7 @@ def variants(*, every: bool) -> list[DecodeVariant]:
         DecodeVariant("bfloat16", 128, 4, 16),
         DecodeVariant("bfloat16", 128, 16, 32),
         DecodeVariant("float16", 96, 1, 32),
-        DecodeVariant("float16", 128, 7, 16),
+        DecodeVariant("float16", 96, 9, 16),
         DecodeVariant("float32", 64, 12, 16),
         DecodeVariant("float32", 128, 8, 32),
     ]
-
-
-def make_attention_decode(variant: DecodeVariant) -> Callable[..., None]:
-    """Return the kernel with its compile-time parameters bound.
-
-    Loops over them unroll, and the small local arrays become registers, because every index into
-    them is then known to the compiler.
-    """
-    head_size, group, block_size = variant.head_size, variant.group, variant.block_size
-    parts, splits, threads = variant.parts, variant.splits, variant.threads
-    heads = -(-group // parts)  # query heads of a warp
-    dims = head_size // 32  # dimensions of a lane
-    to_float32, from_float32 = CONVERSIONS[variant.dtype]
-
-    def attention_decode(
-        out: Pointer,
-        query: Pointer,
-        pool: Pointer,
-        block_tables: Pointer,
-        seq_lens: Pointer,
-        scale_log2e: Scalar,
-        query_stride: Scalar,
-        table_width: Scalar,
-        block_stride: Scalar,
-        key_offset: Scalar,
-        value_offset: Scalar,
-    ) -> None:
-        """Attend with the query heads of kv head blockIdx.y of row blockIdx.x.
-
-        `out`: [S, H, D]. `query`: [S, H, D], rows `query_stride` elements apart. `block_tables`:
-        [S, table_width]. `seq_lens`: [S]; a row of length 0 (padding of a graph) gives zeros.
-        `scale_log2e`: softmax scale · log2(e), so that powers of two do.
-        """
-        row = int64(cuda.blockIdx.x)
-        kv_head = int64(cuda.blockIdx.y)
-        num_kv_heads = int64(cuda.gridDim.y)
-        lane = cuda.threadIdx.x % 32
-        # From lane 0 to all: so the compiler knows that a warp does not part over it.
-        warp = cuda.shfl_sync(FULL_WARP, cuda.threadIdx.x // 32, 0)
-        part = warp % parts
-        split = warp // parts
-        seq_len = seq_lens[row]
-
-        # The warp's queries and an empty softmax for each. `peak` and `mass` are the same in all
-        # lanes. Where the group does not divide evenly the last part repeats the last head.
-        queries = cuda.local.array((heads, dims), float32)
-        total = cuda.local.array((heads, dims), float32)
-        peak = cuda.local.array(heads, float32)
-        mass = cuda.local.array(heads, float32)
-        for h in range(heads):
-            peak[h] = MINUS_INFINITY
-            mass[h] = float32(0)
-            head = kv_head * group + min(part * heads + h, group - 1)
-            first = row * query_stride + head * head_size + lane
-            for i in range(dims):
-                queries[h, i] = to_float32(query[first + 32 * i]) * scale_log2e
-                total[h, i] = float32(0)
-
-        # The warp's share of the row's blocks.
-        keys = cuda.local.array((TOKENS_AT_ONCE, dims), float32)
-        values = cuda.local.array((TOKENS_AT_ONCE, dims), float32)
-        scores = cuda.local.array(TOKENS_AT_ONCE, float32)
-        num_blocks = (seq_len + block_size - 1) // block_size
-        for block_index in range(split, num_blocks, splits):
-            block = int64(block_tables[row * table_width + block_index])
-            base = block * block_stride + kv_head * (block_size * head_size) + lane
-            num_tokens = min(block_size, seq_len - block_index * block_size)
-            for first_token in range(0, num_tokens, TOKENS_AT_ONCE):
-                # All reads first, so that they are in flight together.
-                for t in range(TOKENS_AT_ONCE):
-                    token = min(first_token + t, num_tokens - 1)
-                    for i in range(dims):
-                        element = base + token * head_size + 32 * i
-                        keys[t, i] = to_float32(pool[key_offset + element])
-                        values[t, i] = to_float32(pool[value_offset + element])
-
-                for h in range(heads):
-                    # scores[t] = query · key: each lane its dimensions, then the sum over the warp
-                    # by a butterfly, which leaves the same bits in every lane.
-                    new_peak = peak[h]
-                    for t in range(TOKENS_AT_ONCE):
-                        dot = float32(0)
-                        for i in range(dims):
-                            dot += queries[h, i] * keys[t, i]
-                        for step in range(5):
-                            dot += cuda.shfl_xor_sync(FULL_WARP, dot, 16 >> step)
-                        is_valid = first_token + t < num_tokens
-                        scores[t] = dot if is_valid else MINUS_INFINITY
-                        new_peak = max(new_peak, scores[t])
-
-                    # Online softmax. The first token is always valid, so the new peak is finite.
-                    shrink = exp2(peak[h] - new_peak)
-                    peak[h] = new_peak
-                    mass[h] *= shrink
-                    for i in range(dims):
-                        total[h, i] *= shrink
-                    for t in range(TOKENS_AT_ONCE):
-                        weight = exp2(scores[t] - new_peak)
-                        mass[h] += weight
-                        for i in range(dims):
-                            total[h, i] += weight * values[t, i]
-
-        # Merge the splits: every warp lays its triples down in shared memory, then the threads
-        # finish the group · D outputs together.
-        split_peak = cuda.shared.array((splits, group), float32)
-        split_mass = cuda.shared.array((splits, group), float32)
-        split_total = cuda.shared.array((splits, group, head_size), float32)
-        for h in range(heads):
-            head = min(part * heads + h, group - 1)
-            if lane == 0:
-                split_peak[split, head] = peak[h]
-                split_mass[split, head] = mass[h]
-            for i in range(dims):
-                split_total[split, head, lane + 32 * i] = total[h, i]
-        cuda.syncthreads()
-
-        first_output = (row * num_kv_heads + kv_head) * (group * head_size)
-        for output in range(cuda.threadIdx.x, group * head_size, threads):
-            head = output // head_size
-            dim = output % head_size
-            top = split_peak[0, head]  # split 0 has block 0: finite, if the row has any token
-            for s in range(1, splits):
-                top = max(top, split_peak[s, head])
-            numerator = float32(0)
-            denominator = float32(0)
-            if seq_len > 0:
-                for s in range(splits):
-                    share = exp2(split_peak[s, head] - top)  # 0 for a split without a block
-                    numerator += share * split_total[s, head, dim]
-                    denominator += share * split_mass[s, head]
-                numerator /= denominator
-            out[first_output + output] = from_float32(numerator)
-
-    return attention_decode

@@ -17,6 +17,8 @@ toolchain both hashes must agree.
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -36,6 +38,10 @@ from kernels.cuda.variant import Variant
 
 # The command line tools' default; a plane's configuration names its own.
 DEFAULT_CACHE_DIR = Path("~/.cache/hetero-paged-infer/cuda")
+
+# PTX is made for this one, whatever it is assembled for: the kernels use nothing newer, and the
+# slower half of a build is done once for all architectures.
+LOWEST_CAPABILITY = (8, 0)
 
 TOOLCHAIN_PACKAGES = (
     "numba",
@@ -100,8 +106,10 @@ def toolchain_versions() -> dict[str, str]:
     return versions
 
 
-def compile_ptx(variant: Variant, capability: tuple[int, int]) -> str:
-    """Return the variant's PTX for a compute capability, its entry point named `variant.name`.
+def compile_ptx(variant: Variant, capability: tuple[int, int] = LOWEST_CAPABILITY) -> str:
+    """Return the variant's PTX, its entry point named `variant.name`.
+
+    It can be assembled for `capability` and all later ones.
 
     Raises MissingToolchainError, or CompileError where Numba refuses the source.
     """
@@ -118,7 +126,7 @@ def compile_ptx(variant: Variant, capability: tuple[int, int]) -> str:
             device=False,
             abi="numba",
             cc=capability,
-            launch_bounds=variant.threads,
+            launch_bounds=_launch_bounds(variant),
         )
     except (NumbaError, NvvmError, CCSupportError, TypeError) as error:
         # TypeError: a numba-cuda whose `compile` has other parameters.
@@ -195,7 +203,7 @@ def build(
         return path.read_bytes()
     if progress is not None:
         progress(f"compiling {variant.name} for {architecture(capability)}")
-    cubin, _ = link(variant.name, compile_ptx(variant, capability), capability)
+    cubin, _ = link(variant.name, compile_ptx(variant), capability)
     store(variant, capability, cache_dir, cubin)
     return cubin
 
@@ -220,9 +228,9 @@ def source_hash(variant: Variant) -> str:
     """Return the hash of everything of ours that shapes the machine code."""
     digest = hashlib.sha256(f"{variant!r} {variant.arguments} {variant.threads}".encode())
     package = Path(str(instructions.__file__)).parent
-    kernel = Path(inspect.getfile(type(variant)))
-    builder = (Path(str(variant_module.__file__)), Path(__file__))
-    for source in (kernel, *sorted(package.glob("*.py")), *builder):
+    kernel = _own_sources(Path(inspect.getfile(type(variant))))
+    builder = {Path(str(variant_module.__file__)), Path(__file__)}
+    for source in sorted({*kernel, *package.glob("*.py"), *builder}):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -256,6 +264,29 @@ def private_directory(path: Path) -> Path:
             f"(chmod 700 {path})"
         )
     return path
+
+
+def _launch_bounds(variant: Variant) -> tuple[int, ...]:
+    blocks = variant.expectation.resident_blocks
+    return (variant.threads,) if blocks is None else (variant.threads, blocks)
+
+
+@functools.cache
+def _own_sources(path: Path) -> frozenset[Path]:
+    """Return a kernel's file and every file of this package it imports, also by way of others."""
+    own = Path(__file__).parent
+    seen, left = {path}, [path]
+    while left:
+        for statement in ast.walk(ast.parse(left.pop().read_text())):
+            if not isinstance(statement, ast.ImportFrom) or statement.module is None:
+                continue
+            modules = [statement.module, *(f"{statement.module}.{x.name}" for x in statement.names)]
+            for module in modules:
+                file = own.joinpath(*module.split(".")[2:]).with_suffix(".py")
+                if module.startswith("kernels.cuda.") and file.exists() and file not in seen:
+                    seen.add(file)
+                    left.append(file)
+    return frozenset(seen)
 
 
 def _numba_type(types: ModuleType, argument: str) -> object:

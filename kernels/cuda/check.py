@@ -9,6 +9,7 @@ of that name has it) the machine instructions are counted as well.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TextIO
 
@@ -34,7 +38,7 @@ MAX_REGISTERS = 255
 # Instructions worth a column; local memory (LDL, STL) must not occur.
 INSTRUCTIONS = (
     "HMMA", "IMMA", "FFMA", "LDG", "LDG.128", "STG", "STG.128", "LDGSTS", "LDSM", "LDS", "STS",
-    "SHFL", "MUFU", "BAR", "LDL", "STL",
+    "ATOMS", "DMUL", "SHFL", "MUFU", "BAR", "LDL", "STL",
 )  # fmt: skip
 _INSTRUCTION = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)((?:\.\w+)*)", re.MULTILINE
@@ -54,9 +58,9 @@ def faults(
         found.append(f"{usage.spill_bytes} bytes of spills")
     if usage.stack_bytes or counts["LDL"] or counts["STL"]:
         found.append(f"{usage.stack_bytes} bytes of local memory")
-    if ".f64" in ptx:
-        found.append("float64 arithmetic")
     expected = variant.expectation
+    if ".f64" in ptx and not expected.uses_float64:
+        found.append("float64 arithmetic")
     ceiling = min(MAX_REGISTERS, REGISTER_FILE // variant.threads)
     if arch == "sm_90":
         ceiling = min(ceiling, expected.registers)
@@ -102,65 +106,119 @@ def find_disassembler() -> str | None:
     return found or shutil.which("nvdisasm")
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One variant on one architecture: its line of the report, and whether it is good."""
+
+    line: str
+    is_good: bool
+
+
 def check_variant(
-    variant: Variant, capability: tuple[int, int], save_dir: Path | None
-) -> tuple[str, bool]:
-    """Compile one variant; return its line of the report and whether it is good."""
+    variant: Variant, capabilities: Sequence[tuple[int, int]], save_dir: Path | None = None
+) -> list[Verdict]:
+    """Compile a variant and assemble it for some capabilities; keep the code in `save_dir`."""
     start = time.perf_counter()
-    arch = build.architecture(capability)
-    ptx = build.compile_ptx(variant, capability)
-    cubin, usage = build.link(variant.name, ptx, capability)
-    counts = count_instructions(cubin)
-    wrong = faults(variant, usage, ptx, arch, counts)
-    if save_dir is not None:
-        build.store(variant, capability, save_dir, cubin)
-    columns = [
-        f"{variant.name:<38} {arch}",
-        f"{usage.registers:>4} regs {usage.shared_bytes:>6} B shared",
-        f"{usage.stack_bytes} B stack {usage.spill_bytes} B spills",
-        " ".join(f"{name} {counts[name]}" for name in INSTRUCTIONS if counts[name]),
-        f"{time.perf_counter() - start:.1f} s",
-        "FAULT: " + ", ".join(wrong) if wrong else "ok",
-    ]
-    return "  ".join(column for column in columns if column), not wrong
+    ptx = build.compile_ptx(variant)
+    verdicts = []
+    for capability in capabilities:
+        arch = build.architecture(capability)
+        cubin, usage = build.link(variant.name, ptx, capability)
+        counts = count_instructions(cubin)
+        wrong = faults(variant, usage, ptx, arch, counts)
+        if save_dir is not None:
+            build.store(variant, capability, save_dir, cubin)
+        columns = [
+            f"{variant.name:<38} {arch}",
+            f"{usage.registers:>4} regs {usage.shared_bytes:>6} B shared",
+            f"{usage.stack_bytes} B stack {usage.spill_bytes} B spills",
+            " ".join(f"{name} {counts[name]}" for name in INSTRUCTIONS if counts[name]),
+            f"{time.perf_counter() - start:.1f} s",
+            "FAULT: " + ", ".join(wrong) if wrong else "ok",
+        ]
+        verdicts.append(Verdict("  ".join(column for column in columns if column), not wrong))
+        start = time.perf_counter()
+    return verdicts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the check and return the exit code."""
+    options = _parse(arguments)
+    variants = [
+        variant
+        for name in options.only or OPERATIONS
+        for variant in OPERATIONS[name].variants(every=options.all)
+    ]
+    jobs = [(variant, options.capabilities, options.save) for variant in variants]
+    bad = total = 0
+    try:
+        build.require_toolchain()
+        if find_disassembler() is None:
+            _say("no nvdisasm: instructions are not counted")
+        if options.save is not None:
+            build.private_directory(options.save)
+        for verdict in _check_all(jobs, options.jobs):
+            _say(verdict.line)
+            bad += not verdict.is_good
+            total += 1
+    except CudaKernelError as error:
+        _say(f"error: {error}", sys.stderr)
+        return 1
+    _say(f"{total - bad} of {total} good")
+    return 1 if bad else 0
+
+
+_Job = tuple[Variant, Sequence[tuple[int, int]], Path | None]
+
+
+def _check_all(jobs: Sequence[_Job], num_processes: int) -> Iterator[Verdict]:
+    """Yield the verdicts in order as they come."""
+    if num_processes == 1:
+        for job in jobs:
+            yield from check_variant(*job)
+        return
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        for verdicts in pool.map(_check_one, jobs):
+            yield from verdicts
+
+
+def _check_one(job: _Job) -> list[Verdict]:
+    return check_variant(*job)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kernels.cuda.check", description=__doc__)
     parser.add_argument("--all", action="store_true", help="every variant, not a spread of them")
     parser.add_argument(
-        "--only",
-        choices=list(OPERATIONS),
-        nargs="+",
-        metavar="OPERATION",
+        "--only", choices=list(OPERATIONS), nargs="+", metavar="OPERATION",
         help="these operations instead of all: %(choices)s",
-    )
+    )  # fmt: skip
+    parser.add_argument(
+        "--for", dest="capabilities", type=_capability, nargs="+", metavar="CAPABILITY",
+        default=CAPABILITIES, help="compute capabilities, like 8.9 (default: 8.0 9.0)",
+    )  # fmt: skip
     parser.add_argument(
         "--save",
         type=Path,
         metavar="DIR",
         help="keep the machine code in this cache directory, for a machine without the compiler",
     )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
+        help="processes that compile at once (default: the number of CPUs)",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
-    bad = 0
-    total = 0
-    try:
-        build.require_toolchain()
-        if find_disassembler() is None:
-            _say("no nvdisasm: instructions are not counted")
-        for name in options.only or OPERATIONS:
-            for variant in OPERATIONS[name].variants(every=options.all):
-                for capability in CAPABILITIES:
-                    line, good = check_variant(variant, capability, options.save)
-                    _say(line)
-                    bad += not good
-                    total += 1
-    except CudaKernelError as error:
-        _say(f"error: {error}", sys.stderr)
-        return 1
-    _say(f"{total - bad} of {total} good")
-    return 1 if bad else 0
+    if options.jobs < 1:
+        parser.error(f"argument --jobs: must be at least 1, got {options.jobs}")
+    return options
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
+        message = f"{text!r} is not a compute capability like 8.9"
+        raise argparse.ArgumentTypeError(message)
+    return int(major), int(minor)
 
 
 def _say(line: str, stream: TextIO | None = None) -> None:

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kernels.cuda import attention_decode, copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul
+from kernels.cuda import (
+    adjust_logits,
+    attention_decode,
+    attention_merge,
+    attention_prefill,
+    copy_blocks,
+    embedding,
+    logprobs,
+    quantized_matmul,
+    rms_norm,
+    rope_write_kv,
+    sampling,
+    silu_mul,
+)
 from kernels.cuda.variant import Variant
 
 
@@ -19,11 +32,17 @@ class Operation(Protocol):
 
 # Name of the operation → its module.
 OPERATIONS: dict[str, Operation] = {
+    "adjust_logits": adjust_logits,
     "attention_decode": attention_decode,
+    "attention_merge": attention_merge,
+    "attention_prefill": attention_prefill,
     "copy_blocks": copy_blocks,
     "embedding": embedding,
+    "logprobs": logprobs,
+    "quantized_matmul": quantized_matmul,
     "rms_norm": rms_norm,
     "rope_write_kv": rope_write_kv,
+    "sampling": sampling,
     "silu_mul": silu_mul,
 }
 

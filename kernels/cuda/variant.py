@@ -35,11 +35,14 @@ class Expectation:
 
     `registers` is the most a thread may take on capability 9.0: a kernel that takes more has lost
     its shape. `instructions` must occur, by the disassembler's names; a wide access is named with
-    its bits: "LDG.128".
+    its bits: "LDG.128". `resident_blocks`, if given, is told to the compiler too: so many blocks
+    must find registers on one multiprocessor, and it may use what they leave.
     """
 
     registers: int
     instructions: tuple[str, ...] = ()
+    uses_float64: bool = False
+    resident_blocks: int | None = None
 
 
 class Variant(Protocol):

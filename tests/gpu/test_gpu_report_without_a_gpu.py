@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from bench.gpu import __main__ as report
 from bench.gpu import decode_bandwidth
 from bench.gpu.cases import draw_cases
 from bench.gpu.decode_bandwidth import Shape, measure_decode
+from bench.gpu.decode_rivals import torch_sdpa
 from bench.gpu.numerics import check_case
+from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import DecodeVariant
 from tests.simt import launch
 
 VARIANT = DecodeVariant("float32", 64, 1, 16)
-SHAPE = Shape(2, 20, DecodeVariant("float32", 64, 2, 16), num_kv_heads=2)
+SHAPE = Shape(2, 80, DecodeVariant("float32", 64, 2, 16), num_kv_heads=1)
 
 
 def test_a_machine_without_a_device_gets_one_line_and_no_report(monkeypatch, capsys, tmp_path):
@@ -75,55 +79,109 @@ def test_a_kernel_whose_bits_change_fails_the_numerics():
 class SimulatedKernel:
     """Stands for a LoadedKernel: finds the arrays behind the pointers and simulates the launch."""
 
-    def __init__(self, shape: Shape) -> None:
-        self._shape = shape
+    CTYPES: ClassVar = {
+        "float32*": ctypes.c_float, "int32*": ctypes.c_int32, "float32": np.float32,
+        "int64": np.int64,
+    }  # fmt: skip
+
+    def __init__(self, variant, sizes: dict[int, int]) -> None:
+        self._variant = variant
+        self._sizes = sizes  # pointer → elements
 
     def launch(self, grid, _stream, *arguments):
-        pointers, scalars = arguments[:5], arguments[5:]
-        scale, query_stride, width, block_stride, *offsets = scalars
-        rows = self._shape.rows
-        pool_size = rows * width * block_stride
-        sizes = (rows * query_stride, rows * query_stride, pool_size, rows * width, rows)
-        kinds = (ctypes.c_float, ctypes.c_float, ctypes.c_float, ctypes.c_int32, ctypes.c_int32)
-        arrays = [
-            np.ctypeslib.as_array((kind * size).from_address(pointer))
-            for kind, size, pointer in zip(kinds, sizes, pointers, strict=True)
-        ]
-        variant = self._shape.variant
-        strides = (query_stride, width, block_stride, *offsets)
-        launch(variant.kernel(), grid, variant.threads, (*arrays, np.float32(scale), *strides))
+        bound = []
+        for kind, argument in zip(self._variant.arguments, arguments, strict=True):
+            made = self.CTYPES[kind]
+            if kind.endswith("*"):
+                array = (made * self._sizes[argument]).from_address(argument)
+                bound.append(np.ctypeslib.as_array(array))
+            else:
+                bound.append(made(argument))
+        kernel, threads = self._variant.kernel(), self._variant.threads
+        partials = 5 if len(bound) > 5 else 0
+        launch(kernel, grid, threads, bound, written=(0, partials))
 
 
 @pytest.fixture
 def small_measurement(monkeypatch):
-    """One run of each thing, a second long, over a pool of two layers."""
-    monkeypatch.setattr(decode_bandwidth, "WORKING_SET_BYTES", 70_000)
+    """One run of each thing, a second long, over a pool of two layers; short chunks, two splits."""
+    monkeypatch.setattr(decode_bandwidth, "WORKING_SET_BYTES", 100_000)
     monkeypatch.setattr(decode_bandwidth, "REPEATS", 1)
+    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 4)
+    sizes = {}
+
+    def sized_pointer(tensor):
+        pointer = data_ptr(tensor)
+        sizes[pointer] = tensor.numel()
+        return pointer
+
+    data_ptr = torch.Tensor.data_ptr
+    monkeypatch.setattr(torch.Tensor, "data_ptr", sized_pointer)
 
     def timer(queue_work, repeats):
         for _ in range(repeats):
             queue_work()
         return [1000.0] * repeats
 
-    return lambda kernel: measure_decode(SHAPE, kernel, timer, print, device="cpu")
+    def measure(make_kernel):
+        def load(variant):
+            return make_kernel(variant, sizes)
+
+        return measure_decode(SHAPE, load, timer, print, num_multiprocessors=4, device="cpu")
+
+    return measure
+
+
+class Idle:
+    """Stands for a kernel that does nothing."""
+
+    def __init__(self, *_):
+        pass
+
+    def launch(self, *_):
+        pass
 
 
 def test_a_measurement_counts_the_bytes_of_all_tokens_and_checks_the_answer(small_measurement):
-    result = small_measurement(SimulatedKernel(SHAPE))
+    result = small_measurement(SimulatedKernel)
 
-    tokens = 20 + 19
+    tokens = 80 + 79
+    assert result["splits"] == 2
     assert result["layers"] == 2
-    assert result["bytes"] == 2 * tokens * 2 * 2 * 64 * 4
+    assert result["bytes"] == 2 * tokens * 2 * 64 * 4
     assert result["gb_per_s"] == pytest.approx(result["bytes"] / 1e9)
-    assert result["microseconds_per_launch"] == 500_000
+    assert result["microseconds_per_layer"] == 500_000
     assert result["max_error_of_checked_rows"] <= 1e-5
     assert result["faults"] == []
-    assert result["torch_sdpa"]["bytes"] == 2 * 2 * 19 * 2 * 2 * 64 * 4
 
 
 def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(small_measurement):
-    class Idle:
-        def launch(self, *_):
-            pass
+    assert small_measurement(Idle)["faults"] == ["error inf exceeds 1e-05"]
 
-    assert small_measurement(Idle())["faults"] == ["error inf exceeds 1e-05"]
+
+def test_others_are_measured_on_the_same_rows_or_say_why_not(small_measurement):
+    rivals = small_measurement(Idle)["rivals"]
+
+    assert rivals["torch_sdpa"]["bytes"] == 2 * 2 * 79 * 2 * 64 * 4
+    assert rivals["torch_flex"]["unavailable"] == "RuntimeError: compiled for CUDA devices only"
+    assert "flashinfer" in rivals
+
+
+def test_torch_is_given_the_same_problem(monkeypatch):
+    """Its answer passes the check of the kernel's, in the last row, which it does not cut."""
+    monkeypatch.setattr(decode_bandwidth, "WORKING_SET_BYTES", 100_000)
+    problem = decode_bandwidth.Problem(SHAPE, "cpu")
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    answers = []
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *arguments, **options: answers.append(sdpa(*arguments, **options)),
+    )
+
+    visit_layers, _ = torch_sdpa(problem)
+    visit_layers()
+    problem.seq_lens[0] = problem.seq_lens[1]
+    problem.out = answers[-1][:, :, 0]
+
+    assert problem.error_of_last_layer() <= 1e-5

@@ -67,6 +67,41 @@ class Device:
             lambda operands: [operands[i ^ bits][0] for i, (_, bits) in enumerate(operands)],
         )
 
+    def shfl_up_sync(self, mask: int, value: Any, delta: int) -> Any:
+        """Return `value` of the lane `delta` below; a lane that has none there keeps its own."""
+        _only_full(mask, "shfl_up_sync")
+        return self.warp(
+            "shfl_up_sync",
+            sys._getframe(1),
+            (value, int(delta)),
+            lambda operands: [
+                operands[i - by if i >= by else i][0] for i, (_, by) in enumerate(operands)
+            ],
+        )
+
+    def ballot_sync(self, mask: int, predicate: Any) -> np.uint32:
+        """Return a word with the bits of the lanes whose predicate is true."""
+        _only_full(mask, "ballot_sync")
+        return self.warp(
+            "ballot_sync",
+            sys._getframe(1),
+            bool(predicate),
+            lambda operands: (
+                [np.uint32(sum(1 << i for i, is_set in enumerate(operands) if is_set))]
+                * len(operands)
+            ),
+        )
+
+    def popc(self, word: Any) -> int:
+        """Return how many bits are set."""
+        return int(word).bit_count()
+
+    def clz(self, value: Any) -> int:
+        """Return how many zero bits stand before the first one of a non-negative int64."""
+        if not isinstance(value, np.int64) or value < 0:
+            raise Unsupported(f"clz of {value!r}, which is no non-negative int64")
+        return 64 - int(value).bit_length()
+
     def warp(self, operation: str, frame: FrameType, operand: Any, function: WarpFunction) -> Any:
         """Wait for all lanes of the warp at this instruction; return this lane's result."""
         thread = self.thread()

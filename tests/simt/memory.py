@@ -24,7 +24,7 @@ GLOBAL_ALIGNMENT = 256  # bytes, of what a device allocates
 
 
 class Access:
-    """One access: by which thread, and how often that thread had been synchronised by then."""
+    """Accesses by a thread, and how often that thread had been synchronised by then."""
 
     __slots__ = ("barriers", "thread", "warp_barriers")
 
@@ -32,6 +32,18 @@ class Access:
         self.thread = thread
         self.barriers = thread.barriers
         self.warp_barriers = thread.warp_barriers
+
+    @staticmethod
+    def now(thread: Thread) -> Access:
+        """Return the accesses that the thread makes now; the same until it is synchronised."""
+        latest = thread.latest_access
+        if (
+            not isinstance(latest, Access)
+            or latest.barriers != thread.barriers
+            or latest.warp_barriers != thread.warp_barriers
+        ):
+            latest = thread.latest_access = Access(thread)
+        return latest
 
     def is_before(self, thread: Thread) -> bool:
         """Return whether this access is over for certain when `thread` makes one now."""
@@ -129,7 +141,19 @@ class SharedArray(CheckedArray):
         super().__init__(name, values, current, alignment)
         self._writes: dict[int, Access] = {}
         self._reads: dict[int, dict[Thread, Access]] = {}
+        self._atomics: dict[int, dict[Thread, Access]] = {}
         self._copies: dict[int, Thread] = {}  # elements an asynchronous copy is writing
+
+    def add_atomically(self, index: Index, value: Any) -> None:
+        """Add to an element. Atomic additions do not race with each other."""
+        element = self._element(index)
+        thread = self._current()
+        self._refuse_copy(element, thread, "added to")
+        self._refuse_race(self._writes.get(element), thread, "added to", "written", element)
+        for read in self._reads.get(element, {}).values():
+            self._refuse_race(read, thread, "added to", "read", element)
+        self._atomics.setdefault(element, {})[thread] = Access.now(thread)
+        self._flat[element] += value
 
     def start_copy(self, element: Any, words: np.ndarray) -> Callable[[], None]:
         """Start writing words behind the thread's back; return what lands them.
@@ -146,7 +170,7 @@ class SharedArray(CheckedArray):
 
         def land() -> None:
             self._flat[run] = words.view(self._flat.dtype)
-            access = Access(thread)
+            access = Access.now(thread)
             for i in range(first, first + count):
                 self._writes[i] = access
                 del self._copies[i]
@@ -157,7 +181,9 @@ class SharedArray(CheckedArray):
         thread = self._current()
         self._refuse_copy(element, thread, "read")
         self._refuse_race(self._writes.get(element), thread, "read", "written", element)
-        self._reads.setdefault(element, {})[thread] = Access(thread)
+        for added in self._atomics.get(element, {}).values():
+            self._refuse_race(added, thread, "read", "added to", element)
+        self._reads.setdefault(element, {})[thread] = Access.now(thread)
 
     def _note_write(self, element: int) -> None:
         thread = self._current()
@@ -165,7 +191,9 @@ class SharedArray(CheckedArray):
         self._refuse_race(self._writes.get(element), thread, "written", "written", element)
         for read in self._reads.pop(element, {}).values():
             self._refuse_race(read, thread, "written", "read", element)
-        self._writes[element] = Access(thread)
+        for added in self._atomics.pop(element, {}).values():
+            self._refuse_race(added, thread, "written", "added to", element)
+        self._writes[element] = Access.now(thread)
 
     def _refuse_copy(self, element: int, thread: Thread, now: str) -> None:
         copier = self._copies.get(element)

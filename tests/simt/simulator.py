@@ -32,13 +32,19 @@ def launch(
     Raises a Fault.
     """
     device = Device()
-    body = _rebind(kernel, twins_of(device))
+    rebound = _rebind(kernel, twins_of(device))
     bound = [_argument(i, value, i in written, device) for i, value in enumerate(arguments)]
     order = random.Random(seed)
+
+    def body() -> None:
+        # As on the machine: integers wrap around, floats become infinite or NaN, nobody is told.
+        with np.errstate(all="ignore"):
+            rebound(*bound)
+
     blocks = [Dim3(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
     order.shuffle(blocks)
     for index in blocks:
-        device.block = Block(index, Dim3(*grid), threads, lambda: body(*bound), order)
+        device.block = Block(index, Dim3(*grid), threads, body, order)
         device.block.run()
 
 

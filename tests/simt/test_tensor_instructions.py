@@ -23,6 +23,7 @@ from kernels.cuda.instructions.tiles import (
     transpose_tile,
 )
 from kernels.cuda.instructions.vectors import (
+    load_constant_pair,
     load_constant_vector,
     load_vector,
     load_word,
@@ -127,6 +128,24 @@ def test_a_wide_access_must_be_aligned_and_inside(element, fault):
     launch(reads_a_vector, ONE_BLOCK, 1, (*arguments[:2], 16))
     with pytest.raises(fault):
         launch(reads_a_vector, ONE_BLOCK, 1, arguments)
+
+
+def reads_a_pair(out, source, element):
+    words = cuda.local.array((2, 4), uint32)
+    words[1, 2] = uint32(9)
+    load_constant_pair(words, 1, source, element)
+    for i in range(3):
+        out[i] = words[1, i]
+
+
+def test_half_a_vector_is_two_words_and_leaves_the_others():
+    out, source = np.zeros(3, np.uint32), np.arange(24, dtype=np.uint16)
+
+    launch(reads_a_pair, ONE_BLOCK, 1, (out, source, 4))
+
+    assert out.tolist() == [0x0005_0004, 0x0007_0006, 9]
+    with pytest.raises(Misaligned):
+        launch(reads_a_pair, ONE_BLOCK, 1, (out, source, 2))
 
 
 def stores_to_unaligned_shared_memory(out, word):

@@ -66,6 +66,7 @@ class Thread:
         "greenlet",
         "index",
         "lane",
+        "latest_access",
         "operand",
         "result",
         "site",
@@ -86,6 +87,7 @@ class Thread:
         self.result: Any = None
         self.barriers = 0  # block barriers passed
         self.warp_barriers = 0  # `syncwarp`s passed
+        self.latest_access: object = None  # kept for `memory.Access`
         # What lands the asynchronous copies it has started: not yet in a group, and by group.
         self.copies: list[Callable[[], None]] = []
         self.copy_groups: list[list[Callable[[], None]]] = []

@@ -1,9 +1,13 @@
 """What to run each kernel on: one module an operation, and `draw_cases` for a variant of any.
 
 block_pool          a pool with scattered, shared and poisoned blocks
-attention_decode    decode attention
+attention_decode    decode attention, and the merge of its splits
+attention_prefill   prefill attention
 rope_write_kv       rotation and the write of K and V
 row_operations      normalisation, gate, embedding, block copies
+sampling            choosing tokens
+quantized_matmul    products with quantised weights
+logits              log-probabilities; bias and penalties
 """
 
 from __future__ import annotations
@@ -12,21 +16,41 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.gpu.case import Case
-from bench.gpu.cases import attention_decode, rope_write_kv, row_operations
+from bench.gpu.cases import (
+    attention_decode,
+    attention_prefill,
+    logits,
+    quantized_matmul,
+    rope_write_kv,
+    row_operations,
+    sampling,
+)
+from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.attention_merge import MergeVariant
+from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.logprobs import LogprobsVariant
+from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
+from kernels.cuda.sampling import SamplingVariant
 from kernels.cuda.silu_mul import SiluMulVariant
 
 # Class of a variant → what draws the cases it is checked on.
 _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     DecodeVariant: attention_decode.draw_cases,
+    MergeVariant: attention_decode.draw_merge_cases,
+    PrefillVariant: attention_prefill.draw_cases,
+    AdjustLogitsVariant: logits.draw_adjust_logits,
     CopyBlocksVariant: row_operations.draw_copy_blocks,
     EmbeddingVariant: row_operations.draw_embedding,
+    LogprobsVariant: logits.draw_logprobs,
+    QuantizedMatmulVariant: quantized_matmul.draw_cases,
     RmsNormVariant: row_operations.draw_rms_norm,
     RopeWriteKvVariant: rope_write_kv.draw_cases,
+    SamplingVariant: sampling.draw_cases,
     SiluMulVariant: row_operations.draw_silu_mul,
 }
 

@@ -9,16 +9,31 @@ import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from bench.gpu.cases.block_pool import LAYER, BlockPool, draw_pool
+from kernels.cuda.attention_chunks import MIN_CHUNK_TILES, TILE_TOKENS
 from kernels.cuda.attention_decode import LOG2_E, DecodeVariant
+from kernels.cuda.attention_merge import MergeVariant
 from kernels.reference.paged_attention import paged_attention
+
+CHUNK_TOKENS = MIN_CHUNK_TILES * TILE_TOKENS  # of rows as short as these
 
 
 def draw_cases(variant: DecodeVariant, seed: int) -> list[Case]:
-    """Return the case with the lengths where mistakes live, its longest row alone as its part."""
+    """Return the case with the lengths where mistakes live, unsplit.
+
+    Its part is the longest row, of three chunks, alone and split in three.
+    """
     size = variant.block_size
-    # One token, block edges, padding, many blocks.
-    lengths = (size, 2 * size + 3, 1, 0, size - 1, size + 1, 2, 9 * size + 5)
-    return [draw_case(variant, lengths, seed=seed, alone=len(lengths) - 1)]
+    # One token, block edges, padding, chunks.
+    lengths = (size, 2 * size + 3, 1, 0, size - 1, size + 1, 2, 2 * CHUNK_TOKENS + 5 * size + 5)
+    return [draw_case(variant, lengths, seed=seed, alone=len(lengths) - 1, splits_alone=3)]
+
+
+def draw_merge_cases(variant: MergeVariant, seed: int) -> list[Case]:
+    """Return a split decode and its merge: rows of all chunks, one, none, and a long one alone."""
+    decode = DecodeVariant(variant.dtype, variant.head_size, variant.group, 16)
+    lengths = (2 * CHUNK_TOKENS + 1, CHUNK_TOKENS, 0, 3)
+    case = draw_case(decode, lengths, seed=seed, splits=2, alone=0)
+    return [dataclasses.replace(case, name=variant.name)]
 
 
 def draw_case(
@@ -27,7 +42,9 @@ def draw_case(
     *,
     num_kv_heads: int = 2,
     seed: int = 0,
+    splits: int = 1,
     alone: int | None = None,
+    splits_alone: int = 1,
 ) -> Case:
     """Draw a case; row `alone`, if given, is its part.
 
@@ -42,7 +59,7 @@ def draw_case(
     num_heads = num_kv_heads * variant.group
     query = rng.standard_normal((len(seq_lens), num_heads + 1, variant.head_size))
     stored_query = to_stored(variant.dtype, query)
-    case = make_case(variant, stored_query, pool)
+    case = make_case(variant, stored_query, pool, splits=splits)
     if alone is None:
         return case
     row = slice(alone, alone + 1)
@@ -50,17 +67,27 @@ def draw_case(
         variant,
         stored_query[row],
         dataclasses.replace(pool, tables=pool.tables[row], seq_lens=pool.seq_lens[row]),
+        splits=splits_alone,
     )
     return dataclasses.replace(case, part=(part, lambda outputs: {"out": outputs["out"][row]}))
 
 
-def make_case(variant: DecodeVariant, query: Array, pool: BlockPool) -> Case:
-    """Return the case of some queries and rows."""
+def make_case(variant: DecodeVariant, query: Array, pool: BlockPool, *, splits: int = 1) -> Case:
+    """Return the case of some queries and rows: one launch, or a split one and the merge."""
     num_rows, num_heads = query.shape[0], query.shape[1] - 1
     num_kv_heads = num_heads // variant.group
     scale = variant.head_size**-0.5
     scalars = (scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides)
     out_shape = (num_rows, num_heads, variant.head_size)
+    num_partials = variant.num_partials(num_rows, num_kv_heads) if splits > 1 else 0
+    decode = Launch(
+        variant,
+        variant.grid(num_rows, num_kv_heads, splits),
+        ("out", "query", "pool", "block_tables", "seq_lens", "partials", *scalars),
+    )
+    merge = Launch(
+        variant.merge, variant.merge.grid(num_rows, num_kv_heads), ("out", "partials", "seq_lens")
+    )
     return Case(
         variant.name,
         {
@@ -69,14 +96,9 @@ def make_case(variant: DecodeVariant, query: Array, pool: BlockPool) -> Case:
             "pool": pool.pool,
             "block_tables": pool.tables,
             "seq_lens": pool.seq_lens,
+            "partials": poison("float32", (num_partials,)),
         },
-        (
-            Launch(
-                variant,
-                variant.grid(num_rows, num_kv_heads),
-                ("out", "query", "pool", "block_tables", "seq_lens", *scalars),
-            ),
-        ),
+        (decode, merge) if splits > 1 else (decode,),
         {
             "out": Expected(
                 variant.dtype,
@@ -84,6 +106,7 @@ def make_case(variant: DecodeVariant, query: Array, pool: BlockPool) -> Case:
                 TOLERANCES[variant.dtype],
             )
         },
+        scratch=("partials",),
     )
 
 

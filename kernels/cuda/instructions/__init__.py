@@ -2,8 +2,13 @@
 
     emit            how an instruction is typed in Python and written as LLVM IR
     conversions     16-bit floats to and from float32, powers of two, reciprocals
-    vectors         16-byte reads and writes
+    elements        16-byte vectors of a tensor's elements, as float32
+    exact_float32   operations rounded once each, never fused
+    exact_float64   the same in float64
+    small_integers  four and eight bits to 16-bit floats
+    vectors         16-byte reads and writes, as words
     tiles           tensor cores: products of 16 × 16 by 16 × 8 tiles, and how tiles reach registers
+    atomics         additions of integers by many threads
     async_copies    global to shared memory behind the arithmetic's back
 
 An instruction is an intrinsic: no function call is left, nothing is linked. Everything else Numba

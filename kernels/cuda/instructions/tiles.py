@@ -87,7 +87,7 @@ def _from_shared(transposed: str) -> Intrinsic:
 # load_tiles(words, i, shared, element): words[i, t] = this lane's word of the t-th of four 8 × 8
 # tiles of 16-bit elements. Lane l names row l % 8 of tile l // 8 by the index of its first element,
 # a multiple of 16 bytes; the eight rows of a tile are conflict-free if they fall on different
-# sixteenths of 128 bytes. The transposed form gives the lane what it would get of the transposed
+# eighths of 128 bytes. The transposed form gives the lane what it would get of the transposed
 # tile: two elements below each other.
 load_tiles = _from_shared("")
 load_transposed_tiles = _from_shared(".trans")

@@ -21,6 +21,7 @@ from numba.cuda import types
 from kernels.cuda.instructions.emit import I32, Emitter, Value, instruction
 
 _VECTOR = ir.VectorType(I32, 4)
+_PAIR = ir.VectorType(I32, 2)
 
 
 def _vector_pointer(at: Emitter, array: int, index: int) -> Value:
@@ -33,6 +34,15 @@ def _load(at: Emitter, *, is_constant: bool) -> Value:
         vector.set_metadata("invariant.load", at.builder.module.add_metadata([]))
     for i, register in enumerate(at.row(0, 1, 4)):
         at.builder.store(at.builder.extract_element(vector, ir.Constant(I32, i)), register)
+    return at.nothing()
+
+
+def _load_pair(at: Emitter) -> Value:
+    address = at.builder.bitcast(at.element(2, 3), _PAIR.as_pointer())
+    pair = at.builder.load(address, align=8)
+    pair.set_metadata("invariant.load", at.builder.module.add_metadata([]))
+    for i, register in enumerate(at.row(0, 1, 4)[:2]):
+        at.builder.store(at.builder.extract_element(pair, ir.Constant(I32, i)), register)
     return at.nothing()
 
 
@@ -64,6 +74,10 @@ load_vector = instruction(types.void, [None] * 4, lambda at: _load(at, is_consta
 # The same from global memory that nobody writes while the kernel runs: the read may be moved over
 # any write and goes by the read-only path.
 load_constant_vector = instruction(types.void, [None] * 4, lambda at: _load(at, is_constant=True))
+
+# load_constant_pair(words, i, source, element): words[i, 0 … 1] = the eight bytes at
+# `source[element]`, a multiple of eight; words[i, 2 … 3] stay. For rows of half a vector.
+load_constant_pair = instruction(types.void, [None] * 4, _load_pair)
 
 # store_vector(target, element, words, i): the vector at `target[element]` = words[i, :].
 store_vector = instruction(types.void, [None] * 4, _store)

@@ -57,18 +57,32 @@ def _as_passed(kind: str, value: Any) -> Any:
 
 
 class Source:
-    """The source of a kernel's factory, to be broken in one place and made a kernel again."""
+    """The source of a kernel's factory, to be broken in one place and made a kernel again.
 
-    def __init__(self, module: ModuleType, factory: str, variant: Variant) -> None:
+    With `library`, a module of device functions that the kernel calls, it is that module's source
+    that is broken.
+    """
+
+    def __init__(
+        self,
+        module: ModuleType,
+        factory: str,
+        variant: Variant,
+        library: ModuleType | None = None,
+    ) -> None:
         self._module = module
-        self._factory = factory
+        self._factory = inspect.getsource(getattr(module, factory))
+        self._factory_name = factory
         self._variant = variant
-        self.text = inspect.getsource(getattr(module, factory))
+        self._library = library
+        self.text = self._factory if library is None else inspect.getsource(library)
 
     def synchronisations(self) -> list[int]:
         """Return the lines that hold a barrier, a commit or a wait."""
         return [
-            i for i, line in enumerate(self.text.splitlines()) if line.strip() in SYNCHRONISATION
+            i
+            for i, line in enumerate(self.text.splitlines())
+            if _statement(line) in SYNCHRONISATION
         ]
 
     def without(self, line: int) -> dict[str, Kernel]:
@@ -90,5 +104,15 @@ class Source:
 
     def _kernel(self, text: str) -> dict[str, Kernel]:
         names = dict(vars(self._module))
-        exec(compile(text, inspect.getfile(self._module), "exec"), names)
-        return {self._variant.name: names[self._factory](self._variant)}
+        factory = text
+        if self._library is not None:
+            of_library = {"__name__": self._library.__name__}
+            exec(compile(text, inspect.getfile(self._library), "exec"), of_library)
+            names |= {name: value for name, value in of_library.items() if name in names}
+            factory = self._factory
+        exec(compile(factory, inspect.getfile(self._module), "exec"), names)
+        return {self._variant.name: names[self._factory_name](self._variant)}
+
+
+def _statement(line: str) -> str:
+    return line.split("#")[0].strip()

@@ -1,30 +1,47 @@
-"""The decode attention kernel's own source, run thread by thread against the specification."""
+"""The decode attention kernels' own source, run thread by thread against the specification.
+
+Chunks are shortened to four tiles, 64 tokens, so that short rows have several.
+"""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 
-from bench.gpu.cases.attention_decode import draw_case
-from kernels.cuda.attention_decode import BLOCK_SIZES, DTYPES, HEAD_SIZES, MAX_GROUP, DecodeVariant
+from bench.gpu.case import to_stored
+from bench.gpu.cases import draw_cases
+from bench.gpu.cases.attention_decode import draw_case, make_case
+from bench.gpu.cases.block_pool import draw_pool
+from kernels.cuda import attention_chunks
+from kernels.cuda.attention_decode import BLOCK_SIZES, DecodeVariant
+from kernels.cuda.attention_merge import MergeVariant
+from kernels.cuda.attention_partials import DTYPES, HEAD_SIZES, MAX_GROUP
 from kernels.cuda.errors import UnsupportedVariantError
 from tests.kernels.cuda.simulation import simulate
 
 
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 4)
+
+
 @pytest.mark.parametrize(
-    ("variant", "seq_lens"),
+    ("variant", "seq_lens", "splits"),
     [
-        (DecodeVariant("float32", 64, 3, 16), (1, 17, 0, 47)),
-        (DecodeVariant("float32", 128, 1, 32), (32, 33)),
-        (DecodeVariant("float32", 96, 5, 16), (16, 31)),
-        (DecodeVariant("float16", 96, 2, 32), (5, 64)),
-        (DecodeVariant("bfloat16", 64, 16, 16), (18,)),
-        (DecodeVariant("bfloat16", 128, 4, 16), (2, 15)),
+        (DecodeVariant("bfloat16", 64, 3, 16), (1, 0, 67), 1),
+        (DecodeVariant("bfloat16", 128, 8, 32), (33,), 1),
+        (DecodeVariant("float16", 96, 9, 16), (0, 19), 2),
+        (DecodeVariant("float16", 64, 1, 32), (0, 65), 2),
+        (DecodeVariant("float32", 64, 2, 16), (0, 65), 2),
+        (DecodeVariant("float32", 96, 5, 32), (7, 0), 1),
+        (DecodeVariant("float32", 128, 1, 16), (15, 17), 1),
     ],
-    ids=lambda value: getattr(value, "name", None) or "-".join(map(str, value)),
+    ids=lambda value: getattr(value, "name", None) or str(value),
 )
-def test_decode_attention_equals_the_specification(variant, seq_lens):
-    case = draw_case(variant, seq_lens)
+def test_decode_attention_equals_the_specification(variant, seq_lens, splits):
+    case = draw_case(variant, seq_lens, splits=splits, num_kv_heads=len(seq_lens) % 2 + 1)
 
     assert case.faults(simulate(case)) == []
 
@@ -37,15 +54,27 @@ def test_decode_attention_equals_the_specification(variant, seq_lens):
 def test_every_variant_equals_the_specification(dtype, head_size, group, block_size):
     variant = DecodeVariant(dtype, head_size, group, block_size)
     lengths = (4 * block_size + 1, 0, block_size - 1)
-    case = draw_case(variant, lengths, num_kv_heads=1, seed=group)
+    case = draw_case(variant, lengths, num_kv_heads=1, seed=group, splits=1 + group % 3)
 
     assert case.faults(simulate(case, seed=group)) == []
 
 
-def test_a_rows_bits_do_not_depend_on_its_neighbours_or_the_order_of_threads():
-    variant = DecodeVariant("float32", 64, 2, 16)
-    case = draw_case(variant, (40, 3, 21), alone=0)
-    assert case.part is not None
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_cases_a_gpu_is_given_pass_with_chunks_of_their_full_length(dtype, monkeypatch):
+    monkeypatch.undo()
+    for variant in (DecodeVariant(dtype, 64, 2, 16), MergeVariant(dtype, 64, 2)):
+        for case in draw_cases(variant):
+            outputs = simulate(case)
+            assert case.faults(outputs) == []
+            part, select = case.part
+            np.testing.assert_array_equal(simulate(part)["out"], select(outputs)["out"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_rows_bits_do_not_depend_on_its_neighbours_the_splits_or_the_order_of_threads(dtype):
+    variant = DecodeVariant(dtype, 64, 2, 16)
+    case = draw_case(variant, (69, 3), num_kv_heads=1, alone=0, splits_alone=2)
     alone, select = case.part
 
     together = select(simulate(case, seed=1))
@@ -53,16 +82,39 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours_or_the_order_of_threads():
     np.testing.assert_array_equal(simulate(alone, seed=2)["out"], together["out"])
 
 
-def test_nan_that_a_row_owns_reaches_its_output_and_no_other():
-    variant = DecodeVariant("float32", 64, 2, 16)
+def test_a_rows_bits_do_not_depend_on_the_block_size():
+    """The same row in blocks of 32, and in blocks of 16 that are their halves."""
+    large = DecodeVariant("bfloat16", 64, 2, 32)
+    rng = np.random.default_rng(0)
+    pool = draw_pool(rng, "bfloat16", (75,), num_kv_heads=1, block_size=32, head_size=64)
+    query = to_stored("bfloat16", rng.standard_normal((1, 3, 64)))
+    num_blocks, layers, *_ = pool.pool.shape
+    halves = np.moveaxis(pool.pool.reshape(num_blocks, layers, 2, 1, 2, 16, 64), 4, 1)
+    tables = (2 * pool.tables[:, :, None] + np.arange(2, dtype=np.int32)).reshape(1, -1)
+    small_pool = dataclasses.replace(
+        pool,
+        pool=np.ascontiguousarray(halves).reshape(2 * num_blocks, layers, 2, 1, 16, 64),
+        tables=tables,
+    )
+
+    of_large = simulate(make_case(large, query, pool))
+    of_small = simulate(make_case(DecodeVariant("bfloat16", 64, 2, 16), query, small_pool))
+
+    np.testing.assert_array_equal(of_small["out"], of_large["out"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_nan_that_a_row_owns_reaches_its_output_and_no_other(dtype):
+    variant = DecodeVariant(dtype, 64, 2, 16)
     case = draw_case(variant, (4, 4), num_kv_heads=1)
-    tables = case.arrays["block_tables"]
-    case.arrays["pool"][tables[1, 0], 1, 0, 0, 3] = np.nan  # the last key of row 1
+    nan = np.nan if dtype == "float32" else 0x7FFF
+    case.arrays["pool"][case.arrays["block_tables"][1, 0], 1, 0, 0, 3] = nan  # row 1's last key
 
     out = simulate(case)["out"]
 
-    assert np.isfinite(out[0]).all()
-    assert np.isnan(out[1]).all()
+    is_nan = np.isnan(out) if dtype == "float32" else (out & 0x7FFF) > 0x7F80
+    assert not is_nan[0].any()
+    assert is_nan[1].all()
 
 
 @pytest.mark.parametrize(

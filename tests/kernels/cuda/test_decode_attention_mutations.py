@@ -1,77 +1,148 @@
-"""Proof that the simulated tests notice: the kernel is broken in one place after another."""
+"""Proof that the simulated tests notice: the kernels are broken in one place after another."""
 
 from __future__ import annotations
+
+import inspect
+from types import ModuleType
 
 import pytest
 
 from bench.gpu.cases.attention_decode import draw_case
-from kernels.cuda import attention_decode
+from kernels.cuda import (
+    attention_chunks,
+    attention_decode,
+    attention_decode_float32,
+    attention_decode_tensor,
+    attention_merge,
+    attention_partials,
+)
 from kernels.cuda.attention_decode import DecodeVariant
-from tests.kernels.cuda.simulation import Source, simulate
-from tests.simt import Fault, OutOfBounds, Race
+from tests.kernels.cuda.simulation import SYNCHRONISATION, simulate
+from tests.simt import Divergence, OutOfBounds, Race
 
-# A group that two warps share unevenly, four splits, and rows that end inside a block.
-VARIANT = DecodeVariant("float32", 64, 5, 16)
-LENGTHS = (37, 16)
-SOURCE = Source(attention_decode, "make_attention_decode", VARIANT)
+TENSOR = DecodeVariant("bfloat16", 64, 3, 16)
+NARROW_STRIP = DecodeVariant("float16", 96, 1, 16)
+FLOAT32 = DecodeVariant("float32", 64, 5, 16)  # two parts, of three heads and of two
+FLOAT32_HALF = DecodeVariant("float32", 64, 2, 16)
+
+# A factory → the module it is in, and those that call it.
+FACTORIES: dict[str, tuple[ModuleType, ...]] = {
+    "make_tensor_decode": (attention_decode_tensor, attention_decode),
+    "make_float32_decode": (attention_decode_float32, attention_decode),
+    "make_attention_merge": (attention_merge, attention_merge),
+    "make_partial_functions": (
+        attention_partials, attention_decode_tensor, attention_decode_float32, attention_merge,
+    ),
+}  # fmt: skip
 
 
-def test_the_unbroken_source_passes():
-    case = draw_case(VARIANT, LENGTHS)
-
-    assert case.faults(simulate(case, kernels=SOURCE.unbroken())) == []
-
-
-def test_there_is_a_barrier_to_delete():
-    assert SOURCE.synchronisations()
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    """Chunks of 64 tokens: each sharer has one tile of a chunk."""
+    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 4)
 
 
-@pytest.mark.parametrize("line", SOURCE.synchronisations())
-def test_a_deleted_barrier_is_a_race_in_every_order_of_threads(line):
+@pytest.fixture
+def break_source(monkeypatch):
+    """Replace a piece of a factory's source, which must be there once."""
+
+    def replace(factory: str, old: str, new: str) -> None:
+        module, *users = FACTORIES[factory]
+        text = inspect.getsource(getattr(module, factory))
+        assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in the source"
+        names = dict(vars(module))
+        exec(compile(text.replace(old, new), inspect.getfile(module), "exec"), names)
+        for user in users:
+            monkeypatch.setattr(user, factory, names[factory])
+
+    return replace
+
+
+@pytest.mark.parametrize("variant", [TENSOR, FLOAT32_HALF], ids=lambda v: v.name)
+def test_the_unbroken_source_passes(variant, break_source):
+    for factory in FACTORIES:
+        break_source(factory, f"def {factory}(", f"def {factory}(")
+    case = draw_case(variant, (69,), num_kv_heads=1, splits=2)
+
+    assert case.faults(simulate(case)) == []
+
+
+def test_all_barriers_are_where_results_are_merged():
+    counts = {
+        factory: sum(
+            line.strip() in SYNCHRONISATION
+            for line in inspect.getsource(getattr(modules[0], factory)).splitlines()
+        )
+        for factory, modules in FACTORIES.items()
+    }
+
+    assert counts.pop("make_partial_functions") == 2
+    assert not any(counts.values())
+
+
+@pytest.mark.parametrize("behind", ["\n        for j in range(states):", "\n\n        is_split"])
+def test_a_deleted_barrier_is_a_race_in_every_order_of_threads(behind, break_source):
+    break_source("make_partial_functions", "cuda.syncthreads()" + behind, "pass" + behind)
+
     for seed in range(3):
         with pytest.raises(Race, match="shared memory"):
-            simulate(draw_case(VARIANT, LENGTHS), kernels=SOURCE.without(line), seed=seed)
+            simulate(draw_case(TENSOR, (20,), num_kv_heads=1), seed=seed)
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("variant", "factory", "old", "new", "fault"),
     [
-        ("min(part * heads + h, group - 1)\n            if", "part * heads + h\n            if"),
-        ("base = block * block_stride", "base = block * (2 * block_stride)"),
-        ("table_width + block_index]", "table_width + block_index + 1]"),
+        (FLOAT32, "make_float32_decode", "+ first_token //", "+ 9 + first_token //", OutOfBounds),
+        (FLOAT32, "make_float32_decode", "place = block *", "place = block * 2 *", OutOfBounds),
+        (FLOAT32, "make_partial_functions", "unit % parts", "0", Race),
+        (TENSOR, "make_partial_functions", "head < heads and head_of_group < group and", "", Race),
+        (TENSOR, "make_tensor_decode", "if next_tile < num_tiles:", "if True:", OutOfBounds),
+        (TENSOR, "make_tensor_decode", "next = next_tile <", "next = tile <", OutOfBounds),
     ],
-    ids=["head past the group", "block past the pool", "entry past the row's blocks"],
-)
-def test_an_index_outside_an_array_is_out_of_bounds(old, new):
-    with pytest.raises(OutOfBounds):
-        simulate(draw_case(VARIANT, LENGTHS), kernels=SOURCE.with_replaced(old, new))
+    ids=["table", "block", "part", "head past the group", "no tile", "next tile"],
+)  # fmt: skip
+def test_an_index_that_is_wrong_is_a_fault(variant, factory, old, new, fault, break_source):
+    break_source(factory, old, new)
+
+    with pytest.raises(fault):
+        simulate(draw_case(variant, (18, 0), num_kv_heads=2 if fault is Race else 1))
 
 
-def test_a_shuffle_that_some_lanes_skip_is_a_fault():
-    guarded = "if lane > 0: dot += cuda.shfl_xor_sync("
-    kernels = SOURCE.with_replaced("dot += cuda.shfl_xor_sync(", guarded)
+def test_a_shuffle_that_some_lanes_skip_is_a_fault(break_source):
+    shuffle = "score += cuda.shfl_xor_sync("
+    break_source("make_float32_decode", shuffle, "if lane > 0: " + shuffle)
 
-    with pytest.raises(Fault):
-        simulate(draw_case(VARIANT, LENGTHS), kernels=kernels)
+    with pytest.raises(Divergence):
+        simulate(draw_case(FLOAT32, (5,), num_kv_heads=1))
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("variant", "tokens", "splits", "factory", "old", "new"),
     [
-        ("token = min(first_token + t, num_tokens - 1)", "token = first_token + t"),
-        ("scores[t] = dot if is_valid else MINUS_INFINITY", "scores[t] = dot"),
-        ("num_blocks, splits)", "num_blocks, 2 * splits)"),
-        ("mass[h] *= shrink\n", "mass[h] *= float32(1)\n"),
-        ("total[h, i] *= shrink", "total[h, i] *= float32(1)"),
-        ("numerator += share * split_total", "numerator += split_total"),
-        ("key_offset + element", "value_offset + element"),
-        ("16 >> step", "8 >> step"),
+        # Values behind the row's end are NaN, and so are their scores.
+        (TENSOR, 3, 1, "make_tensor_decode", "values[4 * s + j, word] = uint32(0)", "pass"),
+        (TENSOR, 3, 1, "make_tensor_decode", "score if is_valid else MINUS_INFINITY", "score"),
+        (TENSOR, 16, 1, "make_tensor_decode", "top, 4 << step", "top, 2 << step"),
+        (TENSOR, 16, 1, "make_tensor_decode", "(weights[n, 0], w", "(weights[n, 1], w"),
+        (TENSOR, 16, 1, "make_tensor_decode", "8 * half * head_size", "half * head_size"),
+        (TENSOR, 69, 1, "make_tensor_decode", "(splits - 1) * chunk", "splits * chunk"),
+        (TENSOR, 133, 2, "make_tensor_decode", "(splits - 1) * chunk", "0 * chunk"),
+        (NARROW_STRIP, 16, 1, "make_tensor_decode", "element + 4 * quad_row", "element"),
+        (FLOAT32_HALF, 3, 1, "make_float32_decode", "and t * tokens_of_read < num_valid", ""),
+        (FLOAT32_HALF, 3, 1, "make_float32_decode", "if is_valid else MINUS_INFINITY", ""),
+        (FLOAT32, 3, 1, "make_float32_decode", "unit % parts", "0"),
+        (TENSOR, 20, 1, "make_partial_functions", "sums[i, number] * peak[j]", "sums[i, number]"),
+        (TENSOR, 20, 1, "make_partial_functions", "mass[j] * peak[j]", "mass[j]"),
+        (TENSOR, 69, 1, "make_partial_functions", "scaled_sum(so_far, shr", "scaled_sum(0, shr"),
+        (TENSOR, 69, 2, "make_attention_merge", "peak = top", "pass"),
+        (TENSOR, 69, 2, "make_attention_merge", "first_chunk + k < num_chunks", "True"),
+        (FLOAT32_HALF, 3, 2, "make_attention_merge", "slot = entry // entries_of_slot", "slot = 0"),
     ],
-    ids=lambda text: text.strip()[:24],
-)
-def test_broken_arithmetic_gives_a_wrong_answer(old, new):
-    case = draw_case(VARIANT, (70, 16), num_kv_heads=1)  # five blocks: split 0 takes two
+)  # fmt: skip
+def test_broken_arithmetic_gives_a_wrong_answer(
+    variant, tokens, splits, factory, old, new, break_source
+):
+    break_source(factory, old, new)
+    case = draw_case(variant, (tokens,), num_kv_heads=1, splits=splits)
 
-    outputs = simulate(case, kernels=SOURCE.with_replaced(old, new))
-
-    assert case.errors(outputs)["out"] > 100 * case.expected["out"].tolerance
+    assert case.errors(simulate(case))["out"] > 2 * case.expected["out"].tolerance

@@ -13,7 +13,7 @@ from kernels.cuda.errors import DriverError
 from kernels.cuda.launch import LoadedKernel
 
 VARIANT = DecodeVariant("bfloat16", 64, 3, 16)
-ARGUMENTS = (16, 32, 48, 64, 80, 0.5, 192, 8, 4096, 0, 1024)
+ARGUMENTS = (16, 32, 48, 64, 80, 96, 0.5, 192, 8, 4096, 0, 1024)
 
 
 class Status(IntEnum):
@@ -76,7 +76,7 @@ def test_a_launch_passes_grid_threads_stream_and_typed_arguments():
     *geometry, (values, types), extra = rest
     assert geometry == [7, 2, 1, VARIANT.threads, 1, 1, 0, 99]
     assert values == ARGUMENTS
-    assert types == (*[ctypes.c_void_p] * 5, ctypes.c_float, *[ctypes.c_int64] * 5)
+    assert types == (*[ctypes.c_void_p] * 6, ctypes.c_float, *[ctypes.c_int64] * 5)
     assert extra == 0
 
 
@@ -93,7 +93,7 @@ def test_an_empty_grid_launches_nothing():
 def test_a_missing_argument_is_refused_before_the_driver_sees_it():
     kernel = LoadedKernel(VARIANT, b"image", driver=RecordingDriver())
 
-    with pytest.raises(TypeError, match="takes 11 arguments, got 10"):
+    with pytest.raises(TypeError, match="takes 12 arguments, got 11"):
         kernel.launch(VARIANT.grid(1, 1), 0, *ARGUMENTS[:-1])
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import cuda.pathfinder as pathfinder
 import pytest
 
-from kernels.cuda import build
+from kernels.cuda import attention_decode, build
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.errors import CacheDirectoryError, MissingToolchainError
 
@@ -32,7 +33,7 @@ def compiled(monkeypatch):
         names.append(name)
         return f"{ptx} for {capability}".encode(), None
 
-    monkeypatch.setattr(build, "compile_ptx", lambda variant, _: variant.name)
+    monkeypatch.setattr(build, "compile_ptx", lambda variant: variant.name)
     monkeypatch.setattr(build, "link", link)
     return names
 
@@ -70,6 +71,14 @@ def test_other_sources_or_another_toolchain_compile_again(
     build.build(VARIANT, HOPPER, cache_dir)
 
     assert len(compiled) == 2
+
+
+def test_machine_code_is_known_by_every_source_of_ours_that_its_kernel_is_made_of():
+    sources = {path.stem for path in build._own_sources(Path(attention_decode.__file__))}
+
+    assert {"attention_decode", "attention_decode_tensor", "attention_partials"} <= sources
+    assert {"attention_chunks", "exact_float32"} <= sources
+    assert not {"sampling", "check"} & sources
 
 
 @pytest.mark.usefixtures("compiled")

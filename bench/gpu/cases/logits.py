@@ -1,0 +1,135 @@
+"""Log-probabilities, and bias and penalties: the very bits of the specification."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.gpu.case import Array, Case, Expected, Launch, poison
+from kernels.cuda.adjust_logits import AdjustLogitsVariant
+from kernels.cuda.logprobs import MAX_LOGPROBS, LogprobsVariant
+from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
+from kernels.reference.logprobs import log_softmax, most_likely
+
+
+def draw_logprobs(variant: LogprobsVariant, seed: int) -> list[Case]:
+    """Return a tiny vocabulary, where more are asked for than there are, and a large one."""
+    return [draw_logprobs_case(variant, vocab, seed=seed) for vocab in (7, 50_000)]
+
+
+def draw_logprobs_case(variant: LogprobsVariant, vocab: int, *, seed: int = 0) -> Case:
+    """Return rows with equals, a peak, NaN; of tokens likely and not; 0, 20 and no most likely."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((4, vocab)).astype(np.float32) * 3
+    rows[1] = np.round(rows[1])
+    rows[2, vocab // 2] = 400.0
+    rows[3, 0] = np.nan
+    stride = vocab + 1
+    logits = np.full((len(rows), stride), np.nan, np.float32)
+    logits[:, :vocab] = rows
+    asked = [(0, 0, 5), (1, vocab - 1, 20), (2, 3, 3), (3, 1, 2), (1, 2, -1), (0, vocab // 2, 0)]
+    shape, top_shape = (len(asked),), (len(asked), MAX_LOGPROBS)
+    of_tokens = poison("float32", shape)
+    tokens, values = poison("int32", top_shape), poison("float32", top_shape)
+    for k, (row, token, count) in enumerate(asked):
+        if count >= 0:
+            of_row = log_softmax(rows[row])
+            of_tokens[k] = of_row[token]
+            is_good = not np.isnan(of_row).any()
+            best = most_likely(rows[row], count) if is_good else np.zeros(count, np.int64)
+            tokens[k, : len(best)] = best
+            values[k, : len(best)] = of_row[best]
+    names = (
+        "token_logprobs", "top_tokens", "top_logprobs", "logits", "logits_rows", "tokens",
+        "num_logprobs",
+    )  # fmt: skip
+    return Case(
+        f"{variant.name}_v{vocab}",
+        {
+            "token_logprobs": poison("float32", shape),
+            "top_tokens": poison("int32", top_shape),
+            "top_logprobs": poison("float32", top_shape),
+            "logits": logits,
+            "logits_rows": np.array([row for row, _, _ in asked], np.int32),
+            "tokens": np.array([token for _, token, _ in asked], np.int32),
+            "num_logprobs": np.array([count for _, _, count in asked], np.int32),
+        },
+        (Launch(variant, variant.grid(len(asked)), (*names, stride, vocab)),),
+        {
+            "token_logprobs": Expected("float32", of_tokens, 0.0),
+            "top_tokens": Expected("int32", tokens, 0.0),
+            "top_logprobs": Expected("float32", values, 0.0),
+        },
+    )
+
+
+def draw_adjust_logits(variant: AdjustLogitsVariant, seed: int) -> list[Case]:
+    """Return one case of a vocabulary larger than a block of threads."""
+    return [draw_adjust_case(variant, 3 * variant.threads + 5, seed=seed)]
+
+
+def draw_adjust_case(variant: AdjustLogitsVariant, vocab: int, *, seed: int = 0) -> Case:
+    """Return samples with biases (the largest too), penalties, both, neither, and a bad row."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((3, vocab)).astype(np.float32) * 10
+    rows[2, 4] = np.inf
+    largest = float(np.finfo(np.float32).max)
+    history = rng.integers(0, vocab, 90).astype(np.int32)
+    history[20:60:3] = history[20]  # counted often
+    history[0] = 4  # the one that is not finite
+    settings = [
+        (0, Adjustments()),
+        (0, _biased([3, 0, vocab - 1], [largest, -largest, 2.5])),
+        (1, Adjustments(repetition_penalty=1.3, history=history, num_prompt=30)),
+        (1, Adjustments(
+            np.array([int(history[20])], np.int32), np.array([7.25], np.float32),
+            0.7, -1.5, 0.3, history[10:70], 5,
+        )),
+        (0, Adjustments(frequency_penalty=2.0, presence_penalty=0.1, history=history)),
+        (2, Adjustments(repetition_penalty=2.0, history=history, num_prompt=90)),
+    ]  # fmt: skip
+    expected = np.stack([_adjusted(rows[row], adjustments) for row, adjustments in settings])
+    all_adjustments = [adjustments for _, adjustments in settings]
+    bias_counts = [len(a.bias_tokens) for a in all_adjustments]
+    lengths = np.array([len(a.history) for a in all_adjustments], np.int32)
+    gap = 3  # between the histories, which lie in slots of their own
+    starts = np.concatenate([[0], np.cumsum(lengths + gap)[:-1]]).astype(np.int64)
+    flat = np.full(int((lengths + gap).sum()), 2**30, np.int32)
+    for start, adjustments in zip(starts, all_adjustments, strict=True):
+        flat[start : start + len(adjustments.history)] = adjustments.history
+    arrays: dict[str, Array] = {
+        "adjusted": poison("float32", expected.shape),
+        "counts": poison("int64", expected.shape),
+        "logits": rows,
+        "logits_rows": np.array([row for row, _ in settings], np.int32),
+        "bias_starts": np.concatenate([[0], np.cumsum(bias_counts)]).astype(np.int32),
+        "bias_tokens": np.concatenate([a.bias_tokens for a in all_adjustments]),
+        "bias_values": np.concatenate([a.bias_values for a in all_adjustments]),
+        "repetition_penalties": _column([a.repetition_penalty for a in all_adjustments]),
+        "presence_penalties": _column([a.presence_penalty for a in all_adjustments]),
+        "frequency_penalties": _column([a.frequency_penalty for a in all_adjustments]),
+        "history_starts": starts,
+        "history_lengths": lengths,
+        "num_prompts": np.array([a.num_prompt for a in all_adjustments], np.int32),
+        "history": flat,
+    }
+    return Case(
+        variant.name,
+        arrays,
+        (Launch(variant, variant.grid(len(settings)), (*arrays, vocab, vocab)),),
+        {"adjusted": Expected("float32", expected, 0.0)},
+        scratch=("counts",),
+    )
+
+
+def _biased(tokens: list[int], values: list[float]) -> Adjustments:
+    return Adjustments(np.array(tokens, np.int32), np.array(values, np.float32))
+
+
+def _column(values: list[float]) -> Array:
+    return np.array(values, np.float32)
+
+
+def _adjusted(row: Array, adjustments: Adjustments) -> Array:
+    """Return the specification's logits; what is not finite stays, for the sampler to report."""
+    logits: Array = adjusted_logits(row, adjustments)
+    return np.where(np.isfinite(row), logits, row)

@@ -1,0 +1,106 @@
+"""Products with quantised weights: ragged in every direction, a row's bits its own.
+
+Weights take every value of their format, scales change sign and size from group to group, rows of x
+have magnitudes of their own. The outputs between N and the end of the last panel have NaN scales.
+One row is also multiplied alone, by the variant for few rows: that must give the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
+from kernels.cuda.quantized_layout import (
+    FORMATS,
+    GROUP,
+    PANEL_ROWS,
+    QuantizedMatrix,
+    pack_matrix,
+)
+from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.quantized_strands import COLUMNS
+from kernels.reference.quantized_matmul import quantized_matmul
+
+
+def draw_cases(variant: QuantizedMatmulVariant, seed: int) -> list[Case]:
+    """Two strands that go round the ring, in a block with panels to spare; and 8 short strands."""
+    ring, _ = variant.rings
+    columns = variant.columns
+    return [
+        draw_case(variant, columns - 1, 40, 2 * ring + 1, 1, alone=columns - 3, seed=seed),
+        draw_case(variant, columns + 3, 20, 3, 3, alone=columns + 1, seed=seed + 1),
+    ]
+
+
+def draw_case(
+    variant: QuantizedMatmulVariant,
+    num_rows: int,
+    num_outputs: int,
+    num_tiles: int,
+    strand_bits: int,
+    *,
+    alone: int,
+    seed: int = 0,
+) -> Case:
+    """Draw x [M, 32·`num_tiles`] and W; row `alone` is the part."""
+    rng = np.random.default_rng(seed)
+    num_inputs = GROUP * num_tiles
+    padded = -(-num_outputs // PANEL_ROWS) * PANEL_ROWS
+    matrix = draw_matrix(rng, variant.weights, padded, num_tiles)
+    for values in (matrix.scales, matrix.minima):
+        if values is not None:
+            values[num_outputs:] = np.nan
+    packed = pack_matrix(variant.weights, matrix)
+
+    magnitudes = np.resize([1.0, 3.0, 0.1], (num_rows, 1))
+    x = to_stored(variant.dtype, rng.standard_normal((num_rows, num_inputs)) * magnitudes)
+    exact: Array = np.empty((num_rows, num_outputs))
+    quantized_matmul(
+        to_float64(variant.dtype, x),
+        matrix.quants[:num_outputs],
+        matrix.scales[:num_outputs],
+        None if matrix.minima is None else matrix.minima[:num_outputs],
+        exact,
+    )
+    tolerance = TOLERANCES[variant.dtype] * max(1.0, float(np.abs(exact).max()) / 4)
+
+    def case(one: QuantizedMatmulVariant, rows: slice) -> Case:
+        count = len(exact[rows])
+        grid = one.grid(count, num_outputs, num_inputs, strand_bits)
+        scalars = (count, num_outputs, num_inputs, strand_bits)
+        return Case(
+            f"{variant.name} {num_rows} × {num_inputs} × {num_outputs}, {1 << strand_bits} strands",
+            {"out": poison(one.dtype, (count, num_outputs)), "x": x[rows], "packed": packed},
+            (Launch(one, grid, ("out", "x", "packed", *scalars)),),
+            {"out": Expected(one.dtype, exact[rows], tolerance)},
+        )
+
+    def select(outputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"out": outputs["out"][alone : alone + 1]}
+
+    few_rows = dataclasses.replace(variant, columns=COLUMNS[0])
+    part = case(few_rows, slice(alone, alone + 1))
+    return dataclasses.replace(case(variant, slice(None)), part=(part, select))
+
+
+def draw_matrix(
+    rng: np.random.Generator, label: str, num_outputs: int, num_groups: int
+) -> QuantizedMatrix:
+    """Draw a matrix [N, 32·groups] whose products with normally distributed rows are of size 1."""
+    fmt = FORMATS[label]
+    shape = (num_outputs, num_groups)
+    lowest = -128 if fmt.bits == 8 else -fmt.offset
+    highest = lowest + 2**fmt.bits
+    quants = rng.integers(lowest, highest, (num_outputs, GROUP * num_groups), np.int8)
+    size = np.sqrt(GROUP * num_groups)
+    typical = 2.0 ** (fmt.bits - 2)
+    scales = rng.uniform(0.2, 2.0, shape) * rng.choice([-1, 1], shape) / (typical * size)
+    minima = rng.standard_normal(shape) / size if fmt.has_minimum else None
+    return QuantizedMatrix(
+        quants,
+        scales.astype(np.float16),
+        None if minima is None else minima.astype(np.float16),
+    )

@@ -1,0 +1,203 @@
+"""How fast products with quantised weights read them, beside a device copy and torch's products.
+
+The matrices are those of a model of eight billion parameters. There are as many of each as make it
+a gigabyte, and a run multiplies with every one once, so no cache holds what the next launch reads.
+The launches are replayed from a CUDA graph, as a decode step is: many take less time than queueing
+them does. Bytes are those that must move: weights and their scales, x and y, once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from bench.gpu.case import TOLERANCES, Array
+from bench.gpu.decode_bandwidth import Timer
+from bench.gpu.device import Say, summary
+from bench.gpu.matmul_rivals import RIVALS, Rival
+from kernels.cuda.launch import LoadedKernel
+from kernels.cuda.quantized_layout import FORMATS, GROUP, PANEL_ROWS, unpack_matrix
+from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.quantized_strands import columns_of, strand_bits_of
+from kernels.cuda.variant import Variant
+from kernels.reference.quantized_matmul import quantized_matmul
+
+Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
+
+WORKING_SET_BYTES = 2**30
+REPEATS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulShape:
+    """`num_rows` M rows of `num_inputs` K times a matrix of `num_outputs` N in a format."""
+
+    num_rows: int
+    num_inputs: int
+    num_outputs: int
+    weights: str
+    dtype: str = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        """M × K × N and the kernel."""
+        sizes = f"{self.num_rows} × {self.num_inputs} × {self.num_outputs}"
+        return f"{sizes}, {self.variant.name}"
+
+    @property
+    def variant(self) -> QuantizedMatmulVariant:
+        """The kernel it takes."""
+        return QuantizedMatmulVariant(self.weights, self.dtype, columns_of(self.num_rows))
+
+
+MATRICES = ((4096, 4096), (4096, 14336), (14336, 4096), (4096, 128256))  # K, N
+SHAPES = tuple(
+    MatmulShape(num_rows, num_inputs, num_outputs, weights)
+    for weights in FORMATS
+    for num_inputs, num_outputs in MATRICES
+    for num_rows in (1, 8, 32)
+)
+
+
+def measure_matmul(
+    shape: MatmulShape,
+    load: Callable[[Variant], LoadedKernel],
+    timer: Timer,
+    say: Say,
+    *,
+    device: str = "cuda",
+    rivals: Mapping[str, Rival] = RIVALS,
+) -> dict[str, Any]:
+    """Measure one shape.
+
+    Return times, rates, the error of some outputs, and the rivals' figures, each with its reason
+    where there are none.
+    """
+    problem = Problem(shape, device)
+    visit = problem.launcher(load(shape.variant))
+    times = timer(as_graph(visit, device), REPEATS)
+    error, tolerance = problem.error_of_last_matrix()
+    result = {
+        "shape": shape.name,
+        "kernel": shape.variant.name,
+        "strands": 1 << strand_bits_of(shape.num_outputs),
+        "matrices": problem.num_matrices,
+        **_with_rate(times, problem.bytes_moved, problem.num_matrices),
+        "max_error_of_checked_outputs": error,
+        "faults": [],
+        "rivals": {},
+    }
+    if not error <= tolerance:
+        result["faults"] = [f"error {error:.3g} exceeds {tolerance:.3g}"]
+    for name, make in rivals.items():
+        try:
+            visit, num_bytes, num_matrices = make(problem, WORKING_SET_BYTES)
+            times = timer(as_graph(visit, device), REPEATS)
+            result["rivals"][name] = _with_rate(times, num_bytes, num_matrices)
+        except Exception as error_of_rival:  # noqa: BLE001 - whatever another's library fails with
+            reason = f"{type(error_of_rival).__name__}: {error_of_rival}".splitlines()[0]
+            result["rivals"][name] = {"unavailable": reason}
+            say(f"{name}: {reason}")
+    return result
+
+
+def as_graph(visit: Callable[[], None], device: str) -> Callable[[], None]:
+    """Return what replays, in one graph, all that `visit` queues; on a CPU, `visit` itself."""
+    import torch
+
+    if device != "cuda":
+        return visit
+    visit()  # whatever a library sets up at its first call is no part of the graph
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        visit()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+class Problem:
+    """The tensors of one shape: `x` [M, K], `out` [M, N], and every matrix packed, uint8."""
+
+    def __init__(self, shape: MatmulShape, device: str) -> None:
+        import torch
+
+        self.shape = shape
+        dtype = getattr(torch, shape.dtype)
+        fmt = FORMATS[shape.weights]
+        num_panels = -(-shape.num_outputs // PANEL_ROWS)
+        self._tiles = num_panels * (shape.num_inputs // GROUP)
+        matrix_bytes = self._tiles * fmt.tile_bytes
+        self.num_matrices = max(1, math.ceil(WORKING_SET_BYTES / matrix_bytes))
+        rows_bytes = dtype.itemsize * shape.num_rows * (shape.num_inputs + shape.num_outputs)
+        self.bytes_moved = self.num_matrices * (matrix_bytes + rows_bytes)
+        self.x: Tensor = torch.randn(shape.num_rows, shape.num_inputs, dtype=dtype, device=device)
+        out_shape = (shape.num_rows, shape.num_outputs)
+        self.out: Tensor = torch.full(out_shape, math.nan, dtype=dtype, device=device)
+        self.packed: list[Tensor] = [self._draw_matrix() for _ in range(self.num_matrices)]
+
+    def _draw_matrix(self) -> Tensor:
+        """Return a matrix packed. Any bytes are weights; scales and minima must be finite."""
+        import torch
+
+        fmt, device = FORMATS[self.shape.weights], self.x.device
+        size = (self._tiles, fmt.tile_bytes)
+        packed = torch.randint(0, 256, size, dtype=torch.uint8, device=device)
+        halves = (self._tiles, (fmt.tile_bytes - fmt.scales_at) // 2)
+        typical = 2.0 ** (fmt.bits - 2) * math.sqrt(self.shape.num_inputs)
+        scales = (torch.randn(halves, device=device) / typical).half()
+        packed[:, fmt.scales_at :] = scales.view(torch.uint8)
+        return packed.view(-1)
+
+    def launcher(self, kernel: LoadedKernel) -> Callable[[], None]:
+        """Return what multiplies x with each matrix once."""
+        import torch
+
+        shape = self.shape
+        strand_bits = strand_bits_of(shape.num_outputs)
+        sizes = (shape.num_rows, shape.num_outputs, shape.num_inputs, strand_bits)
+        grid = shape.variant.grid(*sizes)
+        out, x = self.out.data_ptr(), self.x.data_ptr()
+        pointers = [packed.data_ptr() for packed in self.packed]
+
+        def visit() -> None:
+            # Read anew: while a graph is captured it is another stream.
+            on_device = self.x.device.type == "cuda"
+            stream = torch.cuda.current_stream().cuda_stream if on_device else 0
+            for packed in pointers:
+                kernel.launch(grid, stream, out, x, packed, *sizes)
+
+        return visit
+
+    def error_of_last_matrix(self) -> tuple[float, float]:
+        """Return the largest error of the first and last panel, and what may be."""
+        shape = self.shape
+        num_panels = -(-shape.num_outputs // PANEL_ROWS)
+        panels = self.packed[-1].view(num_panels, -1)
+        x: Array = self.x.double().cpu().numpy()
+        worst = largest = 0.0
+        for panel in sorted({0, num_panels - 1}):
+            first = panel * PANEL_ROWS
+            count = min(PANEL_ROWS, shape.num_outputs - first)
+            stored = panels[panel].cpu().numpy()
+            matrix = unpack_matrix(shape.weights, stored, count, shape.num_inputs)
+            exact: Array = np.empty((shape.num_rows, count))
+            quantized_matmul(x, matrix.quants, matrix.scales, matrix.minima, exact)
+            found = self.out[:, first : first + count].double().cpu().numpy()
+            difference = np.abs(found - exact)
+            worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max()))
+            largest = max(largest, float(np.abs(exact).max()))
+        return worst, TOLERANCES[shape.dtype] * max(1.0, largest / 4)
+
+
+def _with_rate(times_ms: list[float], num_bytes: int, num_matrices: int) -> dict[str, Any]:
+    figures = summary(times_ms)
+    return {
+        **figures,
+        "bytes": num_bytes,
+        "gb_per_s": num_bytes / 1e6 / figures["median_ms"],
+        "microseconds_per_product": figures["median_ms"] * 1e3 / num_matrices,
+    }

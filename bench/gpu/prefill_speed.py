@@ -1,0 +1,217 @@
+"""How many operations a second prefill attention does, beside other implementations in one run.
+
+Operations are those that causal attention needs, two products of two flops for each query head,
+dimension, query token and token that it sees; what a kernel computes above the diagonal does not
+count. Keys and values stay in the second cache between runs where they fit, for all alike: at these
+shapes attention is bound by arithmetic.
+
+The rivals are in `prefill_rivals`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from bench.gpu.case import TOLERANCES
+from bench.gpu.cases.block_pool import layer_strides
+from bench.gpu.decode_bandwidth import Timer
+from bench.gpu.device import Say, summary
+from bench.gpu.prefill_rivals import RIVALS, Rival
+from kernels.cuda.attention_prefill import LOG2_E, PrefillVariant
+from kernels.cuda.attention_tiles import plan_tiles
+from kernels.cuda.launch import LoadedKernel
+
+Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
+
+REPEATS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """`rows` sequences of `query_len` query tokens behind `context` cached ones."""
+
+    rows: int
+    query_len: int
+    context: int
+    variant: PrefillVariant
+    num_kv_heads: int = 8
+
+    @property
+    def name(self) -> str:
+        """Rows × query tokens, what is cached, and the kernel."""
+        cached = f" behind {self.context}" if self.context else ""
+        return (
+            f"{self.rows} × {self.query_len}{cached}, {self.num_kv_heads} kv heads, "
+            f"{self.variant.name}"
+        )
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        return self.num_kv_heads * self.variant.group
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a row."""
+        return self.context + self.query_len
+
+    @property
+    def flop(self) -> int:
+        """Operations that the answer needs."""
+        seen = self.query_len * self.context + self.query_len * (self.query_len + 1) // 2
+        return 4 * self.rows * seen * self.num_heads * self.variant.head_size
+
+
+_D128 = PrefillVariant("bfloat16", 128, 4, 16)
+_D64 = PrefillVariant("bfloat16", 64, 4, 16)
+SHAPES = (
+    PrefillShape(1, 8192, 0, _D128),
+    PrefillShape(8, 2048, 0, _D128),
+    PrefillShape(1, 512, 8192, _D128),
+    PrefillShape(8, 512, 8192, _D128),
+    PrefillShape(1, 8192, 0, PrefillVariant("bfloat16", 128, 8, 16), num_kv_heads=4),
+    PrefillShape(1, 8192, 0, PrefillVariant("float16", 128, 4, 32)),
+    PrefillShape(1, 8192, 0, _D64),
+    PrefillShape(8, 512, 8192, _D64),
+    PrefillShape(1, 8192, 0, PrefillVariant("bfloat16", 96, 4, 16)),
+    PrefillShape(1, 2048, 0, PrefillVariant("float32", 128, 4, 16)),
+)
+
+
+def measure_prefill(
+    shape: PrefillShape,
+    kernel: LoadedKernel,
+    timer: Timer,
+    say: Say,
+    *,
+    device: str = "cuda",
+    rivals: Mapping[str, Rival] = RIVALS,
+) -> dict[str, Any]:
+    """Measure one shape.
+
+    Return times, rates, the error of some tokens, and the rivals' figures, each with its reason
+    where there are none.
+    """
+    import torch
+
+    problem = Problem(shape, device)
+    stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
+    pointers, scalars = problem.pointers(), problem.scalars
+    times = timer(lambda: kernel.launch(problem.grid, stream, *pointers, *scalars), REPEATS)
+    error = problem.error_of_some_tokens(problem.out)
+    tolerance = TOLERANCES[shape.variant.dtype]
+    result: dict[str, Any] = {
+        "shape": shape.name,
+        "kernel": shape.variant.name,
+        "tiles": problem.grid[1],
+        **_with_rate(times, shape.flop),
+        "max_error_of_checked_tokens": error,
+        "faults": [] if error <= tolerance else [f"error {error:.3g} exceeds {tolerance:.3g}"],
+        "rivals": {},
+    }
+    for name, make in rivals.items():
+        try:
+            attend = make(problem)
+            figures = _with_rate(timer(attend, REPEATS), shape.flop)
+            figures["max_error_of_checked_tokens"] = problem.error_of_some_tokens(attend())
+        except Exception as failure:  # noqa: BLE001 - whatever another's library fails with
+            reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            figures = {"unavailable": reason}
+            say(f"{name}: {reason}")
+        result["rivals"][name] = figures
+    return result
+
+
+class Problem:
+    """The tensors of one shape.
+
+    `pool` [N, 1, 2, G, B, D], `tables` int32 [S, M], `query` and `out` [T, H, D].
+    """
+
+    def __init__(self, shape: PrefillShape, device: str) -> None:
+        import torch
+
+        variant = shape.variant
+        dtype = getattr(torch, variant.dtype)
+        self.shape = shape
+        self.device = device
+        self.scale = variant.head_size**-0.5
+        self.blocks_of_row = -(-shape.seq_len // variant.block_size)
+        num_blocks = shape.rows * self.blocks_of_row
+        pool_shape = (
+            num_blocks, 1, 2, shape.num_kv_heads, variant.block_size, variant.head_size,
+        )  # fmt: skip
+        self.pool: Tensor = torch.randn(pool_shape, dtype=dtype, device=device)
+        self.tables = torch.randperm(num_blocks, device=device).int().view(shape.rows, -1)
+        num_tokens = shape.rows * shape.query_len
+        query_shape = (num_tokens, shape.num_heads, variant.head_size)
+        self.query: Tensor = torch.randn(query_shape, dtype=dtype, device=device)
+        self.out = torch.full_like(self.query, math.nan)
+        self.seq_lens = torch.full((shape.rows,), shape.seq_len, dtype=torch.int32, device=device)
+        self.cu_query_lens = torch.arange(
+            0, num_tokens + 1, shape.query_len, dtype=torch.int32, device=device
+        )
+        tiles = plan_tiles(
+            [shape.query_len] * shape.rows, [shape.seq_len] * shape.rows, variant.tile_tokens
+        )
+        self.tile_rows, self.tile_tokens = (
+            torch.from_numpy(entries).to(device) for entries in (tiles.rows, tiles.tokens)
+        )
+        self.grid = variant.grid(shape.num_kv_heads, tiles.num_tiles)
+        self.scalars = (
+            self.scale * LOG2_E,
+            self.query[0].numel(),
+            self.tables.shape[1],
+            *layer_strides(pool_shape, 0),
+        )
+
+    def pointers(self) -> tuple[int, ...]:
+        """Return the kernel's eight device pointers."""
+        tensors = (
+            self.out, self.query, self.pool, self.tables, self.seq_lens, self.cu_query_lens,
+            self.tile_rows, self.tile_tokens,
+        )  # fmt: skip
+        return tuple(tensor.data_ptr() for tensor in tensors)
+
+    def gathered(self) -> tuple[Tensor, Tensor]:
+        """Return keys and values, [S, G, tokens, D] each, copied out of the pool."""
+        blocks = self.pool[self.tables.long(), 0]  # [S, M, 2, G, B, D]
+        rows = blocks.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)[:, :, :, : self.shape.seq_len]
+        return rows[0].contiguous(), rows[1].contiguous()
+
+    def queries_by_row(self) -> Tensor:
+        """Return the queries as [S, H, query tokens, D]."""
+        return self.query.unflatten(0, (self.shape.rows, -1)).transpose(1, 2).contiguous()
+
+    def error_of_some_tokens(self, out: Tensor) -> float:
+        """Return the largest error of some tokens of the first and last row against float64.
+
+        `out` is [T, H, D], or [S, H, query tokens, D].
+        """
+        import torch
+
+        if out.dim() == 4:
+            out = out.transpose(1, 2).flatten(0, 1)
+
+        shape = self.shape
+        worst = 0.0
+        for row in {0, shape.rows - 1}:
+            blocks = self.pool[self.tables[row].long(), 0]  # [M, 2, G, B, D]
+            keys, values = (blocks[:, i].transpose(0, 1).flatten(1, 2).double() for i in (0, 1))
+            for token in {0, shape.query_len // 2, shape.query_len - 1}:
+                place = row * shape.query_len + token
+                visible = shape.context + token + 1
+                query = self.query[place].double().unflatten(0, (shape.num_kv_heads, -1))
+                scores = query @ keys[:, :visible].transpose(1, 2) * self.scale
+                exact = torch.softmax(scores, dim=-1) @ values[:, :visible]
+                difference = (out[place].double() - exact.flatten(0, 1)).abs()
+                worst = max(worst, float(difference.nan_to_num(nan=math.inf).max()))
+        return worst
+
+
+def _with_rate(times_ms: list[float], flop: int) -> dict[str, Any]:
+    figures = summary(times_ms)
+    return {**figures, "flop": flop, "tflop_per_s": flop / 1e9 / figures["median_ms"]}

@@ -1,0 +1,84 @@
+"""How the tokens of a row are dealt out in decode attention, so that its bits depend on it alone.
+
+A row's tokens are cut into *tiles* of 16, tiles into at most 64 *chunks*, and the tiles of a chunk
+go round among four *sharers*, warps of one block of threads:
+
+    tile        0   1   2   3   4   5   6  …  15 │ 16  17  …          a row of up to 16384 tokens:
+    sharer      0   1   2   3   0   1   2  …   3 │  0   1  …          16 tiles, 256 tokens, a chunk
+    chunk                     0                  │      1
+
+A sharer runs through its tiles of a chunk in order. The results of the four are merged into the
+chunk's in order of the sharers, the chunks' into the row's in order of the chunks. So every sum is
+fixed by the row's length. *Who* computes a chunk is free: where a kv head of a row is one block of
+threads, that computes all chunks and merges as it goes; where it is split over n blocks, block i
+computes the chunks i, i + n, … and leaves each one's result in memory, and `attention_merge` merges
+them in the same order by the same instructions (`attention_partials`). Hence the promise:
+
+    A row's bits follow from its query, keys, values and length, from dtype and head size. They do
+    not depend on other rows, on the number of splits (nor on the grid or how many multiprocessors
+    there are), on which blocks the row has, nor on the block size.
+
+Between kinds of devices they agree as far as tensor cores and special functions do.
+
+Chunks of a row longer than 16384 tokens grow, so that there are never more than 64: the memory for
+their results and the time to merge them are bounded, and a graph captured for some number of rows
+serves whatever lengths come.
+"""
+
+from __future__ import annotations
+
+from numba import cuda, float32
+
+TILE_TOKENS = 16
+SHARERS = 4
+MAX_CHUNKS = 64
+MIN_CHUNK_TILES = 16
+
+# The peak before the first score: below any, but finite, so that no difference of peaks is ∞ - ∞.
+NO_PEAK = float32(-3.0e38)
+
+# What `plan_splits` reckons with; by argument, not measured. One block of threads holds about as
+# many bytes in flight as a multiprocessor needs, but none while it merges its warps.
+BLOCKS_FOR_BANDWIDTH = 2
+# A second kernel, in the time that a multiprocessor takes for a chunk.
+MERGE_COST = 1
+# The part of the time that a split must save.
+LEAST_GAIN = 0.1
+
+
+def tiles_of_chunk(num_tiles: int) -> int:
+    """Return how many tiles a chunk has in a row of `num_tiles`; a multiple of the sharers."""
+    return max(MIN_CHUNK_TILES, (num_tiles + 4 * MAX_CHUNKS - 1) // (4 * MAX_CHUNKS) * 4)
+
+
+# The same in a kernel.
+device_tiles_of_chunk = cuda.jit(device=True, inline="always")(tiles_of_chunk)
+
+
+def num_chunks(num_tokens: int) -> int:
+    """Return how many chunks a row of `num_tokens` has, 0 to 64."""
+    num_tiles = -(-num_tokens // TILE_TOKENS)
+    return -(-num_tiles // tiles_of_chunk(num_tiles))
+
+
+def plan_splits(num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int) -> int:
+    """Return over how many blocks of threads to split each kv head of each row; 1 needs no merge.
+
+    `longest` is the number of tokens of the longest row there may be. The answer is about time
+    alone, never about bits, so a graph may be captured with that for its number of rows and the
+    longest context allowed: blocks that find no chunk end at once.
+
+    The time of a memory-bound kernel is that of its busiest multiprocessor: its blocks times a
+    block's chunks. Of the splits that make this least the fewest are taken, and only if they save
+    enough to pay for the merge; a grid that fills the device by itself is not split.
+    """
+    blocks, chunks = num_rows * num_kv_heads, num_chunks(longest)
+    if blocks == 0 or chunks == 0:
+        return 1
+
+    def cost(splits: int) -> int:
+        busiest = max(-(-blocks * splits // num_multiprocessors), BLOCKS_FOR_BANDWIDTH)
+        return busiest * -(-chunks // splits)
+
+    best = min(range(1, chunks + 1), key=lambda splits: (cost(splits), splits))
+    return best if cost(best) + MERGE_COST <= (1 - LEAST_GAIN) * cost(1) else 1

@@ -1,0 +1,194 @@
+"""Decode attention for float32: products and sums on the ordinary cores, in float32 throughout.
+
+Who does what. One block of threads works on up to four query heads of one kv head of one row; its
+warps hold their queries and sums in registers and share the row's tokens (`attention_chunks`). A
+larger group is dealt out to `parts` blocks, one beside the other in the grid, which read the same
+tokens at about the same time, so that the second cache can serve all but one.
+
+A lane owns four neighbouring dimensions of queries, keys, values and sums, 16 bytes:
+
+    head size 128     lane         0  │ 1 …  31                        one token a read of the warp
+                      dimension  0 … 3│ 4 … 127
+    head size 96      the same; the lanes 24 … 31 read nothing and hold zeros
+    head size 64      lanes 0 … 15: token 2t,   lanes 16 … 31: token 2t + 1          two tokens
+
+so a score is four products in each lane and a sum over the token's lanes, by a butterfly of
+shuffles that leaves the same bits in all of them. At head size 64 the halves of the warp have
+common peaks but sums and masses of their own, which are added at the end of a chunk.
+
+Four reads of keys and four of values are under way at a time, 4 KB a warp; three blocks, 12 warps,
+fit a multiprocessor: up to 48 KB in flight, but none while a warp computes. The limit should be the
+shuffles, five a score, beside four products: this kernel is for small models and for comparison,
+and has no tensor cores because those round float32 to 11 bits.
+
+Tokens past the row's end are not read: their keys and values are zeros, their scores -∞.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from numba import cuda, float32, int32, int64, uint32
+
+from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, device_tiles_of_chunk
+from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
+from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
+from kernels.cuda.instructions.vectors import load_constant_vector
+from kernels.cuda.variant import Pointer, Scalar
+
+HEADS_OF_BLOCK = 4
+READS_AT_ONCE = 4
+MINUS_INFINITY = float32(-math.inf)
+
+
+def float32_layout(group: int) -> PartialLayout:
+    """Return how the sums of a block lie in its threads."""
+    parts = -(-group // HEADS_OF_BLOCK)
+    heads = -(-group // parts)
+
+    @cuda.jit(device=True, inline="always")
+    def place(entry: Scalar, warp: Scalar, lane: Scalar) -> tuple[Scalar, Scalar]:
+        """Return head and dimension; the dimension is past the end where a lane has none."""
+        return entry, 4 * lane + warp
+
+    return PartialLayout(
+        parts=parts, heads=heads, entries=heads, slots=heads, heads_of_slot=1, place=place
+    )
+
+
+def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable[..., None]:
+    """Return the kernel for float32; parameters as of `DecodeVariant`."""
+    layout = float32_layout(group)
+    functions = make_partial_functions(layout, "float32", head_size, group)
+    clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
+    parts, heads = layout.parts, layout.heads
+    total_shape = (layout.entries, THREADS)
+    token_lanes = 16 if head_size == 64 else 32
+    tokens_of_read = 32 // token_lanes
+    tokens_of_turn = READS_AT_ONCE * tokens_of_read
+    steps = token_lanes.bit_length() - 1  # shuffles over the lanes of a token
+    halves = tokens_of_read - 1  # shuffles over the tokens of a read: none or one
+
+    @cuda.jit(device=True, inline="always")
+    def load(words: Pointer, i: Scalar, source: Pointer, element: Scalar, wanted: Scalar) -> None:
+        """words[i] = the vector at `source[element]`, zeros where it is not wanted."""
+        for word in range(4):
+            words[i, word] = uint32(0)
+        if wanted:
+            load_constant_vector(words, i, source, element)
+
+    def attention_decode(
+        out: Pointer,
+        query: Pointer,
+        pool: Pointer,
+        block_tables: Pointer,
+        seq_lens: Pointer,
+        partials: Pointer,
+        scale_log2e: Scalar,
+        query_stride: Scalar,
+        table_width: Scalar,
+        block_stride: Scalar,
+        key_offset: Scalar,
+        value_offset: Scalar,
+    ) -> None:
+        """Attend with unit blockIdx.y, a part of a group, of row blockIdx.x; see DecodeVariant."""
+        row, unit = int64(cuda.blockIdx.x), int64(cuda.blockIdx.y)
+        kv_head, part = unit // parts, unit % parts
+        split, splits = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
+        lane = int32(cuda.threadIdx.x % 32)
+        # From lane 0 to all: so the compiler knows that a warp does not part over it.
+        warp = cuda.shfl_sync(FULL_WARP, int32(cuda.threadIdx.x // 32), 0)
+        dim = int32(lane % token_lanes * 4)
+        token_of_lane = int32(lane // token_lanes)
+        has_dims = dim < head_size
+
+        queries = cuda.local.array((heads, 4), float32)
+        words = cuda.local.array((heads, 4), uint32)
+        for h in range(heads):
+            head = part * heads + h
+            first = row * query_stride + (kv_head * group + head) * head_size + dim
+            load(words, h, query, first, has_dims and head < group)
+            for d in range(4):
+                queries[h, d] = word_to_float32(words[h, d]) * scale_log2e
+
+        keys = cuda.local.array((READS_AT_ONCE, 4), uint32)
+        values = cuda.local.array((READS_AT_ONCE, 4), uint32)
+        scores = cuda.local.array(READS_AT_ONCE, float32)
+        sums = cuda.local.array((heads, 4), float32)
+        peak = cuda.local.array(heads, float32)
+        mass = cuda.local.array(heads, float32)
+        total = cuda.shared.array(total_shape, float32)
+        total_peak = cuda.local.array(heads, float32)
+        total_mass = cuda.local.array(heads, float32)
+        clear(total, total_peak, total_mass)
+
+        seq_len = int32(seq_lens[row])
+        num_tiles = int32((seq_len + TILE_TOKENS - 1) // TILE_TOKENS)
+        chunk_tiles = int32(device_tiles_of_chunk(num_tiles))
+        chunk = split
+        while chunk * chunk_tiles < num_tiles:
+            for h in range(heads):
+                peak[h] = NO_PEAK
+                mass[h] = float32(0)
+                for d in range(4):
+                    sums[h, d] = float32(0)
+
+            end = int32(min(num_tiles, (chunk + 1) * chunk_tiles))
+            tile = int32(chunk * chunk_tiles + warp)
+            while tile < end:
+                first_token = int32(tile * TILE_TOKENS)
+                block = int64(block_tables[row * table_width + first_token // block_size])
+                place = block * block_stride + kv_head * (block_size * head_size) + dim
+                place += (first_token % block_size + token_of_lane) * head_size
+                # As many turns as hold a token of the row. That is not known to the compiler, which
+                # otherwise has the reads of all turns in registers at once.
+                num_tokens = int32(min(TILE_TOKENS, seq_len - first_token))
+                while num_tokens > 0:
+                    # Of the turn's tokens, this lane's own are valid up to here.
+                    num_valid = int32(num_tokens - token_of_lane)
+                    # All reads first, so that they are under way together.
+                    for t in range(READS_AT_ONCE):
+                        wanted = has_dims and t * tokens_of_read < num_valid
+                        element = place + t * tokens_of_read * head_size
+                        load(keys, t, pool, key_offset + element, wanted)
+                        load(values, t, pool, value_offset + element, wanted)
+                    for h in range(heads):
+                        top = peak[h]
+                        for t in range(READS_AT_ONCE):
+                            score = float32(0)
+                            for d in range(4):
+                                score += queries[h, d] * word_to_float32(keys[t, d])
+                            for step in range(steps):
+                                score += cuda.shfl_xor_sync(FULL_WARP, score, 1 << step)
+                            is_valid = t * tokens_of_read < num_valid
+                            scores[t] = score if is_valid else MINUS_INFINITY
+                            top = maximum(top, scores[t])
+                        for step in range(halves):
+                            top = maximum(top, cuda.shfl_xor_sync(FULL_WARP, top, 16 >> step))
+                        shrink = exp2(peak[h] - top)
+                        peak[h] = top
+                        mass[h] *= shrink
+                        for d in range(4):
+                            sums[h, d] *= shrink
+                        for t in range(READS_AT_ONCE):
+                            weight = exp2(scores[t] - top)
+                            mass[h] += weight
+                            for d in range(4):
+                                sums[h, d] += weight * word_to_float32(values[t, d])
+                    num_tokens = int32(num_tokens - tokens_of_turn)
+                    place += tokens_of_turn * head_size
+                tile = int32(tile + SHARERS)
+
+            for h in range(heads):
+                for step in range(halves):
+                    mass[h] += cuda.shfl_xor_sync(FULL_WARP, mass[h], 16 >> step)
+                    for d in range(4):
+                        sums[h, d] += cuda.shfl_xor_sync(FULL_WARP, sums[h, d], 16 >> step)
+            merge_warps(sums, peak, mass, total, total_peak, total_mass, partials, row, unit, chunk)
+            chunk = int32(chunk + splits)
+
+        if splits == 1:
+            write_out(out, total, total_mass, row, unit)
+
+    return attention_decode

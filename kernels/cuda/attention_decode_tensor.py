@@ -1,0 +1,324 @@
+"""Decode attention for 16-bit floats: keys and values go from the pool straight to tensor cores.
+
+One block of threads works on one kv head of one row, a warp on one tile of 16 tokens after the
+other; `attention_chunks` says which, and how the warps' results meet. Within a warp both products
+are turned on their side, so that the *tokens*, of which there are many, fill the 16 rows of the
+tensor core's tile, and the heads of the group, of which there are few, its 8 columns:
+
+    scores [16 tokens, 8 heads]  =  K [16 tokens, D]  ·  Qᵀ [D, 8 heads]       D/16 products
+    sums   [D, 8 heads]         +=  Vᵀ [D, 16 tokens]  ·  weights [16 tokens, 8 heads]   D/16
+
+A group of up to 8 heads takes one column tile, one of 9 to 16 two (`head_tiles`); columns behind
+the group's end hold zero queries and are never written. Each tile of keys and values is read once
+and multiplied with both: two warps that read the same tile would need fewer registers each, but
+their reads would pass the first cache twice, and hold no more bytes in flight.
+
+Fragments, with `quad_row` = lane // 4 and `quad` = lane % 4 (drawn in `instructions.tiles`):
+
+*Keys* (A of the first product). A lane reads 16 bytes of token `quad_row` and of token
+`quad_row` + 8 for every 32 dimensions; the four lanes of a quad row read 64 bytes of a token:
+
+    dimension of a token     0 … 7 │ 8 … 15 │ 16 … 23 │ 24 … 31 │ 32 …
+    lane of the quad row       0   │   1    │    2    │    3    │  0, the next vector
+    words of its vector     0 1 2 3
+
+The tensor core wants the words of dimensions 2·quad and 2·quad + 8 here, but the order of the
+dimensions is free as long as queries agree: words 0 and 1 go into one product, 2 and 3 into the
+next, and queries (B) are read the same way, a head where the keys have a token.
+
+*Scores* (C). Lane holds tokens `quad_row` and `quad_row` + 8 of the heads 2·quad and 2·quad + 1.
+Peak and mass of these two heads live in the same lane; a maximum over tokens is three shuffles
+over the quad rows. *Weights*: the scores' tile, rounded and packed two heads a word, transposed by
+one instruction a half, is the B of the second product.
+
+*Values* (A of the second product, transposed). A lane reads 16 bytes, 8 dimensions, of each of the
+tokens 2·quad, 2·quad + 1 and the same + 8; the eight quad rows read 128 bytes of a token, one
+strip of 64 dimensions. A tile of 16 rows takes dimension 2·i of every lane's 8 as its rows 0 … 7
+and 2·i + 1 as rows 8 … 15, so its words are halves of two neighbouring tokens' words i:
+
+    token 2·quad      word i   [ dim 2i │ dim 2i+1 ]     lower halves → a0 (row quad_row)
+    token 2·quad + 1  word i   [ dim 2i │ dim 2i+1 ]     upper halves → a1 (row quad_row + 8)
+
+Head size 96 has one strip of 64 and one of 32, read by 8 bytes a lane: 4 dimensions, 2 tiles.
+
+*Sums* (C): tile i of strip s, in words of a lane:
+
+    c0  dim 64s + 8·quad_row + 2i,     head 2·quad       c1  the same dim, head 2·quad + 1
+    c2  dim 64s + 8·quad_row + 2i + 1, head 2·quad       c3  the same dim, head 2·quad + 1
+
+Slots past the row's end hold anything, NaN included. Their scores are replaced by -∞; their weight
+is then 0, but 0 · NaN is NaN, so in the one tile where the row ends their values become zeros.
+
+What limits it (an argument; `make gpu` measures). The pool is read once, so the memory should be
+the limit: 4.8 TB/s over 132 multiprocessors are 36 KB a microsecond each, and at 700 ns latency
+that needs 25 KB in flight in each. A tile of keys and values at D 128 is 8 KB a warp. Registers are
+what it lies in, and they are loaded anew the moment the products have consumed them: keys of the
+next tile right after the scores, values right after the sums. While a warp waits for its keys its
+values are under way too, so without a second set of registers nearly all of its 8 KB are always in
+flight. A second set would cost the registers of a third of the warps and gain nothing. At 168
+registers a thread three blocks of four warps fit: 96 KB, almost four times the need; two column
+tiles need up to 255, two blocks fit, 64 KB. At D 64 a tile is half as large, and four blocks fit,
+64 KB. Arithmetic is far from a limit: a tile at D 128 is about 280 instructions of a warp, 70
+cycles of a multiprocessor's four schedulers, while its 8 KB take about 400 cycles to arrive.
+Merging the warps once a chunk adds about a quarter to that, and two barriers, during which every
+warp's next tile is already under way. Reads are of whole 32-byte sectors, 64 or 128 bytes beside
+each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from numba import cuda, float32, int32, int64, uint32
+
+from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, device_tiles_of_chunk
+from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
+from kernels.cuda.instructions.conversions import (
+    FULL_WARP,
+    PAIR_CONVERSIONS,
+    exp2,
+    maximum,
+)
+from kernels.cuda.instructions.tiles import (
+    LOWER_HALVES,
+    MULTIPLY_TILES,
+    UPPER_HALVES,
+    choose_bytes,
+    transpose_tile,
+)
+from kernels.cuda.instructions.vectors import load_constant_pair, load_constant_vector
+from kernels.cuda.variant import Pointer, Scalar
+
+HEADS_OF_TILE = 8  # columns of a tensor core's tile
+MINUS_INFINITY = float32(-math.inf)
+
+
+def tensor_layout(head_size: int, group: int) -> PartialLayout:
+    """Return how the sums of a block lie in its threads."""
+    head_tiles, products = -(-group // HEADS_OF_TILE), head_size // 16
+
+    @cuda.jit(device=True, inline="always")
+    def place(entry: Scalar, warp: Scalar, lane: Scalar) -> tuple[Scalar, Scalar]:
+        """Return head and dimension of number `warp` of the lane's sums of tile `entry`."""
+        head = entry // products * HEADS_OF_TILE + lane % 4 * 2 + warp % 2
+        strip, tile = entry % products // 4, entry % products % 4
+        dims_of_lane = min(8, (head_size - 64 * strip) // 8)
+        return head, 64 * strip + lane // 4 * dims_of_lane + 2 * tile + warp // 2
+
+    return PartialLayout(
+        parts=1,
+        heads=group,
+        entries=head_tiles * products,
+        slots=head_tiles,
+        heads_of_slot=2,
+        place=place,
+    )
+
+
+def make_tensor_decode(
+    dtype: str, head_size: int, group: int, block_size: int
+) -> Callable[..., None]:
+    """Return the kernel for 16-bit floats; parameters as of `DecodeVariant`."""
+    layout = tensor_layout(head_size, group)
+    functions = make_partial_functions(layout, dtype, head_size, group)
+    clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
+    multiply_tiles, pack = MULTIPLY_TILES[dtype], PAIR_CONVERSIONS[dtype].pack
+    head_tiles = layout.slots
+    states = 2 * head_tiles  # heads whose peak and mass a lane keeps
+    products = head_size // 16  # tiles of dimensions
+    columns = head_size // 32  # vectors of a token that a lane holds
+    wide_strips, strips = head_size // 64, -(-head_size // 64)
+    queries_shape, keys_shape = (head_tiles * columns, 4), (2 * columns, 4)
+    values_shape, sums_shape = (strips * 4, 4), (layout.entries, 4)
+    total_shape = (layout.entries, THREADS)
+
+    @cuda.jit(device=True, inline="always")
+    def load_keys(keys: Pointer, pool: Pointer, first: Scalar) -> None:
+        """keys[half · columns + c] = 32c … of the lane's dimensions of its token in that half."""
+        for half in range(2):
+            for c in range(columns):
+                element = first + 8 * half * head_size + 32 * c
+                load_constant_vector(keys, half * columns + c, pool, element)
+
+    @cuda.jit(device=True, inline="always")
+    def load_values(values: Pointer, pool: Pointer, first: Scalar, quad_row: Scalar) -> None:
+        """values[4s + j] = the lane's dimensions in strip s of its token j: 0, 1, 8, 9 further."""
+        for s in range(wide_strips):
+            for j in range(4):
+                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
+                load_constant_vector(values, 4 * s + j, pool, element + 8 * quad_row)
+        for s in range(wide_strips, strips):
+            for j in range(4):
+                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
+                load_constant_pair(values, 4 * s + j, pool, element + 4 * quad_row)
+
+    def attention_decode(
+        out: Pointer,
+        query: Pointer,
+        pool: Pointer,
+        block_tables: Pointer,
+        seq_lens: Pointer,
+        partials: Pointer,
+        scale_log2e: Scalar,
+        query_stride: Scalar,
+        table_width: Scalar,
+        block_stride: Scalar,
+        key_offset: Scalar,
+        value_offset: Scalar,
+    ) -> None:
+        """Attend with the group of kv head blockIdx.y of row blockIdx.x; see DecodeVariant."""
+        row, kv_head = int64(cuda.blockIdx.x), int64(cuda.blockIdx.y)
+        split, splits = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
+        lane = int32(cuda.threadIdx.x % 32)
+        # From lane 0 to all: so the compiler knows that a warp does not part over it.
+        warp = cuda.shfl_sync(FULL_WARP, int32(cuda.threadIdx.x // 32), 0)
+        quad_row, quad = int32(lane // 4), int32(lane % 4)
+
+        queries = cuda.local.array(queries_shape, uint32)
+        for n in range(head_tiles):
+            head = HEADS_OF_TILE * n + quad_row
+            first = row * query_stride + (kv_head * group + head) * head_size + 8 * quad
+            for c in range(columns):
+                for word in range(4):
+                    queries[n * columns + c, word] = uint32(0)
+                if head < group:
+                    load_constant_vector(queries, n * columns + c, query, first + 32 * c)
+
+        keys = cuda.local.array(keys_shape, uint32)
+        values = cuda.local.array(values_shape, uint32)
+        scores = cuda.local.array((head_tiles, 4), float32)
+        weights = cuda.local.array((head_tiles, 2), uint32)
+        sums = cuda.local.array(sums_shape, float32)
+        peak = cuda.local.array(states, float32)
+        mass = cuda.local.array(states, float32)
+        shrink = cuda.local.array(states, float32)
+        total = cuda.shared.array(total_shape, float32)
+        total_peak = cuda.local.array(head_tiles, float32)
+        total_mass = cuda.local.array(head_tiles, float32)
+        clear(total, total_peak, total_mass)
+
+        # The warp's tiles, of all chunks of this block, one behind the other: `tile` is computed
+        # with while `next_tile` is read. Its block is looked up before the wait for the tile's
+        # keys, so that the lookup's time is none of its own.
+        seq_len = int32(seq_lens[row])
+        num_tiles = int32((seq_len + TILE_TOKENS - 1) // TILE_TOKENS)
+        chunk_tiles = int32(device_tiles_of_chunk(num_tiles))
+        table = row * table_width
+        base = kv_head * (block_size * head_size)
+        keys_of_lane = int32(quad_row * head_size + quad * 8)
+        values_of_lane = int32(quad * 2 * head_size)
+        next_tile = int32(split * chunk_tiles + warp)
+        next_end = int32((split + 1) * chunk_tiles)
+        block = int32(0)
+        place = int64(0)
+        if next_tile < num_tiles:
+            block = block_tables[table + next_tile * TILE_TOKENS // block_size]
+            place = int64(block) * block_stride + base
+            place += next_tile * TILE_TOKENS % block_size * head_size
+            load_keys(keys, pool, key_offset + place + keys_of_lane)
+            load_values(values, pool, value_offset + place + values_of_lane, quad_row)
+
+        chunk = split
+        while chunk * chunk_tiles < num_tiles:
+            for j in range(states):
+                peak[j] = NO_PEAK
+                mass[j] = float32(0)
+            for m in range(head_tiles * products):
+                for c in range(4):
+                    sums[m, c] = float32(0)
+            end = int32(min(num_tiles, (chunk + 1) * chunk_tiles))
+            tile = int32(chunk * chunk_tiles + warp)
+            while tile < end:
+                next_tile = int32(next_tile + SHARERS)
+                if next_tile >= next_end:
+                    next_tile = int32(next_tile + (splits - 1) * chunk_tiles)
+                    next_end = int32(next_end + splits * chunk_tiles)
+                has_next = next_tile < num_tiles
+                if has_next:
+                    block = block_tables[table + next_tile * TILE_TOKENS // block_size]
+
+                # scores = K · Qᵀ
+                for n in range(head_tiles):
+                    for i in range(4):
+                        scores[n, i] = float32(0)
+                    for c in range(columns):
+                        for half in range(2):
+                            upper, lower = c, columns + c  # tokens quad_row, quad_row + 8
+                            a = (
+                                keys[upper, 2 * half], keys[lower, 2 * half],
+                                keys[upper, 2 * half + 1], keys[lower, 2 * half + 1],
+                            )  # fmt: skip
+                            q = n * columns + c
+                            b = (queries[q, 2 * half], queries[q, 2 * half + 1])
+                            multiply_tiles(scores, n, a, b)
+
+                place = int64(block) * block_stride + base
+                place += next_tile * TILE_TOKENS % block_size * head_size
+                if has_next:
+                    load_keys(keys, pool, key_offset + place + keys_of_lane)
+
+                # Online softmax of each head over the tile's 16 tokens.
+                num_valid = int32(seq_len - tile * TILE_TOKENS)
+                valid_of_lane = int32(num_valid - quad_row)
+                for n in range(head_tiles):
+                    for i in range(4):
+                        is_valid = i // 2 * 8 < valid_of_lane
+                        score = scores[n, i] * scale_log2e
+                        scores[n, i] = score if is_valid else MINUS_INFINITY
+                for j in range(states):
+                    n, odd = j // 2, j % 2
+                    top = maximum(peak[j], maximum(scores[n, odd], scores[n, 2 + odd]))
+                    for step in range(3):
+                        top = maximum(top, cuda.shfl_xor_sync(FULL_WARP, top, 4 << step))
+                    shrink[j] = exp2(peak[j] - top)
+                    peak[j] = top
+                    for i in range(odd, 4, 2):
+                        scores[n, i] = exp2(scores[n, i] - top)
+                    mass[j] = mass[j] * shrink[j] + (scores[n, odd] + scores[n, 2 + odd])
+                for m in range(head_tiles * products):
+                    for c in range(4):
+                        sums[m, c] *= shrink[m // products * 2 + c % 2]
+                for n in range(head_tiles):
+                    for half in range(2):
+                        both = pack(scores[n, 2 * half], scores[n, 2 * half + 1])
+                        weights[n, half] = transpose_tile(both)
+
+                # The tile in which the row ends: zeros for the values behind the end.
+                if num_valid < TILE_TOKENS:
+                    valid_of_lane = int32(num_valid - quad * 2)
+                    for j in range(4):
+                        if j // 2 * 8 + j % 2 >= valid_of_lane:
+                            for s in range(strips):
+                                for word in range(4):
+                                    values[4 * s + j, word] = uint32(0)
+
+                # sums += Vᵀ · weights
+                for m in range(products):
+                    s, i = m // 4 * 4, m % 4
+                    a = (
+                        choose_bytes(values[s, i], values[s + 1, i], LOWER_HALVES),
+                        choose_bytes(values[s, i], values[s + 1, i], UPPER_HALVES),
+                        choose_bytes(values[s + 2, i], values[s + 3, i], LOWER_HALVES),
+                        choose_bytes(values[s + 2, i], values[s + 3, i], UPPER_HALVES),
+                    )
+                    for n in range(head_tiles):
+                        multiply_tiles(sums, n * products + m, a, (weights[n, 0], weights[n, 1]))
+
+                if has_next:
+                    load_values(values, pool, value_offset + place + values_of_lane, quad_row)
+                tile = int32(tile + SHARERS)
+
+            # A lane's masses are of its own tokens: over the quad rows, those of all.
+            for j in range(states):
+                for step in range(3):
+                    mass[j] += cuda.shfl_xor_sync(FULL_WARP, mass[j], 4 << step)
+            merge_warps(
+                sums, peak, mass, total, total_peak, total_mass, partials, row, kv_head, chunk
+            )
+            chunk = int32(chunk + splits)
+
+        if splits == 1:
+            write_out(out, total, total_mass, row, kv_head)
+
+    return attention_decode

@@ -1,0 +1,177 @@
+"""Paged prefill attention: the query tokens of ragged rows against all tokens before them.
+
+    out[t, h] = Σ_k softmax_k(scale · query[t, h] · K[k]) · V[k],   k = 0 … position of token t
+
+Row s of a batch has query_len[s] query tokens, maybe none, which are the last of its seq_len[s]
+tokens. The keys and values of all of them lie in the block pool already, whether an earlier chunk,
+another request with the same prefix or this very step wrote them:
+
+    row s     tokens in the pool  ████████████████████▓▓▓▓▓▓▓▓▓▓▓▓     seq_len = 32
+              query tokens                            ▓▓▓▓▓▓▓▓▓▓▓▓     query_len = 12
+    flat      query, out [T, H, D]     … row s-1 │ cu_query_lens[s] … │ row s+1 …
+
+The pool is drawn in `attention_decode`; a kernel sees one layer of it through `block_stride`,
+`key_offset` and `value_offset`. This file is the face; what does the work:
+
+    attention_prefill_tensor     16-bit floats, tensor cores
+    attention_prefill_float32    float32, ordinary cores
+    attention_tiles              which block of threads takes which tokens: the plan
+
+The grid is (G kv heads, entries of the tile list): a block of threads owns a tile of a row's query
+tokens and the `group` = H / G query heads of one kv head (grouped-query attention, Ainslie et al.
+2023). Tokens and heads together are the rows of one matrix product, so that each key and value is
+read once for all of them. Softmax is online (Milakov and Gimelshein 2018; FlashAttention, Dao et
+al. 2022, FlashAttention-2, Dao 2023), everything is accumulated in float32.
+
+How to launch it:
+
+    tiles = plan_tiles(query_lens, seq_lens, variant.tile_tokens, capacity=…)
+    prefill  at variant.grid(num_kv_heads, len(tiles.rows))
+
+What a token's bits depend on: its query, the keys and values of tokens 0 to its own, dtype and head
+size. They do not depend on other rows, on the tile list, on which blocks the row has, on the block
+size, nor on how the prompt was cut into chunks: keys are taken in groups that begin at the row's
+first token, each query is masked by its own position, and a group that is masked altogether adds
+exact zeros. (A last bit could differ only where a sum is -0.) One exception: 0 · NaN is NaN, so
+a NaN or infinity among the values *of the row itself* may reach queries of the same row that stand
+before it. Slots past a row's end, blocks of others and the table behind a row's last block may hold
+anything.
+
+Rows of a few query tokens leave most of a tile empty, and a long row of them is not split over
+blocks of threads: single tokens are for `attention_decode`, which does both.
+
+The ladder:
+  v1  this: two tiles of 16 rows a warp, K and V by asynchronous copies in two stages, query
+      fragments in registers, for D 128 half of them in shared memory. Compiled and simulated;
+      `make gpu` measures it. The argument for its speed is in `attention_prefill_tensor`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kernels.cuda import attention_prefill_float32 as float32_kernel
+from kernels.cuda import attention_prefill_tensor as tensor_kernel
+from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.variant import STORAGE_TYPES, Expectation
+
+DTYPES = tuple(STORAGE_TYPES)
+HEAD_SIZES = (64, 96, 128)
+BLOCK_SIZES = (16, 32)
+MAX_GROUP = 16
+MAX_TILES = 65535  # what a grid's second axis holds
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillVariant:
+    """The compile-time parameters of one prefill attention kernel.
+
+    `dtype` of query, pool and out alike; `head_size` D; `group` query heads per kv head;
+    `block_size` B. Raises UnsupportedVariantError for what the kernels are not written for.
+
+    The kernel's arguments:
+
+        out             [T, H, D], dense; only rows of query tokens are written
+        query           [T, H, D], tokens `query_stride` elements apart
+        pool            [N, L, K|V, G, B, D]
+        block_tables    int32 [S, table_width], read up to the block of the row's last token
+        seq_lens        int32 [S]
+        cu_query_lens   int32 [S + 1]: row s has the tokens cu_query_lens[s] to …[s + 1] - 1
+        tile_rows       int32 [tiles], see `attention_tiles`; -1: nothing to do
+        tile_tokens     int32 [tiles]: the first query token of the tile, counted in its row
+        scale_log2e     softmax scale · log2(e), so that powers of two do; above zero
+        query_stride, table_width, block_stride, key_offset, value_offset
+
+    Every tensor begins at a multiple of 16 bytes, `query_stride` is a multiple of 16 bytes;
+    S · table_width and the elements of a block stay below 2³¹.
+    """
+
+    dtype: str
+    head_size: int
+    group: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        for field, allowed in (
+            ("dtype", DTYPES),
+            ("head_size", HEAD_SIZES),
+            ("block_size", BLOCK_SIZES),
+        ):
+            if getattr(self, field) not in allowed:
+                choices = ", ".join(map(str, allowed))
+                raise UnsupportedVariantError(field, f"one of {choices}", getattr(self, field))
+        if not 1 <= self.group <= MAX_GROUP:
+            raise UnsupportedVariantError("group", f"between 1 and {MAX_GROUP}", self.group)
+
+    @property
+    def name(self) -> str:
+        """Entry point of the machine code."""
+        return f"attention_prefill_{self.dtype}_d{self.head_size}_g{self.group}_b{self.block_size}"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return float32_kernel.THREADS if self._is_float32 else tensor_kernel.THREADS
+
+    @property
+    def tile_tokens(self) -> int:
+        """Query tokens of a tile, each with `group` heads."""
+        rows = float32_kernel.TILE_ROWS if self._is_float32 else tensor_kernel.TILE_ROWS
+        return rows // self.group
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Types of the kernel's parameters."""
+        element = STORAGE_TYPES[self.dtype] + "*"
+        pointers = (element, element, element, *5 * ("int32*",))
+        return (*pointers, "float32", "int64", "int64", "int64", "int64", "int64")
+
+    @property
+    def expectation(self) -> Expectation:
+        """At least two blocks on a multiprocessor; for tensor cores no register is left over."""
+        if self._is_float32:
+            return Expectation(168, ("LDGSTS.128", "LDS.128", "FFMA", "SHFL"), resident_blocks=2)
+        return Expectation(255, ("LDGSTS.128", "LDSM", "HMMA", "MUFU"), resident_blocks=2)
+
+    def grid(self, num_kv_heads: int, num_tiles: int) -> tuple[int, int, int]:
+        """Return the launch grid for a tile list of `num_tiles` entries."""
+        if num_tiles > MAX_TILES:
+            raise UnsupportedVariantError("num_tiles", f"at most {MAX_TILES}", num_tiles)
+        return (num_kv_heads, num_tiles, 1)
+
+    def kernel(self) -> Callable[..., None]:
+        """Make the plain kernel function."""
+        if self._is_float32:
+            return float32_kernel.make_float32_prefill(self.head_size, self.group, self.block_size)
+        return tensor_kernel.make_tensor_prefill(
+            self.dtype, self.head_size, self.group, self.block_size
+        )
+
+    @property
+    def _is_float32(self) -> bool:
+        return self.dtype == "float32"
+
+
+def variants(*, every: bool) -> list[PrefillVariant]:
+    """Return a spread of the variants, or every one there is."""
+    if every:
+        return [
+            PrefillVariant(dtype, head_size, group, block_size)
+            for dtype in DTYPES
+            for head_size in HEAD_SIZES
+            for group in range(1, MAX_GROUP + 1)
+            for block_size in BLOCK_SIZES
+        ]
+    return [
+        PrefillVariant("bfloat16", 64, 3, 16),
+        PrefillVariant("bfloat16", 128, 4, 16),
+        PrefillVariant("bfloat16", 128, 16, 32),
+        PrefillVariant("float16", 96, 1, 32),
+        PrefillVariant("float16", 128, 7, 16),
+        PrefillVariant("float32", 64, 12, 16),
+        PrefillVariant("float32", 128, 8, 32),
+    ]

@@ -1,0 +1,224 @@
+"""Prefill attention in float32 on ordinary cores: see `attention_prefill` for what it does.
+
+A block of threads takes 16 places of (query token, head), counted token by token, four a warp. The
+loop runs over tiles of 32 keys. For the scores a lane owns a key, so that a score needs no shuffle;
+for the sums it owns the dimensions lane, lane + 32, …, and the weights pass through shared memory
+in between:
+
+    scores    lane k:   Σ_d query[place, d] · K[k, d]         queries read by all lanes at once
+    weights   [4 places a warp, 32 keys]                      written by key, read by place
+    sums      lane i:   Σ_k weight[place, k] · V[k, i]        weights read by all lanes at once
+
+Keys and values have one buffer each. The copies of one run while the other is computed with:
+
+    keys      copy 0 │ compute 0 │ copy 1    │ compute 1 │        W   wait_for_copies
+    values           │ copy 0    │ compute 0 │ copy 1    │ …      B   syncthreads
+                     W B         W B         W B
+
+Each barrier says two things: what was copied is there for everybody, and everybody has left the
+buffer that the next copies overwrite. Tokens past the row's end arrive as zeros and are not read.
+
+Vectors of 16 bytes trade places within a row of keys, v at v ^ (r % 8) in row r, so that eight
+lanes that read the same vector of eight keys hit different eighths of 128 bytes.
+
+What limits it, by argument: shared memory. For 16 multiplications of scores a warp reads one vector
+of keys a lane, four cycles, and four of queries, a cycle each: half the float32 rate. For 64 of the
+sums it reads 16 words of values and four vectors of weights, 20 cycles for 16. It is there to be
+exact, for tests and small models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from numba import cuda, float32, int32, int64, uint32
+
+from kernels.cuda.instructions.async_copies import commit_copies, copy_async, wait_for_copies
+from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
+from kernels.cuda.instructions.vectors import load_vector
+from kernels.cuda.variant import Pointer, Scalar
+
+WARPS = 4
+THREADS = 32 * WARPS
+WARP_ROWS = 4
+TILE_ROWS = WARPS * WARP_ROWS
+TILE_KEYS = 32  # the lanes of a warp
+
+MINUS_INFINITY = float32(-math.inf)
+
+
+def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callable[..., None]:
+    """Return the kernel with its compile-time parameters bound."""
+    tile_tokens_ = TILE_ROWS // group
+    vectors = head_size // 4  # of a token's row
+    dims = head_size // 32  # of a lane
+    tile_elements = TILE_KEYS * head_size
+    query_elements = TILE_ROWS * head_size
+    copies = TILE_KEYS * vectors // THREADS  # of a tile, by a thread
+    block_shift = block_size.bit_length() - 1
+    query_vectors = TILE_ROWS * vectors
+    weight_elements = TILE_ROWS * TILE_KEYS
+
+    @cuda.jit(device=True, inline="always")
+    def start_copies(
+        target: Pointer,
+        is_swizzled: bool,
+        pool: Pointer,
+        block_tables: Pointer,
+        first_entry: int,
+        block_stride: int,
+        offset: int,
+        seq_len: int,
+        first_key: int,
+    ) -> None:
+        """Start copying a tile's keys or values, `offset` elements into each block."""
+        for i in range(copies):
+            number = int32(i * THREADS + cuda.threadIdx.x)
+            key = int32(number // vectors)
+            vector = int32(number % vectors)
+            token = int32(first_key + key)
+            entry = int32(first_entry + (min(token, seq_len - 1) >> block_shift))
+            slot = int32((token & (block_size - 1)) * head_size + 4 * vector)
+            source = int64(block_tables[entry]) * block_stride + offset + slot
+            place = vector ^ (key & 7) if is_swizzled else vector
+            element = int32(key * head_size + 4 * place)
+            copy_async(target, element, pool, source, token < seq_len)
+        commit_copies()
+
+    def attention_prefill(
+        out: Pointer,
+        query: Pointer,
+        pool: Pointer,
+        block_tables: Pointer,
+        seq_lens: Pointer,
+        cu_query_lens: Pointer,
+        tile_rows: Pointer,
+        tile_tokens: Pointer,
+        scale_log2e: Scalar,
+        query_stride: Scalar,
+        table_width: Scalar,
+        block_stride: Scalar,
+        key_offset: Scalar,
+        value_offset: Scalar,
+    ) -> None:
+        """Attend with kv head blockIdx.x for tile blockIdx.y; arguments as in PrefillVariant."""
+        row = int64(tile_rows[cuda.blockIdx.y])
+        if row < 0:
+            return
+        kv_head = int64(cuda.blockIdx.x)
+        thread = cuda.threadIdx.x
+        lane = int32(thread & 31)
+        # From lane 0 to all: so the compiler knows that a warp does not part over it.
+        warp = int32(cuda.shfl_sync(FULL_WARP, thread >> 5, 0))
+        seq_len = seq_lens[row]
+        first_query = cu_query_lens[row]
+        query_len = int32(cu_query_lens[row + 1] - first_query)
+        context = int32(seq_len - query_len)  # tokens before the first query token
+        first_token = tile_tokens[cuda.blockIdx.y]
+        end_token = int32(min(first_token + tile_tokens_, query_len))
+        num_tiles = int32((context + end_token - 1) // TILE_KEYS + 1)
+        # Up to the warp's last token; where it has none it sees no keys.
+        first_place = int32(first_token * group + warp * WARP_ROWS)
+        last_of_warp = min(int32(first_place + WARP_ROWS - 1) // group, end_token - 1)
+        visible_keys = int32(context + last_of_warp + 1)
+        if first_place // group >= end_token:
+            visible_keys = int32(0)
+
+        queries = cuda.shared.array(query_elements, float32, alignment=16)
+        keys = cuda.shared.array(tile_elements, float32, alignment=16)
+        values = cuda.shared.array(tile_elements, float32, alignment=16)
+        weights = cuda.shared.array(weight_elements, float32, alignment=16)
+        words = cuda.local.array((2, 4), uint32)
+        scores = cuda.local.array(WARP_ROWS, float32)
+        sums = cuda.local.array((WARP_ROWS, dims), float32)
+        peak = cuda.local.array(WARP_ROWS, float32)
+        mass = cuda.local.array(WARP_ROWS, float32)  # of the lane's keys
+        for r in range(WARP_ROWS):
+            peak[r] = MINUS_INFINITY
+            mass[r] = float32(0)
+            for i in range(dims):
+                sums[r, i] = float32(0)
+
+        # The queries and the first keys. Places without a token take the last one.
+        for number in range(thread, query_vectors, THREADS):
+            place = first_token * group + number // vectors
+            token = int64(first_query + min(place // group, end_token - 1))
+            element = token * query_stride + (kv_head * group + place % group) * head_size
+            copy_async(queries, number * 4, query, element + number % vectors * 4, True)
+        first_entry = int32(row * table_width)
+        head_offset = kv_head * (block_size * head_size)
+        key_offset += head_offset
+        value_offset += head_offset
+        start_copies(
+            keys, True, pool, block_tables, first_entry, block_stride, key_offset, seq_len, 0
+        )
+
+        warp_weights = int32(warp * (WARP_ROWS * TILE_KEYS))
+        for t in range(num_tiles):
+            wait_for_copies()
+            cuda.syncthreads()
+            first_key = int32(t * TILE_KEYS)
+            start_copies(
+                values, False, pool, block_tables, first_entry, block_stride, value_offset,
+                seq_len, first_key,
+            )  # fmt: skip
+            if first_key < visible_keys:
+                for r in range(WARP_ROWS):
+                    scores[r] = float32(0)
+                for vector in range(vectors):
+                    load_vector(words, 0, keys, lane * head_size + 4 * (vector ^ (lane & 7)))
+                    for r in range(WARP_ROWS):
+                        load_vector(
+                            words, 1, queries, (warp * WARP_ROWS + r) * head_size + 4 * vector
+                        )
+                        for i in range(4):
+                            key_element = word_to_float32(words[0, i])
+                            scores[r] += key_element * word_to_float32(words[1, i])
+
+                for r in range(WARP_ROWS):
+                    place = first_place + r
+                    score = scores[r] * scale_log2e
+                    if first_key + lane > context + place // group:
+                        score = MINUS_INFINITY
+                    top = maximum(peak[r], score)
+                    for bit in range(5):
+                        top = maximum(top, cuda.shfl_xor_sync(FULL_WARP, top, 1 << bit))
+                    shrink = exp2(peak[r] - top)
+                    peak[r] = top
+                    weight = exp2(score - top)
+                    mass[r] = mass[r] * shrink + weight
+                    for i in range(dims):
+                        sums[r, i] *= shrink
+                    weights[warp_weights + r * TILE_KEYS + lane] = weight
+
+            wait_for_copies()
+            cuda.syncthreads()
+            if t + 1 < num_tiles:
+                start_copies(
+                    keys, True, pool, block_tables, first_entry, block_stride, key_offset,
+                    seq_len, int32(first_key + TILE_KEYS),
+                )  # fmt: skip
+            if first_key < visible_keys:
+                for first in range(0, TILE_KEYS, 4):
+                    for r in range(WARP_ROWS):
+                        load_vector(words, 0, weights, warp_weights + r * TILE_KEYS + first)
+                        for k in range(4):
+                            weight = word_to_float32(words[0, k])
+                            for i in range(dims):
+                                value = values[(first + k) * head_size + 32 * i + lane]
+                                sums[r, i] += weight * value
+
+        for r in range(WARP_ROWS):
+            for bit in range(5):
+                mass[r] += cuda.shfl_xor_sync(FULL_WARP, mass[r], 1 << bit)
+        for r in range(WARP_ROWS):
+            place = first_place + r
+            token = place // group
+            if token < end_token:
+                heads = int64(cuda.gridDim.x * group)
+                element = (first_query + token) * heads + kv_head * group + place % group
+                for i in range(dims):
+                    out[element * head_size + 32 * i + lane] = sums[r, i] / mass[r]
+
+    return attention_prefill

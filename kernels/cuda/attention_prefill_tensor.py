@@ -1,0 +1,339 @@
+"""Prefill attention on tensor cores, for 16-bit floats: see `attention_prefill` for what it does.
+
+*Rows.* The query tokens of a tile times the heads of the group are the rows of a matrix, counted
+token by token: place p of a row of the batch is token p // group, head p % group. A block of
+threads takes 128 places, a warp 32 of them, as two tiles of 16 for the tensor cores. Where the
+group does not divide 128 the last places belong to the next tile and are computed for nothing (at
+most 11 of 128).
+
+    place     0 … 31   32 … 63   64 … 95   96 … 127
+    warp         0        1         2         3          of its 32 places, lane l has the fragments
+                                                         of l // 4, + 8, + 16, + 24: `r` = 0 … 3
+
+*The loop* runs over tiles of 32 keys, 64 for D 64. Two stages of shared memory hold the keys and
+values of a tile each; copies run one tile ahead of the arithmetic:
+
+    stage 0   copy 0 │ compute 0 │ copy 2    │ compute 2 │
+    stage 1          │ copy 1    │ compute 1 │ copy 3    │ …
+                     W B         W B         W B
+
+    W   wait_for_copies   the copies that this thread has started are done …
+    B   syncthreads       … and everybody's are; everybody has also left the tile before, whose
+                          stage the next copies, started right behind, will overwrite
+
+One barrier a tile is enough. Keys past the row's end arrive as zeros and are not read: a score is
+masked anyway, but a value of NaN would make NaN of a weight of zero.
+
+*A tile.* scores = Q · Kᵀ, weights = 2^(scale · scores - peak), sums += weights · V. A fragment of
+scores, packed, is a fragment of weights (see `instructions.tiles`), so nothing passes through
+shared memory in between. The mass Σ weights is one product more, of the weights with ones: it sums
+what the values are weighted with, rounded as it is, needs no shuffles, and spares the registers in
+which float32 weights would wait for being added. The peak follows the largest score only once that
+is ahead by 8, since any peak serves that keeps powers of two in range: then the sums have to be
+rescaled at the first tile and hardly ever again. A warp leaves out tiles of keys behind its last
+token; only those that reach past its first are masked.
+
+*Shared memory.* A token's row is D / 8 vectors of 16 bytes. Both the copies (eight lanes, eight
+neighbouring vectors of a row or two) and `ldmatrix` (eight lanes, the same vector of eight rows)
+must hit different eighths of 128 bytes, so vectors trade places in a row, by the row's number:
+
+    D 64, 128    vector v of row r lies at v ^ (r % 8)          D 64:   row 0   0 1 2 3 4 5 6 7
+    D 96         192 bytes: every other row begins half way             row 1   1 0 3 2 5 4 7 6
+                 round already, v ^ (r / 2 % 4) does the rest           row 2   2 3 0 1 6 7 4 5  …
+
+A step further on along D flips bits of the place, a step along the rows adds a constant, so that an
+address costs one instruction. `ldmatrix` fetches four 8 × 8 tiles: for keys two halves of 16
+dimensions of 8 keys twice, for values (transposed) 16 keys of 8 dimensions twice.
+
+*Registers* are what the kernel is short of: for D 128 a warp's sums take 128 a thread, its scores
+32, its queries 64. Half of the queries are therefore *parked* in shared memory, each thread's
+fragments in vectors of its own; no barrier concerns them. What addresses and masks are made of is
+made again where it is needed, starting from a second read of `tile_tokens`: the compiler would keep
+it in registers through the loop otherwise.
+
+*The argument for 250 TFLOP/s at D 128 on an H200* (not a measurement). Per warp and tile of keys
+there are 132 products of 4096 flop. What the units of a multiprocessor need for four warps, one on
+each scheduler, in cycles:
+
+    tensor cores    132 products; mma.sync does about 62 % of the chip's 4096 flop a cycle   ~ 850
+    shared memory   4 · (32 ldmatrix + 8 parked vectors) · 512 bytes at 128 bytes a cycle      640
+    powers of two   36 instructions of 8 cycles                                                290
+    issue           132 products + 40 reads + about 300 others                               ~ 470
+
+With one tile of 16 rows a warp the reads of shared memory would take 1024 for as many products,
+more than the tensor cores' time; two make them fewer, and eight warps in two blocks that wait at
+different barriers fill each other's gaps. 850 cycles for four warps are 2470 flop a cycle, 570
+TFLOP/s on 132 multiprocessors at 1.75 GHz; 250 leave room for more than half of the time to be
+lost. From the second cache a block reads 16 KB for 32 keys, 128 flop for a byte: 2 TB/s at 250
+TFLOP/s, of about 5. Tiles on the diagonal are computed in full: 32 keys of thousands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from numba import cuda, float32, int32, int64, uint16, uint32
+
+from kernels.cuda.instructions.async_copies import commit_copies, copy_async, wait_for_copies
+from kernels.cuda.instructions.conversions import (
+    FULL_WARP,
+    PAIR_CONVERSIONS,
+    exp2,
+    maximum,
+    reciprocal,
+)
+from kernels.cuda.instructions.tiles import MULTIPLY_TILES, load_tiles, load_transposed_tiles
+from kernels.cuda.instructions.vectors import load_vector, load_word, store_word
+from kernels.cuda.variant import Pointer, Scalar
+
+WARPS = 4
+THREADS = 32 * WARPS
+WARP_ROWS = 32  # two tiles of 16
+TILE_ROWS = WARPS * WARP_ROWS
+
+TILE_KEYS = {64: 64, 96: 32, 128: 32}  # by head size: 16 KB a stage, 12 for D 96
+PARKED_STEPS = {64: 0, 96: 0, 128: 4}  # of 16 dimensions, of the queries
+SWIZZLES = {64: (0, 7), 96: (1, 3), 128: (0, 7)}  # v ^ (r >> shift & mask)
+
+ONE_TWICE = {"bfloat16": 0x3F80_3F80, "float16": 0x3C00_3C00}
+SLACK = float32(8)  # weights are at most 2⁸ above what they would be with the true peak
+MINUS_INFINITY = float32(-math.inf)
+
+
+def make_tensor_prefill(
+    dtype: str, head_size: int, group: int, block_size: int
+) -> Callable[..., None]:
+    """Return the kernel with its compile-time parameters bound."""
+    tile_tokens_ = TILE_ROWS // group
+    block_shift = block_size.bit_length() - 1
+    shift, mask = SWIZZLES[head_size]
+    flips = 2 if head_size == 96 else 4  # steps of 16 dimensions within what the swizzle permutes
+    steps = head_size // 16
+    parked = PARKED_STEPS[head_size]
+    resident = steps - parked
+    vectors = head_size // 8  # of a token's row; also tiles of 8 dimensions of the sums
+    columns = vectors + 1  # and the mass
+    keys = TILE_KEYS[head_size]
+    key_tiles = keys // 8
+    half_stage = keys * head_size  # elements: first the keys, then the values
+    stage = 2 * half_stage
+    # Rows that are copied at a time, a multiple of 8, so that they are all swizzled alike.
+    copy_rows = THREADS // vectors // 8 * 8
+    copiers = copy_rows * vectors
+    # Sizes of arrays.
+    shared_elements = 2 * stage + parked * 2 * THREADS * 8
+    resident_fragments = 2 * resident
+    score_fragments = 2 * key_tiles
+    sum_fragments = 2 * columns
+    one_twice = ONE_TWICE[dtype]
+    multiply = MULTIPLY_TILES[dtype]
+    pack = PAIR_CONVERSIONS[dtype].pack
+
+    def attention_prefill(
+        out: Pointer,
+        query: Pointer,
+        pool: Pointer,
+        block_tables: Pointer,
+        seq_lens: Pointer,
+        cu_query_lens: Pointer,
+        tile_rows: Pointer,
+        tile_tokens: Pointer,
+        scale_log2e: Scalar,
+        query_stride: Scalar,
+        table_width: Scalar,
+        block_stride: Scalar,
+        key_offset: Scalar,
+        value_offset: Scalar,
+    ) -> None:
+        """Attend with kv head blockIdx.x for tile blockIdx.y; arguments as in PrefillVariant."""
+        tile = cuda.blockIdx.y
+        row = tile_rows[tile]
+        if row < 0:
+            return
+        kv_head = int32(cuda.blockIdx.x)
+        thread = cuda.threadIdx.x
+        lane = int32(thread & 31)
+        # From lane 0 to all: so the compiler knows that a warp does not part over it.
+        warp = int32(cuda.shfl_sync(FULL_WARP, thread >> 5, 0))
+        seq_len = seq_lens[row]
+        first_query = cu_query_lens[row]
+        query_len = int32(cu_query_lens[row + 1] - first_query)
+        context = int32(seq_len - query_len)  # tokens before the first query token
+        first_token = tile_tokens[tile]
+        end_token = int32(min(first_token + tile_tokens_, query_len))
+        # The warp's tokens; where it has none it sees no keys.
+        first_place = int32(first_token * group + warp * WARP_ROWS)
+        first_of_warp = int32(first_place // group)
+        last_of_warp = min(int32(first_place + WARP_ROWS - 1) // group, end_token - 1)
+        first_position = int32(context + first_of_warp)
+        visible_keys = int32(context + last_of_warp + 1)
+        if first_of_warp >= end_token:
+            visible_keys = int32(0)
+
+        tiles = cuda.shared.array(shared_elements, uint16, alignment=16)
+        queries = cuda.local.array((resident_fragments, 4), uint32)
+        left = cuda.local.array((2, 4), uint32)
+        words = cuda.local.array((1, 4), uint32)
+        scores = cuda.local.array((score_fragments, 4), float32)
+        weights = cuda.local.array((2, 4), uint32)
+        sums = cuda.local.array((sum_fragments, 4), float32)
+        peak = cuda.local.array(4, float32)
+        shrink = cuda.local.array(4, float32)
+        ones = (uint32(one_twice), uint32(one_twice))
+
+        # The queries as fragments of tiles A. Lanes without a token take the last one.
+        parking = int64(2 * stage + thread * 8)
+        for r in range(4):
+            place = int32(first_place + 8 * r + (lane >> 2))
+            token = int64(first_query + min(place // group, end_token - 1))
+            head = kv_head * group + place % group
+            element = token * query_stride + (head * head_size + 2 * (lane & 3))
+            for step in range(resident):
+                for half in range(2):
+                    word = load_word(query, element + 16 * step + 8 * half)
+                    queries[r // 2 * resident + step, 2 * half + r % 2] = word
+            for step in range(parked):
+                for half in range(2):
+                    word = load_word(query, element + 16 * (resident + step) + 8 * half)
+                    vector = parking + (r // 2 * parked + step) * (THREADS * 8)
+                    store_word(tiles, vector + 4 * half + r % 2 * 2, word)
+            peak[r] = MINUS_INFINITY
+        for n in range(sum_fragments):
+            for i in range(4):
+                sums[n, i] = float32(0)
+
+        # Where this lane's row of the first 8 × 8 tiles lies in a stage, of keys and of values.
+        twist = lane >> shift & mask
+        key_row = (lane >> 4 << 3) + (lane & 7)
+        key_place = int32(key_row * head_size + 8 * ((lane >> 3 & 1) ^ twist))
+        value_place = int32(half_stage + (lane & 15) * head_size + 8 * ((lane >> 4) ^ twist))
+        # What this thread copies of each `copy_rows` tokens: a vector, from where to where.
+        copied_token = int32(thread // vectors)
+        vector = int32(thread % vectors)
+        copy_source = int32((kv_head * block_size + copied_token) * head_size + 8 * vector)
+        swizzled = vector ^ (copied_token >> shift & mask)
+        copy_target = int32(copied_token * head_size + 8 * swizzled)
+        first_entry = int32(row * table_width)
+        last_key = int32(seq_len - 1)
+        num_tiles = int32((context + end_token - 1) // keys + 1)
+
+        for t in range(int32(-1), num_tiles):  # one step early, to start the first copies
+            wait_for_copies()
+            cuda.syncthreads()
+            next_tile = int32(t + 1)
+            if next_tile < num_tiles:
+                if thread < copiers:
+                    target = int64((next_tile & 1) * stage + copy_target)
+                    for first in range(0, keys, copy_rows):
+                        key = int32(next_tile * keys + first + copied_token)
+                        entry = int32(first_entry + (min(key, last_key) >> block_shift))
+                        base = int64(block_tables[entry]) * block_stride + copy_source
+                        source = base + first % block_size * head_size
+                        is_wanted = key <= last_key
+                        element = target + first * head_size
+                        copy_async(tiles, element, pool, source + key_offset, is_wanted)
+                        element += half_stage
+                        copy_async(tiles, element, pool, source + value_offset, is_wanted)
+                commit_copies()
+            first_key = int32(t * keys)
+            if t >= 0 and first_key < visible_keys:
+                # scores[2 tiles of rows, keys / 8] = Q · Kᵀ
+                base = int32((t & 1) * stage)
+                for n in range(score_fragments):
+                    for i in range(4):
+                        scores[n, i] = float32(0)
+                place = int32(base + key_place)
+                for step in range(steps):
+                    for m in range(2):
+                        if step < resident:
+                            for i in range(4):
+                                left[m, i] = queries[m * resident + step, i]
+                        else:
+                            number = m * parked + step - resident
+                            load_vector(left, m, tiles, parking + number * (THREADS * 8))
+                    for pair in range(key_tiles // 2):
+                        column = int64(place ^ (step % flips * 16)) + step // flips * flips * 16
+                        load_tiles(words, 0, tiles, column + pair * 16 * head_size)
+                        for m in range(2):
+                            n = m * key_tiles + 2 * pair
+                            a = (left[m, 0], left[m, 1], left[m, 2], left[m, 3])
+                            multiply(scores, n, a, (words[0, 0], words[0, 1]))
+                            multiply(scores, n + 1, a, (words[0, 2], words[0, 3]))
+
+                if int32(first_key + keys - 1) > first_position:
+                    row_place = tile_tokens[tile] * group + warp * WARP_ROWS + (lane >> 2)
+                    for r in range(4):
+                        position = context + int32(row_place + 8 * r) // group
+                        reach = int32(position - first_key - 2 * (lane & 3))
+                        for n in range(key_tiles):
+                            for i in range(2):
+                                if 8 * n + i > reach:
+                                    fragment = r // 2 * key_tiles + n
+                                    scores[fragment, r % 2 * 2 + i] = MINUS_INFINITY
+
+                # What stands in `scores` becomes the weights, 2 to the power of score - peak.
+                rises = False
+                for r in range(4):
+                    top = MINUS_INFINITY
+                    for n in range(key_tiles):
+                        for i in range(2):
+                            top = maximum(top, scores[r // 2 * key_tiles + n, r % 2 * 2 + i])
+                    for bit in range(2):
+                        top = maximum(top, cuda.shfl_xor_sync(FULL_WARP, top, 1 << bit))
+                    top *= scale_log2e
+                    old = peak[r]
+                    if top > old + SLACK:
+                        peak[r] = top
+                    shrink[r] = exp2(old - peak[r])
+                    rises |= shrink[r] != float32(1)
+                    for n in range(key_tiles):
+                        for i in range(2):
+                            score = scores[r // 2 * key_tiles + n, r % 2 * 2 + i]
+                            weight = exp2(score * scale_log2e - peak[r])
+                            scores[r // 2 * key_tiles + n, r % 2 * 2 + i] = weight
+                if cuda.ballot_sync(FULL_WARP, rises) != 0:
+                    for n in range(sum_fragments):
+                        for i in range(4):
+                            sums[n, i] *= shrink[n // columns * 2 + i // 2]
+
+                # sums[2 tiles of rows, D / 8 and the mass] += weights · (V, 1)
+                place = int32(base + value_place)
+                for pair in range(key_tiles // 2):
+                    for m in range(2):
+                        for i in range(4):
+                            n = m * key_tiles + 2 * pair + i // 2
+                            j = i % 2 * 2
+                            weights[m, i] = pack(scores[n, j], scores[n, j + 1])
+                        a = (weights[m, 0], weights[m, 1], weights[m, 2], weights[m, 3])
+                        multiply(sums, m * columns + vectors, a, ones)
+                    for step in range(steps):
+                        column = int64(place ^ (step % flips * 16)) + step // flips * flips * 16
+                        load_transposed_tiles(words, 0, tiles, column + pair * 16 * head_size)
+                        for m in range(2):
+                            n = m * columns + 2 * step
+                            a = (weights[m, 0], weights[m, 1], weights[m, 2], weights[m, 3])
+                            multiply(sums, n, a, (words[0, 0], words[0, 1]))
+                            multiply(sums, n + 1, a, (words[0, 2], words[0, 3]))
+
+        # Everything about the tile is asked again, see *Registers*.
+        row = tile_rows[tile]
+        first_token = tile_tokens[tile]
+        first_query = cu_query_lens[row]
+        end_token = int32(min(first_token + tile_tokens_, cu_query_lens[row + 1] - first_query))
+        row_place = first_token * group + warp * WARP_ROWS + (lane >> 2)
+        for r in range(4):
+            place = int32(row_place + 8 * r)
+            token = place // group
+            if token < end_token:
+                share = reciprocal(sums[r // 2 * columns + vectors, r % 2 * 2])
+                heads = int64(cuda.gridDim.x * group)
+                head = kv_head * group + place % group
+                element = ((first_query + token) * heads + head) * head_size + 2 * (lane & 3)
+                for n in range(vectors):
+                    fragment = r // 2 * columns + n
+                    low = sums[fragment, r % 2 * 2] * share
+                    high = sums[fragment, r % 2 * 2 + 1] * share
+                    store_word(out, element + 8 * n, pack(low, high))
+
+    return attention_prefill

@@ -1,0 +1,35 @@
+"""Float32 logits as integers that compare the same way, with the token they belong to.
+
+    key   0 │ 32 bits that rise with the logit │ 31 bits that fall with the token id
+
+Non-negative in int64. The largest key of a row names its largest logit and, among equals, the
+lowest id; −0 and 0 are equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from numba import cuda, float32, int64, uint32
+
+from kernels.cuda.instructions.conversions import float32_to_word
+
+Scalar: TypeAlias = Any  # of a kernel; Numba takes the type from the call
+
+ID_BITS = 31
+LAST_ID = (1 << ID_BITS) - 1
+SIGN = uint32(0x80000000)
+
+
+@cuda.jit(device=True, inline="always")
+def order_key(logit: Scalar, token: Scalar) -> Scalar:
+    """Return the key of a finite logit."""
+    bits = float32_to_word(logit + float32(0))  # −0 + 0 = 0
+    rising = bits ^ SIGN if bits < SIGN else ~bits
+    return (int64(rising) << ID_BITS) | (LAST_ID - token)
+
+
+@cuda.jit(device=True, inline="always")
+def token_of_key(key: Scalar) -> Scalar:
+    """Return the token id of a key."""
+    return LAST_ID - (key & LAST_ID)

@@ -1,0 +1,97 @@
+"""What `make gpu` measures of prefill attention is tested here: the simulator is the device."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+
+from bench.gpu import prefill_speed
+from bench.gpu.prefill_rivals import torch_sdpa
+from bench.gpu.prefill_speed import PrefillShape, Problem, measure_prefill
+from kernels.cuda.attention_prefill import PrefillVariant
+from tests.simt import launch
+
+# Two rows of two query tokens behind three others; one tile each.
+SHAPE = PrefillShape(2, 2, 3, PrefillVariant("float32", 64, 2, 16), num_kv_heads=1)
+
+CTYPES = {"float32*": ctypes.c_float, "int32*": ctypes.c_int32}
+SCALARS = {"float32": np.float32, "int64": np.int64}
+
+
+class SimulatedKernel:
+    """Stands for a LoadedKernel: finds the arrays behind the pointers and simulates the launch."""
+
+    def launch(self, grid, _stream, *arguments):
+        variant = SHAPE.variant
+        out = SHAPE.rows * SHAPE.query_len * SHAPE.num_heads * variant.head_size
+        pool = SHAPE.rows * 2 * variant.block_size * variant.head_size
+        sizes = iter((out, out, pool, SHAPE.rows, SHAPE.rows, SHAPE.rows + 1, grid[1], grid[1]))
+        bound = [
+            np.ctypeslib.as_array((CTYPES[kind] * next(sizes)).from_address(argument))
+            if kind in CTYPES
+            else SCALARS[kind](argument)
+            for kind, argument in zip(variant.arguments, arguments, strict=True)
+        ]
+        launch(variant.kernel(), grid, variant.threads, bound)
+
+
+class IdleKernel:
+    def launch(self, *_):
+        pass
+
+
+@pytest.fixture
+def measure(monkeypatch):
+    """Measure with one run of each thing, a second long."""
+    monkeypatch.setattr(prefill_speed, "REPEATS", 1)
+
+    def timer(queue_work, repeats):
+        for _ in range(repeats):
+            queue_work()
+        return [1000.0] * repeats
+
+    def run(kernel, rivals, said=print):
+        return measure_prefill(SHAPE, kernel, timer, said, device="cpu", rivals=rivals)
+
+    return run
+
+
+def test_a_measurement_counts_what_causal_attention_needs_and_checks_the_answers(measure):
+    result = measure(SimulatedKernel(), {"torch_sdpa": torch_sdpa})
+
+    # Two products of two flops; the two tokens of a row see four and five.
+    assert result["flop"] == 4 * 2 * (4 + 5) * 2 * 64
+    assert result["tflop_per_s"] == pytest.approx(result["flop"] / 1e12)
+    assert result["tiles"] == 2
+    assert result["max_error_of_checked_tokens"] <= 1e-5
+    assert result["faults"] == []
+    assert result["rivals"]["torch_sdpa"]["max_error_of_checked_tokens"] <= 1e-5
+    assert result["rivals"]["torch_sdpa"]["flop"] == result["flop"]
+
+
+def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(measure):
+    assert measure(IdleKernel(), {})["faults"] == ["error inf exceeds 1e-05"]
+
+
+def test_a_rival_that_fails_is_reported_with_its_reason(measure):
+    said = []
+
+    def missing(_problem):
+        raise ImportError("No module named 'rival'\nand more")
+
+    result = measure(IdleKernel(), {"rival": missing}, said.append)
+
+    assert result["rivals"] == {"rival": {"unavailable": "ImportError: No module named 'rival'"}}
+    assert said == ["rival: ImportError: No module named 'rival'"]
+
+
+@pytest.mark.parametrize("context", [0, 3])
+def test_torchs_attention_attends_to_the_same_tokens(context):
+    shape = PrefillShape(2, 5, context, PrefillVariant("float32", 64, 2, 16), num_kv_heads=2)
+    torch.manual_seed(0)
+    problem = Problem(shape, "cpu")
+
+    assert problem.error_of_some_tokens(torch_sdpa(problem)()) <= 1e-5

@@ -1,0 +1,56 @@
+"""Where decode attention cuts a row, and when it splits one over several blocks of threads."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels.cuda.attention_chunks import (
+    MAX_CHUNKS,
+    SHARERS,
+    num_chunks,
+    plan_splits,
+    tiles_of_chunk,
+)
+from kernels.cuda.attention_decode import DecodeVariant
+
+H200 = 132
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "chunks"),
+    [(0, 0), (1, 1), (256, 1), (257, 2), (16384, 64), (16385, 52), (32768, 64), (1_000_000, 64)],
+)
+def test_a_row_has_chunks_of_256_tokens_and_never_more_than_64(num_tokens, chunks):
+    assert num_chunks(num_tokens) == chunks
+
+
+def test_every_chunk_has_whole_rounds_of_the_sharers_and_the_last_begins_inside_the_row():
+    for num_tiles in range(1, 20_000, 7):
+        of_chunk = tiles_of_chunk(num_tiles)
+        chunks = num_chunks(16 * num_tiles)
+        assert of_chunk % SHARERS == 0
+        assert (chunks - 1) * of_chunk < num_tiles <= chunks * of_chunk
+        assert chunks <= MAX_CHUNKS
+
+
+@pytest.mark.parametrize(
+    ("rows", "longest"), [(64, 4096), (128, 2048), (32, 4096), (256, 131072), (1, 200), (0, 4096)]
+)
+def test_a_grid_that_fills_the_device_or_has_one_chunk_is_not_split(rows, longest):
+    assert plan_splits(rows, 8, longest, H200) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "longest", "splits"), [(8, 8192, 4), (1, 32768, 32), (1, 2048, 8), (16, 4096, 2)]
+)
+def test_a_grid_that_underfills_the_device_is_split_no_further_than_helps(rows, longest, splits):
+    assert plan_splits(rows, 8, longest, H200) == splits
+
+
+def test_the_plan_of_a_variant_counts_the_blocks_that_share_a_group():
+    small, large = (DecodeVariant("float32", 64, group, 16) for group in (4, 16))
+
+    assert large.grid(3, 8, 2) == (3, 32, 2)
+    assert large.merge.grid(3, 8) == (3, 32, 4)
+    assert large.plan_splits(1, 8, 2048, H200) == small.plan_splits(4, 8, 2048, H200)
+    assert large.num_partials(1, 8) == 4 * small.num_partials(1, 8)

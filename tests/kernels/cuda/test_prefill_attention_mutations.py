@@ -1,0 +1,174 @@
+"""Proof that the simulated tests notice: the kernels are broken in one place after another."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from bench.gpu.cases.attention_prefill import draw_case
+from kernels.cuda import attention_prefill_float32, attention_prefill_tensor
+from kernels.cuda.attention_prefill import PrefillVariant
+from tests.kernels.cuda.simulation import SYNCHRONISATION, simulate
+from tests.simt import Divergence, OutOfBounds, Race
+
+BFLOAT16 = PrefillVariant("bfloat16", 64, 2, 16)
+PARKED = PrefillVariant("float16", 128, 2, 16)
+NARROW = PrefillVariant("float16", 96, 2, 16)
+FLOAT32 = PrefillVariant("float32", 64, 2, 16)
+
+MODULES = {
+    "make_tensor_prefill": attention_prefill_tensor,
+    "make_float32_prefill": attention_prefill_float32,
+}
+
+
+def factory_of(variant) -> str:
+    return "make_float32_prefill" if variant.dtype == "float32" else "make_tensor_prefill"
+
+
+def source_of(factory) -> str:
+    return inspect.getsource(getattr(MODULES[factory], factory))
+
+
+@pytest.fixture
+def remake(monkeypatch):
+    """Make a factory again from a text."""
+
+    def from_text(factory: str, text: str) -> None:
+        module = MODULES[factory]
+        names = dict(vars(module))
+        exec(compile(text, inspect.getfile(module), "exec"), names)
+        monkeypatch.setattr(module, factory, names[factory])
+
+    return from_text
+
+
+@pytest.fixture
+def break_source(remake):
+    """Replace a piece of a variant's factory, which must be there once."""
+
+    def replace(variant, old: str, new: str) -> None:
+        text = source_of(factory_of(variant))
+        assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in the source"
+        remake(factory_of(variant), text.replace(old, new))
+
+    return replace
+
+
+def small_case(variant):
+    """A row of several tiles of keys, the last with a few."""
+    row = (2, 36) if variant.dtype == "float32" else (6, 70)
+    return draw_case(variant, (row,), num_kv_heads=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [BFLOAT16, PARKED, NARROW, FLOAT32], ids=lambda v: v.name)
+def test_the_unbroken_source_passes(variant, remake):
+    remake(factory_of(variant), source_of(factory_of(variant)))
+    case = small_case(variant)
+
+    assert case.faults(simulate(case)) == []
+
+
+def synchronisations() -> list[tuple[str, int]]:
+    """Return the lines of the factories that hold a barrier, a commit or a wait."""
+    return [
+        (factory, number)
+        for factory in MODULES
+        for number, line in enumerate(source_of(factory).splitlines())
+        if line.strip() in SYNCHRONISATION
+    ]
+
+
+def test_there_are_as_many_barriers_commits_and_waits_as_the_drawings_show():
+    of_factory = [factory for factory, _ in synchronisations()]
+
+    assert of_factory.count("make_tensor_prefill") == 3
+    assert of_factory.count("make_float32_prefill") == 5
+
+
+@pytest.mark.parametrize(("factory", "number"), synchronisations())
+def test_a_deleted_barrier_commit_or_wait_is_a_race_in_every_order_of_threads(
+    factory, number, remake
+):
+    lines = source_of(factory).splitlines()
+    indent = len(lines[number]) - len(lines[number].lstrip())
+    lines[number] = " " * indent + "pass"
+    remake(factory, "\n".join(lines))
+    variant = FLOAT32 if factory == "make_float32_prefill" else BFLOAT16
+
+    for seed in range(2):
+        with pytest.raises(Race, match="shared memory"):
+            simulate(draw_case(variant, ((1, 66),), num_kv_heads=1), seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("variant", "old", "new"),
+    [
+        (BFLOAT16, "min(key, last_key) >>", "key >>"),
+        (
+            BFLOAT16,
+            "block_tables[entry]) * block_stride",
+            "block_tables[entry]) * 2 * block_stride",
+        ),
+        (BFLOAT16, "if row < 0:", "if row < -1:"),
+        (BFLOAT16, "if token < end_token:", "if True:"),
+        (BFLOAT16, "min(place // group, end_token - 1)", "place // group"),
+        (FLOAT32, "if token < end_token:", "if True:"),
+        (FLOAT32, "min(place // group, end_token - 1)", "place // group"),
+    ],
+)
+def test_an_index_outside_an_array_is_out_of_bounds(variant, old, new, break_source):
+    break_source(variant, old, new)
+
+    with pytest.raises(OutOfBounds):
+        simulate(draw_case(variant, ((2, 17),), num_kv_heads=1))
+
+
+def test_a_product_that_some_lanes_skip_is_a_fault(break_source):
+    break_source(BFLOAT16, "first_key < visible_keys:", "first_key < visible_keys and lane > 0:")
+
+    with pytest.raises(Divergence):
+        simulate(draw_case(BFLOAT16, ((1, 5),), num_kv_heads=1))
+
+
+BREAKAGES = [
+    # Values behind the row's end are NaN.
+    (BFLOAT16, "is_wanted = key <= last_key", "is_wanted = True"),
+    (BFLOAT16, "> reach:", "> reach + 1:"),
+    (BFLOAT16, "columns * 2 + i // 2]", "columns * 2]"),
+    (PARKED, "m * parked + step - resident", "m * parked"),
+    (FLOAT32, "token < seq_len)", "True)"),
+    (FLOAT32, "first_key + lane > context", "first_key + lane > 1 + context"),
+]
+MORE_BREAKAGES = [
+    (BFLOAT16, "- 1) > first_position:", "- 1) > first_position + keys:"),
+    (BFLOAT16, "rises |= shrink[r] != float32(1)", "rises |= t == 0"),
+    (BFLOAT16, "swizzled = vector ^ (", "swizzled = vector + 0 * ("),
+    (BFLOAT16, "(lane >> 3 & 1) ^ twist", "(lane >> 4) ^ twist"),
+    (BFLOAT16, "lane & 15) * head_size", "lane & 7) * head_size"),
+    (BFLOAT16, "source + value_offset", "source + key_offset"),
+    (BFLOAT16, "first_key < visible_keys", "first_key + keys < visible_keys"),
+    (BFLOAT16, "top, 1 << bit", "top, 2 << bit"),
+    (BFLOAT16, "a, ones)", "a, (ones[0], uint32(0)))"),
+    (PARKED, "first % block_size * head_size", "0"),
+    (PARKED, "peak[r] = top", "peak[r] = max(old, float32(-99))"),
+    (NARROW, "flips = 2 if head_size == 96 else 4", "flips = 4"),
+    (FLOAT32, "(lane & 7)", "(lane & 3)"),
+    (FLOAT32, "mass[r] * shrink + weight", "mass[r] + weight"),
+    (FLOAT32, "sums[r, i] *= shrink", "pass"),
+    (FLOAT32, "top, 1 << bit", "top, 1"),
+    (FLOAT32, "visible_keys:\n                for first", "32:\n                for first"),
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "old", "new"),
+    [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],
+)
+def test_broken_arithmetic_gives_a_wrong_answer(variant, old, new, break_source):
+    break_source(variant, old, new)
+    case = small_case(variant)
+
+    assert case.errors(simulate(case))["out"] > 2 * case.expected["out"].tolerance

@@ -1,0 +1,225 @@
+"""Products with quantised weights, run thread by thread against the specification, and broken."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bench.gpu.case import Case, to_float64
+from bench.gpu.cases.quantized_matmul import draw_case, draw_cases
+from bench.gpu.numerics import check_case
+from kernels.cuda import quantized_matmul
+from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.quantized_strands import columns_of, strand_bits_of
+from tests.kernels.cuda.simulation import Kernel, Source, simulate
+from tests.simt import Fault, OutOfBounds, Race
+
+PRECISION = {"bfloat16": 2**-8, "float16": 2**-11}  # of one rounding, relative
+
+
+@pytest.mark.parametrize(
+    ("variant", "which"),
+    [
+        (QuantizedMatmulVariant("Q4_0", "bfloat16", 8), 0),
+        (QuantizedMatmulVariant("Q4_1", "float16", 32), 1),
+        (QuantizedMatmulVariant("Q8_0", "bfloat16", 16), 0),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_product_is_right_and_a_rows_bits_are_those_it_has_alone(variant, which):
+    case = draw_cases(variant, 0)[which]
+    out = simulate(case)
+
+    assert case.faults(out) == []
+    # Nothing but the last rounding and sums in float32: far closer than the tolerance.
+    exact = case.expected["out"].values
+    error = np.abs(to_float64(variant.dtype, out["out"]) - exact)
+    assert (error <= PRECISION[variant.dtype] * np.abs(exact) + 1e-5).all()
+    assert case.part is not None
+    alone, select = case.part
+    np.testing.assert_array_equal(simulate(alone, seed=1)["out"], select(out)["out"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variant", quantized_matmul.variants(every=True), ids=lambda variant: variant.name
+)
+def test_every_product_is_right(variant):
+    for case in draw_cases(variant, 2):
+        assert check_case(case, simulate).faults == ()
+
+
+def run_by(case: Case, columns: int, seed: int) -> np.ndarray:
+    """Return the output of a case's arrays by the variant for so many rows."""
+    (one,) = case.launches
+    variant = dataclasses.replace(one.variant, columns=columns)
+    scalars = one.arguments[3:]
+    launch = dataclasses.replace(one, variant=variant, grid=variant.grid(*scalars))
+    return simulate(dataclasses.replace(case, launches=(launch,)), seed=seed)["out"]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    ["Q8_0", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Q4_0", "Q4_1"))],
+)
+def test_every_variant_gives_the_same_bits(weights):
+    variant = QuantizedMatmulVariant(weights, "bfloat16", 16)
+    case = draw_case(variant, 9, 24, 9, 0, alone=0)
+
+    first, *others = [run_by(case, columns, seed) for seed, columns in enumerate((8, 16, 32))]
+
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+def test_a_row_that_holds_nan_and_infinity_spoils_no_other():
+    variant = QuantizedMatmulVariant("Q4_0", "bfloat16", 8)
+    case = draw_case(variant, 3, 20, 3, 3, alone=1)
+    clean = simulate(case)["out"]
+    case.arrays["x"][1, 70] = 0x7FFF  # NaN
+    case.arrays["x"][0, 5] = 0x7F80  # infinity
+
+    out = simulate(case)["out"]
+
+    assert np.isnan(to_float64("bfloat16", out[1])).all()
+    assert not np.isfinite(to_float64("bfloat16", out[0])).any()
+    np.testing.assert_array_equal(out[2], clean[2])
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "strands"),
+    [(1, 8), (4096, 8), (6144, 8), (14336, 4), (28672, 2), (49152, 2), (128256, 1)],
+)
+def test_the_fewest_strands_that_fill_the_device(num_outputs, strands):
+    assert 1 << strand_bits_of(num_outputs) == strands
+
+
+def test_the_variant_for_some_rows_is_the_smallest_that_holds_them():
+    assert [columns_of(rows) for rows in (1, 8, 9, 16, 17, 32, 64)] == [8, 8, 16, 16, 32, 32, 32]
+
+
+MINIMA = QuantizedMatmulVariant("Q4_1", "bfloat16", 16)
+BYTES = QuantizedMatmulVariant("Q8_0", "bfloat16", 16)
+SOURCES = {
+    variant: Source(quantized_matmul, "make_quantized_matmul", variant)
+    for variant in (MINIMA, BYTES)
+}
+
+
+def narrow_case(variant: QuantizedMatmulVariant) -> Case:
+    """Two strands and a panel, in a block of four panels; nothing fills its tiles."""
+    return draw_case(variant, 11, 20, 3, 1, alone=0)
+
+
+def long_case(variant: QuantizedMatmulVariant) -> Case:
+    """One strand that fills its ring twice and starts anew."""
+    ring, _ = variant.rings
+    return draw_case(variant, 3, 20, 2 * ring + 1, 0, alone=0)
+
+
+def test_there_is_one_barrier_and_it_can_not_be_left_out():
+    case, source = narrow_case(MINIMA), SOURCES[MINIMA]
+    (barrier,) = source.synchronisations()
+
+    for same in (case, long_case(MINIMA)):
+        assert same.faults(simulate(same, kernels=source.unbroken())) == []
+    for seed in range(2):
+        with pytest.raises(Race, match="shared memory"):
+            simulate(case, kernels=source.without(barrier), seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("if slot < tiles_left:", "if True:"),
+        ("if slot + ring < tiles_left:", "if True:"),
+        ("if panel * PANEL_ROWS >= num_outputs:", "if False:"),
+        ("min(8 * c + group, num_rows - 1 - first_row)", "8 * c + group"),
+        ("if row < num_rows and output", "if output"),
+        ("row < num_rows and output < num_outputs", "row < num_rows"),
+    ],
+)
+def test_what_lies_outside_an_array_is_not_touched_unnoticed(old, new):
+    with pytest.raises((OutOfBounds, Race)):  # Race: behind a row of y is the next one's first
+        simulate(narrow_case(MINIMA), kernels=SOURCES[MINIMA].with_replaced(old, new))
+
+
+@pytest.mark.parametrize(
+    ("variant", "old", "new"),
+    [
+        (BYTES, "weights[v, 2 * h + 1])", "weights[v, 2 * h])"),
+        (BYTES, "place = at + v * VECTOR_BYTES", "place = at"),
+        (BYTES, "weight_bytes + lane // 4 * group_bytes", "weight_bytes"),
+        (MINIMA, "widen_nibbles(pairs, h, weights[slot, 2 * t + h])",
+         "widen_nibbles(pairs, h, weights[slot, 2 * t])"),
+        (BYTES, "(pairs[0, j], pairs[1, j], pairs", "(pairs[1, j], pairs[0, j], pairs"),
+        (BYTES, "multiply_tiles(sums, 0, a, (inputs[i, j], inputs[i, j + 1]))",
+         "multiply_tiles(sums, 0, a, (inputs[i, j + 1], inputs[i, j]))"),
+        (BYTES, "sums[0, j] = float32(0)", "pass"),
+        (BYTES, "row = 2 * t + j // 2", "row = 2 * t"),
+        (BYTES, "scales[2 * half], scales[2 * half + 1] = low(word), high(word)",
+         "scales[2 * half], scales[2 * half + 1] = high(word), low(word)"),
+        (MINIMA, "minima[row], input_sums[c, j], total", "minima[row], input_sums[c, 0], total"),
+        (MINIMA, "input_sums[c, j] = float32(0)", "pass"),
+        (BYTES, "* strand_tiles\n", "* 0\n"),
+        (BYTES, "(8 * c + j % 2) * ROW_PITCH", "8 * c * ROW_PITCH"),
+        (BYTES, "value += strand_sums[uint32(at)]", "value = strand_sums[uint32(at)]"),
+    ],
+    ids=lambda value: value[:28] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_broken_product_is_noticed(variant, old, new):
+    case = narrow_case(variant)
+
+    assert is_noticed(case, SOURCES[variant].with_replaced(old, new))
+
+
+def test_a_second_panel_in_the_place_of_the_first_is_noticed():
+    case = draw_case(BYTES, 3, 40, 1, 1, alone=0)
+
+    assert case.faults(simulate(case, kernels=SOURCES[BYTES].unbroken())) == []
+    assert is_noticed(case, SOURCES[BYTES].with_replaced("output += PANEL_ROWS", "pass"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("inputs[i, j] = uint32(0)", "pass"),
+        ("int32(tiles_left - ring)", "int32(tiles_left - 2 * ring)"),
+        ("tile_at += ring * tile_bytes", "pass"),
+        ("inputs_at += ring * GROUP", "pass"),
+        ("inputs_at + (slot + input_ring) * GROUP", "inputs_at + (slot + ring + 1) * GROUP"),
+        ("tile_at + (slot + ring) * tile_bytes", "tile_at + (slot + ring - 1) * tile_bytes"),
+    ],
+)
+def test_a_ring_that_turns_wrongly_is_noticed(old, new):
+    case = long_case(MINIMA)
+
+    assert is_noticed(case, SOURCES[MINIMA].with_replaced(old, new))
+
+
+def is_noticed(case: Case, kernels: dict[str, Kernel]) -> bool:
+    """Return whether broken kernels fault or give a wrong answer."""
+    try:
+        outputs = simulate(case, kernels=kernels)
+    except Fault:
+        return True
+    return bool(case.faults(outputs))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: QuantizedMatmulVariant("Q5_0", "bfloat16", 8), "weights must be one of Q8_0"),
+        (lambda: QuantizedMatmulVariant("Q4_0", "float32", 8), "dtype must be one of bfloat16"),
+        (lambda: QuantizedMatmulVariant("Q4_0", "bfloat16", 64), "columns must be one of 8, 16"),
+        (lambda: MINIMA.grid(0, 32, 32, 0), "num_rows must be at least 1, got 0"),
+        (lambda: MINIMA.grid(1, 0, 32, 0), "num_outputs must be at least 1, got 0"),
+        (lambda: MINIMA.grid(1, 32, 48, 0), "num_inputs must be a multiple of 32, got 48"),
+    ],
+)  # fmt: skip
+def test_a_product_the_kernel_is_not_written_for_is_refused_by_name(make, message):
+    with pytest.raises(UnsupportedVariantError, match=message):
+        make()
