@@ -34,9 +34,9 @@ setup: .venv/.run ## Create .venv with everything `make run` needs.
 # The prompt reaches the shell through the environment only: pasted into the recipe, its quotes and
 # dollars would be run. `value` keeps make from expanding them.
 unexport PROMPT
-run: export HETERO_PROMPT := $(value PROMPT)
+run: export RUN_PROMPT := $(value PROMPT)
 run: .venv/.run ## Print real text from a real model. PROMPT="…" RUN_ARGS="--max-tokens 20 …"
-	@$(BIN)/hetero-infer --input "$$HETERO_PROMPT" $(RUN_ARGS)
+	@$(BIN)/hetero-infer --input "$$RUN_PROMPT" $(RUN_ARGS)
 
 # A file stays in one worker, files start in the order of tests/conftest.py. Tests start hundreds of
 # processes: without bytecode each would compile what it imports.

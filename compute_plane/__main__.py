@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "compute_plane") -> i
         )
         for key in loaded.unknown_keys:
             log.warning("unknown key in the config file", key=key)
+        for line in loaded.unknown_variables:
+            log.warning(line)
         return _Process(loaded.config).run()
     except EngineError as error:
         print(f"{prog}: {' '.join(error.message.split())}", file=sys.stderr)

@@ -83,6 +83,8 @@ class ComputePlane:
                 num_threads=num_threads,
                 kernel_cache=config.kernel_cache_root,
                 swap_bytes=config.swap_bytes,
+                max_rows=config.max_rows,
+                uses_graphs=config.cuda_graph,
             ),
         )
         limits = SlotLimits(
@@ -101,7 +103,7 @@ class ComputePlane:
             model_sha256="" if model is None else model.sha256 or "",
             numerics_id=built.numerics_id,
             executor=built.name,
-            device=describe_device(placement.device, num_threads),
+            device=built.device or describe_device(placement.device, num_threads),
             limits=limits,
             preferred_prefill_chunk=min(built.preferred_prefill_chunk, limits.max_tokens),
             kv_pool_bytes=built.kv_pool_bytes,

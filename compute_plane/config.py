@@ -16,18 +16,28 @@ from typing import Final
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
 from planes.logs import LOG_FORMATS, LOG_LEVELS
+from planes.near_names import unknown_variables
 from planes.service_manager import ServiceManager
-from planes.settings import Layers, add_arguments, check, read_config_file, resolve, setting
+from planes.settings import (
+    ENV_PREFIX,
+    Layers,
+    add_arguments,
+    check,
+    read_config_file,
+    resolve,
+    setting,
+)
 from planes.settings import unknown_keys as keys_unknown_to
 from planes.tls_files import ServerFiles, check_plaintext, server_files, uses_tls
 
-DTYPES: Final = ("auto", "float32", "bfloat16")
-KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "int8")
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8")
 INSTRUCTION_SETS: Final = (
     "auto", "amx", "avx512_bf16", "avx512", "avx2_vnni", "avx2", "neon", "generic",
 )  # fmt: skip
 """Those of `kernels.cpu.instruction_set`, whose import would bring the compiler."""
 DEVICES: Final = ("auto", "cpu", "cuda")
+EXECUTORS: Final = ("auto", "cpu", "cuda", "simulated")
 
 KNOWN_ELSEWHERE: Final = frozenset(
     {
@@ -107,12 +117,14 @@ class ComputePlaneConfig:
     verify_model: bool = setting(True, help="check the embedded model's SHA-256 at start")
     executor: str = setting(
         "auto",
-        help="auto (by device), cpu, simulated (no model), or a custom one as module:attribute",
+        help="auto (by device), cpu, cuda (with --device cpu: slow, to develop and test it), "
+        "simulated (no model), or a custom one as module:attribute",
     )
     device: str = setting("auto", help="where the model runs", choices=DEVICES)
     dtype: str = setting(
         "auto",
-        help="what weights are computed in; auto: as the file has them, quantised ones too",
+        help="what weights are computed in; auto: as the file has them, quantised ones too; "
+        "float16: on cuda only",
         choices=DTYPES,
     )
     kv_cache_dtype: str = setting(
@@ -124,6 +136,9 @@ class ComputePlaneConfig:
         "auto",
         help="instructions of the CPU kernels; auto: the best this processor has",
         choices=INSTRUCTION_SETS,
+    )
+    cuda_graph: bool = setting(
+        True, help="capture decode steps as graphs at start, on a device that has them"
     )
     block_size: int = setting(16, help="tokens of one KV block", minimum=1, maximum=1024)
     max_num_blocks: int = setting(
@@ -185,9 +200,10 @@ class ComputePlaneConfig:
                 field="tls_cert",
             )
         check_plaintext(address, key="listen", is_tls=is_tls, allow_insecure=self.allow_insecure)
-        if self.executor not in ("auto", "cpu", "simulated") and ":" not in self.executor:
+        if self.executor not in EXECUTORS and ":" not in self.executor:
             raise ConfigError(
-                f"executor must be auto, cpu, simulated or module:attribute, got {self.executor!r}",
+                "executor must be auto, cpu, cuda, simulated or module:attribute, "
+                f"got {self.executor!r}",
                 field="executor",
             )
 
@@ -248,6 +264,8 @@ class LoadedConfig:
 
     config: ComputePlaneConfig
     unknown_keys: tuple[str, ...] = ()
+    unknown_variables: tuple[str, ...] = ()
+    """A line for each `HETERO_*` variable that nobody knows."""
 
 
 def load_config(argv: Sequence[str], *, prog: str = "compute_plane") -> LoadedConfig:
@@ -270,4 +288,9 @@ def load_config(argv: Sequence[str], *, prog: str = "compute_plane") -> LoadedCo
         Layers(flags=flags, environ=os.environ, file=file, file_name=file_name or "config file"),
     )
     unknown = keys_unknown_to(file, ComputePlaneConfig)
-    return LoadedConfig(config, tuple(key for key in unknown if key not in KNOWN_ELSEWHERE))
+    elsewhere = {ENV_PREFIX + name.upper() for name in (*KNOWN_ELSEWHERE, "config", "api_token")}
+    return LoadedConfig(
+        config,
+        tuple(key for key in unknown if key not in KNOWN_ELSEWHERE),
+        tuple(unknown_variables(os.environ, ComputePlaneConfig, also=elsewhere)),
+    )

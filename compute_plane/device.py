@@ -49,18 +49,41 @@ def choose_placement(config: ComputePlaneConfig) -> Placement:
     A custom executor brings its own device and number format: it is told what was asked for.
     """
     is_custom = ":" in config.executor
+    is_cuda = config.executor in ("auto", "cuda")
     if is_custom:
         device = "cpu" if config.device == "auto" else config.device
         return Placement(config.executor, device, config.dtype)
-    if config.device == "cuda":
+    if config.device == "cuda" and not is_cuda:
         raise DeviceUnavailableError(
-            "device: cuda needs the CUDA executor, which this version does not have yet; "
-            "use --device cpu or auto",
+            f"device: the executor {config.executor} does not run on cuda; "
+            "use --executor auto or cuda",
             field="device",
         )
     if config.executor == "simulated":
         return Placement("simulated", "simulated", "none")
+    if config.device == "cuda" or (config.executor == "cuda" and config.device == "auto"):
+        _require_cuda()
+        return Placement("cuda", "cuda", config.dtype)
+    if config.executor == "cuda":
+        return Placement("cuda", "cpu", config.dtype)
+    if config.dtype == "float16":
+        raise DeviceUnavailableError(
+            "dtype: the executor cpu computes in float32 or bfloat16, got float16", field="dtype"
+        )
     return Placement("cpu", "cpu", config.dtype)
+
+
+def _require_cuda() -> None:
+    """Raise DeviceUnavailableError, in one line, unless the CUDA executor can run on a device."""
+    try:
+        # torch is installed for the CUDA executor only.
+        from compute_plane.cuda.devices import require_cuda
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            f"device: cuda needs torch (pip install 'hetero-paged-infer[cuda]'): {error}",
+            field="device",
+        ) from error
+    require_cuda()
 
 
 def describe_device(kind: str, num_threads: int) -> DeviceDescription:

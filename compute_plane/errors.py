@@ -69,6 +69,18 @@ class BatchFailed(BatchRefused):
     reason = "BATCH_FAILED"
 
 
+class GraphCaptureError(ExecutionError):
+    """A decode step could not be captured as a graph."""
+
+    reason = "GRAPH_NOT_CAPTURED"
+
+
+class GraphReplayError(ExecutionError):
+    """A captured decode step could not be run."""
+
+    reason = "GRAPH_FAILED"
+
+
 class SessionHeld(SchedulerError):
     """Another controller's session is alive and `take_over` was not given."""
 

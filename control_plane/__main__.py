@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(plane="control", level=config.log_level, log_format=config.log_format)
         if loaded.unknown_keys:
             _log.warning("unknown keys in the config file", keys=list(loaded.unknown_keys))
+        for line in loaded.unknown_variables:
+            _log.warning(line)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(config))
     except ConfigError as error:

@@ -38,13 +38,14 @@ from control_plane.engine.template_choice import TemplateChoice
 from control_plane.http.server import HOW_TO_GET_IT, HttpServer, missing_packages
 from control_plane.metrics.instruments import Instruments
 from control_plane.shutdown import Shutdown
+from control_plane.text.bounds import max_message_bytes
 from control_plane.tracing.provider import load_tracing
 from planes.address import Address
 from planes.errors import ConfigError, EngineError
 from planes.listening import check_can_listen
 from planes.ready import announce_ready, watch_lifeline
 from planes.tls import ClientTls, ServerTls, add_port
-from planes.transport import client_server_options
+from planes.transport import MAX_CLIENT_MESSAGE_BYTES, client_server_options
 
 EXIT_OK = 0
 EXIT_FAULT = 1
@@ -184,14 +185,17 @@ class ControlPlane:
 
     async def _start_server(self) -> grpc.aio.Server:
         """Open the port, NOT_SERVING until there is an engine."""
+        largest = max_message_bytes(self._config.max_model_len)
         server = grpc.aio.server(
-            options=client_server_options(),
+            # What is a little too large is told so in our words, the rest by gRPC, unread.
+            options=client_server_options(min(2 * largest, MAX_CLIENT_MESSAGE_BYTES)),
             interceptors=[
                 RequestInterceptor(
                     *SERVICES,
                     keyring=self._keyring,
                     admin_services=ADMIN_SERVICES,
                     visits=self._instruments.visits,
+                    max_message_bytes=largest,
                 )
             ],
         )
@@ -201,7 +205,9 @@ class ControlPlane:
             (*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME), server
         )
         await self._publish_health()
-        self._address = _bind(server, self._config.listen_address, self._tls)
+        self._address = _bind(
+            server, self._config.listen_address, self._tls, flag=self._config.listen_flag
+        )
         await server.start()
         _log.info("listening", address=self._address)
         return server
@@ -289,7 +295,15 @@ class ControlPlane:
         self._gate.drain()
         await self._publish_health()
         self._roster.stop_connecting()
-        _log.info("shutting down", requests_running=len(self._hub))
+        num_running = len(self._hub)
+        if num_running and self._fault is None:
+            _log.warning(
+                f"shutting down: waiting for requests, {self._config.shutdown_timeout:g} s at "
+                "most; a second signal (Ctrl-C) ends them",
+                requests_running=num_running,
+            )
+        else:
+            _log.info("shutting down", requests_running=num_running)
         if self._fault is None:
             await self._shutdown.wait_for_requests()
         await self._roster.stop(ENGINE_STOP_PATIENCE_S)
@@ -302,11 +316,18 @@ class ControlPlane:
         await asyncio.to_thread(self._instruments.close)
 
 
-def _bind(server: grpc.aio.Server, address: Address, tls: ServerTls | None) -> str:
-    """Take the address; return it with the port that was given. Raises ConfigError."""
-    check_can_listen(address)
+def _bind(server: grpc.aio.Server, address: Address, tls: ServerTls | None, *, flag: str) -> str:
+    """Take the address; return it with the port that was given. Raises ConfigError.
+
+    `flag`: what says another one.
+    """
+    key = flag.removeprefix("--").replace("-", "_")
+    try:
+        check_can_listen(address, key=key)
+    except ConfigError as error:
+        raise ConfigError(f"{error.message}; another one is {flag}", field=key) from None
     try:
         port = add_port(server, address, tls)
     except RuntimeError:  # taken since then, most likely
-        raise ConfigError(f"listen: cannot listen on {address}", field="listen") from None
+        raise ConfigError(f"{key}: cannot listen on {address}", field=key) from None
     return str(address if address.path is not None else replace(address, port=port))

@@ -14,8 +14,17 @@ from pathlib import Path
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
 from planes.logs import LOG_FORMATS, LOG_LEVELS
+from planes.near_names import unknown_variables
 from planes.service_manager import ServiceManager
-from planes.settings import Layers, add_arguments, check, read_config_file, resolve, setting
+from planes.settings import (
+    ENV_PREFIX,
+    Layers,
+    add_arguments,
+    check,
+    read_config_file,
+    resolve,
+    setting,
+)
 from planes.settings import unknown_keys as keys_unknown_to
 from planes.tls_files import (
     ClientFiles,
@@ -252,6 +261,14 @@ class ControlPlaneConfig(SchedulingLimits):
                 "tls_cert: there is no TLS on a unix socket, and nothing else is listened on",
                 field="tls_cert",
             )
+        http = self.http_address
+        # Port 0 gives each one of its own.
+        if http is not None and http.port != 0 and http == self.listen_address:
+            raise ConfigError(
+                f"http_port: {http} is where gRPC listens too ({self.listen_flag}); each needs a "
+                "port of its own",
+                field="http_port",
+            )
         for key, address in own:
             check_plaintext(address, key=key, is_tls=is_tls, allow_insecure=self.allow_insecure)
 
@@ -288,6 +305,11 @@ class ControlPlaneConfig(SchedulingLimits):
         return parse_address(f"{host}:{self.grpc_port}", key="grpc_host")
 
     @property
+    def listen_flag(self) -> str:
+        """What says so on the command line."""
+        return "--listen" if self.listen is not None else "--grpc-port"
+
+    @property
     def http_address(self) -> Address | None:
         """Where this plane listens for HTTP; None: nowhere."""
         if not self.http:
@@ -307,6 +329,8 @@ class LoadedConfig:
 
     config: ControlPlaneConfig
     unknown_keys: tuple[str, ...] = ()
+    unknown_variables: tuple[str, ...] = ()
+    """A line for each `HETERO_*` variable that nobody knows."""
 
 
 def load_config(argv: Sequence[str]) -> LoadedConfig:
@@ -327,4 +351,9 @@ def load_config(argv: Sequence[str]) -> LoadedConfig:
         Layers(flags=flags, environ=environ, file=file, file_name=file_name or "config file"),
     )
     unknown = keys_unknown_to(file, ControlPlaneConfig)
-    return LoadedConfig(config, tuple(key for key in unknown if key not in OTHER_KEYS))
+    elsewhere = {ENV_PREFIX + name.upper() for name in (*OTHER_KEYS, "config", "api_token")}
+    return LoadedConfig(
+        config,
+        tuple(key for key in unknown if key not in OTHER_KEYS),
+        tuple(unknown_variables(environ, ControlPlaneConfig, also=elsewhere)),
+    )

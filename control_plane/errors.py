@@ -77,6 +77,12 @@ class LinkError(ExecutionError):
     reason = "LINK_LOST"
 
 
+class PlaneNotThereError(LinkError):
+    """Nothing listens where the compute plane is to be: it has not started yet, or has ended."""
+
+    reason = "PLANE_NOT_THERE"
+
+
 class FencedError(ExecutionError):
     """Another control plane took the compute plane over; this one must stop, not fight."""
 
@@ -123,3 +129,9 @@ class TokenRateError(SchedulerError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class UnreadableTokensError(ConfigError):
+    """The file of tokens could not be opened or read: what it says is not known."""
+
+    reason = "TOKENS_UNREADABLE"

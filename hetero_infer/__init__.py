@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         LinkError,
         ModelNotFoundError,
         PlaneMismatchError,
+        PlaneNotThereError,
         QueueFullError,
         RequestCancelledError,
         RequestFailedError,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         TokenRateError,
         TokenUnknownError,
         TooManyConcurrentRequestsError,
+        UnreadableTokensError,
     )
     from control_plane.telemetry import EngineMetrics
     from control_plane.text.simple_tokenizer import SimpleTokenizer
@@ -168,6 +170,7 @@ __all__ = [
     "LinkError",
     "ModelNotFoundError",
     "PlaneMismatchError",
+    "PlaneNotThereError",
     "QueueFullError",
     "RequestCancelledError",
     "RequestFailedError",
@@ -177,6 +180,7 @@ __all__ = [
     "TokenRateError",
     "TokenUnknownError",
     "TooManyConcurrentRequestsError",
+    "UnreadableTokensError",
     "__version__",
 ]
 
@@ -215,6 +219,7 @@ _MODULES = {
         "LinkError",
         "ModelNotFoundError",
         "PlaneMismatchError",
+        "PlaneNotThereError",
         "QueueFullError",
         "RequestCancelledError",
         "RequestFailedError",
@@ -224,6 +229,7 @@ _MODULES = {
         "TokenRateError",
         "TokenUnknownError",
         "TooManyConcurrentRequestsError",
+        "UnreadableTokensError",
     ),
     "control_plane.telemetry": ("EngineMetrics",),
     "control_plane.text.simple_tokenizer": ("SimpleTokenizer",),

@@ -27,6 +27,7 @@ from hetero_infer.commands.client_options import (
     NOT_CHATTED,
     chat_options,
     complete_options,
+    elsewhere,
 )
 from hetero_infer.commands.options import options_of, with_options
 from hetero_infer.commands.target import ChatSettings, CompleteSettings
@@ -218,8 +219,8 @@ def _print_version() -> int:
 def _settings(flags: dict[str, object]) -> Settings:
     """Read the layers; name what the file says in vain."""
     settings = Settings(flags)
-    for key in settings.unknown_keys:
-        _say(f"warning: {settings.layers.file_name}: unknown key {key!r} is ignored")
+    for line in settings.in_vain():
+        _say(f"warning: {line}")
     return settings
 
 
@@ -272,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         action = app(args=arguments, prog_name=PROGRAM, standalone_mode=False, obj=arguments)
     except UsageError as error:
-        _say(f"error: {error.format_message()}")
+        _say(f"error: {error.format_message()}{elsewhere(error)}")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

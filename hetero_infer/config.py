@@ -21,6 +21,7 @@ from control_plane.config import ControlPlaneConfig, SchedulingLimits
 from hetero_infer.generation_config import GenerationConfig
 from planes.address import Address
 from planes.logs import LOG_LEVELS
+from planes.near_names import did_you_mean, unknown_variables
 from planes.settings import (
     ENV_PREFIX,
     Layers,
@@ -91,6 +92,7 @@ class EngineConfig(SchedulingLimits):
     instruction_set: str = as_in(ComputePlaneConfig, "instruction_set")
     device: str = as_in(ComputePlaneConfig, "device")
     executor: str = as_in(ComputePlaneConfig, "executor")
+    cuda_graph: bool = as_in(ComputePlaneConfig, "cuda_graph")
     num_threads: int | None = as_in(ComputePlaneConfig, "num_threads")
     verify_model: bool = as_in(ComputePlaneConfig, "verify_model")
     kernel_cache: str | None = as_in(ComputePlaneConfig, "kernel_cache")
@@ -120,9 +122,7 @@ class EngineConfig(SchedulingLimits):
         """
         file = read_config_file(Path(path))
         for key in unknown_keys(file, *ALL_CONFIGS):
-            warnings.warn(
-                f"config file {os.fspath(path)}: unknown key {key!r} is ignored", stacklevel=2
-            )
+            warnings.warn(f"config file {os.fspath(path)}: {_in_vain(key)}", stacklevel=2)
         return resolve(cls, Layers(file=file, file_name=os.fspath(path)))
 
     def compute_plane_flags(self, listen: Address) -> list[str]:
@@ -194,6 +194,13 @@ class ServeConfig(EngineConfig):
 ALL_CONFIGS = (ServeConfig, GenerationConfig, ControlPlaneConfig, ComputePlaneConfig)
 """One JSON file may serve all of them: a key that none of these declares is a mistake."""
 
+OTHER_VARIABLES = ("HETERO_CONFIG", "HETERO_API_TOKEN")
+
+
+def _in_vain(key: str) -> str:
+    known = {item.name for config in ALL_CONFIGS for item in settings_of(config)}
+    return f"unknown key {key!r} is ignored{did_you_mean(key, known)}"
+
 
 class Settings:
     """The layers of one command line, read once, from which configurations are made.
@@ -213,10 +220,12 @@ class Settings:
             file_name=str(file_name or "config file"),
         )
 
-    @property
-    def unknown_keys(self) -> list[str]:
-        """Keys of the file that nobody knows, sorted."""
-        return unknown_keys(self._file, *ALL_CONFIGS)
+    def in_vain(self) -> list[str]:
+        """Say of each key of the file and each variable that nobody knows it, one line each."""
+        name = self.layers.file_name
+        keys = unknown_keys(self._file, *ALL_CONFIGS)
+        variables = unknown_variables(self.layers.environ, *ALL_CONFIGS, also=OTHER_VARIABLES)
+        return [*(f"{name}: {_in_vain(key)}" for key in keys), *variables]
 
     def resolve(self, config: type[ConfigT]) -> ConfigT:
         """Make a configuration. Raises one ConfigError that lists every problem."""

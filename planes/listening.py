@@ -21,28 +21,35 @@ _REASONS = {
 }
 
 
-def check_can_listen(address: Address) -> None:
-    """Raise ConfigError, field `listen`, if nobody can listen there now.
+class _RefusedError(Exception):
+    """Why nobody can listen there."""
+
+
+def check_can_listen(address: Address, *, key: str = "listen") -> None:
+    """Raise ConfigError, its field `key`, if nobody can listen there now.
 
     The socket file of a dead process is removed.
     """
-    if address.path is not None:
-        _make_way(address, Path(address.path))
-    else:
-        _check_port(address)
+    try:
+        if address.path is not None:
+            _make_way(Path(address.path))
+        else:
+            _check_port(address)
+    except _RefusedError as refused:
+        raise ConfigError(f"{key}: cannot listen on {address}: {refused}", field=key) from None
 
 
-def _make_way(address: Address, path: Path) -> None:
+def _make_way(path: Path) -> None:
     """See to it that a socket file can be made; that of a dead process makes way for it."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
-        _check_directory(address, path.parent)
+        _check_directory(path.parent)
         return
     except OSError as error:
-        raise _refusal(address, error.strerror) from None
+        raise _RefusedError(error.strerror) from None
     if not stat.S_ISSOCK(mode):
-        raise _refusal(address, "the file exists and is not a socket")
+        raise _RefusedError("the file exists and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -50,15 +57,15 @@ def _make_way(address: Address, path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except OSError as error:
-            raise _refusal(address, error.strerror) from None
-    raise _refusal(address, "it is in use")
+            raise _RefusedError(error.strerror) from None
+    raise _RefusedError("it is in use")
 
 
-def _check_directory(address: Address, directory: Path) -> None:
+def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
-        raise _refusal(address, f"there is no directory {directory}")
+        raise _RefusedError(f"there is no directory {directory}")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise _refusal(address, f"the directory {directory} may not be written")
+        raise _RefusedError(f"the directory {directory} may not be written")
 
 
 def _check_port(address: Address) -> None:
@@ -69,7 +76,7 @@ def _check_port(address: Address) -> None:
         )
     except (OSError, UnicodeError) as error:  # UnicodeError: no host name of any network
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
-        raise _refusal(address, f"the host {address.host} is not known: {reason}") from None
+        raise _RefusedError(f"the host {address.host} is not known: {reason}") from None
     family, kind, protocol, _, where = found[0]
     try:
         with socket.socket(family, kind, protocol) as probe:
@@ -77,8 +84,4 @@ def _check_port(address: Address) -> None:
             probe.bind(where)
     except OSError as error:
         reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
-        raise _refusal(address, reason.format(host=address.host)) from None
-
-
-def _refusal(address: Address, reason: str | None) -> ConfigError:
-    return ConfigError(f"listen: cannot listen on {address}: {reason}", field="listen")
+        raise _RefusedError(reason.format(host=address.host)) from None

@@ -43,7 +43,8 @@ def stamp(path: str | None) -> object:
         found = os.stat(path)
     except OSError as error:
         return error.errno
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    # st_ctime_ns: who may read it changes nothing else, and a time can be set back.
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 def read_pair(cert_key: str, cert: str, key_key: str, key: str) -> tuple[Pem, Pem]:

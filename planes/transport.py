@@ -60,21 +60,21 @@ def plane_channel_options() -> Options:
     ]
 
 
-def client_server_options() -> Options:
-    """Options of the control plane's server."""
+def client_server_options(max_receive_bytes: int = MAX_CLIENT_MESSAGE_BYTES) -> Options:
+    """Options of the control plane's server; `max_receive_bytes`: of one message of a client."""
     return [
-        *_server_options(MAX_CLIENT_MESSAGE_BYTES),
+        *_server_options(MAX_CLIENT_MESSAGE_BYTES, max_receive_bytes),
         # Admission is ours: gRPC's own queue bound would end a burst of streams as bare CANCELLED.
         ("grpc.server.max_pending_requests", 1 << 20),
         ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
     ]
 
 
-def _server_options(max_message_bytes: int) -> Options:
+def _server_options(max_message_bytes: int, max_receive_bytes: int | None = None) -> Options:
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_receive_bytes or max_message_bytes),
         ("grpc.max_metadata_size", 16 << 10),
     ]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import structlog
 
-from compute_plane.executor.interface import ExecutionBatch, GPUExecutor, SamplingRow
 from compute_plane.executor.kernel_cache import numerics_fingerprint, prepare_kernel_cache
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
+from compute_plane.executor.warm_up import warm_up
 from compute_plane.memory.program_pages import forget_code
 from compute_plane.memory.sizing import (
     available_memory_bytes,
@@ -108,26 +107,3 @@ class _Progress:
         now = time.monotonic()
         log.info("compiled", kernel=name, seconds=round(now - self._last, 1))
         self._last = now
-
-
-def warm_up(executor: GPUExecutor, block_size: int) -> None:
-    """Run a tiny step, so that every page a step touches is there before the first batch.
-
-    It writes the first block, which nobody holds yet.
-    """
-    num_tokens = min(2, block_size)
-    executor.execute(
-        ExecutionBatch(
-            input_tokens=np.zeros(num_tokens, dtype=np.int32),
-            positions=np.arange(num_tokens, dtype=np.int32),
-            seq_lens=np.array([num_tokens], dtype=np.int32),
-            block_tables=np.zeros((1, 1), dtype=np.int32),
-            is_prefill=np.ones(1, dtype=np.bool_),
-            prompt_lens=np.ones(1, dtype=np.int32),
-            query_lens=np.array([num_tokens], dtype=np.int32),
-            sampled_rows=np.zeros(1, dtype=np.int32),
-            sampling=[SamplingRow(1.0, 0.9, 0, 0, num_tokens)],
-            prompt_logprob_rows=[0],
-            prompt_logprob_targets=[np.zeros(num_tokens - 1, dtype=np.int32)],
-        )
-    )

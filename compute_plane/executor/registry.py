@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from compute_plane.errors import ExecutorLoadError
+from compute_plane.errors import DeviceUnavailableError, ExecutorLoadError
 from compute_plane.executor.interface import GPUExecutor
 from compute_plane.memory.sizing import available_memory_bytes, check_pools_fit
 from compute_plane.model.spec import ModelSpec
 from planes.errors import EngineError
 
 if TYPE_CHECKING:
+    from compute_plane.device import DeviceDescription
     from compute_plane.model.loader import LoadedModel
 
 MAX_POOL_BYTES_PER_TOKEN: Final = 4
@@ -37,7 +38,8 @@ class ExecutorContext:
     `model`: the loaded model: `load_weights()` decodes its weights to float32, `source` has them as
     they are stored; None if the executor needs none. `dtype`, `kv_cache_dtype`, `instruction_set`:
     as configured, `auto` included. `max_tokens`: of one batch. `kernel_cache`: where machine code
-    may be kept. `swap_bytes`: of the host pool that blocks may be swapped to.
+    may be kept. `swap_bytes`: of the host pool that blocks may be swapped to. `max_rows`: of one
+    batch. `uses_graphs`: whether decode steps may be captured, where the device has graphs.
     """
 
     spec: ModelSpec
@@ -52,6 +54,8 @@ class ExecutorContext:
     num_threads: int
     kernel_cache: Path
     swap_bytes: int = 0
+    max_rows: int = 1024
+    uses_graphs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class BuiltExecutor:
     """An executor and its numbers for Describe. Sizes are 0 where they are not known.
 
     `dtype`: what it computes in; empty: what was configured. `num_host_blocks`: of its host pool.
-    `tells_prompts_apart`: as in Describe.
+    `tells_prompts_apart`: as in Describe. `device`: what it runs on, where it is not the processor.
     """
 
     name: str
@@ -71,6 +75,7 @@ class BuiltExecutor:
     dtype: str = ""
     num_host_blocks: int = 0
     tells_prompts_apart: bool = False
+    device: DeviceDescription | None = None
 
 
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
@@ -110,6 +115,20 @@ def _build_cpu(context: ExecutorContext) -> BuiltExecutor:
     from compute_plane.executor.build_cpu import build_cpu
 
     return build_cpu(context, context.model)
+
+
+def _build_cuda(context: ExecutorContext) -> BuiltExecutor:
+    if context.model is None:
+        raise ExecutorLoadError("executor: cuda needs a model", field="executor")
+    try:
+        # torch is installed for this executor only.
+        from compute_plane.cuda.build import build_cuda
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            f"executor: cuda needs torch (pip install 'hetero-paged-infer[cuda]'): {error}",
+            field="executor",
+        ) from error
+    return build_cuda(context, context.model)
 
 
 def _build_custom(name: str, context: ExecutorContext) -> BuiltExecutor:
@@ -156,4 +175,5 @@ def _import_factory(name: str) -> Callable[[ExecutorContext], object]:
 BUILT_IN: Final[dict[str, Callable[[ExecutorContext], BuiltExecutor]]] = {
     "simulated": _build_simulated,
     "cpu": _build_cpu,
+    "cuda": _build_cuda,
 }

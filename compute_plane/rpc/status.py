@@ -46,6 +46,8 @@ STATUS_OF: Final[dict[type[families.EngineError], grpc.StatusCode]] = {
     shell.StaleSession: grpc.StatusCode.FAILED_PRECONDITION,
     shell.StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
     shell.BatchFailed: grpc.StatusCode.INTERNAL,
+    shell.GraphCaptureError: grpc.StatusCode.INTERNAL,
+    shell.GraphReplayError: grpc.StatusCode.INTERNAL,
     shell.SessionHeld: grpc.StatusCode.FAILED_PRECONDITION,
     shell.SessionFenced: grpc.StatusCode.ABORTED,
     shell.ProtocolMismatch: grpc.StatusCode.FAILED_PRECONDITION,

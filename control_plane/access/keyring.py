@@ -11,7 +11,7 @@ import structlog
 from control_plane.access.limits import Meter
 from control_plane.access.principal import Principal
 from control_plane.access.token_file import hash_of, read_tokens
-from control_plane.errors import TokenMissingError, TokenUnknownError
+from control_plane.errors import TokenMissingError, TokenUnknownError, UnreadableTokensError
 from planes.errors import ConfigError
 from planes.pem import stamp
 
@@ -26,9 +26,9 @@ _log = structlog.get_logger(__name__)
 class Keyring:
     """Says who a token's holder is; lives on the event loop.
 
-    Looks at the file's time, size and inode before every answer: a revoked token is refused from
+    Looks at the file's times, size and inode before every answer: a revoked token is refused from
     the next request on, while requests under way go on. A file that cannot be used, or is gone,
-    changes nothing and is named in the log once.
+    changes nothing, is named in the log once, and is not parsed again before it changes.
 
     Raises ConfigError for a file that cannot be used at the start.
     """
@@ -39,6 +39,7 @@ class Keyring:
         self._meters: dict[str, Meter] = {}
         self._principals: dict[str, Principal] = {}
         self._complained_of: object = None
+        self._useless: object = None
         self._stamp = stamp(str(path))
         self._read()
 
@@ -66,16 +67,19 @@ class Keyring:
     def refresh(self) -> None:
         """Read the file again if it has changed."""
         found = stamp(str(self._path))
-        if found == self._stamp:
+        if found in (self._stamp, self._useless):
             return
         try:
             self._read()
         except ConfigError as error:
+            # What kept it from being read (too many open files, say) may pass, and costs little.
+            if not isinstance(error, UnreadableTokensError):
+                self._useless = found
             if found != self._complained_of:
                 self._complained_of = found
                 _log.error("the changed file of tokens is not used", error=error.message)
             return
-        self._stamp = found
+        self._stamp, self._useless = found, None
         _log.info("file of tokens read again", num_tokens=len(self))
 
     def _read(self) -> None:

@@ -83,11 +83,17 @@ class Meter:
 
     def begin(self, now: float) -> None:
         """Count one request more. Raises the error of the limit that it would break."""
+        self.check(now)
+        self.num_requests += 1
+
+    def check(self, now: float, num_requests: int = 1) -> None:
+        """Raise the error of the limit that so many requests more would break; none is counted."""
         most = self._limits.max_concurrent_requests
-        if most is not None and self.num_requests >= most:
+        if most is not None and self.num_requests + num_requests > most:
+            more = "" if num_requests == 1 else f"; {num_requests} more are wanted at once"
             raise TooManyConcurrentRequestsError(
                 f"max_concurrent_requests of this token is {most}, and {self.num_requests} are "
-                "under way"
+                f"under way{more}"
             )
         wait_s = 0.0 if self._bucket is None else self._bucket.wait_s(now)
         if wait_s > 0:
@@ -96,7 +102,6 @@ class Meter:
                 f"used up for {wait_s:.1f} s",
                 retry_after_s=wait_s,
             )
-        self.num_requests += 1
 
     def book(self, num_tokens: int, now: float) -> None:
         """Count tokens of a prompt or an answer."""

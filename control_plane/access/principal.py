@@ -63,6 +63,10 @@ class Principal:
     is_admin: bool = False
     shares_cache: bool = False
 
+    def check(self, num_requests: int) -> None:
+        """Raise the error of the limit that so many requests more would break; none is begun."""
+        self.meter.check(self.clock(), num_requests)
+
     def lease(self) -> Lease:
         """Return what a request holds while it runs.
 

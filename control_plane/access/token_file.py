@@ -27,13 +27,14 @@ from typing import Any, Final
 import structlog
 
 from control_plane.access.limits import Limits
+from control_plane.errors import UnreadableTokensError
 from planes.errors import ConfigError
 
 KEY: Final = "api_tokens"
 """The setting that names the file."""
 
-MAX_FILE_BYTES: Final = 16 << 20
-"""About 100 000 tokens."""
+MAX_FILE_BYTES: Final = 4 << 20
+"""About 25 000 tokens: a changed file is read between two answers, and nobody waits long."""
 
 MAX_LIMIT: Final = 1 << 40
 
@@ -92,17 +93,20 @@ def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
     """Read the file. Raises ConfigError that names it and the first fault."""
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            data = file.read(MAX_FILE_BYTES + 1)
+            found = os.fstat(file.fileno())
+            mode = found.st_mode
+            # A pipe, too, may be named; what it has is known when it is read.
+            data = b"" if found.st_size > MAX_FILE_BYTES else file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise _wrong(path, f"cannot be read: {error.strerror}") from None
+        message = f"{KEY}: {path} cannot be read: {error.strerror}"
+        raise UnreadableTokensError(message, field=KEY) from None
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise _wrong(
             path, f"can be written by others than its owner (mode {stat.S_IMODE(mode):04o})"
         )
     if mode & stat.S_IROTH:
         _log.warning("everybody on this machine may read the file of tokens", file=str(path))
-    if len(data) > MAX_FILE_BYTES:
+    if max(found.st_size, len(data)) > MAX_FILE_BYTES:
         raise _wrong(path, f"has more than {MAX_FILE_BYTES} bytes")
     try:
         values = json.loads(data)

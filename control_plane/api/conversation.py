@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from control_plane.text.conversation import json_object
+from control_plane.apart import run_apart
+from control_plane.text.bounds import (
+    MAX_INLINE_BYTES,
+    MAX_JSON_BYTES,
+    MAX_MESSAGES,
+    MAX_TOOL_CALLS,
+)
+from control_plane.text.conversation import MAX_TOOLS, json_object
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
-
-MAX_INLINE_BYTES = 32 << 10
-"""Longer ones are read on another thread: the event loop must not wait milliseconds."""
 
 
 class Conversation(NamedTuple):
@@ -24,10 +27,16 @@ class Conversation(NamedTuple):
 async def conversation_from_proto(
     request: inference_pb2.ChatRequest | inference_pb2.ApplyChatTemplateRequest,
 ) -> Conversation:
-    """Return the conversation of a request. Raises ValidationError for what is no JSON in it."""
+    """Return the conversation of a request.
+
+    Raises ValidationError for too many messages, tools or calls, and for what is no JSON in them.
+    """
+    # Numbers first: they are known without a look at what is counted.
+    _check_count(len(request.messages), MAX_MESSAGES, "messages")
+    _check_count(len(request.tools), MAX_TOOLS, "tools")
     if request.ByteSize() <= MAX_INLINE_BYTES:
         return _read(request)
-    return await asyncio.to_thread(_read, request)
+    return await run_apart(_read, request)
 
 
 def _read(
@@ -51,6 +60,7 @@ def _message_from_proto(message: inference_pb2.ChatMessage, index: int) -> dict[
         found["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         path = f"messages[{index}].tool_calls"
+        _check_count(len(message.tool_calls), MAX_TOOL_CALLS, path)
         found["tool_calls"] = [
             {
                 "id": call.id,
@@ -84,7 +94,19 @@ def _tool_from_proto(tool: inference_pb2.Tool, index: int) -> dict[str, object]:
 
 def _json_from_proto(text: str, field: str) -> dict[str, Any]:
     """Return a JSON object. Raises ValidationError."""
+    if len(text) > MAX_JSON_BYTES:
+        raise ValidationError(
+            f"{field} must have at most {MAX_JSON_BYTES} bytes, got {len(text)} or more",
+            field=field,
+        )
     try:
         return json_object(text)
     except ValueError as error:
         raise ValidationError(f"{field} {error}", field=field) from None
+
+
+def _check_count(count: int, limit: int, field: str) -> None:
+    if count > limit:
+        raise ValidationError(
+            f"{field} must have at most {limit} entries, got {count}", field=field
+        )

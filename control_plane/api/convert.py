@@ -6,7 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from control_plane.core.batch import TokenLogprobs
-from control_plane.core.generation_params import GenerationParams
+from control_plane.core.generation_params import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    GenerationParams,
+)
 from control_plane.core.request import FinishReason, RequestState, StateChange
 from control_plane.core.request_options import RequestOptions
 from control_plane.engine.events import RequestEnd, RequestTimings
@@ -31,7 +36,11 @@ _STATES = {
 }
 
 _DEFAULTS = GenerationParams()
-_COLLECTIONS = {"stop": tuple, "stop_token_ids": tuple, "logit_bias": dict}
+_COLLECTIONS = {
+    "stop": (tuple, MAX_STOP_STRINGS),
+    "stop_token_ids": (tuple, MAX_STOP_TOKENS),
+    "logit_bias": (dict, MAX_LOGIT_BIASES),
+}
 
 
 # --- requests ---
@@ -55,10 +64,18 @@ def options_from_proto(
 
 
 def params_from_proto(sampling: inference_pb2.SamplingParams) -> GenerationParams:
-    """Return the parameters, defaults where a field is unset. They are not checked yet."""
+    """Return the parameters, defaults where a field is unset. They are not checked yet.
+
+    Raises ValidationError for more entries than there may be: a mistake may have a million.
+    """
     given = {descriptor.name: value for descriptor, value in sampling.ListFields()}
-    for name, collection in _COLLECTIONS.items():
+    for name, (collection, limit) in _COLLECTIONS.items():
         if name in given:
+            if len(given[name]) > limit:
+                what = "texts" if name == "stop" else "entries"
+                raise ValidationError(
+                    f"{name} must have at most {limit} {what}, got {len(given[name])}", field=name
+                )
             given[name] = collection(given[name])
     return dataclasses.replace(_DEFAULTS, **given)
 

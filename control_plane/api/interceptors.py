@@ -16,14 +16,14 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf.message import DecodeError
 
 from control_plane.access.keyring import Keyring
 from control_plane.access.principal import Principal, acting_as
+from control_plane.api.message_size import careful_reader
 from control_plane.api.status import RpcFailure, describe_error, describe_fault
 from control_plane.metrics.visits import FAULT, GRPC, VisitMeter, note_error
 from control_plane.tracing.trace_context import TraceContext, enter_trace, read_trace
-from planes.errors import EngineError, ValidationError
+from planes.errors import EngineError
 
 _log = structlog.get_logger(__name__)
 
@@ -46,6 +46,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
 
     `keyring`: whose tokens these methods ask for; None: for none. Those of `admin_services` ask for
     an operator's. Who has no token is told so before the message is read. `visits`: counts them.
+    `max_message_bytes`: larger ones are refused unread; None: there are none.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         keyring: Keyring | None = None,
         admin_services: Collection[str] = (),
         visits: VisitMeter | None = None,
+        max_message_bytes: int | None = None,
     ) -> None:
         self._visits = visits or VisitMeter()
+        self._max_message_bytes = max_message_bytes
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._keyring = keyring
         self._admin_prefixes = tuple(f"/{service}/" for service in admin_services)
@@ -75,7 +78,8 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         caller = self._identify(handler_call_details)
         trace = read_trace(handler_call_details.invocation_metadata or ())
         is_refused = isinstance(caller, EngineError)
-        read = None if is_refused else _never_raise(handler.request_deserializer)
+        deserialize = None if is_refused else handler.request_deserializer
+        read = deserialize and careful_reader(deserialize, self._max_message_bytes)
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._wrap(method, cast(_Behaviour, handler.unary_stream), caller, trace),
@@ -147,9 +151,11 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
             except EngineError as error:
                 failure = describe_error(error, request_id)
                 note_error(error.reason)
-                is_ours = failure.code is grpc.StatusCode.INTERNAL
-                tell = _log.error if is_ours else _log.info
-                tell("rpc refused", reason=error.reason, error=failure.message)
+                facts = {"reason": error.reason, "field": error.field}
+                if failure.code is grpc.StatusCode.INTERNAL:
+                    _log.error("rpc refused", **facts, error=failure.message)
+                else:  # without the message: it may quote the request, prompts too
+                    _log.info("rpc refused", **facts)
             # A fault must reach the log and the client, whatever it is; the server goes on.
             except Exception:  # noqa: BLE001
                 failure = describe_fault(request_id)
@@ -167,20 +173,3 @@ def _authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | 
     """Return the one `authorization` there is; of several, nobody knows which is meant."""
     found = [value for key, value in metadata or () if key == AUTHORIZATION]
     return found[0] if len(found) == 1 and isinstance(found[0], str) else None
-
-
-def _never_raise(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Give the method an error in place of a message that cannot be read.
-
-    gRPC itself would answer UNKNOWN, and log a caller's mistake as a fault of ours.
-    """
-    if deserialize is None:
-        return None
-
-    def read(data: bytes) -> Any:  # noqa: ANN401 - the method's own message type
-        try:
-            return deserialize(data)
-        except DecodeError as error:
-            return ValidationError(f"the message cannot be read: {error}")
-
-    return read

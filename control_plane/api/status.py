@@ -50,6 +50,8 @@ STATUS_OF: dict[type[families.EngineError], grpc.StatusCode] = {
     shell.RequestCancelledError: grpc.StatusCode.CANCELLED,
     shell.EngineStoppedError: grpc.StatusCode.INTERNAL,
     shell.LinkError: grpc.StatusCode.UNAVAILABLE,
+    shell.PlaneNotThereError: grpc.StatusCode.UNAVAILABLE,
+    shell.UnreadableTokensError: grpc.StatusCode.FAILED_PRECONDITION,
     shell.FencedError: grpc.StatusCode.UNAVAILABLE,
     shell.PlaneMismatchError: grpc.StatusCode.UNAVAILABLE,
     shell.TokenMissingError: grpc.StatusCode.UNAUTHENTICATED,

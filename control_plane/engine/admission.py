@@ -17,6 +17,7 @@ from control_plane.core.limits import RequestLimits
 from control_plane.core.request import Request
 from control_plane.core.request_options import PLAIN, RequestOptions
 from control_plane.engine.plane import BEAMS, PROMPT_LOGPROBS, SAMPLES
+from control_plane.text.bounds import max_text_bytes
 from control_plane.text.tokenizer import MAX_BYTES_PER_TOKEN, Tokenizer
 from planes.errors import EngineError, ValidationError
 
@@ -53,7 +54,7 @@ class Admission:
     @property
     def max_text_bytes(self) -> int:
         """Bytes of a prompt that is worth tokenizing."""
-        return self._limits.max_model_len * MAX_BYTES_PER_TOKEN
+        return max_text_bytes(self._limits.max_model_len)
 
     def check_text(self, text: str) -> None:
         """Raise ValidationError for a text that is not worth tokenizing."""
@@ -222,6 +223,8 @@ class Admission:
     def _check_tokens(self, token_ids: Sequence[int], params: GenerationParams) -> list[int]:
         """Return the tokens as plain integers, whatever kind a caller or a tokenizer gives."""
         try:
+            if isinstance(token_ids, bytes | bytearray | memoryview):
+                raise TypeError("bytes are neither")
             # First: a mistake may have millions.
             self.check_room(len(token_ids), params)
             tokens = [int(operator.index(token)) for token in token_ids]

@@ -19,7 +19,7 @@ from control_plane.engine.events import Publisher
 from control_plane.engine.loop import EngineLoop, LoopOptions
 from control_plane.engine.plane import PlaneDescription, effective_limits
 from control_plane.engine.plugins import CoreFactories
-from control_plane.errors import LinkError, PlaneMismatchError
+from control_plane.errors import LinkError, PlaneMismatchError, PlaneNotThereError
 from control_plane.text.assets import ModelAssets, make_tokenizer
 from control_plane.text.tokenizer import Tokenizer
 
@@ -28,7 +28,10 @@ _log = structlog.get_logger(__name__)
 RETRY_PAUSE_S = 0.05
 
 QUIET_WAIT_S = 10.0
-"""Planes that start together find each other within it; only a longer wait needs a reason."""
+"""Planes that start together find each other within it; only a longer wait needs a reason.
+
+It is said once more each time the wait has become twice as long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def connect(
     """
     address = str(client.address)
     waiting_since: float | None = None
-    has_complained = False
+    next_word_s = QUIET_WAIT_S
     while not stop.is_set():
         try:
             return learn(client, limits)
@@ -80,13 +83,27 @@ def connect(
             if waiting_since is None:
                 waiting_since = now
                 _log.info("waiting for the compute plane", address=address)
-            elif not has_complained and now - waiting_since > QUIET_WAIT_S:
-                has_complained = True
-                _log.warning(
-                    "still waiting for the compute plane", address=address, error=error.message
-                )
+            elif now - waiting_since >= next_word_s:
+                _tell_wait(address, round(now - waiting_since), error)
+                next_word_s *= 2.0
         stop.wait(RETRY_PAUSE_S)
     return None
+
+
+def _tell_wait(address: str, waited_s: int, error: LinkError) -> None:
+    """Say what is waited for: a plane that starts, as far as can be seen, is no fault."""
+    if isinstance(error, PlaneNotThereError):
+        _log.warning(
+            f"waiting for the compute plane to start, {waited_s} s so far (it compiles its kernels "
+            "once, which takes about half a minute, and loads the model)",
+            address=address,
+        )
+    else:
+        _log.warning(
+            f"still waiting for the compute plane, {waited_s} s so far",
+            address=address,
+            error=error.message,
+        )
 
 
 def learn(

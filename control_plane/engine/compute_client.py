@@ -20,7 +20,7 @@ from control_plane.engine.convert import (
 from control_plane.engine.link_errors import no_answer, reason, why_not_open
 from control_plane.engine.plane import PlaneDescription
 from control_plane.engine.recording import Recorder
-from control_plane.errors import FencedError, LinkError
+from control_plane.errors import FencedError, LinkError, PlaneNotThereError
 from control_plane.text.assets import ModelAssets
 from planes.address import Address
 from planes.tls import ClientTls, open_channel
@@ -91,7 +91,9 @@ class ComputeClient:
     def _describe(self) -> PlaneDescription:
         if not self._address.may_be_served:
             # Not asking keeps gRPC from waiting longer and longer before it connects again.
-            raise LinkError(f"the compute plane does not answer: there is no {self._address}")
+            raise PlaneNotThereError(
+                f"the compute plane does not answer: there is no {self._address}"
+            )
         try:
             response = self._stub.Describe(
                 compute_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S

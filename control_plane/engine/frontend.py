@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -108,6 +108,11 @@ class EngineFrontend:
         return self._parts.memory_stats()
 
     # Requests
+
+    def check_places(self, num_requests: int) -> None:
+        """Raise the error of the limit that so many requests more would break, before any work."""
+        if self._parts.wants_principal:
+            current_principal().check(num_requests)
 
     async def submit(
         self,
@@ -231,18 +236,26 @@ class EngineFrontend:
         inbox = self._parts.inbox
         return await self._ask(lambda reply: inbox.inspect(reply, include_ended=include_ended))
 
-    # Text
+    # Text: while it is worked on it holds a place of its principal, whose limits come before the
+    # work. Its tokens are not booked: nothing is computed of them.
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, as a prompt of it would have them.
 
         `add_special_tokens`: put the BOS token in front where the model wants one. Raises
-        ValidationError for a text longer than any prompt may be, TokenizationError.
+        ValidationError for a text longer than any prompt may be, TokenizationError, and for what
+        its principal may not use.
         """
-        return await self._text.tokenize(text, add_special_tokens=add_special_tokens)
+        with self._place():
+            return await self._text.tokenize(text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids; special tokens have none. Raises ValidationError."""
+        """Return the text of token ids; special tokens have none. Raises as `tokenize`."""
+        with self._place():
+            return await self._text.detokenize(token_ids)
+
+    async def text_of_prompt(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a prompt that was submitted: its request has a place already."""
         return await self._text.detokenize(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -259,11 +272,22 @@ class EngineFrontend:
         """Return a conversation as the prompt the model was trained on, text and token ids.
 
         Raises ValidationError if the model has no template or the messages are longer than any
-        prompt may be, TokenizationError if the template refuses them.
+        prompt may be, TokenizationError if the template refuses them, and for what its principal
+        may not use.
         """
-        return await self._text.apply_chat_template(
-            messages, tools, add_generation_prompt=add_generation_prompt
-        )
+        with self._place():
+            return await self._text.apply_chat_template(
+                messages, tools, add_generation_prompt=add_generation_prompt
+            )
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """Count work that generates nothing among the principal's requests while it lasts."""
+        if not self._parts.wants_principal:
+            yield
+            return
+        with current_principal().lease():
+            yield
 
     # Administration
 

@@ -20,7 +20,7 @@ class Generation:
 
     `params`: the effective ones, seed included. `num_continued_tokens`: of the answer, which the
     reader has already; they are not sent again. `lease`: is told of every token, those of a prompt
-    once it is admitted, and released at the end.
+    once it is admitted, or left before it is refused, and released at the end.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Generation:
         self._abandon(self)
         self._stream.leave()
         if self._lease is not None:
-            if self._num_booked_tokens > 0:  # it was admitted
+            if not self._stream.is_refused:  # what was submitted may be computed, read or not
                 self._book()
             self._lease.release()
 

@@ -117,6 +117,11 @@ class RequestStream:
         """Whether the end has arrived, read or not."""
         return self._end is not None
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the engine would not have the request at all."""
+        return not self._is_admitted and (self._end is not None or self._error is not None)
+
     def push(self, update: RequestUpdate) -> None:
         """Take an update in and wake the reader."""
         if self._error is not None:

@@ -8,10 +8,17 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from control_plane.core.errors import PromptTooLongError
 from control_plane.engine.admission import Admission
-from control_plane.text.chat_template import ChatTemplate
-from control_plane.text.conversation import check_tools, template_messages
-from control_plane.text.tokenizer import ByteTokenizer, PlainTokenizer, Tokenizer
+from control_plane.text.bounds import MAX_MESSAGES
+from control_plane.text.chat_template import ChatTemplate, hides_tool_calls
+from control_plane.text.conversation import MAX_TOOLS, check_tools, template_messages
+from control_plane.text.tokenizer import (
+    MAX_BYTES_PER_TOKEN,
+    ByteTokenizer,
+    PlainTokenizer,
+    Tokenizer,
+)
 from planes.errors import ValidationError
 
 MAX_INLINE_CHARACTERS = 2048
@@ -94,7 +101,8 @@ class TextService:
     ) -> ChatPrompt:
         """Return a conversation as a prompt. The text has its own BOS where the model wants one.
 
-        Raises ValidationError if the model has no template, or its template no place for tools.
+        Raises ValidationError if the model has no template, or its template no place for tools or
+        tool calls.
         """
         template = self._template
         if template is None:
@@ -123,6 +131,16 @@ class TextService:
         if tools and text == template.render(known, add_generation_prompt=add_generation_prompt):
             # They would be ignored without a word.
             raise ValidationError("the model's chat template has no place for tools", field="tools")
+        if hides_tool_calls(
+            template,
+            known,
+            text,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools or None,
+        ):
+            raise ValidationError(
+                "the model's chat template has no place for tool calls", field="messages"
+            )
         self._admission.check_text(text)
         tokenizer = self._tokenizer
         if isinstance(tokenizer, PlainTokenizer):
@@ -135,18 +153,32 @@ class TextService:
         tools: Sequence[Mapping[str, object]] | None,
     ) -> None:
         """Refuse what is longer than any prompt before the template sees it."""
-        for field, value in (("messages", messages), ("tools", tools)):
-            try:
-                size = len(json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass"))
-            except (TypeError, ValueError, RecursionError) as error:
+        for name, count, most in (
+            ("messages", len(messages), MAX_MESSAGES),
+            ("tools", len(tools or ()), MAX_TOOLS),
+        ):
+            if count > most:
                 raise ValidationError(
-                    f"{field} must be JSON values: {error}", field=field
-                ) from None
-            limit = self._admission.max_text_bytes
-            if size > limit:
-                raise ValidationError(
-                    f"{field} must have at most {limit} bytes, got {size}", field=field
+                    f"{name} must have at most {most} entries, got {count}", field=name
                 )
+        limit = self._admission.max_text_bytes
+        for field, values in (("messages", messages), ("tools", tools or ())):
+            size = 0
+            for value in values:  # one by one: others get to run between them
+                try:
+                    text = json.dumps(value, ensure_ascii=False)
+                except (TypeError, ValueError, RecursionError) as error:
+                    raise ValidationError(
+                        f"{field} must be JSON values: {error}", field=field
+                    ) from None
+                size += len(text.encode(errors="surrogatepass"))
+                if size > limit:
+                    raise PromptTooLongError(
+                        f"{field} have at least {size} bytes, at most {limit} are taken "
+                        f"({MAX_BYTES_PER_TOKEN} for each of the max_model_len "
+                        f"{self._admission.max_model_len} tokens)",
+                        field=field,
+                    )
 
     def _check_id(self, token_id: int) -> int:
         try:

@@ -113,6 +113,8 @@ async def answers_to(
 
     Raises EngineError if one of them is refused.
     """
+    if len(prompts) > 1:  # one alone is checked as it is submitted
+        frontend.check_places(len(prompts))
     async with contextlib.AsyncExitStack() as stack:
         generations = []
         for index, prompt in enumerate(prompts):

@@ -9,7 +9,7 @@ import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -63,6 +63,7 @@ def make_app(backend: Backend, keyring: Keyring | None = None) -> ASGIApp:
         HttpRefusal: _on_refusal,
         HTTPException: _on_http_exception,
         RequestValidationError: _on_invalid_path,
+        ClientDisconnect: _on_client_gone,
         Exception: _on_fault,
     }
     app = FastAPI(
@@ -88,15 +89,17 @@ def make_app(backend: Backend, keyring: Keyring | None = None) -> ASGIApp:
 async def _on_engine_error(request: Request, error: EngineError) -> Response:
     failure = describe_error(error, _FIELD_NAMES.get(request.url.path))
     note_error(failure.reason)  # in the word that the client reads
-    is_ours = failure.status == HTTPStatus.INTERNAL_SERVER_ERROR
-    tell = _log.error if is_ours else _log.info
-    tell("http request refused", reason=error.reason, error=failure.error["message"])
+    if failure.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        message = failure.error["message"]
+        _log.error("http request refused", **failure.log_facts, error=message)
+    else:
+        _log.info("http request refused", **failure.log_facts)
     return failure.to_response()
 
 
 async def _on_refusal(_: Request, error: HttpRefusal) -> Response:
     note_error(error.failure.reason)
-    _log.info("http request refused", error=error.failure.error["message"])
+    _log.info("http request refused", **error.failure.log_facts)
     return error.failure.to_response()
 
 
@@ -118,6 +121,10 @@ async def _on_invalid_path(_: Request, error: Exception) -> Response:
     refusal = HttpRefusal(HTTPStatus.BAD_REQUEST, str(error), code="invalid_value")
     note_error(refusal.failure.reason)
     return refusal.failure.to_response()
+
+
+async def _on_client_gone(_request: Request, _error: ClientDisconnect) -> None:
+    """Answer nothing: who left while his body was read is no fault of ours, and hears nothing."""
 
 
 async def _on_fault(_request: Request, _error: Exception) -> Response:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from control_plane.engine.frontend import EngineFrontend
 from control_plane.engine.gate import Gate
 from control_plane.errors import ComputeUnavailableError
+from control_plane.http.body_size import Held
 from control_plane.http.spelling import Speller
 from control_plane.metrics.visits import VisitMeter
 
@@ -61,11 +62,17 @@ class Backend:
         self.gate = gate
         self.metrics = metrics
         self.visits = visits or VisitMeter()
+        self.held = Held()
         self._engine: LoadedEngine | None = None
 
     def attach(self, frontend: EngineFrontend) -> None:
         """Begin to serve."""
         self._engine = LoadedEngine(frontend, Speller(frontend.tokenizer), int(time.time()))
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of the longest request; None: no model is loaded."""
+        return None if self._engine is None else self._engine.frontend.max_model_len
 
     def require_engine(self, model: str | None = None) -> LoadedEngine:
         """Return the engine. Raises EngineError if there is none, or it has another model."""

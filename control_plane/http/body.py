@@ -13,11 +13,12 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from control_plane.apart import run_apart
+from control_plane.http.backend import Backend
+from control_plane.http.body_size import check_elements
 from control_plane.http.errors import HttpRefusal, describe_problems
-
-MAX_BODY_BYTES = 8 << 20
-MAX_INLINE_BYTES = 32 << 10
-"""Longer bodies are parsed on another thread: the event loop must not wait milliseconds."""
+from control_plane.http.fields import Wire
+from control_plane.text.bounds import MAX_INLINE_BYTES
 
 BODY_PATIENCE_S = 60.0
 """A body comes within this time, or not at all."""
@@ -25,33 +26,36 @@ BODY_PATIENCE_S = 60.0
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class JsonRoute(APIRoute):
-    """A route whose body, where it has one, is read and checked here and not by FastAPI.
+def json_route(backend: Backend) -> type[APIRoute]:
+    """Return a class of routes whose bodies are read and checked here and not by FastAPI.
 
     FastAPI's own reading knows no bound, takes text for numbers, and lets lone surrogates in; its
     part is the schema in `/openapi.json`.
     """
 
-    def get_route_handler(self) -> _Handler:
-        """Return the handler, which gets a request that has its body already."""
-        handle = super().get_route_handler()
-        if self.body_field is None:
-            return handle
-        model: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
+    class JsonRoute(APIRoute):
+        def get_route_handler(self) -> _Handler:
+            """Return the handler, which gets a request that has its body already."""
+            handle = super().get_route_handler()
+            if self.body_field is None:
+                return handle
+            model: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
 
-        async def read_and_handle(request: Request) -> Response:
-            data = await read_body(request)
-            return await handle(_ParsedRequest(request, data, await parse_body(model, data)))
+            async def read_and_handle(request: Request) -> Response:
+                parsed = await read_body(request, backend, model)
+                return await handle(_ParsedRequest(request, parsed))
 
-        return read_and_handle
+            return read_and_handle
+
+    return JsonRoute
 
 
 class _ParsedRequest(Request):
     """A request whose JSON is a model already; FastAPI takes an instance as it is."""
 
-    def __init__(self, request: Request, data: bytes, parsed: BaseModel) -> None:
+    def __init__(self, request: Request, parsed: BaseModel) -> None:
         super().__init__(request.scope, request.receive)
-        self._body = data
+        self._body = b"{}"  # there was one: that is all that FastAPI wants to know
         self._parsed = parsed
 
     async def json(self) -> BaseModel:
@@ -59,8 +63,12 @@ class _ParsedRequest(Request):
         return self._parsed
 
 
-async def read_body(request: Request) -> bytes:
-    """Return the body. Raises HttpRefusal for one that is too large, of another kind, or late."""
+async def read_body(request: Request, backend: Backend, model: type[BaseModel]) -> BaseModel:
+    """Return the body as its model.
+
+    Raises HttpRefusal for one that is too large, of another kind, late, or no such model. Raises
+    EngineError for a large one while no model is loaded: nobody knows how large it may be.
+    """
     _check_kind(request)
     declared = request.headers.get("content-length")
     if declared is not None and "transfer-encoding" in request.headers:
@@ -71,33 +79,48 @@ async def read_body(request: Request) -> bytes:
             code="invalid_http",
             headers={"Connection": "close"},
         )
-    if declared is not None and int(declared) > MAX_BODY_BYTES:  # the HTTP parser lets digits in
-        raise _too_large(declared)
-    data = bytearray()
-    try:
-        async with asyncio.timeout(BODY_PATIENCE_S):
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > MAX_BODY_BYTES:
-                    raise _too_large("more")
-    except TimeoutError:
-        raise HttpRefusal(
-            HTTPStatus.REQUEST_TIMEOUT,
-            f"The body did not come within {BODY_PATIENCE_S:g} s.",
-            code="request_timeout",
-            headers={"Connection": "close"},
-        ) from None
-    return bytes(data)
+    max_model_len = backend.max_model_len
+    with backend.held.body(max_model_len) as body:
+        try:
+            if declared is not None:
+                body.check_length(int(declared))  # the HTTP parser lets digits in
+            async with asyncio.timeout(BODY_PATIENCE_S):
+                async for chunk in request.stream():
+                    body.add(chunk)
+        except TimeoutError:
+            raise HttpRefusal(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"The body did not come within {BODY_PATIENCE_S:g} s.",
+                code="request_timeout",
+                headers={"Connection": "close"},
+            ) from None
+        except HttpRefusal:
+            if max_model_len is None:
+                backend.require_engine()
+            raise
+        return await parse_body(model, bytes(body.data), max_model_len or 0)
 
 
-async def parse_body(model: type[BaseModel], data: bytes) -> BaseModel:
-    """Return the body as its model. Raises HttpRefusal."""
+async def parse_body(model: type[BaseModel], data: bytes, max_model_len: int) -> BaseModel:
+    """Return the body as its model, ready for use. Raises HttpRefusal."""
+    if len(data) <= MAX_INLINE_BYTES:
+        return _parse(model, data)
+    return await run_apart(_parse_large, model, data, max_model_len)
+
+
+def _parse_large(model: type[BaseModel], data: bytes, max_model_len: int) -> BaseModel:
+    check_elements(data, max_model_len)
+    return _parse(model, data)
+
+
+def _parse(model: type[BaseModel], data: bytes) -> BaseModel:
     try:
-        if len(data) <= MAX_INLINE_BYTES:
-            return model.model_validate_json(data)
-        return await asyncio.to_thread(model.model_validate_json, data)
+        parsed = model.model_validate_json(data)
     except pydantic.ValidationError as error:
         raise describe_problems(error) from None
+    if isinstance(parsed, Wire):
+        parsed.prepare()
+    return parsed
 
 
 def _check_kind(request: Request) -> None:
@@ -128,11 +151,3 @@ def _check_kind(request: Request) -> None:
 def _split(parameter: str) -> tuple[str, str, str]:
     name, equals, value = parameter.partition("=")
     return name.strip().lower(), equals, value.strip().strip('"').lower()
-
-
-def _too_large(size: str) -> HttpRefusal:
-    return HttpRefusal(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"The body has at most {MAX_BODY_BYTES} bytes, got {size}.",
-        code="request_too_large",
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control_plane.http.answers import Answers, Piece, answers_to
 from control_plane.http.backend import LoadedEngine
-from control_plane.http.chat_schema import ChatRequest, plain_messages, plain_tools
+from control_plane.http.chat_schema import ChatRequest
 from control_plane.http.choices import Heading, send_stream, send_whole
 from control_plane.http.edge import current_request_id
 from control_plane.http.fields import FIELD_NAMES
@@ -22,11 +22,7 @@ NAMES = {
 async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Connection) -> None:
     """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
     request_id = current_request_id()
-    tools = [] if request.tool_choice == "none" else request.tools or []
-    chat = await engine.frontend.apply_chat_template(
-        plain_messages(request.messages), plain_tools(tools)
-    )
-    prompt = chat.token_ids
+    prompt = (await engine.frontend.apply_chat_template(*request.conversation)).token_ids
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = request.params(
         max_tokens=max_tokens or engine.max_new_tokens(len(prompt)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, Field, JsonValue, Tag, model_validator
@@ -20,6 +21,12 @@ from control_plane.http.fields import (
 )
 from control_plane.http.logprobs import ChatLogprobs
 from control_plane.http.usage import CompletionUsage
+from control_plane.text.bounds import (
+    MAX_JSON_BYTES,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOL_CALLS,
+)
 from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS, MAX_TOOLS, json_object
 
 
@@ -32,7 +39,9 @@ class TextPart(Wire):
 
 Content: TypeAlias = Annotated[
     Annotated[str, Tag("~text")]
-    | Annotated[list[TextPart], Field(fail_fast=True, min_length=1), Tag("~list")],
+    | Annotated[
+        list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS), Tag("~list")
+    ],
     one_of(text_or_list, "a string or a list of text parts"),
 ]
 
@@ -45,11 +54,14 @@ class FunctionCall(Wire):
 
     @model_validator(mode="after")
     def _check_arguments(self) -> Self:
-        self.parsed_arguments()
+        self.parsed_arguments  # noqa: B018 - they are kept
         return self
 
+    @cached_property
     def parsed_arguments(self) -> dict[str, Any]:
-        """Return the arguments as chat templates want them."""
+        """The arguments as chat templates want them."""
+        if len(self.arguments) > MAX_JSON_BYTES:
+            raise wrong("arguments", f"arguments must have at most {MAX_JSON_BYTES} bytes")
         try:
             return json_object(self.arguments)
         except ValueError as error:
@@ -86,7 +98,9 @@ class AssistantMessage(Wire):
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_TOOL_CALLS
+    )
     annotations: list[JsonValue] | None = Field(None, max_length=0)
 
     @model_validator(mode="after")
@@ -131,6 +145,11 @@ Message: TypeAlias = Annotated[
 ]
 
 
+Messages: TypeAlias = Annotated[
+    list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+]
+
+
 class FunctionDefinition(Wire):
     """A function the model may call. `parameters`: JSON schema."""
 
@@ -157,7 +176,7 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
     """A conversation to go on with."""
 
     model: str
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+    messages: Messages
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     max_completion_tokens: int | None = Field(
         None, ge=1, le=MAX_TOKENS, description="default: as many as fit behind the prompt"
@@ -188,6 +207,16 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
             )
         return self
 
+    @cached_property
+    def conversation(self) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+        """Messages and tools as values; tools that must not be called are left out."""
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        return plain_messages(self.messages), plain_tools(tools)
+
+    def prepare(self) -> None:
+        """Make the conversation."""
+        self.conversation  # noqa: B018 - it is kept
+
 
 def plain_messages(messages: list[Message]) -> list[dict[str, object]]:
     """Return the messages as values: text in one piece, arguments parsed."""
@@ -196,7 +225,17 @@ def plain_messages(messages: list[Message]) -> list[dict[str, object]]:
 
 def plain_tools(tools: list[Tool]) -> list[dict[str, object]]:
     """Return the tools as values, without what says nothing to a model."""
-    return [tool.model_dump(exclude={"function": {"strict"}}, exclude_none=True) for tool in tools]
+    return [{"type": "function", "function": _plain_function(tool.function)} for tool in tools]
+
+
+def _plain_function(function: FunctionDefinition) -> dict[str, object]:
+    # `model_dump` would copy the parameters, value by value, which are plain already.
+    result: dict[str, object] = {"name": function.name}
+    if function.description is not None:
+        result["description"] = function.description
+    if function.parameters is not None:
+        result["parameters"] = function.parameters
+    return result
 
 
 def _plain_message(message: Message) -> dict[str, object]:
@@ -215,7 +254,7 @@ def _plain_message(message: Message) -> dict[str, object]:
                 "type": "function",
                 "function": {
                     "name": call.function.name,
-                    "arguments": call.function.parsed_arguments(),
+                    "arguments": call.function.parsed_arguments,
                 },
             }
             for call in message.tool_calls

@@ -59,7 +59,7 @@ async def answer_completion(
 async def _echoes(engine: LoadedEngine, prompts: list[str] | list[list[int]]) -> list[str]:
     """Return the prompts as text."""
     return [
-        prompt if isinstance(prompt, str) else await engine.frontend.detokenize(prompt)
+        prompt if isinstance(prompt, str) else await engine.frontend.text_of_prompt(prompt)
         for prompt in prompts
     ]
 

@@ -74,7 +74,8 @@ class Edge:
             return
         request_id = uuid.uuid4().hex
         _request_id.set(request_id)
-        bound = {"request_id": request_id, "method": f"{scope['method']} {scope['path']}"}
+        path = scope["path"] if scope["path"] in UNCOUNTED_PATHS else method_of(scope["path"])
+        bound = {"request_id": request_id, "method": f"{scope['method']} {path}"}
         theirs = Headers(scope=scope).get("x-request-id")
         if theirs is not None and theirs.isprintable():
             bound["client_request_id"] = theirs[:MAX_CLIENT_ID_CHARACTERS]

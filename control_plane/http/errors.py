@@ -33,6 +33,9 @@ _TYPES = {
 _CODES = {"INVALID_REQUEST": "invalid_value", "TOKENIZATION_FAILED": "invalid_value"}
 """Reasons that have another name in OpenAI's API; the others go in lower case."""
 
+_FREE_KEYS = ("logit_bias", "metadata")
+"""Fields whose own keys are a caller's."""
+
 PARAM = "param"
 """In the context of a problem: the field that it is about, below the place of the problem."""
 
@@ -60,16 +63,25 @@ class ErrorResponse(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class HttpFailure:
-    """An answer that is no success: status, the inner error object, headers."""
+    """An answer that is no success: status, the inner error object, headers.
+
+    `place`: as far as it is the server's own word, the `param`; a caller's own may be anything.
+    """
 
     status: int
     error: dict[str, str | None]
     headers: dict[str, str] = field(default_factory=dict)
+    place: str | None = None
 
     @property
     def reason(self) -> str:
         """What is told, in the spelling of an `EngineError`'s reason."""
         return (self.error["code"] or INVALID_REQUEST).upper()
+
+    @property
+    def log_facts(self) -> dict[str, str | None]:
+        """What the log is told: nothing that quotes the request, as the message may."""
+        return {"code": self.error["code"], "param": self.place}
 
     def to_response(self) -> JSONResponse:
         """Return the response that says so."""
@@ -89,6 +101,7 @@ class HttpRefusal(Exception):
         *,
         code: str,
         param: str | None = None,
+        place: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
@@ -96,6 +109,7 @@ class HttpRefusal(Exception):
             status,
             error_object(status, message, param=param, code=code),
             dict(headers or {}),
+            place,
         )
 
 
@@ -117,7 +131,8 @@ def describe_error(error: EngineError, field_names: Mapping[str, str] | None = N
     code = _CODES.get(error.reason, error.reason.lower())
     retry_after_s: float | None = getattr(error, "retry_after_s", None)
     headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
-    return HttpFailure(status, error_object(status, error.message, param=param, code=code), headers)
+    told = error_object(status, error.message, param=param, code=code)
+    return HttpFailure(status, told, headers, place=param)
 
 
 def describe_fault(request_id: str) -> HttpFailure:
@@ -140,7 +155,13 @@ def describe_problems(error: pydantic.ValidationError) -> HttpRefusal:
         location = (*location, problem["ctx"][PARAM])
     param = field_path(location)
     code = _PROBLEM_CODES.get(problem["type"], "invalid_value")
-    return HttpRefusal(HTTPStatus.BAD_REQUEST, _say(problem, param), code=code, param=param or None)
+    return HttpRefusal(
+        HTTPStatus.BAD_REQUEST,
+        _say(problem, param),
+        code=code,
+        param=param or None,
+        place=field_path(_own_part(location, problem["type"])) or None,
+    )
 
 
 def field_path(location: Sequence[str | int]) -> str:
@@ -152,6 +173,16 @@ def field_path(location: Sequence[str | int]) -> str:
         elif not part.startswith("~"):
             path += f".{part}" if path else part
     return path
+
+
+def _own_part(location: tuple[str | int, ...], kind: str) -> Sequence[str | int]:
+    """Return a place without the names that only the caller knows."""
+    if kind == "extra_forbidden":
+        location = location[:-1]
+    for index, part in enumerate(location):
+        if part in _FREE_KEYS:
+            return location[: index + 1]
+    return location
 
 
 def _say(problem: ErrorDetails, param: str) -> str:

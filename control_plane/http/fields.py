@@ -40,6 +40,14 @@ from control_plane.http.errors import PARAM
 MAX_TOKEN_ID: Final = 2**32 - 1
 MAX_TOKENS: Final = 2**31 - 1
 
+MAX_FIELDS: Final = 128
+"""Of one object; no schema has half as many."""
+
+MAX_METADATA: Final = 16
+MAX_METADATA_KEY: Final = 64
+MAX_METADATA_VALUE: Final = 512
+"""OpenAI's."""
+
 DEFAULT_TEMPERATURE: Final = 1.0
 DEFAULT_TOP_P: Final = 1.0
 """OpenAI's defaults, also where the engine's own differ."""
@@ -52,17 +60,35 @@ FIELD_NAMES: Final[Mapping[str, str]] = {
 
 
 class Wire(BaseModel):
-    """An object as callers send it: no unknown field, no text for a number; null means unset."""
+    """An object as callers send it: no unknown field, no text for a number; null means unset.
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    A field that is not known may be null, too: messages that OpenAI's packages hand back have
+    fields that this server never had a value for, and later versions have more. The schema says so.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        json_schema_extra={"additionalProperties": {"type": "null"}, "maxProperties": MAX_FIELDS},
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, given: Any) -> Any:  # noqa: ANN401 - parsed JSON
-        """OpenAI's own clients send null for what was not said, whatever the field."""
+        """OpenAI's own clients send null for what was not said, whatever the field.
+
+        Fields are counted first: a mistake may have a million, and each would be told apart.
+        """
         if isinstance(given, dict):
+            if len(given) > MAX_FIELDS:
+                message = f"an object has at most {MAX_FIELDS} fields, got {len(given)}"
+                raise PydanticCustomError("wrong", "{message}", {"message": message})
             return {name: value for name, value in given.items() if value is not None}
         return given
+
+    def prepare(self) -> None:
+        """Do now what takes long for a long body: this is its thread, and not the event loop."""
 
 
 def one_of(choose: Callable[[Any], str], expected: str) -> Discriminator:
@@ -119,6 +145,15 @@ LogitBias: TypeAlias = Annotated[
     dict[str, Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]],
     BeforeValidator(_check_bias),
     Field(description=f"token id → bias, at most {MAX_LOGIT_BIASES} entries"),
+]
+
+
+Metadata: TypeAlias = Annotated[
+    dict[
+        Annotated[str, Field(max_length=MAX_METADATA_KEY)],
+        Annotated[str, Field(max_length=MAX_METADATA_VALUE)],
+    ],
+    Field(max_length=MAX_METADATA),
 ]
 
 
@@ -206,7 +241,7 @@ class HarmlessFields(Wire):
     """
 
     user: str | None = Field(None, description="taken, changes nothing")
-    metadata: dict[str, str] | None = Field(None, description="taken, changes nothing")
+    metadata: Metadata | None = Field(None, description="taken, changes nothing")
     store: Literal[False] | None = Field(None, description="nothing is stored")
     service_tier: Literal["auto", "default"] | None = Field(None, description="there is one")
     parallel_tool_calls: bool | None = Field(

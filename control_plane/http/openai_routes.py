@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from control_plane.http import responses
 from control_plane.http.backend import Backend, LoadedEngine
-from control_plane.http.body import JsonRoute
+from control_plane.http.body import json_route
 from control_plane.http.chat import answer_chat
 from control_plane.http.chat_schema import ChatChunk, ChatCompletion, ChatRequest
 from control_plane.http.completion_schema import Completion, CompletionChunk, CompletionRequest
@@ -30,7 +30,7 @@ _REF = "#/components/schemas/"
 
 def openai_routes(backend: Backend) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
+    router = APIRouter(prefix="/v1", tags=["openai"], route_class=json_route(backend))
 
     def reply(
         answer: Callable[[LoadedEngine, BodyT, Connection], Awaitable[None]], body: BodyT

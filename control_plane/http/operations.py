@@ -16,11 +16,14 @@ def operation_routes(backend: Backend) -> APIRouter:
     """Return the routes; they work before there is an engine. Only metrics need a token."""
     router = APIRouter(tags=["operations"])
 
+    # Load balancers ask with HEAD; the server leaves the body out.
+    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", response_model=State)
     async def healthz() -> Response:
         """Say that the process is alive: its event loop answers."""
         return JSONResponse({"status": "ok", "state": backend.gate.state.value})
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", response_model=State, responses={503: {"model": State}})
     async def readyz() -> Response:
         """Say whether requests are taken and computed now; 503 if not."""

@@ -8,16 +8,20 @@ it is cancelled it hears of it at its `await`, and leaves the engine's requests 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import structlog
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from control_plane.engine.streams import SEND_PATIENCE_S
 from control_plane.metrics.visits import note_streamed
+
+_log = structlog.get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -69,13 +73,15 @@ class Connection:
             async with asyncio.timeout(SEND_PATIENCE_S):
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
         except TimeoutError:
+            _log.info("http client takes nothing", seconds=SEND_PATIENCE_S)
             raise ClientDisconnect from None
 
 
 class Reply(Response):
     """A response that `work` writes, as long as the client listens.
 
-    Raises whatever `work` raises; that becomes a status if nothing was written before.
+    Raises whatever `work` raises; that becomes a status if nothing was written before. A client
+    who is gone, or takes nothing, is no error: the answer stays unfinished.
     """
 
     def __init__(self, work: Callable[[Connection], Awaitable[None]]) -> None:
@@ -95,7 +101,8 @@ class Reply(Response):
             # The engine's requests are left before the connection counts as closed.
             await asyncio.wait(both)
         if not work.cancelled():
-            work.result()
+            with contextlib.suppress(ClientDisconnect):
+                work.result()
 
 
 async def _wait_until_gone(receive: Receive) -> None:

@@ -33,7 +33,7 @@ async def answer_response(
 ) -> None:
     """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
     request_id = current_request_id()
-    prompt = (await engine.frontend.apply_chat_template(request.messages())).token_ids
+    prompt = (await engine.frontend.apply_chat_template(request.messages)).token_ids
     params = request.params(
         max_tokens=request.max_output_tokens or engine.max_new_tokens(len(prompt)),
         num_logprobs=(request.top_logprobs or 0) if request.wants_logprobs else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, Field, JsonValue, RootModel, Tag, model_validator
@@ -11,7 +12,7 @@ from control_plane.http.fields import (
     MAX_TOKENS,
     HarmlessFields,
     SamplingFields,
-    StreamOptions,
+    StreamFields,
     Wire,
     one_of,
     text_or_list,
@@ -19,6 +20,7 @@ from control_plane.http.fields import (
 )
 from control_plane.http.logprobs import TokenLogprob
 from control_plane.http.usage import ResponseUsage
+from control_plane.text.bounds import MAX_MESSAGES, MAX_PARTS
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -34,7 +36,9 @@ class TextItem(Wire):
 
 ItemContent: TypeAlias = Annotated[
     Annotated[str, Tag("~text")]
-    | Annotated[list[TextItem], Field(fail_fast=True, min_length=1), Tag("~list")],
+    | Annotated[
+        list[TextItem], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS), Tag("~list")
+    ],
     one_of(text_or_list, "a string or a list of input_text and output_text parts"),
 ]
 
@@ -51,7 +55,11 @@ class InputMessage(Wire):
 
 Input: TypeAlias = Annotated[
     Annotated[str, Field(min_length=1), Tag("~text")]
-    | Annotated[list[InputMessage], Field(fail_fast=True, min_length=1), Tag("~list")],
+    | Annotated[
+        list[InputMessage],
+        Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
+        Tag("~list"),
+    ],
     one_of(text_or_list, "a string or a list of messages"),
 ]
 
@@ -68,7 +76,7 @@ class TextConfig(Wire):
     format: PlainText | None = None
 
 
-class ResponseRequest(SamplingFields, HarmlessFields):
+class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
     """A conversation to go on with; it is not stored, and none that was stored is found."""
 
     model: str
@@ -81,8 +89,6 @@ class ResponseRequest(SamplingFields, HarmlessFields):
         None, ge=0, le=MAX_LOGPROBS, description=f"only with {LOGPROBS} in include"
     )
     include: list[Literal["message.output_text.logprobs"]] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     text: TextConfig | None = None
     tools: list[JsonValue] | None = Field(None, max_length=0, description="none are supported")
     tool_choice: Literal["none", "auto"] | None = None
@@ -105,8 +111,13 @@ class ResponseRequest(SamplingFields, HarmlessFields):
         """Whether log-probabilities are to be returned."""
         return bool(self.include)
 
+    def prepare(self) -> None:
+        """Make the conversation."""
+        self.messages  # noqa: B018 - it is kept
+
+    @cached_property
     def messages(self) -> list[dict[str, Any]]:
-        """Return the conversation as values."""
+        """The conversation as values."""
         messages = []
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})

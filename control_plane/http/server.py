@@ -124,13 +124,14 @@ class HttpServer:
         import uvicorn
 
         from control_plane.http.app import make_app
-        from control_plane.http.connections import (
+        from control_plane.http.connections import protocol_of
+        from control_plane.http.edge import Edge
+        from control_plane.http.places import (
             MAX_CONNECTIONS,
             NUM_SPARE,
             Connections,
             refuse_connection,
         )
-        from control_plane.http.edge import Edge
 
         if self._load_metrics is not None:
             self._backend.metrics = self._load_metrics()
@@ -144,9 +145,10 @@ class HttpServer:
 
         # A part of the descriptors is for gRPC and the rest of the process.
         limit = max(1, min(MAX_CONNECTIONS, descriptor_limit() * 3 // 4 - NUM_SPARE))
-        connections = Connections(limit, Edge(refuse_connection, self._backend.visits))
+        visits = self._backend.visits
+        connections = Connections(limit, Edge(refuse_connection, visits), visits)
         options: dict[str, Any] = {
-            "http": connections.protocol(),  # h11: the faster one takes headers of any size
+            "http": protocol_of(connections),  # h11: the faster one takes headers of any size
             "lifespan": "off",
             "ws": "none",
             "log_config": None,

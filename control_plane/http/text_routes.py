@@ -6,8 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from control_plane.http.backend import Backend, LoadedEngine
-from control_plane.http.body import JsonRoute
-from control_plane.http.chat_schema import plain_messages, plain_tools
+from control_plane.http.body import json_route
 from control_plane.http.text_schema import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -22,7 +21,7 @@ DETOKENIZE_NAMES = {"token_ids": "tokens"}
 
 def text_routes(backend: Backend) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(tags=["text"], route_class=JsonRoute)
+    router = APIRouter(tags=["text"], route_class=json_route(backend))
 
     @router.post("/tokenize", response_model=TokenizeResponse)
     async def tokenize(body: TokenizeRequest) -> Response:
@@ -71,8 +70,7 @@ async def _tokens(engine: LoadedEngine, body: TokenizeRequest) -> list[int]:
             body.prompt or "", add_special_tokens=body.add_special_tokens is not False
         )
     chat = await engine.frontend.apply_chat_template(
-        plain_messages(body.messages),
-        plain_tools(body.tools or []),
+        *body.conversation,
         add_generation_prompt=body.add_generation_prompt is not False,
     )
     return chat.token_ids

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from control_plane.http.chat_schema import Message, Tool
+from control_plane.http.chat_schema import Messages, Tool, plain_messages, plain_tools
 from control_plane.http.fields import TokenId, Wire, wrong
 from control_plane.text.conversation import MAX_TOOLS
 
@@ -16,7 +17,7 @@ class TokenizeRequest(Wire):
 
     model: str | None = None
     prompt: str | None = Field(None, min_length=1)
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+    messages: Messages | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     add_generation_prompt: bool | None = Field(None, description="only with messages; default true")
     add_special_tokens: bool | None = Field(None, description="only with prompt; default true")
@@ -32,6 +33,15 @@ class TokenizeRequest(Wire):
         if self.prompt is None and self.add_special_tokens is not None:
             raise wrong("add_special_tokens", "add_special_tokens is only allowed with prompt")
         return self
+
+    @cached_property
+    def conversation(self) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+        """Messages and tools as values."""
+        return plain_messages(self.messages or []), plain_tools(self.tools or [])
+
+    def prepare(self) -> None:
+        """Make the conversation."""
+        self.conversation  # noqa: B018 - it is kept
 
 
 class TokenizeResponse(BaseModel):

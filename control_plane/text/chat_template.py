@@ -83,6 +83,28 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+def hides_tool_calls(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, object]],
+    text: str,
+    *,
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, object]] | None,
+) -> bool:
+    """Whether the template leaves out the tool calls of a conversation that it made `text` of."""
+    if not any(message.get("tool_calls") for message in messages):
+        return False
+    without = [
+        {key: value for key, value in message.items() if key != "tool_calls"}
+        for message in messages
+    ]
+    try:
+        same = template.render(without, add_generation_prompt=add_generation_prompt, tools=tools)
+    except TokenizationError:  # it wants them
+        return False
+    return same == text
+
+
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from control_plane.errors import ComputeUnavailableError, DrainingError
+from hetero_infer.client.arguments import check_seconds
 from hetero_infer.wire_errors import ServerLostError
 from planes.errors import EngineError, ValidationError
 
@@ -32,6 +33,9 @@ RESUME_PAUSE_S: Final = 0.1
 
 Clock = Callable[[], float]
 
+OnLost = Callable[[EngineError, float], None]
+"""Told once for each loss: why the stream stopped, and how many seconds it is waited for."""
+
 
 class Deadline:
     """A time after which nothing is waited for. `timeout_s`: None: for ever.
@@ -40,6 +44,8 @@ class Deadline:
     """
 
     def __init__(self, timeout_s: float | None, clock: Clock = time.monotonic) -> None:
+        if timeout_s is not None:
+            check_seconds(timeout_s, "timeout_s")
         if timeout_s is not None and not timeout_s > 0:
             raise ValidationError(
                 f"timeout_s must be greater than 0, got {timeout_s}", field="timeout_s"
@@ -85,11 +91,19 @@ class Attempts:
 class Patience:
     """How long a stream waits for a lost server: `patience_s` from the first loss after its tokens.
 
-    A server that begins each answer and cannot compute it is as good as lost.
+    A server that begins each answer and cannot compute it is as good as lost. `on_lost`: told of
+    each loss that is waited for.
     """
 
-    def __init__(self, patience_s: float, deadline: Deadline, clock: Clock) -> None:
+    def __init__(
+        self,
+        patience_s: float,
+        deadline: Deadline,
+        clock: Clock,
+        on_lost: OnLost | None = None,
+    ) -> None:
         self._patience_s = patience_s
+        self._on_lost = on_lost
         self._clock = clock
         self._lost_at: float | None = None
         self.deadline = deadline
@@ -107,8 +121,11 @@ class Patience:
         if not isinstance(error, RESUMABLE) and (has_spoken or asked_s is None):
             raise error
         now = self._clock()
+        is_new = self._lost_at is None
         self._lost_at = now if self._lost_at is None else self._lost_at
         pause_s = max(RESUME_PAUSE_S, asked_s or 0.0)
         if now + pause_s - self._lost_at > self._patience_s or not self.deadline.allows(pause_s):
             raise error
+        if is_new and self._on_lost is not None:
+            self._on_lost(error, self._patience_s)
         return pause_s

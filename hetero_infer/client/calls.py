@@ -13,6 +13,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from control_plane.telemetry import EngineMetrics
 from hetero_infer.client.answers import Answer
+from hetero_infer.client.arguments import check_flag, check_text, tokens_of
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.convert import (
     answer_from_proto,
@@ -49,7 +50,8 @@ def generate(request: Request) -> Call[Answer]:
 
 
 def model_info(model: str) -> Call[ModelInfo]:
-    """Ask what is loaded."""
+    """Ask what is loaded. Raises ValidationError for what is no name."""
+    check_text(model, "model")
     message = inference_pb2.GetModelInfoRequest(model=model)
     return Call("Model", "GetModelInfo", message, _model_info)
 
@@ -69,6 +71,8 @@ def tokenize(text: str, *, add_special_tokens: bool) -> Call[tuple[int, ...]]:
     def read(answer: inference_pb2.TokenizeResponse) -> tuple[int, ...]:
         return tuple(answer.token_ids)
 
+    check_text(text, "text")
+    check_flag(add_special_tokens, "add_special_tokens")
     try:
         message = inference_pb2.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
     except (TypeError, ValueError) as error:
@@ -79,7 +83,7 @@ def tokenize(text: str, *, add_special_tokens: bool) -> Call[tuple[int, ...]]:
 def detokenize(token_ids: Iterable[int]) -> Call[str]:
     """Ask for the text of tokens. Raises ValidationError for what are none."""
     try:
-        ids = inference_pb2.TokenIds(ids=token_ids)
+        ids = inference_pb2.TokenIds(ids=tokens_of(token_ids, "token_ids"))
     except (TypeError, ValueError) as error:
         raise ValidationError(f"token_ids cannot be sent: {error}", field="token_ids") from None
     message = inference_pb2.DetokenizeRequest(token_ids=ids)
@@ -98,6 +102,7 @@ def apply_chat_template(
     def read(answer: inference_pb2.ApplyChatTemplateResponse) -> ChatPrompt:
         return ChatPrompt(answer.text, tuple(answer.token_ids))
 
+    check_flag(add_generation_prompt, "add_generation_prompt")
     message = inference_pb2.ApplyChatTemplateRequest(
         messages=messages_to_proto(messages_of(messages)),
         tools=tools_to_proto(tools_of(tools)),
@@ -130,12 +135,14 @@ def list_requests(*, include_ended: bool) -> Call[tuple[ServedRequest, ...]]:
     def read(answer: inference_pb2.ListRequestsResponse) -> tuple[ServedRequest, ...]:
         return tuple(map(_served_request, answer.requests))
 
+    check_flag(include_ended, "include_ended")
     message = inference_pb2.ListRequestsRequest(include_ended=include_ended)
     return Call("Admin", "ListRequests", message, read)
 
 
 def abort(request_id: str) -> Call[None]:
-    """Ask for the end of a request."""
+    """Ask for the end of a request. Raises ValidationError for what is no name."""
+    check_text(request_id, "request_id")
     message = inference_pb2.AbortRequest(request_id=request_id)
     # Once more, it would find that there is no such request any more.
     return Call("Admin", "Abort", message, lambda _: None, is_repeatable=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from planes.errors import ValidationError
 
@@ -49,6 +49,8 @@ class Tool:
 AnyMessage = Message | Mapping[str, Any]
 AnyTool = Tool | Mapping[str, Any]
 
+TypedT = TypeVar("TypedT", Message, Tool)
+
 _TEXTS: Final = ("role", "content", "name", "tool_call_id")
 
 
@@ -59,7 +61,9 @@ def messages_of(given: Sequence[AnyMessage]) -> tuple[Message, ...]:
             f"messages must be a list of messages, got {type(given).__name__}", field="messages"
         )
     return tuple(
-        message if isinstance(message, Message) else _message(message, f"messages[{index}]")
+        _checked(message, f"messages[{index}]", _TEXTS)
+        if isinstance(message, Message)
+        else _message(message, f"messages[{index}]")
         for index, message in enumerate(given)
     )
 
@@ -71,9 +75,23 @@ def tools_of(given: Sequence[AnyTool]) -> tuple[Tool, ...]:
             f"tools must be a list of tools, got {type(given).__name__}", field="tools"
         )
     return tuple(
-        tool if isinstance(tool, Tool) else _tool(tool, f"tools[{index}]")
+        _checked(tool, f"tools[{index}]", ("name", "description"))
+        if isinstance(tool, Tool)
+        else _tool(tool, f"tools[{index}]")
         for index, tool in enumerate(given)
     )
+
+
+def _checked(given: TypedT, path: str, texts: Sequence[str]) -> TypedT:
+    """Return what is typed already. Raises ValidationError for bytes and others that are no text.
+
+    protobuf would take bytes for text.
+    """
+    for name in texts:
+        if not isinstance(getattr(given, name), str):
+            value = getattr(given, name)
+            raise ValidationError(f"{path}.{name} must be text, got {value!r}", field=path)
+    return given
 
 
 def _message(given: object, path: str) -> Message:

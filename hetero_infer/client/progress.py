@@ -10,16 +10,18 @@ from typing import Final
 from google.protobuf.message import Message as ProtoMessage
 
 from hetero_infer.client.answers import Answer, AnswerSoFar, Delta, Event, PromptLogprobs, Started
+from hetero_infer.client.arguments import check_seconds, tokens_of
 from hetero_infer.client.attempts import (
     DEFAULT_RETRIES,
     RESUME_PATIENCE_S,
     Attempts,
     Clock,
     Deadline,
+    OnLost,
     Patience,
 )
 from hetero_infer.client.convert import event_from_proto, request_to_proto, resume_to_proto
-from hetero_infer.client.requests import Request, TextRequest, check_resumable
+from hetero_infer.client.requests import Request, TextRequest, check_request, check_resumable
 from hetero_infer.wire_errors import DeadlineExceededError, ServerLostError
 from planes.errors import EngineError
 from protos.hetero.inference.v1 import inference_pb2
@@ -29,12 +31,16 @@ BROKEN_OFF: Final = "the server closed the stream before the end of the text"
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """How a stream is to be kept going. `resume`: behind what came, when the server is lost."""
+    """How a stream is to be kept going. `resume`: behind what came, when the server is lost.
+
+    `on_lost`: told at once of each loss that is waited for, on the thread that reads the stream.
+    """
 
     retries: int = DEFAULT_RETRIES
     resume: bool = False
     patience_s: float = RESUME_PATIENCE_S
     timeout_s: float | None = None
+    on_lost: OnLost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +66,17 @@ class StreamProgress:
         received: Iterable[int] = (),
         clock: Clock = time.monotonic,
     ) -> None:
+        check_request(request)
+        check_seconds(going.patience_s, "patience_s")
         if going.resume:
             check_resumable(request.params)
         self.request = request
         self.so_far = AnswerSoFar()
-        self._received = list(received)
+        self._received = list(tokens_of(received, "received_token_ids"))
         self._is_resumable = going.resume
         self._deadline = Deadline(going.timeout_s, clock)
         self._attempts = Attempts(going.retries, self._deadline)
-        self._patience = Patience(going.patience_s, self._deadline, clock)
+        self._patience = Patience(going.patience_s, self._deadline, clock, going.on_lost)
         self._seen: set[type[Event]] = set()
         self._has_spoken = False
         # Made here, what cannot be sent is found before anything is.

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from control_plane.core.generation_params import GenerationParams
-from hetero_infer.client.conversation import Message, Tool
+from hetero_infer.client.arguments import check_text, refuse, tokens_of
+from hetero_infer.client.conversation import Message, Tool, messages_of, tools_of
 from planes.errors import ValidationError
 
 
@@ -16,6 +17,8 @@ class TextRequest:
 
     `priority`: lower ones are served first. `cache_salt`: only requests of the same salt share
     cached prompts. `model`: empty: the one that is loaded; another one is refused.
+
+    Raises ValidationError for a value of the wrong class.
     """
 
     prompt: str | tuple[int, ...]
@@ -23,6 +26,10 @@ class TextRequest:
     priority: int = 0
     cache_salt: str = ""
     model: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", prompt_of(self.prompt))
+        _check_rest(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +43,36 @@ class ChatRequest:
     cache_salt: str = ""
     model: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", messages_of(self.messages))
+        object.__setattr__(self, "tools", tools_of(self.tools))
+        _check_rest(self)
+
 
 Request = TextRequest | ChatRequest
 
 
 def prompt_of(prompt: str | Sequence[int]) -> str | tuple[int, ...]:
-    """Return a prompt as a request holds it."""
-    return prompt if isinstance(prompt, str) else tuple(prompt)
+    """Return a prompt as a request holds it. Raises ValidationError for what is none."""
+    if isinstance(prompt, str):
+        return prompt
+    return tokens_of(prompt, "prompt", "text or a sequence of token ids")
+
+
+def check_request(request: object) -> None:
+    """Raise ValidationError for what is no request of ours."""
+    if not isinstance(request, TextRequest | ChatRequest):
+        refuse(request, "request", "a TextRequest or a ChatRequest")
+
+
+def _check_rest(request: Request) -> None:
+    """Check what both kinds have."""
+    if request.params is not None and not isinstance(request.params, GenerationParams):
+        refuse(request.params, "params", "GenerationParams")
+    if isinstance(request.priority, bool) or not isinstance(request.priority, int):
+        refuse(request.priority, "priority", "an integer")
+    check_text(request.cache_salt, "cache_salt")
+    check_text(request.model, "model")
 
 
 def can_resume(params: GenerationParams | None) -> bool:

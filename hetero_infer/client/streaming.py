@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from control_plane.core.generation_params import GenerationParams
-from hetero_infer.client.attempts import RESUME_PATIENCE_S
+from hetero_infer.client.attempts import RESUME_PATIENCE_S, OnLost
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.progress import Going, StreamProgress
 from hetero_infer.client.requests import ChatRequest, Request, TextRequest, prompt_of
@@ -24,7 +24,7 @@ class StreamingMethods(ABC, Generic[StreamT]):
     def __init__(self, retries: int) -> None:
         self._retries = retries
 
-    def stream(
+    def stream(  # noqa: PLR0913 - each has a name, and a default
         self,
         prompt: str | Sequence[int],
         params: GenerationParams | None = None,
@@ -35,18 +35,21 @@ class StreamingMethods(ABC, Generic[StreamT]):
         resume: bool = False,
         patience_s: float = RESUME_PATIENCE_S,
         timeout_s: float | None = None,
+        on_lost: OnLost | None = None,
     ) -> StreamT:
         """Go on with a prompt piece by piece; arguments as of `generate`.
 
         `resume`: when the server is lost, go on behind the tokens that came as soon as it is back,
         within `patience_s` of the loss; the text is the one it would have been. Only with `n` 1 and
-        no beams.
+        no beams. `on_lost`: called with the error and `patience_s` at each loss that is waited for,
+        on the thread that reads the stream.
         """
         return self.stream_request(
             TextRequest(prompt_of(prompt), params, priority, cache_salt, model),
             resume=resume,
             patience_s=patience_s,
             timeout_s=timeout_s,
+            on_lost=on_lost,
         )
 
     def chat_stream(  # noqa: PLR0913 - each has a name, and a default
@@ -61,6 +64,7 @@ class StreamingMethods(ABC, Generic[StreamT]):
         resume: bool = False,
         patience_s: float = RESUME_PATIENCE_S,
         timeout_s: float | None = None,
+        on_lost: OnLost | None = None,
     ) -> StreamT:
         """Answer a conversation piece by piece; arguments as of `chat` and `stream`."""
         return self.stream_request(
@@ -70,6 +74,7 @@ class StreamingMethods(ABC, Generic[StreamT]):
             resume=resume,
             patience_s=patience_s,
             timeout_s=timeout_s,
+            on_lost=on_lost,
         )
 
     def stream_request(
@@ -79,9 +84,10 @@ class StreamingMethods(ABC, Generic[StreamT]):
         resume: bool = False,
         patience_s: float = RESUME_PATIENCE_S,
         timeout_s: float | None = None,
+        on_lost: OnLost | None = None,
     ) -> StreamT:
         """Stream the answer of a request that is made already; arguments as of `stream`."""
-        going = Going(self._retries, resume, patience_s, timeout_s)
+        going = Going(self._retries, resume, patience_s, timeout_s, on_lost)
         return self._stream_of(StreamProgress(request, going))
 
     def resume(

@@ -21,6 +21,7 @@ from control_plane.core.request_options import RequestOptions
 from hetero_infer.client import ChatRequest, TextRequest
 from hetero_infer.client.conversation import messages_of, tools_of
 from planes.errors import EngineError, ValidationError
+from planes.near_names import did_you_mean
 from planes.transport import MAX_CLIENT_MESSAGE_BYTES
 
 STDIN: Final = "-"
@@ -204,7 +205,9 @@ def _id(values: Mapping[str, Any], number: int) -> Id:
 def _request(values: Mapping[str, Any], defaults: Defaults) -> TextRequest | ChatRequest:
     for key in values:
         if key not in KEYS and key not in PARAMS:
-            raise ValidationError(f"unknown key {key!r}", field=key)
+            raise ValidationError(
+                f"unknown key {key!r}{did_you_mean(key, (*KEYS, *PARAMS))}", field=key
+            )
     if ("prompt" in values) == ("messages" in values):
         raise ValidationError("a line has either a prompt or messages", field="prompt")
     params = _params(values, defaults.params)

@@ -221,9 +221,8 @@ def _choose_instructions(settings: InProcessSettings) -> None:
 def _engine(flags: Mapping[str, object]) -> EngineConfig:
     """Resolve the engine's configuration; name what its file says in vain."""
     settings = Settings(flags)
-    for key in settings.unknown_keys:
-        name = settings.layers.file_name
-        sys.stderr.write(f"{PROGRAM}: warning: {name}: unknown key {key!r} is ignored\n")
+    for line in settings.in_vain():
+        sys.stderr.write(f"{PROGRAM}: warning: {line}\n")
     return settings.resolve(EngineConfig)
 
 

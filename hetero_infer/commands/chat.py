@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
+from control_plane.errors import DrainingError
 from hetero_infer.client import Client
 from hetero_infer.commands.chat_history import History
 from hetero_infer.commands.chat_input import HELP, Command, Said, TurnReader, UnreadableError
@@ -22,6 +23,7 @@ from hetero_infer.commands.server import Notices, server_of
 from hetero_infer.commands.target import ChatGenerationConfig, ChatSettings
 from hetero_infer.config import Settings
 from hetero_infer.generation_config import GenerationConfig
+from hetero_infer.wire_errors import ServerLostError
 from planes.errors import EngineError, ValidationError
 
 PROGRAM = "hetero-infer"
@@ -93,6 +95,10 @@ class Answerer:
         self._max_model_len = max_model_len
         self._resumes = resumes
         self._is_terminal = sys.stdout.isatty()
+        self._is_lost = False
+        self._is_mid_line = False
+        self.has_broken_off = False
+        """Whether the last answer failed when some of it had been shown."""
 
     def answer(self, history: History, interrupts: Interrupts) -> None:
         """Answer the last question, add the answer to the history.
@@ -107,12 +113,20 @@ class Answerer:
             priority=self._generation.priority,
             cache_salt=self._generation.cache_salt or "",
             resume=self._resumes,
+            on_lost=self._note_loss,
         ) as stream:
             interrupts.watch(stream)
             try:
                 for piece in stream.texts():
+                    if self._is_lost:
+                        self._is_lost = False
+                        _say("the server is back, the answer goes on")
                     self._show(piece)
+            except EngineError:
+                self.has_broken_off = bool(stream.text)
+                raise
             finally:
+                self._is_lost = False
                 if stream.text or interrupts.came:
                     self._show("\n")
             is_interrupted = interrupts.came and not stream.is_finished
@@ -121,6 +135,15 @@ class Answerer:
             history.answer(stream.text, is_interrupted=is_interrupted)
         if is_interrupted:
             _say("cancelled; what came stays in the conversation")
+
+    def _note_loss(self, error: EngineError, patience_s: float) -> None:
+        """Say at once why nothing comes any more, and how long that may last."""
+        if self._is_terminal and self._is_mid_line:
+            self._show("\n")
+        self._is_lost = True
+        is_gone = isinstance(error, ServerLostError | DrainingError)
+        what = "the server is lost" if is_gone else "the server has no answer for now"
+        _say(f"{what} ({error.message}): trying to reach it for {patience_s:g} s")
 
     def _that_fit(self, num_prompt_tokens: int) -> GenerationParams:
         """Return the parameters with as many tokens as are left. Raises PromptTooLongError."""
@@ -142,6 +165,7 @@ class Answerer:
     def _show(self, text: str) -> None:
         sys.stdout.write(text.translate(INVISIBLE) if self._is_terminal else text)
         sys.stdout.flush()
+        self._is_mid_line = not text.endswith("\n")
 
 
 class Chat:
@@ -216,6 +240,9 @@ class Chat:
             _say(f"error: {CONTEXT_FULL} ({error.message})")
         else:
             _say(f"error: {error.message}")
+        if self._answerer.has_broken_off:
+            self._answerer.has_broken_off = False
+            _say("neither the question nor its half answer stays in the conversation")
 
 
 def _say(line: str) -> None:

@@ -58,6 +58,26 @@ def refuse_engine_flags(flags: Mapping[str, object]) -> None:
             )
 
 
+def elsewhere(error: Exception) -> str:
+    """Say of an option that the command line does not know in front of all commands who takes it.
+
+    Empty if nobody does, or if the error is another one.
+    """
+    option = getattr(error, "option_name", None)
+    context = getattr(error, "ctx", None)
+    if option is None or context is None or context.parent is not None:
+        return ""
+    takers = [
+        f"`{command}`"
+        for command, settings in (("chat", ChatSettings), ("complete", CompleteSettings))
+        if any(option == item.flag for item in settings_of(settings))
+    ]
+    if not takers:
+        return ""
+    verb = "take" if len(takers) > 1 else "takes"
+    return f": {' and '.join(takers)} {verb} it, behind the name of the command"
+
+
 def _heading(item: Setting) -> str:
     if item.name in SERVER:
         return "Server"

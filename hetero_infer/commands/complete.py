@@ -123,6 +123,7 @@ class _Batch:
         self._results = results
         self._tally = tally
         self._concurrency = concurrency
+        self._is_lost = False
 
     async def run(self, jobs: Sequence[Job]) -> None:
         """Do the jobs. Raises the first error that would befall all the rest, too."""
@@ -165,11 +166,20 @@ class _Batch:
             raise request
         # Planes of one's own do not come back.
         goes_on = can_resume(request.params) and not self._server.is_own
-        async with client.stream_request(request, resume=goes_on, patience_s=PATIENCE_S) as stream:
+        async with client.stream_request(
+            request, resume=goes_on, patience_s=PATIENCE_S, on_lost=self._note_loss
+        ) as stream:
             answer = await stream.answer()
+        self._is_lost = False
         if answer.finish_reason in ("cancelled", "error"):
             raise ExecutionError(f"the generation ended early: {answer.finish_reason}")
         return answer
+
+    def _note_loss(self, error: EngineError, patience_s: float) -> None:
+        """Say once for all jobs that wait why nothing ends, and how long that may last."""
+        if not self._is_lost:
+            self._is_lost = True
+            self._tally.say(f"waiting up to {patience_s:g} s for the server: {error.message}")
 
 
 def _error_object(error: EngineError) -> dict[str, Any]:
@@ -215,6 +225,10 @@ class _Tally:
         """Count a job that ended in an error."""
         self.num_failed += 1
         self._advance()
+
+    def say(self, line: str) -> None:
+        """Say something above the bar."""
+        self._progress.console.print(f"{PROGRAM}: {line}", markup=False, highlight=False)
 
     def __enter__(self) -> _Tally:
         return self

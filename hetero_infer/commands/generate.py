@@ -14,7 +14,7 @@ from hetero_infer.commands.prompt import prompt_of
 from hetero_infer.commands.server import STARTING, Notices, own_server
 from hetero_infer.config import EngineConfig, Settings
 from hetero_infer.generation_config import GenerationConfig
-from planes.errors import ExecutionError
+from planes.errors import ExecutionError, ValidationError
 
 TITLE = "Heterogeneous Inference System"
 
@@ -33,6 +33,7 @@ def generate(settings: Settings, *, as_json: bool, is_quiet: bool) -> int:
     generation = settings.resolve(GenerationConfig)
     generation.params.validate()
     generation.options.validate()
+    _check_room(generation.max_tokens, config.max_model_len)
     prompt = prompt_of(settings, generation, max_model_len=config.max_model_len)
     printer = Printer(is_silent=as_json or is_quiet, prints_text=not as_json)
     printer.header(config)
@@ -51,6 +52,16 @@ def _engine_config(settings: Settings) -> EngineConfig:
     config = settings.resolve(EngineConfig)
     config.validate()
     return config
+
+
+def _check_room(max_tokens: int, max_model_len: int) -> None:
+    """Refuse before anything is loaded what no prompt leaves room for. Raises ValidationError."""
+    if max_tokens >= max_model_len:
+        raise ValidationError(
+            f"max_tokens must be at most {max_model_len - 1} with a prompt of 1 token "
+            f"(max_model_len is {max_model_len}), got {max_tokens}",
+            field="max_tokens",
+        )
 
 
 def _run(
@@ -85,6 +96,8 @@ def _stream(client: Client, prompt: str, generation: GenerationConfig, printer: 
         printer.end_text()
     else:  # they came all at once, and are told one after the other
         for number, sample in enumerate(answer.samples, start=1):
+            if number > 1:
+                printer.separate()
             printer.begin_text(number)
             printer.text(sample.text)
             printer.end_text()
@@ -133,6 +146,11 @@ class Printer:
         if not self._is_silent:
             sys.stdout.write("Output: " if number is None else f"Output {number}: ")
             sys.stdout.flush()
+
+    def separate(self) -> None:
+        """Part one of several texts from the one before, where they are not numbered."""
+        if self._is_silent and self._prints_text:
+            sys.stdout.write("\n")
 
     def text(self, piece: str) -> None:
         """Show a piece of the text as it comes."""

@@ -25,7 +25,10 @@ from hetero_infer.plane_process import wait_all_ready
 from planes.address import Address, parse_address
 from planes.tls_files import ClientFiles
 
-STARTING = "Starting the planes and loading the model …"
+STARTING = (
+    "Starting the planes and loading the model … (the first start compiles kernels once, about "
+    "half a minute)"
+)
 
 
 class Notices:

@@ -106,6 +106,7 @@ def revoke_command(context: typer.Context, *, name: Name, file: File) -> Action:
         from control_plane.access.token_file import remove_token
 
         remove_token(Path(file), name)
+        sys.stderr.write(f"{PROGRAM}: {name} is revoked: a running server refuses it from now on\n")
         return 0
 
     return run

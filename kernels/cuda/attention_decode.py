@@ -183,9 +183,6 @@ def variants(*, every: bool) -> list[DecodeVariant]:
     return [
         DecodeVariant("bfloat16", 64, 3, 16),
         DecodeVariant("bfloat16", 128, 4, 16),
-        DecodeVariant("bfloat16", 128, 16, 32),
-        DecodeVariant("float16", 96, 1, 32),
         DecodeVariant("float16", 96, 9, 16),
         DecodeVariant("float32", 64, 12, 16),
-        DecodeVariant("float32", 128, 8, 32),
     ]

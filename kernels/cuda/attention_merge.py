@@ -115,8 +115,6 @@ def variants(*, every: bool) -> list[MergeVariant]:
         ]
     return [
         MergeVariant("bfloat16", 128, 4),
-        MergeVariant("float16", 96, 11),
-        MergeVariant("float32", 64, 6),
     ]
 
 

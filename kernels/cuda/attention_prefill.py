@@ -169,9 +169,6 @@ def variants(*, every: bool) -> list[PrefillVariant]:
     return [
         PrefillVariant("bfloat16", 64, 3, 16),
         PrefillVariant("bfloat16", 128, 4, 16),
-        PrefillVariant("bfloat16", 128, 16, 32),
         PrefillVariant("float16", 96, 1, 32),
-        PrefillVariant("float16", 128, 7, 16),
-        PrefillVariant("float32", 64, 12, 16),
         PrefillVariant("float32", 128, 8, 32),
     ]

@@ -172,7 +172,6 @@ def variants(*, every: bool) -> list[QuantizedMatmulVariant]:
         ]
     return [
         QuantizedMatmulVariant("Q8_0", "bfloat16", 8),
-        QuantizedMatmulVariant("Q4_0", "bfloat16", 8),
         QuantizedMatmulVariant("Q4_0", "bfloat16", 16),
         QuantizedMatmulVariant("Q4_1", "float16", 32),
     ]

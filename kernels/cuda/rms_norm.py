@@ -104,7 +104,6 @@ def variants(*, every: bool) -> list[RmsNormVariant]:
         ]
     return [
         RmsNormVariant("bfloat16", 576),
-        RmsNormVariant("bfloat16", 16384),
         RmsNormVariant("float16", 4096, adds_residual=False),
         RmsNormVariant("float32", 4096),
     ]

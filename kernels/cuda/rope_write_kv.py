@@ -103,7 +103,6 @@ def variants(*, every: bool) -> list[RopeWriteKvVariant]:
         ]
     return [
         RopeWriteKvVariant("bfloat16", 64, 16),
-        RopeWriteKvVariant("float16", 96, 32),
         RopeWriteKvVariant("float32", 128, 16),
     ]
 

@@ -206,12 +206,12 @@ def test_a_faulty_model_file_ends_the_start_with_one_line(tmp_path: Path):
 
 
 CANNOT_START = {
-    "--device=cuda": "device: cuda needs the CUDA executor",
+    "--device=cuda": "device: cuda: torch",
     "--kv-cache-dtype=float8": "kv_cache_dtype (from --kv-cache-dtype) must be",
     "--block-size=0": "block_size (from --block-size) must be at least 1, got 0",
     "--listen=0.0.0.0:0": "--allow-insecure",
     "--listen=unix:/nowhere/plane.sock": "there is no directory /nowhere",
-    "--executor=nothing": "executor must be auto, cpu, simulated or module:attribute",
+    "--executor=nothing": "executor must be auto, cpu, cuda, simulated or module:attribute",
     "--executor=no_such_module:build": "cannot be imported: ModuleNotFoundError",
     "--executor=os:sep": "must be callable, got str",
     "--model=/nowhere/model.gguf": "/nowhere/model.gguf",
@@ -222,8 +222,9 @@ CANNOT_START = {
 def test_what_cannot_be_ends_in_one_line_and_status_two():
     # All in one process, because each start of an interpreter takes its time.
     code = (
-        "import contextlib, io, json, sys\n"
+        "import contextlib, io, json, os, sys\n"
         "from compute_plane.__main__ import main\n"
+        "os.environ['CUDA_VISIBLE_DEVICES'] = ''\n"
         "for flag in sys.argv[1:]:\n"
         "    with contextlib.redirect_stderr(io.StringIO()) as errors:\n"
         "        status = main(['--listen=127.0.0.1:0', flag], prog='hetero-infer')\n"

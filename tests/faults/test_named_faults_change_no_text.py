@@ -116,6 +116,7 @@ def campaign(
     measured("memory_growth_mib", [round(growth / MIB, 1) for growth in growths])
 
 
+@pytest.mark.slow
 def test_three_kills_of_the_compute_plane_change_no_text(one_plane, measured):
     deployment, oracle = one_plane
     (plane,) = deployment.compute

@@ -34,9 +34,9 @@ def model() -> LoadedModel:
     ("dtype", "kv_dtype", "is_prompt", "allowed"),
     [
         ("auto", "bfloat16", False, 0.01),
-        ("auto", "int8", False, 0.01),
+        pytest.param("auto", "int8", False, 0.01, marks=pytest.mark.slow),
         ("auto", "bfloat16", True, 0.01),
-        ("bfloat16", "bfloat16", False, 0.002),
+        pytest.param("bfloat16", "bfloat16", False, 0.002, marks=pytest.mark.slow),
     ],
 )
 def test_perplexity_is_within_what_the_format_may_lose(

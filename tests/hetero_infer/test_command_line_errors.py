@@ -44,7 +44,7 @@ def refused(capsys, *argv: str) -> str:
         ("--block-size", "0", "block_size (from --block-size) must be at least 1, got 0"),
         ("--memory-threshold", "inf", "memory_threshold (from --memory-threshold) must be finite"),
         ("--dtype", "int1", "dtype (from --dtype) must be one of auto, float32, bfloat16"),
-        ("--executor", "none", "executor must be auto, cpu, simulated or module:attribute"),
+        ("--executor", "none", "executor must be auto, cpu, cuda, simulated or module:attribute"),
     ],
 )
 def test_a_bad_flag_is_one_line_with_key_and_value_and_status_2(capsys, flag, value, message):
@@ -73,6 +73,12 @@ def test_a_bad_variable_and_a_bad_key_are_named_together(capsys, tmp_path, monke
         (["--input", ""], "input must not be empty, got ''"),
         (["--input", "\udcff"], "input is not valid UTF-8"),
         (["--max-tokenz", "3"], "No such option: --max-tokenz"),
+        (
+            ["--target", "unix:a", "--input", "x"],
+            "No such option: --target: `chat` and `complete` take it, behind the name of the",
+        ),
+        (["--concurrency", "9"], "No such option: --concurrency: `complete` takes it, behind"),
+        (["serve", "--target", "a"], "No such option: --target"),
         (["--input"], "Option '--input' requires an argument"),
         (["surprise"], "No such command 'surprise'"),
         (["--config", "/does/not/exist.json"], "config file /does/not/exist.json: No such file"),
@@ -88,6 +94,11 @@ def test_a_command_line_that_asks_for_nothing_possible_is_one_line(capsys, argv,
         (["--length-penalty", "2"], "length_penalty means nothing without beam_width, got 2.0"),
         (["--early-stopping"], "early_stopping means nothing without beam_width, got True"),
         (["--cache-salt", "x" * 257], "cache_salt must have at most 256 bytes, got 257"),
+        (
+            ["--max-tokens", "5000", "--max-model-len", "4096"],
+            "max_tokens must be at most 4095 with a prompt of 1 token (max_model_len is 4096), "
+            "got 5000",
+        ),
     ],
 )
 def test_parameters_that_the_server_would_refuse_are_refused_before_a_plane_starts(
@@ -140,7 +151,10 @@ def test_an_unknown_key_of_the_file_is_a_warning_by_name(capsys, tmp_path):
     path.write_text('{"block_sise": 3, "max_tokens": 0}')
     assert main(["--config", str(path), "--input", "x"]) == 2
     warning, error = capsys.readouterr().err.splitlines()
-    assert warning == f"hetero-infer: warning: {path}: unknown key 'block_sise' is ignored"
+    assert warning == (
+        f"hetero-infer: warning: {path}: unknown key 'block_sise' is ignored: did you mean "
+        "'block_size'?"
+    )
     assert error.endswith("must be at least 1, got 0")
 
 

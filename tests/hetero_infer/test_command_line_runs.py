@@ -127,6 +127,8 @@ def test_several_samples_are_told_one_after_the_other_and_all_in_json(environ):
         line for line in plain.splitlines() if line.startswith("Output ")
     ]
     assert run(environ, *arguments, "--quiet").stdout == texts[0] + "\n"
+    quiet = run(environ, *arguments, "--n", "3", "--quiet").stdout
+    assert quiet == "\n\n".join(texts) + "\n"
 
 
 def test_a_beam_search_gives_the_best_answers_first(environ):

@@ -83,7 +83,7 @@ def test_the_example_file_holds_the_defaults(request):
 def test_an_unknown_key_of_a_file_is_a_warning_with_its_name(tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"block_sise": 8, "block_size": 32, "max_tokens": 5, "grpc_port": 1}')
-    with pytest.warns(UserWarning, match="unknown key 'block_sise' is ignored"):
+    with pytest.warns(UserWarning, match="'block_sise' is ignored: did you mean 'block_size'"):
         assert EngineConfig.from_file(path).block_size == 32
 
 
@@ -140,9 +140,12 @@ def test_every_numeric_flag_refuses_bad_text(name, text):
         ({"memory_threshold": math.nan}, "memory_threshold"),
         ({"memory_threshold": 1.5}, "memory_threshold"),
         ({"max_num_blocks": "1024"}, "max_num_blocks"),
-        ({"dtype": "int3"}, "dtype .* one of auto, float32, bfloat16, got 'int3'"),
+        ({"dtype": "int3"}, "dtype .* one of auto, float32, bfloat16, float16, got 'int3'"),
         ({"device": "tpu"}, "device"),
-        ({"executor": "quantum"}, "executor must be auto, cpu, simulated or module:attribute"),
+        (
+            {"executor": "quantum"},
+            "executor must be auto, cpu, cuda, simulated or module:attribute",
+        ),
         ({"model": None}, "model"),
     ],
 )
@@ -190,7 +193,30 @@ def test_the_environment_may_name_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("HETERO_CONFIG", str(path))
     settings = Settings({})
     assert settings.resolve(EngineConfig).block_size == 8
-    assert settings.unknown_keys == ["zebra"]
+    assert settings.in_vain() == [f"{path}: unknown key 'zebra' is ignored"]
+
+
+def test_unknown_keys_and_variables_come_with_what_was_meant(tmp_path, monkeypatch):
+    path = tmp_path / "c.json"
+    path.write_text('{"grpcport": 1, "logprobs": 1}')
+    monkeypatch.setenv("HETERO_CONFIG", str(path))
+    monkeypatch.setenv("HETERO_API_TOKEN", "x")
+    monkeypatch.setenv("HETERO_GRPCPORT", "1")
+    monkeypatch.setenv("HETERO_ZEBRA", "1")
+    assert Settings({}).in_vain() == [
+        f"{path}: unknown key 'grpcport' is ignored: did you mean 'grpc_port'?",
+        "HETERO_GRPCPORT is ignored, no setting is called so: did you mean HETERO_GRPC_PORT?",
+        "HETERO_ZEBRA is ignored, no setting is called so",
+    ]
+
+
+def test_either_plane_names_variables_that_nobody_knows_and_none_of_the_other(monkeypatch):
+    for name in ("GRPC_PORT", "BLOCK_SIZE", "TEMPERATURE", "API_TOKEN", "LOG_LEVL"):
+        monkeypatch.setenv(f"HETERO_{name}", "1" if name != "API_TOKEN" else "x")
+    line = "HETERO_LOG_LEVL is ignored, no setting is called so: did you mean HETERO_LOG_LEVEL?"
+    control = load_control_config(["--compute=unix:a"])
+    assert control.unknown_variables == (line,)
+    assert load_compute_config(["--listen=unix:a"]).unknown_variables == (line,)
 
 
 def names(cls):

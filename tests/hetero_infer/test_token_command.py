@@ -31,7 +31,8 @@ def test_a_created_token_is_printed_once_and_lets_in_until_it_is_revoked(token_c
     assert "shown only once" in said
     keyring = Keyring(tmp_path / "t.json")
     assert keyring.authenticate(f"Bearer {token.strip()}").name == "alice"
-    assert token_command("revoke", "alice") == (0, "", "")
+    said = "hetero-infer: alice is revoked: a running server refuses it from now on\n"
+    assert token_command("revoke", "alice") == (0, "", said)
     with pytest.raises(TokenUnknownError):
         keyring.authenticate(f"Bearer {token.strip()}")
 

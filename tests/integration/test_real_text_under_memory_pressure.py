@@ -87,6 +87,7 @@ def sixty_four() -> list:
     ]
 
 
+@pytest.mark.slow
 def test_sixty_four_at_once_say_what_they_say_one_by_one_with_everything_on(alone):
     requests = sixty_four()
     expected = alone.ask_in_turn(requests)

@@ -70,3 +70,11 @@ def test_the_socket_of_a_dead_process_makes_way_and_that_of_a_living_one_does_no
         assert path.exists()
     check_can_listen(address)
     assert not path.exists()
+
+
+def test_the_refusal_names_the_setting_that_said_where():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        address = Address(host="127.0.0.1", port=holder.getsockname()[1])
+        with pytest.raises(ConfigError, match=r"^grpc_port: cannot listen on ") as caught:
+            check_can_listen(address, key="grpc_port")
+    assert caught.value.field == "grpc_port"

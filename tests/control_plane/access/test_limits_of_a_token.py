@@ -90,3 +90,14 @@ def test_without_limits_everything_goes():
     for _ in range(1000):
         meter.begin(0.0)
         meter.book(10**9, 0.0)
+
+
+def test_a_check_says_what_begin_would_and_counts_nothing():
+    meter = Meter(Limits(max_concurrent_requests=2, max_tokens_per_minute=60), now=0.0)
+    meter.check(0.0, 2)
+    assert meter.num_requests == 0
+    with pytest.raises(TooManyConcurrentRequestsError, match=r"is 2, and 0 are .*; 3 more are"):
+        meter.check(0.0, 3)
+    meter.book(60, 0.0)
+    with pytest.raises(TokenRateError):
+        meter.check(0.0)

@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 import structlog
 
+from control_plane.access import keyring as keyring_module
 from control_plane.access.keyring import Keyring
 from control_plane.access.limits import Limits
 from control_plane.access.principal import acting_as, current_principal
-from control_plane.access.token_file import add_token, remove_token
+from control_plane.access.token_file import MAX_FILE_BYTES, add_token, read_tokens, remove_token
 from control_plane.core.request_options import RequestOptions
 from control_plane.errors import (
     AdminTokenRequiredError,
@@ -104,6 +105,70 @@ def test_a_file_that_became_wrong_or_is_gone_changes_nothing_and_is_told_once(ma
     assert [line["log_level"] for line in logs] == ["error", "error"]
     assert "is not valid JSON" in logs[0]["error"]
     assert "No such file" in logs[1]["error"]
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Every reading of the file."""
+    found = []
+
+    def read(path):
+        found.append(path)
+        return read_tokens(path)
+
+    monkeypatch.setattr(keyring_module, "read_tokens", read)
+    return found
+
+
+def test_a_wrong_file_is_parsed_once_until_it_changes(make, path, reads):
+    header = make("a")
+    keyring = Keyring(path)
+    good = path.read_bytes()
+    path.write_text("[")
+    for _ in range(5):
+        keyring.authenticate(header)
+    assert len(reads) == 2
+    path.write_bytes(good)
+    for _ in range(5):
+        keyring.authenticate(header)
+    assert len(reads) == 3
+
+
+def test_a_file_that_nobody_else_may_write_any_more_is_read_again(make, path, reads):
+    header = make("a")
+    keyring = Keyring(path)
+    new = make("b")
+    path.chmod(0o622)
+    with pytest.raises(TokenUnknownError):
+        keyring.authenticate(new)
+    path.chmod(0o600)  # its time of writing and its size stay as they are
+    assert keyring.authenticate(new).name == "b"
+    assert keyring.authenticate(header).name == "a"
+    assert len(reads) == 3
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(make, path, reads, monkeypatch):
+    make("a")
+    keyring = Keyring(path)
+    new = make("b")
+
+    def too_many_open_files(*_arguments):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(path), "open", too_many_open_files)
+        with pytest.raises(TokenUnknownError):
+            keyring.authenticate(new)
+    assert keyring.authenticate(new).name == "b"
+    assert len(reads) == 3
+
+
+def test_a_file_that_is_too_large_is_refused_unread(path):
+    with path.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=f"has more than {MAX_FILE_BYTES} bytes"):
+        Keyring(path)
 
 
 def test_a_file_that_is_wrong_at_the_start_is_refused(path):

@@ -288,7 +288,10 @@ def test_a_taken_port_is_one_clear_line(launch):
         port = taken.getsockname()[1]
         code, stderr = launch(f"--grpc-port={port}").wait()
     assert code == 2
-    assert f"cannot listen on 127.0.0.1:{port}: it is in use" in stderr
+    assert stderr == (
+        f"control_plane: grpc_port: cannot listen on 127.0.0.1:{port}: it is in use; another one "
+        "is --grpc-port\n"
+    )
     assert "Traceback" not in stderr
 
 
@@ -302,6 +305,15 @@ def test_a_socket_somebody_listens_on_is_not_taken_from_him(launch, tmp_path):
     assert f"cannot listen on unix:{path}: it is in use" in stderr
     first = launch(f"--listen=unix:{path}")
     assert first.ready() == f"unix:{path}"  # a dead socket file is no obstacle
+
+
+def test_one_port_for_both_is_refused_with_the_names_of_both(launch):
+    code, stderr = launch("--grpc-port=50951", "--http-port=50951", "--http").wait()
+    assert code == 2
+    assert stderr == (
+        "control_plane: http_port: 127.0.0.1:50951 is where gRPC listens too (--grpc-port); each "
+        "needs a port of its own\n"
+    )
 
 
 def test_an_address_of_another_machine_and_a_missing_directory_have_lines_of_their_own(

@@ -82,6 +82,18 @@ def test_a_callers_mistake_is_news_and_a_failure_of_ours_an_error(error, level):
     assert line["log_level"] == level
 
 
+def test_a_refused_request_is_not_quoted_in_the_log():
+    async def fails(_request, _context):
+        raise ValidationError("no: my password is hunter2", field="messages")
+
+    with structlog.testing.capture_logs() as logs:
+        _, error = asyncio.run(call(fails))
+    assert "hunter2" in error.details()
+    assert "hunter2" not in str(logs)
+    (line,) = (line for line in logs if line["event"] == "rpc refused")
+    assert (line["reason"], line["field"]) == ("INVALID_REQUEST", "messages")
+
+
 def test_a_message_that_cannot_be_read_is_the_callers_mistake():
     async def never_called(_request, _context):
         raise AssertionError

@@ -294,7 +294,7 @@ def test_a_conversation_becomes_a_prompt(serve):
         assert bare.text == "<user>hi"
         for wrong, said in (
             ([], "must not be empty"),
-            ([{"role": "user", "content": "x" * 200_000}], "at most 131072 bytes"),
+            ([{"role": "user", "content": "x" * 200_000}], "at most 131072 are taken"),
             ([{"role": "user", "content": {1, 2}}], "must be JSON"),
         ):
             with pytest.raises(ValidationError, match=said):
@@ -314,10 +314,28 @@ def test_a_template_that_refuses_and_a_model_without_one_are_the_callers_matter(
             await frontend.apply_chat_template([{"role": "user", "content": "x"}], [tool])
         assert caught.value.field == "tools"
 
+    async def ignores_tool_calls(frontend):
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+        asked = {"role": "user", "content": "x"}
+        called = {"role": "assistant", "content": "", "tool_calls": [call]}
+        with pytest.raises(ValidationError, match="no place for tool calls") as caught:
+            await frontend.apply_chat_template([asked, called, asked])
+        assert caught.value.field == "messages"
+        await frontend.apply_chat_template([asked, {**called, "tool_calls": []}, asked])
+
+    async def wants_tool_calls(frontend):
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+        called = {"role": "assistant", "content": "", "tool_calls": [call]}
+        assert (await frontend.apply_chat_template([called])).text == "f"
+
     async def has_none(frontend):
         with pytest.raises(ValidationError, match="no chat template"):
             await frontend.apply_chat_template([{"role": "user", "content": "x"}])
 
     serve(refuses, chat_template=ChatTemplate("{{ raise_exception('no system') }}"))
     serve(ignores_tools, chat_template=ChatTemplate("{{ messages[0].content }}"))
+    plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    serve(ignores_tool_calls, chat_template=ChatTemplate(plain))
+    strict = "{{ messages[0].tool_calls[0].function.name }}"
+    serve(wants_tool_calls, chat_template=ChatTemplate(strict))
     serve(has_none)

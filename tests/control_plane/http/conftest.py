@@ -31,6 +31,7 @@ from control_plane.http.completion_schema import Completion, CompletionChunk
 from control_plane.http.responses_schema import Response, ResponseEvent
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
+from tests.control_plane.http.raw_port import Port
 
 MODEL = "tiny/bytes"
 TEMPLATE = (
@@ -279,5 +280,17 @@ def on_loop():
                 return await asyncio.wait_for(test(served), 30)
 
         return asyncio.run(main())
+
+    return run
+
+
+@pytest.fixture
+def on_port():
+    def run(test, limit: int = 4) -> None:
+        async def go() -> None:
+            async with Port(limit) as port:
+                await test(port)
+
+        asyncio.run(go())
 
     return run

@@ -3,120 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import socket
+import logging
 
 import pytest
-import uvicorn
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 
 from control_plane.http import connections as module
-from control_plane.http.connections import Connections, refuse_connection
-
-GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-SOON_S, LATE_S = 0.05, 20.0
-
-
-class Port:
-    """A server with few places. Requests to `/slow` wait for `go`; bodies are refused unread."""
-
-    def __init__(self, limit: int) -> None:
-        self.go = asyncio.Event()
-        self.num_slow = 0
-        self.places = Connections(limit, refuse_connection)
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.address = listener.getsockname()
-        self._listener = listener
-        self._clients: list[Client] = []
-
-    async def __aenter__(self) -> Port:
-        config = uvicorn.Config(
-            self._app, http=self.places.protocol(), interface="asgi3", lifespan="off",
-            log_config=None, log_level="critical", timeout_keep_alive=20,
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        self.server = uvicorn.Server(config)
-        self.server.capture_signals = contextlib.nullcontext
-        self._serving = asyncio.create_task(self.server.serve([self._listener]))
-        await self.until(lambda: self.server.started)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.go.set()
-        for client in self._clients:
-            client.writer.transport.abort()
-        self.server.should_exit = True
-        await self._serving
-
-    async def _app(self, scope, receive, send) -> None:
-        request = Request(scope, receive)
-        response: Response = PlainTextResponse("ok")
-        if request.url.path == "/slow":
-            self.num_slow += 1
-            await self.go.wait()
-        elif request.url.path == "/refused":
-            response = PlainTextResponse("no", 413)
-        elif request.url.path == "/large":
-            response = PlainTextResponse("x" * (24 << 20))
-        await response(scope, receive, send)
-
-    async def connect(self, data: bytes = b"") -> Client:
-        reader, writer = await asyncio.open_connection(*self.address)
-        client = Client(reader, writer)
-        self._clients.append(client)
-        await client.write(data)
-        return client
-
-    async def until(self, holds) -> None:
-        async with asyncio.timeout(LATE_S):
-            while not holds():  # noqa: ASYNC110 - uvicorn has no event for it
-                await asyncio.sleep(0.002)
-
-    @property
-    def num_here(self) -> int:
-        return len(self.server.server_state.connections)
-
-
-class Client:
-    def __init__(self, reader, writer) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def write(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        async with asyncio.timeout(LATE_S):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
-            status, *lines = head.split("\r\n")[:-2]
-            headers = dict(line.lower().split(": ", 1) for line in lines)
-            data = await self.reader.readexactly(int(headers["content-length"]))
-        return int(status.split()[1]), headers, data
-
-    async def ask(self) -> int:
-        await self.write(GET)
-        return (await self.answer())[0]
-
-    async def is_closed(self) -> bool:
-        async with asyncio.timeout(LATE_S):
-            try:
-                return await self.reader.read(1) == b""
-            except ConnectionResetError:
-                return True
-
-
-@pytest.fixture
-def on_port():
-    def run(test, limit: int = 4) -> None:
-        async def go() -> None:
-            async with Port(limit) as port:
-                await test(port)
-
-        asyncio.run(go())
-
-    return run
+from tests.control_plane.http.raw_port import GET, SOON_S
 
 
 def test_who_waits_for_nothing_gives_way_the_longest_idle_first(on_port):
@@ -235,10 +128,10 @@ def test_an_answer_that_nobody_reads_holds_no_place(on_port):
         b"\x16\x03\x01\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
         b"POST /slow HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000,
+        b"POST /slow HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;" + b"y" * 100_000,
     ],
 )  # fmt: skip
-def test_what_is_no_http_is_answered_as_openai_would(on_port, data):
+def test_what_is_no_http_is_answered_as_openai_would(on_port, caplog, data):
     async def test(port):
         client = await port.connect(data)
         status, headers, answer = await client.answer()
@@ -246,5 +139,31 @@ def test_what_is_no_http_is_answered_as_openai_would(on_port, data):
         assert json.loads(answer)["error"]["code"] == "invalid_http"
         assert await client.is_closed()
         await port.until(lambda: port.num_here == 0)
+        assert port.visits.num_errors == {("http", "INVALID_HTTP"): 1}
+
+    with caplog.at_level(logging.WARNING):
+        on_port(test)
+    assert caplog.records == []
+
+
+def test_a_head_that_is_too_long_is_answered_with_431(on_port):
+    async def test(port):
+        client = await port.connect(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000)
+        status, _, data = await client.answer()
+        assert (status, json.loads(data)["error"]["code"]) == (431, "headers_too_large")
+        assert await client.is_closed()
+        assert port.visits.num_errors == {("http", "HEADERS_TOO_LARGE"): 1}
 
     on_port(test)
+
+
+def test_a_wish_for_another_protocol_is_no_line_of_the_log(on_port, caplog):
+    async def test(port):
+        client = await port.connect(
+            b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+        )
+        assert (await client.answer())[0] == 200
+
+    with caplog.at_level(logging.WARNING):
+        on_port(test)
+    assert caplog.records == []

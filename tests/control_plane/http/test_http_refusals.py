@@ -8,6 +8,7 @@ import structlog.testing
 from control_plane.core.request import FinishReason
 from control_plane.errors import ComputeUnavailableError, QueueFullError, RequestFailedError
 from control_plane.http import body as body_module
+from control_plane.http import body_size as body_size_module
 from tests.control_plane.http.conftest import error_of
 
 MODEL = "tiny/bytes"
@@ -98,6 +99,8 @@ def with_message(**message) -> dict:
         (RESPONSES, {"background": True}, "background", "False"),
         (RESPONSES, {"truncation": "auto"}, "truncation", "'disabled'"),
         (RESPONSES, {"top_logprobs": 1}, "top_logprobs", "with message.output_text.logprobs"),
+        (RESPONSES, {"stream_options": {}}, "stream_options", "only allowed with stream"),
+        (CHAT, {"stream_options": {}}, "stream_options", "only allowed with stream"),
         (RESPONSES, {"stream": True, "stream_options": {"include_usage": True}},
          "stream_options.include_usage", "a response has its usage"),
         (RESPONSES, {"input": [{"role": "bot", "content": "x"}]}, "input[0].role", "'bot'"),
@@ -181,7 +184,7 @@ def test_a_body_of_another_kind_is_a_415(on_loop, headers):
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(on_loop, monkeypatch):
-    monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(body_size_module, "max_body_bytes", lambda _: 1000)
     num_sent = 0
 
     async def endless():
@@ -271,6 +274,8 @@ def test_a_server_without_an_engine_answers_503_and_is_alive_but_not_ready(on_lo
         error_of(await served.client.get("/v1/models"), 503)
         served.gate.drain()
         assert (await served.client.get("/healthz")).status_code == 200
+        assert (await served.client.head("/healthz")).status_code == 200
+        assert (await served.client.head("/readyz")).status_code == 503
         response = await served.client.get("/readyz")
         assert response.status_code == 503
         assert response.json() == {"status": "unavailable", "state": "draining"}

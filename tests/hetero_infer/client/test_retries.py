@@ -235,3 +235,20 @@ def test_the_end_is_known_only_when_it_has_come():
     assert isinstance(progress.take(end), Finished)
     assert progress.is_finished
     assert progress.whole_answer().finish_reason == "length"
+
+
+def test_each_loss_that_is_waited_for_is_told_once():
+    told = []
+    now = [0.0]
+    going = Going(resume=True, patience_s=10.0, on_lost=lambda error, s: told.append((error, s)))
+    progress = StreamProgress(TextRequest("x"), going, clock=lambda: now[0])
+    first, second = ServerLostError("first"), ServerLostError("second")
+    for error in (first, second):
+        progress.next_call()
+        progress.take(pb.GenerateStreamResponse(delta=pb.Delta(text="a", token_ids=[1])))
+        progress.pause_after(error)
+        progress.pause_after(ServerLostError("still"))
+    now[0] = 11.0
+    with pytest.raises(ServerLostError):
+        progress.pause_after(ServerLostError("given up"))
+    assert told == [(first, 10.0), (second, 10.0)]

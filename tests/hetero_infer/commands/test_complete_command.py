@@ -16,6 +16,8 @@ from hetero_infer.cli import main
 from hetero_infer.client import Client
 from hetero_infer.commands.batch_output import ResultFile
 from hetero_infer.generation_config import GenerationConfig
+from hetero_infer.wire_errors import ServerLostError
+from planes.errors import ExecutionError
 from tests.hetero_infer.commands.conftest import COMMAND, PATIENCE_S
 
 SAMPLING = ("--seed=3", "--ignore-eos", "--temperature=1")
@@ -286,3 +288,45 @@ def test_ctrl_c_leaves_whole_lines_and_the_next_run_does_the_rest(
     results = lines_of(out.read_text())
     assert results[: len(done)] == done
     assert sorted(result["id"] for result in results) == list(range(24))
+
+
+def test_an_unknown_key_comes_with_the_one_that_was_meant(complete, batch):
+    file = batch({"prompt": "x", "logprobs": 1}, {"prompt": "x", "zebra": 1})
+    status, printed, _ = complete("--input-file", file, "--ordered")
+    assert status == 1
+    assert [line["error"]["message"] for line in lines_of(printed)] == [
+        "unknown key 'logprobs': did you mean 'num_logprobs'?",
+        "unknown key 'zebra'",
+    ]
+
+
+class LosingClient:
+    """Loses the server in the middle of each answer, and never gets to its end."""
+
+    def __init__(self, *_args, **_keywords):
+        pass
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        pass
+
+    @contextlib.asynccontextmanager
+    async def stream_request(self, _request, *, on_lost, patience_s, **_):
+        on_lost(ServerLostError("it broke"), patience_s)
+        yield self
+
+    async def answer(self):
+        raise ExecutionError("no answer")
+
+
+def test_a_server_that_is_waited_for_is_told_once_for_all_jobs(complete, batch, monkeypatch):
+    monkeypatch.setattr("hetero_infer.commands.complete.AsyncClient", LosingClient)
+    file = batch({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})
+    status, _, said = complete("--input-file", file)
+    assert status == 1
+    assert said.splitlines() == [
+        "hetero-infer: waiting up to 120 s for the server: it broke",
+        "hetero-infer: 0 done, 3 failed",
+    ]

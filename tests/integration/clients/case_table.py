@@ -76,6 +76,16 @@ class Table:
         reasons += [why for name, why in case.cannot.items() if name in (client, entry.surface)]
         return reasons[0] if reasons else None
 
+    def left_out(self) -> Iterator[tuple[str, str, str]]:
+        """Yield for each client one case, and a way, for each reason that it cannot ask some."""
+        for client in self.clients:
+            tried: set[str | None] = {None}
+            for case in self.cases:
+                reason = self.why_not(client, case)
+                if reason not in tried and not case.is_watched:
+                    tried.add(reason)
+                    yield client, case.id, case.ways[0]
+
     def reference(self, client: str, case: Case) -> str | None:
         """Return whose answer a client's must equal; None: nobody else can ask this."""
         for name in REFERENCES:

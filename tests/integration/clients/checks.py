@@ -115,6 +115,8 @@ def _seen_problems(answer: Answer, case: Case, client: Client, text_of: TextOf) 
     pieces = choices[0].get("pieces")
     if pieces is not None and len(pieces) < see.get("pieces_at_least", 0):
         found.append(f"only {len(pieces)} pieces: {pieces}")
+    if pieces is not None and "events" in see:
+        found += _of_field("events", choices[0]["events"], see["events"])
     return [*found, *_logprob_problems(choices[0], case)]
 
 

@@ -11,6 +11,7 @@ from tests.integration.clients.asked import Clients
 from tests.integration.clients.case_table import REFERENCES, Table
 from tests.integration.clients.checks import differences, problems_of
 from tests.integration.clients.conftest import Served
+from tests.integration.clients.driver_process import DriverFault
 from tests.integration.clients.watcher import Watcher
 
 pytestmark = pytest.mark.model
@@ -53,6 +54,34 @@ def test_a_client_sees_what_the_table_says(
         watcher.wait_for(case.see["request_is"], known)
 
 
+@pytest.mark.parametrize(
+    ("client", "case_id", "way"),
+    [pytest.param(*row, id="-".join(row)) for row in TABLE.left_out()],
+)
+def test_a_client_cannot_do_what_it_is_said_it_cannot(
+    clients: Clients, served: Served, client: str, case_id: str, way: str
+) -> None:
+    case, surface = TABLE.case_of[case_id], TABLE.clients[client].surface
+    if "token" in case.ask and served.token is None:
+        pytest.skip("the deployment asks for no token")
+    try:
+        answer = clients.answer(client, case_id, way)
+    except DriverFault:
+        return  # there is no way to ask
+    reason = TABLE.why_not(client, case)
+    if "error" in case.see and surface not in case.see["error"]:
+        assert "error" not in answer, f"it is refused: {answer}; so it is no reason: {reason}"
+        return
+    problems = problems_of(
+        answer, clients.request(case_id), case, TABLE.clients[client],
+        lambda other: clients.text(client, other),
+    )  # fmt: skip
+    reference = TABLE.reference(client, case)
+    if not problems and reference is not None:
+        problems = differences(answer, clients.answer(reference, case_id, way))
+    assert problems, f"it can: {reason}"
+
+
 def test_the_table_names_only_what_there_is() -> None:
     ids = [case.id for case in TABLE.cases]
     assert len(set(ids)) == len(ids)
@@ -73,7 +102,7 @@ def test_no_reason_for_leaving_a_case_out_is_idle() -> None:
 
 
 SEEN = {
-    "choices", "drawn_is_best", "error", "finish_reason", "left", "logprobs", "matched_stop",
-    "models", "num_token_ids", "pieces_at_least", "prompt_logprobs", "ready", "request_is", "text",
-    "texts", "texts_differ", "token_ids", "usage",
+    "choices", "drawn_is_best", "error", "events", "finish_reason", "left", "logprobs",
+    "matched_stop", "models", "num_token_ids", "pieces_at_least", "prompt_logprobs", "ready",
+    "request_is", "text", "texts", "texts_differ", "token_ids", "usage",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 PATHS = {
@@ -32,8 +33,11 @@ def body_of(request: dict[str, Any]) -> dict[str, Any]:
         body["logprobs"] = body.pop("prompt_logprobs")
         body["echo"] = True
     if op == "respond":
-        body["input"] = body.pop("prompt")
+        body["input"] = body.pop("prompt" if "prompt" in body else "messages")
         body["max_output_tokens"] = body.pop("max_tokens")
+        if "logprobs" in body:
+            body["top_logprobs"] = body.pop("logprobs")
+            body["include"] = ["message.output_text.logprobs"]
     elif body.get("stream") and request.get("include_usage", True):
         body["stream_options"] = {"include_usage": True}
     return {**body, **request.get("extra", {})}
@@ -95,18 +99,19 @@ class Chunks:
 
 def response_answer(response: dict[str, Any]) -> dict[str, Any]:
     """Read an answer of `/v1/responses`."""
-    text = "".join(
-        part["text"]
+    parts = [
+        part
         for item in response["output"]
         for part in item["content"]
         if part["type"] == "output_text"
-    )
+    ]
     usage = response["usage"]
     return {
         "choices": [
             {
-                "text": text,
+                "text": "".join(part["text"] for part in parts),
                 "finish_reason": "stop" if response["status"] == "completed" else "length",
+                **_logprobs({"content": [one for part in parts for one in part["logprobs"] or ()]}),
             }
         ],
         "usage": {
@@ -116,11 +121,18 @@ def response_answer(response: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def response_stream_answer(pieces: list[str], response: dict[str, Any]) -> dict[str, Any]:
+def response_stream_answer(events: Iterator[dict[str, Any]]) -> dict[str, Any]:
     """Read a streamed one: its pieces of text, and the response that its last event holds."""
-    answer = response_answer(response)
-    answer["choices"][0]["text"] = "".join(pieces)
-    answer["choices"][0]["pieces"] = pieces
+    pieces, kinds, last = [], [], {}
+    for last in events:
+        if last["type"] == "response.output_text.delta":
+            pieces.append(last["delta"])
+        if kinds[-1:] != [last["type"]]:
+            kinds.append(last["type"])
+    if not kinds:  # it was refused, and is no stream
+        return {"choices": [], "usage": None}
+    answer = response_answer(last["response"])
+    answer["choices"][0] |= {"text": "".join(pieces), "pieces": pieces, "events": kinds}
     return answer
 
 

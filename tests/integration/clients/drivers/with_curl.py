@@ -117,12 +117,7 @@ def _chunks(lines: Iterator[bytes], request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _response_stream(lines: Iterator[bytes], _: dict[str, Any]) -> dict[str, Any]:
-    pieces, last = [], {}
-    for event in _events(lines):
-        if event["type"] == "response.output_text.delta":
-            pieces.append(event["delta"])
-        last = event
-    return response_stream_answer(pieces, last["response"])
+    return response_stream_answer(_events(lines))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,15 @@ function bodyOf(request) {
     delete body.prompt_logprobs;
   }
   if (request.op === "respond") {
-    body.input = body.prompt;
+    body.input = body.prompt ?? body.messages;
     body.max_output_tokens = body.max_tokens;
+    if ("logprobs" in body) {
+      body.top_logprobs = body.logprobs;
+      body.include = ["message.output_text.logprobs"];
+      delete body.logprobs;
+    }
     delete body.prompt;
+    delete body.messages;
     delete body.max_tokens;
     delete body.stream;
   } else if (body.stream && request.include_usage !== false) {
@@ -104,8 +110,11 @@ async function streamAnswer(request, stream) {
 }
 
 function responseAnswer(response, text) {
+  const parts = response.output.flatMap((item) => item.content);
+  const finishReason = response.status === "completed" ? "stop" : "length";
+  const logprobs = logprobsOf({ content: parts.flatMap((part) => part.logprobs ?? []) });
   return {
-    choices: [{ text, finish_reason: response.status === "completed" ? "stop" : "length" }],
+    choices: [{ text, finish_reason: finishReason, ...logprobs }],
     usage: {
       prompt_tokens: response.usage.input_tokens,
       completion_tokens: response.usage.output_tokens,
@@ -120,12 +129,14 @@ async function respond(client, request) {
     return responseAnswer(response, response.output_text);
   }
   const pieces = [];
+  const events = [];
   const stream = client.responses.stream(body);
   for await (const event of stream) {
+    if (events.at(-1) !== event.type) events.push(event.type);
     if (event.type === "response.output_text.delta") pieces.push(event.delta);
   }
   const answer = responseAnswer(await stream.finalResponse(), pieces.join(""));
-  answer.choices[0].pieces = pieces;
+  Object.assign(answer.choices[0], { pieces, events });
   return answer;
 }
 

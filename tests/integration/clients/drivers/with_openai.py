@@ -10,6 +10,7 @@ import openai
 from line_protocol import Server, answer_lines, pieces_taken
 from openai.resources import Completions
 from openai.resources.chat import Completions as ChatCompletions
+from openai.resources.responses import Responses
 from openai_shapes import (
     PATHS,
     Chunks,
@@ -78,21 +79,19 @@ def _parameters(create: Callable[..., Any]) -> set[str]:
 KNOWN = {
     "complete": _parameters(Completions.create),
     "chat": _parameters(ChatCompletions.create),
+    "respond": _parameters(Responses.create),
 }
 """What the package has parameters for; the rest goes through `extra_body`."""
 
 
 def _respond(client: openai.OpenAI, request: dict[str, Any]) -> dict[str, Any]:
-    answer = client.responses.create(**body_of(request))
+    body = body_of(request)
+    given = {name: body.pop(name) for name in list(body) if name in KNOWN["respond"]}
+    answer = client.responses.create(**given, extra_body=body)
     if not request.get("stream"):
         return answer_of(request, answer.model_dump())
-    pieces, last = [], {}
     with answer as stream:
-        for event in stream:
-            if event.type == "response.output_text.delta":
-                pieces.append(event.delta)
-            last = event.model_dump()
-    return response_stream_answer(pieces, last["response"])
+        return response_stream_answer(event.model_dump() for event in stream)
 
 
 if __name__ == "__main__":

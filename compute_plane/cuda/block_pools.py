@@ -1,0 +1,136 @@
+"""The KV pool on the device, the pool of swapped blocks in host memory, and copies between blocks.
+
+Both are [blocks, L, 2, G, B, D]: a block is contiguous over all layers, so that a swap is one copy.
+Copies of a step run in order. Those within the device's pool go in *waves*, as many at once as do
+not touch what another one writes:
+
+    copies   1→5  2→6  5→7  8→2          waves   │ 1→5  2→6 │ 5→7  8→2 │
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from compute_plane.executor.interface import BlockCopy, CopyKind
+from compute_plane.memory.block_digest import block_digest
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.drivers import Driver
+    from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.model.spec import ModelSpec
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Copies `first` to `end` of the step's pairs, all of one kind, in no order."""
+
+    kind: CopyKind
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """The copies of a step: `pairs` int32 [P, 2] of source and destination, and their waves."""
+
+    pairs: Array
+    waves: tuple[Wave, ...]
+
+
+class BlockPools:
+    """The blocks of one device.
+
+    `device`: [N, L, 2, G, B, D]. `host`: [blocks, …] of the same shape, in memory that the device
+    copies from and to by itself.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        driver: Driver,
+        *,
+        dtype: torch.dtype,
+        block_size: int,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+    ) -> None:
+        self._driver = driver
+        shape = (spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
+        self.block_bytes = block_bytes(spec, dtype, block_size)
+        # Zeroed, which on a CPU costs memory only once it is touched.
+        with driver.computing():
+            device = torch.zeros(
+                num_blocks * self.block_bytes, dtype=torch.uint8, device=driver.device
+            )
+        self.device: Tensor = device.view(dtype).view(num_blocks, *shape)
+        host = driver.host_buffer(num_host_blocks * self.block_bytes)
+        self.host: Tensor = host.view(dtype).view(num_host_blocks, *shape)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block, B."""
+        return int(self.device.shape[4])
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the device's pool, N."""
+        return len(self.device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the device's pool."""
+        return self.num_blocks * self.block_bytes
+
+    def run(self, plan: CopyPlan, pairs: Tensor, operations: DeviceOperations) -> None:
+        """Queue the copies of a step; `pairs`: the plan's on the device."""
+        for wave in plan.waves:
+            if wave.kind is CopyKind.WITHIN:
+                operations.copy_blocks(self.device, self.device, pairs[wave.first : wave.end])
+                continue
+            swaps_out = wave.kind is CopyKind.SWAP_OUT
+            target, source = (self.host, self.device) if swaps_out else (self.device, self.host)
+            for source_block, target_block in plan.pairs[wave.first : wave.end].tolist():
+                self._driver.copy(target[target_block], source[source_block])
+
+    def digest(self, block: int) -> int:
+        """Return 64 bits of BLAKE2b of a block's bytes, when all that is queued is done."""
+        self._driver.synchronize()
+        content: Array = self.device[block].reshape(-1).view(torch.uint8).cpu().numpy()
+        return block_digest(content)
+
+
+def block_bytes(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> int:
+    """Return the bytes of one block."""
+    tokens = 2 * spec.num_layers * spec.num_kv_heads * block_size
+    return int(tokens * spec.head_dim * dtype.itemsize)
+
+
+def plan_copies(copies: Sequence[BlockCopy]) -> CopyPlan:
+    """Return the waves of some copies: consecutive ones of a kind that do not meet."""
+    waves: list[Wave] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    first = 0
+    for index, copy in enumerate(copies):
+        meets = (
+            copy.source in written or copy.destination in written or copy.destination in read
+        ) and copy.kind is CopyKind.WITHIN
+        if index > first and (meets or copy.kind is not copies[first].kind):
+            waves.append(Wave(copies[first].kind, first, index))
+            first = index
+            read, written = set(), set()
+        read.add(copy.source)
+        written.add(copy.destination)
+    if copies:
+        waves.append(Wave(copies[first].kind, first, len(copies)))
+    pairs = np.array([(copy.source, copy.destination) for copy in copies], dtype=np.int32)
+    return CopyPlan(pairs.reshape(-1, 2), tuple(waves))

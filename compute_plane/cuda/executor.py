@@ -1,0 +1,180 @@
+"""The CUDA executor: a batch in, queued on the device, its answer out.
+
+    check → host columns → one copy → block copies → layers → logits → samples → one copy → answer
+                                                     └ replayed as a graph where all rows decode ┘
+
+`launch` does everything up to the copy back and returns at once; `StepUnderWay.answer` waits.
+`execute` is one after the other. On torch's CPU device the same code runs with
+`reference_operations`, each call done when it returns: that is how it is tested without a GPU.
+
+Rows may give other bits in another batch: the products are a library's. What depends on a row alone
+are attention, normalisation and the choice of the token from given logits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from compute_plane.cuda.answers import answer
+from compute_plane.cuda.batch_layout import BatchLayout
+from compute_plane.cuda.block_pools import plan_copies
+from compute_plane.cuda.columns import Layout
+from compute_plane.cuda.decode_graphs import DecodeGraphs
+from compute_plane.cuda.model import LlamaModel
+from compute_plane.cuda.sampling_columns import LOGITS_ROWS, SamplingPlan, plan_sampling
+from compute_plane.cuda.sampling_step import results_layout, run_group
+from compute_plane.cuda.staging import Berth, StagingRing
+from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput
+from compute_plane.executor.logits_groups import wanted_tokens
+from compute_plane.executor.token_layout import PoolShape
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.block_pools import BlockPools
+    from compute_plane.cuda.drivers import Driver
+    from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.cuda.weights import DeviceWeights
+    from compute_plane.model.spec import ModelSpec
+
+DEFAULT_MAX_TOKENS: Final = 16384
+STEPS_UNDER_WAY: Final = 2
+"""As many batches as a control plane sends before it reads an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepUnderWay:
+    """A step that is queued. Answers must be taken in the order of the launches."""
+
+    batch: ExecutionBatch
+    plan: SamplingPlan
+    berth: Berth
+    vocab_size: int
+    block_digests: Sequence[int]
+
+    def answer(self) -> ExecutionOutput:
+        """Wait for the step and return what it produced; once only."""
+        results = self.berth.collect()
+        return answer(self.batch, self.plan, results, self.vocab_size, self.block_digests)
+
+
+class CudaExecutor:
+    """Runs batches of a Llama-family model on one device; a `GPUExecutor`.
+
+    `weights`, `pools`: of `spec`'s layers and heads, of one dtype, on the driver's device.
+    `max_tokens`: of one batch. `keep_logits`: return the samples' logits, for tests and tools. Not
+    thread-safe: one thread, the device thread, calls it.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DeviceWeights,
+        pools: BlockPools,
+        operations: DeviceOperations,
+        driver: Driver,
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        keep_logits: bool = False,
+    ) -> None:
+        self._spec = spec
+        self._pools = pools
+        self._operations = operations
+        self._driver = driver
+        self._max_tokens = max_tokens
+        self._keep_logits = keep_logits
+        self._shape = PoolShape(
+            pools.num_blocks, pools.block_size, spec.vocab_size, len(pools.host)
+        )
+        longest = min(spec.context_length, pools.num_blocks * pools.block_size)
+        self._model = LlamaModel(spec, weights, pools.device, operations, longest)
+        self._longest = longest
+        table_width = -(-longest // pools.block_size)
+        self._graphs = DecodeGraphs(driver, self._model, table_width=table_width, longest=longest)
+        self._ring = StagingRing(driver, STEPS_UNDER_WAY)
+
+    @property
+    def graphs(self) -> DecodeGraphs:
+        """The captured decode steps."""
+        return self._graphs
+
+    def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
+        """Run one step. Raises ValidationError, with nothing changed, if the batch is malformed."""
+        return self.launch(batch).answer()
+
+    def execute_graph(self, batch: ExecutionBatch) -> ExecutionOutput:
+        """Run one step like `execute`, which takes a graph wherever there is one that fits."""
+        return self.execute(batch)
+
+    def capture_decode_graph(self, batch_size: int) -> None:
+        """Capture the decode step of `batch_size` rows, where the device has graphs.
+
+        Raises GraphCaptureError.
+        """
+        self._graphs.capture(batch_size)
+
+    def launch(self, batch: ExecutionBatch) -> StepUnderWay:
+        """Queue one step.
+
+        Raises ValidationError, with nothing changed, if the batch is malformed; ExecutionError if
+        too many steps are under way.
+        """
+        layout = BatchLayout(
+            batch,
+            self._shape,
+            max_tokens=self._max_tokens,
+            tile_tokens=self._operations.tile_tokens,
+        )
+        layout.check_lengths(self._longest)
+        rung = self._rung(batch, layout)
+        wanted = layout.places(wanted_tokens(batch, layout.tokens))
+        plan = plan_sampling(batch, wanted, self._spec.vocab_size, all_rows=rung is not None)
+        copies = plan_copies(batch.copies)
+        columns = {**layout.columns(rung), **plan.columns, "block_pairs": copies.pairs}
+        berth = self._ring.take()
+        try:
+            with self._driver.computing():
+                inputs = self._ring.upload(berth, Layout.of(columns), columns)
+                self._pools.run(copies, inputs["block_pairs"], self._operations)
+                self._compute(layout, rung, plan, inputs, berth)
+            digests = [self._pools.digest(block) for block in batch.digest_blocks]
+        except BaseException:
+            # The device may still be copying from the berth, if it is not the device that failed.
+            with contextlib.suppress(RuntimeError):
+                self._driver.synchronize()
+            berth.free()
+            raise
+        return StepUnderWay(batch, plan, berth, self._spec.vocab_size, digests)
+
+    def _rung(self, batch: ExecutionBatch, layout: BatchLayout) -> int | None:
+        """Return as how many rows a graph runs the batch; None: it is launched eagerly."""
+        if not layout.is_decode or batch.prompt_logprob_rows or len(batch.sampling) > LOGITS_ROWS:
+            return None
+        return self._graphs.rung(layout.num_decode)
+
+    def _compute(
+        self,
+        layout: BatchLayout,
+        rung: int | None,
+        plan: SamplingPlan,
+        inputs: dict[str, torch.Tensor],
+        berth: Berth,
+    ) -> None:
+        """Queue layers, logits, samples and the copy of the results."""
+        spec, step = self._spec, layout.tensors(inputs)
+        results_of = results_layout(plan, spec.vocab_size, keep_logits=self._keep_logits)
+        buffer = self._driver.device_buffer(results_of.num_bytes)
+        results = results_of.tensors(buffer)
+        if rung is not None:
+            logits = self._graphs.replay(step)
+            for group in plan.groups:
+                run_group(group, logits, inputs, results, self._operations)
+        else:
+            hidden = self._model.run(step)
+            for group in plan.groups:
+                logits = self._model.logits(hidden, inputs["out_tokens"][group.out_tokens])
+                run_group(group, logits, inputs, results, self._operations)
+        berth.fetch(results_of, buffer)

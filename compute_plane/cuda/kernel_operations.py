@@ -1,0 +1,282 @@
+"""The operations of a CUDA device: each a launch of a kernel of `kernels.cuda`, or two.
+
+What a kernel needs beside its tensors is made here: strides, grids, scratch memory. Scratch comes
+from torch's allocator at every call; in a captured graph it is the graph's own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from compute_plane.cuda.operations import (
+    AdjustColumns,
+    LogprobColumns,
+    LogprobOutputs,
+    PrefillRows,
+    SamplingColumns,
+)
+from compute_plane.errors import DeviceUnavailableError
+from kernels.cuda.adjust_logits import AdjustLogitsVariant
+from kernels.cuda.attention_decode import LOG2_E, DecodeVariant
+from kernels.cuda.attention_prefill import PrefillVariant
+from kernels.cuda.copy_blocks import CopyBlocksVariant
+from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.logprobs import LogprobsVariant
+from kernels.cuda.rms_norm import RmsNormVariant
+from kernels.cuda.rope_write_kv import RopeWriteKvVariant
+from kernels.cuda.sampling import MAX_VOCAB, SamplingVariant
+from kernels.cuda.silu_mul import SiluMulVariant
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.launchers import Launcher
+    from compute_plane.model.spec import ModelSpec
+    from kernels.cuda.variant import Variant
+
+WORD_BYTES: Final = 4
+
+
+class KernelOperations:
+    """`DeviceOperations` by kernels, for one model and one block size.
+
+    `dtype`: of weights and pool, by name. All kernels are built and loaded here. Raises
+    DeviceUnavailableError for a shape or format that they are not written for.
+    """
+
+    name = "kernels"
+
+    def __init__(self, launcher: Launcher, spec: ModelSpec, dtype: str, block_size: int) -> None:
+        self._launcher = launcher
+        group = spec.num_heads // spec.num_kv_heads
+        try:
+            self._embedding = EmbeddingVariant(dtype)
+            self._embedding.grid(1, spec.hidden_size)  # refuses the sizes that kernels do not take
+            self._silu = SiluMulVariant(dtype)
+            self._silu.grid(1, spec.intermediate_size)
+            self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False)
+            self._add_norm = RmsNormVariant(dtype, spec.hidden_size)
+            self._rope = RopeWriteKvVariant(dtype, spec.head_dim, block_size)
+            self._decode = DecodeVariant(dtype, spec.head_dim, group, block_size)
+            self._prefill = PrefillVariant(dtype, spec.head_dim, group, block_size)
+            if spec.vocab_size > MAX_VOCAB:
+                raise UnsupportedVariantError("vocab_size", f"at most {MAX_VOCAB}", spec.vocab_size)
+        except UnsupportedVariantError as error:
+            raise DeviceUnavailableError(
+                f"device: the kernels do not take this model: {error}", field=error.field
+            ) from error
+        self._copy = CopyBlocksVariant()
+        self._adjust = AdjustLogitsVariant()
+        self._sample = SamplingVariant()
+        self._logprobs = LogprobsVariant()
+        launcher.prepare(self.variants)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Every kernel that may be launched."""
+        return [
+            self._embedding, self._silu, self._norm, self._add_norm, self._rope, self._decode,
+            self._decode.merge, self._prefill, self._copy, self._adjust, self._sample,
+            self._logprobs,
+        ]  # fmt: skip
+
+    @property
+    def tile_tokens(self) -> int:
+        """Query tokens of a prefill tile."""
+        return self._prefill.tile_tokens
+
+    # --- the layers ---
+
+    def embedding(self, out: Tensor, table: Tensor, token_ids: Tensor) -> None:
+        """Copy rows of a table."""
+        num_tokens, hidden_size = out.shape
+        grid = self._embedding.grid(num_tokens, hidden_size)
+        self._launcher.launch(self._embedding, grid, out, table, token_ids, hidden_size)
+
+    def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+        """Normalise rows; this variant does not touch its residual."""
+        grid = self._norm.grid(len(x))
+        self._launcher.launch(self._norm, grid, out, x, x, weight, eps)
+
+    def add_rms_norm(
+        self, out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float
+    ) -> None:
+        """Add and normalise rows."""
+        grid = self._add_norm.grid(len(x))
+        self._launcher.launch(self._add_norm, grid, out, residual, x, weight, eps)
+
+    def rope_write_kv(
+        self,
+        out: Tensor,
+        pool: Tensor,
+        layer: int,
+        qkv: Tensor,
+        angles: tuple[Tensor, Tensor],
+        positions: Tensor,
+        kv_slots: Tensor,
+    ) -> None:
+        """Rotate the queries, write keys and values."""
+        num_tokens, num_heads, _ = out.shape
+        num_kv_heads = pool.shape[3]
+        self._launcher.launch(
+            self._rope,
+            self._rope.grid(num_tokens, num_heads, num_kv_heads),
+            out,
+            pool,
+            qkv,
+            *angles,
+            positions,
+            kv_slots,
+            num_heads,
+            num_kv_heads,
+            *layer_strides(pool, layer),
+        )
+
+    def attention_decode(
+        self,
+        out: Tensor,
+        query: Tensor,
+        pool: Tensor,
+        layer: int,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        longest: int,
+    ) -> None:
+        """Attend with one token a row; split over more blocks of threads where rows are few."""
+        num_rows, num_kv_heads = len(query), pool.shape[3]
+        splits = self._decode.plan_splits(
+            num_rows, num_kv_heads, longest, self._launcher.num_multiprocessors
+        )
+        num_partials = self._decode.num_partials(num_rows, num_kv_heads) if splits > 1 else 0
+        partials = torch.empty(num_partials, dtype=torch.float32, device=query.device)
+        self._launcher.launch(
+            self._decode,
+            self._decode.grid(num_rows, num_kv_heads, splits),
+            out,
+            query,
+            pool,
+            block_tables,
+            seq_lens,
+            partials,
+            LOG2_E / math.sqrt(query.shape[2]),
+            query.stride(0),
+            block_tables.shape[1],
+            *layer_strides(pool, layer),
+        )
+        if splits > 1:
+            merge = self._decode.merge
+            grid = merge.grid(num_rows, num_kv_heads)
+            self._launcher.launch(merge, grid, out, partials, seq_lens)
+
+    def attention_prefill(
+        self, out: Tensor, query: Tensor, pool: Tensor, layer: int, rows: PrefillRows
+    ) -> None:
+        """Attend with the last tokens of each row, tile by tile."""
+        self._launcher.launch(
+            self._prefill,
+            self._prefill.grid(pool.shape[3], len(rows.tile_rows)),
+            out,
+            query,
+            pool,
+            rows.block_tables,
+            rows.seq_lens,
+            rows.cu_query_lens,
+            rows.tile_rows,
+            rows.tile_tokens,
+            LOG2_E / math.sqrt(query.shape[2]),
+            query.stride(0),
+            rows.block_tables.shape[1],
+            *layer_strides(pool, layer),
+        )
+
+    def silu_mul(self, out: Tensor, gate_up: Tensor) -> None:
+        """Gate."""
+        num_tokens, num_features = out.shape
+        grid = self._silu.grid(num_tokens, num_features)
+        self._launcher.launch(self._silu, grid, out, gate_up, num_features)
+
+    def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:
+        """Copy whole blocks, as words."""
+        words = target.stride(0) * target.element_size() // WORD_BYTES
+        grid = self._copy.grid(len(pairs), words)
+        self._launcher.launch(self._copy, grid, target, source, pairs, words)
+
+    # --- logits ---
+
+    def adjust_logits(self, out: Tensor, logits: Tensor, columns: AdjustColumns) -> None:
+        """Apply bias and penalties."""
+        c = columns
+        self._launcher.launch(
+            self._adjust,
+            self._adjust.grid(len(out)),
+            out,
+            torch.empty(out.shape, dtype=torch.int64, device=out.device),
+            logits,
+            c.logits_rows,
+            c.bias_starts,
+            c.bias_tokens,
+            c.bias_values,
+            c.repetition_penalties,
+            c.presence_penalties,
+            c.frequency_penalties,
+            c.history_starts,
+            c.history_lengths,
+            c.num_prompts,
+            c.history,
+            *logits_strides(logits),
+        )
+
+    def sample(
+        self, out: Tensor, is_finite: Tensor, logits: Tensor, columns: SamplingColumns
+    ) -> None:
+        """Draw."""
+        c = columns
+        self._launcher.launch(
+            self._sample,
+            self._sample.grid(len(out)),
+            out,
+            is_finite,
+            torch.empty((len(out), logits.shape[1]), dtype=torch.int64, device=out.device),
+            logits,
+            c.logits_rows,
+            c.inverse_temperatures,
+            c.top_ks,
+            c.top_ps,
+            c.min_ps,
+            c.seeds,
+            c.sample_indexes,
+            c.positions,
+            *logits_strides(logits),
+        )
+
+    def logprobs(self, out: LogprobOutputs, logits: Tensor, columns: LogprobColumns) -> None:
+        """Write log-probabilities."""
+        self._launcher.launch(
+            self._logprobs,
+            self._logprobs.grid(len(columns.tokens)),
+            out.token_logprobs,
+            out.top_tokens,
+            out.top_logprobs,
+            logits,
+            columns.logits_rows,
+            columns.tokens,
+            columns.num_logprobs,
+            *logits_strides(logits),
+        )
+
+
+def layer_strides(pool: Tensor, layer: int) -> tuple[int, int, int]:
+    """Return a kernel's way to a layer of the pool, in elements.
+
+    From block to block, to the layer's keys, to its values (drawn in `attention_decode`).
+    """
+    keys = layer * int(pool.stride(1))
+    return int(pool.stride(0)), keys, keys + int(pool.stride(2))
+
+
+def logits_strides(logits: Tensor) -> tuple[int, int]:
+    """Return the elements from row to row, and those of a row."""
+    return int(logits.stride(0)), int(logits.shape[1])

@@ -1,0 +1,84 @@
+"""Launching kernels with tensors: the border between the operations and the CUDA driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+import torch
+from torch import Tensor
+
+from compute_plane.errors import DeviceUnavailableError
+from kernels.cuda import build
+from kernels.cuda.errors import CudaKernelError
+from kernels.cuda.launch import LoadedKernel
+
+if TYPE_CHECKING:
+    from kernels.cuda.variant import Variant
+
+log = structlog.get_logger()
+
+
+class Launcher(Protocol):
+    """Queues kernels on the current stream of one device."""
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """What a grid is planned for."""
+        ...
+
+    def prepare(self, variants: Sequence[Variant]) -> None:
+        """Build and load variants, so that the first launch need not."""
+        ...
+
+    def launch(
+        self, variant: Variant, grid: tuple[int, int, int], *arguments: Tensor | float
+    ) -> None:
+        """Queue a launch; tensors, contiguous, go as the addresses of their memory."""
+        ...
+
+
+class CudaLauncher:
+    """The kernels of one CUDA device, compiled once into `cache_dir`.
+
+    Raises DeviceUnavailableError where a kernel cannot be built or loaded.
+    """
+
+    def __init__(self, device: torch.device, cache_dir: Path) -> None:
+        properties = torch.cuda.get_device_properties(device)
+        self.num_multiprocessors = int(properties.multi_processor_count)
+        self._capability = (int(properties.major), int(properties.minor))
+        self._cache_dir = cache_dir
+        self._loaded: dict[Variant, LoadedKernel] = {}
+        torch.empty(1, device=device)  # makes the context current in this thread
+
+    def prepare(self, variants: Sequence[Variant]) -> None:
+        """Build and load variants; what is compiled is logged, for it takes seconds each."""
+        for variant in variants:
+            self._load(variant)
+
+    def launch(
+        self, variant: Variant, grid: tuple[int, int, int], *arguments: Tensor | float
+    ) -> None:
+        """Queue a launch on the stream that is current now: in a capture it is another one."""
+        values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in arguments]
+        stream = int(torch.cuda.current_stream().cuda_stream)
+        self._load(variant).launch(grid, stream, *values)
+
+    def _load(self, variant: Variant) -> LoadedKernel:
+        if variant not in self._loaded:
+            try:
+                image = build.build(
+                    variant,
+                    self._capability,
+                    self._cache_dir,
+                    progress=lambda line: log.warning("kernel", progress=line),
+                )
+                self._loaded[variant] = LoadedKernel(variant, image)
+            except CudaKernelError as error:
+                raise DeviceUnavailableError(
+                    f"device: cuda: {variant.name}: {error}", field="device"
+                ) from error
+        return self._loaded[variant]

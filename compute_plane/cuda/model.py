@@ -1,0 +1,156 @@
+"""The walk of a step's tokens through a Llama-family model.
+
+    embedding → for each layer:  norm → QKV → rotate, write K and V → attention → O
+                                 add, norm → gate, up → SiLU · up → down
+              → for the tokens whose logits are wanted:  add, norm → logits
+
+All tokens of the step go through a layer together, so all keys and values of a layer are written
+before any is read. Products are torch's; what a row's product gives may depend on how many rows
+there are, so bits hold for equal batches only (the numerics id names the library).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from compute_plane.model.rope import inverse_frequencies
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.batch_layout import StepTensors
+    from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.cuda.weights import DeviceLayer, DeviceWeights
+    from compute_plane.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What the layers leave, [T, E] each: the residual stream is the sum of both."""
+
+    residual: Tensor
+    added: Tensor
+
+
+class LlamaModel:
+    """Weights, pool and operations of one device, put together.
+
+    `pool`: [N, L, 2, G, B, D] in the weights' dtype. `max_positions`: tokens of the longest
+    sequence there can be.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DeviceWeights,
+        pool: Tensor,
+        operations: DeviceOperations,
+        max_positions: int,
+    ) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._pool = pool
+        self._operations = operations
+        self._angles = rotary_angles(spec, max_positions, pool.device)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self._spec.vocab_size
+
+    def run(self, step: StepTensors) -> Hidden:
+        """Queue all layers over the tokens of a step."""
+        weights, operations, eps = self._weights, self._operations, self._spec.rms_norm_eps
+        num_tokens = len(step.token_ids)
+        residual = self._empty(num_tokens, self._spec.hidden_size)
+        operations.embedding(residual, weights.embedding, step.token_ids)
+        normed = torch.empty_like(residual)
+        added: Tensor | None = None
+        for index, layer in enumerate(weights.layers):
+            if added is None:
+                operations.rms_norm(normed, residual, layer.attn_norm, eps)
+            else:
+                operations.add_rms_norm(normed, residual, added, layer.attn_norm, eps)
+            attended = self._attention(index, layer, normed, step)
+            operations.add_rms_norm(normed, residual, attended, layer.mlp_norm, eps)
+            gate_up = normed @ layer.gate_up.t()
+            gated = self._empty(num_tokens, self._spec.intermediate_size)
+            operations.silu_mul(gated, gate_up)
+            added = gated @ layer.down.t()
+        if added is None:
+            raise ValueError("a model has at least one layer")
+        return Hidden(residual, added)
+
+    def logits(self, hidden: Hidden, tokens: Tensor | None) -> Tensor:
+        """Queue the logits behind some tokens, float32 [R, V].
+
+        `tokens`: [R]; None: all, and `hidden` is used up, for the normalisation adds in place.
+        """
+        residual, added = hidden.residual, hidden.added
+        if tokens is not None:
+            residual, added = residual.index_select(0, tokens), added.index_select(0, tokens)
+        normed = torch.empty_like(residual)
+        weight = self._weights.final_norm
+        self._operations.add_rms_norm(normed, residual, added, weight, self._spec.rms_norm_eps)
+        return float_product(normed, self._weights.lm_head)
+
+    def _attention(
+        self, index: int, layer: DeviceLayer, normed: Tensor, step: StepTensors
+    ) -> Tensor:
+        """Queue the attention of a layer; return what it adds, [T, E]."""
+        spec, operations, pool = self._spec, self._operations, self._pool
+        num_tokens, num_decode = len(normed), step.num_decode
+        qkv = normed @ layer.qkv.t()
+        queries = self._empty(num_tokens, spec.num_heads, spec.head_dim)
+        operations.rope_write_kv(
+            queries, pool, index, qkv, self._angles, step.positions, step.kv_slots
+        )
+        attended = torch.empty_like(queries)
+        if num_decode:
+            operations.attention_decode(
+                attended[:num_decode],
+                queries[:num_decode],
+                pool,
+                index,
+                step.decode_tables,
+                step.decode_lens,
+                step.longest,
+            )
+        if step.prefill is not None:
+            operations.attention_prefill(
+                attended[num_decode:], queries[num_decode:], pool, index, step.prefill
+            )
+        projected: Tensor = attended.view(num_tokens, spec.query_size) @ layer.o.t()
+        return projected
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._weights.dtype, device=self._pool.device)
+
+
+def rotary_angles(
+    spec: ModelSpec, num_positions: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of the angles of all positions, float32 [positions, D/2] each.
+
+    Computed on the host, so that every device has the same ones.
+    """
+    frequencies = torch.from_numpy(inverse_frequencies(spec))
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
+    return angles.cos().to(device), angles.sin().to(device)
+
+
+def float_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x · weightᵀ in float32: 16-bit logits would tie where the model does not.
+
+    A CUDA device accumulates in float32 anyway and is told to write that; on a CPU both sides are
+    converted.
+    """
+    if x.dtype == torch.float32:
+        product: Tensor = x @ weight.t()
+    elif x.device.type == "cuda":
+        product = torch.mm(x, weight.t(), out_dtype=torch.float32)
+    else:
+        product = x.float() @ weight.float().t()
+    return product

@@ -1,0 +1,251 @@
+"""The operations on tensors of torch's CPU device, by `kernels.reference`: the specification.
+
+Slow and plain. Every tensor is computed with in float32 and rounded once on the way out, as the
+kernels of a device do, whatever its own dtype is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from compute_plane.cuda.operations import (
+    AdjustColumns,
+    LogprobColumns,
+    LogprobOutputs,
+    PrefillRows,
+    SamplingColumns,
+)
+from kernels.reference.exponential import exp
+from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
+from kernels.reference.logprobs import log_softmax, most_likely
+from kernels.reference.paged_attention import paged_attention
+from kernels.reference.philox import uniform
+from kernels.reference.rms_norm import rms_norm
+from kernels.reference.rope import rope_write_kv
+from kernels.reference.sampling import WEIGHT_ONE, draw, first_by_weight, nucleus
+from kernels.reference.silu_mul import silu_mul
+
+Array = npt.NDArray[Any]
+
+SEED_MASK: Final = (1 << 64) - 1
+
+
+class ReferenceOperations:
+    """`DeviceOperations` in NumPy, on views of the tensors' memory."""
+
+    name = "reference"
+    tile_tokens = 16  # the plan is made as for a device, and not needed
+
+    # --- the layers ---
+
+    def embedding(self, out: Tensor, table: Tensor, token_ids: Tensor) -> None:
+        """Copy rows of a table."""
+        torch.index_select(table, 0, token_ids, out=out)
+
+    def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+        """Normalise rows."""
+        normed = np.empty(x.shape, dtype=np.float32)
+        rms_norm(floats(x), floats(weight), eps, normed)
+        out.copy_(torch.from_numpy(normed))
+
+    def add_rms_norm(
+        self, out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float
+    ) -> None:
+        """Add and normalise rows."""
+        residual.copy_(torch.from_numpy(floats(residual) + floats(x)))
+        self.rms_norm(out, residual, weight, eps)
+
+    def rope_write_kv(
+        self,
+        out: Tensor,
+        pool: Tensor,
+        layer: int,
+        qkv: Tensor,
+        angles: tuple[Tensor, Tensor],
+        positions: Tensor,
+        kv_slots: Tensor,
+    ) -> None:
+        """Rotate the queries, write keys and values; by way of a pool of one layer and B = 1."""
+        num_tokens, _, head_dim = out.shape
+        num_kv_heads, block_size = pool.shape[3:5]
+        cosines, sines = (table.numpy()[positions.numpy()] for table in angles)
+        queries = np.empty(out.shape, dtype=np.float32)
+        written = np.empty((num_tokens, 1, 2, num_kv_heads, 1, head_dim), dtype=np.float32)
+        places = np.arange(num_tokens, dtype=np.int64)
+        rope_write_kv(floats(qkv), cosines, sines, written, 0, places, queries)
+        out.copy_(torch.from_numpy(queries))
+        is_kept = kv_slots >= 0
+        slots = kv_slots[is_kept]
+        blocks, offsets = slots // block_size, slots % block_size
+        values = torch.from_numpy(written[is_kept.numpy()]).to(pool.dtype)
+        for which in (0, 1):
+            pool[blocks, layer, which, :, offsets] = values[:, 0, which, :, 0]
+
+    def attention_decode(
+        self,
+        out: Tensor,
+        query: Tensor,
+        pool: Tensor,
+        layer: int,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        longest: int,
+    ) -> None:
+        """Attend with one token a row."""
+        lengths = seq_lens.numpy()
+        if int(lengths.max(initial=0)) > longest:
+            raise ValueError(f"a row has {lengths.max()} tokens, longest is {longest}")
+        out.zero_()
+        rows = np.flatnonzero(lengths).astype(np.int32)
+        _attend(out, query, pool, layer, block_tables.numpy(), rows, rows, lengths[rows] - 1)
+
+    def attention_prefill(
+        self, out: Tensor, query: Tensor, pool: Tensor, layer: int, rows: PrefillRows
+    ) -> None:
+        """Attend with the last tokens of each row."""
+        firsts, lengths = rows.cu_query_lens.numpy(), rows.seq_lens.numpy()
+        counts = np.diff(firsts)
+        token_rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        tokens = np.arange(len(token_rows), dtype=np.int32)
+        positions = tokens - firsts[token_rows] + (lengths - counts)[token_rows]
+        tables = rows.block_tables.numpy()
+        _attend(out, query, pool, layer, tables, tokens, token_rows, positions)
+
+    def silu_mul(self, out: Tensor, gate_up: Tensor) -> None:
+        """Gate."""
+        gated = np.empty(out.shape, dtype=np.float32)
+        silu_mul(floats(gate_up), gated)
+        out.copy_(torch.from_numpy(gated))
+
+    def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:
+        """Copy whole blocks."""
+        for source_block, target_block in pairs.tolist():
+            if source_block >= 0:
+                target[target_block].copy_(source[source_block])
+
+    # --- logits ---
+
+    def adjust_logits(self, out: Tensor, logits: Tensor, columns: AdjustColumns) -> None:
+        """Apply bias and penalties, sample by sample."""
+        rows, adjusted, c = logits.numpy(), out.numpy(), columns
+        starts, tokens, values = (t.numpy() for t in (c.bias_starts, c.bias_tokens, c.bias_values))
+        history = c.history.numpy()
+        for k, logits_row in enumerate(c.logits_rows.tolist()):
+            biases = slice(int(starts[k]), int(starts[k + 1]))
+            first = int(c.history_starts[k])
+            adjustments = Adjustments(
+                tokens[biases],
+                values[biases],
+                float(c.repetition_penalties[k]),
+                float(c.presence_penalties[k]),
+                float(c.frequency_penalties[k]),
+                history[first : first + int(c.history_lengths[k])],
+                int(c.num_prompts[k]),
+            )
+            row = rows[logits_row]
+            adjusted[k] = np.where(np.isfinite(row), adjusted_logits(row, adjustments), row)
+
+    def sample(
+        self, out: Tensor, is_finite: Tensor, logits: Tensor, columns: SamplingColumns
+    ) -> None:
+        """Draw, sample by sample."""
+        rows = logits.numpy()
+        for k, logits_row in enumerate(columns.logits_rows.tolist()):
+            row = rows[logits_row]
+            is_good = bool(np.isfinite(row).all())
+            is_finite[k] = int(is_good)
+            out[k] = _choose(row, columns, k) if is_good else 0
+
+    def logprobs(self, out: LogprobOutputs, logits: Tensor, columns: LogprobColumns) -> None:
+        """Write log-probabilities, token by token."""
+        rows = logits.numpy()
+        counts, tokens = columns.num_logprobs.tolist(), columns.tokens.tolist()
+        for k, logits_row in enumerate(columns.logits_rows.tolist()):
+            if counts[k] < 0:
+                continue
+            row = rows[logits_row]
+            of_row = log_softmax(row)
+            count = min(counts[k], len(row))
+            is_good = bool(np.isfinite(row).all())
+            best = most_likely(row, count) if is_good else np.zeros(count, dtype=np.int64)
+            out.token_logprobs[k] = float(of_row[tokens[k]])
+            if count:
+                out.top_tokens[k, :count] = torch.from_numpy(best).to(torch.int32)
+                out.top_logprobs[k, :count] = torch.from_numpy(of_row[best])
+
+
+def floats(tensor: Tensor) -> Array:
+    """Return a tensor as float32: its own memory if it is float32, else converted."""
+    array: Array = tensor.float().numpy()
+    return array
+
+
+def _attend(
+    out: Tensor,
+    query: Tensor,
+    pool: Tensor,
+    layer: int,
+    block_tables: Array,
+    tokens: Array,
+    token_rows: Array,
+    positions: Array,
+) -> None:
+    """Attend with `tokens` [T] of `query`, each to positions 0 … positions[t] of its row.
+
+    The blocks that are read become a pool of one layer in float32, and tables of their numbers
+    there: a converted copy of the whole pool would be too much.
+    """
+    if not len(tokens):
+        return
+    num_blocks = np.zeros(len(block_tables), dtype=np.int64)
+    np.maximum.at(num_blocks, token_rows, positions // pool.shape[4] + 1)
+    is_read = np.arange(block_tables.shape[1]) < num_blocks[:, None]
+    blocks, numbers = np.unique(block_tables[is_read], return_inverse=True)
+    tables = np.zeros(block_tables.shape, dtype=np.int32)
+    tables[is_read] = numbers
+    few = floats(pool[torch.from_numpy(blocks).long(), layer : layer + 1])
+    attended = np.empty((len(tokens), *query.shape[1:]), dtype=np.float32)
+    index = torch.from_numpy(tokens).long()
+    num_kv_heads, head_dim = pool.shape[3], pool.shape[5]
+    paged_attention(
+        floats(query[index]),
+        few,
+        0,
+        tables,
+        token_rows,
+        positions.astype(np.int32),
+        1 / math.sqrt(head_dim),
+        0,
+        len(tokens) * num_kv_heads,
+        attended,
+    )
+    out[index] = torch.from_numpy(attended).to(out.dtype)
+
+
+def _choose(row: Array, columns: SamplingColumns, k: int) -> int:
+    """Return the token of sample `k` from its finite row: `kernels.reference.sampling.choose`.
+
+    That one takes the temperature, which its inverse does not give back to the last bit.
+    """
+    inverse = float(columns.inverse_temperatures[k])
+    if inverse == 0.0:
+        return int(np.argmax(row))
+    shifted = row.astype(np.float64) - np.float64(row.max())
+    with np.errstate(over="ignore"):  # as in `integer_weights`
+        exponents = shifted * inverse
+    weights = np.floor(exp(exponents) * WEIGHT_ONE).astype(np.int64)
+    weights = np.where(first_by_weight(weights, int(columns.top_ks[k])), weights, 0)
+    weights = np.where(nucleus(weights, float(columns.top_ps[k])), weights, 0)
+    weights = np.where(weights >= float(columns.min_ps[k]) * WEIGHT_ONE, weights, 0)
+    u = uniform(
+        int(columns.seeds[k]) & SEED_MASK,
+        int(columns.sample_indexes[k]),
+        int(columns.positions[k]),
+    )
+    return draw(weights, u)

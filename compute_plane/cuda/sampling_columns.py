@@ -1,0 +1,224 @@
+"""What a step wants of its logits, as columns for the device, in groups that fit the logits.
+
+The *wants* of a step are its samples, in order, then every target of the prompt log-probabilities.
+Wants are dealt to groups of logits rows (`compute_plane.executor.logits_groups`); in a group come
+plain samples, then samples whose logits are adjusted first, then prompt targets. Columns and
+results lie in this order; `sample_order` and `prompt_order` lead back:
+
+    group 0   │ plain samples │ adjusted samples │    samples   │ group 0 │ group 1 │ …
+              │ prompt targets │                      prompts   │ group 0 │ group 1 │ …
+
+Array letters: K samples, P prompt targets, A adjusted samples, O logits rows of all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.cuda.operations import MAX_LOGPROBS
+from compute_plane.executor.interface import ExecutionBatch, Int32Array, Penalties, SamplingRow
+from compute_plane.executor.logits_groups import group_logits
+from kernels.reference.sampling import inverse
+from planes.errors import ValidationError
+
+Array = npt.NDArray[Any]
+Int64Array = npt.NDArray[np.int64]
+
+LOGITS_ROWS: Final = 256
+"""Rows of logits that exist at once; with a vocabulary of 128 000 they take 125 MiB."""
+NO_HISTORY: Final = np.zeros(0, dtype=np.int32)
+NO_PENALTIES: Final = Penalties(1.0, 0.0, 0.0, NO_HISTORY, 0)
+NO_LOGPROBS: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One group: its shares of the columns.
+
+    `out_tokens`: of the column of tokens whose logits these are. `samples`: of the samples, the
+    first `num_plain` of them plain; `adjusted`: of the columns of adjustments. `prompts`: of the
+    prompt targets.
+    """
+
+    out_tokens: slice
+    samples: slice
+    num_plain: int
+    adjusted: slice
+    prompts: slice
+    has_logprobs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """Everything that a step wants of its logits.
+
+    `columns`: name → array. `sample_order` [K], `prompt_order` [P]: which sample, and which target
+    of all rows' targets, stands at each place.
+    """
+
+    groups: tuple[GroupPlan, ...]
+    columns: dict[str, Array]
+    sample_order: Int64Array
+    prompt_order: Int64Array
+
+
+def plan_sampling(
+    batch: ExecutionBatch, wanted: Int64Array, vocab_size: int, *, all_rows: bool = False
+) -> SamplingPlan:
+    """Return the columns of a step's wants.
+
+    `wanted`: for each want the token of the step, as the device numbers them, behind which logits
+    are wanted. `all_rows`: the logits of all tokens are there already, so a want's logits row is
+    its token, and there is one group. Raises ValidationError for what would become a bad address.
+    """
+    num_samples = len(batch.sampling)
+    check_tokens(batch.sampling, vocab_size)
+    counts = _prompt_counts(batch)
+    is_adjusted = np.array(
+        [row.penalties is not None or row.logit_bias is not None for row in batch.sampling],
+        dtype=np.bool_,
+    )
+    asks = np.array([row.num_logprobs is not None for row in batch.sampling], dtype=np.bool_)
+    groups: list[GroupPlan] = []
+    out_tokens: list[Int64Array] = []
+    samples: list[Int64Array] = []
+    prompts: list[Int64Array] = []
+    logits_rows = np.zeros(len(wanted), dtype=np.int32)
+    num_out = num_adjusted = sample_end = prompt_end = 0
+    for tokens, members, rows in _groups(wanted, all_rows=all_rows):
+        logits_rows[members] = rows
+        of_samples = members[members < num_samples]
+        of_samples = of_samples[np.argsort(is_adjusted[of_samples], kind="stable")]
+        of_prompts = members[members >= num_samples]
+        here = int(np.count_nonzero(is_adjusted[of_samples]))
+        groups.append(
+            GroupPlan(
+                out_tokens=slice(num_out, num_out + len(tokens)),
+                samples=slice(sample_end, sample_end + len(of_samples)),
+                num_plain=len(of_samples) - here,
+                adjusted=slice(num_adjusted, num_adjusted + here),
+                prompts=slice(prompt_end, prompt_end + len(of_prompts)),
+                has_logprobs=bool(asks[of_samples].any()),
+            )
+        )
+        out_tokens.append(tokens)
+        samples.append(of_samples)
+        prompts.append(of_prompts)
+        num_out += len(tokens)
+        num_adjusted += here
+        sample_end += len(of_samples)
+        prompt_end += len(of_prompts)
+    sample_order, prompt_order = _joined(samples), _joined(prompts) - num_samples
+    ordered = [batch.sampling[k] for k in sample_order.tolist()]
+    columns = {
+        "out_tokens": _joined(out_tokens),
+        **_draw_columns(ordered, logits_rows[sample_order]),
+        "prompt_rows": logits_rows[prompt_order + num_samples],
+    }
+    if len(prompt_order):
+        targets = np.concatenate(batch.prompt_logprob_targets)
+        columns["prompt_targets"] = targets[prompt_order].astype(np.int32)
+        columns["prompt_counts"] = counts[prompt_order]
+    if num_adjusted:
+        adjusted = [row for k, row in enumerate(ordered) if is_adjusted[sample_order[k]]]
+        adjusted_rows = logits_rows[sample_order][is_adjusted[sample_order]]
+        columns |= _adjust_columns(adjusted, adjusted_rows)
+        # Adjusted logits are rows of an array of their own, in each group from 0 on.
+        for group in groups:
+            places = slice(group.samples.start + group.num_plain, group.samples.stop)
+            columns["draw_rows"][places] = np.arange(places.stop - places.start)
+    return SamplingPlan(tuple(groups), columns, sample_order, prompt_order)
+
+
+def check_tokens(sampling: Sequence[SamplingRow], vocab_size: int) -> None:
+    """Raise ValidationError for biases, histories and counts that kernels must not see."""
+    for row in sampling:
+        if row.is_plain:
+            continue
+        if row.logit_bias is not None:
+            _check_ids("sampling.logit_bias.token_ids", row.logit_bias.token_ids, vocab_size)
+        if row.penalties is not None:
+            _check_ids("sampling.penalties.history", row.penalties.history, vocab_size)
+        if row.num_logprobs is not None:
+            _check_count("sampling.num_logprobs", row.num_logprobs)
+
+
+def _check_ids(field: str, tokens: Int32Array, vocab_size: int) -> None:
+    if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise ValidationError(f"must be in 0 to {vocab_size - 1}", field=field)
+
+
+def _check_count(field: str, count: int) -> None:
+    if not 0 <= count <= MAX_LOGPROBS:
+        raise ValidationError(f"must be in 0 to {MAX_LOGPROBS}, got {count}", field=field)
+
+
+def _prompt_counts(batch: ExecutionBatch) -> Int32Array:
+    """Return the most likely tokens wanted beside each prompt target, int32 [P]."""
+    lengths = [len(targets) for targets in batch.prompt_logprob_targets]
+    counts = batch.prompt_num_logprobs or [0] * len(lengths)
+    for count in counts:
+        _check_count("prompt_num_logprobs", count)
+    return np.repeat(np.asarray(counts, dtype=np.int32), lengths)
+
+
+def _groups(
+    wanted: Int64Array, *, all_rows: bool
+) -> list[tuple[Int64Array, Int64Array, Int64Array]]:
+    """Return of each group its tokens, its wants and their rows."""
+    if all_rows:
+        return [(np.zeros(0, dtype=np.int64), np.arange(len(wanted)), wanted)]
+    return [
+        (group.out_tokens, group.wanted, group.rows)
+        for group in group_logits(wanted, LOGITS_ROWS, LOGITS_ROWS)
+    ]
+
+
+def _joined(parts: list[Int64Array]) -> Int64Array:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def _draw_columns(rows: list[SamplingRow], logits_rows: Array) -> dict[str, Array]:
+    """Return the columns of `SamplingColumns`, and whose log-probabilities are wanted."""
+    temperatures = [row.temperature for row in rows]
+    counts = [NO_LOGPROBS if row.num_logprobs is None else row.num_logprobs for row in rows]
+    return {
+        "draw_rows": logits_rows.astype(np.int32),
+        "inverse_temperatures": np.array([inverse(t) if t else 0.0 for t in temperatures]),
+        "top_ks": np.array([row.top_k for row in rows], dtype=np.int32),
+        "top_ps": np.array([row.top_p for row in rows], dtype=np.float64),
+        "min_ps": np.array([row.min_p for row in rows], dtype=np.float64),
+        "seeds": np.array([row.seed for row in rows], dtype=np.uint64).view(np.int64),
+        "sample_indexes": np.array([row.sample_index for row in rows], dtype=np.int32),
+        "sample_positions": np.array([row.position for row in rows], dtype=np.int64),
+        "sample_rows": logits_rows.astype(np.int32),
+        "sample_counts": np.array(counts, dtype=np.int32),
+    }
+
+
+def _adjust_columns(rows: list[SamplingRow], logits_rows: Array) -> dict[str, Array]:
+    """Return the columns of `AdjustColumns`; at least one row."""
+    penalties = [row.penalties or NO_PENALTIES for row in rows]
+    biases = [row.logit_bias for row in rows]
+    num_biases = [0 if bias is None else len(bias.token_ids) for bias in biases]
+    lengths = np.array([len(p.history) for p in penalties], dtype=np.int32)
+    tokens = [bias.token_ids for bias in biases if bias is not None]
+    values = [bias.values for bias in biases if bias is not None]
+    return {
+        "adjust_rows": logits_rows.astype(np.int32),
+        "bias_starts": np.cumsum([0, *num_biases]).astype(np.int32),
+        "bias_tokens": np.concatenate([NO_HISTORY, *tokens]).astype(np.int32),
+        "bias_values": np.concatenate([np.zeros(0, np.float32), *values]).astype(np.float32),
+        "repetition_penalties": np.array([p.repetition for p in penalties], dtype=np.float32),
+        "presence_penalties": np.array([p.presence for p in penalties], dtype=np.float32),
+        "frequency_penalties": np.array([p.frequency for p in penalties], dtype=np.float32),
+        "history_starts": (np.cumsum(lengths) - lengths).astype(np.int64),
+        "history_lengths": lengths,
+        "num_prompts": np.array([p.num_prompt for p in penalties], dtype=np.int32),
+        "history": np.concatenate([p.history for p in penalties]).astype(np.int32),
+    }

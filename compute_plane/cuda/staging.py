@@ -1,0 +1,104 @@
+"""The ring of host buffers: one for each step that may be under way.
+
+A step writes its inputs into its *berth*'s host buffer, which is copied to the device as one, and
+gets its results back into the same berth. Host memory must stay untouched until the device has
+copied it, and results until they are read, so a berth is free again only when its step was
+collected. Device memory for inputs is one buffer: steps run one after the other on one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from torch import Tensor
+
+from compute_plane.cuda.columns import Array, Layout
+from compute_plane.cuda.drivers import Driver, Event
+from planes.errors import ExecutionError
+
+FIRST_BYTES: Final = 1 << 16
+"""Of a buffer at first; one that is too small is replaced by one of at least twice its size."""
+
+
+class Berth:
+    """The host memory of one step under way. `done`: when its results are there."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._inputs = driver.host_buffer(FIRST_BYTES)
+        self._results = driver.host_buffer(FIRST_BYTES)
+        self._layout: Layout | None = None
+        self._done: Event | None = None
+        self.is_taken = False
+
+    def fill_inputs(self, layout: Layout, arrays: Mapping[str, Array]) -> Tensor:
+        """Write arrays into the host buffer; return its bytes."""
+        if layout.num_bytes > len(self._inputs):
+            self._inputs = self._driver.host_buffer(_grown(self._inputs, layout.num_bytes))
+        filled = self._inputs[: layout.num_bytes]
+        layout.fill(filled, arrays)
+        return filled
+
+    def fetch(self, layout: Layout, results: Tensor) -> None:
+        """Have the device's results copied here, once all that is queued by now is done."""
+        if layout.num_bytes > len(self._results):
+            self._results = self._driver.host_buffer(_grown(self._results, layout.num_bytes))
+        self._layout = layout
+        self._done = self._driver.download(self._results[: layout.num_bytes], results)
+
+    def collect(self) -> dict[str, Array]:
+        """Wait for the results and return them; the berth is free then, also if that fails."""
+        if self._done is None or self._layout is None:
+            raise RuntimeError("nothing was fetched into this berth")
+        try:
+            self._done.wait()
+            return self._layout.arrays(self._results[: self._layout.num_bytes])
+        finally:
+            self.free()
+
+    def free(self) -> None:
+        """Give the berth back, with nothing fetched."""
+        self._done = self._layout = None
+        self.is_taken = False
+
+
+class StagingRing:
+    """`num_steps` berths, taken in turn, and the device buffer that inputs are copied to."""
+
+    def __init__(self, driver: Driver, num_steps: int) -> None:
+        self._driver = driver
+        self._berths = [Berth(driver) for _ in range(num_steps)]
+        self._next = 0
+        self._device_inputs = driver.device_buffer(FIRST_BYTES)
+
+    def take(self) -> Berth:
+        """Return the next berth. Raises ExecutionError if its step was not collected."""
+        berth = self._berths[self._next]
+        if berth.is_taken:
+            raise ExecutionError(
+                f"at most {len(self._berths)} steps may be under way; collect the oldest first"
+            )
+        self._next = (self._next + 1) % len(self._berths)
+        berth.is_taken = True
+        return berth
+
+    def upload(
+        self, berth: Berth, layout: Layout, arrays: Mapping[str, Array]
+    ) -> dict[str, Tensor]:
+        """Copy arrays to the device in one go; return them as tensors there.
+
+        They are valid until the next upload is queued.
+        """
+        filled = berth.fill_inputs(layout, arrays)
+        if layout.num_bytes > len(self._device_inputs):
+            num_bytes = _grown(self._device_inputs, layout.num_bytes)
+            self._device_inputs = self._driver.device_buffer(num_bytes)
+        inputs = self._device_inputs[: layout.num_bytes]
+        self._driver.copy(inputs, filled)
+        return layout.tensors(inputs)
+
+
+def _grown(buffer: Tensor, num_bytes: int) -> int:
+    """Return the size of the buffer that replaces one that is too small."""
+    return max(2 * len(buffer), num_bytes)

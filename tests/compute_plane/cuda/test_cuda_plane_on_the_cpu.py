@@ -1,0 +1,205 @@
+"""A compute plane with this executor, spoken to over the wire; and what it is refused for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compute_plane import __main__ as entry
+from compute_plane.config import ComputePlaneConfig
+from compute_plane.cuda import build, devices
+from compute_plane.device import Placement, choose_placement
+from compute_plane.errors import DeviceUnavailableError, ExecutorLoadError
+from compute_plane.executor.interface import GPUExecutor
+from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
+from compute_plane.executor.simulated import VOCAB_SIZE
+from planes.errors import ConfigError
+from protos.hetero.compute.v1 import compute_pb2
+from tests.compute_plane.cuda.torch_executors import tiny_model
+from tests.compute_plane.executor.tiny_llama import (
+    pool_for,
+    tiny_executor,
+    tiny_spec,
+    tiny_weights,
+)
+from tests.compute_plane.rpc.plane_harness import Harness, start
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
+
+SPEC = replace(tiny_spec(), vocab_size=VOCAB_SIZE)
+TEXTS = [b"good", b"bad.", b"fine"]
+
+
+def context(tmp_path: Path, **changes: object) -> ExecutorContext:
+    plain = ExecutorContext(
+        spec=SPEC, model=tiny_model(SPEC), block_size=4, num_blocks=40, dtype="auto",
+        kv_cache_dtype="auto", instruction_set="auto", device="cpu", max_tokens=64, num_threads=1,
+        kernel_cache=tmp_path,
+    )  # fmt: skip
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+class TorchHarness(Harness):
+    """A plane with the executor over a tiny random model."""
+
+    def _build(self, _: str, context: ExecutorContext) -> BuiltExecutor:
+        # The harness's configuration asks for the simulated executor.
+        here = replace(context, spec=SPEC, model=tiny_model(SPEC), device="cpu", dtype="auto")
+        self.built = build_executor("cuda", here)
+        return self.built
+
+    def close(self) -> None:
+        self.channel.close()
+        self.plane.stop()
+
+
+@pytest.fixture
+def plane() -> Iterator[TorchHarness]:
+    with tempfile.TemporaryDirectory() as directory:
+        harness = TorchHarness(Path(directory), num_threads=1, swap_space=0.001)
+        yield harness
+        harness.close()
+
+
+def prefill(*slots: int) -> dict:
+    """Rows that compute the texts of some slots; slot s has the blocks 2s and 2s + 1."""
+    return {
+        "starts": [start(slot, TEXTS[slot], [2 * slot, 2 * slot + 1]) for slot in slots],
+        "slots": slots,
+        "query_lens": [4] * len(slots),
+        "positions": [0] * len(slots),
+        "sampled_rows": range(len(slots)),
+    }
+
+
+def decode(position: int) -> dict:
+    slots = [0, 1, 2]
+    return {
+        "slots": slots, "query_lens": [1] * 3, "positions": [position] * 3, "sampled_rows": slots,
+    }  # fmt: skip
+
+
+def test_a_plane_runs_batches_swaps_and_poisons_like_any_other(plane: TorchHarness) -> None:
+    described = plane.describe()
+    assert described.executor == "cuda"
+    assert described.numerics_id.startswith("cuda/reference/cpu-1/torch-")
+    assert described.numerics_id.endswith("/float32/kv-float32-4")
+
+    controller = plane.open()
+    tokens = [controller.run(**prefill(0, 1, 2))] + [controller.run(**decode(p)) for p in (4, 5)]
+    with tiny_executor(SPEC, tiny_weights(SPEC), pool_for(SPEC, 40, 4), num_threads=1) as cpu:
+        assert tokens == tokens_of(cpu)
+
+    moved = controller.batch(
+        **prefill(1),
+        swap_out=[compute_pb2.BlockMove(source_block=0, destination_block=0)],
+        swap_in=[compute_pb2.BlockMove(source_block=0, destination_block=9)],
+    )
+    assert not controller.execute_one(moved).row_failures
+    pool = plane.built.executor._pools.device  # type: ignore[attr-defined]
+    assert pool[9].equal(pool[0])
+    assert pool[9].any()
+
+    pool[0] = float("nan")
+    controller.run(**prefill(1))
+    parts = {"slots": [0], "query_lens": [1], "positions": [6], "sampled_rows": [0]}
+    output = controller.execute_one(controller.batch(**parts))
+    assert [failure.row for failure in output.row_failures] == [0]
+
+
+def tokens_of(executor: GPUExecutor) -> list[list[int]]:
+    """Return what an executor makes of the texts: three tokens of each."""
+    driver = BatchDriver(executor, num_blocks=40, block_size=4)
+    texts = [DrivenSequence(list(text)) for text in TEXTS]
+    return np.transpose(driver.generate(texts, 3)).tolist()
+
+
+def test_it_is_built_as_configured(tmp_path: Path) -> None:
+    built = build_executor("cuda", context(tmp_path, dtype="bfloat16", swap_bytes=1 << 16))
+    per_block = 2 * SPEC.num_layers * SPEC.num_kv_heads * 4 * SPEC.head_dim * 2
+    assert built.kv_pool_bytes == 40 * per_block
+    assert built.num_host_blocks == (1 << 16) // per_block
+    assert built.dtype == "bfloat16"
+    assert not built.tells_prompts_apart
+
+
+def test_it_warns_that_it_is_slow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_executor("cuda", context(tmp_path))
+    assert "--executor cpu is the fast one" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype"),
+        ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"),
+        ({"num_blocks": 1 << 40}, "max_num_blocks"),
+        ({"device": "cuda"}, "device"),
+    ],
+)
+def test_what_it_cannot_be_built_for_is_refused_by_field(
+    tmp_path: Path, changes: dict, field: str
+) -> None:
+    with pytest.raises(ConfigError) as info:
+        build_executor("cuda", context(tmp_path, **changes))
+    assert info.value.field == field
+
+
+def test_it_needs_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ExecutorLoadError, match="needs a model"):
+        build_executor("cuda", context(tmp_path, model=None))
+
+
+def test_without_torch_the_executor_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(entry.sys.modules, "compute_plane.cuda.build", None)
+    monkeypatch.setitem(entry.sys.modules, "compute_plane.cuda.devices", None)
+    with pytest.raises(DeviceUnavailableError, match=r"hetero-paged-infer\[cuda\]"):
+        build_executor("cuda", context(tmp_path))
+    with pytest.raises(DeviceUnavailableError, match=r"hetero-paged-infer\[cuda\]"):
+        choose_placement(ComputePlaneConfig(device="cuda"))
+
+
+def test_it_is_placed_on_the_cpu_only_if_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ComputePlaneConfig(executor="cuda", device="cpu", dtype="float16")
+    assert choose_placement(config) == Placement("cuda", "cpu", "float16")
+    monkeypatch.setattr(devices, "why_no_cuda", lambda: "there is no driver")
+    for settings in ({"device": "cuda"}, {"executor": "cuda"}):
+        with pytest.raises(DeviceUnavailableError, match="there is no driver"):
+            choose_placement(ComputePlaneConfig(**settings))
+    for executor in ("cpu", "simulated"):
+        with pytest.raises(DeviceUnavailableError, match=f"executor {executor} does not run"):
+            choose_placement(ComputePlaneConfig(executor=executor, device="cuda"))
+    with pytest.raises(DeviceUnavailableError, match="got float16"):
+        choose_placement(ComputePlaneConfig(dtype="float16"))
+
+
+def test_a_torch_without_cuda_is_the_reason_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "is built without CUDA" in (devices.why_no_cuda() or "")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "finds no CUDA driver or no device" in (devices.why_no_cuda() or "")
+
+
+def test_a_plane_for_cuda_without_a_device_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(devices, "why_no_cuda", lambda: "there is no driver")
+    assert entry.main(["--device=cuda", "--listen=unix:/nowhere"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("compute_plane: device: cuda: there is no driver")
+
+
+def test_a_gpus_dtype_is_bfloat16_unless_told_otherwise(tmp_path: Path) -> None:
+    gpu = torch.device("cuda", 0)
+    assert build.chosen_dtype(context(tmp_path), gpu) == "bfloat16"
+    assert build.chosen_dtype(context(tmp_path, dtype="float16"), gpu) == "float16"
+    assert build.chosen_dtype(context(tmp_path), torch.device("cpu")) == "float32"

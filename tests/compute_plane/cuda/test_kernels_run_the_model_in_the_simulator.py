@@ -1,0 +1,199 @@
+"""The executor on the CUDA kernels, run by the SIMT simulator, against the reference operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from compute_plane.cuda.executor import CudaExecutor
+from compute_plane.cuda.kernel_operations import KernelOperations
+from compute_plane.cuda.weights import DTYPES
+from compute_plane.errors import DeviceUnavailableError
+from compute_plane.executor.interface import (
+    BlockCopy,
+    ExecutionBatch,
+    ExecutionOutput,
+    LogitBias,
+    Penalties,
+    SamplingRow,
+)
+from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
+from tests.compute_plane.cuda.torch_executors import RecordingDriver, torch_executor
+from tests.compute_plane.executor.tiny_llama import tiny_spec
+from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
+
+SPEC = replace(
+    tiny_spec(), vocab_size=41, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64,
+    hidden_size=24, intermediate_size=40,
+)  # fmt: skip
+NUM_BLOCKS, BLOCK_SIZE = 12, 16
+
+
+def executor(dtype: str, operations: KernelOperations | None) -> CudaExecutor:
+    """Return an executor over zeros: a row's own tile may not hold NaN in prefill attention."""
+    made = torch_executor(
+        SPEC, RecordingDriver(), dtype=DTYPES[dtype], num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE, operations=operations, keep_logits=True,
+    )  # fmt: skip
+    made._pools.device.zero_()
+    return made
+
+
+def first_step(driver: BatchDriver, rows: list[DrivenSequence]) -> ExecutionBatch:
+    """Two prefills, over the edge of a block, with the log-probabilities of one."""
+    batch = driver.batch(rows)
+    targets = int32([*rows[0].tokens[1:], 3])
+    return replace(
+        batch, prompt_logprob_rows=[0], prompt_logprob_targets=[targets], prompt_num_logprobs=[2]
+    )
+
+
+def second_step(driver: BatchDriver, rows: list[DrivenSequence]) -> ExecutionBatch:
+    """A decode of a fork from a copied block beside a prefill; every way to draw."""
+    fork = rows[0].blocks[0]
+    rows[0].blocks[0] = driver.free.pop()
+    batch = driver.batch(rows)
+    history = int32(rows[0].tokens)
+    bias = LogitBias(int32([7]), np.array([2.5], dtype=np.float32))
+    ways = [
+        SamplingRow(0.0, 1.0, 0, 0, 9, num_logprobs=3),
+        SamplingRow(0.9, 0.8, 5, 0, 9, penalties=Penalties(1.2, 0.5, 0.1, history, 2)),
+        SamplingRow(1.3, 1.0, 6, 1, 9, top_k=5, min_p=0.01),
+        SamplingRow(0.0, 1.0, 0, 0, 9, logit_bias=bias, num_logprobs=0),
+    ]
+    copies = [BlockCopy(fork, rows[0].blocks[0]), BlockCopy(rows[0].blocks[0], driver.free[0])]
+    return replace(batch, sampling=ways, sampled_rows=int32([0, 1, 1, 0]), copies=copies)
+
+
+def outputs(made: CudaExecutor) -> tuple[list[ExecutionOutput], torch.Tensor]:
+    """Run both steps and one that is replayed from a graph; return what they gave, and the pool."""
+    made.capture_decode_graph(4)
+    driver = BatchDriver(made, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, seed=3)
+    rows = [DrivenSequence([1 + i % 40 for i in range(18)]), DrivenSequence([5, 6, 7])]
+    found = []
+    batch = first_step(driver, rows)
+    found.append(made.execute(batch))
+    for row, token in zip(rows, (11, 12), strict=True):  # whatever was drawn
+        row.num_computed = len(row.tokens)
+        row.tokens.append(token)
+    rows[1].tokens += [13, 14]
+    found.append(made.execute(second_step(driver, rows)))
+    for row in rows:
+        row.num_computed = len(row.tokens)
+        row.tokens.append(15)
+    found.append(made.execute(driver.batch(rows)))
+    return found, made._pools.device
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        ("float32", 1e-4),
+        ("bfloat16", 0.15),
+        ("float16", 0.03),
+    ],
+)
+@pytest.mark.slow
+def test_steps_on_kernels_give_what_the_reference_operations_give(
+    dtype: str, tolerance: float
+) -> None:
+    launcher = SimulatedLauncher()
+    operations = KernelOperations(launcher, SPEC, dtype, BLOCK_SIZE)
+    found, pool = outputs(executor(dtype, operations))
+    expected, expected_pool = outputs(executor(dtype, None))
+    torch.testing.assert_close(pool, expected_pool, atol=tolerance, rtol=0)
+    for one, other in zip(found, expected, strict=True):
+        assert not one.failed_rows
+        np.testing.assert_allclose(one.logits, other.logits, atol=tolerance)
+        for logprobs, others in zip(one.prompt_logprobs, other.prompt_logprobs, strict=True):
+            np.testing.assert_allclose(logprobs, others, atol=tolerance)
+        for own, of_other in zip(one.sample_logprobs, other.sample_logprobs, strict=True):
+            assert own.top.token_ids.shape == of_other.top.token_ids.shape
+            np.testing.assert_allclose(own.top.logprobs, of_other.top.logprobs, atol=tolerance)
+        if dtype == "float32":
+            assert one.next_tokens.tolist() == other.next_tokens.tolist()
+    names = {name for name, _ in launcher.launched}
+    split_only = {operations._decode.merge.name}
+    assert names == {variant.name for variant in operations.variants} - split_only
+
+
+def test_a_decode_beside_a_prefill_on_kernels_gives_the_reference_s_logits_and_token() -> None:
+    spec = replace(SPEC, num_layers=1, num_heads=2, num_kv_heads=1)
+    found = []
+    for operations in (None, KernelOperations(SimulatedLauncher(), spec, "bfloat16", BLOCK_SIZE)):
+        made = torch_executor(
+            spec, dtype=torch.bfloat16, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE,
+            operations=operations, keep_logits=True,
+        )  # fmt: skip
+        pool = made._pools.device
+        pool.copy_(torch.linspace(-1, 1, pool.numel()).view(pool.shape))
+        driver = BatchDriver(made, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        rows = [DrivenSequence([4, 5, 6]), DrivenSequence([7, 8, 9], num_computed=2)]
+        batch = driver.batch(rows)
+        batch = replace(batch, sampled_rows=int32([1]), sampling=batch.sampling[1:])
+        found.append((made.execute(batch), pool.float()))
+    (expected, expected_pool), (output, pool) = found
+    torch.testing.assert_close(pool, expected_pool, atol=0.02, rtol=0)
+    np.testing.assert_allclose(output.logits, expected.logits, atol=0.1)
+    assert output.next_tokens == expected.next_tokens
+
+
+def test_few_rows_are_split_over_more_blocks_of_threads_and_merged() -> None:
+    launcher = SimulatedLauncher(runs=False)
+    operations = KernelOperations(launcher, SPEC, "float16", BLOCK_SIZE)
+    query, pool = (
+        torch.zeros(shape, dtype=torch.float16) for shape in ((3, 4, 64), (4, 2, 2, 2, 16, 64))
+    )
+    tables, lengths = torch.zeros((3, 200), dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    for longest in (3000, 200):
+        operations.attention_decode(query, query, pool, 1, tables, lengths, longest)
+    (decode, grid), (merge, merge_grid), (_, short_grid) = launcher.launched
+    assert (decode, merge) == (operations._decode.name, operations._decode.merge.name)
+    assert grid[:2] == short_grid[:2] == merge_grid[:2] == (3, 2)
+    assert grid[2] > 1
+    assert short_grid[2] == 1
+
+
+@pytest.mark.slow
+def test_split_rows_have_the_bits_of_rows_that_are_not_split() -> None:
+    launcher = SimulatedLauncher()
+    operations = KernelOperations(launcher, SPEC, "float32", BLOCK_SIZE)
+    random = np.random.default_rng(1)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
+
+    query, pool = drawn(1, 4, 64), drawn(40, 2, 2, 2, BLOCK_SIZE, 64)
+    tables = torch.from_numpy(random.permutation(40).astype(np.int32))[None]
+    lengths, found = torch.tensor([300], dtype=torch.int32), []
+    for multiprocessors in (132, 1):
+        launcher.num_multiprocessors = multiprocessors
+        found.append(torch.empty_like(query))
+        operations.attention_decode(found[-1], query, pool, 1, tables, lengths, 640)
+    assert found[0].equal(found[1])
+    grids = [grid for _, grid in launcher.launched]
+    assert grids[0][2] > 1
+    assert grids[-1][2] == 1
+    assert len(grids) == 3  # a split one, its merge, one that is not split
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "block_size", "field"),
+    [
+        ({"head_dim": 80}, "float32", 16, "head_size"),
+        ({}, "float32", 8, "block_size"),
+        ({"hidden_size": 26}, "bfloat16", 16, "hidden_size"),
+        ({"intermediate_size": 36}, "float16", 16, "num_features"),
+        ({"num_heads": 34}, "float32", 16, "group"),
+        ({"vocab_size": 1 << 23}, "float32", 16, "vocab_size"),
+    ],
+)
+def test_a_model_that_no_kernel_is_written_for_is_refused(
+    changes: dict[str, int], dtype: str, block_size: int, field: str
+) -> None:
+    with pytest.raises(DeviceUnavailableError, match="kernels do not take this model") as info:
+        KernelOperations(SimulatedLauncher(), replace(SPEC, **changes), dtype, block_size)
+    assert info.value.field == field

@@ -1,0 +1,110 @@
+"""Inputs go to the device in one copy from memory that is kept; results come when waited for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from compute_plane.cuda.columns import ALIGNMENT, Layout
+from compute_plane.cuda.staging import FIRST_BYTES, StagingRing
+from planes.errors import ExecutionError
+from tests.compute_plane.cuda.torch_executors import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    RecordingDriver,
+    torch_executor,
+)
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
+
+DTYPES = st.sampled_from([np.int32, np.int64, np.float32, np.float64])
+
+
+def any_array() -> st.SearchStrategy[np.ndarray]:
+    shapes = arrays_of.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5)
+    return DTYPES.flatmap(lambda dtype: arrays_of.arrays(dtype, shapes))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.sampled_from("abcdef"), any_array()))
+def test_columns_of_a_buffer_are_apart_aligned_and_come_back_the_same(columns):
+    layout = Layout.of(columns)
+    buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8)
+    layout.fill(buffer, columns)
+    assert all(field.offset % ALIGNMENT == 0 for field in layout.fields.values())
+    copies, tensors = layout.arrays(buffer), layout.tensors(buffer)
+    for name, column in columns.items():
+        assert copies[name].dtype == column.dtype
+        np.testing.assert_array_equal(copies[name], column)
+        np.testing.assert_array_equal(tensors[name].numpy(), column)
+
+
+def test_a_column_of_another_shape_is_refused():
+    layout = Layout({"a": (np.int32, (3,))})
+    with pytest.raises(ValueError, match=r"a must be \(3,\), got \(1,\)"):
+        layout.fill(torch.zeros(16, dtype=torch.uint8), {"a": np.zeros(1, np.int32)})
+
+
+def columns_of(value: int, count: int = 4) -> dict[str, np.ndarray]:
+    return {"numbers": np.full(count, value, dtype=np.int64)}
+
+
+def test_a_step_keeps_its_inputs_and_results_until_it_is_collected():
+    device = RecordingDriver()
+    ring = StagingRing(device, 2)
+    berths = []
+    for value in (7, 8):
+        berth = ring.take()
+        columns = columns_of(value)
+        layout = Layout.of(columns)
+        inputs = ring.upload(berth, layout, columns)
+        buffer = device.device_buffer(layout.num_bytes)
+        layout.tensors(buffer)["numbers"].copy_(inputs["numbers"] * 10)
+        berth.fetch(layout, buffer)
+        berths.append(berth)
+    with pytest.raises(ExecutionError, match="at most 2 steps may be under way"):
+        ring.take()
+    assert berths[0].collect()["numbers"].tolist() == [70] * 4
+    assert ring.take() is berths[0]
+    assert berths[1].collect()["numbers"].tolist() == [80] * 4
+    assert device.take_calls() == ["copy", "download"] * 2
+
+
+def test_results_are_not_read_before_the_device_is_done():
+    device = RecordingDriver()
+    berth = StagingRing(device, 1).take()
+    layout = Layout.of(columns_of(0))
+    buffer = device.device_buffer(layout.num_bytes)
+    layout.tensors(buffer)["numbers"].fill_(5)
+    berth.fetch(layout, buffer)
+    assert berth._results[: layout.num_bytes].tolist() != buffer.tolist()
+    assert berth.collect()["numbers"].tolist() == [5] * 4
+
+
+def test_buffers_grow_for_a_large_step_and_stay_for_the_ones_after_it():
+    device = RecordingDriver()
+    ring = StagingRing(device, 1)
+    assert device.host_buffers == [FIRST_BYTES] * 2
+    for count in (FIRST_BYTES // 8, FIRST_BYTES // 8 + 1, FIRST_BYTES // 4, 1):
+        berth = ring.take()
+        columns = columns_of(count, count)
+        assert (
+            ring.upload(berth, Layout.of(columns), columns)["numbers"].tolist() == [count] * count
+        )
+        berth.free()
+    assert device.host_buffers == [FIRST_BYTES, FIRST_BYTES, 2 * FIRST_BYTES]
+
+
+def test_the_next_step_is_queued_before_the_step_before_it_is_read():
+    device = RecordingDriver()
+    executor = torch_executor(driver=device)
+    driver = BatchDriver(executor, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    batches = [driver.batch([DrivenSequence([1, 2, 3 + row])]) for row in range(2)]
+    expected = [executor.execute(batch).next_tokens.tolist() for batch in batches]
+    device.take_calls()
+    first, second = (executor.launch(batch) for batch in batches)
+    assert device.take_calls() == ["copy", "download", "copy", "download"]
+    assert [first.answer().next_tokens.tolist(), second.answer().next_tokens.tolist()] == expected
