@@ -297,7 +297,7 @@ class ControlPlane:
         self._roster.stop_connecting()
         num_running = len(self._hub)
         if num_running and self._fault is None:
-            _log.warning(
+            _log.info(
                 f"shutting down: waiting for requests, {self._config.shutdown_timeout:g} s at "
                 "most; a second signal (Ctrl-C) ends them",
                 requests_running=num_running,

@@ -46,7 +46,7 @@ def ample(alone) -> list[list[list[int]]]:
 
 SMALL_POOLS = [
     pytest.param(4, 32, 0.0, id="4x32"),
-    pytest.param(8, 16, SWAP_SPACE, id="8x16-swap"),
+    pytest.param(8, 16, SWAP_SPACE, id="8x16-swap", marks=pytest.mark.slow),
     pytest.param(4, 32, SWAP_SPACE, id="4x32-swap", marks=pytest.mark.slow),
     pytest.param(8, 16, 0.0, id="8x16", marks=pytest.mark.slow),
 ]

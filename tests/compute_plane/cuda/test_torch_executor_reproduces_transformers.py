@@ -61,6 +61,7 @@ def of(names: tuple[str, ...]) -> tuple[list[DrivenSequence], dict[str, list[int
     return sequences, {run["name"]: run["token_ids"] for run in runs}
 
 
+@pytest.mark.slow
 def test_prompts_together_give_the_recorded_tokens_through_graphs(made: MakeDriver) -> None:
     device = RecordingDriver()
     driver = made(device)

