@@ -141,7 +141,7 @@ class CudaExecutor:
                 self._pools.run(copies, inputs["block_pairs"], self._operations)
                 self._compute(layout, rung, plan, inputs, berth)
             digests = [self._pools.digest(block) for block in batch.digest_blocks]
-        except BaseException:
+        except BaseException:  # whatever it is: a berth that is not freed is lost
             # The device may still be copying from the berth, if it is not the device that failed.
             with contextlib.suppress(RuntimeError):
                 self._driver.synchronize()

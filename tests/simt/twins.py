@@ -196,7 +196,6 @@ def _pair_twins() -> dict[Any, Any]:
 # Twins that need nothing but their arguments.
 PLAIN: dict[Any, Any] = {
     conversions.exp2: lambda x: np.exp2(np.float32(x)),
-    conversions.log2: lambda x: np.log2(np.float32(x)),
     conversions.reciprocal: lambda x: np.float32(1) / np.float32(x),
     conversions.reciprocal_root: lambda x: np.float32(1) / np.sqrt(np.float32(x)),
     conversions.maximum: _maximum,
@@ -223,7 +222,6 @@ PLAIN: dict[Any, Any] = {
     vectors.load_constant_pair: _load_pair,
     vectors.store_vector: _store_vector,
     vectors.load_word: _load_word,
-    vectors.load_constant_word: _load_word,
     vectors.store_word: _store_word,
     tiles.choose_bytes: _choose_bytes,
     **SMALL_INTEGER_TWINS,
@@ -250,7 +248,6 @@ BOUND: dict[Any, tuple[Any, ...]] = {
     async_copies.commit_copies: (_commit_copies,),
     async_copies.wait_for_copies: (_wait_for_copies, 0),
     async_copies.wait_for_copies_but_one: (_wait_for_copies, 1),
-    async_copies.wait_for_copies_but_two: (_wait_for_copies, 2),
 }
 
 

@@ -52,7 +52,6 @@ copy_async = instruction(types.void, [None] * 5, _copy)
 # commit_copies(): close the copies started so far into a group.
 commit_copies = _statement("cp.async.commit_group;")
 
-# Wait until all groups have landed, or all but the newest one or two.
+# Wait until all groups have landed, or all but the newest one.
 wait_for_copies = _statement("cp.async.wait_group 0;")
 wait_for_copies_but_one = _statement("cp.async.wait_group 1;")
-wait_for_copies_but_two = _statement("cp.async.wait_group 2;")

@@ -42,9 +42,6 @@ def _float_unit(operation: str) -> Intrinsic:
 # it on scores multiplied by log2(e) beforehand: eˢ = 2^(s·log2 e).
 exp2 = _float_unit("ex2.approx.ftz.f32")
 
-# log2(x), to about one unit in the last place away from 1.
-log2 = _float_unit("lg2.approx.ftz.f32")
-
 # reciprocal(x) = 1 / x, to one unit in the last place; 0 gives ∞.
 reciprocal = _float_unit("rcp.approx.ftz.f32")
 

@@ -54,11 +54,8 @@ def _store(at: Emitter) -> Value:
     return at.nothing()
 
 
-def _load_word(at: Emitter, *, is_constant: bool) -> Value:
-    word = at.builder.load(at.builder.bitcast(at.element(0, 1), I32.as_pointer()), align=4)
-    if is_constant:
-        word.set_metadata("invariant.load", at.builder.module.add_metadata([]))
-    return word
+def _load_word(at: Emitter) -> Value:
+    return at.builder.load(at.builder.bitcast(at.element(0, 1), I32.as_pointer()), align=4)
 
 
 def _store_word(at: Emitter) -> Value:
@@ -83,8 +80,7 @@ load_constant_pair = instruction(types.void, [None] * 4, _load_pair)
 store_vector = instruction(types.void, [None] * 4, _store)
 
 # load_word(source, element): the four bytes at `source[element]`, a multiple of four, as a uint32.
-load_word = instruction(uint32, [None] * 2, lambda at: _load_word(at, is_constant=False))
-load_constant_word = instruction(uint32, [None] * 2, lambda at: _load_word(at, is_constant=True))
+load_word = instruction(uint32, [None] * 2, _load_word)
 
 # store_word(target, element, word): the four bytes at `target[element]` = word, a uint32.
 store_word = instruction(types.void, [None, None, uint32], _store_word)

@@ -22,7 +22,6 @@ SYNCHRONISATION = (
     "commit_copies()",
     "wait_for_copies()",
     "wait_for_copies_but_one()",
-    "wait_for_copies_but_two()",
 )
 
 
