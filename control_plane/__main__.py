@@ -17,7 +17,7 @@ from planes.logs import configure_logging
 
 EXIT_BAD_CONFIG = 2
 
-SWITCH_INTERVAL_S = 0.005
+SWITCH_INTERVAL_S = 0.0005
 """How long the event loop may keep the engine thread, whose result has come, from the interpreter.
 Python's own 5 ms are a whole step of one stream."""
 

@@ -7,10 +7,7 @@ something that cannot be; 130 Ctrl-C; 143 SIGTERM.
 
 from __future__ import annotations
 
-import errno
 import importlib
-import io
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -29,12 +26,14 @@ from hetero_infer.commands.client_options import (
     complete_options,
     elsewhere,
 )
-from hetero_infer.commands.options import options_of, with_options
+from hetero_infer.commands.health import health_command
+from hetero_infer.commands.options import options_of, refuse_root_flags, with_options
 from hetero_infer.commands.target import ChatSettings, CompleteSettings
 from hetero_infer.commands.token import token_app
 from hetero_infer.config import EngineConfig, ServeConfig, Settings
 from hetero_infer.generation_config import GenerationConfig
 from hetero_infer.replay.settings import ReplaySettings
+from hetero_infer.standard_output import WRITE_FAILURES, drop_output, flushed, let_all_text_out
 from planes.errors import ConfigError, EngineError, ValidationError
 from planes.errors import MemoryError as EngineMemoryError
 from planes.settings import Layers, Setting, resolve, settings_of
@@ -45,8 +44,6 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
-
-WRITE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 PLANES = ("control-plane", "compute-plane")
 
@@ -65,6 +62,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(token_app, name="token")
+app.command(name="health")(health_command)
 
 
 def _heading(item: Setting) -> str:
@@ -123,7 +121,7 @@ def root(  # noqa: D103 - its docstring would be the help text
         given = {**flags, **{name: True for name, value in switches.items() if value}}
         context.obj = RootCall(context.obj, given)
         return None
-    if context.invoked_subcommand in ("serve", "chat", "complete", "replay", "token"):
+    if context.invoked_subcommand is not None:
         context.obj = flags
         return None
     if serve:
@@ -190,8 +188,7 @@ def replay_command(
     """Run a recording against a compute plane and name the first difference."""
 
     def run() -> int:
-        before = context.obj
-        _refuse(before, before, "means nothing to `replay`; its own options stand behind it")
+        refuse_root_flags(context.obj, "replay")
         from hetero_infer.commands.replay import replay
 
         return replay(file, resolve(ReplaySettings, Layers(flags=flags)), as_json=json)
@@ -200,13 +197,20 @@ def replay_command(
 
 
 @app.command(name="control-plane")
-def control_plane_command() -> None:
+def control_plane_command() -> Action:
     """Run a control plane: all arguments are its own, see its --help."""
+    return _refuse_plane
 
 
 @app.command(name="compute-plane")
-def compute_plane_command() -> None:
+def compute_plane_command() -> Action:
     """Run a compute plane: all arguments are its own, see its --help."""
+    return _refuse_plane
+
+
+def _refuse_plane() -> int:
+    # `main` runs planes before anything is parsed, unless something stands in front of them.
+    raise ValidationError(f"nothing may stand in front of {' or '.join(PLANES)}")
 
 
 def _print_version() -> int:
@@ -269,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # closed by the caller, as `>&-` does
         _say("error: standard output is closed")
         return EXIT_FAILURE
-    _let_all_text_out()
+    let_all_text_out()
     try:
         action = app(args=arguments, prog_name=PROGRAM, standalone_mode=False, obj=arguments)
     except UsageError as error:
@@ -278,15 +282,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return _run(action if callable(action) else lambda: int(action or 0))
-
-
-def _let_all_text_out() -> None:
-    """Have text that the locale cannot spell written all the same: as UTF-8, but on a terminal."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
-        if sys.stdout.isatty():
-            sys.stdout.reconfigure(errors="replace")
-        else:
-            sys.stdout.reconfigure(encoding="utf-8")
 
 
 def _run_plane(name: str, arguments: list[str]) -> int:
@@ -299,33 +294,22 @@ def _run(action: Action) -> int:
     """Do it; every failure that has a reason is one line on stderr."""
     before = signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
-        return _flushed(action())
+        return flushed(action())
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         return EXIT_BROKEN_PIPE
     except OSError as error:
         if error.errno not in WRITE_FAILURES:
             raise
         _say(f"error: cannot write: {error.strerror}")
-        _drop_output()
+        drop_output()
         return EXIT_FAILURE
     except EngineError as error:
         return _explain(error)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _flushed(status: int) -> int:
-    """Write out what is left, while a failure to do so can still be reported."""
-    sys.stdout.flush()
-    return status
-
-
-def _drop_output() -> None:
-    """Nobody takes it any more, and Python would complain again when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(error: EngineError) -> int:

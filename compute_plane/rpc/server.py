@@ -33,6 +33,10 @@ NUM_WORKERS: Final = MAX_STREAMS + MAX_REFLECTION_STREAMS + 8
 
 OWNER_ONLY: Final = 0o177
 """The umask that leaves a socket with mode 0600 from its first moment."""
+OWNER_AND_GROUP: Final = 0o117
+"""The umask that leaves it with mode 0660."""
+GROUP_MAY_NOT_WRITE: Final = 0o020
+"""This bit of the process's umask decides which: connecting takes the right to write."""
 
 STOP_GRACE_S: Final = 0.5
 """What calls still open at the end get (health watchers stay until they are cut)."""
@@ -112,6 +116,8 @@ class PlaneServer:
         if address.path is not None:
             before = os.umask(OWNER_ONLY)
             try:
+                if not before & GROUP_MAY_NOT_WRITE:
+                    os.umask(OWNER_AND_GROUP)
                 self._add_port(address)
             finally:
                 os.umask(before)

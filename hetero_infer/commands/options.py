@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -117,3 +117,14 @@ def ask_for_command(context: typer.Context) -> Callable[[], int] | None:
         )
 
     return refuse
+
+
+def refuse_root_flags(flags: Mapping[str, object], command: str) -> None:
+    """Raise ValidationError for a flag in front of a command to which it would mean nothing."""
+    for name, value in flags.items():
+        if value is not None:
+            raise ValidationError(
+                f"--{name.replace('_', '-')} means nothing to `{command}`; its own options stand "
+                "behind it",
+                field=name,
+            )

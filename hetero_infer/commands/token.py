@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero_infer.commands.options import ask_for_command
-from planes.errors import ValidationError
+from hetero_infer.commands.options import ask_for_command, refuse_root_flags
 
 if TYPE_CHECKING:
     from control_plane.access.token_file import TokenEntry
@@ -64,7 +63,7 @@ def create_command(
     """Make a token and print it; the file, which is made if there is none, gets its hash."""
 
     def run() -> int:
-        _refuse_root_flags(context.obj)
+        refuse_root_flags(context.obj, "token")
         from control_plane.access.limits import Limits
         from control_plane.access.token_file import add_token
 
@@ -87,7 +86,7 @@ def list_command(
     """Show whose tokens there are and what each may use."""
 
     def run() -> int:
-        _refuse_root_flags(context.obj)
+        refuse_root_flags(context.obj, "token")
         from control_plane.access.token_file import read_tokens
 
         entries = read_tokens(Path(file))
@@ -102,7 +101,7 @@ def revoke_command(context: typer.Context, *, name: Name, file: File) -> Action:
     """Take a token out of the file; a running server refuses it from its next request on."""
 
     def run() -> int:
-        _refuse_root_flags(context.obj)
+        refuse_root_flags(context.obj, "token")
         from control_plane.access.token_file import remove_token
 
         remove_token(Path(file), name)
@@ -110,17 +109,6 @@ def revoke_command(context: typer.Context, *, name: Name, file: File) -> Action:
         return 0
 
     return run
-
-
-def _refuse_root_flags(flags: Mapping[str, object]) -> None:
-    """Raise ValidationError for a flag in front of `token`, where it would do nothing."""
-    for name, value in flags.items():
-        if value is not None:
-            raise ValidationError(
-                f"--{name.replace('_', '-')} means nothing to `token`; its own options stand "
-                "behind it",
-                field=name,
-            )
 
 
 def _as_json(entries: tuple[TokenEntry, ...]) -> str:

@@ -28,7 +28,7 @@ SIMULATED = ("--executor=simulated", "--max-num-blocks=16", "--log-level=error")
 class Process:
     """A compute plane started as its users start it; `ready` waits for the announcement."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, umask: int = -1) -> None:
         self._ready, ready_write = os.pipe()
         lifeline_read, self.lifeline = os.pipe()
         self.popen = subprocess.Popen(
@@ -38,6 +38,7 @@ class Process:
                 f"--lifeline-fd={lifeline_read}",
             ],
             pass_fds=(ready_write, lifeline_read),
+            umask=umask,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -63,8 +64,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def process(*flags: str) -> Iterator[Process]:
-    started = Process(*flags)
+def process(*flags: str, umask: int = -1) -> Iterator[Process]:
+    started = Process(*flags, umask=umask)
     try:
         yield started
     finally:
@@ -78,15 +79,19 @@ def run_to_end(*flags: str) -> tuple[int, list[str]]:
     return status, errors.splitlines()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "umask", "mode"),
+    [(signal.SIGTERM, 0o022, 0o600), (signal.SIGINT, 0o007, 0o660), (signal.SIGINT, 0, 0o660)],
+)
 def test_a_signal_ends_the_plane_with_status_zero_and_removes_its_socket(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, umask: int, mode: int
 ):
+    """Who may use the socket: its owner, and its group where the umask lets the group write."""
     path = tmp_path / "plane.sock"
-    with process(f"--listen=unix:{path}", *SIMULATED) as plane:
+    with process(f"--listen=unix:{path}", *SIMULATED, umask=umask) as plane:
         address = plane.ready()
         assert address == f"unix:{path}"
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == mode
         with grpc.insecure_channel(address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
