@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import planes.lean_structlog  # noqa: F401 - before anything imports structlog
+
+# isort: split
 import asyncio
 import sys
 from collections.abc import Sequence

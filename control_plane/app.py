@@ -41,6 +41,7 @@ from control_plane.shutdown import Shutdown
 from control_plane.text.bounds import max_message_bytes
 from control_plane.tracing.provider import load_tracing
 from planes.address import Address
+from planes.descriptors import share_of_descriptors
 from planes.errors import ConfigError, EngineError
 from planes.listening import check_can_listen
 from planes.ready import announce_ready, watch_lifeline
@@ -49,6 +50,11 @@ from planes.transport import MAX_CLIENT_MESSAGE_BYTES, client_server_options
 
 EXIT_OK = 0
 EXIT_FAULT = 1
+
+GRPC_SHARE = 0.25
+"""Of the file descriptors, for clients of gRPC. The HTTP port has more than half."""
+
+MAX_GRPC_CONNECTIONS = 16_384
 
 STATUS_GRACE_S = 1.0
 """After the last request: time for clients to read its end, before connections are cut."""
@@ -79,7 +85,7 @@ class ControlPlane:
         self._loop = asyncio.get_running_loop()
         self._gate = Gate()
         self._health = aio_health.HealthServicer()
-        self._access = EngineAccess()
+        self._access = EngineAccess(self._gate)
         self._recorder = None if config.record is None else Recorder(config.record)
         self._hub = StreamHub(self._loop)
         self._fleet = Fleet(
@@ -139,6 +145,7 @@ class ControlPlane:
                 visits=self._instruments.visits,
                 tls=self._tls,
                 keyring=self._keyring,
+                cors_origins=self._config.cors_origins,
             )
         why = f"the HTTP port needs {' and '.join(missing)}: {HOW_TO_GET_IT}"
         if self._config.http_port is not None:
@@ -188,7 +195,10 @@ class ControlPlane:
         largest = max_message_bytes(self._config.max_model_len)
         server = grpc.aio.server(
             # What is a little too large is told so in our words, the rest by gRPC, unread.
-            options=client_server_options(min(2 * largest, MAX_CLIENT_MESSAGE_BYTES)),
+            options=client_server_options(
+                min(2 * largest, MAX_CLIENT_MESSAGE_BYTES),
+                max_connections=share_of_descriptors(GRPC_SHARE, MAX_GRPC_CONNECTIONS),
+            ),
             interceptors=[
                 RequestInterceptor(
                     *SERVICES,

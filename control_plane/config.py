@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
+from planes.known_keys import COMPUTE_PLANE_KEYS, FRONT_DOOR_KEYS
 from planes.logs import LOG_FORMATS, LOG_LEVELS
 from planes.near_names import unknown_variables
 from planes.service_manager import ServiceManager
@@ -39,61 +41,12 @@ MAX_COUNT = 1 << 20
 
 DEFAULT_HTTP_PORT = 3000
 
+ORIGIN = re.compile(r"https?://[^/?#@\s]+")
+
 COMPUTE_TLS_PREFIX = "compute_tls_"
 
-OTHER_KEYS = frozenset(
-    {
-        # compute_plane.config
-        "model",
-        "dtype",
-        "cuda_graph",
-        "instruction_set",
-        "kv_cache_dtype",
-        "device",
-        "executor",
-        "block_size",
-        "kernel_cache",
-        "max_num_blocks",
-        "max_rows",
-        "max_slots",
-        "max_tokens_per_batch",
-        "num_threads",
-        "swap_space",
-        "verify_model",
-        # hetero_infer.config and its command line
-        "beam_width",
-        "cache_salt",
-        "config",
-        "early_stopping",
-        "frequency_penalty",
-        "ignore_eos",
-        "include_stop",
-        "input",
-        "json",
-        "length_penalty",
-        "logit_bias",
-        "logprobs",
-        "max_tokens",
-        "min_p",
-        "n",
-        "presence_penalty",
-        "priority",
-        "prompt_logprobs",
-        "repetition_penalty",
-        "seed",
-        "serve",
-        "stop",
-        "stop_token_ids",
-        "temperature",
-        "top_k",
-        "top_p",
-    }
-)
-"""Keys of a JSON file that belong to the other plane or to the front door, hence no mistakes.
-
-Written out because the planes must not import each other; a test compares it with the other's
-declarations.
-"""
+OTHER_KEYS = COMPUTE_PLANE_KEYS | FRONT_DOOR_KEYS
+"""Keys of a JSON file that belong to somebody else, hence no mistakes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +107,11 @@ class ControlPlaneConfig(SchedulingLimits):
         help=f"HTTP port, {DEFAULT_HTTP_PORT} if not given; 0: any free one",
         minimum=0,
         maximum=65535,
+    )
+    http_cors_origins: str | None = setting(
+        None,
+        help="web pages that may use the HTTP port from a browser: ORIGIN,ORIGIN (such as "
+        "https://chat.example.org) or *",
     )
     allow_insecure: bool = setting(
         False, help="allow plaintext on addresses that other machines can reach"
@@ -231,6 +189,7 @@ class ControlPlaneConfig(SchedulingLimits):
                 "metrics_compat: the metrics page is on the HTTP port, which is off (http)",
                 field="metrics_compat",
             )
+        self._check_origins()
         endpoint = self.otlp_traces_endpoint
         if endpoint is not None and not endpoint.startswith(("http://", "https://")):
             raise ConfigError(
@@ -271,6 +230,29 @@ class ControlPlaneConfig(SchedulingLimits):
             )
         for key, address in own:
             check_plaintext(address, key=key, is_tls=is_tls, allow_insecure=self.allow_insecure)
+
+    def _check_origins(self) -> None:
+        """Refuse what no browser calls an origin: it would never match."""
+        if self.http_cors_origins is None:
+            return
+        if not self.http:
+            raise ConfigError(
+                "http_cors_origins: the HTTP port is off (http)", field="http_cors_origins"
+            )
+        for origin in self.cors_origins:
+            if origin != "*" and ORIGIN.fullmatch(origin) is None:
+                raise ConfigError(
+                    "http_cors_origins must be * or origins, http(s)://HOST or "
+                    f"http(s)://HOST:PORT without a path, with commas between, got {origin!r}",
+                    field="http_cors_origins",
+                )
+
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        """Origins of the web pages that may use the HTTP port; `*`: all."""
+        if self.http_cors_origins is None:
+            return ()
+        return tuple(origin.strip() for origin in self.http_cors_origins.split(","))
 
     @property
     def tls_files(self) -> ServerFiles | None:

@@ -33,6 +33,13 @@ class SlowReaderError(SchedulerError):
     reason = "READER_TOO_SLOW"
 
 
+class SlowSenderError(SchedulerError):
+    """The client does not send its message as fast as others need the room."""
+
+    reason = "SENDER_TOO_SLOW"
+    retry_after_s = 1.0
+
+
 class RequestNotFoundError(ValidationError):
     """No request of that name is under way."""
 

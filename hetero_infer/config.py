@@ -46,6 +46,7 @@ LISTENING = frozenset(
         "grpc_host",
         "grpc_port",
         "http",
+        "http_cors_origins",
         "http_host",
         "http_port",
         "listen",
@@ -84,8 +85,10 @@ class EngineConfig(SchedulingLimits):
     """
 
     block_size: int = as_in(ComputePlaneConfig, "block_size")
-    max_num_blocks: int = as_in(ComputePlaneConfig, "max_num_blocks")
+    max_num_blocks: int | str = as_in(ComputePlaneConfig, "max_num_blocks")
+    gpu_memory_utilization: float = as_in(ComputePlaneConfig, "gpu_memory_utilization")
     swap_space: float = as_in(ComputePlaneConfig, "swap_space")
+    gpu_memory_limit: float | None = as_in(ComputePlaneConfig, "gpu_memory_limit")
     model: str = as_in(ComputePlaneConfig, "model")
     dtype: str = as_in(ComputePlaneConfig, "dtype")
     kv_cache_dtype: str = as_in(ComputePlaneConfig, "kv_cache_dtype")
@@ -156,6 +159,7 @@ class ServeConfig(EngineConfig):
     http: bool = as_in(ControlPlaneConfig, "http")
     http_host: str = as_in(ControlPlaneConfig, "http_host")
     http_port: int | None = as_in(ControlPlaneConfig, "http_port")
+    http_cors_origins: str | None = as_in(ControlPlaneConfig, "http_cors_origins")
     allow_insecure: bool = as_in(ControlPlaneConfig, "allow_insecure")
     allow_numerics_change: bool = as_in(ControlPlaneConfig, "allow_numerics_change")
     tls_cert: str | None = as_in(ControlPlaneConfig, "tls_cert")

@@ -14,6 +14,11 @@ def raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def share_of_descriptors(share: float, most: int) -> int:
+    """Return how many of them one port may have, at least 1."""
+    return max(1, min(most, int(descriptor_limit() * share)))
+
+
 def descriptor_limit() -> int:
     """Return how many there may be."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
-import math
-import re
 import types
 import typing
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from planes.errors import ConfigError
+from planes.setting_values import check_value
 
 ENV_PREFIX = "HETERO_"
 MAX_CONFIG_FILE_BYTES = 1 << 20
@@ -32,21 +32,17 @@ ConfigT = TypeVar("ConfigT")
 Reader = Callable[[object], object]
 
 _RULE = "hetero_rule"
-_INTEGER = re.compile(r"[+-]?[0-9]{1,100}")
-"""More digits are beyond every range here, and `int` itself refuses more than 4300."""
-_NUMBER = re.compile(
-    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.I
-)
-"""What `float` reads, without its underscores and non-ASCII digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What a value must satisfy. `above` excludes its bound, `minimum` and `maximum` include it.
 
-    `read`: makes the value of what is given, where it is no plain number, text or truth: a list of
-    texts from flags, one text from the environment, anything from JSON. Raises ValueError that says
-    what it must be. `metavar`: what stands for such a value in the help.
+    `words`: may stand in place of a number. `pattern`: of legal texts, where the last of `choices`
+    only shows how they are spelled. `read`: makes the value of what is given, where it is no plain
+    number, text or truth: a list of texts from flags, one text from the environment, anything from
+    JSON. Raises ValueError that says what it must be. `metavar`: what stands for such a value in
+    the help.
     """
 
     help: str
@@ -56,6 +52,8 @@ class Rule:
     choices: tuple[str, ...] | None = None
     read: Reader | None = None
     metavar: str | None = None
+    words: tuple[str, ...] = ()
+    pattern: str | None = None
 
     @property
     def range_text(self) -> str | None:
@@ -83,7 +81,7 @@ def spell(bound: float) -> str:
     return f"{bound:g}"
 
 
-def setting(
+def setting(  # noqa: PLR0913 - each has a name, and a default
     default: Any,  # noqa: ANN401 - a dataclass field takes any type
     *,
     help: str,  # noqa: A002 - the word argparse uses
@@ -93,10 +91,20 @@ def setting(
     choices: tuple[str, ...] | None = None,
     read: Reader | None = None,
     metavar: str | None = None,
+    words: tuple[str, ...] = (),
+    pattern: str | None = None,
 ) -> Any:  # noqa: ANN401 - like dataclasses.field
     """Declare one field of a configuration: its default, its range and one line of help."""
-    rule = Rule(help, minimum, maximum, above, choices, read, metavar)
+    rule = Rule(help, minimum, maximum, above, choices, read, metavar, words, pattern)
     return dataclasses.field(default=default, metadata={_RULE: rule})
+
+
+class DefaultInt(int):
+    """A default that can be told from the same number said by somebody.
+
+    Where nobody said a number, a device may choose a better one. It is not handed on to a child
+    process, which makes its own default.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ class Setting:
     """One declared field: its type and whether None is legal.
 
     The type is int, float, str or bool, or what the rule's `read` makes; flags of such a one may be
-    given several times.
+    given several times. Of a number that may be a word the type is that of the number.
     """
 
     name: str
@@ -124,9 +132,15 @@ class Setting:
         return ENV_PREFIX + self.name.upper()
 
 
-def settings_of(cls: type) -> Iterator[Setting]:
+def settings_of(cls: type) -> tuple[Setting, ...]:
     """Every field of a configuration class that was declared with `setting`, in order."""
+    return _settings_of(cls)
+
+
+@functools.cache  # a command line asks hundreds of times while it is put together
+def _settings_of(cls: type) -> tuple[Setting, ...]:
     hints = typing.get_type_hints(cls)
+    found = []
     for field in dataclasses.fields(cls):
         rule = field.metadata.get(_RULE)
         if rule is None:
@@ -134,100 +148,12 @@ def settings_of(cls: type) -> Iterator[Setting]:
         hint = hints[field.name]
         optional = False
         if typing.get_origin(hint) in (typing.Union, types.UnionType):
-            members = [member for member in typing.get_args(hint) if member is not type(None)]
-            optional = True
-            (hint,) = members
+            members = typing.get_args(hint)
+            optional = type(None) in members
+            hint = next(member for member in members if member is not type(None))
         hint = typing.get_origin(hint) or hint
-        yield Setting(field.name, hint, optional, field.default, rule)
-
-
-def check_value(item: Setting, value: object, origin: str) -> Any:  # noqa: ANN401 - the field's type
-    """Return `value` as the setting's type.
-
-    Text (from a flag or the environment) is parsed; a value that is already typed (from JSON or
-    Python) must have the type. Raises ConfigError naming key, origin and value.
-    """
-    where = f"{item.name} (from {origin})"
-    if value is None:
-        if item.optional:
-            return None
-        raise ConfigError(f"{where} must not be null", field=item.name)
-    given = value
-    rule = item.rule
-    if rule.read is not None:
-        try:
-            return rule.read(given)
-        except ValueError as error:
-            raise ConfigError(f"{where} must be {error}", field=item.name) from None
-    value = _to_kind(item, given, where)
-    if rule.choices is not None and value not in rule.choices:
-        raise ConfigError(
-            f"{where} must be one of {', '.join(rule.choices)}, got {value!r}", field=item.name
-        )
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if rule.minimum is not None and value < rule.minimum:
-            raise ConfigError(
-                f"{where} must be at least {rule.minimum}, got {given}", field=item.name
-            )
-        if rule.above is not None and value <= rule.above:
-            raise ConfigError(
-                f"{where} must be greater than {rule.above}, got {given}", field=item.name
-            )
-        if rule.maximum is not None and value > rule.maximum:
-            raise ConfigError(
-                f"{where} must be at most {rule.maximum}, got {given}", field=item.name
-            )
-    return value
-
-
-def _to_kind(item: Setting, value: object, where: str) -> object:
-    """Convert text, and refuse every other type than the declared one."""
-    if item.kind is bool:
-        truth = _to_bool(value)
-        if truth is None:
-            raise ConfigError(f"{where} must be true or false, got {value!r}", field=item.name)
-        return truth
-    if item.kind is int:
-        if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
-            return int(value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        raise ConfigError(f"{where} must be an integer, got {value!r}", field=item.name)
-    if item.kind is float:
-        number = _to_float(value)
-        if number is None:
-            raise ConfigError(f"{where} must be a number, got {value!r}", field=item.name)
-        if not math.isfinite(number):
-            raise ConfigError(f"{where} must be finite, got {value!r}", field=item.name)
-        return number
-    if not isinstance(value, str):
-        raise ConfigError(f"{where} must be a string, got {value!r}", field=item.name)
-    if not value and not item.optional:
-        raise ConfigError(f"{where} must not be empty", field=item.name)
-    return value or None
-
-
-def _to_bool(value: object) -> bool | None:
-    """Return `value` as a bool, None if it is not one."""
-    if isinstance(value, str):
-        words = {"1": True, "true": True, "yes": True, "on": True}
-        words |= {"0": False, "false": False, "no": False, "off": False}
-        return words.get(value.lower())
-    return value if isinstance(value, bool) else None
-
-
-def _to_float(value: object) -> float | None:
-    """Return `value` as a float, None if it is not a number."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, str):
-        return float(value) if _NUMBER.fullmatch(value.strip()) else None
-    if isinstance(value, int | float):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf
-    return None
+        found.append(Setting(field.name, hint, optional, field.default, rule))
+    return tuple(found)
 
 
 def read_config_file(path: Path) -> dict[str, object]:
@@ -301,7 +227,7 @@ def check(config: object) -> None:
     problems: list[ConfigError] = []
     for item in settings_of(type(config)):
         value = getattr(config, item.name)
-        if isinstance(value, str) and item.kind is not str:
+        if isinstance(value, str) and item.kind is not str and value not in item.rule.words:
             problems.append(
                 ConfigError(f"{item.name} must not be a string, got {value!r}", field=item.name)
             )
@@ -349,7 +275,8 @@ def to_flags(config: object, names: Container[str] | None = None) -> list[str]:
     flags = []
     for item in settings_of(type(config)):
         value = getattr(config, item.name)
-        if value is None or (names is not None and item.name not in names):
+        is_left_out = names is not None and item.name not in names
+        if is_left_out or value is None or isinstance(value, DefaultInt):
             continue
         if item.kind is bool:
             flags.append(item.flag if value else item.flag.replace("--", "--no-", 1))

@@ -21,6 +21,12 @@ MAX_PLANE_MESSAGE_BYTES = 64 << 20
 MAX_CLIENT_MESSAGE_BYTES = 16 << 20
 """From clients: a prompt of the longest context fits; anything larger is a mistake."""
 
+CLIENT_HANDSHAKE_MS = 20_000
+"""For a new connection of a client to say who it is; gRPC itself waits two minutes."""
+
+CLIENT_IDLE_MS = 300_000
+"""A connection without a call is closed then. Clients open another when they need one, unseen."""
+
 PING_INTERVAL_MS = 1000
 PING_TIMEOUT_MS = 1000
 
@@ -60,14 +66,28 @@ def plane_channel_options() -> Options:
     ]
 
 
-def client_server_options(max_receive_bytes: int = MAX_CLIENT_MESSAGE_BYTES) -> Options:
-    """Options of the control plane's server; `max_receive_bytes`: of one message of a client."""
-    return [
+def client_server_options(
+    max_receive_bytes: int = MAX_CLIENT_MESSAGE_BYTES, *, max_connections: int | None = None
+) -> Options:
+    """Options of the control plane's server.
+
+    `max_receive_bytes`: of one message of a client. `max_connections`: more are closed at once;
+    None: as many as there are descriptors.
+    """
+    options: Options = [
         *_server_options(MAX_CLIENT_MESSAGE_BYTES, max_receive_bytes),
+        # Otherwise every stream may hold 4 MiB that nobody asked for, instead of 64 KiB; for a
+        # message that is waited for the window grows to its size either way.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.server_handshake_timeout_ms", CLIENT_HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", CLIENT_IDLE_MS),
         # Admission is ours: gRPC's own queue bound would end a burst of streams as bare CANCELLED.
         ("grpc.server.max_pending_requests", 1 << 20),
         ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
     ]
+    if max_connections is not None:
+        options.append(("grpc.max_allowed_incoming_connections", max_connections))
+    return options
 
 
 def _server_options(max_message_bytes: int, max_receive_bytes: int | None = None) -> Options:

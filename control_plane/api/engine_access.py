@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from control_plane.engine.frontend import EngineFrontend
+from control_plane.engine.gate import Gate
 from control_plane.errors import ComputeUnavailableError
 
 
 class EngineAccess:
-    """Holds the engine once there is one; until then everything is UNAVAILABLE."""
+    """Holds the engine once there is one; until then everything is UNAVAILABLE.
 
-    def __init__(self) -> None:
+    `gate`: knows why, if the server does not just wait for its first compute plane.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         self._engine: EngineFrontend | None = None
 
     def attach(self, engine: EngineFrontend) -> None:
@@ -19,10 +24,11 @@ class EngineAccess:
     def require(self, model: str = "") -> EngineFrontend:
         """Return the engine of the model asked for; empty, as in protobuf: the one that is loaded.
 
-        Raises ComputeUnavailableError, ModelNotFoundError.
+        Raises ComputeUnavailableError, DrainingError, EngineStoppedError, ModelNotFoundError.
         """
         engine = self._engine
         if engine is None:
+            self._gate.check()
             raise ComputeUnavailableError("the compute plane is not there yet")
         if model:
             engine.plane.check_model(model)

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 
+from control_plane.api.answer_size import AnswerSize
 from control_plane.api.answers import AnswerHead, events, whole_answer
 from control_plane.api.conversation import conversation_from_proto
 from control_plane.api.convert import options_from_proto, params_from_proto, prompt_from_proto
@@ -76,6 +77,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.GenerateResponse:
         engine = self._access.require(request.model)
         async with await _submit(engine, request, ()) as generation:
+            params = generation.params
+            AnswerSize(params, engine.max_model_len, num_samples=params.n).add(generation)
             return await whole_answer(generation, _head(engine))
 
     async def _stream(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -19,6 +19,8 @@ import structlog
 
 from control_plane.access.keyring import Keyring
 from control_plane.access.principal import Principal, acting_as
+from control_plane.api.bystanders import Bystanders
+from control_plane.api.incoming import Incoming
 from control_plane.api.message_size import careful_reader
 from control_plane.api.status import RpcFailure, describe_error, describe_fault
 from control_plane.metrics.visits import FAULT, GRPC, VisitMeter, note_error
@@ -34,6 +36,8 @@ _request_id: ContextVar[str] = ContextVar("request_id")
 # Messages and contexts of grpc.aio are generic over every method's own types.
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Behaviour = Callable[[Any, _Context], Awaitable[Any]]
+_OfStream = Callable[[AsyncIterable[bytes], _Context], Awaitable[Any]]
+_Parse = Callable[[bytes], Any]
 
 
 def current_request_id() -> str:
@@ -42,11 +46,13 @@ def current_request_id() -> str:
 
 
 class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # not at run time
-    """Wraps the methods of the services whose names are given; health and reflection stay bare.
+    """Wraps the methods of the services whose names are given, and bounds all others.
 
-    `keyring`: whose tokens these methods ask for; None: for none. Those of `admin_services` ask for
-    an operator's. Who has no token is told so before the message is read. `visits`: counts them.
-    `max_message_bytes`: larger ones are refused unread; None: there are none.
+    Handlers become such that take streams, so that messages are waited for here (`Incoming`); on
+    the wire that is the same. `keyring`: whose tokens these methods ask for; None: for none. Those
+    of `admin_services` ask for an operator's. Who has no token is told so before the message is
+    read. `visits`: counts them. `max_message_bytes`: larger ones are refused unparsed; None: there
+    are none.
     """
 
     def __init__(
@@ -61,6 +67,8 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         self._max_message_bytes = max_message_bytes
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._keyring = keyring
+        self._incoming = Incoming()
+        self._bystanders = Bystanders(self._incoming)
         self._admin_prefixes = tuple(f"/{service}/" for service in admin_services)
 
     async def intercept_service(
@@ -73,22 +81,23 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         """Return the method's handler, wrapped."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith(self._prefixes):
+        if handler is None:
             return handler
+        if not method.startswith(self._prefixes):
+            return self._bystanders.bound(handler)
         caller = self._identify(handler_call_details)
         trace = read_trace(handler_call_details.invocation_metadata or ())
-        is_refused = isinstance(caller, EngineError)
-        deserialize = None if is_refused else handler.request_deserializer
-        read = deserialize and careful_reader(deserialize, self._max_message_bytes)
+        deserialize = cast(_Parse, handler.request_deserializer)
+        parse = careful_reader(deserialize, self._max_message_bytes)
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._wrap(method, cast(_Behaviour, handler.unary_stream), caller, trace),
-                request_deserializer=read,
+            behaviour = cast(_Behaviour, handler.unary_stream)
+            return grpc.stream_stream_rpc_method_handler(
+                self._wrap(method, behaviour, parse, caller, trace),
                 response_serializer=handler.response_serializer,
             )
-        return grpc.unary_unary_rpc_method_handler(
-            self._wrap(method, cast(_Behaviour, handler.unary_unary), caller, trace),
-            request_deserializer=read,
+        behaviour = cast(_Behaviour, handler.unary_unary)
+        return grpc.stream_unary_rpc_method_handler(
+            self._wrap(method, behaviour, parse, caller, trace),
             response_serializer=handler.response_serializer,
         )
 
@@ -108,24 +117,22 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         self,
         method: str,
         behaviour: _Behaviour,
+        parse: _Parse,
         caller: Principal | EngineError | None,
         trace: TraceContext | None,
-    ) -> _Behaviour:
+    ) -> _OfStream:
         """Wrap one method. Streaming ones are coroutines too: they write to the context."""
         name = method.rpartition("/")[2]
-        visits = self._visits
+        visits, incoming = self._visits, self._incoming
 
-        async def count(request: Any, context: _Context) -> Any:  # noqa: ANN401 - as above
+        async def count(_: AsyncIterable[bytes], context: _Context) -> Any:  # noqa: ANN401 - as above
             with visits.visit(GRPC, name):
-                failure, answer = await serve(request, context)
+                failure, answer = await serve(context)
             if failure is None:
                 return answer
             return await context.abort(failure.code, failure.message, failure.trailing_metadata)
 
-        async def serve(
-            request: Any,  # noqa: ANN401 - as above
-            context: _Context,
-        ) -> tuple[RpcFailure | None, Any]:
+        async def serve(context: _Context) -> tuple[RpcFailure | None, Any]:
             request_id = uuid.uuid4().hex
             _request_id.set(request_id)
             structlog.contextvars.bind_contextvars(request_id=request_id, method=name)
@@ -136,14 +143,14 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
             code = grpc.StatusCode.OK
             failure: RpcFailure | None = None
             try:
-                for error in (caller, request):
-                    if isinstance(error, EngineError):
-                        raise error
-                if not isinstance(caller, Principal):
-                    return None, await behaviour(request, context)
-                structlog.contextvars.bind_contextvars(token_name=caller.name)
-                with acting_as(caller):
-                    return None, await behaviour(request, context)
+                if isinstance(caller, EngineError):
+                    raise caller
+                async with incoming.message(context, parse) as request:
+                    if not isinstance(caller, Principal):
+                        return None, await behaviour(request, context)
+                    structlog.contextvars.bind_contextvars(token_name=caller.name)
+                    with acting_as(caller):
+                        return None, await behaviour(request, context)
             except asyncio.CancelledError:
                 # Cancelled by the client, disconnected, or past its deadline.
                 code = grpc.StatusCode.CANCELLED

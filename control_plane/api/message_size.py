@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from control_plane.core.errors import PromptTooLongError
 from control_plane.text.bounds import MAX_ELEMENTS
-from planes.errors import EngineError, ValidationError
+from planes.errors import ValidationError
 
 MAX_UNCOUNTED_BYTES = 64 << 10
 """Shorter messages are parsed within 2 ms, whatever they hold."""
@@ -21,7 +21,7 @@ _Read = Callable[[bytes], Any]
 
 
 def careful_reader(deserialize: _Read, max_bytes: int | None) -> _Read:
-    """Return what parses a message, or returns the error that is wrong with it.
+    """Return what parses a message, or raises EngineError.
 
     gRPC itself would answer UNKNOWN, and log a caller's mistake as a fault of ours. `max_bytes`:
     of a message; None: any number.
@@ -30,23 +30,21 @@ def careful_reader(deserialize: _Read, max_bytes: int | None) -> _Read:
 
     def read(data: bytes) -> Any:  # noqa: ANN401 - the method's own message type
         if max_bytes is not None and len(data) > max_bytes:
-            return PromptTooLongError(
+            raise PromptTooLongError(
                 f"the message has {len(data)} bytes, at most {max_bytes} are taken"
             )
+        if len(data) > MAX_UNCOUNTED_BYTES and isinstance(descriptor, Descriptor):
+            _check_fields(data, descriptor)
         try:
-            if len(data) > MAX_UNCOUNTED_BYTES and isinstance(descriptor, Descriptor):
-                refusal = _check_fields(data, descriptor)
-                if refusal is not None:
-                    return refusal
             return deserialize(data)
         except DecodeError as error:
-            return ValidationError(f"the message cannot be read: {error}")
+            raise ValidationError(f"the message cannot be read: {error}") from None
 
     return read
 
 
-def _check_fields(data: bytes, descriptor: Descriptor) -> EngineError | None:
-    """Return the refusal of a message with too many fields, those of its parts included."""
+def _check_fields(data: bytes, descriptor: Descriptor) -> None:
+    """Refuse a message with too many fields, those of its parts included."""
     num_fields = 0
     parts: list[tuple[int, int, Descriptor]] = [(0, len(data), descriptor)]
     try:
@@ -56,7 +54,7 @@ def _check_fields(data: bytes, descriptor: Descriptor) -> EngineError | None:
             while at < end:
                 num_fields += 1
                 if num_fields > MAX_ELEMENTS:
-                    return ValidationError(
+                    raise ValidationError(
                         f"the message has more than {MAX_ELEMENTS} fields, those of its parts "
                         "included"
                     )
@@ -73,10 +71,9 @@ def _check_fields(data: bytes, descriptor: Descriptor) -> EngineError | None:
                 elif wire_type in (_FIXED32, _FIXED64):
                     at += 4 if wire_type == _FIXED32 else 8
                 else:  # the ends of groups, which nobody has sent for twenty years
-                    return ValidationError("the message cannot be read: it has groups")
+                    raise ValidationError("the message cannot be read: it has groups")
     except IndexError:
-        return None  # it ends in mid-field: the parser says so
-    return None
+        return  # it ends in mid-field: the parser says so
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

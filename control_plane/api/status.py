@@ -43,6 +43,7 @@ STATUS_OF: dict[type[families.EngineError], grpc.StatusCode] = {
     shell.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     shell.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     shell.SlowReaderError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    shell.SlowSenderError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     shell.RequestNotFoundError: grpc.StatusCode.NOT_FOUND,
     shell.DrainingError: grpc.StatusCode.UNAVAILABLE,
     shell.ComputeUnavailableError: grpc.StatusCode.UNAVAILABLE,

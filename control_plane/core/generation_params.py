@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from planes.errors import ValidationError
 
@@ -81,6 +83,15 @@ class GenerationParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     num_prompt_logprobs: int | None = None
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        """Name the parameter that an unknown name may mean: OpenAI's `logprobs` is one of them."""
+        for name in given:
+            if name not in cls.__match_args__:
+                near = difflib.get_close_matches(name, cls.__match_args__, n=1)
+                hint = f": did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"GenerationParams has no {name!r}{hint}")
+        return object.__new__(cls)
 
     def validate(self) -> None:
         """Raise ValidationError naming the first field out of range, its limit and its value."""

@@ -139,7 +139,7 @@ class ComputeClient:
                 self._asked_session = 0  # it refused
             self._complain(why_not_open(error))
             return None
-        self._plane = plane
+        self._plane = plane.continuing(self._plane)
         self._complaint = None
         self._last_session = response.session
         self._asked_session = 0

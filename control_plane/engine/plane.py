@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from control_plane.config import SchedulingLimits
 from control_plane.core.interface import SchedulerConfig
@@ -88,7 +88,10 @@ class PlaneDescription:
             )
 
     def check_continues(self, before: PlaneDescription) -> None:
-        """Raise PlaneMismatchError unless requests begun on `before` may go on here."""
+        """Raise PlaneMismatchError unless requests begun on `before` may go on here.
+
+        A pool that was sized by free memory may have become larger.
+        """
         for name in (
             "model",
             "model_sha256",
@@ -106,12 +109,16 @@ class PlaneDescription:
             "features",
         ):
             old, new = getattr(before, name), getattr(self, name)
-            if old != new:
+            if old != new and not (name == "num_blocks" and new > old):
                 raise PlaneMismatchError(
                     f"the compute plane came back with another {name}: {_said(new)}, it was "
                     f"{_said(old)}; restart the control plane",
                     field=name,
                 )
+
+    def continuing(self, before: PlaneDescription | None) -> PlaneDescription:
+        """Return this plane as those see it who knew `before`: with the blocks they deal in."""
+        return self if before is None else replace(self, num_blocks=before.num_blocks)
 
 
 def _said(value: object) -> str:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
+from control_plane.api.answer_size import AnswerSize
 from control_plane.core.batch import EndToken, TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import FinishReason
@@ -107,22 +108,30 @@ async def answers_to(
     params: GenerationParams,
     options: RequestOptions,
     *,
+    is_whole: bool,
     only_prompts: bool = False,
 ) -> AsyncIterator[Answers]:
     """Submit every prompt and wait until the engine has taken them; leaving it ends them all.
 
-    Raises EngineError if one of them is refused.
+    `is_whole`: the answer is collected before it is sent. Raises EngineError if one of them is
+    refused, or all of them have too many log-probabilities.
     """
     if len(prompts) > 1:  # one alone is checked as it is submitted
         frontend.check_places(len(prompts))
+    num_samples = params.n if is_whole else 0
+    size = AnswerSize(
+        params, frontend.max_model_len, num_samples=num_samples, num_echoes=max(1, num_samples)
+    )
     async with contextlib.AsyncExitStack() as stack:
-        generations = []
+        generations: list[Generation] = []
         for index, prompt in enumerate(prompts):
             named = options
             if len(prompts) > 1:
                 named = replace(options, name=f"{options.name}-{index}")
             generation = await frontend.submit(prompt, params, named)
             generations.append(await stack.enter_async_context(generation))
+            size.add(generation)
+            await asyncio.sleep(0)  # each may take a millisecond; others come between
         for generation in generations:
             await generation.admitted()
         yield Answers(generations, only_prompts=only_prompts)

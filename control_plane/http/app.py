@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -9,6 +10,7 @@ import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -56,8 +58,14 @@ _REFUSALS = {
 }
 
 
-def make_app(backend: Backend, keyring: Keyring | None = None) -> ASGIApp:
-    """Return the whole application; `keyring`: whose tokens it asks for, None: for none."""
+def make_app(
+    backend: Backend, keyring: Keyring | None = None, cors_origins: Sequence[str] = ()
+) -> ASGIApp:
+    """Return the whole application.
+
+    `keyring`: whose tokens it asks for, None: for none. `cors_origins`: of web pages whose browsers
+    may use it, `*`: all; they send the token themselves, browsers are not told to.
+    """
     handlers: dict[Any, Any] = {
         EngineError: _on_engine_error,
         HttpRefusal: _on_refusal,
@@ -83,7 +91,16 @@ def make_app(backend: Backend, keyring: Keyring | None = None) -> ASGIApp:
     app.include_router(text_routes.text_routes(backend))
     app.include_router(operation_routes(backend))
     complete_document(app, needs_token=keyring is not None)
-    return Edge(app if keyring is None else Doorman(app, keyring), backend.visits)
+    guarded: ASGIApp = app if keyring is None else Doorman(app, keyring)
+    if cors_origins:  # outside of the door: a browser asks first, without a token
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+        )
+    return Edge(guarded, backend.visits)
 
 
 async def _on_engine_error(request: Request, error: EngineError) -> Response:

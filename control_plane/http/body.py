@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
@@ -84,9 +83,7 @@ async def read_body(request: Request, backend: Backend, model: type[BaseModel]) 
         try:
             if declared is not None:
                 body.check_length(int(declared))  # the HTTP parser lets digits in
-            async with asyncio.timeout(BODY_PATIENCE_S):
-                async for chunk in request.stream():
-                    body.add(chunk)
+            await body.receive(request.stream(), BODY_PATIENCE_S)
         except TimeoutError:
             raise HttpRefusal(
                 HTTPStatus.REQUEST_TIMEOUT,

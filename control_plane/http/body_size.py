@@ -6,6 +6,7 @@ and parsing holds the interpreter from the first byte to the last.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -18,10 +19,15 @@ from control_plane.text.bounds import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+
     from control_plane.http.errors import HttpRefusal
 
 MAX_HELD_BYTES: Final = 64 << 20
 """Of all bodies that are being read or parsed, beyond the first `MAX_INLINE_BYTES` of each."""
+
+GRACE_S: Final = 1.0
+"""A body that takes longer gives way to others where all is held: slow ones keep nobody out."""
 
 RETRY_AFTER_S: Final = 1
 
@@ -37,6 +43,15 @@ def _refusal(
     return HttpRefusal(status, message, code=code, headers=headers)
 
 
+def _too_many() -> HttpRefusal:
+    return _refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "The server reads as many large bodies as it can.",
+        code="too_many_large_requests",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+
+
 # Possessive, and matched where a text begins, not searched: nothing is looked at twice where it
 # does not end.
 _TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -47,17 +62,36 @@ class Held:
 
     def __init__(self, limit: int = MAX_HELD_BYTES) -> None:
         self._limit = limit
+        self._incoming: dict[IncomingBody, None] = {}  # the longest here first
         self.num_bytes = 0
 
     def body(self, max_model_len: int | None) -> IncomingBody:
         """Return an empty body. `max_model_len`: of the loaded model; None: there is none."""
         return IncomingBody(self, max_body_bytes(max_model_len or 0))
 
-    def take(self, num_bytes: int) -> bool:
-        """Count some more; False, and nothing is counted, where that is too many."""
-        if self.num_bytes + num_bytes > self._limit:
-            return False
+    def begin(self, body: IncomingBody) -> None:
+        """Note that a body comes; while it does, it may have to give way."""
+        self._incoming[body] = None
+
+    def end(self, body: IncomingBody) -> None:
+        """Note that a body comes no more."""
+        self._incoming.pop(body, None)
+
+    def take(self, num_bytes: int, body: IncomingBody) -> bool:
+        """Count some more of a body; False, and nothing is counted, where that is too many."""
+        while self.num_bytes + num_bytes > self._limit:
+            if not self._send_away_one(body):
+                return False
         self.num_bytes += num_bytes
+        return True
+
+    def _send_away_one(self, other: IncomingBody) -> bool:
+        """Let the longest here give way, if it is slow; whether there was one."""
+        body = next(iter(self._incoming), other)
+        if body is other or not body.is_slow:
+            return False
+        del self._incoming[body]
+        body.send_away()
         return True
 
 
@@ -67,6 +101,9 @@ class IncomingBody:
     def __init__(self, held: Held, max_bytes: int) -> None:
         self._held = held
         self._num_counted = 0
+        self._since: float | None = None
+        self._patience: asyncio.Timeout | None = None
+        self._is_away = False
         self.max_bytes = max_bytes
         self.data = bytearray()
 
@@ -74,23 +111,52 @@ class IncomingBody:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._held.num_bytes -= self._num_counted
-        self.data = bytearray()
+        self._drop()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the rest of it could have been here by now."""
+        now = asyncio.get_running_loop().time()
+        return self._since is not None and now - self._since >= GRACE_S
+
+    async def receive(self, chunks: AsyncIterable[bytes], patience_s: float) -> None:
+        """Take all of it. Raises TimeoutError when it does not come in time."""
+        self._since = asyncio.get_running_loop().time()
+        self._held.begin(self)
+        try:
+            async with asyncio.timeout(patience_s) as self._patience:
+                async for chunk in chunks:
+                    self.add(chunk)
+        except TimeoutError:
+            if self._is_away:
+                raise _too_many() from None
+            raise
+        finally:
+            self._held.end(self)
 
     def add(self, chunk: bytes) -> None:
         """Take some more of it."""
+        if self._is_away:
+            raise _too_many()
         self.check_length(len(self.data) + len(chunk), "more")
         more = max(0, len(self.data) + len(chunk) - MAX_INLINE_BYTES) - self._num_counted
         if more > 0:
-            if not self._held.take(more):
-                raise _refusal(
-                    HTTPStatus.SERVICE_UNAVAILABLE,
-                    "The server reads as many large bodies as it can.",
-                    code="too_many_large_requests",
-                    headers={"Retry-After": str(RETRY_AFTER_S)},
-                )
+            if not self._held.take(more, self):
+                raise _too_many()
             self._num_counted += more
         self.data += chunk
+
+    def send_away(self) -> None:
+        """Let others have its place."""
+        self._is_away = True
+        self._drop()
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    def _drop(self) -> None:
+        self._held.num_bytes -= self._num_counted
+        self._num_counted = 0
+        self.data = bytearray()
 
     def check_length(self, size: int, said: str | None = None) -> None:
         """Refuse one that is, or is said to be, too long."""

@@ -8,6 +8,7 @@ from control_plane.http.chat_schema import ChatRequest
 from control_plane.http.choices import Heading, send_stream, send_whole
 from control_plane.http.edge import current_request_id
 from control_plane.http.fields import FIELD_NAMES
+from control_plane.http.json_text import SpelledList
 from control_plane.http.logprobs import chat_logprobs
 from control_plane.http.reply import Connection
 
@@ -23,6 +24,7 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
     """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
     request_id = current_request_id()
     prompt = (await engine.frontend.apply_chat_template(*request.conversation)).token_ids
+    request.forget()
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = request.params(
         max_tokens=max_tokens or engine.max_new_tokens(len(prompt)),
@@ -31,7 +33,11 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
     )
     heading = Heading.of(engine, f"chatcmpl-{request_id}")
     async with answers_to(
-        engine.frontend, [prompt], params, request.options(request_id)
+        engine.frontend,
+        [prompt],
+        params,
+        request.options(request_id),
+        is_whole=not request.stream,
     ) as answers:
         shape = ChatShape(engine, wants_logprobs=bool(request.logprobs))
         if request.stream:
@@ -56,8 +62,9 @@ class ChatShape:
     def __init__(self, engine: LoadedEngine, *, wants_logprobs: bool) -> None:
         self._speller = engine.speller
         self._wants_logprobs = wants_logprobs
+        self._kept: dict[int, SpelledList] = {}
 
-    def first(self, index: int, answers: Answers) -> dict[str, object]:  # noqa: ARG002
+    async def first(self, index: int, answers: Answers) -> dict[str, object]:  # noqa: ARG002
         """Return the chunk that says who speaks."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -67,21 +74,37 @@ class ChatShape:
         return {
             "index": index,
             "delta": {} if piece.finish_reason is not None else {"content": piece.text},
-            "logprobs": self._logprobs(piece) if piece.logprobs else None,
-            "finish_reason": piece.finish_reason,
-        }
-
-    def whole(self, index: int, piece: Piece, answers: Answers) -> dict[str, object]:  # noqa: ARG002
-        """Return the message."""
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": piece.text, "refusal": None},
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish_reason,
         }
 
+    def keep(self, index: int, piece: Piece) -> None:
+        """Spell the log-probabilities of a piece."""
+        if piece.logprobs:
+            entries = chat_logprobs(self._speller, piece.token_ids, piece.logprobs)
+            self._kept.setdefault(index, SpelledList()).extend(entries)
+
+    async def whole(
+        self,
+        index: int,
+        text: str,
+        finish_reason: str | None,
+        answers: Answers,  # noqa: ARG002 - others echo the prompt
+    ) -> dict[str, object]:
+        """Return the message."""
+        logprobs = None
+        if self._wants_logprobs:
+            content = self._kept.get(index, SpelledList()).joined()
+            logprobs = {"content": content, "refusal": None}
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+
     def _logprobs(self, piece: Piece) -> dict[str, object] | None:
-        if not self._wants_logprobs:
+        if not piece.logprobs:
             return None
         content = chat_logprobs(self._speller, piece.token_ids, piece.logprobs)
         return {"content": content, "refusal": None}

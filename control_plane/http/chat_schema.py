@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -158,6 +159,15 @@ class FunctionDefinition(Wire):
     parameters: dict[str, JsonValue] | None = None
     strict: Literal[False] | None = Field(None, description="output is not constrained")
 
+    @model_validator(mode="after")
+    def _check_numbers(self) -> Self:
+        """Refuse what is no JSON, although its parser takes it: NaN, infinities, 1e999."""
+        try:
+            json.dumps(self.parameters, allow_nan=False)
+        except (ValueError, RecursionError) as error:
+            raise wrong("parameters", f"parameters must be a JSON schema: {error}") from None
+        return self
+
 
 class Tool(Wire):
     """A tool as the chat template gets it."""
@@ -216,6 +226,11 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
     def prepare(self) -> None:
         """Make the conversation."""
         self.conversation  # noqa: B018 - it is kept
+
+    def forget(self) -> None:
+        """Let go of the conversation."""
+        self.messages, self.tools = [], None
+        self.__dict__.pop("conversation", None)
 
 
 def plain_messages(messages: list[Message]) -> list[dict[str, object]]:

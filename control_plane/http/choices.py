@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from control_plane.core.batch import EndToken, TokenLogprobs
 from control_plane.http.answers import Answers, Piece
 from control_plane.http.backend import LoadedEngine
 from control_plane.http.errors import describe_error
+from control_plane.http.json_text import Spelled, spell
 from control_plane.http.reply import Connection
 from control_plane.http.usage import completion_usage
 from control_plane.metrics.visits import note_error
@@ -18,12 +18,15 @@ from planes.errors import EngineError
 
 
 class ChoiceShape(Protocol):
-    """How an endpoint spells the choices of one answer."""
+    """How an endpoint spells the choices of one answer.
+
+    Log-probabilities in what `first` and `whole` return may be `Spelled`: there may be very many.
+    """
 
     whole_object: str
     chunk_object: str
 
-    def first(self, index: int, answers: Answers) -> dict[str, object] | None:
+    async def first(self, index: int, answers: Answers) -> dict[str, object] | None:
         """Return the chunk before anything generated, if there is one; called once a choice."""
         ...
 
@@ -31,8 +34,14 @@ class ChoiceShape(Protocol):
         """Return one chunk; called in order."""
         ...
 
-    def whole(self, index: int, piece: Piece, answers: Answers) -> dict[str, object]:
-        """Return the whole choice, which `piece` is all that was generated of."""
+    def keep(self, index: int, piece: Piece) -> None:
+        """Take the log-probabilities of a piece, for `whole`; called in order."""
+        ...
+
+    async def whole(
+        self, index: int, text: str, finish_reason: str | None, answers: Answers
+    ) -> dict[str, object]:
+        """Return the whole choice; `text`: all that was generated of it."""
         ...
 
 
@@ -66,14 +75,18 @@ async def send_whole(
     connection: Connection, answers: Answers, heading: Heading, shape: ChoiceShape
 ) -> None:
     """Collect all pieces and write one object. Raises EngineError before anything is written."""
-    collected = [_Collected() for _ in range(answers.num_choices)]
+    texts: list[list[str]] = [[] for _ in range(answers.num_choices)]
+    reasons: list[str | None] = [None] * answers.num_choices
 
     async def take(index: int, piece: Piece) -> None:
-        collected[index].add(piece)
+        texts[index].append(piece.text)
+        reasons[index] = piece.finish_reason or reasons[index]
+        shape.keep(index, piece)
 
     await answers.read(take)
     choices = [
-        shape.whole(index, choice.joined(), answers) for index, choice in enumerate(collected)
+        await shape.whole(index, "".join(texts[index]), reasons[index], answers)
+        for index in range(answers.num_choices)
     ]
     usage = completion_usage(answers.counts)
     await connection.send_json(heading.over(shape.whole_object, choices=choices, usage=usage))
@@ -97,12 +110,12 @@ async def send_stream(
         return heading.over(shape.chunk_object, choices=[choice], **rest)
 
     async def take(index: int, piece: Piece) -> None:
-        events = []
+        events: list[object] = []
         if not begun[index]:
             begun[index] = True
-            first = shape.first(index, answers)
+            first = await shape.first(index, answers)
             if first is not None:
-                events.append(over(first))
+                events.append(Spelled(await spell(over(first))))
         if piece.text or piece.logprobs:
             rest_to_come = piece._replace(finish_reason=None, end_token=None)
             events.append(over(shape.chunk(index, rest_to_come)))
@@ -124,28 +137,3 @@ async def send_stream(
         failure = describe_error(error, field_names)
         await connection.send_events({"error": failure.error}, name="error")
     await connection.end_events()
-
-
-class _Collected:
-    """The pieces of one choice so far."""
-
-    __slots__ = ("_end_token", "_logprobs", "_reason", "_texts", "_token_ids")
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._reason: str | None = None
-        self._end_token: EndToken | None = None
-
-    def add(self, piece: Piece) -> None:
-        self._texts.append(piece.text)
-        self._token_ids.extend(piece.token_ids)
-        self._logprobs.extend(piece.logprobs)
-        self._reason = piece.finish_reason or self._reason
-        self._end_token = piece.end_token or self._end_token
-
-    def joined(self) -> Piece:
-        """Return all of it as one piece."""
-        text = "".join(self._texts)
-        return Piece(text, self._token_ids, self._logprobs, self._reason, self._end_token)

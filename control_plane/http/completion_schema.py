@@ -21,6 +21,9 @@ from control_plane.http.logprobs import CompletionLogprobs
 from control_plane.http.usage import CompletionUsage
 
 MAX_PROMPTS = 256
+MAX_CHOICES = 2048
+"""Prompts times samples."""
+
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
 
@@ -76,6 +79,12 @@ class CompletionRequest(SamplingFields, StreamFields, HarmlessFields):
                 "best_of",
                 f"best_of must equal n ({self.num_samples}): samples are not ranked, "
                 f"got {self.best_of}",
+            )
+        num_choices = len(self.prompts) * self.num_samples
+        if num_choices > MAX_CHOICES:
+            raise wrong(
+                "n",
+                f"at most {MAX_CHOICES} choices, prompts times n, in one answer, got {num_choices}",
             )
         if self.max_tokens == 0 and not self.echo:
             raise wrong("max_tokens", "max_tokens must be at least 1 without echo, got 0")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from control_plane.http.answers import Answers, Piece, answers_to
@@ -11,7 +12,8 @@ from control_plane.http.choices import Heading, send_stream, send_whole
 from control_plane.http.completion_schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from control_plane.http.edge import current_request_id
 from control_plane.http.fields import FIELD_NAMES
-from control_plane.http.logprobs import completion_logprobs
+from control_plane.http.json_text import MEMBERS_AT_ONCE
+from control_plane.http.logprobs import Columns, completion_logprobs
 from control_plane.http.reply import Connection
 from control_plane.http.spelling import TextRuler
 
@@ -37,6 +39,7 @@ async def answer_completion(
         prompts,
         params,
         request.options(request_id),
+        is_whole=not request.stream,
         only_prompts=max_tokens == 0,
     ) as answers:
         echoes = await _echoes(engine, prompts) if request.echo else None
@@ -86,12 +89,16 @@ class CompletionShape:
         self._num_samples = num_samples
         self._wants_logprobs = wants_logprobs
         self._rulers: dict[int, TextRuler] = {}
+        self._echoed: dict[int, Columns] = {}
+        self._kept: dict[int, Columns] = {}
 
-    def first(self, index: int, answers: Answers) -> dict[str, object] | None:
+    async def first(self, index: int, answers: Answers) -> dict[str, object] | None:
         """Return the echo."""
         if self._echoes is None:
             return None
-        logprobs = self._echoed_logprobs(index, answers) if self._wants_logprobs else None
+        logprobs = None
+        if self._wants_logprobs:
+            logprobs = (await self._echoed_logprobs(index, answers)).joined()
         return _choice(index, self._echo(index), logprobs, None)
 
     def chunk(self, index: int, piece: Piece) -> dict[str, object]:
@@ -101,15 +108,23 @@ class CompletionShape:
             logprobs = self._logprobs(index, piece)
         return _choice(index, piece.text, logprobs, piece.finish_reason)
 
-    def whole(self, index: int, piece: Piece, answers: Answers) -> dict[str, object]:
+    def keep(self, index: int, piece: Piece) -> None:
+        """Spell the log-probabilities of a piece."""
+        if self._wants_logprobs and (piece.logprobs or piece.end_token):
+            self._kept.setdefault(index, Columns()).extend(self._logprobs(index, piece))
+
+    async def whole(
+        self, index: int, text: str, finish_reason: str | None, answers: Answers
+    ) -> dict[str, object]:
         """Return all of it behind the echo."""
         logprobs = None
         if self._wants_logprobs:
-            logprobs = self._logprobs(index, piece)
-            if self._echoes is not None:
-                echoed = self._echoed_logprobs(index, answers)
-                logprobs = {name: [*echoed[name], *logprobs[name]] for name in logprobs}
-        return _choice(index, self._echo(index) + piece.text, logprobs, piece.finish_reason)
+            kept = self._kept.get(index, Columns())
+            if self._echoes is None:
+                logprobs = kept.joined()
+            else:
+                logprobs = (await self._echoed_logprobs(index, answers)).joined(kept)
+        return _choice(index, self._echo(index) + text, logprobs, finish_reason)
 
     def _echo(self, index: int) -> str:
         return "" if self._echoes is None else self._echoes[index // self._num_samples]
@@ -125,15 +140,26 @@ class CompletionShape:
         offsets = ruler.offsets(token_ids)
         return completion_logprobs(self._speller, token_ids, logprobs, offsets)
 
-    def _echoed_logprobs(self, index: int, answers: Answers) -> dict[str, list[Any]]:
-        prompt, text = answers.prompt_of(index), self._echo(index)
-        token_ids = prompt.prompt_token_ids
-        offsets = self._speller.ruler().offsets(token_ids, text)
-        logprobs = prompt.prompt_logprobs or ()
-        return completion_logprobs(self._speller, token_ids, logprobs, offsets)
+    async def _echoed_logprobs(self, index: int, answers: Answers) -> Columns:
+        """Return those of the choice's prompt, spelled once for all its samples."""
+        number = index // self._num_samples
+        echoed = self._echoed.get(number)
+        if echoed is None:
+            echoed = Columns()
+            prompt, text = answers.prompt_of(index), self._echo(index)
+            ruler, speller = self._speller.ruler(), self._speller
+            all_ids, all_logprobs = prompt.prompt_token_ids, prompt.prompt_logprobs or ()
+            for start in range(0, len(all_ids), MEMBERS_AT_ONCE):
+                token_ids = all_ids[start : start + MEMBERS_AT_ONCE]
+                logprobs = all_logprobs[start : start + MEMBERS_AT_ONCE]
+                offsets = ruler.offsets(token_ids, text)
+                echoed.extend(completion_logprobs(speller, token_ids, logprobs, offsets))
+                await asyncio.sleep(0)
+            self._echoed[number] = echoed
+        return echoed
 
 
 def _choice(
-    index: int, text: str, logprobs: dict[str, list[Any]] | None, finish_reason: str | None
+    index: int, text: str, logprobs: Mapping[str, object] | None, finish_reason: str | None
 ) -> dict[str, object]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

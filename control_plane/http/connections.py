@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from control_plane.http.errors import error_object
 from control_plane.http.parser import MeteredParser
-from control_plane.http.places import NUM_SPARE, Connections
+from control_plane.http.places import Connections
 from control_plane.http.transport import WatchedTransport
 from control_plane.metrics.visits import HTTP
 
@@ -101,9 +101,9 @@ class PatientProtocol(H11Protocol):
         self._watched = WatchedTransport(transport, self.loop, self._note_closing)
         super().connection_made(cast(asyncio.Transport, self._watched))
         self.flow = _Flow(self)
-        surplus = len(self.connections) - self.crowd.limit
+        surplus = self.crowd.surplus(len(self.connections))
         if surplus > 0 and not self.crowd.make_room():
-            if surplus > NUM_SPARE:
+            if surplus > self.crowd.num_spare:
                 transport.abort()
                 return
             self._serving_app = self.crowd.refuse

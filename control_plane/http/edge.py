@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from contextvars import ContextVar
-from http import HTTPStatus
+from http import HTTPMethod, HTTPStatus
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -38,6 +38,7 @@ _PATHS = frozenset(
     }
 )
 _MODEL_PATH = "/v1/models/"
+_METHODS = frozenset(HTTPMethod)
 
 _log = structlog.get_logger(__name__)
 
@@ -75,7 +76,8 @@ class Edge:
         request_id = uuid.uuid4().hex
         _request_id.set(request_id)
         path = scope["path"] if scope["path"] in UNCOUNTED_PATHS else method_of(scope["path"])
-        bound = {"request_id": request_id, "method": f"{scope['method']} {path}"}
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        bound = {"request_id": request_id, "method": f"{method} {path}"}
         theirs = Headers(scope=scope).get("x-request-id")
         if theirs is not None and theirs.isprintable():
             bound["client_request_id"] = theirs[:MAX_CLIENT_ID_CHARACTERS]

@@ -90,6 +90,9 @@ class Wire(BaseModel):
     def prepare(self) -> None:
         """Do now what takes long for a long body: this is its thread, and not the event loop."""
 
+    def forget(self) -> None:
+        """Let go of what may be large, once a prompt is made of it: the answer may take long."""
+
 
 def one_of(choose: Callable[[Any], str], expected: str) -> Discriminator:
     """Tell the members of a union apart by what is given, so that one of them says what is wrong.

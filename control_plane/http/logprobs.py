@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from control_plane.core.batch import TokenLogprobs
+from control_plane.http.json_text import Spelled, SpelledList
 from control_plane.http.spelling import Speller
 
 LEAST_LOGPROB = -9999.0
@@ -64,6 +65,28 @@ def completion_logprobs(
         ],
         "text_offset": list(offsets),
     }
+
+
+class Columns:
+    """What `completion_logprobs` returns, spelled as it comes."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, SpelledList] = {}
+
+    def extend(self, columns: dict[str, list[Any]]) -> None:
+        """Append entries."""
+        for name, members in columns.items():
+            self._lists.setdefault(name, SpelledList()).extend(members)
+
+    def joined(self, *others: Columns) -> dict[str, Spelled]:
+        """Return these columns, each with that of others behind it."""
+        names = CompletionLogprobs.model_fields
+        return {
+            name: SpelledList().joined(
+                *(one._lists[name] for one in (self, *others) if name in one._lists)
+            )
+            for name in names
+        }
 
 
 def chat_logprobs(

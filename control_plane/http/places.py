@@ -1,12 +1,13 @@
 """The places of the HTTP port: how many connections there may be, and who gives way to others.
 
 Where all places are taken, whoever waits for nothing gives way: first those that are to end and
-whose clients do not read, then the longest idle. Where nobody does, who comes is told to come
-again.
+whose clients do not read, then the longest idle, then the longest in its handshake. Where nobody
+does, who comes is told to come again.
 """
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from control_plane.http.connections import PatientProtocol
 
 MAX_CONNECTIONS = 16_384
-NUM_SPARE = 512
-"""Connections beyond those, which are told to come again; more are closed without a word."""
+MIN_SPARE, MAX_SPARE = 16, 512
+"""Connections beyond those, a sixteenth of them, which are told to come again; more are closed
+without a word."""
 
 
 class Connections:
@@ -31,10 +33,12 @@ class Connections:
 
     def __init__(self, limit: int, refuse: ASGIApp, visits: VisitMeter) -> None:
         self.limit = limit
+        self.num_spare = min(max(limit // 16, MIN_SPARE), MAX_SPARE)
         self.refuse = refuse
         self.visits = visits
         # The longest idle first.
         self._idle: dict[PatientProtocol, None] = {}
+        self._shaking: dict[asyncio.Task[None], None] = {}
         self._closing: dict[PatientProtocol, None] = {}
         # Those that have more bytes than are taken in at once, in turn.
         self._queue: dict[PatientProtocol, None] = {}
@@ -63,6 +67,23 @@ class Connections:
         for place in (self._idle, self._closing, self._queue):
             place.pop(connection, None)
 
+    def note_shaking(self, handshake: asyncio.Task[None]) -> None:
+        """Note that a connection begins with a handshake."""
+        self._shaking[handshake] = None
+
+    def note_shaken(self, handshake: asyncio.Task[None]) -> None:
+        """Note that a handshake is over."""
+        self._shaking.pop(handshake, None)
+
+    def surplus(self, num_connections: int) -> int:
+        """Return how many there are too many, those that shake hands besides the others."""
+        return num_connections + len(self._shaking) - self.limit
+
+    def is_overrun(self, num_connections: int) -> bool:
+        """Whether there are too many even to be told so, and none gives way."""
+        surplus = self.surplus(num_connections)
+        return surplus > 0 and not self.make_room() and surplus > self.num_spare
+
     def make_room(self) -> bool:
         """End a connection that is to end, or is idle the longest; whether there was one."""
         for connection in self._closing:
@@ -72,6 +93,11 @@ class Connections:
         for connection in self._idle:
             connection.give_up()
             self.note_gone(connection)  # nobody else gets the same place
+            return True
+        if len(self._shaking) > 1:  # the last one is who comes
+            handshake = next(iter(self._shaking))
+            handshake.cancel()
+            self.note_shaken(handshake)
             return True
         return False
 

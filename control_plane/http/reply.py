@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import structlog
 from starlette.requests import ClientDisconnect
@@ -19,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from control_plane.engine.streams import SEND_PATIENCE_S
+from control_plane.http.json_text import Spelled, spell, to_json
 from control_plane.metrics.visits import note_streamed
 
 _log = structlog.get_logger(__name__)
@@ -39,14 +38,17 @@ class Connection:
         self._send = send
 
     async def send_json(self, body: object) -> None:
-        """Write a whole answer."""
-        data = to_json(body)
+        """Write a whole answer, in which some may be `Spelled`."""
+        pieces = await spell(body)
         headers = [
             (b"content-type", b"application/json"),
-            (b"content-length", str(len(data)).encode()),
+            (b"content-length", str(sum(map(len, pieces))).encode()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data})
+        for piece in pieces[:-1]:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)
+        await self._send({"type": "http.response.body", "body": pieces[-1]})
 
     async def start_events(self) -> None:
         """Begin a stream of events: from here on an error is an event, no status."""
@@ -58,7 +60,8 @@ class Connection:
     async def send_events(self, *data: object, name: str | None = None) -> None:
         """Write events at once; `name`: of each of them."""
         prefix = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
-        await self._write(b"".join([prefix + to_json(one) + b"\n\n" for one in data]))
+        texts = [b"".join(one.pieces) if isinstance(one, Spelled) else to_json(one) for one in data]
+        await self._write(b"".join([prefix + text + b"\n\n" for text in texts]))
 
     async def send_done(self) -> None:
         """Write the event that ends OpenAI's streams."""
@@ -108,8 +111,3 @@ class Reply(Response):
 async def _wait_until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def to_json(body: Any) -> bytes:  # noqa: ANN401 - what JSON can spell
-    """Spell as compact JSON in UTF-8."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from control_plane.core.generation_params import GenerationParams
@@ -11,6 +12,7 @@ from control_plane.http.backend import LoadedEngine
 from control_plane.http.edge import current_request_id
 from control_plane.http.errors import describe_error
 from control_plane.http.fields import FIELD_NAMES
+from control_plane.http.json_text import Spelled, SpelledList, spell
 from control_plane.http.logprobs import chat_logprobs
 from control_plane.http.reply import Connection
 from control_plane.http.responses_schema import ResponseRequest
@@ -34,12 +36,17 @@ async def answer_response(
     """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
     request_id = current_request_id()
     prompt = (await engine.frontend.apply_chat_template(request.messages)).token_ids
+    request.forget()
     params = request.params(
         max_tokens=request.max_output_tokens or engine.max_new_tokens(len(prompt)),
         num_logprobs=(request.top_logprobs or 0) if request.wants_logprobs else None,
     )
     async with answers_to(
-        engine.frontend, [prompt], params, request.options(request_id)
+        engine.frontend,
+        [prompt],
+        params,
+        request.options(request_id),
+        is_whole=not request.stream,
     ) as answers:
         draft = _Draft(engine, request, params, request_id)
         if not request.stream:
@@ -81,7 +88,7 @@ class _Draft:
     ) -> None:
         self._speller = engine.speller
         self._texts: list[str] = []
-        self._logprobs: list[dict[str, object]] = []
+        self._logprobs = SpelledList()
         self._finish_reason: str | None = None
         self.message_id = f"msg_{request_id}"
         self._said = {
@@ -128,7 +135,7 @@ class _Draft:
             "type": "output_text",
             "text": "".join(self._texts),
             "annotations": [],
-            "logprobs": self._logprobs,
+            "logprobs": self._logprobs.joined(),
         }
 
     def message(self, status: str) -> dict[str, object]:
@@ -178,9 +185,8 @@ class _Events:
         self._number = 0
 
     async def send(self, kind: str, **content: object) -> None:
-        """Write one event."""
-        event = {"type": kind, "sequence_number": self._number, **content}
-        self._number += 1
+        """Write one event, in which some may be `Spelled`."""
+        event = Spelled(await spell(self._event(kind, content)))
         await self._connection.send_events(event, name=kind)
 
     async def begin(self, draft: _Draft) -> None:
@@ -194,9 +200,9 @@ class _Events:
 
     async def delta(self, draft: _Draft, text: str, logprobs: list[dict[str, object]]) -> None:
         """Write the next piece of text."""
-        await self.send(
-            "response.output_text.delta", **_place(draft), delta=text, logprobs=logprobs
-        )
+        kind = "response.output_text.delta"
+        event = self._event(kind, {**_place(draft), "delta": text, "logprobs": logprobs})
+        await self._connection.send_events(event, name=kind)
 
     async def end(self, draft: _Draft, counts: TokenCounts) -> None:
         """Say that part, message and response are done, with all there is of each."""
@@ -207,6 +213,11 @@ class _Events:
         await self.send("response.content_part.done", **place, part=part)
         await self.send("response.output_item.done", output_index=0, item=draft.message(status))
         await self.send(f"response.{status}", response=draft.ended(counts))
+
+    def _event(self, kind: str, content: Mapping[str, object]) -> dict[str, object]:
+        event = {"type": kind, "sequence_number": self._number, **content}
+        self._number += 1
+        return event
 
 
 def _place(draft: _Draft) -> dict[str, Any]:

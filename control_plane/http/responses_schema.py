@@ -115,6 +115,11 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
         """Make the conversation."""
         self.messages  # noqa: B018 - it is kept
 
+    def forget(self) -> None:
+        """Let go of the conversation."""
+        self.input = ""
+        self.__dict__.pop("messages", None)
+
     @cached_property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as values."""

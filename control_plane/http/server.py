@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import importlib.util
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
@@ -21,18 +21,25 @@ from control_plane.engine.gate import Gate
 from control_plane.http.backend import Backend, MetricsPage
 from control_plane.metrics.visits import VisitMeter
 from planes.address import Address
-from planes.descriptors import descriptor_limit
+from planes.descriptors import share_of_descriptors
 from planes.errors import ConfigError
 from planes.listening import check_can_listen
 from planes.tls import ServerTls
 
 if TYPE_CHECKING:
+    import ssl
+
     import uvicorn
 
     from control_plane.engine.frontend import EngineFrontend
+    from control_plane.http.connections import PatientProtocol
 
 NEEDED = ("fastapi", "uvicorn")
 HOW_TO_GET_IT = "pip install 'hetero-paged-infer[http]'"
+
+HTTP_SHARE = 0.6
+"""Of the file descriptors; there may be a sixteenth of that more, who are told to come again. A
+quarter of them is for gRPC, the rest for the process itself."""
 
 BACKLOG = 4096
 KEEP_ALIVE_S = 75
@@ -82,6 +89,7 @@ class HttpServer:
     Raises ConfigError if the port cannot be had. `load_metrics`: makes what makes the page of
     `/metrics`, on another thread; None: there is no such page. `visits`: counts requests. `tls`:
     None: plaintext. `keyring`: whose tokens clients must have; None: nobody needs one.
+    `cors_origins`: of web pages that may use the port.
     """
 
     def __init__(
@@ -93,19 +101,26 @@ class HttpServer:
         visits: VisitMeter | None = None,
         tls: ServerTls | None = None,
         keyring: Keyring | None = None,
+        cors_origins: Sequence[str] = (),
     ) -> None:
         self._listener, self.address = take_port(address)
         self._tls = tls
         self._keyring = keyring
+        self._cors_origins = cors_origins
         self._load_metrics = load_metrics
         self._backend = Backend(gate, visits=visits)
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._door: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load what it takes, and serve from then on."""
         server = self._server = await asyncio.to_thread(self._load)
-        self._serving = asyncio.create_task(server.serve([self._listener]))
+        listeners = [self._listener]
+        if server.config.ssl is not None:
+            self._door = asyncio.create_task(self._open_door(server, server.config.ssl))
+            listeners = []
+        self._serving = asyncio.create_task(server.serve(listeners))
         _log.info("listening for HTTP", address=str(self.address))
 
     def attach(self, frontend: EngineFrontend) -> None:
@@ -118,7 +133,26 @@ class HttpServer:
             self._listener.close()
             return
         self._server.should_exit = True
+        if self._door is not None:
+            self._door.cancel()
+            await asyncio.wait([self._door])
+            self._listener.close()
         await self._serving
+
+    async def _open_door(self, server: uvicorn.Server, context: ssl.SSLContext) -> None:
+        """Accept connections with TLS, which uvicorn serves when they have shaken hands."""
+        from control_plane.http.tls_door import TlsDoor
+
+        protocol = cast("type[PatientProtocol]", server.config.http_protocol_class)
+        state = server.server_state
+        door = TlsDoor(
+            self._listener,
+            context,
+            protocol.crowd,
+            make=lambda: protocol(server.config, state, {}),
+            num_connections=lambda: len(state.connections),
+        )
+        await door.run()
 
     def _load(self) -> uvicorn.Server:
         import uvicorn
@@ -128,7 +162,6 @@ class HttpServer:
         from control_plane.http.edge import Edge
         from control_plane.http.places import (
             MAX_CONNECTIONS,
-            NUM_SPARE,
             Connections,
             refuse_connection,
         )
@@ -143,12 +176,12 @@ class HttpServer:
             def capture_signals(self) -> Generator[None, None, None]:
                 yield
 
-        # A part of the descriptors is for gRPC and the rest of the process.
-        limit = max(1, min(MAX_CONNECTIONS, descriptor_limit() * 3 // 4 - NUM_SPARE))
+        limit = share_of_descriptors(HTTP_SHARE, MAX_CONNECTIONS)
         visits = self._backend.visits
         connections = Connections(limit, Edge(refuse_connection, visits), visits)
+        protocol = protocol_of(connections)
         options: dict[str, Any] = {
-            "http": protocol_of(connections),  # h11: the faster one takes headers of any size
+            "http": protocol,  # h11: the faster one takes headers of any size
             "lifespan": "off",
             "ws": "none",
             "log_config": None,
@@ -161,7 +194,9 @@ class HttpServer:
         }
         if self._tls is not None:
             options |= self._tls.uvicorn_arguments()
-        config = uvicorn.Config(make_app(self._backend, self._keyring), **options)
+        config = uvicorn.Config(
+            make_app(self._backend, self._keyring, self._cors_origins), **options
+        )
         config.load()
         if self._tls is not None and config.ssl is not None:
             self._tls.keep_fresh(config.ssl)

@@ -43,6 +43,11 @@ class TokenizeRequest(Wire):
         """Make the conversation."""
         self.conversation  # noqa: B018 - it is kept
 
+    def forget(self) -> None:
+        """Let go of the text."""
+        self.prompt = self.messages = self.tools = None
+        self.__dict__.pop("conversation", None)
+
 
 class TokenizeResponse(BaseModel):
     """The token ids, and their names if they were asked for."""

@@ -7,6 +7,7 @@ holds for all of them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -69,7 +70,9 @@ def check_tools(tools: Sequence[Mapping[str, object]]) -> None:
 def json_object(text: str) -> dict[str, Any]:
     """Return the JSON object that a text spells; none is an empty one. Raises ValueError."""
     try:
-        value = json.loads(text or "{}", parse_constant=_refuse_constant)
+        value = json.loads(
+            text or "{}", parse_constant=_refuse_constant, parse_float=_finite_number
+        )
     except RecursionError:
         raise ValueError("must be JSON that is not nested so deeply") from None
     except ValueError as error:
@@ -77,6 +80,14 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"must be the JSON text of an object, got {text[:40]}")  # noqa: TRY004 - it is no type of a caller's
     return value
+
+
+def _finite_number(text: str) -> float:
+    """Python reads 1e999 as infinite, and would spell it so."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("a number is too large")
+    return number
 
 
 def _refuse_constant(word: str) -> NoReturn:

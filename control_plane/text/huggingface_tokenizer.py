@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from planes.errors import TokenizationError
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+MAX_CHARACTERS_AT_ONCE: Final = 512
+MAX_TOKENS_AT_ONCE: Final = 512
+"""The library holds the interpreter for what it does alone, half a second for 100 kB, and lets go
+of it for what it does in batches, which takes a turn of another thread."""
 
 
 def load_huggingface_tokenizer(
@@ -79,13 +85,17 @@ class HuggingFaceTokenizer:
         self._prefix = [bos_token_id] if add_bos_token and bos_token_id is not None else []
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a prompt. Releases the interpreter lock while it works."""
+        """Return the token ids of a prompt. Others run meanwhile, if it is long."""
         return [*self._prefix, *self.encode_plain(text)]
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the token ids of a text without a BOS token in front."""
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            if len(text) <= MAX_CHARACTERS_AT_ONCE:
+                encoded = self._backend.encode(text, add_special_tokens=False)
+            else:
+                (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+            ids: list[int] = encoded.ids
         # The library raises bare `Exception`s (and TypeError for lone surrogates); none is ours.
         except Exception as error:  # noqa: BLE001
             raise TokenizationError(f"the prompt cannot be tokenized: {error}") from None
@@ -93,8 +103,11 @@ class HuggingFaceTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out."""
+        ids = list(tokens)
         try:
-            return self._backend.decode(list(tokens), skip_special_tokens=True)
+            if len(ids) <= MAX_TOKENS_AT_ONCE:
+                return self._backend.decode(ids, skip_special_tokens=True)
+            return self._backend.decode_batch([ids], skip_special_tokens=True)[0]
         # As in `encode`; also OverflowError for an id that is no u32.
         except Exception as error:  # noqa: BLE001
             raise TokenizationError(f"token ids cannot be decoded: {error}") from None

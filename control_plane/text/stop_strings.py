@@ -12,6 +12,7 @@ Strings", 1977): the work is linear in the text, whatever string and text are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -98,8 +99,12 @@ class _Follower:
         return None
 
 
-def _fallbacks(stop: str) -> list[int]:
-    """Return, for each prefix of a string, the length of the longest shorter one that ends it."""
+@lru_cache(maxsize=64)
+def _fallbacks(stop: str) -> tuple[int, ...]:
+    """Return, for each prefix of a string, the length of the longest shorter one that ends it.
+
+    Kept for the other samples of the same request: there may be 128, with four strings each.
+    """
     lengths = [0] * len(stop)
     length = 0
     for index in range(1, len(stop)):
@@ -108,4 +113,4 @@ def _fallbacks(stop: str) -> list[int]:
         if stop[index] == stop[length]:
             length += 1
         lengths[index] = length
-    return lengths
+    return tuple(lengths)

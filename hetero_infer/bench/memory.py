@@ -23,7 +23,7 @@ def run(config: EngineConfig, settings: MemorySettings) -> Result:
     config.validate()
     runs = compare(config, settings)
     data: dict[str, Any] = {
-        "pool_tokens": config.max_num_blocks * config.block_size,
+        "pool_tokens": _num_blocks(config) * config.block_size,
         "results": [run.to_object() for run in runs],
         "resident": None,
     }
@@ -51,12 +51,23 @@ def compare(config: EngineConfig, settings: MemorySettings) -> list[MemoryRun]:
     """Run one trace with each kind of memory."""
     limits = scheduler_config(config)
     trace = _draw(config, settings)
-    pool_tokens = config.max_num_blocks * config.block_size
+    pool_tokens = _num_blocks(config) * config.block_size
     return [
         simulate_contiguous(trace, pool_tokens, limits, grows=False),
         simulate_contiguous(trace, pool_tokens, limits, grows=True),
-        run_paged(trace, config.max_num_blocks, config.block_size, limits),
+        run_paged(trace, _num_blocks(config), config.block_size, limits),
     ]
+
+
+def _num_blocks(config: EngineConfig) -> int:
+    """Return the blocks of the pool. Raises ConfigError where memory is to say how many."""
+    if isinstance(config.max_num_blocks, str):
+        raise ConfigError(
+            "max_num_blocks: memory is simulated here, which needs a number of blocks, got "
+            f"{config.max_num_blocks}",
+            field="max_num_blocks",
+        )
+    return config.max_num_blocks
 
 
 def _draw(config: EngineConfig, settings: MemorySettings) -> list[TraceRequest]:
@@ -81,9 +92,10 @@ def _draw(config: EngineConfig, settings: MemorySettings) -> list[TraceRequest]:
 
 def scheduler_config(config: EngineConfig) -> SchedulerConfig:
     """Return the scheduler's limits, but for rows and slots: memory alone is to bound what runs."""
+    pool_tokens = _num_blocks(config) * config.block_size
     return SchedulerConfig(
-        max_batch_size=max(config.max_num_blocks * config.block_size, 1),
-        max_num_seqs=max(config.max_num_blocks * config.block_size, 1),
+        max_batch_size=max(pool_tokens, 1),
+        max_num_seqs=max(pool_tokens, 1),
         max_model_len=config.max_model_len,
         max_total_tokens=config.max_total_tokens,
         memory_threshold=config.memory_threshold,

@@ -36,6 +36,9 @@ from planes.tls_files import ClientFiles
 
 T = TypeVar("T")
 
+INTERRUPTED_CLOSE_S = 1.0
+"""How long an interrupted program waits for its channel to be closed."""
+
 
 class Client(StreamingMethods["Stream"]):
     """One channel to a server; any thread may use it. Every method raises an `EngineError`.
@@ -170,7 +173,14 @@ class Client(StreamingMethods["Stream"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None or isinstance(error, Exception):
+            self.close()
+            return
+        # What a signal handler raises while gRPC starts a call (Ctrl-C, say) leaves a call behind
+        # that nothing ends any more, and closing the channel would wait for it for good.
+        closing = threading.Thread(target=self.close, name="client-close", daemon=True)
+        closing.start()
+        closing.join(INTERRUPTED_CLOSE_S)
 
     def _stream_of(self, progress: StreamProgress) -> Stream:
         return Stream(self, progress)

@@ -74,7 +74,9 @@ def _run(
             server = stack.enter_context(own_server(config, printer.notices.log))
             client = stack.enter_context(Client(server.address))
             info = client.model_info()
+            num_blocks = client.get_memory_stats().total_blocks
         printer.model(info)
+        printer.pool(config, num_blocks)
         startup_s = time.monotonic() - began
         printer.prompt(prompt, generation.max_tokens)
         return Generation(_stream(client, prompt, generation, printer), startup_s)
@@ -135,6 +137,11 @@ class Printer:
         """Say what was loaded."""
         self._line(f"  Model: {info.model} ({info.weight_format}, computed in {info.dtype})")
         self._line(f"  Executor: {info.executor} on {info.device}")
+
+    def pool(self, config: EngineConfig, num_blocks: int) -> None:
+        """Say how large the pool is where the compute plane has chosen that."""
+        if num_blocks != config.max_num_blocks:
+            self._line(f"  KV pool: {num_blocks} blocks")
 
     def prompt(self, prompt: str, max_tokens: int) -> None:
         """Say what is asked."""

@@ -13,10 +13,18 @@ from planes.errors import ConfigError
 from protos.hetero.compute.v1 import compute_pb2
 
 FLOAT32_TOLERANCE: Final = 0.01
-BFLOAT16_TOLERANCE: Final = 0.25
+FLOAT16_TOLERANCE: Final = 0.1
+BFLOAT16_TOLERANCE: Final = 0.5
 QUANTISED_TOLERANCE: Final = 1.0
 """Of a log-probability, in nats, between planes of unequal numerics, by the coarsest type that one
 of them computes in or keeps keys and values in. ADR 0011 says what they come from."""
+
+
+_TOLERANCES: Final = {
+    "float32": FLOAT32_TOLERANCE,
+    "float16": FLOAT16_TOLERANCE,
+    "bfloat16": BFLOAT16_TOLERANCE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +92,10 @@ def rules_for(
 def _tolerance_of(plane: compute_pb2.DescribeResponse) -> float:
     """Return how far a plane may be from another one; only its numerics id tells the KV type."""
     dtype = plane.model.dtype
-    if dtype not in ("float32", "bfloat16") or "int8" in plane.numerics_id:
+    named = {dtype, *re.findall(r"[a-z]+\d+", plane.numerics_id)}
+    if dtype not in _TOLERANCES or "int8" in named:
         return QUANTISED_TOLERANCE
-    if "bfloat16" in (dtype, *re.findall(r"\w+", plane.numerics_id)):
-        return BFLOAT16_TOLERANCE
-    return FLOAT32_TOLERANCE
+    return max(_TOLERANCES[name] for name in named & _TOLERANCES.keys())
 
 
 def _check_fit(

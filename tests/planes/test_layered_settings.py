@@ -11,6 +11,7 @@ import pytest
 from planes.errors import ConfigError
 from planes.settings import (
     MAX_CONFIG_FILE_BYTES,
+    DefaultInt,
     Layers,
     Rule,
     add_arguments,
@@ -137,6 +138,55 @@ def test_a_configuration_built_in_python_is_checked_by_type_and_range():
     for bad in (Sample(rows="5"), Sample(share="0.5"), Sample(rows=0), Sample(kind="z")):
         with pytest.raises(ConfigError):
             check(bad)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    blocks: int | str = setting(
+        DefaultInt(9), help="blocks", minimum=1, maximum=64, words=("auto",)
+    )
+    place: str = setting("a", help="place", choices=("a", "b:N"), pattern="b:[0-9]")
+
+
+@pytest.mark.parametrize(("given", "value"), [("auto", "auto"), ("64", 64)])
+def test_a_word_may_stand_in_place_of_a_number(given, value):
+    for layers in (
+        Layers(flags={"blocks": given}),
+        Layers(environ={"HETERO_BLOCKS": given}),
+        Layers(file={"blocks": value}),
+    ):
+        found = resolve(Sized, layers)
+        assert (found.blocks, type(found.blocks)) == (value, type(value))
+        check(found)
+        flags = to_flags(found)
+        assert flags == [f"--blocks={value}", "--place=a"]
+
+
+@pytest.mark.parametrize("given", ["automatic", "1.5", "0", "65", "", True])
+def test_another_word_than_those_is_refused_with_them(given):
+    with pytest.raises(ConfigError, match=r"blocks \(from config file\) must be") as caught:
+        resolve(Sized, Layers(file={"blocks": given}))
+    with pytest.raises(ConfigError):
+        check(Sized(blocks=given))
+    if not str(given).isdigit():
+        assert "an integer or auto" in caught.value.message
+
+
+def test_a_default_that_nobody_said_is_known_and_left_to_a_child():
+    found = resolve(Sized, Layers())
+    assert found == Sized(blocks=9)
+    assert isinstance(found.blocks, DefaultInt)
+    assert to_flags(found) == ["--place=a"]
+    assert not isinstance(resolve(Sized, Layers(flags={"blocks": "9"})).blocks, DefaultInt)
+    assert to_flags(Sized(blocks=9)) == ["--blocks=9", "--place=a"]
+
+
+def test_a_choice_may_have_a_number():
+    assert resolve(Sized, Layers(flags={"place": "b:7"})).place == "b:7"
+    check(Sized(place="b:0"))
+    for bad in ("b:N", "b:", "b:77", "b", "c"):
+        with pytest.raises(ConfigError, match=f"place .* must be one of a, b:N, got '{bad}'"):
+            resolve(Sized, Layers(flags={"place": bad}))
 
 
 def test_arguments_and_flags_are_each_others_inverse():

@@ -23,6 +23,7 @@ from control_plane.api.engine_access import EngineAccess
 from control_plane.api.interceptors import RequestInterceptor
 from control_plane.api.services import ADMIN_SERVICES, SERVICES, add_services
 from control_plane.engine.frontend import EngineFrontend
+from control_plane.engine.gate import Gate
 from protos.hetero.inference.v1 import inference_pb2 as pb
 from protos.hetero.inference.v1 import inference_pb2_grpc
 from tests.control_plane.engine.frontend_driver import asking, running_frontend, until
@@ -91,7 +92,7 @@ def on_server(compute_address, tmp_path):
         keyring = Keyring(path, clock=clock)
         interceptor = RequestInterceptor(*SERVICES, keyring=keyring, admin_services=ADMIN_SERVICES)
         server = grpc.aio.server(interceptors=[interceptor])
-        access = EngineAccess()
+        access = EngineAccess(Gate())
         add_services(server, access)
         health_pb2_grpc.add_HealthServicer_to_server(aio_health.HealthServicer(), server)
         reflection.enable_server_reflection(SERVICES, server)

@@ -60,3 +60,13 @@ def test_the_ends_of_every_range_are_allowed() -> None:
 def test_parameters_with_a_bias_can_be_a_key() -> None:
     assert hash(GenerationParams(logit_bias={1: 2.0})) == hash(GenerationParams())
     assert GenerationParams(logit_bias={1: 2.0}) != GenerationParams()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("logprobs", ": did you mean 'num_logprobs'?"), ("max_token", "max_tokens"), ("x", "no 'x'")],
+)
+def test_a_parameter_that_nobody_knows_is_named_with_the_nearest(name, hint):
+    with pytest.raises(TypeError, match="GenerationParams has no") as refused:
+        GenerationParams(**{name: 1})
+    assert hint in str(refused.value)

@@ -42,6 +42,28 @@ def test_a_plane_that_comes_back_with_other_abilities_is_refused(
         driver.run()
 
 
+def test_a_plane_that_comes_back_with_a_larger_pool_goes_on_with_the_blocks_it_had(
+    drive, fake_plane, expected
+):
+    driver = drive()
+    had = fake_plane.num_blocks
+    # The third is no smaller than the first was.
+    for times, num_blocks in enumerate((had, had + 5, had), start=1):
+        fake_plane.num_blocks = num_blocks
+        if times > 1:
+            fake_plane.start()
+        request_id = driver.submit("abc", 20)
+        driver.run()
+        assert driver.text(request_id) == expected("abc", 20)
+        assert driver.loop.memory_stats.total_blocks == had
+        fake_plane.kill()
+    fake_plane.num_blocks = had - 1
+    fake_plane.start()
+    driver.submit("abc", 20)
+    with pytest.raises(PlaneMismatchError, match=f"another num_blocks: {had - 1}, it was {had}"):
+        driver.run()
+
+
 @pytest.mark.parametrize("tells_apart", [True, False])
 def test_roles_matter_where_the_plane_tells_prompts_apart(drive, fake_plane, tells_apart):
     fake_plane.tells_prompts_apart = tells_apart

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
 from control_plane.http.connections import protocol_of
+from control_plane.http.json_text import SpelledList
 from control_plane.http.places import Connections, refuse_connection
 from control_plane.http.reply import Connection, Reply
 from control_plane.metrics.visits import VisitMeter
@@ -25,7 +26,7 @@ class Port:
     """A server with few places.
 
     `/slow` and `/answer` wait for `go`, `/answer` as long as its client is there; `/refused` reads
-    no body, `/count` counts one; `/large` and `/stream` answer at length.
+    no body, `/count` counts one; `/large`, `/long` and `/stream` answer at length.
     """
 
     def __init__(self, limit: int) -> None:
@@ -66,6 +67,8 @@ class Port:
             await self.go.wait()
         elif request.url.path == "/answer":
             response = Reply(self._answer)
+        elif request.url.path == "/long":
+            response = Reply(_answer_at_length)
         elif request.url.path == "/stream":
             response = Reply(_stream)
         elif request.url.path == "/count":
@@ -132,6 +135,13 @@ class Client:
                 return await self.reader.read(1) == b""
             except ConnectionResetError:
                 return True
+
+
+async def _answer_at_length(connection: Connection) -> None:
+    members = SpelledList()
+    for _ in range(3000):
+        members.extend(["é" * 1000])
+    await connection.send_json({"list": members.joined(), "end": 1})
 
 
 async def _stream(connection: Connection) -> None:

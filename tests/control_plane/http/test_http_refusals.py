@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 import structlog.testing
@@ -40,6 +41,7 @@ def with_message(**message) -> dict:
         (COMPLETIONS, {"top_p": 0}, "top_p", "greater than 0"),
         (COMPLETIONS, {"n": 0}, "n", "greater than or equal to 1"),
         (COMPLETIONS, {"n": True}, "n", "valid integer, got True"),
+        (COMPLETIONS, {"prompt": ["a"] * 20, "n": 128}, "n", "at most 2048 choices"),
         (COMPLETIONS, {"best_of": 3}, "best_of", "best_of must equal n (1)"),
         (COMPLETIONS, {"suffix": "x"}, "suffix", "Unknown or unsupported parameter: 'suffix'"),
         (COMPLETIONS, {"max_token": 3}, "max_token", "Unknown or unsupported parameter"),
@@ -379,3 +381,25 @@ def test_metrics_are_a_page_where_there_are_any(on_loop):
 
     on_loop(without)
     on_loop(with_page, metrics=lambda: (b"m 1\n", "text/x"))
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_numbers_that_json_does_not_have_are_refused(on_loop, number):
+    async def test(served):
+        tool = (
+            f'{{"type": "function", "function": {{"name": "f", "parameters": {{"x": {number}}}}}}}'
+        )
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "#"}}
+        calling = json.dumps([{"role": "assistant", "tool_calls": [call]}])
+        calling = calling.replace("#", f'{{\\"x\\": {number}}}')
+        for content, param in (
+            (f'"messages": {json.dumps(HI)}, "tools": [{tool}]', "tools[0].function.parameters"),
+            (f'"messages": {calling}', "messages[0].tool_calls[0].function.arguments"),
+        ):
+            body = f'{{"model": "{MODEL}", {content}}}'
+            json.loads(body)  # Python takes it
+            headers = {"content-type": "application/json"}
+            response = await served.client.post(CHAT, content=body, headers=headers)
+            assert error_of(response)["param"] == param
+
+    on_loop(test)

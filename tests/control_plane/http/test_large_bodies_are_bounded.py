@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 
 import pytest
 
+from control_plane.http import body_size
 from control_plane.http.body_size import Held, check_elements
+from control_plane.http.chat_schema import ChatRequest
 from control_plane.http.errors import HttpRefusal
+from control_plane.http.responses_schema import ResponseRequest
 from control_plane.text.bounds import (
     MAX_ELEMENTS,
     MAX_INLINE_BYTES,
@@ -113,6 +118,58 @@ def test_bodies_are_held_together_up_to_a_bound():
         other.add(b"x" * 100)
         assert held.num_bytes == 1000
     assert held.num_bytes == 0
+
+
+def test_a_slow_body_gives_way_to_others(monkeypatch):
+    monkeypatch.setattr(body_size, "GRACE_S", 0.0)
+    first = b"x" * (MAX_INLINE_BYTES + 900)
+
+    async def test():
+        held, has_begun = Held(limit=1000), asyncio.Event()
+
+        async def slowly():
+            yield first
+            has_begun.set()
+            await asyncio.Event().wait()
+
+        async def receive():
+            with held.body(2048) as body:
+                await body.receive(slowly(), 60)
+
+        slow = asyncio.create_task(receive())
+        await has_begun.wait()
+        with held.body(2048) as other:
+            other.add(first)
+            assert held.num_bytes == 900
+            with pytest.raises(HttpRefusal) as refused:
+                await asyncio.wait_for(slow, 10)
+            assert refused.value.failure.error["code"] == "too_many_large_requests"
+            assert held.num_bytes == 900
+        assert held.num_bytes == 0
+
+    asyncio.run(test())
+
+
+def test_a_conversation_is_let_go_of_once_it_is_a_prompt(on_loop):
+    async def test(served):
+        served.engine.hold = 0
+        fields = {"messages": [HI] * 7, "tools": [TOOL], "tool_choice": "none", "max_tokens": 4}
+        asking = [
+            asyncio.create_task(served.chat(**fields)),
+            asyncio.create_task(served.respond([HI] * 7, max_output_tokens=4)),
+        ]
+        while len(served.engine.submitted) < 2:
+            await served.engine.news.wait()
+            served.engine.news.clear()
+        objects = gc.get_objects()
+        chats = [one for one in objects if type(one) is ChatRequest]
+        responses = [one for one in objects if type(one) is ResponseRequest]
+        assert {(len(one.messages), one.tools) for one in chats} == {(0, None)}
+        assert {one.input for one in responses} == {""}
+        served.engine.go.set()
+        await asyncio.gather(*asking)
+
+    on_loop(test)
 
 
 def test_a_large_body_is_refused_where_no_model_says_how_large_it_may_be(on_loop):

@@ -93,3 +93,16 @@ def test_what_is_no_json_is_not_quoted(on_loop):
         on_loop(test)
     assert SECRET not in str(logs)
     assert logs[0]["method"] == "POST /v1/completions"
+
+
+def test_a_method_of_a_clients_own_invention_is_not_in_the_log(on_loop):
+    async def test(served):
+        response = await served.client.request(SECRET.upper(), COMPLETIONS)
+        assert response.status_code == 405
+
+    with structlog.testing.capture_logs(
+        processors=[structlog.contextvars.merge_contextvars]
+    ) as logs:
+        on_loop(test)
+    assert logs
+    assert SECRET.upper() not in str(logs)

@@ -91,3 +91,10 @@ def test_no_more_is_held_back_than_may_be_a_beginning(pieces, stops):
             return
         held = matcher.held
         assert not held or any(stop.startswith(held) and stop != held for stop in stops)
+
+
+def test_the_samples_of_a_request_share_what_is_known_of_its_stop_strings():
+    one, other = (StopMatcher(["ab" * 100, "x"]) for _ in range(2))
+    for mine, theirs in zip(one._followers, other._followers, strict=True):
+        assert mine is not theirs
+        assert mine._fallback is theirs._fallback

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -95,3 +98,34 @@ def test_assets_name_their_tokenizer(tokenizer_json):
     assert make_tokenizer(assets).eos_token_id == 0
     with pytest.raises(TokenizationError, match="m comes without a tokenizer"):
         make_tokenizer(ModelAssets("m"))
+
+
+@pytest.mark.parametrize("what", ["encode", "decode"])
+def test_others_run_while_a_long_text_becomes_tokens_or_comes_of_them(tokenizer_json, what):
+    tokenizer = load_huggingface_tokenizer(tokenizer_json)
+    text = "hello 你 🙂" * 5_000
+    given = text if what == "encode" else tokenizer.encode(text)
+    begins, has_ended = threading.Event(), []
+
+    def work() -> None:
+        begins.set()
+        getattr(tokenizer, what)(given)
+        has_ended.append(True)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(10)  # nobody runs before the other lets go of the interpreter
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        begins.wait()
+        assert not has_ended
+    finally:
+        sys.setswitchinterval(before)
+        thread.join()
+
+
+def test_a_long_text_has_the_tokens_of_its_parts(tokenizer_json):
+    tokenizer = load_huggingface_tokenizer(tokenizer_json)
+    ids = tokenizer.encode("hello 你 ")
+    assert tokenizer.encode("hello 你 " * 200) == ids * 200
+    assert tokenizer.decode(ids * 200) == "hello 你 " * 200

@@ -32,6 +32,8 @@ RULES = [
     r"only allowed with",
     r"has no include_usage",
     r"must (be )?equal",
+    r"at most \d+ choices, prompts times n",
+    r"at most \d+ log-probabilities",
     r"must be at least 1 without echo",
     r"prompt must have at least 1 token",  # a text may have none
     r"either prompt or messages must be given",

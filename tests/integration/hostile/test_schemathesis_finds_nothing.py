@@ -32,7 +32,8 @@ def document_with_model(ports: Ports) -> dict:
     document = ports.get_json("/openapi.json")
     for schema in document["components"]["schemas"].values():
         if "additionalProperties" in schema and "model" in schema["properties"]:
-            schema["properties"]["model"]["enum"] = [ports.model]
+            field = schema["properties"]["model"]
+            field["enum"] = [ports.model, *([None] if "anyOf" in field else [])]
     path = document["paths"]["/v1/models/{model}"]["get"]
     path["parameters"][0]["schema"]["enum"] = [ports.model]
     return document
