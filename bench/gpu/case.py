@@ -39,16 +39,17 @@ class Expected:
 
     `dtype` names the stored elements ("bfloat16", …, or an integer type); `values` are exact, in
     float64 or integers. An error up to `tolerance` is right; where a value is NaN the array must
-    hold NaN.
+    hold NaN. `decode` gives the values of what is stored, where it takes more than its dtype.
     """
 
     dtype: str
     values: Array
     tolerance: float
+    decode: Callable[[Array], Array] | None = None
 
     def error(self, stored: Array) -> float:
         """Return the largest absolute difference; NaN against a number is infinitely wrong."""
-        found = to_float64(self.dtype, stored)
+        found = to_float64(self.dtype, stored) if self.decode is None else self.decode(stored)
         exact = self.values.astype(np.float64)
         both_nan = np.isnan(found) & np.isnan(exact)
         both_infinite = np.isinf(found) & (found == exact)

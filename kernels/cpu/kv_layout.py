@@ -19,8 +19,8 @@ The last axis of 2 is what the bfloat16 instructions want: two neighbours along 
 one 32-bit lane, elements 2i and 2i + 1 of a head in K, tokens 2i and 2i + 1 in V. Sixteen pairs of
 elements of K are one AMX tile as they stand.
 
-int8: a token's K (and its V) of one kv head has one scale, its largest magnitude / 127; the values
-are rounded to nearest even. Elements D to D' of K are written as zeros, those of V as anything.
+int8: a token's K (and its V) of one kv head is a row of `kernels.reference.quantized_kv`, with one
+scale. Elements D to D' of K are written as zeros, those of V as anything.
 
 Padding: a block of B tokens takes ⌈B / 16⌉ sub-blocks. B a multiple of 16 wastes nothing; B = 24
 takes 4/3, B = 8 takes 2 times and B = 1 takes 16 times the memory of its tokens.
@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.interface import Float32Array
+from kernels.reference.quantized_kv import dequantize_rows, quantize_rows
 from planes.errors import ConfigError
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -133,15 +134,10 @@ def encode_blocks(layout: KvLayout, keys_values: Float32Array) -> UInt8Array:
     elif layout.dtype == "bfloat16":
         parts = [_key_pairs(to_bfloat16(keys)), _value_pairs(to_bfloat16(values))]
     else:
-        key_scales, value_scales = (
-            np.abs(x).max(axis=-1) / np.float32(INT8_MAX) for x in (keys, values)
+        (key_codes, key_scales), (value_codes, value_scales) = (
+            quantize_rows(layout.dtype, x) for x in (keys, values)
         )
-        parts = [
-            _key_pairs(_to_int8(keys)),
-            _value_pairs(_to_int8(values)),
-            key_scales,
-            value_scales,
-        ]
+        parts = [_key_pairs(key_codes), _value_pairs(value_codes), key_scales, value_scales]
     flat = [np.ascontiguousarray(part).view(np.uint8).reshape(*shape, -1) for part in parts]
     return np.concatenate(flat, axis=-1).reshape(num_blocks, layout.block_bytes)
 
@@ -151,7 +147,7 @@ def decode_blocks(layout: KvLayout, blocks: UInt8Array) -> Float32Array:
     dim, size = layout.padded_head_dim, layout.key_bytes
     shape = (len(blocks), layout.num_layers, layout.num_kv_heads, layout.sub_blocks)
     subs = np.ascontiguousarray(blocks).reshape(*shape, layout.sub_block_bytes)
-    element = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[layout.dtype]
+    element = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.uint8}[layout.dtype]
     keys, values = (
         np.ascontiguousarray(subs[..., first : first + size]).view(element) for first in (0, size)
     )
@@ -167,8 +163,8 @@ def decode_blocks(layout: KvLayout, blocks: UInt8Array) -> Float32Array:
         keys, values = from_bfloat16(keys), from_bfloat16(values)
     elif layout.dtype == "int8":
         scales = np.ascontiguousarray(subs[..., 2 * size :]).view(np.float32)
-        keys = keys * scales[..., :SUB_BLOCK_TOKENS, None]
-        values = values * scales[..., SUB_BLOCK_TOKENS:, None]
+        keys = dequantize_rows(layout.dtype, keys, scales[..., :SUB_BLOCK_TOKENS])
+        values = dequantize_rows(layout.dtype, values, scales[..., SUB_BLOCK_TOKENS:])
     both = np.stack((keys, values), axis=2)
     both = both.reshape(*shape[:2], 2, shape[2], layout.sub_blocks * SUB_BLOCK_TOKENS, dim)
     return both[..., : layout.block_size, : layout.head_dim].astype(np.float32)
@@ -184,13 +180,6 @@ def to_bfloat16(x: Float32Array) -> UInt16Array:
 def from_bfloat16(bits: UInt16Array) -> Float32Array:
     """Return bfloat16 bits as float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _to_int8(x: Float32Array) -> npt.NDArray[np.int8]:
-    """Return the integers of `x`, whose last axis shares a scale."""
-    largest = np.abs(x).max(axis=-1, keepdims=True)
-    inverse = np.float32(INT8_MAX) / np.where(largest > 0, largest, np.float32(1))
-    return np.rint(x * inverse).astype(np.int8)
 
 
 def _key_pairs(keys: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

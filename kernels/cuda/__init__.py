@@ -1,10 +1,11 @@
 """Numba-CUDA kernels: one operation a file, plain functions, built and launched without a runtime.
 
     operations         every operation there is, and its variants
-    attention_decode   paged attention of one query token a row (attention_decode_tensor and
+    attention_decode   paged attention of one query token a row (attention_decode_tensor, _pool and
                        _float32, attention_chunks, attention_partials, attention_merge)
     attention_prefill  the same for prompts: ragged, causal, over cached blocks
-                       (attention_prefill_tensor and _float32, attention_tiles)
+                       (attention_prefill_tensor, _pool and _float32, attention_tiles)
+    quantized_kv       a pool of eight bits a number
     rope_write_kv      rotation of queries and keys, keys and values into the pool
     rms_norm, silu_mul, embedding, copy_blocks
     adjust_logits      logit bias and penalties
@@ -12,11 +13,14 @@
     logprobs           log-probabilities of tokens
     block_reductions   what a block of threads agrees on
     quantized_matmul   rows times weights of eight or four bits (quantized_layout, _strands)
+    quantized_rows     rows of such a matrix, unpacked
     instructions/      the machine instructions Numba does not offer by itself
     variant            what a kernel tells the builder and the launcher about itself
+    plain_variants     variants of one parameter
     build              plain function → PTX → machine code, cached by source hash
     launch             machine code → driver module → launch on a stream
     check              `python -m kernels.cuda.check`: hold machine code to its promises
+    disassembly        which instructions machine code has
     errors             what can go wrong, typed
 
 Nothing here touches a driver when imported, and `build` and `check` need no GPU at all.

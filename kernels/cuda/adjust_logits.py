@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from numba import cuda, float32, int64
 
 from kernels.cuda.block_reductions import LARGEST_FINITE
-from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.instructions.atomics import add_int64
 from kernels.cuda.instructions.exact_float32 import (
     add_float32,
     divide_float32,
     multiply_float32,
 )
+from kernels.cuda.plain_variants import SampleVariant
 from kernels.cuda.variant import Expectation, Pointer, Scalar
 
 PROMPT_UNIT = int64(1 << 32)  # of a count; output tokens count 1
@@ -35,18 +35,8 @@ OUTPUT_MASK = int64((1 << 32) - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class AdjustLogitsVariant:
-    """The compile-time parameter: threads of a block, whole warps.
-
-    Raises UnsupportedVariantError for another number.
-    """
-
-    threads: int = 512
-
-    def __post_init__(self) -> None:
-        if self.threads % 32 or not 32 <= self.threads <= 1024:
-            allowed = "a multiple of 32 from 32 to 1024"
-            raise UnsupportedVariantError("threads", allowed, self.threads)
+class AdjustLogitsVariant(SampleVariant):
+    """The compile-time parameter: threads of a block, whole warps."""
 
     @property
     def name(self) -> str:
@@ -65,10 +55,6 @@ class AdjustLogitsVariant:
     def expectation(self) -> Expectation:
         """Two blocks of threads to a multiprocessor."""
         return Expectation(64)
-
-    def grid(self, num_samples: int) -> tuple[int, int, int]:
-        """Return the launch grid."""
-        return (num_samples, 1, 1)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""

@@ -21,6 +21,7 @@ what does the work:
 
     attention_decode_tensor     16-bit floats, tensor cores
     attention_decode_float32    float32, ordinary cores
+    attention_decode_pool       how the latter read a pool of 16 bits, or of 8
     attention_chunks            who computes which tokens, what a row's bits depend on, the plan
     attention_partials          how results of warps and chunks merge
     attention_merge             the second kernel, where the chunks of a row are split over blocks
@@ -43,8 +44,9 @@ number of rows. A row of length 0 (padding of a graph) gives zeros. Slots past a
 anything, NaN included.
 
 Every tensor begins at a multiple of 16 bytes, and a row of `query` at a multiple of 16 bytes.
-Keys and values in 8 bits would be another variant: they are read and widened in `load_keys` and
-`load_values` of the tensor kernel, and nothing else is concerned.
+
+The pool may have eight bits a number (`kv_dtype`; drawn in `quantized_kv`): then it is bytes, the
+last three numbers count them, and half as much is read. Scores and sums are otherwise the same.
 
 The ladder:
   v1  scalar loads, a lane for every 32nd dimension, four tokens in flight a warp, five shuffles a
@@ -66,15 +68,19 @@ from kernels.cuda.attention_decode_float32 import make_float32_decode
 from kernels.cuda.attention_decode_tensor import HEADS_OF_TILE, make_tensor_decode
 from kernels.cuda.attention_merge import MergeVariant
 from kernels.cuda.attention_partials import (
-    DTYPES,
     HEAD_SIZES,
     MAX_GROUP,
     THREADS,
     PartialLayout,
     require_supported,
 )
-from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.variant import STORAGE_TYPES, Expectation
+from kernels.cuda.quantized_kv import (
+    POOL_DTYPES,
+    pool_pointer,
+    pool_suffix,
+    require_pool_dtype,
+)
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, require_one_of
 
 BLOCK_SIZES = (16, 32)
 
@@ -85,8 +91,9 @@ LOG2_E = math.log2(math.e)
 class DecodeVariant:
     """The compile-time parameters of one decode attention kernel.
 
-    `dtype` of query, pool and out alike; `head_size` D; `group` query heads per kv head;
-    `block_size` B. Raises UnsupportedVariantError for what the kernels are not written for.
+    `dtype` of query and out, and of the pool unless `kv_dtype` is given: "int8" or "float8", with
+    16-bit floats only. `head_size` D; `group` query heads per kv head; `block_size` B. Raises
+    UnsupportedVariantError for what the kernels are not written for.
 
     The kernel's arguments:
 
@@ -103,17 +110,18 @@ class DecodeVariant:
     head_size: int
     group: int
     block_size: int
+    kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
         require_supported(self.dtype, self.head_size, self.group)
-        if self.block_size not in BLOCK_SIZES:
-            choices = ", ".join(map(str, BLOCK_SIZES))
-            raise UnsupportedVariantError("block_size", f"one of {choices}", self.block_size)
+        require_one_of("block_size", BLOCK_SIZES, self.block_size)
+        require_pool_dtype(self.dtype, self.kv_dtype)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        return f"attention_decode_{self.dtype}_d{self.head_size}_g{self.group}_b{self.block_size}"
+        shape = f"d{self.head_size}_g{self.group}_b{self.block_size}"
+        return f"attention_decode_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}"
 
     @property
     def threads(self) -> int:
@@ -124,7 +132,8 @@ class DecodeVariant:
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         element = STORAGE_TYPES[self.dtype] + "*"
-        pointers = (element, element, element, "int32*", "int32*", "float32*")
+        arrays = (element, element, pool_pointer(self.dtype, self.kv_dtype))
+        pointers = (*arrays, "int32*", "int32*", "float32*")
         return (*pointers, "float32", "int64", "int64", "int64", "int64", "int64")
 
     @property
@@ -163,7 +172,9 @@ class DecodeVariant:
         """Make the plain kernel function."""
         if self.dtype == "float32":
             return make_float32_decode(self.head_size, self.group, self.block_size)
-        return make_tensor_decode(self.dtype, self.head_size, self.group, self.block_size)
+        return make_tensor_decode(
+            self.dtype, self.head_size, self.group, self.block_size, self.kv_dtype
+        )
 
     @property
     def _layout(self) -> PartialLayout:
@@ -174,8 +185,8 @@ def variants(*, every: bool) -> list[DecodeVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
         return [
-            DecodeVariant(dtype, head_size, group, block_size)
-            for dtype in DTYPES
+            DecodeVariant(dtype, head_size, group, block_size, kv_dtype)
+            for dtype, kv_dtype in POOL_DTYPES
             for head_size in HEAD_SIZES
             for group in range(1, MAX_GROUP + 1)
             for block_size in BLOCK_SIZES
@@ -183,6 +194,6 @@ def variants(*, every: bool) -> list[DecodeVariant]:
     return [
         DecodeVariant("bfloat16", 64, 3, 16),
         DecodeVariant("bfloat16", 128, 4, 16),
-        DecodeVariant("float16", 96, 9, 16),
+        DecodeVariant("float16", 96, 9, 32, "int8"),
         DecodeVariant("float32", 64, 12, 16),
     ]

@@ -13,7 +13,8 @@ the group's end hold zero queries and are never written. Each tile of keys and v
 and multiplied with both: two warps that read the same tile would need fewer registers each, but
 their reads would pass the first cache twice, and hold no more bytes in flight.
 
-Fragments, with `quad_row` = lane // 4 and `quad` = lane % 4 (drawn in `instructions.tiles`):
+Fragments, with `quad_row` = lane // 4 and `quad` = lane % 4 (drawn in `instructions.tiles`), of a
+pool of 16 bits; those of 8 bits are drawn in `attention_decode_pool`, which reads both:
 
 *Keys* (A of the first product). A lane reads 16 bytes of token `quad_row` and of token
 `quad_row` + 8 for every 32 dimensions; the four lanes of a quad row read 64 bytes of a token:
@@ -63,6 +64,10 @@ cycles of a multiprocessor's four schedulers, while its 8 KB take about 400 cycl
 Merging the warps once a chunk adds about a quarter to that, and two barriers, during which every
 warp's next tile is already under way. Reads are of whole 32-byte sectors, 64 or 128 bytes beside
 each other.
+
+Of a pool of 8 bits half as many bytes are in flight, 48 KB at D 128, and the same tokens take half
+the time; widening adds some 130 instructions to a tile at D 128, so about 100 cycles of arithmetic
+stand beside 200 of memory.
 """
 
 from __future__ import annotations
@@ -73,6 +78,7 @@ from collections.abc import Callable
 from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, device_tiles_of_chunk
+from kernels.cuda.attention_decode_pool import make_decode_pool
 from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
 from kernels.cuda.instructions.conversions import (
     FULL_WARP,
@@ -80,14 +86,7 @@ from kernels.cuda.instructions.conversions import (
     exp2,
     maximum,
 )
-from kernels.cuda.instructions.tiles import (
-    LOWER_HALVES,
-    MULTIPLY_TILES,
-    UPPER_HALVES,
-    choose_bytes,
-    transpose_tile,
-)
-from kernels.cuda.instructions.vectors import load_constant_pair, load_constant_vector
+from kernels.cuda.instructions.tiles import MULTIPLY_TILES, transpose_tile
 from kernels.cuda.variant import Pointer, Scalar
 
 HEADS_OF_TILE = 8  # columns of a tensor core's tile
@@ -117,9 +116,13 @@ def tensor_layout(head_size: int, group: int) -> PartialLayout:
 
 
 def make_tensor_decode(
-    dtype: str, head_size: int, group: int, block_size: int
+    dtype: str, head_size: int, group: int, block_size: int, kv_dtype: str | None = None
 ) -> Callable[..., None]:
     """Return the kernel for 16-bit floats; parameters as of `DecodeVariant`."""
+    pool_ = make_decode_pool(dtype, kv_dtype, head_size, block_size)
+    load_query, load_keys, load_values = pool_.load_query, pool_.load_keys, pool_.load_values
+    clear_values, key_tile, value_tile = pool_.clear_values, pool_.key_tile, pool_.value_tile
+    has_scales, head_elements = pool_.has_scales, pool_.head_elements
     layout = tensor_layout(head_size, group)
     functions = make_partial_functions(layout, dtype, head_size, group)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
@@ -127,31 +130,10 @@ def make_tensor_decode(
     head_tiles = layout.slots
     states = 2 * head_tiles  # heads whose peak and mass a lane keeps
     products = head_size // 16  # tiles of dimensions
-    columns = head_size // 32  # vectors of a token that a lane holds
-    wide_strips, strips = head_size // 64, -(-head_size // 64)
-    queries_shape, keys_shape = (head_tiles * columns, 4), (2 * columns, 4)
-    values_shape, sums_shape = (strips * 4, 4), (layout.entries, 4)
+    columns = head_size // 32  # vectors of a query that a lane holds, of two products each
+    queries_shape, sums_shape = (head_tiles * columns, 4), (layout.entries, 4)
+    keys_shape, values_shape = (pool_.key_rows, 4), (pool_.value_rows, 4)
     total_shape = (layout.entries, THREADS)
-
-    @cuda.jit(device=True, inline="always")
-    def load_keys(keys: Pointer, pool: Pointer, first: Scalar) -> None:
-        """keys[half · columns + c] = 32c … of the lane's dimensions of its token in that half."""
-        for half in range(2):
-            for c in range(columns):
-                element = first + 8 * half * head_size + 32 * c
-                load_constant_vector(keys, half * columns + c, pool, element)
-
-    @cuda.jit(device=True, inline="always")
-    def load_values(values: Pointer, pool: Pointer, first: Scalar, quad_row: Scalar) -> None:
-        """values[4s + j] = the lane's dimensions in strip s of its token j: 0, 1, 8, 9 further."""
-        for s in range(wide_strips):
-            for j in range(4):
-                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
-                load_constant_vector(values, 4 * s + j, pool, element + 8 * quad_row)
-        for s in range(wide_strips, strips):
-            for j in range(4):
-                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
-                load_constant_pair(values, 4 * s + j, pool, element + 4 * quad_row)
 
     def attention_decode(
         out: Pointer,
@@ -178,15 +160,17 @@ def make_tensor_decode(
         queries = cuda.local.array(queries_shape, uint32)
         for n in range(head_tiles):
             head = HEADS_OF_TILE * n + quad_row
-            first = row * query_stride + (kv_head * group + head) * head_size + 8 * quad
+            first = row * query_stride + (kv_head * group + head) * head_size
             for c in range(columns):
                 for word in range(4):
                     queries[n * columns + c, word] = uint32(0)
                 if head < group:
-                    load_constant_vector(queries, n * columns + c, query, first + 32 * c)
+                    load_query(queries, n * columns + c, query, first, c, quad)
 
         keys = cuda.local.array(keys_shape, uint32)
         values = cuda.local.array(values_shape, uint32)
+        key_scales = cuda.local.array(2, float32)  # of the tokens quad_row, quad_row + 8
+        value_scales = cuda.local.array(2, float32)
         scores = cuda.local.array((head_tiles, 4), float32)
         weights = cuda.local.array((head_tiles, 2), uint32)
         sums = cuda.local.array(sums_shape, float32)
@@ -205,19 +189,17 @@ def make_tensor_decode(
         num_tiles = int32((seq_len + TILE_TOKENS - 1) // TILE_TOKENS)
         chunk_tiles = int32(device_tiles_of_chunk(num_tiles))
         table = row * table_width
-        base = kv_head * (block_size * head_size)
-        keys_of_lane = int32(quad_row * head_size + quad * 8)
-        values_of_lane = int32(quad * 2 * head_size)
+        base = kv_head * head_elements
         next_tile = int32(split * chunk_tiles + warp)
         next_end = int32((split + 1) * chunk_tiles)
         block = int32(0)
         place = int64(0)
+        slot = int32(next_tile * TILE_TOKENS % block_size)
         if next_tile < num_tiles:
             block = block_tables[table + next_tile * TILE_TOKENS // block_size]
             place = int64(block) * block_stride + base
-            place += next_tile * TILE_TOKENS % block_size * head_size
-            load_keys(keys, pool, key_offset + place + keys_of_lane)
-            load_values(values, pool, value_offset + place + values_of_lane, quad_row)
+            load_keys(keys, key_scales, pool, key_offset + place, slot, lane)
+            load_values(values, value_scales, pool, value_offset + place, slot, lane)
 
         chunk = split
         while chunk * chunk_tiles < num_tiles:
@@ -242,21 +224,20 @@ def make_tensor_decode(
                 for n in range(head_tiles):
                     for i in range(4):
                         scores[n, i] = float32(0)
-                    for c in range(columns):
-                        for half in range(2):
-                            upper, lower = c, columns + c  # tokens quad_row, quad_row + 8
-                            a = (
-                                keys[upper, 2 * half], keys[lower, 2 * half],
-                                keys[upper, 2 * half + 1], keys[lower, 2 * half + 1],
-                            )  # fmt: skip
-                            q = n * columns + c
-                            b = (queries[q, 2 * half], queries[q, 2 * half + 1])
-                            multiply_tiles(scores, n, a, b)
+                for m in range(products):
+                    a = key_tile(keys, m)
+                    for n in range(head_tiles):
+                        q, word = n * columns + m // 2, m % 2 * 2
+                        multiply_tiles(scores, n, a, (queries[q, word], queries[q, word + 1]))
+                if has_scales:
+                    for n in range(head_tiles):
+                        for i in range(4):
+                            scores[n, i] *= key_scales[i // 2]
 
                 place = int64(block) * block_stride + base
-                place += next_tile * TILE_TOKENS % block_size * head_size
+                slot = int32(next_tile * TILE_TOKENS % block_size)
                 if has_next:
-                    load_keys(keys, pool, key_offset + place + keys_of_lane)
+                    load_keys(keys, key_scales, pool, key_offset + place, slot, lane)
 
                 # Online softmax of each head over the tile's 16 tokens.
                 num_valid = int32(seq_len - tile * TILE_TOKENS)
@@ -281,32 +262,23 @@ def make_tensor_decode(
                         sums[m, c] *= shrink[m // products * 2 + c % 2]
                 for n in range(head_tiles):
                     for half in range(2):
+                        if has_scales:
+                            is_valid = 8 * half < valid_of_lane
+                            scale = value_scales[half] if is_valid else float32(0)
+                            scores[n, 2 * half] *= scale
+                            scores[n, 2 * half + 1] *= scale
                         both = pack(scores[n, 2 * half], scores[n, 2 * half + 1])
                         weights[n, half] = transpose_tile(both)
-
-                # The tile in which the row ends: zeros for the values behind the end.
-                if num_valid < TILE_TOKENS:
-                    valid_of_lane = int32(num_valid - quad * 2)
-                    for j in range(4):
-                        if j // 2 * 8 + j % 2 >= valid_of_lane:
-                            for s in range(strips):
-                                for word in range(4):
-                                    values[4 * s + j, word] = uint32(0)
+                clear_values(values, num_valid, quad)
 
                 # sums += Vᵀ · weights
                 for m in range(products):
-                    s, i = m // 4 * 4, m % 4
-                    a = (
-                        choose_bytes(values[s, i], values[s + 1, i], LOWER_HALVES),
-                        choose_bytes(values[s, i], values[s + 1, i], UPPER_HALVES),
-                        choose_bytes(values[s + 2, i], values[s + 3, i], LOWER_HALVES),
-                        choose_bytes(values[s + 2, i], values[s + 3, i], UPPER_HALVES),
-                    )
+                    a = value_tile(values, m)
                     for n in range(head_tiles):
                         multiply_tiles(sums, n * products + m, a, (weights[n, 0], weights[n, 1]))
 
                 if has_next:
-                    load_values(values, pool, value_offset + place + values_of_lane, quad_row)
+                    load_values(values, value_scales, pool, value_offset + place, slot, lane)
                 tile = int32(tile + SHARERS)
 
             # A lane's masses are of its own tokens: over the quad rows, those of all.

@@ -34,10 +34,9 @@ from typing import Any, TypeAlias
 from numba import cuda, float32
 
 from kernels.cuda.attention_chunks import MAX_CHUNKS, NO_PEAK, SHARERS
-from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.instructions.conversions import CONVERSIONS, exp2, maximum, reciprocal
 from kernels.cuda.instructions.exact_float32 import multiply_add, multiply_float32
-from kernels.cuda.variant import STORAGE_TYPES, Scalar
+from kernels.cuda.variant import STORAGE_TYPES, Scalar, require_between, require_one_of
 
 DTYPES = tuple(STORAGE_TYPES)
 HEAD_SIZES = (64, 96, 128)
@@ -52,13 +51,9 @@ Memory: TypeAlias = Any  # a pointer
 
 def require_supported(dtype: str, head_size: int, group: int) -> None:
     """Raise UnsupportedVariantError for what decode attention is not written for."""
-    if dtype not in DTYPES:
-        raise UnsupportedVariantError("dtype", f"one of {', '.join(DTYPES)}", dtype)
-    if head_size not in HEAD_SIZES:
-        choices = ", ".join(map(str, HEAD_SIZES))
-        raise UnsupportedVariantError("head_size", f"one of {choices}", head_size)
-    if not 1 <= group <= MAX_GROUP:
-        raise UnsupportedVariantError("group", f"between 1 and {MAX_GROUP}", group)
+    require_one_of("dtype", DTYPES, dtype)
+    require_one_of("head_size", HEAD_SIZES, head_size)
+    require_between("group", 1, MAX_GROUP, group)
 
 
 @dataclass(frozen=True, slots=True)

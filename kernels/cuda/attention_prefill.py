@@ -15,7 +15,11 @@ The pool is drawn in `attention_decode`; a kernel sees one layer of it through `
 
     attention_prefill_tensor     16-bit floats, tensor cores
     attention_prefill_float32    float32, ordinary cores
+    attention_prefill_pool       how the latter read a pool of 16 bits, or of 8
     attention_tiles              which block of threads takes which tokens: the plan
+
+The pool may have eight bits a number (`kv_dtype`; drawn in `quantized_kv`): then it is bytes, and
+the last three numbers count them.
 
 The grid is (G kv heads, entries of the tile list): a block of threads owns a tile of a row's query
 tokens and the `group` = H / G query heads of one kv head (grouped-query attention, Ainslie et al.
@@ -54,13 +58,17 @@ from dataclasses import dataclass
 
 from kernels.cuda import attention_prefill_float32 as float32_kernel
 from kernels.cuda import attention_prefill_tensor as tensor_kernel
+from kernels.cuda.attention_partials import HEAD_SIZES, MAX_GROUP, require_supported
 from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.variant import STORAGE_TYPES, Expectation
+from kernels.cuda.quantized_kv import (
+    POOL_DTYPES,
+    pool_pointer,
+    pool_suffix,
+    require_pool_dtype,
+)
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, require_one_of
 
-DTYPES = tuple(STORAGE_TYPES)
-HEAD_SIZES = (64, 96, 128)
 BLOCK_SIZES = (16, 32)
-MAX_GROUP = 16
 MAX_TILES = 65535  # what a grid's second axis holds
 
 LOG2_E = math.log2(math.e)
@@ -70,8 +78,9 @@ LOG2_E = math.log2(math.e)
 class PrefillVariant:
     """The compile-time parameters of one prefill attention kernel.
 
-    `dtype` of query, pool and out alike; `head_size` D; `group` query heads per kv head;
-    `block_size` B. Raises UnsupportedVariantError for what the kernels are not written for.
+    `dtype` of query and out, and of the pool unless `kv_dtype` is given: "int8" or "float8", with
+    16-bit floats only. `head_size` D; `group` query heads per kv head; `block_size` B. Raises
+    UnsupportedVariantError for what the kernels are not written for.
 
     The kernel's arguments:
 
@@ -94,23 +103,18 @@ class PrefillVariant:
     head_size: int
     group: int
     block_size: int
+    kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for field, allowed in (
-            ("dtype", DTYPES),
-            ("head_size", HEAD_SIZES),
-            ("block_size", BLOCK_SIZES),
-        ):
-            if getattr(self, field) not in allowed:
-                choices = ", ".join(map(str, allowed))
-                raise UnsupportedVariantError(field, f"one of {choices}", getattr(self, field))
-        if not 1 <= self.group <= MAX_GROUP:
-            raise UnsupportedVariantError("group", f"between 1 and {MAX_GROUP}", self.group)
+        require_supported(self.dtype, self.head_size, self.group)
+        require_one_of("block_size", BLOCK_SIZES, self.block_size)
+        require_pool_dtype(self.dtype, self.kv_dtype)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        return f"attention_prefill_{self.dtype}_d{self.head_size}_g{self.group}_b{self.block_size}"
+        shape = f"d{self.head_size}_g{self.group}_b{self.block_size}"
+        return f"attention_prefill_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}"
 
     @property
     def threads(self) -> int:
@@ -127,7 +131,7 @@ class PrefillVariant:
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         element = STORAGE_TYPES[self.dtype] + "*"
-        pointers = (element, element, element, *5 * ("int32*",))
+        pointers = (element, element, pool_pointer(self.dtype, self.kv_dtype), *5 * ("int32*",))
         return (*pointers, "float32", "int64", "int64", "int64", "int64", "int64")
 
     @property
@@ -148,7 +152,7 @@ class PrefillVariant:
         if self._is_float32:
             return float32_kernel.make_float32_prefill(self.head_size, self.group, self.block_size)
         return tensor_kernel.make_tensor_prefill(
-            self.dtype, self.head_size, self.group, self.block_size
+            self.dtype, self.head_size, self.group, self.block_size, self.kv_dtype
         )
 
     @property
@@ -160,8 +164,8 @@ def variants(*, every: bool) -> list[PrefillVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
         return [
-            PrefillVariant(dtype, head_size, group, block_size)
-            for dtype in DTYPES
+            PrefillVariant(dtype, head_size, group, block_size, kv_dtype)
+            for dtype, kv_dtype in POOL_DTYPES
             for head_size in HEAD_SIZES
             for group in range(1, MAX_GROUP + 1)
             for block_size in BLOCK_SIZES
@@ -169,6 +173,7 @@ def variants(*, every: bool) -> list[PrefillVariant]:
     return [
         PrefillVariant("bfloat16", 64, 3, 16),
         PrefillVariant("bfloat16", 128, 4, 16),
-        PrefillVariant("float16", 96, 1, 32),
+        PrefillVariant("float16", 96, 1, 32, "float8"),
         PrefillVariant("float32", 128, 8, 32),
+        PrefillVariant("bfloat16", 128, 4, 16, "int8"),
     ]

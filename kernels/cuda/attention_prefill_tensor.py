@@ -33,23 +33,13 @@ is ahead by 8, since any peak serves that keeps powers of two in range: then the
 rescaled at the first tile and hardly ever again. A warp leaves out tiles of keys behind its last
 token; only those that reach past its first are masked.
 
-*Shared memory.* A token's row is D / 8 vectors of 16 bytes. Both the copies (eight lanes, eight
-neighbouring vectors of a row or two) and `ldmatrix` (eight lanes, the same vector of eight rows)
-must hit different eighths of 128 bytes, so vectors trade places in a row, by the row's number:
-
-    D 64, 128    vector v of row r lies at v ^ (r % 8)          D 64:   row 0   0 1 2 3 4 5 6 7
-    D 96         192 bytes: every other row begins half way             row 1   1 0 3 2 5 4 7 6
-                 round already, v ^ (r / 2 % 4) does the rest           row 2   2 3 0 1 6 7 4 5  …
-
-A step further on along D flips bits of the place, a step along the rows adds a constant, so that an
-address costs one instruction. `ldmatrix` fetches four 8 × 8 tiles: for keys two halves of 16
-dimensions of 8 keys twice, for values (transposed) 16 keys of 8 dimensions twice.
+*Shared memory*, and how tiles come from there, is the affair of `attention_prefill_pool`.
 
 *Registers* are what the kernel is short of: for D 128 a warp's sums take 128 a thread, its scores
-32, its queries 64. Half of the queries are therefore *parked* in shared memory, each thread's
-fragments in vectors of its own; no barrier concerns them. What addresses and masks are made of is
-made again where it is needed, starting from a second read of `tile_tokens`: the compiler would keep
-it in registers through the loop otherwise.
+32, its queries 64. Half of the queries (beside a pool of 8 bits nearly all) are therefore *parked*
+in shared memory, each thread's fragments in vectors of its own; no barrier concerns them. What
+addresses and masks are made of is made again where it is needed, starting from a second read of
+`tile_tokens`: the compiler would keep it in registers through the loop otherwise.
 
 *The argument for 250 TFLOP/s at D 128 on an H200* (not a measurement). Per warp and tile of keys
 there are 132 products of 4096 flop. What the units of a multiprocessor need for four warps, one on
@@ -66,6 +56,10 @@ different barriers fill each other's gaps. 850 cycles for four warps are 2470 fl
 TFLOP/s on 132 multiprocessors at 1.75 GHz; 250 leave room for more than half of the time to be
 lost. From the second cache a block reads 16 KB for 32 keys, 128 flop for a byte: 2 TB/s at 250
 TFLOP/s, of about 5. Tiles on the diagonal are computed in full: 32 keys of thousands.
+
+A pool of 8 bits halves the reads of shared memory and of the second cache, neither of which is the
+limit, and adds about 350 instructions a tile to widen and scale: what is gained with it is memory
+for longer contexts, and decode.
 """
 
 from __future__ import annotations
@@ -73,8 +67,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from numba import cuda, float32, int32, int64, uint16, uint32
+from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.attention_prefill_pool import TILE_KEYS, make_prefill_pool
 from kernels.cuda.instructions.async_copies import commit_copies, copy_async, wait_for_copies
 from kernels.cuda.instructions.conversions import (
     FULL_WARP,
@@ -82,8 +77,9 @@ from kernels.cuda.instructions.conversions import (
     exp2,
     maximum,
     reciprocal,
+    word_to_float32,
 )
-from kernels.cuda.instructions.tiles import MULTIPLY_TILES, load_tiles, load_transposed_tiles
+from kernels.cuda.instructions.tiles import MULTIPLY_TILES
 from kernels.cuda.instructions.vectors import load_vector, load_word, store_word
 from kernels.cuda.variant import Pointer, Scalar
 
@@ -92,37 +88,46 @@ THREADS = 32 * WARPS
 WARP_ROWS = 32  # two tiles of 16
 TILE_ROWS = WARPS * WARP_ROWS
 
-TILE_KEYS = {64: 64, 96: 32, 128: 32}  # by head size: 16 KB a stage, 12 for D 96
-PARKED_STEPS = {64: 0, 96: 0, 128: 4}  # of 16 dimensions, of the queries
-SWIZZLES = {64: (0, 7), 96: (1, 3), 128: (0, 7)}  # v ^ (r >> shift & mask)
+# Of 16 dimensions, of the queries, by head size; widening keys and values takes registers, too.
+PARKED_STEPS, PARKED_STEPS_8_BITS = {64: 0, 96: 0, 128: 4}, {64: 0, 96: 0, 128: 7}
 
 ONE_TWICE = {"bfloat16": 0x3F80_3F80, "float16": 0x3C00_3C00}
-SLACK = float32(8)  # weights are at most 2⁸ above what they would be with the true peak
+# Weights are at most 2⁸ above what they would be with the true peak; where a value's scale is
+# multiplied to them, 2⁶, so that a float16 holds the product.
+SLACK, SLACK_WITH_SCALES = float32(8), float32(6)
 MINUS_INFINITY = float32(-math.inf)
 
 
 def make_tensor_prefill(
-    dtype: str, head_size: int, group: int, block_size: int
+    dtype: str, head_size: int, group: int, block_size: int, kv_dtype: str | None = None
 ) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
+    pool_ = make_prefill_pool(dtype, kv_dtype, head_size, block_size)
+    query_words, store_row = pool_.query_words, pool_.store_row
+    key_place_of, value_place_of = pool_.key_place, pool_.value_place
+    copy_scales, add_keys, add_values = pool_.copy_scales, pool_.add_keys, pool_.add_values
+    has_scales, head_elements, stage = pool_.has_scales, pool_.head_elements, pool_.stage
+    shift, mask, vector_elements = pool_.shift, pool_.mask, pool_.vector
+    word_elements = vector_elements // 4
+    slack = SLACK_WITH_SCALES if has_scales else SLACK
     tile_tokens_ = TILE_ROWS // group
     block_shift = block_size.bit_length() - 1
-    shift, mask = SWIZZLES[head_size]
-    flips = 2 if head_size == 96 else 4  # steps of 16 dimensions within what the swizzle permutes
     steps = head_size // 16
-    parked = PARKED_STEPS[head_size]
+    parked = (PARKED_STEPS_8_BITS if has_scales else PARKED_STEPS)[head_size]
     resident = steps - parked
-    vectors = head_size // 8  # of a token's row; also tiles of 8 dimensions of the sums
-    columns = vectors + 1  # and the mass
+    mass = head_size // 8  # of the sums: it follows the tiles of 8 dimensions
+    columns = mass + 1
     keys = TILE_KEYS[head_size]
     key_tiles = keys // 8
     half_stage = keys * head_size  # elements: first the keys, then the values
-    stage = 2 * half_stage
+    vectors = head_size // vector_elements  # of a token's row
     # Rows that are copied at a time, a multiple of 8, so that they are all swizzled alike.
     copy_rows = THREADS // vectors // 8 * 8
     copiers = copy_rows * vectors
     # Sizes of arrays.
-    shared_elements = 2 * stage + parked * 2 * THREADS * 8
+    parked_elements = THREADS * vector_elements  # of a fragment
+    shared_elements = 2 * stage + parked * 2 * parked_elements
+    element_type = pool_.element
     resident_fragments = 2 * resident
     score_fragments = 2 * key_tiles
     sum_fragments = 2 * columns
@@ -171,7 +176,7 @@ def make_tensor_prefill(
         if first_of_warp >= end_token:
             visible_keys = int32(0)
 
-        tiles = cuda.shared.array(shared_elements, uint16, alignment=16)
+        tiles = cuda.shared.array(shared_elements, element_type, alignment=16)
         queries = cuda.local.array((resident_fragments, 4), uint32)
         left = cuda.local.array((2, 4), uint32)
         words = cuda.local.array((1, 4), uint32)
@@ -183,37 +188,37 @@ def make_tensor_prefill(
         ones = (uint32(one_twice), uint32(one_twice))
 
         # The queries as fragments of tiles A. Lanes without a token take the last one.
-        parking = int64(2 * stage + thread * 8)
+        parking = int64(2 * stage + thread * vector_elements)
         for r in range(4):
             place = int32(first_place + 8 * r + (lane >> 2))
             token = int64(first_query + min(place // group, end_token - 1))
             head = kv_head * group + place % group
-            element = token * query_stride + (head * head_size + 2 * (lane & 3))
+            element = token * query_stride + head * head_size
             for step in range(resident):
+                both = query_words(query, element + 16 * step, lane & 3)
                 for half in range(2):
-                    word = load_word(query, element + 16 * step + 8 * half)
-                    queries[r // 2 * resident + step, 2 * half + r % 2] = word
+                    queries[r // 2 * resident + step, 2 * half + r % 2] = both[half]
             for step in range(parked):
+                both = query_words(query, element + 16 * (resident + step), lane & 3)
+                vector = parking + (r // 2 * parked + step) * parked_elements
                 for half in range(2):
-                    word = load_word(query, element + 16 * (resident + step) + 8 * half)
-                    vector = parking + (r // 2 * parked + step) * (THREADS * 8)
-                    store_word(tiles, vector + 4 * half + r % 2 * 2, word)
+                    store_word(tiles, vector + (2 * half + r % 2) * word_elements, both[half])
             peak[r] = MINUS_INFINITY
         for n in range(sum_fragments):
             for i in range(4):
                 sums[n, i] = float32(0)
 
         # Where this lane's row of the first 8 × 8 tiles lies in a stage, of keys and of values.
-        twist = lane >> shift & mask
-        key_row = (lane >> 4 << 3) + (lane & 7)
-        key_place = int32(key_row * head_size + 8 * ((lane >> 3 & 1) ^ twist))
-        value_place = int32(half_stage + (lane & 15) * head_size + 8 * ((lane >> 4) ^ twist))
+        key_place = int32(key_place_of(lane))
+        value_place = int32(half_stage + value_place_of(lane))
         # What this thread copies of each `copy_rows` tokens: a vector, from where to where.
         copied_token = int32(thread // vectors)
         vector = int32(thread % vectors)
-        copy_source = int32((kv_head * block_size + copied_token) * head_size + 8 * vector)
+        copied_slot = int32(copied_token % block_size)
+        copy_source = int32(kv_head * head_elements + copied_slot * head_size)
+        copy_source = int32(copy_source + vector_elements * vector)
         swizzled = vector ^ (copied_token >> shift & mask)
-        copy_target = int32(copied_token * head_size + 8 * swizzled)
+        copy_target = int32(copied_token * head_size + vector_elements * swizzled)
         first_entry = int32(row * table_width)
         last_key = int32(seq_len - 1)
         num_tiles = int32((context + end_token - 1) // keys + 1)
@@ -235,6 +240,12 @@ def make_tensor_prefill(
                         copy_async(tiles, element, pool, source + key_offset, is_wanted)
                         element += half_stage
                         copy_async(tiles, element, pool, source + value_offset, is_wanted)
+                if has_scales:
+                    copy_scales(
+                        tiles, int64((next_tile & 1) * stage + 2 * half_stage), pool, block_tables,
+                        first_entry, block_stride, key_offset, value_offset, kv_head,
+                        int32(next_tile * keys), last_key,
+                    )  # fmt: skip
                 commit_copies()
             first_key = int32(t * keys)
             if t >= 0 and first_key < visible_keys:
@@ -251,15 +262,16 @@ def make_tensor_prefill(
                                 left[m, i] = queries[m * resident + step, i]
                         else:
                             number = m * parked + step - resident
-                            load_vector(left, m, tiles, parking + number * (THREADS * 8))
-                    for pair in range(key_tiles // 2):
-                        column = int64(place ^ (step % flips * 16)) + step // flips * flips * 16
-                        load_tiles(words, 0, tiles, column + pair * 16 * head_size)
-                        for m in range(2):
-                            n = m * key_tiles + 2 * pair
-                            a = (left[m, 0], left[m, 1], left[m, 2], left[m, 3])
-                            multiply(scores, n, a, (words[0, 0], words[0, 1]))
-                            multiply(scores, n + 1, a, (words[0, 2], words[0, 3]))
+                            load_vector(left, m, tiles, parking + number * parked_elements)
+                    add_keys(scores, words, left, tiles, place, step)
+                if has_scales:
+                    # Of the keys 8n + 2 · quad and the next, in this lane's columns.
+                    scales = int64(base + 2 * half_stage + 8 * (lane & 3))
+                    for n in range(key_tiles):
+                        for i in range(2):
+                            scale = word_to_float32(load_word(tiles, scales + 32 * n + 4 * i))
+                            for r in range(4):
+                                scores[r // 2 * key_tiles + n, r % 2 * 2 + i] *= scale
 
                 if int32(first_key + keys - 1) > first_position:
                     row_place = tile_tokens[tile] * group + warp * WARP_ROWS + (lane >> 2)
@@ -283,7 +295,7 @@ def make_tensor_prefill(
                         top = maximum(top, cuda.shfl_xor_sync(FULL_WARP, top, 1 << bit))
                     top *= scale_log2e
                     old = peak[r]
-                    if top > old + SLACK:
+                    if top > old + slack:
                         peak[r] = top
                     shrink[r] = exp2(old - peak[r])
                     rises |= shrink[r] != float32(1)
@@ -306,15 +318,18 @@ def make_tensor_prefill(
                             j = i % 2 * 2
                             weights[m, i] = pack(scores[n, j], scores[n, j + 1])
                         a = (weights[m, 0], weights[m, 1], weights[m, 2], weights[m, 3])
-                        multiply(sums, m * columns + vectors, a, ones)
-                    for step in range(steps):
-                        column = int64(place ^ (step % flips * 16)) + step // flips * flips * 16
-                        load_transposed_tiles(words, 0, tiles, column + pair * 16 * head_size)
-                        for m in range(2):
-                            n = m * columns + 2 * step
-                            a = (weights[m, 0], weights[m, 1], weights[m, 2], weights[m, 3])
-                            multiply(sums, n, a, (words[0, 0], words[0, 1]))
-                            multiply(sums, n + 1, a, (words[0, 2], words[0, 3]))
+                        multiply(sums, m * columns + mass, a, ones)
+                    if has_scales:
+                        scales = int64(base + 2 * half_stage + 4 * keys + 8 * (lane & 3))
+                        for half in range(2):
+                            first_scale = scales + 32 * (2 * pair + half)
+                            low = word_to_float32(load_word(tiles, first_scale))
+                            high = word_to_float32(load_word(tiles, first_scale + 4))
+                            for r in range(4):
+                                n, j = r // 2 * key_tiles + 2 * pair + half, r % 2 * 2
+                                both = pack(scores[n, j] * low, scores[n, j + 1] * high)
+                                weights[r // 2, 2 * half + r % 2] = both
+                    add_values(sums, words, weights, tiles, place, pair)
 
         # Everything about the tile is asked again, see *Registers*.
         row = tile_rows[tile]
@@ -326,14 +341,10 @@ def make_tensor_prefill(
             place = int32(row_place + 8 * r)
             token = place // group
             if token < end_token:
-                share = reciprocal(sums[r // 2 * columns + vectors, r % 2 * 2])
+                share = reciprocal(sums[r // 2 * columns + mass, r % 2 * 2])
                 heads = int64(cuda.gridDim.x * group)
                 head = kv_head * group + place % group
-                element = ((first_query + token) * heads + head) * head_size + 2 * (lane & 3)
-                for n in range(vectors):
-                    fragment = r // 2 * columns + n
-                    low = sums[fragment, r % 2 * 2] * share
-                    high = sums[fragment, r % 2 * 2 + 1] * share
-                    store_word(out, element + 8 * n, pack(low, high))
+                element = ((first_query + token) * heads + head) * head_size
+                store_row(out, element, sums, r // 2 * columns, r % 2 * 2, share, lane & 3)
 
     return attention_prefill

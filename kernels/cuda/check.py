@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,7 +21,8 @@ from pathlib import Path
 from typing import TextIO
 
 from kernels.cuda import build
-from kernels.cuda.errors import CompileError, CudaKernelError
+from kernels.cuda.disassembly import count_instructions, find_disassembler
+from kernels.cuda.errors import CudaKernelError
 from kernels.cuda.operations import OPERATIONS
 from kernels.cuda.variant import Variant
 
@@ -35,14 +32,14 @@ CAPABILITIES = ((8, 0), (9, 0))
 REGISTER_FILE = 65536
 MAX_REGISTERS = 255
 
+# Variants that are disassembled together: more would only let their lines wait.
+AT_ONCE = 16
+
 # Instructions worth a column; local memory (LDL, STL) must not occur.
 INSTRUCTIONS = (
     "HMMA", "IMMA", "FFMA", "LDG", "LDG.128", "STG", "STG.128", "LDGSTS", "LDSM", "LDS", "STS",
     "ATOMS", "DMUL", "SHFL", "MUFU", "BAR", "LDL", "STL",
 )  # fmt: skip
-_INSTRUCTION = re.compile(
-    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)((?:\.\w+)*)", re.MULTILINE
-)
 
 
 def faults(
@@ -71,41 +68,6 @@ def faults(
     return found
 
 
-def count_instructions(cubin: bytes) -> Counter[str]:
-    """Count machine instructions by name; empty where there is no disassembler.
-
-    A 16-byte access counts under its name and under its name with ".128".
-    """
-    disassembler = find_disassembler()
-    if disassembler is None:
-        return Counter()
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        listing = subprocess.run(
-            [disassembler, file.name], capture_output=True, text=True, check=False
-        )
-    if listing.returncode != 0:
-        raise CompileError(f"{disassembler}: {listing.stderr.strip()}")
-    counts: Counter[str] = Counter()
-    for name, modifiers in _INSTRUCTION.findall(listing.stdout):
-        counts[name] += 1
-        if ".128" in modifiers:
-            counts[f"{name}.128"] += 1
-    return counts
-
-
-def find_disassembler() -> str | None:
-    """Return the path of `nvdisasm`: from its wheel, or on PATH."""
-    try:
-        import cuda.pathfinder as pathfinder
-
-        found = pathfinder.find_nvidia_binary_utility("nvdisasm")
-    except (ImportError, AttributeError):  # AttributeError: a pathfinder from before the function
-        found = None
-    return found or shutil.which("nvdisasm")
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One variant on one architecture: its line of the report, and whether it is good."""
@@ -114,31 +76,57 @@ class Verdict:
     is_good: bool
 
 
-def check_variant(
-    variant: Variant, capabilities: Sequence[tuple[int, int]], save_dir: Path | None = None
-) -> list[Verdict]:
-    """Compile a variant and assemble it for some capabilities; keep the code in `save_dir`."""
-    start = time.perf_counter()
-    ptx = build.compile_ptx(variant)
-    verdicts = []
-    for capability in capabilities:
-        arch = build.architecture(capability)
-        cubin, usage = build.link(variant.name, ptx, capability)
-        counts = count_instructions(cubin)
-        wrong = faults(variant, usage, ptx, arch, counts)
-        if save_dir is not None:
-            build.store(variant, capability, save_dir, cubin)
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """One variant's machine code for one architecture, and the seconds that it took."""
+
+    variant: Variant
+    arch: str
+    ptx: str
+    cubin: bytes
+    usage: build.ResourceUsage
+    seconds: float
+
+    def verdict(self, counts: Counter[str]) -> Verdict:
+        usage = self.usage
+        wrong = faults(self.variant, usage, self.ptx, self.arch, counts)
         columns = [
-            f"{variant.name:<38} {arch}",
+            f"{self.variant.name:<38} {self.arch}",
             f"{usage.registers:>4} regs {usage.shared_bytes:>6} B shared",
             f"{usage.stack_bytes} B stack {usage.spill_bytes} B spills",
             " ".join(f"{name} {counts[name]}" for name in INSTRUCTIONS if counts[name]),
-            f"{time.perf_counter() - start:.1f} s",
+            f"{self.seconds:.1f} s",
             "FAULT: " + ", ".join(wrong) if wrong else "ok",
         ]
-        verdicts.append(Verdict("  ".join(column for column in columns if column), not wrong))
-        start = time.perf_counter()
-    return verdicts
+        return Verdict("  ".join(column for column in columns if column), not wrong)
+
+
+def check_variants(
+    variants: Sequence[Variant],
+    capabilities: Sequence[tuple[int, int]],
+    save_dir: Path | None = None,
+) -> Iterator[Verdict]:
+    """Compile variants, assemble each for some capabilities; keep the code in `save_dir`."""
+    built = [one for variant in variants for one in _build(variant, capabilities, save_dir)]
+    counts: dict[str, Iterator[Counter[str]]] = {}
+    for arch in map(build.architecture, capabilities):
+        cubins = [one.cubin for one in built if one.arch == arch]
+        counts[arch] = iter(count_instructions(cubins, arch))
+    return (one.verdict(next(counts[one.arch])) for one in built)
+
+
+def _build(
+    variant: Variant, capabilities: Sequence[tuple[int, int]], save_dir: Path | None
+) -> Iterator[_Built]:
+    start = time.perf_counter()
+    ptx = build.compile_ptx(variant)
+    for capability in capabilities:
+        cubin, usage = build.link(variant.name, ptx, capability)
+        if save_dir is not None:
+            build.store(variant, capability, save_dir, cubin)
+        now = time.perf_counter()
+        yield _Built(variant, build.architecture(capability), ptx, cubin, usage, now - start)
+        start = now
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,7 +137,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.only or OPERATIONS
         for variant in OPERATIONS[name].variants(every=options.all)
     ]
-    jobs = [(variant, options.capabilities, options.save) for variant in variants]
+    size = min(AT_ONCE, -(-len(variants) // options.jobs))
+    jobs = [
+        (variants[start : start + size], options.capabilities, options.save)
+        for start in range(0, len(variants), size)
+    ]
     bad = total = 0
     try:
         build.require_toolchain()
@@ -168,22 +160,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-_Job = tuple[Variant, Sequence[tuple[int, int]], Path | None]
+_Job = tuple[Sequence[Variant], Sequence[tuple[int, int]], Path | None]
 
 
 def _check_all(jobs: Sequence[_Job], num_processes: int) -> Iterator[Verdict]:
     """Yield the verdicts in order as they come."""
     if num_processes == 1:
         for job in jobs:
-            yield from check_variant(*job)
+            yield from check_variants(*job)
         return
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        for verdicts in pool.map(_check_one, jobs):
+        for verdicts in pool.map(_check_some, jobs):
             yield from verdicts
 
 
-def _check_one(job: _Job) -> list[Verdict]:
-    return check_variant(*job)
+def _check_some(job: _Job) -> list[Verdict]:
+    return list(check_variants(*job))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from numba import cuda, int64, uint32
 
-from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.instructions.vectors import load_vector, store_vector
-from kernels.cuda.variant import Expectation, Pointer, Scalar
+from kernels.cuda.variant import Expectation, Pointer, Scalar, require_multiple
 
 VECTORS = 4  # of a thread
 WORDS_A_THREAD = 4 * VECTORS
@@ -50,8 +49,7 @@ class CopyBlocksVariant:
 
     def grid(self, num_pairs: int, block_words: int) -> tuple[int, int, int]:
         """Return the launch grid; `block_words` must be a multiple of four."""
-        if block_words % 4:
-            raise UnsupportedVariantError("block_words", "a multiple of 4", block_words)
+        require_multiple("block_words", 4, block_words)
         return (num_pairs, -(-block_words // (WORDS_A_THREAD * self.threads)), 1)
 
     def kernel(self) -> Callable[..., None]:

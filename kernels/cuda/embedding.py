@@ -11,25 +11,15 @@ from dataclasses import dataclass
 
 from numba import cuda, int64, uint32
 
-from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.instructions.elements import VECTOR_LENGTHS
 from kernels.cuda.instructions.vectors import load_constant_vector, store_vector
+from kernels.cuda.plain_variants import VectorVariant
 from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingVariant:
-    """The compile-time parameter: `dtype` of table and output.
-
-    Raises UnsupportedVariantError for a dtype the kernel is not written for.
-    """
-
-    dtype: str
-
-    def __post_init__(self) -> None:
-        if self.dtype not in STORAGE_TYPES:
-            choices = ", ".join(STORAGE_TYPES)
-            raise UnsupportedVariantError("dtype", f"one of {choices}", self.dtype)
+class EmbeddingVariant(VectorVariant):
+    """The compile-time parameter: `dtype` of table and output."""
 
     @property
     def name(self) -> str:
@@ -37,15 +27,9 @@ class EmbeddingVariant:
         return f"embedding_{self.dtype}"
 
     @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 128
-
-    @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        element = STORAGE_TYPES[self.dtype] + "*"
-        return (element, element, "int32*", "int64")
+        return (self.element, self.element, "int32*", "int64")
 
     @property
     def expectation(self) -> Expectation:
@@ -54,10 +38,7 @@ class EmbeddingVariant:
 
     def grid(self, num_tokens: int, hidden_size: int) -> tuple[int, int, int]:
         """Return the launch grid; `hidden_size` E must be a multiple of the vector's length."""
-        length = VECTOR_LENGTHS[self.dtype]
-        if hidden_size % length:
-            raise UnsupportedVariantError("hidden_size", f"a multiple of {length}", hidden_size)
-        return (num_tokens, -(-hidden_size // (length * self.threads)), 1)
+        return self.row_grid(num_tokens, "hidden_size", hidden_size)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from numba import cuda, float32, float64, int32, int64
 
 from kernels.cuda.block_reductions import block_max, block_sum, find_largest
-from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.exact_exponential import exact_log, integer_weight
 from kernels.cuda.instructions.exact_float64 import add_float64
 from kernels.cuda.ordered_floats import order_key, token_of_key
+from kernels.cuda.plain_variants import SampleVariant
 from kernels.cuda.variant import Expectation, Pointer, Scalar
 
 MAX_LOGPROBS = 20  # most likely tokens of a row
@@ -33,18 +33,8 @@ NOT_A_NUMBER = float32(math.nan)
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobsVariant:
-    """The compile-time parameter: threads of a block, whole warps.
-
-    Raises UnsupportedVariantError for another number.
-    """
-
-    threads: int = 512
-
-    def __post_init__(self) -> None:
-        if self.threads % 32 or not 32 <= self.threads <= 1024:
-            allowed = "a multiple of 32 from 32 to 1024"
-            raise UnsupportedVariantError("threads", allowed, self.threads)
+class LogprobsVariant(SampleVariant):
+    """The compile-time parameter: threads of a block, whole warps."""
 
     @property
     def name(self) -> str:
@@ -63,10 +53,6 @@ class LogprobsVariant:
     def expectation(self) -> Expectation:
         """Two blocks of threads to a multiprocessor."""
         return Expectation(64, ("DMUL", "SHFL"), uses_float64=True)
-
-    def grid(self, num_rows: int) -> tuple[int, int, int]:
-        """Return the launch grid."""
-        return (num_rows, 1, 1)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""

@@ -50,6 +50,7 @@ import numpy.typing as npt
 from kernels.cuda.errors import UnsupportedVariantError
 
 UInt8Array = npt.NDArray[np.uint8]
+UInt32Array = npt.NDArray[np.uint32]
 Array = npt.NDArray[Any]
 
 PANEL_ROWS: Final = 32
@@ -57,8 +58,8 @@ GROUP: Final = 32
 """k's of a tile, and of a block of a model file."""
 VECTOR_BYTES: Final = 512
 """Of a warp: 16 bytes a lane."""
-PACKED_AT_ONCE: Final = 1 << 22
-"""Weights turned at a time: what lies between file and device stays small."""
+PACKED_AT_ONCE: Final = 1 << 18
+"""Weights turned at a time: what lies between file and device stays in the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +138,9 @@ def pack_rows(label: str, rows: UInt8Array, num_inputs: int) -> UInt8Array:
     tiles = _tiles(fmt, packed, num_inputs)
     step = PANEL_ROWS * max(1, PACKED_AT_ONCE // (PANEL_ROWS * num_inputs))
     for first in range(0, len(rows), step):
-        matrix = split_rows(label, rows[first : first + step])
-        _fill(fmt, matrix, tiles[first // PANEL_ROWS : (first + step) // PANEL_ROWS])
+        part = np.ascontiguousarray(rows[first : first + step])
+        blocks = part.view(_block_type(fmt))
+        _fill(blocks, tiles[first // PANEL_ROWS : (first + step) // PANEL_ROWS])
     return packed
 
 
@@ -164,12 +166,16 @@ def pack_matrix(label: str, matrix: QuantizedMatrix) -> UInt8Array:
         given = int(matrix.quants.min()), int(matrix.quants.max())
         raise UnsupportedVariantError("quants", f"between {lowest} and {highest}", given)
     repeats = num_inputs // GROUP // num_scales
-    spread = QuantizedMatrix(
-        matrix.quants,
-        np.repeat(matrix.scales.astype(np.float16), repeats, axis=1),
-        None if matrix.minima is None else np.repeat(matrix.minima, repeats, axis=1),
-    )
-    _fill(fmt, spread, _tiles(fmt, packed, num_inputs))
+    blocks = np.empty((num_outputs, num_inputs // GROUP), _block_type(fmt))
+    blocks["d"] = np.repeat(matrix.scales, repeats, axis=1)
+    if matrix.minima is not None:
+        blocks["m"] = np.repeat(matrix.minima, repeats, axis=1)
+    stored = (matrix.quants.astype(np.int8) + np.int8(fmt.offset)).view(np.uint8)
+    stored = stored.reshape(*blocks.shape, GROUP)
+    if fmt.bits == 4:
+        stored = stored[..., : GROUP // 2] | stored[..., GROUP // 2 :] << np.uint8(4)
+    blocks["q"] = stored
+    _fill(blocks, _tiles(fmt, packed, num_inputs))
     return packed
 
 
@@ -179,13 +185,15 @@ def unpack_matrix(
     """Return the matrix that was packed, in groups of 32: the inverse of `pack_matrix`."""
     fmt = _format(label)
     tiles = _tiles(fmt, packed, num_inputs)
-    weights = tiles["weights"]  # [panels, groups, …]
     if fmt.bits == 4:
-        halves = np.stack([weights & 15, weights >> 4], axis=-1)  # the last axis: bit 1 of e
-        in_order = halves.transpose(0, 4, 2, 1, 3, 6, 7, 5)
+        words = tiles["words"].transpose(0, 4, 2, 1, 3)  # panel, i, group, tile, quad
+        stored = np.empty((*words.shape, 8), np.uint8)
+        for e in range(8):
+            stored[..., e] = words >> np.uint32(4 * (e // 2) + 16 * (e % 2)) & np.uint32(15)
     else:
-        in_order = weights.transpose(0, 2, 5, 3, 1, 4, 6, 8, 7)
-    quants = in_order.reshape(-1, num_inputs)[:num_outputs].view(np.int8)
+        words = _swap_middle_bytes(tiles["words"])
+        stored = np.ascontiguousarray(words.transpose(0, 2, 5, 3, 1, 4, 6)).view(np.uint8)
+    quants = stored.reshape(-1, num_inputs)[:num_outputs].view(np.int8)
     scales = tiles["scales"].transpose(3, 0, 4, 2, 1)  # d | m, panel, i, group, g
     d, *m = scales.reshape(len(scales), -1, num_inputs // GROUP)[:, :num_outputs]
     return QuantizedMatrix(quants - np.int8(fmt.offset), d, m[0] if m else None)
@@ -215,33 +223,62 @@ def _block_type(fmt: WeightFormat) -> np.dtype[Any]:
 
 
 def _tiles(fmt: WeightFormat, packed: UInt8Array, num_inputs: int) -> Array:
-    """Return the packed bytes as tiles [panels, groups].
+    """Return the packed bytes as tiles [panels, tiles of a panel].
 
-    Axes of their weights, e by its bits: of four bits [group, quad, i, bit 0, bit 2], of eight
-    [i // 2, group, quad, i % 2, bit 2, bit 0, bit 1]. Axes of scales: [group, d | m, i].
+    Axes of their words: of four bits [group, quad, i], of eight [i // 2, group, quad, i % 2, word].
+    Axes of scales: [group, d | m, i].
     """
-    weights = (8, 4, 4, 2, 2) if fmt.bits == 4 else (2, 8, 4, 2, 2, 2, 2)
+    words = (8, 4, 4) if fmt.bits == 4 else (2, 8, 4, 2, 2)
     scales = (8, 2 if fmt.has_minimum else 1, 4)
-    tile = np.dtype([("weights", "u1", weights), ("scales", "<f2", scales)])
+    tile = np.dtype([("words", "<u4", words), ("scales", "<f2", scales)])
     return packed.view(tile).reshape(-1, num_inputs // GROUP)
 
 
-def _fill(fmt: WeightFormat, matrix: QuantizedMatrix, tiles: Array) -> None:
-    """Write whole panels: `tiles` [panels, groups]; rows that are missing at the end are zeros."""
-    num_panels, num_groups = tiles.shape
-    missing = ((0, num_panels * PANEL_ROWS - len(matrix.quants)), (0, 0))
-    stored = np.pad(matrix.quants.astype(np.int8) + np.int8(fmt.offset), missing).view(np.uint8)
-    # Rows are panel, i, group; k's are tile, quad, and e by its bits 2, 1, 0.
-    stored = stored.reshape(num_panels, 4, 8, num_groups, 4, 2, 2, 2)
-    if fmt.bits == 4:
-        halves = stored.transpose(0, 3, 2, 4, 1, 7, 5, 6)
-        tiles["weights"] = halves[..., 0] | halves[..., 1] << 4
+def _fill(blocks: Array, tiles: Array) -> None:
+    """Write blocks of a model file [N, tiles of a panel] as whole panels, `tiles`.
+
+    Rows that are missing at the end are zeros.
+    """
+    num_panels, num_tiles = tiles.shape
+    missing = num_panels * PANEL_ROWS - len(blocks)
+    if missing:
+        blocks = np.concatenate([blocks, np.zeros((missing, num_tiles), blocks.dtype)])
+    stored = np.ascontiguousarray(blocks["q"]).view("<u4")
+    # Rows are panel, i, group; k's are tile, quad, and words of e.
+    if stored.shape[-1] == 4:
+        in_rows = _nibbles_of_lanes(stored).reshape(num_panels, 4, 8, num_tiles, 4)
+        tiles["words"] = in_rows.transpose(0, 3, 2, 4, 1)
     else:
-        stored = stored.reshape(num_panels, 2, 2, *stored.shape[2:])
-        tiles["weights"] = stored.transpose(0, 4, 1, 3, 5, 2, 6, 8, 7)
-    for which, values in enumerate((matrix.scales, matrix.minima)[: tiles["scales"].shape[3]]):
-        assert values is not None
-        padded = np.pad(values.astype(np.float16), missing)
-        tiles["scales"][:, :, :, which] = padded.reshape(num_panels, 4, 8, num_groups).transpose(
-            0, 3, 2, 1
-        )
+        in_rows = _swap_middle_bytes(stored).reshape(num_panels, 2, 2, 8, num_tiles, 4, 2)
+        tiles["words"] = in_rows.transpose(0, 4, 1, 3, 5, 2, 6)
+    for which, name in enumerate(("d", "m")[: tiles["scales"].shape[3]]):
+        numbers = blocks[name].reshape(num_panels, 4, 8, num_tiles)
+        tiles["scales"][:, :, :, which] = numbers.transpose(0, 3, 2, 1)
+
+
+def _nibbles_of_lanes(stored: UInt32Array) -> UInt32Array:
+    """Return the words of the quads of blocks of four bits, [..., 4 words] to [..., 4 quads].
+
+    Byte j of a block holds k = j in its low half, k = j + 16 in its high half, so the low halves of
+    two words are a quad's e = 0 … 3 and 4 … 7, and so are the high ones:
+
+        a word & mask       0  e3 0  e2 0  e1 0  e0      four bits each, the highest first
+        | itself >> 12      …  …  …  …  e3 e1 e2 e0      even ones in byte 0, odd ones in byte 1
+        a quad's word       e7 e5 e3 e1 e6 e4 e2 e0      odd ones of both words, even ones of both
+    """
+    pairs = np.stack([stored, stored >> np.uint32(4)], axis=-2) & np.uint32(0x0F0F0F0F)
+    pairs = pairs.reshape(*stored.shape[:-1], 4, 2)  # quad = 2 · half + word // 2; word % 2
+    pairs |= pairs >> np.uint32(12)
+    even, odd = pairs & np.uint32(0xFF), pairs & np.uint32(0xFF00)
+    lanes: UInt32Array = even[..., 0] | even[..., 1] << np.uint32(8)
+    lanes |= odd[..., 0] << np.uint32(8)
+    lanes |= odd[..., 1] << np.uint32(16)
+    return lanes
+
+
+def _swap_middle_bytes(words: UInt32Array) -> UInt32Array:
+    """Return words with bytes 1 and 2 in each other's place; its own inverse."""
+    swapped: UInt32Array = words & np.uint32(0xFF0000FF)
+    swapped |= words >> np.uint32(8) & np.uint32(0xFF00)
+    swapped |= words << np.uint32(8) & np.uint32(0xFF0000)
+    return swapped

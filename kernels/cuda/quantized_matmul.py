@@ -1,10 +1,11 @@
 """Rows times a quantised weight matrix that stays quantised: y[m, n] = Σ_k x[m, k] · W[n, k].
 
 Made for decode: M from 1 to 64 rows of x, [M, K] in bfloat16 or float16, against W [N, K] in one of
-the formats of `quantized_layout`, whose memory layout this kernel reads; y is [M, N] in x's type.
-Reading W is the work. A weight of Q4_0 is 0.56 bytes, so a multiprocessor of an H200 is fed some 37
-weights a cycle (4.8 TB/s, 132 of them, 1.75 GHz), and has to widen, multiply and sum them on the
-side.
+the formats of `quantized_layout`, whose memory layout this kernel reads; y is [M, N] in x's type,
+or in float32 for logits. Its rows may lie further apart than N, so that matrices of several formats
+that read the same x write one y side by side. Reading W is the work. A weight of Q4_0 is 0.56
+bytes, so a multiprocessor of an H200 is fed some 37 weights a cycle (4.8 TB/s, 132 of them,
+1.75 GHz), and has to widen, multiply and sum them on the side.
 
 Who does what. A block of threads is 8 warps. A warp owns one panel of 32 rows of W and a *strand*
 of its k's, that is a run of its tiles; a panel is dealt out to 1, 2, 4 or 8 strands, and a block
@@ -72,7 +73,7 @@ from kernels.cuda.instructions.tiles import MULTIPLY_TILES
 from kernels.cuda.instructions.vectors import load_constant_pair, load_constant_vector
 from kernels.cuda.quantized_layout import FORMATS, GROUP, PANEL_ROWS, VECTOR_BYTES
 from kernels.cuda.quantized_strands import COLUMNS, WARPS, blocks_of
-from kernels.cuda.variant import Expectation, Pointer, Scalar
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
 
 DTYPES = ("bfloat16", "float16")
 Array: TypeAlias = Any  # a local array of the kernel
@@ -89,12 +90,14 @@ class QuantizedMatmulVariant:
     """The compile-time parameters of one product.
 
     `weights` names the format, `dtype` is that of x and y, `columns` how many rows of x a block
-    takes. Raises UnsupportedVariantError for what the kernel is not written for.
+    takes; `writes_float32`: y is not rounded. Raises UnsupportedVariantError for what the kernel is
+    not written for.
     """
 
     weights: str
     dtype: str
     columns: int
+    writes_float32: bool = False
 
     def __post_init__(self) -> None:
         for field, allowed in (
@@ -109,7 +112,13 @@ class QuantizedMatmulVariant:
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        return f"quantized_matmul_{self.weights.lower()}_{self.dtype}_m{self.columns}"
+        output = "_to_float32" if self.writes_float32 else ""
+        return f"quantized_matmul_{self.weights.lower()}_{self.dtype}_m{self.columns}{output}"
+
+    @property
+    def out_dtype(self) -> str:
+        """The dtype of y."""
+        return "float32" if self.writes_float32 else self.dtype
 
     @property
     def threads(self) -> int:
@@ -119,7 +128,8 @@ class QuantizedMatmulVariant:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        return ("uint16*", "uint16*", "uint8*", "int64", "int64", "int64", "int32")
+        out = STORAGE_TYPES[self.out_dtype] + "*"
+        return (out, "uint16*", "uint8*", "int64", "int64", "int64", "int32", "int64")
 
     @property
     def rings(self) -> tuple[int, int]:
@@ -165,13 +175,14 @@ def variants(*, every: bool) -> list[QuantizedMatmulVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
         return [
-            QuantizedMatmulVariant(weights, dtype, columns)
+            QuantizedMatmulVariant(weights, dtype, columns, writes_float32)
             for weights in FORMATS
             for dtype in DTYPES
             for columns in COLUMNS
+            for writes_float32 in (False, True)
         ]
     return [
-        QuantizedMatmulVariant("Q8_0", "bfloat16", 8),
+        QuantizedMatmulVariant("Q8_0", "bfloat16", 8, writes_float32=True),
         QuantizedMatmulVariant("Q4_0", "bfloat16", 16),
         QuantizedMatmulVariant("Q4_1", "float16", 32),
     ]
@@ -194,7 +205,7 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
     widen_bytes = WIDEN_BYTES[variant.dtype]
     load_scales = load_constant_vector if has_minimum else load_constant_pair
     low, high = PAIR_CONVERSIONS["float16"].low, PAIR_CONVERSIONS["float16"].high
-    from_float32 = CONVERSIONS[variant.dtype][1]
+    from_float32 = CONVERSIONS[variant.out_dtype][1]
 
     @cuda.jit(device=True, inline="always")
     def ask_for_weights(
@@ -229,11 +240,13 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         num_outputs: Scalar,
         num_inputs: Scalar,
         strand_bits: Scalar,
+        out_width: Scalar,
     ) -> None:
         """Multiply `columns` rows of x, from blockIdx.x, with the panels of blockIdx.y.
 
-        `out`: [M, N]. `x`: [M, K]. `packed`: W [N, K] as `quantized_layout` draws it. `num_rows`
-        M, `num_outputs` N, `num_inputs` K, a multiple of 32.
+        `out`: [M, N], `out_width` elements from row to row. `x`: [M, K]. `packed`: W [N, K] as
+        `quantized_layout` draws it. `num_rows` M, `num_outputs` N, `num_inputs` K, a multiple of
+        32.
         """
         lane = cuda.threadIdx.x % 32
         group = lane // 4
@@ -365,7 +378,7 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
                     value += strand_sums[uint32(at)]
                     at += warp_sums
                 if row < num_rows and output < num_outputs:
-                    out[row * num_outputs + output] = from_float32(value)
+                    out[row * out_width + output] = from_float32(value)
                 output += PANEL_ROWS
 
     return quantized_matmul

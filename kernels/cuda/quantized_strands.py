@@ -1,4 +1,4 @@
-"""How a product with quantised weights is dealt out to warps, and which variant M rows take.
+"""How a product with quantised weights is dealt out to warps, and what takes M rows.
 
 The weights' panels of 32 outputs (`quantized_layout`) are cut along K into 1, 2, 4 or 8 *strands*,
 a warp each; 8 warps are a block of threads, so a block has 8 / strands panels.
@@ -11,19 +11,34 @@ it in the first cache, and x of 8 rows is about as many bytes as the Q4 weights 
 
 Blocks never share a panel. N = 1024, K = 4096 in Q4_0 is 32 blocks of two rounds of their rings; a
 second launch, or a wait for the last block, would cost about as much as more blocks save.
+
+Many rows. The kernel goes through W once for every 32 rows of x; a library's product wants W in x's
+type, so W is unpacked into scratch memory and read again. With b bytes a packed weight:
+
+    kernel      ⌈M / 32⌉ · b
+    unpacked    b + 2 + 2            W read, 16 bits written, 16 bits read
+
+Whichever moves fewer bytes is taken: the kernel up to 256 rows of Q4_0 (b = 0.5625), 224 of Q4_1
+(0.625), 128 of Q8_0 (1.0625). Blocks side by side find much of W in the second cache, so the kernel
+moves fewer bytes than that; but from 32 rows on a pass is bound by the tensor cores and takes
+about as long as reading Q4_0 from memory does, while the library has instructions for many rows
+that the kernel has not. The number is M's alone: it decides about bits, for what is unpacked is
+rounded to x's type.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from kernels.cuda.quantized_layout import PANEL_ROWS
+from kernels.cuda.quantized_layout import FORMATS, GROUP, PANEL_ROWS
 
 COLUMNS: Final = (8, 16, 32)
 """Rows of x that a block may take: a variant each."""
 WARPS: Final = 8
 """Of a block."""
 WARPS_WANTED: Final = 12 * 132
+UNPACKED_BYTES: Final = 2 + 2
+"""Of a weight that is written to scratch memory and read from there."""
 
 
 def strand_bits_of(num_outputs: int) -> int:
@@ -42,3 +57,9 @@ def blocks_of(num_outputs: int, strand_bits: int) -> int:
 def columns_of(num_rows: int) -> int:
     """Return the `columns` of the variant for M rows: the fewest that hold them, or the most."""
     return next((columns for columns in COLUMNS if columns >= num_rows), COLUMNS[-1])
+
+
+def most_rows_of(label: str) -> int:
+    """Return for how many rows of x at most the kernel is taken with weights of a format."""
+    packed_bytes = FORMATS[label].tile_bytes / (PANEL_ROWS * GROUP)
+    return COLUMNS[-1] * int((packed_bytes + UNPACKED_BYTES) / packed_bytes)

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from numba import cuda, float32, int64
 
-from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, reciprocal_root
 from kernels.cuda.instructions.elements import (
     LOAD_CONSTANT_FLOATS,
@@ -29,7 +28,14 @@ from kernels.cuda.instructions.elements import (
     STORE_FLOATS,
     VECTOR_LENGTHS,
 )
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
+from kernels.cuda.variant import (
+    STORAGE_TYPES,
+    Expectation,
+    Pointer,
+    Scalar,
+    require_multiple,
+    require_one_of,
+)
 
 MAX_THREADS = 512
 MAX_HIDDEN_SIZE = 16384
@@ -48,13 +54,9 @@ class RmsNormVariant:
     adds_residual: bool = True
 
     def __post_init__(self) -> None:
-        if self.dtype not in STORAGE_TYPES:
-            choices = ", ".join(STORAGE_TYPES)
-            raise UnsupportedVariantError("dtype", f"one of {choices}", self.dtype)
+        require_one_of("dtype", STORAGE_TYPES, self.dtype)
         length = VECTOR_LENGTHS[self.dtype]
-        if not 0 < self.hidden_size <= MAX_HIDDEN_SIZE or self.hidden_size % length:
-            allowed = f"a multiple of {length} up to {MAX_HIDDEN_SIZE}"
-            raise UnsupportedVariantError("hidden_size", allowed, self.hidden_size)
+        require_multiple("hidden_size", length, self.hidden_size, MAX_HIDDEN_SIZE)
 
     @property
     def name(self) -> str:

@@ -13,6 +13,11 @@ vectors* of a head, 16 bytes of the lower half and the 16 bytes they are paired 
     heads of a token            │ query 0 … H-1 │ key 0 … G-1   │ value 0 … G-1 │
     what becomes of them          rotated, out    rotated, pool   as it is, pool
 
+The pool may have eight bits a number (`kv_dtype`; drawn in `quantized_kv`). Then the threads of a
+head agree on its largest magnitude, by shuffles, before they write; to that end they are 4 or 8,
+two of which have nothing to do at D 96. Keys are quantised as they come from the rotation, in
+float32, by the specification's own operations.
+
 The grid is (T tokens, pieces of a token); token t's keys and values go to slot kv_slots[t] =
 block · B + offset of the pool [N, L, 2, G, B, D]; a negative slot is padding and writes nothing to
 the pool. Angles come from tables by position, in float32, so that a captured graph need not be told
@@ -21,49 +26,70 @@ them. Every byte is read and written once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from numba import cuda, float32, int64
+from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.instructions.conversions import FULL_WARP, float32_to_word, word_to_float32
+from kernels.cuda.instructions.eight_bits import STORE_CODES
 from kernels.cuda.instructions.elements import LOAD_CONSTANT_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
+from kernels.cuda.instructions.exact_float32 import divide_float32
+from kernels.cuda.instructions.vectors import store_word
+from kernels.cuda.quantized_kv import (
+    POOL_DTYPES,
+    SCALE_BYTES,
+    head_bytes,
+    pool_pointer,
+    pool_suffix,
+    require_pool_dtype,
+)
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar, require_one_of
+from kernels.reference.quantized_kv import LARGEST
 
 HEAD_SIZES = (64, 96, 128)
 BLOCK_SIZES = (16, 32)
 
+MAGNITUDE = uint32(0x7FFF_FFFF)  # of a float32's bits
+INFINITY = 0x7F80_0000
+NOT_A_NUMBER = float32(math.nan)
+
 
 @dataclass(frozen=True, slots=True)
 class RopeWriteKvVariant:
-    """The compile-time parameters: `dtype` of `qkv`, pool and `out`, `head_size` D, `block_size` B.
+    """The compile-time parameters: `dtype` of `qkv` and `out`, `head_size` D, `block_size` B.
 
-    Raises UnsupportedVariantError for what the kernel is not written for.
+    The pool has that dtype too unless `kv_dtype` is given: "int8" or "float8", with 16-bit floats
+    only. Raises UnsupportedVariantError for what the kernel is not written for.
     """
 
     dtype: str
     head_size: int
     block_size: int
+    kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for field, allowed in (
-            ("dtype", tuple(STORAGE_TYPES)),
-            ("head_size", HEAD_SIZES),
-            ("block_size", BLOCK_SIZES),
-        ):
-            if getattr(self, field) not in allowed:
-                choices = ", ".join(map(str, allowed))
-                raise UnsupportedVariantError(field, f"one of {choices}", getattr(self, field))
+        require_one_of("dtype", STORAGE_TYPES, self.dtype)
+        require_one_of("head_size", HEAD_SIZES, self.head_size)
+        require_one_of("block_size", BLOCK_SIZES, self.block_size)
+        require_pool_dtype(self.dtype, self.kv_dtype)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        return f"rope_write_kv_{self.dtype}_d{self.head_size}_b{self.block_size}"
+        shape = f"d{self.head_size}_b{self.block_size}"
+        return f"rope_write_kv_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}"
 
     @property
     def pairs(self) -> int:
         """Pairs of vectors of a head."""
         return self.head_size // 2 // VECTOR_LENGTHS[self.dtype]
+
+    @property
+    def head_threads(self) -> int:
+        """Threads of a head: a pair each, and for shuffles a power of two."""
+        return self.pairs if self.kv_dtype is None else 1 << (self.pairs - 1).bit_length()
 
     @property
     def threads(self) -> int:
@@ -74,17 +100,20 @@ class RopeWriteKvVariant:
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         element = STORAGE_TYPES[self.dtype] + "*"
-        pointers = (element, element, element, "float32*", "float32*", "int32*", "int64*")
+        pool = pool_pointer(self.dtype, self.kv_dtype)
+        pointers = (element, pool, element, "float32*", "float32*", "int32*", "int64*")
         return (*pointers, "int32", "int32", "int64", "int64", "int64")
 
     @property
     def expectation(self) -> Expectation:
         """Few registers: as many warps as fit hide the memory's latency."""
+        if self.kv_dtype is not None:
+            return Expectation(64, ("LDG.128", "STG.128", "SHFL"))
         return Expectation(64, ("LDG.128", "STG.128"))
 
     def grid(self, num_tokens: int, num_heads: int, num_kv_heads: int) -> tuple[int, int, int]:
         """Return the launch grid."""
-        of_token = (num_heads + 2 * num_kv_heads) * self.pairs
+        of_token = (num_heads + 2 * num_kv_heads) * self.head_threads
         return (num_tokens, -(-of_token // self.threads), 1)
 
     def kernel(self) -> Callable[..., None]:
@@ -96,27 +125,36 @@ def variants(*, every: bool) -> list[RopeWriteKvVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
         return [
-            RopeWriteKvVariant(dtype, head_size, block_size)
-            for dtype in STORAGE_TYPES
+            RopeWriteKvVariant(dtype, head_size, block_size, kv_dtype)
+            for dtype, kv_dtype in POOL_DTYPES
             for head_size in HEAD_SIZES
             for block_size in BLOCK_SIZES
         ]
     return [
         RopeWriteKvVariant("bfloat16", 64, 16),
         RopeWriteKvVariant("float32", 128, 16),
+        RopeWriteKvVariant("float16", 96, 16, "float8"),
     ]
 
 
 def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
-    head_size, block_size, pairs = variant.head_size, variant.block_size, variant.pairs
-    threads = variant.threads
+    head_size, block_size, kv_dtype = variant.head_size, variant.block_size, variant.kv_dtype
+    threads, head_threads = variant.threads, variant.head_threads
+    has_idle_threads = head_threads > variant.pairs
     half = head_size // 2
     length = VECTOR_LENGTHS[variant.dtype]
     angle_vectors = length // 4  # vectors of float32 angles for a vector of elements
     load_constant_floats = LOAD_CONSTANT_FLOATS[variant.dtype]
     load_angles = LOAD_CONSTANT_FLOATS["float32"]
     store_floats = STORE_FLOATS[variant.dtype]
+    if kv_dtype is None:
+        head_elements, write_heads = block_size * head_size, store_floats
+    else:
+        head_elements, write_heads = head_bytes(head_size, block_size), STORE_CODES[kv_dtype]
+    limit = float32(LARGEST[kv_dtype or "int8"])
+    steps = head_threads.bit_length() - 1  # shuffles over the threads of a head
+    has_scales = kv_dtype is not None
 
     def rope_write_kv(
         out: Pointer,
@@ -135,15 +173,18 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
         """Rotate and place one pair of vectors of token blockIdx.x.
 
         `out`: [T, H, D]. `qkv`: [T, H + 2·G, D]. `cosines`, `sines`: [positions, D/2] float32.
-        `positions`, `kv_slots`: [T]. The last three, in elements, choose the layer of the pool
-        (see `attention_decode`).
+        `positions`, `kv_slots`: [T]. The last three, in elements of the pool, choose its layer (see
+        `attention_decode`).
         """
         token = int64(cuda.blockIdx.x)
         pair = cuda.blockIdx.y * threads + cuda.threadIdx.x
-        head = pair // pairs  # among the token's query, key and value heads
-        dim = pair % pairs * length
-        if head < num_heads + 2 * num_kv_heads:
-            values = cuda.local.array((2, length), float32)
+        head = pair // head_threads  # among the token's query, key and value heads
+        dim = pair % head_threads * length
+        is_mine = head < num_heads + 2 * num_kv_heads
+        if has_idle_threads:
+            is_mine = is_mine and dim < half
+        values = cuda.local.array((2, length), float32)
+        if is_mine:
             first = (token * (num_heads + 2 * num_kv_heads) + head) * head_size + dim
             load_constant_floats(values, 0, qkv, first)
             load_constant_floats(values, 1, qkv, first + half)
@@ -165,17 +206,38 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
                 target = (token * num_heads + head) * head_size + dim
                 store_floats(out, target, values, 0)
                 store_floats(out, target + half, values, 1)
-            else:
-                slot = kv_slots[token]
-                if slot >= 0:
-                    kv_head = head - num_heads
-                    offset = key_offset
-                    if kv_head >= num_kv_heads:
-                        kv_head -= num_kv_heads
-                        offset = value_offset
-                    in_block = int64(kv_head) * block_size + slot % block_size
-                    target = slot // block_size * block_stride + offset + in_block * head_size + dim
-                    store_floats(pool, target, values, 0)
-                    store_floats(pool, target + half, values, 1)
+
+        scale = float32(0)
+        if has_scales:
+            # Magnitudes are in the order of their bits, infinities and NaN the largest.
+            largest = int32(0)
+            if is_mine:
+                for i in range(length):
+                    for j in range(2):
+                        largest = max(largest, int32(float32_to_word(values[j, i]) & MAGNITUDE))
+            for step in range(steps):
+                largest = max(largest, cuda.shfl_xor_sync(FULL_WARP, largest, 1 << step))
+            magnitude = word_to_float32(uint32(largest))
+            scale = divide_float32(magnitude, limit) if largest < INFINITY else NOT_A_NUMBER
+            inverse = divide_float32(limit, magnitude if largest > 0 else float32(1))
+            for i in range(length):
+                for j in range(2):
+                    values[j, i] *= inverse
+
+        if is_mine and head >= num_heads:
+            slot = kv_slots[token]
+            if slot >= 0:
+                kv_head = head - num_heads
+                offset = key_offset
+                if kv_head >= num_kv_heads:
+                    kv_head -= num_kv_heads
+                    offset = value_offset
+                place = slot // block_size * block_stride + offset + int64(kv_head) * head_elements
+                target = place + slot % block_size * head_size + dim
+                write_heads(pool, target, values, 0)
+                write_heads(pool, target + half, values, 1)
+                if has_scales and dim == 0:
+                    place += block_size * head_size + slot % block_size * SCALE_BYTES
+                    store_word(pool, place, float32_to_word(scale))
 
     return rope_write_kv

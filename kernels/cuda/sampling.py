@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from numba import cuda, float64, int32, int64, uint64
 
 from kernels.cuda.block_reductions import block_sum, find_largest
-from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.exact_exponential import integer_weight
 from kernels.cuda.instructions.conversions import FULL_WARP
 from kernels.cuda.instructions.exact_float64 import multiply_float64
 from kernels.cuda.ordered_floats import token_of_key
 from kernels.cuda.philox import uniform
+from kernels.cuda.plain_variants import SampleVariant
 from kernels.cuda.variant import Expectation, Pointer, Scalar
 from kernels.cuda.weight_search import ALL, BINS, count_ties, find_kept, kept_weight
 
@@ -41,19 +41,8 @@ MAX_VOCAB = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingVariant:
-    """The compile-time parameter: threads of a block, whole warps.
-
-    Raises UnsupportedVariantError for another number.
-    """
-
-    threads: int = 512
-
-    def __post_init__(self) -> None:
-        if self.threads % 32 or not 32 <= self.threads <= 1024:
-            raise UnsupportedVariantError(
-                "threads", "a multiple of 32 from 32 to 1024", self.threads
-            )
+class SamplingVariant(SampleVariant):
+    """The compile-time parameter: threads of a block, whole warps."""
 
     @property
     def name(self) -> str:
@@ -72,10 +61,6 @@ class SamplingVariant:
     def expectation(self) -> Expectation:
         """One block of 512 threads has the multiprocessor to itself; 128 would still fit."""
         return Expectation(96, ("ATOMS", "DMUL", "SHFL"), uses_float64=True)
-
-    def grid(self, num_samples: int) -> tuple[int, int, int]:
-        """Return the launch grid."""
-        return (num_samples, 1, 1)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""

@@ -22,27 +22,17 @@ from dataclasses import dataclass
 
 from numba import cuda, float32, int64
 
-from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.instructions.conversions import exp2, reciprocal
 from kernels.cuda.instructions.elements import LOAD_CONSTANT_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
+from kernels.cuda.plain_variants import VectorVariant
 from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
 
 MINUS_LOG2_E = float32(-math.log2(math.e))
 
 
 @dataclass(frozen=True, slots=True)
-class SiluMulVariant:
-    """The compile-time parameter: `dtype` of `gate_up` and `out`.
-
-    Raises UnsupportedVariantError for a dtype the kernel is not written for.
-    """
-
-    dtype: str
-
-    def __post_init__(self) -> None:
-        if self.dtype not in STORAGE_TYPES:
-            choices = ", ".join(STORAGE_TYPES)
-            raise UnsupportedVariantError("dtype", f"one of {choices}", self.dtype)
+class SiluMulVariant(VectorVariant):
+    """The compile-time parameter: `dtype` of `gate_up` and `out`."""
 
     @property
     def name(self) -> str:
@@ -50,15 +40,9 @@ class SiluMulVariant:
         return f"silu_mul_{self.dtype}"
 
     @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 128
-
-    @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        element = STORAGE_TYPES[self.dtype] + "*"
-        return (element, element, "int64")
+        return (self.element, self.element, "int64")
 
     @property
     def expectation(self) -> Expectation:
@@ -67,10 +51,7 @@ class SiluMulVariant:
 
     def grid(self, num_tokens: int, num_features: int) -> tuple[int, int, int]:
         """Return the launch grid; `num_features` F must be a multiple of the vector's length."""
-        length = VECTOR_LENGTHS[self.dtype]
-        if num_features % length:
-            raise UnsupportedVariantError("num_features", f"a multiple of {length}", num_features)
-        return (num_tokens, -(-num_features // (length * self.threads)), 1)
+        return self.row_grid(num_tokens, "num_features", num_features)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""

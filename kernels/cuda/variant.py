@@ -10,9 +10,11 @@ the kernel computes. Argument types are words, so that no tool needs another's t
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
+
+from kernels.cuda.errors import UnsupportedVariantError
 
 # How a kernel's parameters are written in its source; Numba takes the types from `arguments`.
 Pointer: TypeAlias = Any
@@ -71,6 +73,31 @@ class Variant(Protocol):
     def kernel(self) -> Callable[..., None]:
         """Make the plain function Numba compiles and the simulator runs."""
         ...
+
+
+def require_one_of(field: str, allowed: Iterable[object], given: object) -> None:
+    """Raise UnsupportedVariantError where a parameter is none of what a kernel is written for."""
+    choices = tuple(allowed)
+    if given not in choices:
+        raise UnsupportedVariantError(field, f"one of {', '.join(map(str, choices))}", given)
+
+
+def require_between(field: str, lowest: int, highest: int, given: int) -> None:
+    """Raise UnsupportedVariantError where a number is outside of what a kernel is written for."""
+    if not lowest <= given <= highest:
+        raise UnsupportedVariantError(field, f"between {lowest} and {highest}", given)
+
+
+def require_multiple(field: str, unit: int, given: int, highest: int | None = None) -> None:
+    """Raise UnsupportedVariantError where a size is no multiple of `unit`, or too large if limited.
+
+    With `highest` it must be above zero, too.
+    """
+    if highest is None:
+        if given % unit:
+            raise UnsupportedVariantError(field, f"a multiple of {unit}", given)
+    elif not 0 < given <= highest or given % unit:
+        raise UnsupportedVariantError(field, f"a multiple of {unit} up to {highest}", given)
 
 
 def launch_types(arguments: tuple[str, ...]) -> tuple[Any, ...]:

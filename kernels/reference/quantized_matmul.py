@@ -1,4 +1,4 @@
-"""The product of rows with a quantised weight matrix."""
+"""Quantised weight matrices: their values, and the product of rows with one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,27 @@ Floats = npt.NDArray[np.floating[Any]]
 Integers = npt.NDArray[np.integer[Any]]
 
 
+def dequantized(quants: Integers, scales: Floats, minima: Floats | None, out: Floats) -> None:
+    """Write W[n, k] = scales[n, k // group] · quants[n, k] + minima[n, k // group].
+
+    `quants`: [N, K], what is multiplied: an offset of the stored form is taken off. `scales` and
+    `minima` (None: zero): [N, K / group]. `out`: [N, K], C-contiguous; its dtype is calculated in.
+    """
+    num_outputs, num_groups = scales.shape
+    grouped = out.reshape(num_outputs, num_groups, -1)
+    grouped[:] = quants.reshape(grouped.shape)
+    grouped *= scales[:, :, None].astype(out.dtype)
+    if minima is not None:
+        grouped += minima[:, :, None].astype(out.dtype)
+
+
 def quantized_matmul(
     x: Floats, quants: Integers, scales: Floats, minima: Floats | None, out: Floats
 ) -> None:
-    """Write x · Wᵀ with W[n, k] = scales[n, k // group] · quants[n, k] + minima[n, k // group].
+    """Write x · Wᵀ with W as above.
 
-    `x`: [T, K]. `quants`: [N, K], what is multiplied: an offset of the stored form is taken off.
-    `scales` and `minima` (None: zero): [N, K / group]. `out`: [T, N]. Everything is calculated in
-    float64, the weights never rounded.
+    `x`: [T, K]. `out`: [T, N]. Everything is calculated in float64, the weights never rounded.
     """
-    num_outputs, num_inputs = quants.shape
-    num_groups = scales.shape[1]
-    weights = quants.reshape(num_outputs, num_groups, -1).astype(np.float64)
-    weights *= scales[:, :, None].astype(np.float64)
-    if minima is not None:
-        weights += minima[:, :, None].astype(np.float64)
-    out[:] = x.astype(np.float64) @ weights.reshape(num_outputs, num_inputs).T
+    weights: Floats = np.empty(quants.shape, np.float64)
+    dequantized(quants, scales, minima, weights)
+    out[:] = x.astype(np.float64) @ weights.T

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import index as as_integer
 from typing import Any
 
 import numpy as np
@@ -75,36 +76,63 @@ class CheckedArray:
 
     def __getitem__(self, index: Index) -> Any:
         element = self._element(index)
-        self._note_read(element)
+        self._note_reads(element, 1)
         return self._flat[element]
 
     def __setitem__(self, index: Index, value: Any) -> None:
         element = self._element(index)
-        self._note_write(element)
+        self._note_writes(element, 1)
         self._flat[element] = value
+
+    def read_row(self, row: Any, length: int) -> np.ndarray:
+        """Read the first elements of a row of an array of two axes."""
+        first = self._element((row, length - 1)) - (length - 1)
+        self._note_reads(first, length)
+        return self._flat[first : first + length].copy()
+
+    def write_row(self, row: Any, values: Any) -> None:
+        """Write the first elements of a row of an array of two axes."""
+        length = len(values)
+        first = self._element((row, length - 1)) - (length - 1)
+        self._note_writes(first, length)
+        self._flat[first : first + length] = values
 
     def read_words(self, element: Any, num_words: int) -> np.ndarray:
         """Read 4 · `num_words` bytes at an element, in one aligned access, as uint32."""
         first, count = self._run(element, 4 * num_words)
-        for i in range(first, first + count):
-            self._note_read(i)
+        self._note_reads(first, count)
         return self._flat[first : first + count].view(np.uint32).copy()
 
     def write_words(self, element: Any, words: np.ndarray) -> None:
         """Write uint32 words at an element, in one aligned access."""
         first, count = self._run(element, 4 * len(words))
-        for i in range(first, first + count):
-            self._note_write(i)
+        self._note_writes(first, count)
         self._flat[first : first + count] = words.view(self._flat.dtype)
 
-    def _note_read(self, element: int) -> None:
+    def _note_reads(self, first: int, count: int) -> None:
         pass
 
-    def _note_write(self, element: int) -> None:
+    def _note_writes(self, first: int, count: int) -> None:
         pass
 
     def _element(self, index: Index) -> int:
         """Return the flat index. Raises OutOfBounds."""
+        # Most of a simulation's time goes by here: the usual forms of a good index come first.
+        shape = self._shape
+        try:
+            if type(index) is not tuple:
+                element = as_integer(index)
+                if 0 <= element < shape[0] and len(shape) == 1:
+                    return element
+            elif len(index) == 2 == len(shape):
+                row, column = as_integer(index[0]), as_integer(index[1])
+                if 0 <= row < shape[0] and 0 <= column < shape[1]:
+                    return row * shape[1] + column
+        except TypeError:  # no integer: refused below, with its name
+            pass
+        return self._any_element(index)
+
+    def _any_element(self, index: Index) -> int:
         indices = index if type(index) is tuple else (index,)
         if len(indices) != len(self._shape):
             raise Unsupported(f"{self._name}: {len(indices)} indices for {len(self._shape)} axes")
@@ -124,10 +152,11 @@ class CheckedArray:
         if not isinstance(element, (int, np.integer)):
             raise Unsupported(f"{self._name}: index {element!r} is not an integer")
         first, count = int(element), num_bytes // self._flat.itemsize
-        where = f"{self._name}[{first}], {num_bytes} bytes by {self._current()}"
         if first < 0 or first + count > self._flat.size:
+            where = f"{self._name}[{first}], {num_bytes} bytes by {self._current()}"
             raise OutOfBounds(f"{where}, of {self._flat.size} elements")
         if (first * self._flat.itemsize) % num_bytes or self._alignment % num_bytes:
+            where = f"{self._name}[{first}], {num_bytes} bytes by {self._current()}"
             raise Misaligned(f"{where}, of memory aligned to {self._alignment} bytes")
         return first, count
 
@@ -162,8 +191,8 @@ class SharedArray(CheckedArray):
         """
         first, count = self._run(element, 4 * len(words))
         thread = self._current()
+        self._note_writes(first, count)
         for i in range(first, first + count):
-            self._note_write(i)
             self._copies[i] = thread
         run = slice(first, first + count)
         self._flat[run] = poisoned(count, self._flat.dtype)
@@ -177,23 +206,41 @@ class SharedArray(CheckedArray):
 
         return land
 
-    def _note_read(self, element: int) -> None:
+    def _note_reads(self, first: int, count: int) -> None:
         thread = self._current()
-        self._refuse_copy(element, thread, "read")
-        self._refuse_race(self._writes.get(element), thread, "read", "written", element)
-        for added in self._atomics.get(element, {}).values():
-            self._refuse_race(added, thread, "read", "added to", element)
-        self._reads.setdefault(element, {})[thread] = Access.now(thread)
+        access = Access.now(thread)
+        reads, written = self._reads, self._writes
+        for element in range(first, first + count):
+            if element in self._copies:
+                self._refuse_copy(element, thread, "read")
+            earlier = written.get(element)
+            if earlier is not None and earlier.thread is not thread:
+                self._refuse_race(earlier, thread, "read", "written", element)
+            if self._atomics:
+                for added in self._atomics.get(element, {}).values():
+                    self._refuse_race(added, thread, "read", "added to", element)
+            readers = reads.get(element)
+            if readers is None:
+                reads[element] = {thread: access}
+            else:
+                readers[thread] = access
 
-    def _note_write(self, element: int) -> None:
+    def _note_writes(self, first: int, count: int) -> None:
         thread = self._current()
-        self._refuse_copy(element, thread, "written")
-        self._refuse_race(self._writes.get(element), thread, "written", "written", element)
-        for read in self._reads.pop(element, {}).values():
-            self._refuse_race(read, thread, "written", "read", element)
-        for added in self._atomics.pop(element, {}).values():
-            self._refuse_race(added, thread, "written", "added to", element)
-        self._writes[element] = Access.now(thread)
+        access = Access.now(thread)
+        for element in range(first, first + count):
+            if element in self._copies:
+                self._refuse_copy(element, thread, "written")
+            earlier = self._writes.get(element)
+            if earlier is not None and earlier.thread is not thread:
+                self._refuse_race(earlier, thread, "written", "written", element)
+            if element in self._reads:
+                for read in self._reads.pop(element).values():
+                    self._refuse_race(read, thread, "written", "read", element)
+            if self._atomics:
+                for added in self._atomics.pop(element, {}).values():
+                    self._refuse_race(added, thread, "written", "added to", element)
+            self._writes[element] = access
 
     def _refuse_copy(self, element: int, thread: Thread, now: str) -> None:
         copier = self._copies.get(element)
@@ -220,7 +267,7 @@ class SharedArray(CheckedArray):
 class ReadOnlyArray(CheckedArray):
     """Global memory that the kernel may not write, so that reads need no bookkeeping."""
 
-    def _note_write(self, _element: int) -> None:
+    def _note_writes(self, _first: int, _count: int) -> None:
         raise Unsupported(f"{self._name} was given as read-only and is written")
 
 

@@ -26,6 +26,7 @@ from kernels.cuda.instructions import (
 )
 from tests.simt import tensor
 from tests.simt.device import Device
+from tests.simt.eight_bits import EIGHT_BIT_TWINS
 from tests.simt.memory import CheckedArray, SharedArray
 from tests.simt.small_integers import SMALL_INTEGER_TWINS
 from tests.simt.threads import WarpFunction
@@ -73,17 +74,15 @@ def _maximum(a: Any, b: Any) -> np.float32:
 
 
 def _load_vector(words: Words, i: Any, source: CheckedArray, element: Any) -> None:
-    for word, value in enumerate(source.read_words(element, 4)):
-        words[i, word] = value
+    words.write_row(i, source.read_words(element, 4))
 
 
 def _load_pair(words: Words, i: Any, source: CheckedArray, element: Any) -> None:
-    for word, value in enumerate(source.read_words(element, 2)):
-        words[i, word] = value
+    words.write_row(i, source.read_words(element, 2))
 
 
 def _store_vector(target: CheckedArray, element: Any, words: Words, i: Any) -> None:
-    target.write_words(element, np.array([words[i, word] for word in range(4)], np.uint32))
+    target.write_words(element, words.read_row(i, 4))
 
 
 def _load_word(source: CheckedArray, element: Any) -> np.uint32:
@@ -97,16 +96,14 @@ def _store_word(target: CheckedArray, element: Any, word: Any) -> None:
 def _load_floats(
     widen: Callable[[Any], Any], values: CheckedArray, i: Any, source: CheckedArray, element: Any
 ) -> None:
-    for j, value in enumerate(widen(source.read_words(element, 4))):
-        values[i, j] = value
+    values.write_row(i, widen(source.read_words(element, 4)))
 
 
 def _store_floats(
     narrow: Callable[[Any], Any], target: CheckedArray, element: Any, values: CheckedArray, i: Any
 ) -> None:
     length = 16 // np.dtype(narrow(np.zeros(1, np.float32)).dtype).itemsize
-    row = np.array([values[i, j] for j in range(length)], np.float32)
-    target.write_words(element, narrow(row).view(np.uint32))
+    target.write_words(element, narrow(values.read_row(i, length)).view(np.uint32))
 
 
 def _choose_bytes(a: Any, b: Any, selector: Any) -> np.uint32:
@@ -118,19 +115,15 @@ def _choose_bytes(a: Any, b: Any, selector: Any) -> np.uint32:
 def _multiply_tiles(
     device: Device, function: WarpFunction, sums: CheckedArray, i: Any, a: Any, b: Any
 ) -> None:
-    operand = ([sums[i, j] for j in range(4)], a, b)
-    frame = sys._getframe(1)
-    for j, value in enumerate(device.warp("multiply_tiles", frame, operand, function)):
-        sums[i, j] = value
+    operand = (sums.read_row(i, 4), a, b)
+    sums.write_row(i, device.warp("multiply_tiles", sys._getframe(1), operand, function))
 
 
 def _load_tiles(
     device: Device, function: WarpFunction, words: Words, i: Any, shared: SharedArray, element: Any
 ) -> None:
     row = shared.read_words(element, 4)
-    frame = sys._getframe(1)
-    for word, value in enumerate(device.warp("load_tiles", frame, row, function)):
-        words[i, word] = value
+    words.write_row(i, device.warp("load_tiles", sys._getframe(1), row, function))
 
 
 def _transpose_tile(device: Device, word: Any) -> np.uint32:
@@ -139,13 +132,16 @@ def _transpose_tile(device: Device, word: Any) -> np.uint32:
 
 def _copy_async(
     device: Device,
+    num_words: int,
     shared: SharedArray,
     element: Any,
     source: CheckedArray,
     source_element: Any,
     is_wanted: Any,
 ) -> None:
-    words = source.read_words(source_element, 4) if is_wanted else np.zeros(4, np.uint32)
+    words = np.zeros(num_words, np.uint32)
+    if is_wanted:
+        words = source.read_words(source_element, num_words)
     device.thread().copies.append(shared.start_copy(element, words))
 
 
@@ -225,6 +221,7 @@ PLAIN: dict[Any, Any] = {
     vectors.store_word: _store_word,
     tiles.choose_bytes: _choose_bytes,
     **SMALL_INTEGER_TWINS,
+    **EIGHT_BIT_TWINS,
     **{elements.LOAD_FLOATS[name]: partial(_load_floats, f) for name, f in _WIDEN.items()},
     **{elements.LOAD_CONSTANT_FLOATS[name]: partial(_load_floats, f) for name, f in _WIDEN.items()},
     **{elements.STORE_FLOATS[name]: partial(_store_floats, f) for name, f in _NARROW.items()},
@@ -244,7 +241,8 @@ BOUND: dict[Any, tuple[Any, ...]] = {
     tiles.load_tiles: (_load_tiles, tensor.load_tiles),
     tiles.load_transposed_tiles: (_load_tiles, tensor.load_transposed_tiles),
     tiles.transpose_tile: (_transpose_tile,),
-    async_copies.copy_async: (_copy_async,),
+    async_copies.copy_async: (_copy_async, 4),
+    async_copies.copy_word_async: (_copy_async, 1),
     async_copies.commit_copies: (_commit_copies,),
     async_copies.wait_for_copies: (_wait_for_copies, 0),
     async_copies.wait_for_copies_but_one: (_wait_for_copies, 1),

@@ -6,7 +6,7 @@ attention_prefill   prefill attention
 rope_write_kv       rotation and the write of K and V
 row_operations      normalisation, gate, embedding, block copies
 sampling            choosing tokens
-quantized_matmul    products with quantised weights
+quantized_matmul    products with quantised weights, and their rows unpacked
 logits              log-probabilities; bias and penalties
 """
 
@@ -33,6 +33,7 @@ from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.logprobs import LogprobsVariant
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.quantized_rows import QuantizedRowsVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.sampling import SamplingVariant
@@ -48,6 +49,7 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     EmbeddingVariant: row_operations.draw_embedding,
     LogprobsVariant: logits.draw_logprobs,
     QuantizedMatmulVariant: quantized_matmul.draw_cases,
+    QuantizedRowsVariant: quantized_matmul.draw_rows,
     RmsNormVariant: row_operations.draw_rms_norm,
     RopeWriteKvVariant: rope_write_kv.draw_cases,
     SamplingVariant: sampling.draw_cases,

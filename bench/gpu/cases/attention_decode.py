@@ -55,6 +55,7 @@ def draw_case(
     pool = draw_pool(
         rng, variant.dtype, seq_lens,
         num_kv_heads=num_kv_heads, block_size=variant.block_size, head_size=variant.head_size,
+        kv_dtype=variant.kv_dtype,
     )  # fmt: skip
     num_heads = num_kv_heads * variant.group
     query = rng.standard_normal((len(seq_lens), num_heads + 1, variant.head_size))

@@ -2,7 +2,8 @@
 
 Rows have different lengths, maybe none (padding); their blocks lie scattered, and the first two
 rows share their first block if both fill it. Slots past a row's end, blocks nobody owns and the
-other layer hold NaN; block ids far outside the pool stand behind the end of each table.
+other layer hold NaN (in a pool of eight bits their scales do); block ids far outside the pool stand
+behind the end of each table.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.gpu.case import Array, to_float64, to_stored
+from kernels.cuda.quantized_kv import decode_heads, encode_heads
 
 NO_BLOCK = 2**30  # an id no pool has
 LAYERS, LAYER = 2, 1  # of the pool, and the one the kernels work on
@@ -21,17 +23,19 @@ LAYERS, LAYER = 2, 1  # of the pool, and the one the kernels work on
 
 @dataclass(frozen=True, slots=True)
 class BlockPool:
-    """`pool` as stored; `tables` [S, M]; `seq_lens` [S] tokens of each row."""
+    """`pool` as stored, in `dtype` or in `kv_dtype`; `tables` [S, M]; `seq_lens` [S] tokens."""
 
     dtype: str
     pool: Array
     tables: Array
     seq_lens: Array
+    head_size: int
+    kv_dtype: str | None = None
 
     @property
     def exact(self) -> Array:
-        """The pool's values in float64."""
-        return to_float64(self.dtype, self.pool)
+        """The pool's values [N, L, 2, G, B, D] in float64."""
+        return to_values(self.dtype, self.kv_dtype, self.head_size, self.pool)
 
     @property
     def strides(self) -> tuple[int, int, int]:
@@ -46,6 +50,20 @@ def layer_strides(pool_shape: Sequence[int], layer: int) -> tuple[int, int, int]
     return math.prod(pool_shape[1:]), key_offset, key_offset + half_layer
 
 
+def to_pool(dtype: str, kv_dtype: str | None, values: Array) -> Array:
+    """Return values [..., B, D] as a pool holds them."""
+    if kv_dtype is None:
+        return to_stored(dtype, values)
+    return encode_heads(kv_dtype, np.asarray(values, np.float32))
+
+
+def to_values(dtype: str, kv_dtype: str | None, head_size: int, pool: Array) -> Array:
+    """Return what a pool stands for, [..., B, D] in float64."""
+    if kv_dtype is None:
+        return to_float64(dtype, pool)
+    return decode_heads(kv_dtype, pool, head_size).astype(np.float64)
+
+
 def draw_pool(
     rng: np.random.Generator,
     dtype: str,
@@ -54,6 +72,7 @@ def draw_pool(
     num_kv_heads: int,
     block_size: int,
     head_size: int,
+    kv_dtype: str | None = None,
 ) -> BlockPool:
     """Draw normally distributed keys and values."""
     num_rows = len(seq_lens)
@@ -73,4 +92,10 @@ def draw_pool(
             slots = min(block_size, length - index * block_size)
             block = values[tables[row, index], LAYER]
             block[:, :, :slots] = rng.standard_normal(block[:, :, :slots].shape)
-    return BlockPool(dtype, to_stored(dtype, values), tables, np.array(seq_lens, np.int32))
+    pool = to_pool(dtype, kv_dtype, values)
+    if kv_dtype is not None:  # what nobody wrote: any bytes
+        unknown = rng.integers(0, 256, (*pool.shape[:-1], block_size, head_size), np.uint8)
+        codes = pool[..., : block_size * head_size].reshape(unknown.shape)
+        codes[...] = np.where(np.isnan(values), unknown, codes)
+    lengths = np.array(seq_lens, np.int32)
+    return BlockPool(dtype, pool, tables, lengths, head_size, kv_dtype)

@@ -2,6 +2,7 @@
 
 Weights take every value of their format, scales change sign and size from group to group, rows of x
 have magnitudes of their own. The outputs between N and the end of the last panel have NaN scales.
+Rows of y go on behind N, where they must stay NaN.
 One row is also multiplied alone, by the variant for few rows: that must give the same bits.
 """
 
@@ -21,8 +22,11 @@ from kernels.cuda.quantized_layout import (
     pack_matrix,
 )
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.quantized_rows import TILES, QuantizedRowsVariant
 from kernels.cuda.quantized_strands import COLUMNS
-from kernels.reference.quantized_matmul import quantized_matmul
+from kernels.reference.quantized_matmul import dequantized, quantized_matmul
+
+COLUMNS_BEHIND = 2
 
 
 def draw_cases(variant: QuantizedMatmulVariant, seed: int) -> list[Case]:
@@ -65,17 +69,19 @@ def draw_case(
         None if matrix.minima is None else matrix.minima[:num_outputs],
         exact,
     )
-    tolerance = TOLERANCES[variant.dtype] * max(1.0, float(np.abs(exact).max()) / 4)
+    tolerance = TOLERANCES[variant.out_dtype] * max(1.0, float(np.abs(exact).max()) / 4)
+    expected = np.pad(exact, ((0, 0), (0, COLUMNS_BEHIND)), constant_values=np.nan)
+    out_width = expected.shape[1]
 
     def case(one: QuantizedMatmulVariant, rows: slice) -> Case:
-        count = len(exact[rows])
+        count = len(expected[rows])
         grid = one.grid(count, num_outputs, num_inputs, strand_bits)
-        scalars = (count, num_outputs, num_inputs, strand_bits)
+        scalars = (count, num_outputs, num_inputs, strand_bits, out_width)
         return Case(
             f"{variant.name} {num_rows} × {num_inputs} × {num_outputs}, {1 << strand_bits} strands",
-            {"out": poison(one.dtype, (count, num_outputs)), "x": x[rows], "packed": packed},
+            {"out": poison(one.out_dtype, (count, out_width)), "x": x[rows], "packed": packed},
             (Launch(one, grid, ("out", "x", "packed", *scalars)),),
-            {"out": Expected(one.dtype, exact[rows], tolerance)},
+            {"out": Expected(one.out_dtype, expected[rows], tolerance)},
         )
 
     def select(outputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -84,6 +90,38 @@ def draw_case(
     few_rows = dataclasses.replace(variant, columns=COLUMNS[0])
     part = case(few_rows, slice(alone, alone + 1))
     return dataclasses.replace(case(variant, slice(None)), part=(part, select))
+
+
+def draw_rows(variant: QuantizedRowsVariant, seed: int) -> list[Case]:
+    """All rows in order, ragged in both directions; and some, scattered, one of them twice."""
+    rng = np.random.default_rng(seed)
+    num_outputs, num_tiles = PANEL_ROWS + 9, TILES + 1
+    matrix = draw_matrix(rng, variant.weights, num_outputs, num_tiles)
+    # Nothing of these is multiplied with anything: their size is that of the tolerance's data.
+    for values in (matrix.scales, matrix.minima):
+        if values is not None:
+            values *= np.float16(8)
+    exact = np.empty(matrix.quants.shape)
+    dequantized(matrix.quants, matrix.scales, matrix.minima, exact)
+    packed = pack_matrix(variant.weights, matrix)
+
+    def case(rows: Array) -> Case:
+        shape = (len(rows), GROUP * num_tiles)
+        # A row behind the last one must stay as it is.
+        expected = np.pad(exact[rows], ((0, 1), (0, 0)), constant_values=np.nan)
+        tolerance = TOLERANCES[variant.dtype] * max(1.0, float(np.abs(exact).max()) / 4)
+        return Case(
+            f"{variant.name} {len(rows)} × {shape[1]}",
+            {
+                "out": poison(variant.dtype, expected.shape),
+                "packed": packed,
+                "rows": rows.astype(np.int32),
+            },
+            (Launch(variant, variant.grid(*shape), ("out", "packed", "rows", *shape)),),
+            {"out": Expected(variant.dtype, expected, tolerance)},
+        )
+
+    return [case(np.arange(num_outputs)), case(np.array([40, 3, 19, 3, 0]))]
 
 
 def draw_matrix(

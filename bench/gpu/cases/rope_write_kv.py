@@ -1,16 +1,22 @@
-"""Rotation and the write of K and V: scattered slots, padding tokens, far positions."""
+"""Rotation and the write of K and V: scattered slots, padding tokens, far positions.
+
+A pool of eight bits is judged by what it stands for. That must be what the specification makes of
+the exact values, to the code: a rounding that goes the other way is an error of a whole step. One
+head has an infinity in its value, one is all zeros.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
-from bench.gpu.cases.block_pool import LAYER, LAYERS, layer_strides
+from bench.gpu.cases.block_pool import LAYER, LAYERS, layer_strides, to_pool, to_values
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.reference.rope import rope_write_kv
 
 NUM_HEADS, NUM_KV_HEADS = 6, 2
 NUM_BLOCKS = 3
+INFINITY = {"bfloat16": 0x7F80, "float16": 0x7C00}
 
 
 def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
@@ -24,12 +30,17 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
         variant.dtype, rng.standard_normal((num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * dim))
     )
     shape = (NUM_BLOCKS, LAYERS, 2, NUM_KV_HEADS, size, dim)
-    pool = to_stored(variant.dtype, rng.standard_normal(shape))
+    kv_dtype = variant.kv_dtype
+    pool = to_pool(variant.dtype, kv_dtype, rng.standard_normal(shape))
+    if kv_dtype is not None:
+        heads = qkv.reshape(num_tokens, -1, dim)
+        heads[0, -1, dim // 2] = INFINITY[variant.dtype]
+        heads[2, NUM_HEADS] = 0
     frequencies = 10000.0 ** (-np.arange(dim // 2) / (dim // 2))
     angles = np.arange(positions.max() + 1)[:, None] * frequencies
     cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
-    exact_pool = to_float64(variant.dtype, pool)
+    exact_pool = to_values(variant.dtype, kv_dtype, dim, pool)
     exact_out: Array = np.empty((num_tokens, NUM_HEADS, dim))
     # The specification knows no padding: those tokens write into a block of their own.
     with_spare = np.concatenate([exact_pool, np.zeros_like(exact_pool[:1])])
@@ -39,6 +50,16 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
         np.where(slots < 0, NUM_BLOCKS * size, slots), exact_out,
     )  # fmt: skip
     tolerance = TOLERANCES[variant.dtype]
+    expected_pool = Expected(variant.dtype, with_spare[:-1], tolerance)
+    if kv_dtype is not None:
+        expected_pool = Expected(
+            "uint8",
+            to_values(
+                variant.dtype, kv_dtype, dim, to_pool(variant.dtype, kv_dtype, with_spare[:-1])
+            ),
+            TOLERANCES["float32"],
+            lambda stored: to_values(variant.dtype, kv_dtype, dim, stored),
+        )
     return [
         Case(
             variant.name,
@@ -57,13 +78,13 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
                     variant.grid(num_tokens, NUM_HEADS, NUM_KV_HEADS),
                     (
                         "out", "pool", "qkv", "cosines", "sines", "positions", "kv_slots",
-                        NUM_HEADS, NUM_KV_HEADS, *layer_strides(shape, LAYER),
+                        NUM_HEADS, NUM_KV_HEADS, *layer_strides(pool.shape, LAYER),
                     ),
                 ),
             ),
             {
                 "out": Expected(variant.dtype, exact_out, tolerance),
-                "pool": Expected(variant.dtype, with_spare[:-1], tolerance),
+                "pool": expected_pool,
             },
         )
     ]  # fmt: skip

@@ -5,6 +5,7 @@
     elements        16-byte vectors of a tensor's elements, as float32
     exact_float32   operations rounded once each, never fused
     exact_float64   the same in float64
+    eight_bits      keys and values of eight bits, to 16-bit floats and from float32
     small_integers  four and eight bits to 16-bit floats
     vectors         16-byte reads and writes, as words
     tiles           tensor cores: products of 16 × 16 by 16 × 8 tiles, and how tiles reach registers

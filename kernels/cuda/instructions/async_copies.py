@@ -22,18 +22,21 @@ from kernels.cuda.instructions.emit import I32, Emitter, Intrinsic, Value, instr
 _VOID = ir.VoidType()
 
 
-def _copy(at: Emitter) -> Value:
-    zero = ir.Constant(I32, 0)
-    is_wanted = at.builder.icmp_signed("!=", at.integer(4), ir.Constant(ir.IntType(64), 0))
-    num_bytes = at.builder.select(is_wanted, ir.Constant(I32, 16), zero)
-    at.assembly(
-        "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;",
-        "r,l,r,~{memory}",
-        _VOID,
-        [at.shared_address(0, 1), at.global_address(2, 3), num_bytes],
-        has_effects=True,
-    )
-    return at.nothing()
+def _copy(name: str, size: int) -> Intrinsic:
+    def emit(at: Emitter) -> Value:
+        zero = ir.Constant(I32, 0)
+        is_wanted = at.builder.icmp_signed("!=", at.integer(4), ir.Constant(ir.IntType(64), 0))
+        num_bytes = at.builder.select(is_wanted, ir.Constant(I32, size), zero)
+        at.assembly(
+            f"{name} [$0], [$1], {size}, $2;",
+            "r,l,r,~{memory}",
+            _VOID,
+            [at.shared_address(0, 1), at.global_address(2, 3), num_bytes],
+            has_effects=True,
+        )
+        return at.nothing()
+
+    return instruction(types.void, [None] * 5, emit)
 
 
 def _statement(text: str) -> Intrinsic:
@@ -47,7 +50,11 @@ def _statement(text: str) -> Intrinsic:
 # copy_async(shared, element, source, source_element, is_wanted): start copying the vector at
 # `source[source_element]` to `shared[element]`, both multiples of 16 bytes; zeros where `is_wanted`
 # is false, and then the source is not read. Past the first cache, and 128 bytes into the second.
-copy_async = instruction(types.void, [None] * 5, _copy)
+copy_async = _copy("cp.async.cg.shared.global.L2::128B", 16)
+
+# copy_word_async(shared, element, source, source_element, is_wanted): the same of four bytes, both
+# at multiples of four, for what lies too scattered for vectors.
+copy_word_async = _copy("cp.async.ca.shared.global", 4)
 
 # commit_copies(): close the copies started so far into a group.
 commit_copies = _statement("cp.async.commit_group;")

@@ -10,9 +10,10 @@ import pytest
 from numba import cuda, float32
 
 from kernels.cuda import build, check
-from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.disassembly import count_instructions
 from kernels.cuda.errors import CompileError
 from kernels.cuda.operations import all_variants
+from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.variant import Expectation
 
 HOPPER = (9, 0)
@@ -49,7 +50,8 @@ class Scaler:
 def faults_of(variant) -> list[str]:
     ptx = build.compile_ptx(variant, HOPPER)
     cubin, usage = build.link(variant.name, ptx, HOPPER)
-    return check.faults(variant, usage, ptx, "sm_90", check.count_instructions(cubin))
+    (counts,) = count_instructions([cubin], "sm_90")
+    return check.faults(variant, usage, ptx, "sm_90", counts)
 
 
 def test_the_check_passes_for_a_spread_of_variants(capsys):
@@ -64,7 +66,7 @@ def test_the_check_passes_for_a_spread_of_variants(capsys):
 
 
 def test_machine_code_is_an_elf_file_whose_entry_point_bears_the_variants_name():
-    variant = DecodeVariant("bfloat16", 64, 1, 16)
+    variant = RmsNormVariant("float16", 4096)
 
     ptx = build.compile_ptx(variant, HOPPER)
     cubin, usage = build.link(variant.name, ptx, HOPPER)
@@ -73,7 +75,7 @@ def test_machine_code_is_an_elf_file_whose_entry_point_bears_the_variants_name()
     assert cubin.startswith(b"\x7fELF")
     assert b".text." + variant.name.encode() in cubin
     assert 0 < usage.registers <= variant.expectation.registers
-    assert usage.shared_bytes >= 4 * 4 * 8 * variant.head_size  # the sums of four warps
+    assert usage.shared_bytes >= 4 * variant.threads // 32  # the sum of each warp
 
 
 def test_a_good_kernel_has_no_faults():
@@ -105,6 +107,22 @@ def test_a_missing_instruction_is_a_fault():
     variant = Scaler(expectation=Expectation(128, ("FMUL", "HMMA")))
 
     assert faults_of(variant) == ["no HMMA"]
+
+
+def test_kernels_disassembled_together_have_the_counts_that_each_has_alone():
+    cubins = [
+        build.link(variant.name, build.compile_ptx(variant, HOPPER), HOPPER)[0]
+        for variant in (Scaler(scratch=500), Scaler(), Scaler(in_float64=True))
+    ]
+
+    together = count_instructions(cubins, "sm_90")
+
+    assert together == [count_instructions([cubin], "sm_90")[0] for cubin in cubins]
+    scratch, plain, in_float64 = together
+    assert scratch["STL"] > 0
+    assert plain["FMUL"] == 1
+    assert plain["STL"] == plain["DMUL"] == 0
+    assert in_float64["DMUL"] == 1
 
 
 def test_the_check_fails_if_one_variant_is_bad(monkeypatch, capsys):

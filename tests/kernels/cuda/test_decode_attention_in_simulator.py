@@ -13,12 +13,13 @@ import pytest
 from bench.gpu.case import to_stored
 from bench.gpu.cases import draw_cases
 from bench.gpu.cases.attention_decode import draw_case, make_case
-from bench.gpu.cases.block_pool import draw_pool
+from bench.gpu.cases.block_pool import LAYER, draw_pool
 from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import BLOCK_SIZES, DecodeVariant
 from kernels.cuda.attention_merge import MergeVariant
 from kernels.cuda.attention_partials import DTYPES, HEAD_SIZES, MAX_GROUP
 from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.quantized_kv import QUANTIZED_DTYPES
 from tests.kernels.cuda.simulation import simulate
 
 
@@ -37,6 +38,9 @@ def short_chunks(monkeypatch):
         (DecodeVariant("float32", 64, 2, 16), (0, 65), 2),
         (DecodeVariant("float32", 96, 5, 32), (7, 0), 1),
         (DecodeVariant("float32", 128, 1, 16), (15, 17), 1),
+        (DecodeVariant("bfloat16", 64, 3, 16, "int8"), (67,), 2),
+        (DecodeVariant("float16", 96, 2, 32, "float8"), (0, 19), 1),
+        (DecodeVariant("bfloat16", 128, 9, 32, "float8"), (9,), 1),
     ],
     ids=lambda value: getattr(value, "name", None) or str(value),
 )
@@ -52,11 +56,26 @@ def test_decode_attention_equals_the_specification(variant, seq_lens, splits):
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
 def test_every_variant_equals_the_specification(dtype, head_size, group, block_size):
-    variant = DecodeVariant(dtype, head_size, group, block_size)
-    lengths = (4 * block_size + 1, 0, block_size - 1)
-    case = draw_case(variant, lengths, num_kv_heads=1, seed=group, splits=1 + group % 3)
+    check_variant(DecodeVariant(dtype, head_size, group, block_size))
 
-    assert case.faults(simulate(case, seed=group)) == []
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", QUANTIZED_DTYPES)
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+@pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
+def test_every_group_equals_the_specification_in_eight_bits(kv_dtype, head_size, group):
+    # The model's dtype and the block size take turns.
+    dtype = ("bfloat16", "float16")[(group + head_size // 32) % 2]
+    check_variant(DecodeVariant(dtype, head_size, group, BLOCK_SIZES[group // 2 % 2], kv_dtype))
+
+
+def check_variant(variant):
+    """A row of two chunks, an empty one, one that ends within a block."""
+    lengths = (65, 0, variant.block_size - 1)
+    splits = 1 + variant.group % 3
+    case = draw_case(variant, lengths, num_kv_heads=1, seed=variant.group, splits=splits)
+
+    assert case.faults(simulate(case, seed=variant.group)) == []
 
 
 @pytest.mark.slow
@@ -71,9 +90,18 @@ def test_the_cases_a_gpu_is_given_pass_with_chunks_of_their_full_length(dtype, m
             np.testing.assert_array_equal(simulate(part)["out"], select(outputs)["out"])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_rows_bits_do_not_depend_on_its_neighbours_the_splits_or_the_order_of_threads(dtype):
-    variant = DecodeVariant(dtype, 64, 2, 16)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        ("bfloat16", None),
+        ("float32", None),
+        pytest.param("float16", "int8", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rows_bits_do_not_depend_on_its_neighbours_the_splits_or_the_order_of_threads(
+    dtype, kv_dtype
+):
+    variant = DecodeVariant(dtype, 64, 2, 16, kv_dtype)
     case = draw_case(variant, (69, 3), num_kv_heads=1, alone=0, splits_alone=2)
     alone, select = case.part
 
@@ -117,6 +145,18 @@ def test_nan_that_a_row_owns_reaches_its_output_and_no_other(dtype):
     assert is_nan[1].all()
 
 
+def test_nan_in_a_token_of_eight_bits_reaches_its_row_and_no_other():
+    case = draw_case(DecodeVariant("bfloat16", 64, 2, 16, "int8"), (4, 4), num_kv_heads=1)
+    head = case.arrays["pool"][case.arrays["block_tables"][1, 0], LAYER, 1, 0]
+    head[16 * 64 :].view(np.float32)[3] = np.nan  # the scale of row 1's last value
+
+    out = simulate(case)["out"]
+
+    is_nan = (out & 0x7FFF) > 0x7F80
+    assert not is_nan[0].any()
+    assert is_nan[1].all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,6 +165,8 @@ def test_nan_that_a_row_owns_reaches_its_output_and_no_other(dtype):
         (("float32", 64, 0, 16), "group must be between 1 and 16, got 0"),
         (("float32", 64, 17, 16), "group must be between 1 and 16, got 17"),
         (("float32", 64, 1, 8), "block_size must be one of 16, 32, got 8"),
+        (("float16", 64, 1, 16, "int4"), "kv_dtype must be one of int8, float8, got 'int4'"),
+        (("float32", 64, 1, 16, "int8"), "kv_dtype must be the model's own, since that is no 16-b"),
     ],
 )
 def test_a_shape_the_kernel_is_not_written_for_is_refused_by_name(arguments, message):

@@ -12,6 +12,7 @@ from kernels.cuda import (
     attention_chunks,
     attention_decode,
     attention_decode_float32,
+    attention_decode_pool,
     attention_decode_tensor,
     attention_merge,
     attention_partials,
@@ -24,11 +25,15 @@ TENSOR = DecodeVariant("bfloat16", 64, 3, 16)
 NARROW_STRIP = DecodeVariant("float16", 96, 1, 16)
 FLOAT32 = DecodeVariant("float32", 64, 5, 16)  # two parts, of three heads and of two
 FLOAT32_HALF = DecodeVariant("float32", 64, 2, 16)
+INT8 = DecodeVariant("bfloat16", 64, 3, 16, "int8")
+FLOAT8 = DecodeVariant("float16", 96, 1, 16, "float8")
 
 # A factory → the module it is in, and those that call it.
 FACTORIES: dict[str, tuple[ModuleType, ...]] = {
     "make_tensor_decode": (attention_decode_tensor, attention_decode),
     "make_float32_decode": (attention_decode_float32, attention_decode),
+    "_make_16_bits": (attention_decode_pool, attention_decode_pool),
+    "_make_8_bits": (attention_decode_pool, attention_decode_pool),
     "make_attention_merge": (attention_merge, attention_merge),
     "make_partial_functions": (
         attention_partials, attention_decode_tensor, attention_decode_float32, attention_merge,
@@ -58,7 +63,7 @@ def break_source(monkeypatch):
     return replace
 
 
-@pytest.mark.parametrize("variant", [TENSOR, FLOAT32_HALF], ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", [TENSOR, FLOAT32_HALF, INT8], ids=lambda v: v.name)
 def test_the_unbroken_source_passes(variant, break_source):
     for factory in FACTORIES:
         break_source(factory, f"def {factory}(", f"def {factory}(")
@@ -120,14 +125,24 @@ def test_a_shuffle_that_some_lanes_skip_is_a_fault(break_source):
     ("variant", "tokens", "splits", "factory", "old", "new"),
     [
         # Values behind the row's end are NaN, and so are their scores.
-        (TENSOR, 3, 1, "make_tensor_decode", "values[4 * s + j, word] = uint32(0)", "pass"),
+        (TENSOR, 3, 1, "_make_16_bits", "values[4 * s + j, word] = uint32(0)", "pass"),
         (TENSOR, 3, 1, "make_tensor_decode", "score if is_valid else MINUS_INFINITY", "score"),
         (TENSOR, 16, 1, "make_tensor_decode", "top, 4 << step", "top, 2 << step"),
         (TENSOR, 16, 1, "make_tensor_decode", "(weights[n, 0], w", "(weights[n, 1], w"),
-        (TENSOR, 16, 1, "make_tensor_decode", "8 * half * head_size", "half * head_size"),
+        (TENSOR, 16, 1, "_make_16_bits", "8 * half * head_size", "half * head_size"),
         (TENSOR, 69, 1, "make_tensor_decode", "(splits - 1) * chunk", "splits * chunk"),
         (TENSOR, 133, 2, "make_tensor_decode", "(splits - 1) * chunk", "0 * chunk"),
-        (NARROW_STRIP, 16, 1, "make_tensor_decode", "element + 4 * quad_row", "element"),
+        (NARROW_STRIP, 16, 1, "_make_16_bits", "element + 4 * quad_row", "element"),
+        (INT8, 3, 1, "make_tensor_decode", "les[half] if is_valid else float32(0)", "les[half]"),
+        (INT8, 16, 1, "make_tensor_decode", "scores[n, i] *= key_scales[i // 2]", "pass"),
+        (INT8, 16, 1, "make_tensor_decode", "key_scales[i // 2]", "key_scales[0]"),
+        (INT8, 16, 1, "make_tensor_decode", "scores[n, 2 * half + 1] *= scale", "pass"),
+        (INT8, 16, 1, "_make_8_bits", "4 * (token + 8 * half))", "4 * (token + half))"),
+        (INT8, 16, 1, "_make_8_bits", "low, high, UPPER_HALVES", "low, high, LOWER_HALVES"),
+        (INT8, 16, 1, "_make_8_bits", "words[0, 2], words[0, 1], w", "words[0, 1], words[0, 2], w"),
+        (INT8, 16, 1, "_make_8_bits", "m % 2 == 0", "True"),
+        (FLOAT8, 16, 1, "_make_8_bits", "if c < wide_columns else 32 * c + 8 * quad", ""),
+        (FLOAT8, 16, 1, "_make_8_bits", "element + 4 * quad_row", "element"),
         (FLOAT32_HALF, 3, 1, "make_float32_decode", "and t * tokens_of_read < num_valid", ""),
         (FLOAT32_HALF, 3, 1, "make_float32_decode", "if is_valid else MINUS_INFINITY", ""),
         (FLOAT32, 3, 1, "make_float32_decode", "unit % parts", "0"),

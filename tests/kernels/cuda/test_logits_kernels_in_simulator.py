@@ -79,5 +79,5 @@ def test_broken_arithmetic_gives_other_bits(source, old, new):
 @pytest.mark.parametrize("variant", [SamplingVariant, LogprobsVariant, AdjustLogitsVariant])
 @pytest.mark.parametrize("threads", [0, 48, 2048])
 def test_a_number_of_threads_no_kernel_is_written_for_is_refused(variant, threads):
-    with pytest.raises(UnsupportedVariantError, match="multiple of 32 from 32 to 1024"):
+    with pytest.raises(UnsupportedVariantError, match="multiple of 32 up to 1024"):
         variant(threads=threads)

@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 
 from bench.gpu.cases.attention_prefill import draw_case, make_case
-from bench.gpu.cases.block_pool import LAYER, BlockPool, draw_pool
-from kernels.cuda import attention_prefill_tensor
-from kernels.cuda.attention_prefill import (
-    BLOCK_SIZES,
-    DTYPES,
-    HEAD_SIZES,
-    MAX_GROUP,
-    PrefillVariant,
-)
+from bench.gpu.cases.block_pool import LAYER, draw_pool
+from kernels.cuda import attention_prefill_pool
+from kernels.cuda.attention_partials import DTYPES, HEAD_SIZES, MAX_GROUP
+from kernels.cuda.attention_prefill import BLOCK_SIZES, PrefillVariant
 from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.quantized_kv import QUANTIZED_DTYPES
 from tests.kernels.cuda.simulation import simulate
 from tests.simt.memory import SharedArray
 
@@ -34,6 +30,9 @@ from tests.simt.memory import SharedArray
         ),
         (PrefillVariant("float32", 64, 4, 16), ((2, 34), (0, 9))),
         (PrefillVariant("float32", 96, 9, 32), ((1, 3),)),  # one token a tile
+        (PrefillVariant("bfloat16", 64, 3, 16, "float8"), ((2, 70), (0, 5))),
+        (PrefillVariant("float16", 96, 5, 32, "int8"), ((14, 33),)),
+        (PrefillVariant("bfloat16", 128, 4, 16, "int8"), ((3, 34),)),
     ],
     ids=lambda value: getattr(value, "name", None) or "rows",
 )
@@ -49,11 +48,25 @@ def test_prefill_attention_equals_the_specification(variant, rows):
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
 def test_every_variant_equals_the_specification(dtype, head_size, group, block_size):
-    variant = PrefillVariant(dtype, head_size, group, block_size)
-    rows = ((variant.tile_tokens + 1, variant.tile_tokens + 40), (0, 20), (2, 69))
-    case = draw_case(variant, rows, num_kv_heads=1, seed=group)
+    check_variant(PrefillVariant(dtype, head_size, group, block_size))
 
-    assert case.faults(simulate(case, seed=group)) == []
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", QUANTIZED_DTYPES)
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+@pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
+def test_every_group_equals_the_specification_in_eight_bits(kv_dtype, head_size, group):
+    # The model's dtype and the block size take turns.
+    dtype = ("bfloat16", "float16")[(group + head_size // 32) % 2]
+    check_variant(PrefillVariant(dtype, head_size, group, BLOCK_SIZES[group // 2 % 2], kv_dtype))
+
+
+def check_variant(variant):
+    """A row over two tiles and more, one without queries, two tokens over three tiles of keys."""
+    rows = ((variant.tile_tokens + 1, variant.tile_tokens + 40), (0, 20), (2, 69))
+    case = draw_case(variant, rows, num_kv_heads=1, seed=variant.group)
+
+    assert case.faults(simulate(case, seed=variant.group)) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +107,7 @@ def test_bits_do_not_depend_on_the_block_size():
     # The same tokens in half blocks.
     halves = np.stack(np.split(coarse.pool, 2, axis=4), axis=1)
     tables = np.stack([2 * coarse.tables, 2 * coarse.tables + 1], axis=-1).reshape(1, -1)
-    fine = BlockPool("bfloat16", halves.reshape(-1, *halves.shape[2:]), tables, coarse.seq_lens)
+    fine = dataclasses.replace(coarse, pool=halves.reshape(-1, *halves.shape[2:]), tables=tables)
     query = rng.standard_normal((3, 3, 64)).astype(np.float32)
     stored = (query.view(np.uint32) >> 16).astype(np.uint16)
     query_lens = np.array([3], np.int32)
@@ -132,7 +145,8 @@ def accesses(monkeypatch):
 
         def recording(self, element, other):
             thread = self._current()
-            if thread.block.index.y == 0:
+            num_words = other if isinstance(other, int) else len(other)
+            if thread.block.index.y == 0 and num_words == 4:
                 byte = int(element) * self._flat.itemsize
                 recorded[name, thread.warp][thread.lane].append((id(self), byte))
             return original(self, element, other)
@@ -145,11 +159,19 @@ def accesses(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_size"),
-    [("bfloat16", 64), ("bfloat16", 96), ("bfloat16", 128), ("float32", 96)],
+    ("dtype", "head_size", "kv_dtype"),
+    [
+        ("bfloat16", 64, None),
+        ("bfloat16", 96, None),
+        ("bfloat16", 128, None),
+        ("float32", 96, None),
+        ("bfloat16", 64, "int8"),
+        ("bfloat16", 96, "int8"),
+        pytest.param("bfloat16", 128, "int8", marks=pytest.mark.slow),
+    ],
 )
-def test_no_two_lanes_of_a_wide_access_meet_in_a_bank(dtype, head_size, accesses):
-    variant = PrefillVariant(dtype, head_size, 4, 16)
+def test_no_two_lanes_of_a_wide_access_meet_in_a_bank(dtype, head_size, kv_dtype, accesses):
+    variant = PrefillVariant(dtype, head_size, 4, 16, kv_dtype)
     case = draw_case(variant, ((1, 20),), num_kv_heads=1)
 
     simulate(case)
@@ -159,9 +181,14 @@ def test_no_two_lanes_of_a_wide_access_meet_in_a_bank(dtype, head_size, accesses
 
 
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
-def test_without_the_swizzle_lanes_meet_in_banks(head_size, accesses, monkeypatch):
-    monkeypatch.setitem(attention_prefill_tensor.SWIZZLES, head_size, (0, 0))
-    case = draw_case(PrefillVariant("bfloat16", head_size, 4, 16), ((1, 20),), num_kv_heads=1)
+@pytest.mark.parametrize(
+    ("table", "kv_dtype"),
+    [("SWIZZLES", None), pytest.param("SWIZZLES_8_BITS", "int8", marks=pytest.mark.slow)],
+)
+def test_without_the_swizzle_lanes_meet_in_banks(head_size, table, kv_dtype, accesses, monkeypatch):
+    monkeypatch.setitem(getattr(attention_prefill_pool, table), head_size, (0, 0))
+    variant = PrefillVariant("bfloat16", head_size, 4, 16, kv_dtype)
+    case = draw_case(variant, ((1, 20),), num_kv_heads=1)
 
     outputs = simulate(case)
 

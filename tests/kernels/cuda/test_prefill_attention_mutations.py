@@ -7,7 +7,11 @@ import inspect
 import pytest
 
 from bench.gpu.cases.attention_prefill import draw_case
-from kernels.cuda import attention_prefill_float32, attention_prefill_tensor
+from kernels.cuda import (
+    attention_prefill_float32,
+    attention_prefill_pool,
+    attention_prefill_tensor,
+)
 from kernels.cuda.attention_prefill import PrefillVariant
 from tests.kernels.cuda.simulation import SYNCHRONISATION, simulate
 from tests.simt import Divergence, OutOfBounds, Race
@@ -16,15 +20,22 @@ BFLOAT16 = PrefillVariant("bfloat16", 64, 2, 16)
 PARKED = PrefillVariant("float16", 128, 2, 16)
 NARROW = PrefillVariant("float16", 96, 2, 16)
 FLOAT32 = PrefillVariant("float32", 64, 2, 16)
+INT8 = PrefillVariant("bfloat16", 64, 2, 16, "int8")
+INT8_NARROW = PrefillVariant("float16", 96, 2, 16, "int8")
 
 MODULES = {
     "make_tensor_prefill": attention_prefill_tensor,
     "make_float32_prefill": attention_prefill_float32,
+    "_make_16_bits": attention_prefill_pool,
+    "_make_8_bits": attention_prefill_pool,
 }
 
 
-def factory_of(variant) -> str:
-    return "make_float32_prefill" if variant.dtype == "float32" else "make_tensor_prefill"
+def factories_of(variant) -> list[str]:
+    """Return the factories that a kernel's source is of, the kernel's own first."""
+    if variant.dtype == "float32":
+        return ["make_float32_prefill"]
+    return ["make_tensor_prefill", "_make_8_bits" if variant.kv_dtype else "_make_16_bits"]
 
 
 def source_of(factory) -> str:
@@ -46,12 +57,14 @@ def remake(monkeypatch):
 
 @pytest.fixture
 def break_source(remake):
-    """Replace a piece of a variant's factory, which must be there once."""
+    """Replace a piece of a variant's factories, which must be there once."""
 
     def replace(variant, old: str, new: str) -> None:
-        text = source_of(factory_of(variant))
-        assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in the source"
-        remake(factory_of(variant), text.replace(old, new))
+        texts = {factory: source_of(factory) for factory in factories_of(variant)}
+        counts = {factory: text.count(old) for factory, text in texts.items()}
+        assert sum(counts.values()) == 1, f"{old!r} is in the source: {counts}"
+        factory = max(counts, key=counts.__getitem__)
+        remake(factory, texts[factory].replace(old, new))
 
     return replace
 
@@ -63,9 +76,12 @@ def small_case(variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [BFLOAT16, PARKED, NARROW, FLOAT32], ids=lambda v: v.name)
+@pytest.mark.parametrize(
+    "variant", [BFLOAT16, PARKED, NARROW, FLOAT32, INT8, INT8_NARROW], ids=lambda v: v.name
+)
 def test_the_unbroken_source_passes(variant, remake):
-    remake(factory_of(variant), source_of(factory_of(variant)))
+    for factory in factories_of(variant):
+        remake(factory, source_of(factory))
     case = small_case(variant)
 
     assert case.faults(simulate(case)) == []
@@ -86,17 +102,28 @@ def test_there_are_as_many_barriers_commits_and_waits_as_the_drawings_show():
 
     assert of_factory.count("make_tensor_prefill") == 3
     assert of_factory.count("make_float32_prefill") == 5
+    assert len(of_factory) == 8
 
 
-@pytest.mark.parametrize(("factory", "number"), synchronisations())
+@pytest.mark.parametrize(
+    ("kv_dtype", "factory", "number"),
+    [
+        *((None, *place) for place in synchronisations()),
+        *(
+            pytest.param("int8", *place, marks=pytest.mark.slow)
+            for place in synchronisations()
+            if place[0] == "make_tensor_prefill"
+        ),
+    ],
+)
 def test_a_deleted_barrier_commit_or_wait_is_a_race_in_every_order_of_threads(
-    factory, number, remake
+    kv_dtype, factory, number, remake
 ):
     lines = source_of(factory).splitlines()
     indent = len(lines[number]) - len(lines[number].lstrip())
     lines[number] = " " * indent + "pass"
     remake(factory, "\n".join(lines))
-    variant = FLOAT32 if factory == "make_float32_prefill" else BFLOAT16
+    variant = FLOAT32 if factory == "make_float32_prefill" else INT8 if kv_dtype else BFLOAT16
 
     for seed in range(2):
         with pytest.raises(Race, match="shared memory"):
@@ -139,6 +166,10 @@ BREAKAGES = [
     (BFLOAT16, "> reach:", "> reach + 1:"),
     (BFLOAT16, "columns * 2 + i // 2]", "columns * 2]"),
     (PARKED, "m * parked + step - resident", "m * parked"),
+    # The scale of a value behind the row's end is NaN.
+    (INT8, "source, key <= last_key", "source, True"),
+    (INT8, "% 2 * 2 + i] *= scale", "% 2 * 2 + i] *= float32(1)"),
+    (INT8, "scores[n, j + 1] * high", "scores[n, j + 1] * low"),
     (FLOAT32, "token < seq_len)", "True)"),
     (FLOAT32, "first_key + lane > context", "first_key + lane > 1 + context"),
 ]
@@ -146,7 +177,7 @@ MORE_BREAKAGES = [
     (BFLOAT16, "- 1) > first_position:", "- 1) > first_position + keys:"),
     (BFLOAT16, "rises |= shrink[r] != float32(1)", "rises |= t == 0"),
     (BFLOAT16, "swizzled = vector ^ (", "swizzled = vector + 0 * ("),
-    (BFLOAT16, "(lane >> 3 & 1) ^ twist", "(lane >> 4) ^ twist"),
+    (BFLOAT16, "(lane >> 3 & 1) ^ (", "(lane >> 4) ^ ("),
     (BFLOAT16, "lane & 15) * head_size", "lane & 7) * head_size"),
     (BFLOAT16, "source + value_offset", "source + key_offset"),
     (BFLOAT16, "first_key < visible_keys", "first_key + keys < visible_keys"),
@@ -154,7 +185,17 @@ MORE_BREAKAGES = [
     (BFLOAT16, "a, ones)", "a, (ones[0], uint32(0)))"),
     (PARKED, "first % block_size * head_size", "0"),
     (PARKED, "peak[r] = top", "peak[r] = max(old, float32(-99))"),
-    (NARROW, "flips = 2 if head_size == 96 else 4", "flips = 4"),
+    (NARROW, "2 if head_size == 96 else 4", "4"),
+    (INT8, "copied_token % block_size", "0"),
+    (INT8, "8 * (lane & 3))\n                    for n", "0)\n                    for n"),
+    (INT8, "key_offset if number < keys else value_offset", "key_offset"),
+    (INT8, "(key % block_size)", "0"),
+    (INT8, "low, high, UPPER_HALVES", "low, high, LOWER_HALVES"),
+    (INT8, "(pairs[0, 0], pairs[0, 2])", "(pairs[0, 0], pairs[0, 1])"),
+    (INT8, "(pairs[0, 2], pairs[0, 3])", "(pairs[0, 0], pairs[0, 1])"),
+    (INT8, "four * 32 * head_size", "0"),
+    (INT8, "first + 16 * step + 2 * j", "first + 16 * step + 2 - 2 * j"),
+    (INT8_NARROW, "96: 2, 128: 8", "96: 4, 128: 8"),
     (FLOAT32, "(lane & 7)", "(lane & 3)"),
     (FLOAT32, "mass[r] * shrink + weight", "mass[r] + weight"),
     (FLOAT32, "sums[r, i] *= shrink", "pass"),

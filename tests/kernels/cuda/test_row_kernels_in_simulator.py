@@ -31,6 +31,8 @@ MODULES = (copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul)
         RopeWriteKvVariant("bfloat16", 64, 16),
         RopeWriteKvVariant("float16", 96, 32),
         RopeWriteKvVariant("float32", 128, 16),
+        RopeWriteKvVariant("bfloat16", 64, 16, "int8"),
+        RopeWriteKvVariant("float16", 96, 32, "float8"),
         SiluMulVariant("bfloat16"),
         SiluMulVariant("float16"),
         SiluMulVariant("float32"),
@@ -71,6 +73,8 @@ SILU = SiluMulVariant("float32")
 ROPE = RopeWriteKvVariant("float32", 64, 16)
 COPY = CopyBlocksVariant()
 SILU_SOURCE = Source(silu_mul, "make_silu_mul", SILU)
+INT8 = RopeWriteKvVariant("float16", 96, 16, "int8")
+INT8_SOURCE = Source(rope_write_kv, "make_rope_write_kv", INT8)
 ROPE_SOURCE = Source(rope_write_kv, "make_rope_write_kv", ROPE)
 COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
 
@@ -86,6 +90,10 @@ COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
         (ROPE_SOURCE, ROPE, "low * cos - high", "low * cos + high"),
         (ROPE_SOURCE, ROPE, "if slot >= 0", "if slot >= -99"),
         (ROPE_SOURCE, ROPE, "offset = value_offset", "pass"),
+        (INT8_SOURCE, INT8, "1 << step", "1"),
+        (INT8_SOURCE, INT8, "largest = max(largest, int32(", "largest = max(0, int32("),
+        (INT8_SOURCE, INT8, "is_mine and dim < half", "is_mine"),
+        (INT8_SOURCE, INT8, "% block_size * SCALE_BYTES", "% 8 * SCALE_BYTES"),
         (COPY_SOURCE, COPY, "if source_block >= 0", "if True"),
         (COPY_SOURCE, COPY, "target_block * block_words + word", "word"),
     ],
@@ -109,6 +117,7 @@ def test_a_broken_row_kernel_is_noticed(source, variant, old, new):
         (lambda: RmsNormVariant("float32", 0), "hidden_size must be a multiple of 4 up to 16384"),
         (lambda: RopeWriteKvVariant("float32", 80, 16), "head_size must be one of 64, 96, 128"),
         (lambda: RopeWriteKvVariant("float32", 64, 8), "block_size must be one of 16, 32"),
+        (lambda: RopeWriteKvVariant("float16", 64, 16, "fp8"), "kv_dtype must be one of int8, fl"),
         (lambda: SiluMulVariant("float64"), "dtype must be one of float32"),
         (lambda: SiluMulVariant("bfloat16").grid(1, 12), "num_features must be a multiple of 8"),
         (lambda: EmbeddingVariant("int4"), "dtype must be one of float32"),

@@ -1,0 +1,248 @@
+"""How decode attention's keys and values lie in a lane's registers, in a pool of 16 or of 8 bits.
+
+The fragments are those of `attention_decode_tensor`, which draws the first of the two pools. A lane
+asks for the same dimensions of the same tokens of both, but for the order in which it reads them:
+
+*16 bits.* The words read are the tensor core's.
+
+*8 bits* (`quantized_kv`). The bytes stay bytes until the moment of the product: a tile takes half
+the registers, and the memory half the time. `widen` makes four words of two, from the bytes 0 and 2
+and the bytes 1 and 3 of each.
+
+Keys: a lane reads 16 bytes for every 64 dimensions, 8 for the last 32 of D 96:
+
+    dimension of a token     0 … 15 │ 16 … 31 │ 32 … 47 │ 48 … 63 │ 64 …
+    lane of the quad row       0    │    1    │    2    │    3    │  0, the next vector
+
+and a word, four dimensions, is a product's share: its bytes 0 and 2 for one half of the tile's 16
+columns, 1 and 3 for the other. Queries are put into that order once, at the start.
+
+Values: 8 bytes of a strip of 64 dimensions, 4 of one of 32: the lane's dimensions are those of the
+other pool, so sums, partials and the merge are the same. Halves of two neighbouring tokens' words
+are exchanged first, and widening does the rest:
+
+    token 2·quad      word   d0 d1 d2 d3     lower halves   d0 d1 e0 e1  →  d0 e0 │ d1 e1
+    token 2·quad + 1  word   e0 e1 e2 e3     upper halves   d2 d3 e2 e3  →  d2 e2 │ d3 e3
+
+A token's scales wait in the lanes that have its scores: a key's is multiplied to the score, a
+value's to the weight before that is rounded. Behind the row's end a value's scale may be NaN and
+counts as 0; the bytes are harmless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numba import cuda, uint32
+
+from kernels.cuda.attention_chunks import TILE_TOKENS
+from kernels.cuda.attention_partials import DeviceFunction, Local, Memory
+from kernels.cuda.instructions.conversions import word_to_float32
+from kernels.cuda.instructions.eight_bits import WIDEN
+from kernels.cuda.instructions.tiles import LOWER_HALVES, UPPER_HALVES, choose_bytes
+from kernels.cuda.instructions.vectors import load_constant_pair, load_constant_vector, load_word
+from kernels.cuda.quantized_kv import head_bytes
+from kernels.cuda.variant import Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePool:
+    """One kind of pool. `head_elements`: elements of a kv head of a block, of K or of V.
+
+    `key_rows`, `value_rows`: of four words, the arrays that hold a lane's share of a tile.
+
+    Device functions:
+
+        load_query(queries, i, query, first, c, quad)   its vector c of the head at `first`, for
+                                                        the products 2·c and 2·c + 1
+        load_keys(keys, scales, pool, head, slot, lane) of the 16 tokens from `slot` of the block,
+                                                        whose kv head begins at element `head`
+        load_values(values, scales, pool, head, slot, lane)
+        clear_values(values, num_valid, quad)           zeros from token `num_valid` of the tile on
+        key_tile(keys, m), value_tile(values, m)        the operand A of product m
+    """
+
+    has_scales: bool
+    head_elements: int
+    key_rows: int
+    value_rows: int
+    load_query: DeviceFunction
+    load_keys: DeviceFunction
+    load_values: DeviceFunction
+    clear_values: DeviceFunction
+    key_tile: DeviceFunction
+    value_tile: DeviceFunction
+
+
+def make_decode_pool(
+    dtype: str, kv_dtype: str | None, head_size: int, block_size: int
+) -> DecodePool:
+    """Return the functions for a pool of `kv_dtype`, or of the model's own dtype."""
+    if kv_dtype is None:
+        return _make_16_bits(head_size, block_size)
+    return _make_8_bits(dtype, kv_dtype, head_size, block_size)
+
+
+def _make_16_bits(head_size: int, block_size: int) -> DecodePool:
+    columns = head_size // 32  # vectors of a token that a lane holds
+    wide_strips, strips = head_size // 64, -(-head_size // 64)
+
+    @cuda.jit(device=True, inline="always")
+    def load_query(
+        queries: Local, i: Scalar, query: Memory, first: Scalar, c: Scalar, quad: Scalar
+    ) -> None:
+        load_constant_vector(queries, i, query, first + 32 * c + 8 * quad)
+
+    @cuda.jit(device=True, inline="always")
+    def load_keys(
+        keys: Local, _scales: Local, pool: Memory, head: Scalar, slot: Scalar, lane: Scalar
+    ) -> None:
+        """keys[half · columns + c] = 32c … of the lane's dimensions of its token in that half."""
+        first = head + slot * head_size + (lane // 4 * head_size + lane % 4 * 8)
+        for half in range(2):
+            for c in range(columns):
+                element = first + 8 * half * head_size + 32 * c
+                load_constant_vector(keys, half * columns + c, pool, element)
+
+    @cuda.jit(device=True, inline="always")
+    def load_values(
+        values: Local, _scales: Local, pool: Memory, head: Scalar, slot: Scalar, lane: Scalar
+    ) -> None:
+        """values[4s + j] = the lane's dimensions in strip s of its token j: 0, 1, 8, 9 further."""
+        quad_row = lane // 4
+        first = head + slot * head_size + lane % 4 * 2 * head_size
+        for s in range(wide_strips):
+            for j in range(4):
+                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
+                load_constant_vector(values, 4 * s + j, pool, element + 8 * quad_row)
+        for s in range(wide_strips, strips):
+            for j in range(4):
+                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
+                load_constant_pair(values, 4 * s + j, pool, element + 4 * quad_row)
+
+    @cuda.jit(device=True, inline="always")
+    def clear_values(values: Local, num_valid: Scalar, quad: Scalar) -> None:
+        if num_valid < TILE_TOKENS:
+            for j in range(4):
+                if j // 2 * 8 + j % 2 >= num_valid - quad * 2:
+                    for s in range(strips):
+                        for word in range(4):
+                            values[4 * s + j, word] = uint32(0)
+
+    @cuda.jit(device=True, inline="always")
+    def key_tile(keys: Local, m: Scalar) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+        upper, lower = m // 2, columns + m // 2  # tokens quad_row, quad_row + 8
+        word = m % 2 * 2
+        return (keys[upper, word], keys[lower, word], keys[upper, word + 1], keys[lower, word + 1])
+
+    @cuda.jit(device=True, inline="always")
+    def value_tile(values: Local, m: Scalar) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+        s, i = m // 4 * 4, m % 4
+        return (
+            choose_bytes(values[s, i], values[s + 1, i], LOWER_HALVES),
+            choose_bytes(values[s, i], values[s + 1, i], UPPER_HALVES),
+            choose_bytes(values[s + 2, i], values[s + 3, i], LOWER_HALVES),
+            choose_bytes(values[s + 2, i], values[s + 3, i], UPPER_HALVES),
+        )
+
+    return DecodePool(
+        has_scales=False,
+        head_elements=block_size * head_size,
+        key_rows=2 * columns,
+        value_rows=4 * strips,
+        load_query=load_query,
+        load_keys=load_keys,
+        load_values=load_values,
+        clear_values=clear_values,
+        key_tile=key_tile,
+        value_tile=value_tile,
+    )
+
+
+def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> DecodePool:
+    wide_strips, strips = head_size // 64, -(-head_size // 64)
+    wide_columns = 2 * wide_strips  # of the queries' vectors of 8, those that 16 bytes of keys need
+    first_scale = block_size * head_size
+    widen = WIDEN[kv_dtype, dtype]
+
+    @cuda.jit(device=True, inline="always")
+    def load_query(
+        queries: Local, i: Scalar, query: Memory, first: Scalar, c: Scalar, quad: Scalar
+    ) -> None:
+        dim = c // 2 * 64 + 16 * quad + c % 2 * 8 if c < wide_columns else 32 * c + 8 * quad
+        load_constant_vector(queries, i, query, first + dim)
+        for word in range(0, 4, 2):
+            low, high = queries[i, word], queries[i, word + 1]
+            queries[i, word] = choose_bytes(low, high, LOWER_HALVES)
+            queries[i, word + 1] = choose_bytes(low, high, UPPER_HALVES)
+
+    @cuda.jit(device=True, inline="always")
+    def load_scales(scales: Local, pool: Memory, head: Scalar, token: Scalar) -> None:
+        """Of the tokens in slots `token` and `token` + 8."""
+        for half in range(2):
+            word = load_word(pool, head + first_scale + 4 * (token + 8 * half))
+            scales[half] = word_to_float32(word)
+
+    @cuda.jit(device=True, inline="always")
+    def load_keys(
+        keys: Local, scales: Local, pool: Memory, head: Scalar, slot: Scalar, lane: Scalar
+    ) -> None:
+        """keys[half · strips + s] = the lane's bytes in strip s of its token in that half."""
+        token, quad = slot + lane // 4, lane % 4
+        load_scales(scales, pool, head, token)
+        for half in range(2):
+            first = head + (token + 8 * half) * head_size
+            for s in range(wide_strips):
+                load_constant_vector(keys, half * strips + s, pool, first + 64 * s + 16 * quad)
+            for s in range(wide_strips, strips):
+                load_constant_pair(keys, half * strips + s, pool, first + 64 * s + 8 * quad)
+
+    @cuda.jit(device=True, inline="always")
+    def load_values(
+        values: Local, scales: Local, pool: Memory, head: Scalar, slot: Scalar, lane: Scalar
+    ) -> None:
+        """values[4s + j] = the lane's bytes in strip s of its token j: 0, 1, 8, 9 further."""
+        quad_row = lane // 4
+        load_scales(scales, pool, head, slot + quad_row)
+        first = head + (slot + lane % 4 * 2) * head_size
+        for s in range(wide_strips):
+            for j in range(4):
+                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
+                load_constant_pair(values, 4 * s + j, pool, element + 8 * quad_row)
+        for s in range(wide_strips, strips):
+            for j in range(4):
+                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
+                values[4 * s + j, 0] = load_word(pool, element + 4 * quad_row)
+
+    @cuda.jit(device=True, inline="always")
+    def clear_values(values: Local, num_valid: Scalar, quad: Scalar) -> None:
+        pass  # their scales are 0
+
+    @cuda.jit(device=True, inline="always")
+    def key_tile(keys: Local, m: Scalar) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+        words = cuda.local.array((1, 4), uint32)
+        widen(words, 0, keys[m // 4, m % 4], keys[strips + m // 4, m % 4])
+        return (words[0, 0], words[0, 2], words[0, 1], words[0, 3])
+
+    @cuda.jit(device=True, inline="always")
+    def value_tile(values: Local, m: Scalar) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+        words = cuda.local.array((1, 4), uint32)
+        s, word = m // 4 * 4, m % 4 // 2
+        halves = LOWER_HALVES if m % 2 == 0 else UPPER_HALVES
+        near = choose_bytes(values[s, word], values[s + 1, word], halves)
+        far = choose_bytes(values[s + 2, word], values[s + 3, word], halves)
+        widen(words, 0, near, far)
+        return (words[0, 0], words[0, 1], words[0, 2], words[0, 3])
+
+    return DecodePool(
+        has_scales=True,
+        head_elements=head_bytes(head_size, block_size),
+        key_rows=2 * strips,
+        value_rows=4 * strips,
+        load_query=load_query,
+        load_keys=load_keys,
+        load_values=load_values,
+        clear_values=clear_values,
+        key_tile=key_tile,
+        value_tile=value_tile,
+    )

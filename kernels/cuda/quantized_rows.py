@@ -1,0 +1,178 @@
+"""Rows of a quantised matrix, unpacked: out[t, k] = W[rows[t], k].
+
+It serves two: token embedding from a table that stays quantised, with the tokens' ids as rows; and
+products of many rows of x, which want W in x's type, with all rows in order.
+
+W is as `quantized_layout` draws it. A thread takes the eight neighbouring k's of a row that a lane
+of `quantized_matmul` has of it: a word of four bits or two of eight, and writes them as one vector
+of 16 bytes. With `quad` of the row's tile, and `slot` of the block's 32 rows of `rows`:
+
+    thread   0      1      2      3     │ 4      5     …  │ …
+             slot 0, quads 0 … 3        │ slot 1, …       │ slot 31, quad 3
+    tiles    TILES one behind the other, from blockIdx.y · TILES on
+
+so the four threads of a row write 64 bytes of it a tile, 256 in all. Where rows are in order, the
+block has a panel: warp i reads the i-th word of each lane of the tile, all four warps the same 512
+bytes, of which memory is asked once. Where rows are tokens, the four threads of a row read a
+quarter of 64 bytes a tile: of a row of Q4_0 less is read than is written.
+
+The weights are widened as in the product, multiplied in float32 and rounded once.
+
+Limits. Memory: 2 bytes written for 0.56 read. A thread has TILES loads under way; a block of 128
+threads needs few registers, so a multiprocessor holds as many as it may.
+
+The ladder:
+  v1  this. Compiled and simulated; not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from numba import cuda, float32, int64, uint32
+
+from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.instructions.conversions import PAIR_CONVERSIONS
+from kernels.cuda.instructions.exact_float32 import multiply_add
+from kernels.cuda.instructions.small_integers import WIDEN_BYTES, WIDEN_NIBBLES
+from kernels.cuda.instructions.vectors import load_constant_pair, load_word, store_vector
+from kernels.cuda.quantized_layout import FORMATS, GROUP, PANEL_ROWS, VECTOR_BYTES
+from kernels.cuda.quantized_matmul import DTYPES
+from kernels.cuda.variant import Expectation, Pointer, Scalar
+
+ROWS: Final = 32
+"""Rows of a block."""
+TILES: Final = 4
+"""Tiles of a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRowsVariant:
+    """The compile-time parameters: `weights` names the format, `dtype` is that of the output.
+
+    Raises UnsupportedVariantError for what the kernel is not written for.
+    """
+
+    weights: str
+    dtype: str
+
+    def __post_init__(self) -> None:
+        for field, allowed in (("weights", tuple(FORMATS)), ("dtype", DTYPES)):
+            if getattr(self, field) not in allowed:
+                choices = ", ".join(allowed)
+                raise UnsupportedVariantError(field, f"one of {choices}", getattr(self, field))
+
+    @property
+    def name(self) -> str:
+        """Entry point of the machine code."""
+        return f"quantized_rows_{self.weights.lower()}_{self.dtype}"
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 4 * ROWS
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Types of the kernel's parameters."""
+        return ("uint16*", "uint8*", "int32*", "int64", "int64")
+
+    @property
+    def expectation(self) -> Expectation:
+        """Few registers: the memory is to be kept busy by many threads."""
+        return Expectation(64, ("STG.128", "FFMA", "LOP3"))
+
+    def grid(self, num_rows: int, num_inputs: int) -> tuple[int, int, int]:
+        """Return the launch grid for so many rows of W [N, K].
+
+        Raises UnsupportedVariantError.
+        """
+        if num_inputs < GROUP or num_inputs % GROUP:
+            raise UnsupportedVariantError("num_inputs", f"a multiple of {GROUP}", num_inputs)
+        return (-(-num_rows // ROWS), -(-num_inputs // (GROUP * TILES)), 1)
+
+    def kernel(self) -> Callable[..., None]:
+        """Make the plain kernel function."""
+        return make_quantized_rows(self)
+
+
+def variants(*, every: bool) -> list[QuantizedRowsVariant]:
+    """Return one of the variants, or every one there is."""
+    if every:
+        return [QuantizedRowsVariant(weights, dtype) for weights in FORMATS for dtype in DTYPES]
+    return [QuantizedRowsVariant("Q4_1", "bfloat16")]
+
+
+def make_quantized_rows(variant: QuantizedRowsVariant) -> Callable[..., None]:
+    """Return the kernel with its compile-time parameters bound."""
+    fmt = FORMATS[variant.weights]
+    tile_bytes, scales_at, group_bytes = fmt.tile_bytes, fmt.scales_at, fmt.group_bytes
+    has_minimum, is_bytes = fmt.has_minimum, fmt.bits == 8
+    widen_nibbles = WIDEN_NIBBLES[variant.dtype, fmt.offset]
+    widen_bytes = WIDEN_BYTES[variant.dtype]
+    half = PAIR_CONVERSIONS["float16"]
+    low_half, high_half = half.low, half.high
+    element = PAIR_CONVERSIONS[variant.dtype]
+    low, high, pack = element.low, element.high, element.pack
+
+    def quantized_rows(
+        out: Pointer, packed: Pointer, rows: Pointer, num_rows: Scalar, num_inputs: Scalar
+    ) -> None:
+        """Unpack `TILES` tiles of 32 of the rows.
+
+        `out`: [T, K]. `packed`: W [N, K]. `rows`: [T], each in 0 to N − 1. `num_rows` T,
+        `num_inputs` K, a multiple of 32.
+        """
+        quad = cuda.threadIdx.x % 4
+        t = int64(cuda.blockIdx.x) * ROWS + cuda.threadIdx.x // 4
+        num_tiles = num_inputs // GROUP
+        first_tile = int64(cuda.blockIdx.y) * TILES
+        if t < num_rows:
+            row = int64(rows[t])
+            i = row % PANEL_ROWS // 8
+            group = row % 8
+            lane_at = (4 * group + quad) * 16
+            scale_at = scales_at + group * group_bytes + i // 2 * 4
+            tile_at = (row // PANEL_ROWS * num_tiles + first_tile) * tile_bytes
+            words = cuda.local.array((TILES, 4), uint32)
+            scale_words = cuda.local.array(TILES, uint32)
+            minimum_words = cuda.local.array(TILES, uint32)
+            for tile in range(TILES):
+                scale_words[tile] = uint32(0)
+                if first_tile + tile < num_tiles:
+                    at = tile_at + tile * tile_bytes
+                    if is_bytes:
+                        place = at + i // 2 * VECTOR_BYTES + lane_at + i % 2 * 8
+                        load_constant_pair(words, tile, packed, place)
+                    else:
+                        words[tile, 0] = load_word(packed, at + lane_at + i * 4)
+                    scale_words[tile] = load_word(packed, at + scale_at)
+                    if has_minimum:
+                        minimum_words[tile] = load_word(packed, at + scale_at + 8)
+
+            pairs = cuda.local.array((1, 4), uint32)
+            for tile in range(TILES):
+                if first_tile + tile < num_tiles:
+                    scale = low_half(scale_words[tile])
+                    if i % 2 == 1:
+                        scale = high_half(scale_words[tile])
+                    minimum = float32(0)
+                    if has_minimum:
+                        minimum = low_half(minimum_words[tile])
+                        if i % 2 == 1:
+                            minimum = high_half(minimum_words[tile])
+                    if is_bytes:
+                        widen_bytes(pairs, 0, words[tile, 0], words[tile, 1])
+                    else:
+                        widen_nibbles(pairs, 0, words[tile, 0])
+                    for j in range(4):
+                        pairs[0, j] = pack(
+                            multiply_add(scale, low(pairs[0, j]), minimum),
+                            multiply_add(scale, high(pairs[0, j]), minimum),
+                        )
+                    place = t * num_inputs + (first_tile + tile) * GROUP + 8 * quad
+                    store_vector(out, place, pairs, 0)
+
+    return quantized_rows
