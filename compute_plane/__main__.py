@@ -6,6 +6,9 @@ files, address), 1 for a fault.
 
 from __future__ import annotations
 
+import planes.lean_structlog  # noqa: F401 - before anything imports structlog
+
+# isort: split
 import gc
 import os
 import signal

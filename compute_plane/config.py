@@ -15,11 +15,13 @@ from typing import Final
 
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
+from planes.known_keys import CONTROL_PLANE_KEYS, FRONT_DOOR_KEYS
 from planes.logs import LOG_FORMATS, LOG_LEVELS
 from planes.near_names import unknown_variables
 from planes.service_manager import ServiceManager
 from planes.settings import (
     ENV_PREFIX,
+    DefaultInt,
     Layers,
     add_arguments,
     check,
@@ -36,73 +38,14 @@ INSTRUCTION_SETS: Final = (
     "auto", "amx", "avx512_bf16", "avx512", "avx2_vnni", "avx2", "neon", "generic",
 )  # fmt: skip
 """Those of `kernels.cpu.instruction_set`, whose import would bring the compiler."""
-DEVICES: Final = ("auto", "cpu", "cuda")
+DEVICES: Final = ("auto", "cpu", "cuda", "cuda:N")
+NUMBERED_DEVICE: Final = "cuda:(0|[1-9][0-9]{0,3})"
+AUTO: Final = "auto"
+NUM_BLOCKS: Final = DefaultInt(1024)
 EXECUTORS: Final = ("auto", "cpu", "cuda", "simulated")
 
-KNOWN_ELSEWHERE: Final = frozenset(
-    {
-        # control_plane.config
-        "api_tokens",
-        "chat_template",
-        "compute",
-        "compute_grace",
-        "compute_tls_ca",
-        "compute_tls_cert",
-        "compute_tls_key",
-        "grpc_host",
-        "grpc_port",
-        "http",
-        "http_host",
-        "http_port",
-        "kv_cache_manager",
-        "max_batch_size",
-        "max_model_len",
-        "max_num_seqs",
-        "max_queued_requests",
-        "max_total_tokens",
-        "max_unread_tokens",
-        "memory_threshold",
-        "metrics_compat",
-        "otlp_traces_endpoint",
-        "pipeline_depth",
-        "prefill_chunk",
-        "prefix_cache",
-        "record",
-        "scheduler",
-        # hetero_infer.config and its command line
-        "beam_width",
-        "cache_salt",
-        "config",
-        "early_stopping",
-        "frequency_penalty",
-        "ignore_eos",
-        "include_stop",
-        "input",
-        "json",
-        "length_penalty",
-        "logit_bias",
-        "logprobs",
-        "max_tokens",
-        "min_p",
-        "n",
-        "presence_penalty",
-        "priority",
-        "prompt_logprobs",
-        "repetition_penalty",
-        "seed",
-        "serve",
-        "stop",
-        "stop_token_ids",
-        "temperature",
-        "top_k",
-        "top_p",
-    }
-)
-"""Keys of a JSON file that belong to the other plane or to the front door, hence no mistakes.
-
-Written out because the planes must not import each other; a test above both compares it with their
-declarations.
-"""
+KNOWN_ELSEWHERE: Final = CONTROL_PLANE_KEYS | FRONT_DOOR_KEYS
+"""Keys of a JSON file that belong to somebody else, hence no mistakes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +63,12 @@ class ComputePlaneConfig:
         help="auto (by device), cpu, cuda (with --device cpu: slow, to develop and test it), "
         "simulated (no model), or a custom one as module:attribute",
     )
-    device: str = setting("auto", help="where the model runs", choices=DEVICES)
+    device: str = setting(
+        AUTO,
+        help="where the model runs; auto: on a CUDA device where one can be used, else cpu",
+        choices=DEVICES,
+        pattern=NUMBERED_DEVICE,
+    )
     dtype: str = setting(
         "auto",
         help="what weights are computed in; auto: as the file has them, quantised ones too; "
@@ -141,14 +89,32 @@ class ComputePlaneConfig:
         True, help="capture decode steps as graphs at start, on a device that has them"
     )
     block_size: int = setting(16, help="tokens of one KV block", minimum=1, maximum=1024)
-    max_num_blocks: int = setting(
-        1024, help="KV blocks of the pool", minimum=1, maximum=(1 << 31) - 1
+    max_num_blocks: int | str = setting(
+        NUM_BLOCKS,
+        help="KV blocks of the pool; auto, which is the default on cuda: as many as fit",
+        minimum=1,
+        maximum=(1 << 31) - 1,
+        words=(AUTO,),
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        help="share of the device's memory that weights, steps and the KV pool take together at "
+        "most; on the CPU it counts for --max-num-blocks auto",
+        above=0,
+        maximum=1,
     )
     swap_space: float = setting(
         0.0,
         help="GiB of host memory that KV blocks may be swapped to; 0: preempted requests are "
         "computed anew",
         minimum=0,
+        maximum=1 << 20,
+    )
+    gpu_memory_limit: float | None = setting(
+        None,
+        help="GiB of a CUDA device that weights, KV pool and working memory may take; the first "
+        "layers of the model that fit run there, the others on the CPU; default: no limit",
+        above=0,
         maximum=1 << 20,
     )
     max_slots: int = setting(
@@ -207,6 +173,13 @@ class ComputePlaneConfig:
                 field="executor",
             )
 
+        if self.max_num_blocks == AUTO and self.gpu_memory_limit is not None:
+            raise ConfigError(
+                "max_num_blocks: auto and gpu_memory_limit exclude each other: which layers find "
+                "room depends on the pool; give a number of blocks",
+                field="max_num_blocks",
+            )
+
     @property
     def listen_address(self) -> Address:
         """Where this plane listens."""
@@ -218,9 +191,28 @@ class ComputePlaneConfig:
         return server_files(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, as told or by default."""
+        return NUM_BLOCKS if isinstance(self.max_num_blocks, str) else self.max_num_blocks
+
+    def fills_memory_of(self, device: str) -> bool:
+        """Whether the pool has as many blocks as fit instead.
+
+        `device`: where it lies: "cpu", "cuda" or "cuda:N". Which layers find room beside a pool,
+        below a limit, takes a number.
+        """
+        is_left_open = isinstance(self.max_num_blocks, DefaultInt) and device != "cpu"
+        return self.max_num_blocks == AUTO or (is_left_open and self.gpu_memory_limit is None)
+
+    @property
     def swap_bytes(self) -> int:
         """Bytes of the host pool."""
         return int(self.swap_space * (1 << 30))
+
+    @property
+    def gpu_memory_limit_bytes(self) -> int | None:
+        """Bytes that may be taken on a CUDA device; None: no limit."""
+        return None if self.gpu_memory_limit is None else int(self.gpu_memory_limit * (1 << 30))
 
     @property
     def effective_num_threads(self) -> int:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.errors import DeviceUnavailableError
 
 CPUINFO: Final = Path("/proc/cpuinfo")
+CUDA_DRIVER: Final = "libcuda.so.1"
+HINT: Final = "--device cpu computes on the processor"
+
+log = structlog.get_logger()
 
 SHOWN_FEATURES: Final = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8",
@@ -35,12 +43,18 @@ class DeviceDescription:
 class Placement:
     """What the configuration comes to: which executor, on which device, computing in what.
 
-    `dtype`: as configured; the executor resolves `auto`.
+    `device`: "cpu", "simulated", "cuda" or "cuda:N", the first device if no N. `dtype`: as
+    configured; the executor resolves `auto`.
     """
 
     executor: str
     device: str
     dtype: str
+
+    @property
+    def pool_device(self) -> str:
+        """The device whose memory the executor's pool lies in, as far as is known."""
+        return self.device if self.executor == "cuda" else "cpu"
 
 
 def choose_placement(config: ComputePlaneConfig) -> Placement:
@@ -49,11 +63,11 @@ def choose_placement(config: ComputePlaneConfig) -> Placement:
     A custom executor brings its own device and number format: it is told what was asked for.
     """
     is_custom = ":" in config.executor
-    is_cuda = config.executor in ("auto", "cuda")
+    names_cuda = config.device.startswith("cuda")
     if is_custom:
         device = "cpu" if config.device == "auto" else config.device
         return Placement(config.executor, device, config.dtype)
-    if config.device == "cuda" and not is_cuda:
+    if names_cuda and config.executor not in ("auto", "cuda"):
         raise DeviceUnavailableError(
             f"device: the executor {config.executor} does not run on cuda; "
             "use --executor auto or cuda",
@@ -61,11 +75,14 @@ def choose_placement(config: ComputePlaneConfig) -> Placement:
         )
     if config.executor == "simulated":
         return Placement("simulated", "simulated", "none")
-    if config.device == "cuda" or (config.executor == "cuda" and config.device == "auto"):
-        _require_cuda()
-        return Placement("cuda", "cuda", config.dtype)
+    if names_cuda or (config.executor == "cuda" and config.device == "auto"):
+        device = config.device if names_cuda else "cuda"
+        require_cuda(device)
+        return Placement("cuda", device, config.dtype)
     if config.executor == "cuda":
         return Placement("cuda", "cpu", config.dtype)
+    if config.executor == "auto" and config.device == "auto" and _finds_cuda():
+        return Placement("cuda", "cuda", config.dtype)
     if config.dtype == "float16":
         raise DeviceUnavailableError(
             "dtype: the executor cpu computes in float32 or bfloat16, got float16", field="dtype"
@@ -73,17 +90,67 @@ def choose_placement(config: ComputePlaneConfig) -> Placement:
     return Placement("cpu", "cpu", config.dtype)
 
 
-def _require_cuda() -> None:
-    """Raise DeviceUnavailableError, in one line, unless the CUDA executor can run on a device."""
-    try:
-        # torch is installed for the CUDA executor only.
-        from compute_plane.cuda.devices import require_cuda
-    except ImportError as error:
+def require_cuda(device: str) -> None:
+    """Raise DeviceUnavailableError, in one line, unless the CUDA executor can run on a device.
+
+    `device`: "cuda", the first one, or "cuda:N".
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise _without_torch("it is not installed")
+    if not _has_driver():
         raise DeviceUnavailableError(
-            f"device: cuda needs torch (pip install 'hetero-paged-infer[cuda]'): {error}",
+            f"device: {device}: this machine has no CUDA driver ({CUDA_DRIVER}); {HINT}",
             field="device",
-        ) from error
-    require_cuda()
+        )
+    try:
+        # torch takes seconds to import, and is installed for the CUDA executor only.
+        from compute_plane.cuda.devices import num_devices, why_no_cuda
+    except ImportError as error:
+        raise _without_torch(str(error)) from error
+    reason = why_no_cuda()
+    if reason is not None:
+        raise DeviceUnavailableError(f"device: {device}: {reason}; {HINT}", field="device")
+    count = num_devices()
+    if cuda_index(device) >= count:
+        has = "1 CUDA device, cuda:0" if count == 1 else f"{count} CUDA devices from cuda:0 on"
+        raise DeviceUnavailableError(
+            f"device: this machine has {has}, got {device}", field="device"
+        )
+
+
+def cuda_index(device: str) -> int:
+    """Return N of "cuda:N", 0 of "cuda"."""
+    return int(device.partition(":")[2] or 0)
+
+
+def _without_torch(reason: str) -> DeviceUnavailableError:
+    return DeviceUnavailableError(
+        f"device: cuda needs torch (pip install 'hetero-paged-infer[cuda]'): {reason}",
+        field="device",
+    )
+
+
+def _finds_cuda() -> bool:
+    """Whether the CUDA executor can run; says why not where there is a driver."""
+    if not _has_driver():
+        return False
+    try:
+        require_cuda("cuda")
+    except DeviceUnavailableError as error:
+        log.warning(
+            "computing on the processor, although there is a CUDA driver", reason=error.message
+        )
+        return False
+    return True
+
+
+def _has_driver() -> bool:
+    """Whether this machine has a CUDA driver: a look that takes no time, before torch is asked."""
+    try:
+        ctypes.CDLL(CUDA_DRIVER)
+    except OSError:
+        return False
+    return True
 
 
 def describe_device(kind: str, num_threads: int) -> DeviceDescription:

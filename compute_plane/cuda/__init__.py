@@ -8,6 +8,7 @@
     sampling_step          logits → tokens and log-probabilities; sampling_columns: what is wanted
     answers                what came back from the device → `ExecutionOutput`
     block_pools            KV pool and host pool: copies, swaps, digests
+    pool_size              how many blocks: what weights, the largest_step and graphs leave
     decode_graphs          decode steps captured once for each batch size of a ladder
     operations             what a device must compute, as a Protocol
     reference_operations   the same on torch's CPU device, by `kernels.reference`

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import torch
 
-from compute_plane.cuda.block_pools import BlockPools, block_bytes
+from compute_plane.cuda.block_pools import BlockPools
 from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.executor import CudaExecutor
+from compute_plane.cuda.host_layers_build import build_with_host_layers, num_device_layers
+from compute_plane.cuda.pool_size import size_pools
 from compute_plane.cuda.reference_operations import ReferenceOperations
-from compute_plane.cuda.weights import DTYPES, place_weights
+from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
+from compute_plane.device import cuda_index, require_cuda
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.warm_up import warm_up
-from compute_plane.memory.sizing import (
-    available_memory_bytes,
-    check_pools_fit,
-    check_weights_fit,
-)
+from compute_plane.executor.weight_formats import log_conversions
+from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit
 
 if TYPE_CHECKING:
     from compute_plane.cuda.drivers import Driver
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 PREFILL_CHUNK: Final = 512
 """Prompt tokens of a step."""
-GRAPH_SHARE: Final = 0.1
-"""Of the device memory that is free once weights and pools are there: the most graphs may take."""
 
 log = structlog.get_logger()
 
@@ -49,81 +47,103 @@ def build_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
         "and tests; --executor cpu is the fast one"
     )
     torch.set_num_threads(context.num_threads)
-    return build_on(context, model, CpuDriver(), ReferenceOperations())
+    plan = planned_weights(context, model, torch.device("cpu"))
+    return build_on(context, model, plan, CpuDriver(), ReferenceOperations())
 
 
 def _build_on_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
-    """Build on the first CUDA device, with the kernels."""
+    """Build on a CUDA device, with the kernels."""
     # These import the compiler, which the CPU does without.
     from compute_plane.cuda.cuda_driver import CudaDriver
-    from compute_plane.cuda.devices import describe_cuda, require_cuda
+    from compute_plane.cuda.devices import describe_cuda
     from compute_plane.cuda.kernel_operations import KernelOperations
     from compute_plane.cuda.launchers import CudaLauncher
 
-    require_cuda()
-    device = torch.device("cuda", 0)
-    driver = CudaDriver(device)
+    require_cuda(context.device)
+    device = torch.device("cuda", cuda_index(context.device))
+    driver = CudaDriver(device, context.gpu_memory_limit)
     launcher = CudaLauncher(device, context.kernel_cache / "cuda")
-    name = chosen_dtype(context, device)
-    operations = KernelOperations(launcher, context.spec, name, context.block_size)
-    built = build_on(context, model, driver, operations)
+    plan = planned_weights(context, model, device)
+    try:
+        operations = KernelOperations(
+            launcher, context.spec, plan.dtype, context.block_size, plan.quantized
+        )
+        built = build_on(context, model, plan, driver, operations)
+    except torch.OutOfMemoryError as error:
+        raise DeviceUnavailableError(
+            f"device: {device} ran out of memory while the executor was built (a smaller "
+            f"--gpu-memory-utilization leaves more of it): {' '.join(str(error).split())}",
+            field="device",
+        ) from error
     return replace(built, device=describe_cuda(device, context.num_threads))
 
 
+def planned_weights(
+    context: ExecutorContext, model: LoadedModel, device: torch.device
+) -> WeightPlan:
+    """Plan the model's weights for a device."""
+    return plan_weights(context.spec, model.source, chosen_dtype(context, device), context.dtype)
+
+
 def build_on(
-    context: ExecutorContext, model: LoadedModel, driver: Driver, operations: DeviceOperations
+    context: ExecutorContext,
+    model: LoadedModel,
+    plan: WeightPlan,
+    driver: Driver,
+    operations: DeviceOperations,
 ) -> BuiltExecutor:
     """Build the executor on a driver's device with a set of operations. Errors as above."""
     spec, device = context.spec, driver.device
-    name = chosen_dtype(context, device)
-    dtype = DTYPES[name]
-    check_weights_fit(spec.num_parameters * dtype.itemsize, _available(driver))
-    weights = place_weights(model.load_weights(context.num_threads), dtype, device)
-    num_host_blocks = _check_pools(context, driver, block_bytes(spec, dtype, context.block_size))
+    num_layers = num_device_layers(context, driver, plan)
+    if num_layers < spec.num_layers:
+        return build_with_host_layers(
+            context,
+            model,
+            plan,
+            driver,
+            operations,
+            num_layers=num_layers,
+            numerics_id=numerics_id(context, device, operations, plan),
+        )
+    check_weights_fit(plan.num_bytes, _available(driver))
+    weights = plan.place(device, context.num_threads)
+    log.info("weights", format=plan.weight_format, dtype=plan.dtype, num_bytes=weights.num_bytes)
+    log_conversions(weights.conversions)
+    sizes = size_pools(context, driver, weights, operations)
     pools = BlockPools(
         spec,
         driver,
-        dtype=dtype,
+        dtype=weights.dtype,
         block_size=context.block_size,
-        num_blocks=context.num_blocks,
-        num_host_blocks=num_host_blocks,
+        num_blocks=sizes.num_blocks,
+        num_host_blocks=sizes.num_host_blocks,
     )
     executor = CudaExecutor(spec, weights, pools, operations, driver, max_tokens=context.max_tokens)
     warm_up(executor, context.block_size)
     if context.uses_graphs and driver.has_graphs:
-        capture_graphs(executor, driver, context.max_rows)
+        capture_graphs(executor, context.max_rows, sizes.graph_bytes)
+    graphs = "-".join(map(str, executor.graphs.captured)) or "none"
     return BuiltExecutor(
         "cuda",
         executor,
-        numerics_id(context, device, operations, name),
+        f"{numerics_id(context, device, operations, plan)}/graphs-{graphs}",
         kv_pool_bytes=pools.num_bytes,
         weights_bytes=weights.num_bytes,
         preferred_prefill_chunk=PREFILL_CHUNK,
-        dtype=name,
-        num_host_blocks=num_host_blocks,
+        dtype=plan.weight_format if plan.is_quantised else plan.dtype,
+        num_host_blocks=sizes.num_host_blocks,
+        num_blocks=sizes.num_blocks,
     )
 
 
 def _available(driver: Driver) -> int | None:
-    """Return the bytes that weights and pool may take on the device."""
+    """Return the bytes that weights may take on the device."""
     free = driver.free_bytes()
     return available_memory_bytes() if free is None else free
 
 
-def _check_pools(context: ExecutorContext, driver: Driver, bytes_of_block: int) -> int:
-    """Return the blocks of the host pool. Raises ConfigError for a pool that does not fit."""
-    if driver.free_bytes() is None:  # both lie in one memory
-        return check_pools_fit(
-            context.num_blocks, context.swap_bytes, bytes_of_block, available_memory_bytes()
-        )
-    check_pools_fit(context.num_blocks, 0, bytes_of_block, _available(driver))
-    return check_pools_fit(0, context.swap_bytes, bytes_of_block, available_memory_bytes())
-
-
-def capture_graphs(executor: CudaExecutor, driver: Driver, max_rows: int) -> None:
+def capture_graphs(executor: CudaExecutor, max_rows: int, max_bytes: int) -> None:
     """Capture decode steps within the memory bound, and say which. Raises GraphCaptureError."""
-    free = driver.free_bytes()
-    max_bytes = int(GRAPH_SHARE * free) if free is not None else available_memory_bytes() or 0
     left_out = executor.graphs.capture_ladder(max_rows, max_bytes)
     log.info(
         "decode graphs",
@@ -153,11 +173,12 @@ def chosen_dtype(context: ExecutorContext, device: torch.device) -> str:
 
 
 def numerics_id(
-    context: ExecutorContext, device: torch.device, operations: DeviceOperations, dtype: str
+    context: ExecutorContext, device: torch.device, operations: DeviceOperations, plan: WeightPlan
 ) -> str:
     """Return what decides the bits of a step, but for model, sources and the step's other rows.
 
-    A CPU's products are cut into threads, so their number counts.
+    A CPU's products are cut into threads, so their number counts. So do the sizes of the graphs
+    that are captured, for a padded step is another product; they are added where they are known.
     """
     where = device.type
     if where == "cpu":
@@ -165,6 +186,6 @@ def numerics_id(
     else:
         where = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     return (
-        f"cuda/{operations.name}/{where}/torch-{torch.__version__}/{dtype}"
-        f"/kv-{dtype}-{context.block_size}"
+        f"cuda/{operations.name}/{where}/torch-{torch.__version__}/{plan.dtype}"
+        f"/{plan.weight_format}/kv-{plan.dtype}-{context.block_size}"
     )

@@ -9,12 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from compute_plane.cuda.drivers import Event, Graph
+from planes.errors import MemoryError as OutOfMemoryError
+
+EXACT_BYTES: Final = 64 << 20
+"""From here on pinned memory is as large as asked for: torch rounds up to powers of two."""
+
+
+class PinnedMemory:
+    """Host memory that was pinned once it was there, of exactly the size asked for.
+
+    It is kept until the process ends: given back, it would be somebody else's that a device writes.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = []
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Return uint8 memory [num_bytes]. Raises the family's MemoryError if it cannot be had."""
+        buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        runtime = torch.cuda.cudart()
+        status = runtime.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
+        if status != runtime.cudaError.success:
+            raise OutOfMemoryError(
+                f"{num_bytes} bytes of host memory cannot be pinned for the device "
+                f"({runtime.cudaGetErrorString(status)}); a smaller --swap-space takes less"
+            )
+        self._buffers.append(buffer)
+        return buffer
 
 
 class CudaEvent:
@@ -34,19 +61,30 @@ class CudaEvent:
 
 
 class CudaDriver:
-    """One CUDA device. Graphs share one memory pool: they never run at the same time."""
+    """One CUDA device. Graphs share one memory pool: they never run at the same time.
+
+    `limit_bytes`: that torch may take of its memory; None: all. What the CUDA context and loaded
+    kernels take is not counted.
+    """
 
     has_graphs = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         self.device = device
+        self._limit_bytes = limit_bytes
         torch.cuda.set_device(device)
+        if limit_bytes is not None:
+            _, total = torch.cuda.mem_get_info(device)
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
         self._compute = torch.cuda.Stream(device)
         self._copy = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._pinned = PinnedMemory()
 
     def host_buffer(self, num_bytes: int) -> Tensor:
         """Return pinned memory."""
+        if num_bytes >= EXACT_BYTES:
+            return self._pinned.take(num_bytes)
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def device_buffer(self, num_bytes: int) -> Tensor:
@@ -83,14 +121,23 @@ class CudaDriver:
             work()
         return _CudaGraph(graph, self)
 
-    def reserved_bytes(self) -> int:
-        """Return what torch's allocator holds."""
-        return int(torch.cuda.memory_reserved(self.device))
+    def total_bytes(self) -> int:
+        """Return what the device has, or the limit."""
+        _, total = torch.cuda.mem_get_info(self.device)
+        return int(total) if self._limit_bytes is None else min(int(total), self._limit_bytes)
 
     def free_bytes(self) -> int | None:
-        """Return what the driver says is free."""
+        """Return what the driver says is free, or what the limit leaves of it."""
         free, _ = torch.cuda.mem_get_info(self.device)
+        if self._limit_bytes is not None:
+            reserved = torch.cuda.memory_reserved(self.device)
+            free = min(free, max(0, self._limit_bytes - reserved))
         return int(free)
+
+    def release_unused(self) -> None:
+        """Empty torch's caches, once nobody uses what lies in them any more."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
         """Wait for all streams."""

@@ -12,6 +12,7 @@ step, so it is queued behind the graph, not in it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -25,9 +26,14 @@ from compute_plane.errors import GraphCaptureError, GraphReplayError
 if TYPE_CHECKING:
     from compute_plane.cuda.drivers import Driver, Graph
     from compute_plane.cuda.model import LlamaModel
+    from compute_plane.model.spec import ModelSpec
 
 LADDER: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of rows that graphs are captured for: from 16 on at most a third is padding."""
+
+
+FLOAT_BYTES: Final = 4
+SHARED_BYTES: Final = 256 << 20
 
 
 def batch_sizes(max_rows: int) -> list[int]:
@@ -39,6 +45,16 @@ def batch_sizes(max_rows: int) -> list[int]:
     if len(sizes) < len(LADDER):
         sizes.append(LADDER[len(sizes)])
     return sizes
+
+
+def bytes_of_graphs(spec: ModelSpec, sizes: Sequence[int], block_size: int) -> int:
+    """Return what graphs of some numbers of rows take together, at most.
+
+    Each keeps its logits and its block tables; the tensors of the layers they share, and those are
+    small beside `SHARED_BYTES`, as is what the driver keeps of a graph.
+    """
+    row = FLOAT_BYTES * (spec.vocab_size + -(-spec.context_length // block_size))
+    return SHARED_BYTES + row * sum(sizes)
 
 
 @dataclass(slots=True)
@@ -96,17 +112,25 @@ class DecodeGraphs:
     def capture_ladder(self, max_rows: int, max_bytes: int) -> list[int]:
         """Capture the rungs up to `max_rows` that fit into `max_bytes`; return those left out.
 
-        The largest first, since the smaller ones then find room in its memory; one that goes beyond
-        is released. Raises GraphCaptureError.
+        The largest first, since the smaller ones then find room in its memory; one that takes more
+        and goes beyond is released, though its memory may stay for those that find room in it.
+        Raises GraphCaptureError.
         """
         left_out = []
-        before = self._driver.reserved_bytes()
+        held = before = self._held_bytes()
         for size in reversed(batch_sizes(max_rows)):
             self.capture(size)
-            if size in self._graphs and self._driver.reserved_bytes() - before > max_bytes:
+            after = self._held_bytes()
+            if size in self._graphs and after > held and after - before > max_bytes:
                 self._release(size)
                 left_out.append(size)
+            held = self._held_bytes()
         return left_out
+
+    def _held_bytes(self) -> int:
+        """Return how much of the device's memory is held, by whomever."""
+        self._driver.release_unused()
+        return self._driver.total_bytes() - (self._driver.free_bytes() or 0)
 
     def replay(self, step: StepTensors) -> Tensor:
         """Queue a step that was padded to a rung; return the logits of its rows, float32 [R, V].

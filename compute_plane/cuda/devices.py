@@ -1,16 +1,12 @@
-"""The CUDA devices of this machine: whether one can be used, and what it says of itself."""
+"""The CUDA devices of this machine: how many can be used, and what they say of themselves."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Final
 
 import torch
 
 from compute_plane.device import DeviceDescription
-from compute_plane.errors import DeviceUnavailableError
-
-HINT: Final = "--device cpu computes on the processor"
 
 
 def why_no_cuda() -> str | None:
@@ -21,14 +17,12 @@ def why_no_cuda() -> str | None:
         warnings.simplefilter("ignore")  # torch warns where it could not start the driver
         if torch.cuda.is_available():
             return None
-    return f"torch {torch.__version__} finds no CUDA driver or no device"
+    return f"torch {torch.__version__} finds no CUDA device that it can use"
 
 
-def require_cuda() -> None:
-    """Raise DeviceUnavailableError unless the executor can run on a CUDA device."""
-    reason = why_no_cuda()
-    if reason is not None:
-        raise DeviceUnavailableError(f"device: cuda: {reason}; {HINT}", field="device")
+def num_devices() -> int:
+    """Return how many CUDA devices there are."""
+    return int(torch.cuda.device_count())
 
 
 def describe_cuda(device: torch.device, num_threads: int) -> DeviceDescription:
@@ -37,7 +31,7 @@ def describe_cuda(device: torch.device, num_threads: int) -> DeviceDescription:
     return DeviceDescription(
         kind="cuda",
         name=str(properties.name),
-        capability=f"sm_{properties.major}{properties.minor}",
+        capability=f"{properties.major}.{properties.minor}",
         total_memory_bytes=int(properties.total_memory),
         num_threads=num_threads,
     )

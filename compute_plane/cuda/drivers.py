@@ -29,7 +29,7 @@ class Event(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait until it has. Raises what the device reports of a failed step."""
+        """Wait until it has; from any thread. Raises what the device reports of a failed step."""
         ...
 
 
@@ -88,12 +88,20 @@ class Driver(Protocol):
         """Run `work` once, then capture what it queues. Raises RuntimeError."""
         ...
 
-    def reserved_bytes(self) -> int:
-        """Return the device memory that torch holds."""
+    def total_bytes(self) -> int:
+        """Return the device's memory; 0 where the device has none of its own."""
         ...
 
     def free_bytes(self) -> int | None:
-        """Return the device memory that nobody holds; None where that is not known."""
+        """Return the device memory that nobody holds; None where the device has none of its own.
+
+        What a step has used stays held, for the next one, until `release_unused`: so it is what the
+        largest step so far has left.
+        """
+        ...
+
+    def release_unused(self) -> None:
+        """Give back the device memory that is held and in which no tensor lies."""
         ...
 
     def synchronize(self) -> None:
@@ -144,13 +152,16 @@ class CpuDriver:
         """Refuse: a CPU has no launches to save."""
         raise RuntimeError("a CPU has no graphs")
 
-    def reserved_bytes(self) -> int:
-        """Return 0: torch holds nothing back."""
+    def total_bytes(self) -> int:
+        """Return 0: the system's memory is counted elsewhere."""
         return 0
 
     def free_bytes(self) -> int | None:
         """Return None: the system's memory is counted elsewhere."""
         return None
+
+    def release_unused(self) -> None:
+        """Nothing is held."""
 
     def synchronize(self) -> None:
         """Nothing is queued."""

@@ -25,35 +25,43 @@ from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import plan_copies
 from compute_plane.cuda.columns import Layout
 from compute_plane.cuda.decode_graphs import DecodeGraphs
+from compute_plane.cuda.last_samples import LastSamples
 from compute_plane.cuda.model import LlamaModel
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS, SamplingPlan, plan_sampling
 from compute_plane.cuda.sampling_step import results_layout, run_group
 from compute_plane.cuda.staging import Berth, StagingRing
-from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput
+from compute_plane.executor.interface import (
+    MAX_STEPS_UNDER_WAY,
+    ExecutionBatch,
+    ExecutionOutput,
+)
 from compute_plane.executor.logits_groups import wanted_tokens
 from compute_plane.executor.token_layout import PoolShape
 
 if TYPE_CHECKING:
     from compute_plane.cuda.block_pools import BlockPools
-    from compute_plane.cuda.drivers import Driver
+    from compute_plane.cuda.drivers import Driver, Event
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.weights import DeviceWeights
     from compute_plane.model.spec import ModelSpec
 
 DEFAULT_MAX_TOKENS: Final = 16384
-STEPS_UNDER_WAY: Final = 2
-"""As many batches as a control plane sends before it reads an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepUnderWay:
-    """A step that is queued. Answers must be taken in the order of the launches."""
+    """A step that is queued; a `LaunchedStep`. `done`: when its results are in the berth."""
 
     batch: ExecutionBatch
     plan: SamplingPlan
     berth: Berth
     vocab_size: int
     block_digests: Sequence[int]
+    done: Event
+
+    def wait(self) -> None:
+        """Wait for the step; from any thread, also once the berth is another step's."""
+        self.done.wait()
 
     def answer(self) -> ExecutionOutput:
         """Wait for the step and return what it produced; once only."""
@@ -62,7 +70,7 @@ class StepUnderWay:
 
 
 class CudaExecutor:
-    """Runs batches of a Llama-family model on one device; a `GPUExecutor`.
+    """Runs batches of a Llama-family model on one device; a `PipelinedExecutor`.
 
     `weights`, `pools`: of `spec`'s layers and heads, of one dtype, on the driver's device.
     `max_tokens`: of one batch. `keep_logits`: return the samples' logits, for tests and tools. Not
@@ -94,7 +102,8 @@ class CudaExecutor:
         self._longest = longest
         table_width = -(-longest // pools.block_size)
         self._graphs = DecodeGraphs(driver, self._model, table_width=table_width, longest=longest)
-        self._ring = StagingRing(driver, STEPS_UNDER_WAY)
+        self._last = LastSamples(spec.vocab_size)
+        self._ring = StagingRing(driver, MAX_STEPS_UNDER_WAY)
 
     @property
     def graphs(self) -> DecodeGraphs:
@@ -117,7 +126,7 @@ class CudaExecutor:
         self._graphs.capture(batch_size)
 
     def launch(self, batch: ExecutionBatch) -> StepUnderWay:
-        """Queue one step.
+        """Queue one step, of which tokens may be samples of the step launched before.
 
         Raises ValidationError, with nothing changed, if the batch is malformed; ExecutionError if
         too many steps are under way.
@@ -133,13 +142,19 @@ class CudaExecutor:
         wanted = layout.places(wanted_tokens(batch, layout.tokens))
         plan = plan_sampling(batch, wanted, self._spec.vocab_size, all_rows=rung is not None)
         copies = plan_copies(batch.copies)
-        columns = {**layout.columns(rung), **plan.columns, "block_pairs": copies.pairs}
+        columns = {
+            **layout.columns(rung),
+            **plan.columns,
+            **self._last.columns(batch, layout, plan),
+            "block_pairs": copies.pairs,
+        }
         berth = self._ring.take()
         try:
             with self._driver.computing():
                 inputs = self._ring.upload(berth, Layout.of(columns), columns)
+                self._last.fill_in(inputs)
                 self._pools.run(copies, inputs["block_pairs"], self._operations)
-                self._compute(layout, rung, plan, inputs, berth)
+                done = self._compute(layout, rung, plan, inputs, berth)
             digests = [self._pools.digest(block) for block in batch.digest_blocks]
         except BaseException:  # whatever it is: a berth that is not freed is lost
             # The device may still be copying from the berth, if it is not the device that failed.
@@ -147,7 +162,7 @@ class CudaExecutor:
                 self._driver.synchronize()
             berth.free()
             raise
-        return StepUnderWay(batch, plan, berth, self._spec.vocab_size, digests)
+        return StepUnderWay(batch, plan, berth, self._spec.vocab_size, digests, done)
 
     def _rung(self, batch: ExecutionBatch, layout: BatchLayout) -> int | None:
         """Return as how many rows a graph runs the batch; None: it is launched eagerly."""
@@ -162,8 +177,8 @@ class CudaExecutor:
         plan: SamplingPlan,
         inputs: dict[str, torch.Tensor],
         berth: Berth,
-    ) -> None:
-        """Queue layers, logits, samples and the copy of the results."""
+    ) -> Event:
+        """Queue layers, logits, samples and the copy of the results; return when they are there."""
         spec, step = self._spec, layout.tensors(inputs)
         results_of = results_layout(plan, spec.vocab_size, keep_logits=self._keep_logits)
         buffer = self._driver.device_buffer(results_of.num_bytes)
@@ -177,4 +192,6 @@ class CudaExecutor:
             for group in plan.groups:
                 logits = self._model.logits(hidden, inputs["out_tokens"][group.out_tokens])
                 run_group(group, logits, inputs, results, self._operations)
-        berth.fetch(results_of, buffer)
+        done = berth.fetch(results_of, buffer)
+        self._last.keep(results["tokens"], plan)
+        return done

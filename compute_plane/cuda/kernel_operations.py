@@ -1,5 +1,7 @@
 """The operations of a CUDA device: each a launch of a kernel of `kernels.cuda`, or two.
 
+What is quantised has its own file, `quantized_kernels`.
+
 What a kernel needs beside its tensors is made here: strides, grids, scratch memory. Scratch comes
 from torch's allocator at every call; in a captured graph it is the graph's own.
 """
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.operations import (
     AdjustColumns,
     LogprobColumns,
@@ -19,6 +22,7 @@ from compute_plane.cuda.operations import (
     PrefillRows,
     SamplingColumns,
 )
+from compute_plane.cuda.quantized_kernels import UNQUANTISED, QuantizedKernels
 from compute_plane.errors import DeviceUnavailableError
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.attention_decode import LOG2_E, DecodeVariant
@@ -34,6 +38,8 @@ from kernels.cuda.silu_mul import SiluMulVariant
 
 if TYPE_CHECKING:
     from compute_plane.cuda.launchers import Launcher
+    from compute_plane.cuda.matrices import Matrix
+    from compute_plane.cuda.weight_plan import QuantizedUses
     from compute_plane.model.spec import ModelSpec
     from kernels.cuda.variant import Variant
 
@@ -43,13 +49,21 @@ WORD_BYTES: Final = 4
 class KernelOperations:
     """`DeviceOperations` by kernels, for one model and one block size.
 
-    `dtype`: of weights and pool, by name. All kernels are built and loaded here. Raises
-    DeviceUnavailableError for a shape or format that they are not written for.
+    `dtype`: of a step and of the pool, by name. `quantized`: what weights stay quantised. All
+    kernels are built and loaded here. Raises DeviceUnavailableError for a shape or format that they
+    are not written for.
     """
 
     name = "kernels"
 
-    def __init__(self, launcher: Launcher, spec: ModelSpec, dtype: str, block_size: int) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        spec: ModelSpec,
+        dtype: str,
+        block_size: int,
+        quantized: QuantizedUses = UNQUANTISED,
+    ) -> None:
         self._launcher = launcher
         group = spec.num_heads // spec.num_kv_heads
         try:
@@ -62,6 +76,7 @@ class KernelOperations:
             self._rope = RopeWriteKvVariant(dtype, spec.head_dim, block_size)
             self._decode = DecodeVariant(dtype, spec.head_dim, group, block_size)
             self._prefill = PrefillVariant(dtype, spec.head_dim, group, block_size)
+            self._quantized = QuantizedKernels(launcher, dtype, quantized)
             if spec.vocab_size > MAX_VOCAB:
                 raise UnsupportedVariantError("vocab_size", f"at most {MAX_VOCAB}", spec.vocab_size)
         except UnsupportedVariantError as error:
@@ -80,7 +95,7 @@ class KernelOperations:
         return [
             self._embedding, self._silu, self._norm, self._add_norm, self._rope, self._decode,
             self._decode.merge, self._prefill, self._copy, self._adjust, self._sample,
-            self._logprobs,
+            self._logprobs, *self._quantized.variants,
         ]  # fmt: skip
 
     @property
@@ -90,11 +105,20 @@ class KernelOperations:
 
     # --- the layers ---
 
-    def embedding(self, out: Tensor, table: Tensor, token_ids: Tensor) -> None:
-        """Copy rows of a table."""
+    def embedding(self, out: Tensor, table: Matrix, token_ids: Tensor) -> None:
+        """Copy rows of a table, or unpack them."""
+        if isinstance(table, QuantizedMatrix):
+            self._quantized.unpack_rows(out, table, token_ids)
+            return
         num_tokens, hidden_size = out.shape
         grid = self._embedding.grid(num_tokens, hidden_size)
-        self._launcher.launch(self._embedding, grid, out, table, token_ids, hidden_size)
+        self._launcher.launch(self._embedding, grid, out, table.values, token_ids, hidden_size)
+
+    def quantized_matmul(
+        self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int
+    ) -> None:
+        """Multiply with weights as they are, or with unpacked ones, by the number of rows."""
+        self._quantized.matmul(out, x, matrix, first_column)
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
         """Normalise rows; this variant does not touch its residual."""

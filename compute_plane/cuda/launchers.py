@@ -25,6 +25,11 @@ class Launcher(Protocol):
     """Queues kernels on the current stream of one device."""
 
     @property
+    def device(self) -> torch.device:
+        """The device."""
+        ...
+
+    @property
     def num_multiprocessors(self) -> int:
         """What a grid is planned for."""
         ...
@@ -47,6 +52,7 @@ class CudaLauncher:
     """
 
     def __init__(self, device: torch.device, cache_dir: Path) -> None:
+        self.device = device
         properties = torch.cuda.get_device_properties(device)
         self.num_multiprocessors = int(properties.multi_processor_count)
         self._capability = (int(properties.major), int(properties.minor))

@@ -5,8 +5,9 @@
               → for the tokens whose logits are wanted:  add, norm → logits
 
 All tokens of the step go through a layer together, so all keys and values of a layer are written
-before any is read. Products are torch's; what a row's product gives may depend on how many rows
-there are, so bits hold for equal batches only (the numerics id names the library).
+before any is read. Products with dense matrices are torch's, with quantised ones the operations'
+(`matrices`); what a row's product gives may depend on how many rows there are, so bits hold for
+equal batches only (the numerics id names the library).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.matrices import Projection, project
 from compute_plane.model.rope import inverse_frequencies
 
 if TYPE_CHECKING:
@@ -75,10 +77,10 @@ class LlamaModel:
                 operations.add_rms_norm(normed, residual, added, layer.attn_norm, eps)
             attended = self._attention(index, layer, normed, step)
             operations.add_rms_norm(normed, residual, attended, layer.mlp_norm, eps)
-            gate_up = normed @ layer.gate_up.t()
+            gate_up = self._project(normed, layer.gate_up)
             gated = self._empty(num_tokens, self._spec.intermediate_size)
             operations.silu_mul(gated, gate_up)
-            added = gated @ layer.down.t()
+            added = self._project(gated, layer.down)
         if added is None:
             raise ValueError("a model has at least one layer")
         return Hidden(residual, added)
@@ -94,7 +96,8 @@ class LlamaModel:
         normed = torch.empty_like(residual)
         weight = self._weights.final_norm
         self._operations.add_rms_norm(normed, residual, added, weight, self._spec.rms_norm_eps)
-        return float_product(normed, self._weights.lm_head)
+        # 16-bit logits would tie where the model does not.
+        return project(normed, self._weights.lm_head, self._operations, torch.float32)
 
     def _attention(
         self, index: int, layer: DeviceLayer, normed: Tensor, step: StepTensors
@@ -102,7 +105,7 @@ class LlamaModel:
         """Queue the attention of a layer; return what it adds, [T, E]."""
         spec, operations, pool = self._spec, self._operations, self._pool
         num_tokens, num_decode = len(normed), step.num_decode
-        qkv = normed @ layer.qkv.t()
+        qkv = self._project(normed, layer.qkv)
         queries = self._empty(num_tokens, spec.num_heads, spec.head_dim)
         operations.rope_write_kv(
             queries, pool, index, qkv, self._angles, step.positions, step.kv_slots
@@ -122,8 +125,10 @@ class LlamaModel:
             operations.attention_prefill(
                 attended[num_decode:], queries[num_decode:], pool, index, step.prefill
             )
-        projected: Tensor = attended.view(num_tokens, spec.query_size) @ layer.o.t()
-        return projected
+        return self._project(attended.view(num_tokens, spec.query_size), layer.o)
+
+    def _project(self, x: Tensor, projection: Projection) -> Tensor:
+        return project(x, projection, self._operations, x.dtype)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._weights.dtype, device=self._pool.device)
@@ -139,18 +144,3 @@ def rotary_angles(
     frequencies = torch.from_numpy(inverse_frequencies(spec))
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
     return angles.cos().to(device), angles.sin().to(device)
-
-
-def float_product(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x · weightᵀ in float32: 16-bit logits would tie where the model does not.
-
-    A CUDA device accumulates in float32 anyway and is told to write that; on a CPU both sides are
-    converted.
-    """
-    if x.dtype == torch.float32:
-        product: Tensor = x @ weight.t()
-    elif x.device.type == "cuda":
-        product = torch.mm(x, weight.t(), out_dtype=torch.float32)
-    else:
-        product = x.float() @ weight.float().t()
-    return product

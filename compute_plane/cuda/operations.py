@@ -1,4 +1,4 @@
-"""What a device computes for a step, apart from matrix products: the border to its kernels.
+"""What a device computes for a step, apart from dense products: the border to its kernels.
 
 The arrays are those of `kernels.cuda`, by the same names and layouts; what a kernel needs beside
 them (scratch memory, strides, a plan of its grid) is the implementation's own affair. Whatever is
@@ -16,9 +16,12 @@ size, M table width, E hidden size, F feed-forward size, K samples, R rows of lo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.matrices import Matrix, QuantizedMatrix
 
 MAX_LOGPROBS: Final = 20
 """Most likely tokens listed beside one: the width of the arrays they are written to."""
@@ -126,8 +129,17 @@ class DeviceOperations(Protocol):
         """Query tokens of a row that prefill attention takes together."""
         ...
 
-    def embedding(self, out: Tensor, table: Tensor, token_ids: Tensor) -> None:
+    def embedding(self, out: Tensor, table: Matrix, token_ids: Tensor) -> None:
         """Write row token_ids[t] of `table` [V, E] to out[t]; `out`: [T, E]."""
+        ...
+
+    def quantized_matmul(
+        self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int
+    ) -> None:
+        """Write x · Wᵀ to the columns of `out` from `first_column` on.
+
+        `out`: [T, F], at least N columns from there, in x's dtype or float32. `x`: [T, K].
+        """
         ...
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:

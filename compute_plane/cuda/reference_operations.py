@@ -7,13 +7,15 @@ kernels of a device do, whatever its own dtype is.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.operations import (
     AdjustColumns,
     LogprobColumns,
@@ -21,15 +23,20 @@ from compute_plane.cuda.operations import (
     PrefillRows,
     SamplingColumns,
 )
+from kernels.cuda.quantized_layout import unpack_matrix
 from kernels.reference.exponential import exp
 from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
 from kernels.reference.logprobs import log_softmax, most_likely
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.philox import uniform
+from kernels.reference.quantized_matmul import dequantized
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope import rope_write_kv
 from kernels.reference.sampling import WEIGHT_ONE, draw, first_by_weight, nucleus
 from kernels.reference.silu_mul import silu_mul
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.matrices import Matrix
 
 Array = npt.NDArray[Any]
 
@@ -42,11 +49,24 @@ class ReferenceOperations:
     name = "reference"
     tile_tokens = 16  # the plan is made as for a device, and not needed
 
+    def __init__(self) -> None:
+        self._unpacked: WeakKeyDictionary[QuantizedMatrix, Tensor] = WeakKeyDictionary()
+
     # --- the layers ---
 
-    def embedding(self, out: Tensor, table: Tensor, token_ids: Tensor) -> None:
+    def embedding(self, out: Tensor, table: Matrix, token_ids: Tensor) -> None:
         """Copy rows of a table."""
-        torch.index_select(table, 0, token_ids, out=out)
+        if isinstance(table, QuantizedMatrix):
+            out.copy_(self._values(table)[token_ids])
+        else:
+            torch.index_select(table.values, 0, token_ids, out=out)
+
+    def quantized_matmul(
+        self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int
+    ) -> None:
+        """Multiply with the weights, unpacked to float32."""
+        columns = slice(first_column, first_column + matrix.num_outputs)
+        out[:, columns] = x.float() @ self._values(matrix).t()
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
         """Normalise rows."""
@@ -178,6 +198,19 @@ class ReferenceOperations:
             if count:
                 out.top_tokens[k, :count] = torch.from_numpy(best).to(torch.int32)
                 out.top_logprobs[k, :count] = torch.from_numpy(of_row[best])
+
+    def _values(self, matrix: QuantizedMatrix) -> Tensor:
+        """Return a matrix unpacked, float32 [N, K]; what was unpacked once is kept.
+
+        Unpacking takes longer than a step of few rows, and memory is not what this is for.
+        """
+        if matrix not in self._unpacked:
+            shape = matrix.num_outputs, matrix.num_inputs
+            parts = unpack_matrix(matrix.format, matrix.packed.numpy(), *shape)
+            values = np.empty(shape, dtype=np.float32)
+            dequantized(parts.quants, parts.scales, parts.minima, values)
+            self._unpacked[matrix] = torch.from_numpy(values)
+        return self._unpacked[matrix]
 
 
 def floats(tensor: Tensor) -> Array:

@@ -58,13 +58,15 @@ class SamplingPlan:
     """Everything that a step wants of its logits.
 
     `columns`: name → array. `sample_order` [K], `prompt_order` [P]: which sample, and which target
-    of all rows' targets, stands at each place.
+    of all rows' targets, stands at each place. `adjusted_order` [A]: which sample each adjustment
+    belongs to.
     """
 
     groups: tuple[GroupPlan, ...]
     columns: dict[str, Array]
     sample_order: Int64Array
     prompt_order: Int64Array
+    adjusted_order: Int64Array
 
 
 def plan_sampling(
@@ -115,6 +117,7 @@ def plan_sampling(
         prompt_end += len(of_prompts)
     sample_order, prompt_order = _joined(samples), _joined(prompts) - num_samples
     ordered = [batch.sampling[k] for k in sample_order.tolist()]
+    adjusted_order = sample_order[is_adjusted[sample_order]]
     columns = {
         "out_tokens": _joined(out_tokens),
         **_draw_columns(ordered, logits_rows[sample_order]),
@@ -125,14 +128,13 @@ def plan_sampling(
         columns["prompt_targets"] = targets[prompt_order].astype(np.int32)
         columns["prompt_counts"] = counts[prompt_order]
     if num_adjusted:
-        adjusted = [row for k, row in enumerate(ordered) if is_adjusted[sample_order[k]]]
-        adjusted_rows = logits_rows[sample_order][is_adjusted[sample_order]]
-        columns |= _adjust_columns(adjusted, adjusted_rows)
+        adjusted = [batch.sampling[k] for k in adjusted_order.tolist()]
+        columns |= _adjust_columns(adjusted, logits_rows[adjusted_order])
         # Adjusted logits are rows of an array of their own, in each group from 0 on.
         for group in groups:
             places = slice(group.samples.start + group.num_plain, group.samples.stop)
             columns["draw_rows"][places] = np.arange(places.stop - places.start)
-    return SamplingPlan(tuple(groups), columns, sample_order, prompt_order)
+    return SamplingPlan(tuple(groups), columns, sample_order, prompt_order, adjusted_order)
 
 
 def check_tokens(sampling: Sequence[SamplingRow], vocab_size: int) -> None:

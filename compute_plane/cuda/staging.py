@@ -22,7 +22,7 @@ FIRST_BYTES: Final = 1 << 16
 
 
 class Berth:
-    """The host memory of one step under way. `done`: when its results are there."""
+    """The host memory of one step under way."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -40,12 +40,16 @@ class Berth:
         layout.fill(filled, arrays)
         return filled
 
-    def fetch(self, layout: Layout, results: Tensor) -> None:
-        """Have the device's results copied here, once all that is queued by now is done."""
+    def fetch(self, layout: Layout, results: Tensor) -> Event:
+        """Have the device's results copied here, once all that is queued by now is done.
+
+        Return when that is.
+        """
         if layout.num_bytes > len(self._results):
             self._results = self._driver.host_buffer(_grown(self._results, layout.num_bytes))
         self._layout = layout
         self._done = self._driver.download(self._results[: layout.num_bytes], results)
+        return self._done
 
     def collect(self) -> dict[str, Array]:
         """Wait for the results and return them; the berth is free then, also if that fails."""
@@ -64,22 +68,20 @@ class Berth:
 
 
 class StagingRing:
-    """`num_steps` berths, taken in turn, and the device buffer that inputs are copied to."""
+    """`num_steps` berths, and the device buffer that inputs are copied to."""
 
     def __init__(self, driver: Driver, num_steps: int) -> None:
         self._driver = driver
         self._berths = [Berth(driver) for _ in range(num_steps)]
-        self._next = 0
         self._device_inputs = driver.device_buffer(FIRST_BYTES)
 
     def take(self) -> Berth:
-        """Return the next berth. Raises ExecutionError if its step was not collected."""
-        berth = self._berths[self._next]
-        if berth.is_taken:
+        """Return a free berth. Raises ExecutionError if the step of none was collected."""
+        berth = next((berth for berth in self._berths if not berth.is_taken), None)
+        if berth is None:
             raise ExecutionError(
                 f"at most {len(self._berths)} steps may be under way; collect the oldest first"
             )
-        self._next = (self._next + 1) % len(self._berths)
         berth.is_taken = True
         return berth
 

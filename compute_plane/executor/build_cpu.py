@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -10,14 +11,15 @@ import structlog
 from compute_plane.executor.kernel_cache import numerics_fingerprint, prepare_kernel_cache
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.warm_up import warm_up
+from compute_plane.executor.weight_formats import log_conversions
 from compute_plane.memory.program_pages import forget_code
-from compute_plane.memory.sizing import (
-    available_memory_bytes,
-    check_pools_fit,
-)
+from compute_plane.memory.sizing import host_memory, size_in_host_memory
 from kernels.cpu.instruction_set import select_instruction_set
 
 if TYPE_CHECKING:
+    from compute_plane.executor.cpu import CpuExecutor
+    from compute_plane.executor.packed_weights import PackedWeights
+    from compute_plane.memory.kv_pool import KvPool
     from compute_plane.model.loader import LoadedModel
 
 COMPILER: Final = "libllvmlite"
@@ -28,10 +30,54 @@ PREFILL_CHUNK: Final = 512
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class CpuLayers:
+    """The layers of a model on the CPU engine, the last ones if not all."""
+
+    executor: CpuExecutor
+    weights: PackedWeights
+    kv_pool: KvPool
+
+    @property
+    def numerics_id(self) -> str:
+        """What decides the bits of a result, but for the model."""
+        return f"{self.executor.numerics_id}/{numerics_fingerprint()}"
+
+
 def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     """Build the CPU executor for a model.
 
     Raises ConfigError families for what cannot be had here, ModelFileError for the file's faults.
+    """
+    layers = build_cpu_layers(context, model)
+    executor, weights = layers.executor, layers.weights
+    warm_up(executor, context.block_size)
+    forget_code(COMPILER)
+    return BuiltExecutor(
+        "cpu",
+        executor,
+        layers.numerics_id,
+        kv_pool_bytes=layers.kv_pool.num_bytes,
+        weights_bytes=weights.num_bytes,
+        preferred_prefill_chunk=PREFILL_CHUNK,
+        num_host_blocks=len(layers.kv_pool.host),
+        num_blocks=layers.kv_pool.num_blocks,
+        tells_prompts_apart=executor.tells_prompts_apart,
+        dtype=weights.weight_format if context.dtype == "auto" else context.dtype,
+    )
+
+
+def build_cpu_layers(
+    context: ExecutorContext,
+    model: LoadedModel,
+    *,
+    first_layer: int = 0,
+    bytes_elsewhere: int = 0,
+) -> CpuLayers:
+    """Build the engine for a model's layers from `first_layer` on. Errors as above.
+
+    `bytes_elsewhere`: of a block's other layers, if they run elsewhere: the host pool has room for
+    them too.
     """
     chosen = select_instruction_set(context.instruction_set)
     cache = prepare_kernel_cache(context.kernel_cache)
@@ -49,17 +95,32 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     from kernels.cpu.kv_layout import KvLayout
 
     spec = context.spec
-    weights = pack_weights(spec, model.source, context.dtype, num_threads=context.num_threads)
+    weights = pack_weights(
+        spec,
+        model.source,
+        context.dtype,
+        num_threads=context.num_threads,
+        first_layer=first_layer,
+    )
     kv_dtype = context.kv_cache_dtype
     if kv_dtype == "auto":
         kv_dtype = "float32" if context.dtype == "float32" else "bfloat16"
     layout = KvLayout(
-        kv_dtype, spec.num_layers, spec.num_kv_heads, context.block_size, spec.head_dim
+        kv_dtype,
+        spec.num_layers - first_layer,
+        spec.num_kv_heads,
+        context.block_size,
+        spec.head_dim,
     )
-    num_host_blocks = check_pools_fit(
-        context.num_blocks, context.swap_bytes, layout.block_bytes, available_memory_bytes()
+    num_blocks, _ = size_in_host_memory(
+        context.block_demand,
+        context.swap_bytes,
+        layout.block_bytes,
+        utilization=context.gpu_memory_utilization,
+        memory=host_memory(),
     )
-    kv_pool = KvPool(layout, context.num_blocks, num_host_blocks)
+    num_host_blocks = context.swap_bytes // (layout.block_bytes + bytes_elsewhere)
+    kv_pool = KvPool(layout, num_blocks, num_host_blocks)
     executor = CpuExecutor(
         spec,
         weights,
@@ -68,33 +129,14 @@ def build_cpu(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
         max_tokens=context.max_tokens,
         on_compiled=_Progress() if is_first else None,
     )
-    warm_up(executor, context.block_size)
-    forget_code(COMPILER)
     log.info(
         "cpu executor",
         instruction_set=chosen.name,
         weight_format=weights.weight_format,
         kv_cache_dtype=kv_dtype,
     )
-    for conversion in weights.conversions:
-        log.info(
-            "weights run in another format than the file's",
-            stored=conversion.stored,
-            runs_as=conversion.runs_as,
-            num_matrices=conversion.num_matrices,
-            relative_error=round(conversion.relative_error, 6),
-        )
-    return BuiltExecutor(
-        "cpu",
-        executor,
-        f"{executor.numerics_id}/{numerics_fingerprint()}",
-        kv_pool_bytes=kv_pool.num_bytes,
-        weights_bytes=weights.num_bytes,
-        preferred_prefill_chunk=PREFILL_CHUNK,
-        num_host_blocks=num_host_blocks,
-        tells_prompts_apart=executor.tells_prompts_apart,
-        dtype=weights.weight_format if context.dtype == "auto" else context.dtype,
-    )
+    log_conversions(weights.conversions)
+    return CpuLayers(executor, weights, kv_pool)
 
 
 class _Progress:

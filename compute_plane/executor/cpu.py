@@ -4,6 +4,9 @@ A row's tokens and logits are the same bits alone and in any batch, whole or in 
 number of threads: every kernel keeps that law, and this file adds no arithmetic of its own. Where
 tokens of prompts are computed by other kernels than generated ones (ADR 0009), it is the token's
 place in its sequence that decides, never the batch.
+
+It can also run the last layers of a model alone, of which others have run the first
+(`compute_plane.cuda.host_layers`): the hidden rows of the tokens are given then.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from compute_plane.executor.interface import (
 )
 from compute_plane.executor.llama_table import LOGITS_ROWS, PIECE_TOKENS, LlamaTable
 from compute_plane.executor.logits_groups import LogitsGroup, group_logits, wanted_tokens
-from compute_plane.executor.pieces import Piece, sort_tokens
+from compute_plane.executor.pieces import Piece, SortedTokens, sort_tokens
 from compute_plane.executor.sample_records import SampleRecords
 from compute_plane.executor.step_headers import PieceArrays, StepHeaders
 from compute_plane.executor.thread_team import Entry, ThreadTeam
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from compute_plane.model.spec import ModelSpec
 
 Int64Array = npt.NDArray[np.int64]
+HiddenRows = Callable[[], Float32Array]
+"""Returns the hidden rows of a batch's tokens as the layers before leave them, [T, hidden]."""
 
 DEFAULT_MAX_TOKENS: Final = 16384
 MAX_WANTS: Final = 1024
@@ -51,10 +56,10 @@ MAX_WANTS: Final = 1024
 class CpuExecutor:
     """Runs batches of a Llama-family model on the CPU; a `GPUExecutor`.
 
-    `weights`, `kv_pool`: of `spec`'s layers and heads. `max_tokens`: of one batch. `on_compiled`
-    gets the name of each kernel when it is compiled or loaded, in the constructor. `keep_logits`:
-    return the sampled rows' logits, for tests and tools. Not thread-safe: one thread, the device
-    thread, calls it.
+    `weights`, `kv_pool`: of `spec`'s heads, and of all its layers or its last ones. `max_tokens`:
+    of one batch. `on_compiled` gets the name of each kernel when it is compiled or loaded, in the
+    constructor. `keep_logits`: return the sampled rows' logits, for tests and tools. Not
+    thread-safe: one thread, the device thread, calls it.
     """
 
     def __init__(
@@ -117,26 +122,33 @@ class CpuExecutor:
             f"/kv-{layout.dtype}-{layout.block_size}"
         )
 
-    def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
-        """Run one step. Raises ValidationError, with nothing changed, if the batch is malformed."""
+    def execute(
+        self, batch: ExecutionBatch, hidden_rows: HiddenRows | None = None
+    ) -> ExecutionOutput:
+        """Run one step. Raises ValidationError, with nothing changed, if the batch is malformed.
+
+        `hidden_rows`: given where the first layers run elsewhere, and called once the batch is
+        checked and its blocks are copied. Whatever it raises ends the step.
+        """
         layout = lay_out_tokens(batch, self._shape)
         if len(layout.token_ids) > self._max_tokens:
             raise ValidationError(
                 f"must be at most {self._max_tokens} tokens, got {len(layout.token_ids)}",
                 field="query_lens",
             )
+        samples = SampleRecords(batch, self._spec.vocab_size)
         for copy in batch.copies:
             self._copies[copy.kind](copy.source, copy.destination)
         tells_apart = self._llama.tells_prompts_apart
         tokens = sort_tokens(layout, batch.prompt_lens if tells_apart else None)
         pieces = list(tokens.pieces(PIECE_TOKENS))
         arrays = self._describe_pieces(batch, tokens.layout, pieces)
-        samples = SampleRecords(batch, self._spec.vocab_size)
         wanted = tokens.places(wanted_tokens(batch, layout))
         groups = list(group_logits(wanted, LOGITS_ROWS, MAX_WANTS))
         records = [samples.take(group.wanted, group.rows) for group in groups]
         for index, (group, taken) in enumerate(zip(groups, records, strict=True), len(pieces)):
             self._headers.describe_logits(index, out_tokens=group.out_tokens, samples=taken)
+        self._take_hidden(hidden_rows, tokens)
         if self._keep_logits:
             logits = self._run_keeping_logits(pieces, groups, len(batch.sampling))
         else:
@@ -170,6 +182,14 @@ class CpuExecutor:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _take_hidden(self, hidden_rows: HiddenRows | None, tokens: SortedTokens) -> None:
+        """Take what other layers computed, if some come before these."""
+        if (hidden_rows is None) != (self._weights.embedding is not None):
+            raise ValueError("hidden rows are given if the first layers run elsewhere, only then")
+        if hidden_rows is not None:
+            rows = hidden_rows()
+            self._llama.hidden[: len(rows)] = rows if tokens.order is None else rows[tokens.order]
 
     def _describe_pieces(
         self, batch: ExecutionBatch, layout: TokenLayout, pieces: list[Piece]

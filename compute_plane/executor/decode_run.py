@@ -19,6 +19,7 @@ import numpy as np
 from compute_plane.executor.batch_checks import SlotLimits
 from compute_plane.executor.interface import ExecutionBatch
 from compute_plane.executor.row_stage import LiveRows, sampling_rows
+from compute_plane.executor.samples_ahead import SamplesAhead
 from compute_plane.executor.slot_state import SlotMemory, SlotNumbers
 from compute_plane.executor.step import Int64Array, StepBatch
 
@@ -43,7 +44,8 @@ class DecodeRun:
     """What a step that has run leaves for the steps that continue it.
 
     `num_left`: steps that may follow before a row enters another block or reaches the longest
-    sequence. Valid if the step before was the latest one and ran without a fault.
+    sequence. Valid if the step before was the latest one and ran without a fault, or is under way
+    without one that is known.
     """
 
     __slots__ = ("_batch", "_columns", "_first", "_lines", "_next", "num_left")
@@ -101,10 +103,17 @@ class DecodeRun:
             and not (batch.sampled_slots.size or batch.released.size)
         )
 
-    def follow(self, batch: StepBatch, numbers: SlotNumbers, memory: SlotMemory) -> PreparedStep:
+    def follow(
+        self,
+        batch: StepBatch,
+        numbers: SlotNumbers,
+        memory: SlotMemory,
+        ahead: SamplesAhead | None = None,
+    ) -> PreparedStep:
         """Take in a batch that continues the run and return it as it is run.
 
-        Nothing can be refused any more, so the slots' numbers are changed in place.
+        `ahead`: of the step before, if that is still under way. Nothing can be refused any more, so
+        the slots' numbers are changed in place.
         """
         first = self._first
         positions = batch.positions
@@ -124,6 +133,7 @@ class DecodeRun:
             positions=positions.astype(np.int32),
             seq_lens=ends.astype(np.int32),
             sampling=sampling_rows(memory, numbers, rows),
+            input_sources=None if ahead is None else ahead.sources(self._lines, memory),
         )
         self._next = ends.tobytes()
         self.num_left -= 1

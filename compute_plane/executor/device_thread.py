@@ -6,50 +6,32 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
 
 import structlog
 
-from compute_plane.errors import BatchFailed, BatchRefused, PlaneBroken, PlaneDraining
-from compute_plane.executor.interface import GPUExecutor
+from compute_plane.errors import PlaneBroken, PlaneDraining
+from compute_plane.executor.interface import GPUExecutor, PipelinedExecutor
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.slots import SlotTable
-from compute_plane.executor.step import (
-    StepBatch,
-    StepHeader,
-    StepReply,
-    StepResult,
-    StepTimings,
-)
+from compute_plane.executor.step import StepBatch, StepHeader
+from compute_plane.executor.step_pipeline import StepPipeline
+from compute_plane.executor.steps_in_turn import StepsInTurn
+from compute_plane.executor.work import Answer, Work, where
 from planes.errors import EngineError
-
-MAX_MICROSECONDS: Final = (1 << 32) - 1
-"""What the wire's timings hold."""
 
 log = structlog.get_logger()
 
-
-Answer = StepReply | EngineError
-"""The reply to a batch, or why the plane never got to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A batch under way. `deliver` gets its answer, on the device thread, and must not wait."""
-
-    header: StepHeader
-    batch: StepBatch
-    deliver: Callable[[Answer], None]
-    received_ns: int
+Item = Work | Callable[[], None] | None
+"""A batch, something else that is to be done between batches, or the end."""
 
 
 class DeviceThread:
     """Takes batches from a queue; checks session, order and content; runs; replies.
 
-    `on_fault` is called if the plane's own code fails: nothing it holds can be trusted then, and
-    the process should end. A failing executor is no such fault: its batch is refused, the slots
-    involved are poisoned, the plane goes on.
+    A `PipelinedExecutor` is given the next batch while it works on one (`StepPipeline`), any other
+    one batch at a time (`StepsInTurn`). `on_fault` is called if the plane's own code fails: nothing
+    it holds can be trusted then, and the process should end. A failing executor is no such fault:
+    its batch is refused, the slots involved are poisoned, the plane goes on.
     """
 
     def __init__(
@@ -59,25 +41,28 @@ class DeviceThread:
         sessions: SessionLedger,
         on_fault: Callable[[], None],
     ) -> None:
-        self._executor = executor
-        self._slots = slots
-        self._sessions = sessions
         self._on_fault = on_fault
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._steps: StepsInTurn | StepPipeline
+        if isinstance(executor, PipelinedExecutor):
+            self._steps = StepPipeline(executor, slots, sessions, self._queue.put)
+        else:
+            self._steps = StepsInTurn(executor, slots, sessions)
         self._lock = threading.Lock()
         self._closed_by: EngineError | None = None
-        self._slots_session = 0
-        self._last_end_ns: int | None = None
-        self._busy_since_ns: int | None = None
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
         """Begin to take batches."""
+        self._steps.start()
         self._thread.start()
 
     def is_well(self, patience_s: float) -> bool:
-        """Whether the thread waits for a batch, or began the one at hand less than that ago."""
-        since_ns = self._busy_since_ns
+        """Whether the thread waits for a batch, or began the one at hand less than that ago.
+
+        With several under way it is the one that the device works on.
+        """
+        since_ns = self._steps.busy_since_ns
         if since_ns is not None and time.monotonic_ns() - since_ns > patience_s * 1e9:
             return False
         return self._thread.is_alive()
@@ -108,95 +93,34 @@ class DeviceThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            header = work.header
-            try:
-                reply = self._step(work)
-            except Exception:
-                # Whatever it is: the plane's own code is broken, not the batch or the executor.
-                log.exception("the device thread failed", **_where(header))
-                self._break(work)
-                return
-            work.deliver(reply)
+        item: Item = None
+        try:
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, Work):
+                    self._steps.take(item)
+                else:
+                    item()
+            self._steps.finish_all()
+            self._steps.close()
+        except Exception:
+            # Whatever it is: the plane's own code is broken, not the batch or the executor.
+            at_hand = item if isinstance(item, Work) else None
+            names = {} if at_hand is None else where(at_hand.header)
+            log.exception("the device thread failed", **names)
+            self._break(at_hand)
 
-    def _break(self, work: Work | None) -> None:
-        """Answer everything queued with the fault, and have the plane ended."""
+    def _break(self, at_hand: Work | None) -> None:
+        """Answer everything begun and queued with the fault, and have the plane ended."""
         fault = PlaneBroken("the compute plane failed; its log has the fault")
         with self._lock:
             self._closed_by = fault
             self._queue.put(None)
-        while work is not None:
+        self._steps.close()
+        for work in self._steps.unanswered():
             work.deliver(fault)
-            work = self._queue.get()
+        if at_hand is not None:
+            at_hand.deliver(fault)
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, Work):
+                item.deliver(fault)
         self._on_fault()
-
-    def _step(self, work: Work) -> StepReply:
-        """Run one batch, or say why not."""
-        header = work.header
-        try:
-            repeated = self._sessions.admit(header)
-        except BatchRefused as refusal:
-            return self._refused(header, refusal)
-        if repeated is not None:
-            return repeated
-        if header.session != self._slots_session:
-            self._slots.reset()
-            self._slots_session = header.session
-        start_ns = self._busy_since_ns = time.monotonic_ns()
-        try:
-            result = self._execute(header, work.batch)
-        except BatchRefused as refusal:
-            self._last_end_ns = time.monotonic_ns()
-            self._sessions.record(StepReply(header, refusal=refusal))
-            return self._refused(header, refusal)
-        finally:
-            self._busy_since_ns = None
-        end_ns = time.monotonic_ns()
-        reply = StepReply(
-            header,
-            result=result,
-            timings=StepTimings(
-                queue_us=_microseconds(start_ns - work.received_ns),
-                execute_us=_microseconds(end_ns - start_ns),
-                idle_us=_microseconds(start_ns - (self._last_end_ns or start_ns)),
-            ),
-        )
-        self._last_end_ns = end_ns
-        self._sessions.record(reply)
-        return reply
-
-    def _execute(self, header: StepHeader, batch: StepBatch) -> StepResult:
-        """Check and run one batch. Raises BatchRefused."""
-        prepared = self._slots.prepare(batch)
-        try:
-            output = None if prepared.batch is None else self._executor.execute(prepared.batch)
-            return self._slots.complete(prepared, output)
-        except Exception as error:
-            # The executor may be a user's own: whatever it raises fails this batch alone.
-            self._slots.poison(prepared)
-            log.exception(
-                "the executor failed; the slots of its batch are poisoned",
-                num_rows=batch.slots.size,
-                **_where(header),
-            )
-            raise BatchFailed(f"the executor failed: {type(error).__name__}: {error}") from error
-
-    def _refused(self, header: StepHeader, refusal: BatchRefused) -> StepReply:
-        log.warning(
-            "batch refused",
-            reason=refusal.reason,
-            field=refusal.field,
-            message=refusal.message,
-            **_where(header),
-        )
-        state = self._sessions.state
-        return StepReply(header, refusal=refusal, expected_step=state.last_step + 1)
-
-
-def _where(header: StepHeader) -> dict[str, int]:
-    """Name a step in the log; binding the names as context would cost every step 5 µs."""
-    return {"session": header.session, "step_id": header.step_id}
-
-
-def _microseconds(nanoseconds: int) -> int:
-    return min(max(nanoseconds // 1000, 0), MAX_MICROSECONDS)

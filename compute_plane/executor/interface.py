@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +116,11 @@ class ExecutionBatch:
     `digest_blocks`: blocks whose content is wanted as a digest once the step is over.
     `copies` run first, in order. Then in every layer all KV writes before any attention read, so
     rows may share blocks that one of them fills.
+
+    `input_sources`: [T] int32, only given to `PipelinedExecutor.launch`. −1: the token is known;
+    k: it is sample k of the step launched just before, `input_tokens` has a 0 in its place. A row
+    with such a token has no other, and where its sample has a penalty, that token is also the last
+    one of the history. None: all tokens are known.
     """
 
     input_tokens: Int32Array
@@ -132,6 +137,7 @@ class ExecutionBatch:
     prompt_logprob_targets: Sequence[Int32Array] = ()
     prompt_num_logprobs: Sequence[int] = ()
     digest_blocks: Sequence[int] = ()
+    input_sources: Int32Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,4 +198,38 @@ class GPUExecutor(Protocol):
 
     def execute_graph(self, batch: ExecutionBatch) -> ExecutionOutput:
         """Run a decode-only step through a captured graph, or like `execute` without one."""
+        ...
+
+
+MAX_STEPS_UNDER_WAY: Final = 2
+"""Steps that are launched and whose answers were not taken."""
+
+
+class LaunchedStep(Protocol):
+    """A step that a device works on, or will."""
+
+    def wait(self) -> None:
+        """Wait until it is done, without the interpreter lock; from any thread, also later on."""
+        ...
+
+    def answer(self) -> ExecutionOutput:
+        """Return what it produced, once it is done; once only, in the order of the launches.
+
+        Raises ExecutionError, or whatever the device reports, if it failed as a whole.
+        """
+        ...
+
+
+@runtime_checkable
+class PipelinedExecutor(GPUExecutor, Protocol):
+    """A `GPUExecutor` whose device works while the next step is prepared.
+
+    Steps run in the order of the launches. An executor that has no `launch` runs steps in turn.
+    """
+
+    def launch(self, batch: ExecutionBatch) -> LaunchedStep:
+        """Begin one step without waiting for it; `MAX_STEPS_UNDER_WAY` at once.
+
+        Raises ExecutionError families, and then nothing is under way of it.
+        """
         ...

@@ -5,6 +5,9 @@
              read:   attention → O, added to hidden → norm → gate, up, SiLU · up → down, added
     after    norm of the rows whose logits are wanted → logits                  once 64 rows
 
+A table may hold the last layers of a model alone: then the hidden rows of a step's tokens, which
+the embedding would have written, are given.
+
 A step of more tokens than fit the buffers is cut into pieces. In every layer all pieces go through
 `write` before any goes through `read`, so a row may attend to what a row of a later piece writes.
 """
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from compute_plane.executor.interface import Float32Array
 from compute_plane.executor.product_records import ProductRecords
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
@@ -66,8 +70,9 @@ class LlamaTable:
 
     `max_tokens`: of one step. `on_compiled`: as for `StepTable`. `before`, `layers`, `after`:
     addresses of records, in order; `prompt_layers`: the layers for pieces of prompt tokens, the
-    same ones unless `tells_prompts_apart`. `logits`: float32 [LOGITS_ROWS, vocabulary].
-    `scratch_bytes`: what a worker needs. Weights and pool must outlive it.
+    same ones unless `tells_prompts_apart`. `hidden`: float32 [max_tokens, hidden], of all tokens
+    of a step. `logits`: float32 [LOGITS_ROWS, vocabulary]. `scratch_bytes`: what a worker needs.
+    Weights and pool, of the same layers, must outlive it.
     """
 
     def __init__(
@@ -87,7 +92,8 @@ class LlamaTable:
         heads = spec.num_heads + 2 * spec.num_kv_heads
         half = spec.head_dim // 2
         # Buffers of all tokens of a step come lazily from the system: what is not touched is free.
-        self._hidden = self._floats(max_tokens * spec.hidden_size)
+        self.hidden = self._float_rows(max_tokens, spec.hidden_size)
+        self._hidden = self.hidden.ctypes.data
         self._queries = self._floats(max_tokens * spec.query_size)
         self._cosines, self._sines = (self._floats(max_tokens * half) for _ in range(2))
         self._qkv = self._floats(PIECE_TOKENS * heads * spec.head_dim)
@@ -96,15 +102,13 @@ class LlamaTable:
             MAX_SHARED_ITEMS * attention_partial_floats(spec.num_heads, spec.head_dim)
         )
         self._gate_up = self._floats(PIECE_TOKENS * 2 * spec.intermediate_size)
-        self.logits = (
-            self._arena.take(FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size)
-            .view(np.float32)
-            .reshape(LOGITS_ROWS, spec.vocab_size)
-        )
+        self.logits = self._float_rows(LOGITS_ROWS, spec.vocab_size)
         widest = max(spec.hidden_size, spec.query_size, spec.intermediate_size)
         rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
         group = spec.num_heads // spec.num_kv_heads
-        self.before = (self._rope_angles(), self._embedding(weights.embedding))
+        self.before = [self._rope_angles()]
+        if weights.embedding is not None:
+            self.before.append(self._embedding(weights.embedding))
         generated = ProductRecords(self.table, rows, of_prompt=False)
         prompt = ProductRecords(self.table, rows, of_prompt=True)
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
@@ -248,3 +252,7 @@ class LlamaTable:
     def _floats(self, count: int) -> int:
         """Return the address of float32 memory that lives as long as the table."""
         return self._arena.take(FLOAT_BYTES * count).ctypes.data
+
+    def _float_rows(self, rows: int, width: int) -> Float32Array:
+        """Return float32 memory [rows, width]."""
+        return self._arena.take(FLOAT_BYTES * rows * width).view(np.float32).reshape(rows, width)

@@ -6,6 +6,8 @@
 Matrices that see the same input are one: the rows of q, k and v follow each other, and those of
 gate and up, so that one product computes them all. Where a file stores them in formats that run
 differently, there are several, each with the column of the product at which it begins.
+
+Of a model whose first layers run elsewhere the others are packed, without the embedding.
 """
 
 from __future__ import annotations
@@ -23,15 +25,14 @@ import numpy.typing as npt
 from compute_plane.executor.weight_formats import (
     Conversion,
     describe_formats,
-    error_sums,
     format_to_run,
-    is_exact,
+    measure_conversions,
 )
 from compute_plane.memory.huge_pages import huge_page_array
 from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit
 from compute_plane.model import layout
-from compute_plane.model.errors import ModelFileError, printable
-from compute_plane.model.quantize import are_finite, convert_rows
+from compute_plane.model.errors import printable
+from compute_plane.model.quantize import converted_tensor
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat, TensorSource
 from kernels.cpu.float_packing import FLOAT_TYPES, pack_float_rows, packed_float_bytes
@@ -83,16 +84,17 @@ class PackedLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
-    """All weights of a model.
+    """The weights of a model, or of its last layers and all behind them.
 
-    `memory`: the region all addresses lie in; they are good as long as it lives. `final_norm`:
-    address of float32 [hidden]. `lm_head` is `embedding` if the embeddings are tied.
-    `weight_format`: what the matrices are stored and run as, for people. `conversions`: of the
-    matrices that do not run in their file's format.
+    `memory`: the region all addresses lie in; they are good as long as it lives. `embedding`: None
+    where the layers before these run elsewhere. `final_norm`: address of float32 [hidden].
+    `lm_head` is `embedding` if the embeddings are tied and it is there. `weight_format`: what the
+    matrices are stored and run as, for people. `conversions`: of the matrices that do not run in
+    their file's format.
     """
 
     memory: UInt8Array
-    embedding: PackedMatrix
+    embedding: PackedMatrix | None
     layers: tuple[PackedLayer, ...]
     final_norm: int
     lm_head: PackedMatrix
@@ -106,21 +108,28 @@ class PackedWeights:
 
 
 def pack_weights(
-    spec: ModelSpec, source: TensorSource, dtype: str = "auto", *, num_threads: int = 2
+    spec: ModelSpec,
+    source: TensorSource,
+    dtype: str = "auto",
+    *,
+    num_threads: int = 2,
+    first_layer: int = 0,
 ) -> PackedWeights:
     """Pack every tensor of a model, `num_threads` at a time, and give its file's pages back.
 
-    `dtype`: auto, float32 or bfloat16 (`weight_formats`). Raises ModelFileError if a weight is not
+    `dtype`: auto, float32 or bfloat16 (`weight_formats`). `first_layer`: if not 0, embedding and
+    layers before this one run elsewhere and are left out. Raises ModelFileError if a weight is not
     finite or does not fit its format, ConfigError for an unknown dtype, the family's MemoryError if
     there is no memory.
     """
     plan = _Plan(dtype)
-    embedding = plan.matrix([source.tensor(layout.EMBEDDING)])
-    layers = [_plan_layer(plan, source, layer) for layer in range(spec.num_layers)]
+    embedding = None if first_layer else plan.matrix([source.tensor(layout.EMBEDDING)])
+    layers = [_plan_layer(plan, source, layer) for layer in range(first_layer, spec.num_layers)]
     final_norm = plan.vector(source.tensor(layout.FINAL_NORM))
-    lm_head = embedding
-    if not spec.tie_embeddings:
-        lm_head = plan.matrix([source.tensor(layout.LM_HEAD)])
+    lm_head = embedding if spec.tie_embeddings else None
+    if lm_head is None:
+        name = layout.EMBEDDING if spec.tie_embeddings else layout.LM_HEAD
+        lm_head = plan.matrix([source.tensor(name)])
 
     check_weights_fit(plan.num_bytes, available_memory_bytes())
     memory = huge_page_array(plan.num_bytes, purpose=f"the weights of {printable(spec.name)}")
@@ -129,7 +138,7 @@ def pack_weights(
     with ThreadPoolExecutor(num_threads, thread_name_prefix="weights") as pool:
         for _ in pool.map(_Job.run, jobs):
             pass
-        conversions = _conversions(plan, pool)
+        conversions = measure_conversions(plan.converted(), pool)
     source.forget_pages()
 
     base = memory.ctypes.data
@@ -137,7 +146,10 @@ def pack_weights(
     def placed(matrix: PackedMatrix) -> PackedMatrix:
         return replace(matrix, address=base + matrix.address)
 
-    packed_embedding = placed(embedding)
+    packed_head = placed(lm_head)
+    packed_embedding = None if embedding is None else placed(embedding)
+    if embedding is lm_head:
+        packed_embedding = packed_head
     return PackedWeights(
         memory=memory,
         embedding=packed_embedding,
@@ -153,7 +165,7 @@ def pack_weights(
             for layer in layers
         ),
         final_norm=base + final_norm,
-        lm_head=packed_embedding if spec.tie_embeddings else placed(lm_head),
+        lm_head=packed_head,
         weight_format=describe_formats(plan.elements),
         conversions=conversions,
     )
@@ -267,27 +279,15 @@ class _Job:
 
     def run(self) -> None:
         """Do it. Raises ModelFileError if a weight is not finite or does not fit."""
-        parts = [self._converted(tensor) for tensor in self.tensors]
+        parts = [
+            converted_tensor(tensor, self.target, self.first_row, self.end_row)
+            for tensor in self.tensors
+        ]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if self.is_vector:
             self.out[:] = rows.reshape(-1)
         else:
             _pack(self.target, rows, self.tensors[0].shape[1], self.out)
-
-    def _converted(self, tensor: RawTensor) -> UInt8Array:
-        stored = tensor.rows()[self.first_row : self.end_row]
-        path, name = tensor.path, tensor.stored_name
-        try:
-            rows = convert_rows(stored, tensor.format, self.target, path=path, name=name)
-        except ModelFileError:
-            tensor.to_float32()  # raises the same, with the row counted from the tensor's first
-            raise
-        if not are_finite(rows, self.target):
-            tensor.to_float32()
-            raise ModelFileError(
-                path, f"tensor {printable(name)} has weights too large for {self.target.label}"
-            )
-        return rows
 
 
 def _pieces(
@@ -315,25 +315,3 @@ def _pack(target: TensorFormat, rows: UInt8Array, k: int, out: UInt8Array) -> No
         pack_float_rows(target.label, rows, k, out)
     else:
         pack_int8_rows(target.label, rows, k, out)
-
-
-def _conversions(plan: _Plan, pool: ThreadPoolExecutor) -> tuple[Conversion, ...]:
-    """Measure what is lost, by pairs of formats."""
-    converted = plan.converted()
-    lossy = [pair for pair in converted if not is_exact(pair[0].format, pair[1])]
-    sums: dict[tuple[str, str], tuple[float, float]] = {}
-    for (tensor, target), (errors, weights) in zip(
-        lossy, pool.map(lambda pair: error_sums(*pair), lossy), strict=True
-    ):
-        key = (tensor.format.label, target.label)
-        before = sums.get(key, (0.0, 0.0))
-        sums[key] = (before[0] + errors, before[1] + weights)
-    counts = Counter((tensor.format.label, target.label) for tensor, target in converted)
-    return tuple(
-        Conversion(stored, runs_as, count, _relative(*sums.get((stored, runs_as), (0.0, 0.0))))
-        for (stored, runs_as), count in counts.items()
-    )
-
-
-def _relative(errors: float, weights: float) -> float:
-    return float(np.sqrt(errors / weights)) if weights else 0.0

@@ -17,9 +17,9 @@ import structlog
 
 from compute_plane.errors import DeviceUnavailableError, ExecutorLoadError
 from compute_plane.executor.interface import GPUExecutor
-from compute_plane.memory.sizing import available_memory_bytes, check_pools_fit
+from compute_plane.memory.sizing import BlockDemand, host_memory, size_in_host_memory
 from compute_plane.model.spec import ModelSpec
-from planes.errors import EngineError
+from planes.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from compute_plane.device import DeviceDescription
@@ -40,6 +40,10 @@ class ExecutorContext:
     as configured, `auto` included. `max_tokens`: of one batch. `kernel_cache`: where machine code
     may be kept. `swap_bytes`: of the host pool that blocks may be swapped to. `max_rows`: of one
     batch. `uses_graphs`: whether decode steps may be captured, where the device has graphs.
+    `gpu_memory_limit`: bytes that may be taken on a CUDA device. `max_slots`: sequences that the
+    plane remembers. `fills_memory`: the pool is to have as many blocks as fit into
+    `gpu_memory_utilization`, a share, of the memory, instead of `num_blocks`; a custom executor is
+    never told so.
     """
 
     spec: ModelSpec
@@ -56,6 +60,20 @@ class ExecutorContext:
     swap_bytes: int = 0
     max_rows: int = 1024
     uses_graphs: bool = True
+    gpu_memory_limit: int | None = None
+    max_slots: int = 1024
+    fills_memory: bool = False
+    gpu_memory_utilization: float = 0.9
+
+    @property
+    def block_demand(self) -> BlockDemand:
+        """How many blocks the pool is to have."""
+        return BlockDemand.of(
+            None if self.fills_memory else self.num_blocks,
+            block_size=self.block_size,
+            context_length=self.spec.context_length,
+            max_slots=self.max_slots,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +81,7 @@ class BuiltExecutor:
     """An executor and its numbers for Describe. Sizes are 0 where they are not known.
 
     `dtype`: what it computes in; empty: what was configured. `num_host_blocks`: of its host pool.
+    `num_blocks`: of its pool; None: as many as the context says.
     `tells_prompts_apart`: as in Describe. `device`: what it runs on, where it is not the processor.
     """
 
@@ -76,6 +95,7 @@ class BuiltExecutor:
     num_host_blocks: int = 0
     tells_prompts_apart: bool = False
     device: DeviceDescription | None = None
+    num_blocks: int | None = None
 
 
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
@@ -88,14 +108,15 @@ def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
 def _build_simulated(context: ExecutorContext) -> BuiltExecutor:
     from compute_plane.executor.simulated import SimulatedExecutor
 
-    num_host_blocks = check_pools_fit(
-        context.num_blocks,
+    num_blocks, num_host_blocks = size_in_host_memory(
+        context.block_demand,
         context.swap_bytes,
         context.block_size * MAX_POOL_BYTES_PER_TOKEN,
-        available_memory_bytes(),
+        utilization=context.gpu_memory_utilization,
+        memory=host_memory(),
     )
     executor = SimulatedExecutor(
-        num_blocks=context.num_blocks,
+        num_blocks=num_blocks,
         block_size=context.block_size,
         num_host_blocks=num_host_blocks,
     )
@@ -105,6 +126,7 @@ def _build_simulated(context: ExecutorContext) -> BuiltExecutor:
         executor.numerics_id,
         kv_pool_bytes=executor.pool.nbytes,
         num_host_blocks=num_host_blocks,
+        num_blocks=num_blocks,
     )
 
 
@@ -132,6 +154,12 @@ def _build_cuda(context: ExecutorContext) -> BuiltExecutor:
 
 
 def _build_custom(name: str, context: ExecutorContext) -> BuiltExecutor:
+    if context.fills_memory:
+        raise ConfigError(
+            "max_num_blocks: auto is for the executors of this package; "
+            f"{name} must be told a number",
+            field="max_num_blocks",
+        )
     factory = _import_factory(name)
     try:
         executor = factory(context)

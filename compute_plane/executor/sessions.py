@@ -159,11 +159,12 @@ class SessionLedger:
             if session == self._session:
                 self._lease_end = self._clock() + LEASE_S
 
-    def admit(self, header: StepHeader) -> StepReply | None:
+    def admit(self, header: StepHeader, num_under_way: int = 0) -> StepReply | None:
         """Say whether a batch may begin: None, or the kept reply of a step that has run.
 
-        Called by the device thread when it takes the batch. Raises StaleEpoch, StaleSession,
-        StepGap, or InvalidBatch for header fields that can never be right.
+        `num_under_way`: steps of the session that were admitted and are not recorded yet. Called by
+        the device thread when it takes the batch. Raises StaleEpoch, StaleSession, StepGap, or
+        InvalidBatch for header fields that can never be right.
         """
         for name, value in (
             ("session", header.session),
@@ -186,12 +187,12 @@ class SessionLedger:
             self._forget_replies(header.acked_step)
             if kept is not None:
                 return kept
-            may_repeat = self._last_was_refused and header.step_id == self._last_step
-            if header.step_id != self._last_step + 1 and not may_repeat:
-                raise StepGap(
-                    f"step_id must be {self._last_step + 1}, got {header.step_id}",
-                    field="step_id",
-                )
+            next_step = self._last_step + num_under_way + 1
+            may_repeat = (
+                self._last_was_refused and header.step_id == self._last_step and num_under_way == 0
+            )
+            if header.step_id != next_step and not may_repeat:
+                raise StepGap(f"step_id must be {next_step}, got {header.step_id}", field="step_id")
         return None
 
     def _check_epoch(self, epoch: int) -> None:

@@ -2,8 +2,9 @@
 
 The wire carries differences; `SlotTable.prepare` checks a batch against the slots, takes the
 difference in, and gives the executor the seed documents' `ExecutionBatch`, complete.
-`SlotTable.complete` appends what was sampled. A batch is checked whole before anything visible
-changes; a refused one leaves no trace.
+`SlotTable.complete` appends what was sampled; `count_ahead` and `complete_ahead` do it in two steps
+for an executor that goes on meanwhile (`compute_plane.executor.samples_ahead`). A batch is checked
+whole before anything visible changes; a refused one leaves no trace.
 
 Array letters: T tokens, S rows, K samples, M width of the block tables.
 """
@@ -20,11 +21,7 @@ from compute_plane.executor.interface import (
     BoolArray,
     ExecutionBatch,
     ExecutionOutput,
-)
-from compute_plane.executor.logprob_columns import (
-    check_logprobs,
-    prompt_logprobs,
-    sample_logprobs,
+    Int32Array,
 )
 from compute_plane.executor.row_stage import (
     LiveRows,
@@ -35,18 +32,20 @@ from compute_plane.executor.row_stage import (
     live_rows,
     sampling_rows,
 )
+from compute_plane.executor.samples_ahead import (
+    SampleAwaited,
+    SamplesAhead,
+    check_needs_no_sample,
+)
 from compute_plane.executor.slot_state import SlotMemory, SlotNumbers, ragged_index
-from compute_plane.executor.step import (
-    Int64Array,
-    RowFailure,
-    RowFailureReason,
-    StepBatch,
-    StepResult,
+from compute_plane.executor.step import Int64Array, StepBatch, StepResult
+from compute_plane.executor.step_results import (
+    check_output,
+    nothing_run,
+    step_result,
+    without_dead_rows,
 )
 from compute_plane.executor.write_checks import WriteChecker
-from planes.errors import ExecutionError
-
-POISONED = "the slot failed earlier and was not started again"
 
 
 class SlotTable:
@@ -63,14 +62,19 @@ class SlotTable:
         self._memory = SlotMemory(self.limits)
         self._waiting_copies: list[StagedCopy] = []
         self._run: DecodeRun | None = None
+        self._ahead: list[SamplesAhead] = []  # of the steps under way, the oldest first
 
     # --- before the step ---
 
     def prepare(self, batch: StepBatch) -> PreparedStep:
-        """Check a batch and take it in. Raises BatchRefused, and then nothing has changed."""
+        """Check a batch and take it in. Raises BatchRefused, and then nothing has changed.
+
+        While steps are under way it may raise SampleAwaited as well, and a refusal may be due to
+        what is not known of them: they must end, and the batch is prepared again.
+        """
         run, self._run = self._run, None  # valid again once this step has run without a fault
         if run is not None and run.is_continued_by(batch):
-            return run.follow(batch, self._numbers, self._memory)
+            return run.follow(batch, self._numbers, self._memory, self._last_ahead)
         check_columns(batch, self.limits)
         staged = self._numbers.copy()
         taken: list[int] = []
@@ -82,7 +86,7 @@ class SlotTable:
             ]
             freed = self._stage_slots(batch, staged, taken)
             prepared = self._stage_rows(batch, staged, copies)
-        except BatchRefused:
+        except (BatchRefused, SampleAwaited):
             for entry in reversed(replaced):
                 self._memory.tables[entry.line, entry.place] = entry.block
             self._memory.free_lines.extend(taken)
@@ -133,6 +137,8 @@ class SlotTable:
         check_continuity(live, staged, limits)
         self._writes.check(live, staged, memory)
         check_samples(live, staged, memory, limits)
+        if self._last_ahead is not None:
+            check_needs_no_sample(self._last_ahead, live, staged)
         staged.num_computed[live.batch.slots] = live.ends
         staged.is_fresh[live.batch.slots] = False
         involved = [batch.slots, batch.sampled_slots]
@@ -146,6 +152,11 @@ class SlotTable:
             num_samples=batch.sampled_rows.size,
         )
 
+    @property
+    def _last_ahead(self) -> SamplesAhead | None:
+        """Of the step launched last, if that is under way."""
+        return self._ahead[-1] if self._ahead else None
+
     def _materialise(
         self, live: LiveRows, staged: SlotNumbers, copies: list[StagedCopy]
     ) -> ExecutionBatch:
@@ -156,6 +167,7 @@ class SlotTable:
         rows, positions = ragged_index(batch.positions, batch.query_lens)  # [T] each
         width = -(-int(ends.max()) // self.limits.block_size)
         prompt_rows = [request.row for request in batch.prompt_logprobs]
+        ahead = self._last_ahead
         return ExecutionBatch(
             input_tokens=memory.tokens[lines[rows], positions],
             positions=positions.astype(np.int32),
@@ -177,6 +189,7 @@ class SlotTable:
             ],
             prompt_num_logprobs=[request.num_logprobs for request in batch.prompt_logprobs],
             digest_blocks=batch.digest_blocks.tolist(),
+            input_sources=None if ahead is None else ahead.sources(lines[rows], memory),
         )
 
     # --- after the step ---
@@ -187,30 +200,14 @@ class SlotTable:
         `output` is None where nothing was run. Raises ExecutionError if the executor's answer does
         not fit the batch.
         """
-        rows, batch = prepared.rows, prepared.batch
-        tokens = np.zeros(prepared.num_samples, dtype=np.int32)
-        failures = [
-            RowFailure(row, RowFailureReason.POISONED, POISONED)
-            for row in rows.poisoned_rows.tolist()
-        ]
+        batch = prepared.batch
         if batch is None or output is None:
-            return StepResult(tokens, failures)
-        failed = self._check_output(batch, output)
-        tokens[rows.sample_of] = output.next_tokens
-        self._append_samples(rows, np.asarray(output.next_tokens), failed)
+            return nothing_run(prepared)
+        failed = check_output(batch, output, self.limits.vocab_size)
+        self._append_samples(prepared.rows, np.asarray(output.next_tokens), failed)
         if not output.failed_rows:
             self._run = prepared.run or self._begin_run(prepared)
-        failures += [
-            RowFailure(int(rows.row_of[row]), RowFailureReason.NOT_FINITE, message)
-            for row, message in output.failed_rows.items()
-        ]
-        return StepResult(
-            tokens,
-            failures,
-            prompt_logprobs(batch, output, rows),
-            sample_logprobs(batch, output, rows, failed),
-            output.block_digests,
-        )
+        return step_result(prepared, batch, output, failed)
 
     def poison(self, prepared: PreparedStep) -> None:
         """Trust nothing that the slots of a step hold, because it failed as a whole."""
@@ -222,7 +219,7 @@ class SlotTable:
             return None
         return DecodeRun(prepared, self._numbers, self.limits)
 
-    def _append_samples(self, rows: LiveRows, next_tokens: Int64Array, failed: BoolArray) -> None:
+    def _append_samples(self, rows: LiveRows, next_tokens: Int32Array, failed: BoolArray) -> None:
         """Append the tokens of the rows that did not fail; poison the slots of those that did."""
         numbers, targets = self._numbers, rows.targets
         if failed.any():
@@ -234,32 +231,51 @@ class SlotTable:
         self._memory.tokens[numbers.line[targets], numbers.num_tokens[targets]] = next_tokens
         numbers.num_tokens[targets] += 1
 
-    def _check_output(self, batch: ExecutionBatch, output: ExecutionOutput) -> BoolArray:
-        """Return which rows failed [S]; raise ExecutionError for an answer that does not fit."""
-        num_rows, num_samples = batch.query_lens.size, batch.sampled_rows.size
-        next_tokens = np.asarray(output.next_tokens)
-        if next_tokens.shape != (num_samples,):
-            raise ExecutionError(
-                f"the executor must return {num_samples} tokens, got shape {next_tokens.shape}"
+    # --- the same for a step that was launched, while the next one may be prepared already ---
+
+    def count_ahead(self, prepared: PreparedStep) -> SamplesAhead:
+        """Count the samples of a step just launched, so that the next one can be prepared.
+
+        Steps end in the order they were launched, each by `complete_ahead` or `fail_ahead`, and
+        none is prepared while `MAX_STEPS_UNDER_WAY` have not.
+        """
+        ahead = SamplesAhead.count(prepared, self._numbers, self._memory)
+        self._ahead.append(ahead)
+        self._run = prepared.run or self._begin_run(prepared)
+        return ahead
+
+    def complete_ahead(self, ahead: SamplesAhead, output: ExecutionOutput) -> StepResult:
+        """Put the sampled tokens in their places and poison the slots whose row failed.
+
+        Rows on slots that failed in the step before are reported as such. Raises ExecutionError
+        like `complete`, and `fail_ahead` is to be called then.
+        """
+        prepared, batch = ahead.prepared, ahead.prepared.batch
+        if batch is None:
+            raise ValueError("a step without rows is never launched")
+        rows, is_dead = prepared.rows, ahead.is_dead
+        failed = check_output(batch, output, self.limits.vocab_size) | is_dead
+        result = step_result(prepared, batch, output, failed)
+        result = without_dead_rows(result, prepared, is_dead)
+        self._ahead.remove(ahead)
+        ahead.put(np.asarray(output.next_tokens), self._memory)
+        if failed.any():
+            unsampled = failed[rows.batch.sampled_rows]
+            self._end_lives(
+                np.concatenate([rows.batch.slots[failed], rows.targets[unsampled]]),
+                np.concatenate([ahead.row_lines[failed], ahead.target_lines[unsampled]]),
             )
-        failed = np.zeros(num_rows, dtype=np.bool_)
-        for row in output.failed_rows:
-            if not 0 <= row < num_rows:
-                raise ExecutionError(f"the executor names row {row} of {num_rows}")
-            failed[row] = True
-        vocab_size = self.limits.vocab_size
-        if num_samples and not 0 <= next_tokens.min() <= next_tokens.max() < vocab_size:
-            wrong = (next_tokens < 0) | (next_tokens >= vocab_size)
-            wrong &= ~failed[batch.sampled_rows]
-            if wrong.any():
-                raise ExecutionError(
-                    f"the executor must return tokens below {vocab_size}, "
-                    f"got {int(next_tokens[wrong][0])}"
-                )
-        check_logprobs(batch, output, self.limits.vocab_size)
-        if len(output.block_digests) != len(batch.digest_blocks):
-            raise ExecutionError(
-                f"the executor must return {len(batch.digest_blocks)} block digests, "
-                f"got {len(output.block_digests)}"
-            )
-        return failed
+        return result
+
+    def fail_ahead(self, ahead: SamplesAhead) -> None:
+        """Trust nothing that the slots of a launched step hold, because it failed as a whole."""
+        self._ahead.remove(ahead)
+        self._end_lives(ahead.prepared.involved, ahead.involved_lines)
+
+    def _end_lives(self, slots: Int64Array, lines: Int64Array) -> None:
+        """Poison slots whose life is still in the line given beside each."""
+        numbers = self._numbers
+        numbers.is_poisoned[slots[numbers.line[slots] == lines]] = True
+        for later in self._ahead:
+            later.lose(lines)
+        self._run = None

@@ -21,15 +21,20 @@ SmolLM2-135M, quantised by llama.cpp: Q4_K as Q4_1 0.07 %, Q5_1 as Q8_0 0.54 %, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import structlog
 
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.tensor import RawTensor, TensorFormat
 from planes.errors import ConfigError
+
+log = structlog.get_logger()
 
 AUTO: Final = "auto"
 FLOAT32: Final = "float32"
@@ -100,6 +105,44 @@ def error_sums(tensor: RawTensor, target: TensorFormat) -> tuple[float, float]:
     as_run = convert_rows(run, target, f32, path=path, name=name).view(np.float32)
     errors = as_run.astype(np.float64) - weights
     return float(np.square(errors).sum()), float(np.square(weights.astype(np.float64)).sum())
+
+
+def measure_conversions(
+    converted: Sequence[tuple[RawTensor, TensorFormat]], pool: ThreadPoolExecutor
+) -> tuple[Conversion, ...]:
+    """Return what is lost, by pairs of formats.
+
+    `converted`: the matrices that do not run in their file's format, with the one they run in.
+    """
+    lossy = [pair for pair in converted if not is_exact(pair[0].format, pair[1])]
+    sums: dict[tuple[str, str], tuple[float, float]] = {}
+    for (tensor, target), (errors, weights) in zip(
+        lossy, pool.map(lambda pair: error_sums(*pair), lossy), strict=True
+    ):
+        key = (tensor.format.label, target.label)
+        before = sums.get(key, (0.0, 0.0))
+        sums[key] = (before[0] + errors, before[1] + weights)
+    counts = Counter((tensor.format.label, target.label) for tensor, target in converted)
+    return tuple(
+        Conversion(stored, runs_as, count, _relative(*sums.get((stored, runs_as), (0.0, 0.0))))
+        for (stored, runs_as), count in counts.items()
+    )
+
+
+def _relative(errors: float, weights: float) -> float:
+    return float(np.sqrt(errors / weights)) if weights else 0.0
+
+
+def log_conversions(conversions: Iterable[Conversion]) -> None:
+    """Say what was converted, a line for each pair of formats."""
+    for conversion in conversions:
+        log.info(
+            "weights run in another format than the file's",
+            stored=conversion.stored,
+            runs_as=conversion.runs_as,
+            num_matrices=conversion.num_matrices,
+            relative_error=round(conversion.relative_error, 6),
+        )
 
 
 def describe_formats(elements: Mapping[tuple[TensorFormat, TensorFormat], int]) -> str:

@@ -3,7 +3,7 @@
 Exact:              Q5_0 → Q8_0    the same d, q - 16
 Nearly exact:       Q4_K → Q4_1    d · s and dmin · n of each group, rounded to float16
 With a loss:        anything → Q8_0, through float32: d = largest magnitude / 127 in float16, q to
-                    nearest; anything → BF16, to nearest, ties to even
+                    nearest; anything → BF16, F16, to nearest, ties to even
 Exact, but larger:  anything → F32
 """
 
@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.model.dequantize import decode_rows
+from compute_plane.model.errors import ModelFileError, printable
 from compute_plane.model.k_quants import quants_of_4_bits_k, quants_of_5_bits, scales_and_minima
-from compute_plane.model.tensor import TensorFormat
+from compute_plane.model.tensor import RawTensor, TensorFormat
 
 UInt8Array = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
@@ -26,6 +27,29 @@ BLOCK: Final = 32
 LARGEST_Q8: Final = 127
 CHUNK_ELEMENTS: Final = 1 << 16
 """Elements converted at a time: the temporaries stay in cache."""
+
+
+def converted_tensor(
+    tensor: RawTensor, target: TensorFormat, first_row: int = 0, end_row: int | None = None
+) -> UInt8Array:
+    """Return a tensor's rows, or some of them, in a format, uint8 [R, bytes of a row].
+
+    In the model's row order; a view of the file where it has them so. Raises ModelFileError if a
+    weight is not finite or too large for the format.
+    """
+    stored = tensor.rows()[first_row:end_row]
+    path, name = tensor.path, tensor.stored_name
+    try:
+        rows = convert_rows(stored, tensor.format, target, path=path, name=name)
+    except ModelFileError:
+        tensor.to_float32()  # raises the same, with the row counted from the tensor's first
+        raise
+    if not are_finite(rows, target):
+        tensor.to_float32()
+        raise ModelFileError(
+            path, f"tensor {printable(name)} has weights too large for {target.label}"
+        )
+    return rows
 
 
 def convert_rows(
@@ -90,9 +114,11 @@ def round_to_bf16(values: Float32Array) -> npt.NDArray[np.uint16]:
 
 
 def _encode(values: Float32Array, target: TensorFormat, out: UInt8Array) -> None:
-    """Write float32 values [R, C] as rows of F32, BF16 or Q8_0."""
+    """Write float32 values [R, C] as rows of F32, F16, BF16 or Q8_0."""
     if target is TensorFormat.F32:
         out.view("<f4")[:] = values
+    elif target is TensorFormat.F16:
+        out.view("<f2")[:] = values
     elif target is TensorFormat.BF16:
         out.view("<u2")[:] = round_to_bf16(values)
     elif target is TensorFormat.Q8_0:

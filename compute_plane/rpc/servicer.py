@@ -11,8 +11,9 @@ import grpc
 import structlog
 
 from compute_plane.errors import ProtocolMismatch, TooManyStreams
-from compute_plane.executor.device_thread import Answer, DeviceThread
+from compute_plane.executor.device_thread import DeviceThread
 from compute_plane.executor.sessions import SessionLedger
+from compute_plane.executor.work import Answer
 from compute_plane.facts import PlaneAssets, PlaneFacts
 from compute_plane.model.errors import printable
 from compute_plane.rpc.convert import (

@@ -17,9 +17,10 @@ import grpc
 import structlog
 
 from compute_plane.errors import PlaneBroken
-from compute_plane.executor.device_thread import Answer, DeviceThread
+from compute_plane.executor.device_thread import DeviceThread
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.step import StepReply
+from compute_plane.executor.work import Answer
 from compute_plane.facts import MAX_BATCHES_IN_FLIGHT
 from compute_plane.rpc.convert import batch_from_proto, header_from_proto
 from planes.errors import EngineError

@@ -37,7 +37,8 @@ def run(
         assert num_steps < 5_000, "no progress"
         output = scheduler.schedule()
         assert output is not None
-        result = plane.run(output.batch)
+        plane.send(output.batch)
+        result = plane.receive()
         assert result.refusal is None
         assert not result.row_failures
         scheduler.commit(result)

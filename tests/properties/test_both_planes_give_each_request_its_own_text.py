@@ -18,9 +18,13 @@ from hypothesis import strategies as st
 
 from compute_plane.executor.batch_checks import SlotLimits
 from compute_plane.executor.interface import SamplingRow
+from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.simulated import EOS_TOKEN_ID, VOCAB_SIZE, SimulatedExecutor, draw
 from compute_plane.executor.slots import SlotTable
+from compute_plane.executor.step import StepBatch as ReceivedBatch
 from compute_plane.executor.step import StepHeader, StepReply
+from compute_plane.executor.step_pipeline import StepPipeline
+from compute_plane.executor.work import Answer, Work
 from compute_plane.rpc.convert import batch_from_proto, reply_to_proto
 from control_plane.core.batch import StepBatch, StepResult
 from control_plane.core.generation_params import GenerationParams
@@ -29,6 +33,7 @@ from control_plane.core.request import Request
 from control_plane.core.scheduler import Scheduler, SchedulerConfig
 from control_plane.engine.convert import batch_to_proto, result_from_proto
 from protos.hetero.compute.v1 import compute_pb2
+from tests.compute_plane.executor.pipelined_executors import DelayedExecutor
 
 SESSION, EPOCH = 1, 2
 
@@ -49,15 +54,54 @@ class Plane:
         self.slots = SlotTable(limits)
         self.executor = SimulatedExecutor(num_blocks=num_blocks, block_size=block_size)
 
-    def run(self, batch: StepBatch) -> StepResult:
-        sent = batch_to_proto(batch, session=SESSION, epoch=EPOCH, acked_step=batch.step_id - 1)
-        received = compute_pb2.ExecutionBatch.FromString(sent.SerializeToString())
-        prepared = self.slots.prepare(batch_from_proto(received))
+        self._waiting: deque[StepBatch] = deque()
+
+    def send(self, batch: StepBatch) -> None:
+        self._waiting.append(batch)
+
+    def receive(self) -> StepResult:
+        """Run the oldest batch."""
+        batch = self._waiting.popleft()
+        prepared = self.slots.prepare(over_the_wire(batch, SESSION, EPOCH))
         output = None if prepared.batch is None else self.executor.execute(prepared.batch)
         header = StepHeader(SESSION, EPOCH, batch.step_id, batch.step_id - 1)
-        reply = StepReply(header, result=self.slots.complete(prepared, output))
-        answer = reply_to_proto(reply).SerializeToString()
-        return result_from_proto(compute_pb2.ExecutionOutput.FromString(answer))
+        return back_over_the_wire(StepReply(header, result=self.slots.complete(prepared, output)))
+
+
+class PipelinedPlane(Plane):
+    """The same with a device that runs a step when its answer is wanted, and not before."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        executor = DelayedExecutor(num_blocks=num_blocks, block_size=block_size)
+        self._sessions = SessionLedger()
+        self._session = self._sessions.open("test", take_over=False).session
+        self._pipeline = StepPipeline(executor, self.slots, self._sessions, lambda _: None)
+        self._answers: deque[Answer] = deque()
+
+    def send(self, batch: StepBatch) -> None:
+        epoch = self._sessions.epoch
+        header = StepHeader(self._session, epoch, batch.step_id, batch.step_id - 1)
+        received = over_the_wire(batch, self._session, epoch)
+        self._pipeline.take(Work(header, received, self._answers.append, 0))
+
+    def receive(self) -> StepResult:
+        """Have the oldest step run, if it did not have to already."""
+        if not self._answers:
+            self._pipeline.finish_oldest()
+        answer = self._answers.popleft()
+        assert isinstance(answer, StepReply)
+        return back_over_the_wire(answer)
+
+
+def over_the_wire(batch: StepBatch, session: int, epoch: int) -> ReceivedBatch:
+    sent = batch_to_proto(batch, session=session, epoch=epoch, acked_step=batch.step_id - 1)
+    return batch_from_proto(compute_pb2.ExecutionBatch.FromString(sent.SerializeToString()))
+
+
+def back_over_the_wire(reply: StepReply) -> StepResult:
+    answer = reply_to_proto(reply).SerializeToString()
+    return result_from_proto(compute_pb2.ExecutionOutput.FromString(answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +175,14 @@ def run_mix(
     depth: int,
     deaths: set[int],
     prefix_cache: bool,
+    plane_class: type[Plane] = Plane,
 ) -> None:
     """Run everything; `deaths` are the turns in which the compute plane dies and is replaced."""
     num_blocks = -(-64 // block_size) + spare_blocks
     kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache=prefix_cache)
     scheduler = Scheduler(config, kv_cache)
-    plane = Plane(num_blocks, block_size)
-    in_flight: deque[StepBatch] = deque()
+    plane = plane_class(num_blocks, block_size)
+    num_in_flight = 0
     made: dict[int, Request] = {}
     forks: list[tuple[Asked, tuple[int, ...], Request]] = []
     turn = 0
@@ -153,17 +198,19 @@ def run_mix(
             elif one.forked == turn and number in made:
                 forks += fork(scheduler, made[number], one)
         if turn in deaths:
-            plane = Plane(num_blocks, block_size)
-            in_flight.clear()
+            plane = plane_class(num_blocks, block_size)
+            num_in_flight = 0
             scheduler.lose_epoch()
-        while len(in_flight) < depth and (output := scheduler.schedule()) is not None:
-            in_flight.append(output.batch)
-        if in_flight:
-            result = plane.run(in_flight.popleft())
+        while num_in_flight < depth and (output := scheduler.schedule()) is not None:
+            plane.send(output.batch)
+            num_in_flight += 1
+        if num_in_flight:
+            result = plane.receive()
+            num_in_flight -= 1
             assert result.refusal is None
             scheduler.commit(result)
         turn += 1
-    assert not in_flight
+    assert not num_in_flight
     compare(asked, made)
     for one, said, child in forks:
         assert child.output_tokens == alone(one, given=said)
@@ -221,10 +268,9 @@ def test_any_mix_of_requests_gives_each_its_own_text_and_leaks_no_block(
     )
 
 
-@pytest.mark.slow
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=60, deadline=None)
 @mixes
-def test_thousands_of_mixes_give_each_request_its_own_text_and_leak_no_block(
+def test_so_does_a_plane_that_launches_steps_before_it_knows_the_tokens_of_those_before(
     asked, config, block_size, spare_blocks, depth, deaths, prefix_cache
 ):
     run_mix(
@@ -235,4 +281,24 @@ def test_thousands_of_mixes_give_each_request_its_own_text_and_leak_no_block(
         depth=depth,
         deaths=deaths,
         prefix_cache=prefix_cache,
+        plane_class=PipelinedPlane,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plane_class", [Plane, PipelinedPlane])
+@settings(max_examples=5000, deadline=None)
+@mixes
+def test_thousands_of_mixes_give_each_request_its_own_text_and_leak_no_block(
+    asked, config, block_size, spare_blocks, depth, deaths, prefix_cache, plane_class
+):
+    run_mix(
+        asked,
+        config,
+        block_size=block_size,
+        spare_blocks=spare_blocks,
+        depth=depth,
+        deaths=deaths,
+        prefix_cache=prefix_cache,
+        plane_class=plane_class,
     )

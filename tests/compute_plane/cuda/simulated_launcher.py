@@ -17,6 +17,7 @@ HALVES = (torch.bfloat16, torch.float16)
 class SimulatedLauncher:
     """A `Launcher`. `launched`: names and grids, in order. `runs`: not only noted, but run."""
 
+    device = torch.device("cpu")
     num_multiprocessors = 132
 
     def __init__(self, *, runs: bool = True) -> None:

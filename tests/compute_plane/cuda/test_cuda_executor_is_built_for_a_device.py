@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from compute_plane.cuda import build as executor_build
 from compute_plane.cuda import cuda_driver, devices, launchers
+from compute_plane.cuda.cuda_driver import PinnedMemory
 from compute_plane.device import DeviceDescription
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.executor.registry import ExecutorContext, build_executor
@@ -16,6 +18,7 @@ from kernels.cuda import build
 from kernels.cuda.errors import CompileError
 from kernels.cuda.rms_norm import RmsNormVariant
 from planes.errors import ConfigError
+from planes.errors import MemoryError as OutOfMemoryError
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, tiny_model
 from tests.compute_plane.executor.tiny_llama import tiny_spec
@@ -36,15 +39,14 @@ class PlayedDevice:
     """A driver and a launcher in the places of those of a CUDA device."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.driver = RecordingDriver()
+        self.driver = RecordingDriver(memory=1 << 30)
         self.launcher = SimulatedLauncher(runs=False)
-        self.free_bytes = 1 << 30
-        self.description = DeviceDescription("cuda", "played", "sm_90", 1 << 30, 1)
-        monkeypatch.setattr(devices, "require_cuda", lambda: None)
+        self.description = DeviceDescription("cuda", "played", "9.0", 1 << 30, 1)
+        self.asked_for: list[str] = []
+        monkeypatch.setattr(executor_build, "require_cuda", self.asked_for.append)
         monkeypatch.setattr(devices, "describe_cuda", lambda *_: self.description)
-        monkeypatch.setattr(cuda_driver, "CudaDriver", lambda _: self.driver)
+        monkeypatch.setattr(cuda_driver, "CudaDriver", lambda *_: self.driver)
         monkeypatch.setattr(launchers, "CudaLauncher", lambda *_: self.launcher)
-        monkeypatch.setattr(RecordingDriver, "free_bytes", lambda _: self.free_bytes)
 
 
 @pytest.fixture
@@ -55,9 +57,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> PlayedDevice:
 def test_kernels_are_prepared_and_decode_steps_captured(
     tmp_path: Path, device: PlayedDevice
 ) -> None:
-    built = build_executor("cuda", context(tmp_path))
+    built = build_executor("cuda", context(tmp_path, device="cuda:3"))
+    assert device.asked_for == ["cuda:3"]
     assert built.device is device.description
     assert built.numerics_id.startswith("cuda/kernels/")
+    assert built.numerics_id.endswith("/graphs-1-2-4")  # a padded step may have other bits
     assert built.executor.graphs.captured == (1, 2, 4)  # type: ignore[attr-defined]
     assert {name for name, _ in device.launcher.launched} <= set(device.launcher.prepared)
 
@@ -65,17 +69,19 @@ def test_kernels_are_prepared_and_decode_steps_captured(
 def test_no_cuda_graph_captures_none(tmp_path: Path, device: PlayedDevice) -> None:
     built = build_executor("cuda", context(tmp_path, uses_graphs=False))
     assert built.executor.graphs.captured == ()  # type: ignore[attr-defined]
+    assert built.numerics_id.endswith("/graphs-none")
     assert "capture" not in device.driver.calls
 
 
-def test_graphs_keep_to_a_tenth_of_the_memory_that_is_left(
+def test_graphs_keep_to_a_tenth_of_the_memory_that_pool_and_graphs_may_take(
     tmp_path: Path, device: PlayedDevice
 ) -> None:
-    device.driver.bytes_of_capture = [120 << 20, 90 << 20, 10 << 20]
+    device.driver.bytes_of_capture = [120 << 20, 90 << 20, 2 << 20]
     built = build_executor("cuda", context(tmp_path))
     assert built.executor.graphs.captured == (1, 2)  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -86,12 +92,68 @@ def test_graphs_keep_to_a_tenth_of_the_memory_that_is_left(
     ],
 )
 def test_what_a_device_cannot_hold_or_run_is_refused_by_field(
-    tmp_path: Path, device: PlayedDevice, changes: dict[str, object], field: str
+    tmp_path: Path, changes: dict[str, object], field: str
 ) -> None:
-    assert device.free_bytes
     with pytest.raises(ConfigError) as info:
         build_executor("cuda", context(tmp_path, **changes))
     assert info.value.field == field
+
+
+@pytest.mark.usefixtures("device")
+def test_running_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setattr(executor_build, "build_on", fail)
+    with pytest.raises(DeviceUnavailableError) as info:
+        build_executor("cuda", context(tmp_path, device="cuda:1"))
+    assert info.value.message.startswith("device: cuda:1 ran out of memory")
+    assert info.value.message.endswith("CUDA out of memory. Tried to allocate")
+
+
+def test_the_pool_of_swapped_blocks_is_memory_that_the_device_copies_by_itself(
+    tmp_path: Path, device: PlayedDevice
+) -> None:
+    built = build_executor("cuda", context(tmp_path, swap_bytes=3 << 20))
+    assert built.num_host_blocks > 0
+    assert built.num_host_blocks * built.kv_pool_bytes // 10 in device.driver.host_buffers
+
+
+class PlayedRuntime:
+    """CUDA's runtime, as far as it pins memory."""
+
+    class cudaError:  # noqa: N801 - CUDA's name
+        success = 0
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.registered: list[tuple[int, int]] = []
+
+    def cudaHostRegister(self, address: int, num_bytes: int, _: int) -> int:  # noqa: N802
+        self.registered.append((address, num_bytes))
+        return self.status
+
+    def cudaGetErrorString(self, status: int) -> str:  # noqa: N802
+        return f"error {status}"
+
+
+def test_large_host_memory_is_pinned_as_it_is_without_being_rounded_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = PlayedRuntime(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    pinned = PinnedMemory()
+    first, second = pinned.take(1000), pinned.take(3000)
+    assert runtime.registered == [(first.data_ptr(), 1000), (second.data_ptr(), 3000)]
+    assert (first.dtype, len(first)) == (torch.uint8, 1000)
+
+
+def test_host_memory_that_cannot_be_pinned_is_an_error_with_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: PlayedRuntime(2))
+    with pytest.raises(OutOfMemoryError, match=r"1000 bytes .*\(error 2\).* --swap-space"):
+        PinnedMemory().take(1000)
 
 
 def test_a_kernel_that_cannot_be_built_is_named_in_one_line(

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from compute_plane.cuda.build import capture_graphs
-from compute_plane.cuda.decode_graphs import LADDER, batch_sizes
+from compute_plane.cuda.decode_graphs import LADDER, batch_sizes, bytes_of_graphs
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.errors import GraphCaptureError, GraphReplayError
 from compute_plane.executor.interface import LogitBias, Penalties, SamplingRow
 from tests.compute_plane.cuda.torch_executors import (
     BLOCK_SIZE,
     NUM_BLOCKS,
+    SPEC,
     RecordingDriver,
     torch_executor,
 )
@@ -138,10 +139,25 @@ def test_the_ladder_stops_at_the_memory_bound_and_keeps_the_smaller_rungs():
     assert device.take_calls().count("release") == 2
 
 
+def test_a_rung_that_finds_room_in_the_memory_of_one_left_out_is_kept():
+    device = RecordingDriver(bytes_of_capture=[60, 50, 20, 10], keeps_released=True)
+    executor = torch_executor(driver=device)
+    assert executor.graphs.capture_ladder(8, 45) == [8, 2]
+    assert executor.graphs.captured == (1, 4)
+    assert device.graph_bytes == 70
+
+
+def test_graphs_are_given_room_for_the_logits_of_every_rung():
+    sizes = batch_sizes(4)
+    with_logits = bytes_of_graphs(SPEC, sizes, block_size=16)
+    wider = bytes_of_graphs(replace(SPEC, vocab_size=SPEC.vocab_size + 10), sizes, block_size=16)
+    assert wider - with_logits == (1 + 2 + 4) * 10 * 4
+
+
 def test_a_plane_captures_up_to_its_most_rows(capsys: pytest.CaptureFixture[str]):
     device = RecordingDriver()
     executor = torch_executor(driver=device)
-    capture_graphs(executor, device, 3)
+    capture_graphs(executor, 3, 1 << 30)
     assert executor.graphs.captured == (1, 2, 4)
     assert "decode graphs" in capsys.readouterr().out
 

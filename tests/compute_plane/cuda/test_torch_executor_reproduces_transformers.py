@@ -15,7 +15,8 @@ from compute_plane.cuda.block_pools import BlockPools
 from compute_plane.cuda.drivers import CpuDriver, Driver
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.reference_operations import ReferenceOperations
-from compute_plane.cuda.weights import DeviceWeights, place_weights
+from compute_plane.cuda.weight_plan import plan_weights
+from compute_plane.cuda.weights import DeviceWeights
 from compute_plane.model.loader import load_model
 from compute_plane.model.source import DEFAULT
 from compute_plane.model.spec import ModelSpec
@@ -37,7 +38,8 @@ MakeDriver = Callable[[Driver], BatchDriver]
 @pytest.fixture(scope="module")
 def model() -> tuple[ModelSpec, DeviceWeights]:
     loaded = load_model(DEFAULT)
-    return loaded.spec, place_weights(loaded.load_weights(), torch.float32, torch.device("cpu"))
+    plan = plan_weights(loaded.spec, loaded.source, "float32", "float32")
+    return loaded.spec, plan.place(torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

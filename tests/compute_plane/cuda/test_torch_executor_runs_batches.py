@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from compute_plane.cuda.executor import STEPS_UNDER_WAY, CudaExecutor
-from compute_plane.executor.interface import BlockCopy, ExecutionBatch, GPUExecutor, SamplingRow
+from compute_plane.cuda.executor import CudaExecutor
+from compute_plane.executor.interface import (
+    MAX_STEPS_UNDER_WAY,
+    BlockCopy,
+    ExecutionBatch,
+    GPUExecutor,
+    SamplingRow,
+)
 from planes.errors import ExecutionError, ValidationError
 from tests.compute_plane.cuda.torch_executors import BLOCK_SIZE, NUM_BLOCKS, SPEC, torch_executor
 from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_weights
@@ -167,10 +173,11 @@ def test_digests_tell_the_bytes_of_blocks(executor: CudaExecutor, driver: BatchD
 def test_no_more_steps_are_under_way_than_there_are_buffers(
     executor: CudaExecutor, driver: BatchDriver
 ) -> None:
-    batches = [driver.batch([DrivenSequence(prompt(row))]) for row in range(STEPS_UNDER_WAY + 1)]
+    rows = range(MAX_STEPS_UNDER_WAY + 1)
+    batches = [driver.batch([DrivenSequence(prompt(row))]) for row in rows]
     expected = [executor.execute(batch).next_tokens[0] for batch in batches]
     under_way = [executor.launch(batch) for batch in batches[:-1]]
-    with pytest.raises(ExecutionError, match=f"at most {STEPS_UNDER_WAY} steps"):
+    with pytest.raises(ExecutionError, match=f"at most {MAX_STEPS_UNDER_WAY} steps"):
         executor.launch(batches[-1])
     found = [step.answer().next_tokens[0] for step in under_way]
     assert [*found, executor.execute(batches[-1]).next_tokens[0]] == expected
@@ -186,7 +193,7 @@ def test_a_step_that_fails_leaves_its_buffers_to_the_next(
     expected = executor.execute(batch).next_tokens
     with monkeypatch.context() as patch:
         patch.setattr(executor._operations, "silu_mul", fail)
-        for _ in range(STEPS_UNDER_WAY + 1):
+        for _ in range(MAX_STEPS_UNDER_WAY + 1):
             with pytest.raises(RuntimeError, match="ill"):
                 executor.execute(batch)
     assert executor.execute(batch).next_tokens == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,30 +14,31 @@ from compute_plane.cuda.drivers import CpuDriver, Driver, Event, Graph
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.operations import DeviceOperations
 from compute_plane.cuda.reference_operations import ReferenceOperations
-from compute_plane.cuda.weights import place_weights
+from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
+from compute_plane.cuda.weights import DTYPES
 from compute_plane.model.assets import ModelAssets
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.spec import ModelSpec
-from compute_plane.model.weights import LlamaWeights
+from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.executor.tiny_llama import ArraySource, tiny_spec, tiny_weights
 
 SPEC = tiny_spec()
 NUM_BLOCKS, BLOCK_SIZE = 260, 4
 
 
-class TinyModel(LoadedModel):
-    """A model whose weights are made up."""
-
-    def load_weights(self, num_threads: int = 2) -> LlamaWeights:  # noqa: ARG002
-        return tiny_weights(self.spec)
-
-
-def tiny_model(spec: ModelSpec) -> LoadedModel:
-    """Return a model as a plane loads it, but for its text side."""
+def tiny_model(spec: ModelSpec, formats: Mapping[str, TensorFormat] | None = None) -> LoadedModel:
+    """Return a model of made-up weights as a plane loads it, but for its text side."""
     assets = ModelAssets.__new__(ModelAssets)
-    return TinyModel(
-        spec, assets, ArraySource(spec, tiny_weights(spec), None), Path("memory"), None
-    )
+    source = ArraySource(spec, tiny_weights(spec), formats)
+    return LoadedModel(spec, assets, source, Path("memory"), None)
+
+
+def tiny_plan(
+    spec: ModelSpec, dtype: torch.dtype, formats: Mapping[str, TensorFormat] | None = None
+) -> WeightPlan:
+    """Return the plan of such a model's weights; what is quantised stays so."""
+    (name,) = (name for name, known in DTYPES.items() if known == dtype)
+    return plan_weights(spec, tiny_model(spec, formats).source, name)
 
 
 def torch_executor(
@@ -50,6 +51,7 @@ def torch_executor(
     num_host_blocks: int = 0,
     operations: DeviceOperations | None = None,
     keep_logits: bool = False,
+    formats: Mapping[str, TensorFormat] | None = None,
 ) -> CudaExecutor:
     """Return the executor over a pool of NaN, as previous owners might have left it."""
     driver = driver or CpuDriver()
@@ -59,7 +61,7 @@ def torch_executor(
     )  # fmt: skip
     pools.device.fill_(float("nan"))
     pools.host.fill_(float("nan"))
-    weights = place_weights(tiny_weights(spec), dtype, driver.device)
+    weights = tiny_plan(spec, dtype, formats).place(driver.device)
     operations = operations or ReferenceOperations()
     return CudaExecutor(spec, weights, pools, operations, driver, keep_logits=keep_logits)
 
@@ -96,14 +98,19 @@ class ReplayedGraph:
 
     def release(self) -> None:
         self.driver.calls.append("release")
-        self.driver.graph_bytes -= self.num_bytes
+        if self.driver.keeps_released:
+            self.driver.unused_bytes += self.num_bytes
+        else:
+            self.driver.graph_bytes -= self.num_bytes
 
 
 @dataclass
 class RecordingDriver(CpuDriver):
     """A device with graphs whose results arrive only when they are waited for.
 
-    `bytes_of_capture`: what the next graphs take, in turn; 0 when that is used up.
+    `memory`: in bytes; None: the device has none of its own. `bytes_of_capture`: what the next
+    graphs take, in turn; 0 when that is used up. `keeps_released`: the memory of released graphs
+    stays held, and the next graphs find room in it.
     """
 
     calls: list[str] = field(default_factory=list)
@@ -111,7 +118,10 @@ class RecordingDriver(CpuDriver):
     bytes_of_capture: list[int] = field(default_factory=list)
     capture_failure: str | None = None
     replay_failure: str | None = None
+    unused_bytes: int = 0
     graph_bytes: int = 0
+    memory: int | None = 1 << 40
+    keeps_released: bool = False
     has_graphs = True
 
     def __post_init__(self) -> None:
@@ -135,11 +145,16 @@ class RecordingDriver(CpuDriver):
             raise RuntimeError(self.capture_failure)
         work()
         num_bytes = self.bytes_of_capture.pop(0) if self.bytes_of_capture else 0
-        self.graph_bytes += num_bytes
+        found = min(self.unused_bytes, num_bytes)
+        self.unused_bytes -= found
+        self.graph_bytes += num_bytes - found
         return ReplayedGraph(self, work, num_bytes)
 
-    def reserved_bytes(self) -> int:
-        return self.graph_bytes
+    def total_bytes(self) -> int:
+        return self.memory or 0
+
+    def free_bytes(self) -> int | None:
+        return None if self.memory is None else self.memory - self.graph_bytes
 
     def synchronize(self) -> None:
         self.calls.append("synchronize")

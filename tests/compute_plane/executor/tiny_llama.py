@@ -11,6 +11,8 @@ from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.memory.kv_pool import KvPool
 from compute_plane.model import layout
+from compute_plane.model.assets import ModelAssets
+from compute_plane.model.loader import LoadedModel
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.spec import ModelSpec, RopeScaling
 from compute_plane.model.tensor import RawTensor, TensorFormat
@@ -105,6 +107,14 @@ class ArraySource:
 
     def forget_pages(self) -> None:
         """Nothing is mapped."""
+
+
+def model_in_memory(
+    spec: ModelSpec, weights: LlamaWeights, formats: Mapping[str, TensorFormat] | None = None
+) -> LoadedModel:
+    """Return a model as a plane loads it, but for its text side, which it has none of."""
+    source = ArraySource(spec, weights, formats)
+    return LoadedModel(spec, ModelAssets.__new__(ModelAssets), source, Path("memory"), None)
 
 
 ROLES = {

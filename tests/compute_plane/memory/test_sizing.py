@@ -3,11 +3,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compute_plane.memory.sizing import (
-    available_memory_bytes,
+    MIB,
+    SIZE_BITS,
+    BlockDemand,
+    Memory,
+    PoolBudget,
     check_pools_fit,
     check_weights_fit,
+    choose_num_blocks,
+    host_memory,
+    size_in_host_memory,
 )
 from planes.errors import ConfigError
 
@@ -35,18 +44,104 @@ def test_weights_beyond_memory_are_refused_with_both_numbers() -> None:
     assert info.value.field == "model"
 
 
-def test_available_memory_is_the_smaller_of_the_system_and_the_control_group(
+def test_memory_is_that_of_the_system_or_the_control_group_whichever_leaves_less(
     tmp_path: Path,
 ) -> None:
     meminfo = tmp_path / "meminfo"
     limit, used, stat = (tmp_path / f"memory.{name}" for name in ("max", "current", "stat"))
-    assert available_memory_bytes(meminfo, tmp_path) is None
-    meminfo.write_text("MemTotal:  9 kB\nMemAvailable:    2048 kB\n")
-    assert available_memory_bytes(meminfo, tmp_path) == 2048 * 1024
+    assert host_memory(meminfo, tmp_path) is None
+    meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:    2048 kB\n")
+    assert host_memory(meminfo, tmp_path) == Memory(9000 * 1024, 2048 * 1024)
     limit.write_text("max\n")
     used.write_text("500\n")
-    assert available_memory_bytes(meminfo, tmp_path) == 2048 * 1024
+    assert host_memory(meminfo, tmp_path) == Memory(9000 * 1024, 2048 * 1024)
     limit.write_text("1000\n")
-    assert available_memory_bytes(meminfo, tmp_path) == 500
+    assert host_memory(meminfo, tmp_path) == Memory(1000, 500)
     stat.write_text("anon 90\nfile 400\ninactive_file 200\nactive_file 100\nshmem 100\n")
-    assert available_memory_bytes(meminfo, tmp_path) == 800
+    assert host_memory(meminfo, tmp_path) == Memory(1000, 800)
+
+
+def test_this_machine_says_how_much_memory_it_has() -> None:
+    memory = host_memory()
+    assert memory is not None
+    assert 0 < memory.free_bytes < memory.total_bytes
+
+
+def demand(wanted: int | None = None, **changes: int) -> BlockDemand:
+    sizes = {"block_size": 16, "context_length": 4096, "max_slots": 1000, **changes}
+    return BlockDemand.of(wanted, **sizes)
+
+
+def budget(pool_mib: int) -> PoolBudget:
+    return PoolBudget(
+        limit_bytes=(100 + pool_mib) * MIB, used_bytes=90 * MIB, aside_bytes=10 * MIB,
+        words="the numbers",
+    )  # fmt: skip
+
+
+def test_a_pool_has_as_many_blocks_as_its_part_of_the_memory_holds() -> None:
+    assert budget(300).pool_bytes == 300 * MIB
+    assert choose_num_blocks(demand(), budget(300), MIB) == 300
+    assert choose_num_blocks(demand(), budget(511), MIB) == 511
+    assert choose_num_blocks(demand(299), budget(300), MIB) == 299
+    assert choose_num_blocks(demand(300), budget(300), MIB) == 300
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(128, 1 << 24))
+def test_a_pool_that_sizes_itself_loses_little_to_come_out_the_same_again(fits: int) -> None:
+    plenty = demand(max_slots=1 << 30)
+    found = choose_num_blocks(plenty, budget(fits), MIB)
+    assert fits * (1 - 1 / 256) <= found <= fits
+    assert found.bit_count() <= SIZE_BITS
+
+
+def test_a_pool_is_not_larger_than_all_slots_could_ever_fill() -> None:
+    few = demand(max_slots=2)
+    assert choose_num_blocks(few, budget(300), MIB // 8) == 2 * 4096 // 16
+    assert choose_num_blocks(demand(1000, max_slots=2), budget(1000), MIB) == 1000
+
+
+def test_a_number_of_blocks_that_does_not_fit_is_refused_with_the_largest_that_does() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--max-num-blocks 301 needs 301 MiB .* 300 blocks fit \(the numbers\)"
+    ) as info:
+        choose_num_blocks(demand(301), budget(300), MIB)
+    assert info.value.field == "max_num_blocks"
+
+
+@pytest.mark.parametrize(("context_length", "least"), [(4096, 128), (100, 7)])
+def test_a_pool_that_cannot_hold_one_sequence_is_refused(context_length: int, least: int) -> None:
+    wants = demand(context_length=context_length)
+    assert choose_num_blocks(wants, budget(least), MIB) == least
+    with pytest.raises(
+        ConfigError, match=f"{least - 1} blocks .* needs {least}: the numbers"
+    ) as info:
+        choose_num_blocks(wants, budget(least - 1), MIB)
+    assert info.value.field == "max_num_blocks"
+    # A number that was asked for may be smaller.
+    assert choose_num_blocks(demand(1, context_length=context_length), budget(1), MIB) == 1
+
+
+def test_nothing_is_left_where_more_is_taken_than_may_be() -> None:
+    overdrawn = PoolBudget(limit_bytes=5, used_bytes=7, aside_bytes=0, words="the numbers")
+    assert overdrawn.pool_bytes == 0
+
+
+def test_in_host_memory_the_share_less_what_is_taken_and_swapped_to_is_the_pools() -> None:
+    memory = Memory(1000 * MIB, 800 * MIB)
+
+    def size(wanted: int | None, utilization: float = 0.5) -> tuple[int, int]:
+        return size_in_host_memory(
+            demand(wanted), 20 * MIB, MIB, utilization=utilization, memory=memory
+        )
+
+    assert size(None) == (280, 20)  # 500 − 200 taken − 20 for the host pool
+    assert size(None, 1.0) == (780 - 780 % 2, 20)
+    assert size(780) == (780, 20)  # a number may take all there is
+    with pytest.raises(ConfigError, match="--swap-space needs"):
+        size(781)
+    with pytest.raises(ConfigError, match=r"of 1000 MiB a share of 0\.2 .*200 MiB are taken"):
+        size(None, 0.2)
+    with pytest.raises(ConfigError, match="does not say"):
+        size_in_host_memory(demand(), 0, MIB, utilization=0.9, memory=None)

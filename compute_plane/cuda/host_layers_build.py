@@ -1,0 +1,176 @@
+"""Building the executor of a model whose last layers run on the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from compute_plane.cuda.block_pools import BlockPools, block_bytes
+from compute_plane.cuda.decode_graphs import batch_sizes, bytes_of_graphs
+from compute_plane.cuda.host_layers import HostLayersExecutor
+from compute_plane.cuda.host_layers_plan import (
+    DeviceBytes,
+    device_bytes,
+    first_layers,
+    first_weights,
+    layers_within,
+)
+from compute_plane.cuda.largest_step import run_largest_step
+from compute_plane.cuda.pool_size import GRAPH_SHARE
+from compute_plane.cuda.weights import DTYPES
+from compute_plane.errors import DeviceUnavailableError
+from compute_plane.executor.build_cpu import build_cpu_layers
+from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
+from compute_plane.executor.warm_up import warm_up
+from compute_plane.executor.weight_formats import log_conversions
+from compute_plane.memory.sizing import available_memory_bytes, check_pools_fit
+from planes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.drivers import Driver
+    from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.cuda.weight_plan import WeightPlan
+    from compute_plane.cuda.weights import DeviceWeights
+    from compute_plane.model.loader import LoadedModel
+
+log = structlog.get_logger()
+
+
+def num_device_layers(context: ExecutorContext, driver: Driver, weights: WeightPlan) -> int:
+    """Return how many layers of the model run on the device: all without a limit.
+
+    `weights`: of the whole model. A limit beyond what the device has left means that. Where the
+    pool sizes itself, all run there if the smallest pool finds room beside them. Raises ConfigError
+    if not one layer fits.
+    """
+    limit, free = context.gpu_memory_limit, driver.free_bytes()
+    if limit is None:
+        return context.spec.num_layers
+    limit = limit if free is None else min(limit, free)
+    if context.fills_memory:
+        needs = _needs(context, driver, weights, context.block_demand.least)
+        if needs.whole <= limit:
+            return context.spec.num_layers
+    return layers_within(_needs(context, driver, weights, context.num_blocks), limit)
+
+
+def _needs(
+    context: ExecutorContext, driver: Driver, weights: WeightPlan, num_blocks: int
+) -> DeviceBytes:
+    """Return what the model takes with so many blocks."""
+    spec, block_size, dtype = context.spec, context.block_size, DTYPES[weights.dtype]
+    graph_bytes = 0
+    if context.uses_graphs and driver.has_graphs:
+        pool_bytes = num_blocks * block_bytes(spec, dtype, block_size)
+        graph_bytes = min(
+            bytes_of_graphs(spec, batch_sizes(context.max_rows), block_size),
+            int(pool_bytes * GRAPH_SHARE / (1 - GRAPH_SHARE)),  # `pool_size` gives no more
+        )
+    return device_bytes(
+        spec,
+        weights,
+        item_bytes=dtype.itemsize,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_tokens=context.max_tokens,
+        graph_bytes=graph_bytes,
+    )
+
+
+def build_with_host_layers(
+    context: ExecutorContext,
+    model: LoadedModel,
+    plan: WeightPlan,
+    driver: Driver,
+    operations: DeviceOperations,
+    *,
+    num_layers: int,
+    numerics_id: str,
+) -> BuiltExecutor:
+    """Build the executor that runs the first `num_layers` on a driver's device, the others here.
+
+    `plan`: of the whole model's weights on the device. `numerics_id`: of the device's part. Raises
+    ConfigError families for what cannot be had here, ModelFileError for the file's faults.
+    """
+    if context.dtype == "float16":
+        raise DeviceUnavailableError(
+            "dtype: layers on the host, beyond --gpu-memory-limit, compute in float32 or bfloat16, "
+            "got float16",
+            field="dtype",
+        )
+    context = replace(context, fills_memory=False)
+    spec, last_layer = first_layers(context.spec, num_layers), context.spec.num_layers - 1
+    dtype = DTYPES[plan.dtype]
+    bytes_of_block = block_bytes(spec, dtype, context.block_size)
+    host = build_cpu_layers(context, model, first_layer=num_layers, bytes_elsewhere=bytes_of_block)
+    plan = first_weights(plan, num_layers)
+    weights = plan.place(driver.device, context.num_threads)
+    log_conversions(weights.conversions)
+    _check_pool_fits(replace(context, spec=spec), driver, weights, operations)
+    pools = BlockPools(
+        spec,
+        driver,
+        dtype=dtype,
+        block_size=context.block_size,
+        num_blocks=context.num_blocks,
+        num_host_blocks=len(host.kv_pool.host),
+    )
+    executor = HostLayersExecutor(
+        spec, weights, pools, operations, driver, host.executor, max_tokens=context.max_tokens
+    )
+    warm_up(executor, context.block_size)
+    log.info(
+        "layers are cut at the memory limit, decode graphs are off",
+        device=str(driver.device),
+        device_layers=f"0-{num_layers - 1}",
+        host_layers=f"{num_layers}-{last_layer}",
+        gpu_memory_limit=context.gpu_memory_limit,
+        device_bytes=weights.num_bytes + pools.num_bytes,
+        host_bytes=host.weights.num_bytes + host.kv_pool.num_bytes,
+    )
+    return BuiltExecutor(
+        "cuda",
+        executor,
+        f"{numerics_id}/layers-{num_layers}/{host.numerics_id}",
+        kv_pool_bytes=pools.num_bytes + host.kv_pool.num_bytes,
+        weights_bytes=weights.num_bytes + host.weights.num_bytes,
+        dtype=plan.weight_format if plan.is_quantised else plan.dtype,
+        num_blocks=pools.num_blocks,
+        num_host_blocks=len(host.kv_pool.host),
+        tells_prompts_apart=host.executor.tells_prompts_apart,
+    )
+
+
+def _check_pool_fits(
+    context: ExecutorContext, driver: Driver, weights: DeviceWeights, operations: DeviceOperations
+) -> None:
+    """Run the largest step of the device's part, and check that it leaves room for the pool.
+
+    `context`: with the device's part for a model. Raises ConfigError, naming `gpu_memory_limit`
+    where what was counted was not enough.
+    """
+    spec, block_size = context.spec, context.block_size
+    bytes_of_block = block_bytes(spec, weights.dtype, block_size)
+    driver.release_unused()  # what loading the weights has left
+    if driver.free_bytes() is None:  # both lie in one memory
+        check_pools_fit(context.num_blocks, 0, bytes_of_block, available_memory_bytes())
+        return
+    run_largest_step(
+        spec,
+        weights,
+        operations,
+        driver,
+        block_size=block_size,
+        max_tokens=context.max_tokens,
+        has_head=False,
+    )
+    missing = context.num_blocks * bytes_of_block - (driver.free_bytes() or 0)
+    if missing > 0:
+        raise ConfigError(
+            f"gpu_memory_limit: the pool of {context.num_blocks} blocks lacks {missing} bytes "
+            f"beside {spec.num_layers} layers and a step of {context.max_tokens} tokens: more, or "
+            "fewer --max-num-blocks or --max-tokens-per-batch",
+            field="gpu_memory_limit",
+        )

@@ -1,0 +1,129 @@
+"""Which layers of a model find room on a device whose memory is capped: the first ones.
+
+    device   │ working memory, embedding │ layer 0 │ layer 1 │ … │ layer k − 1 │
+    host                                                       │ layer k │ … │ final norm, head │
+
+A layer takes its weights and its share of the KV pool, which has the same blocks on both sides. If
+all of it fits, head and all, nothing runs on the host; otherwise at least the last layer does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from compute_plane.cuda.sampling_columns import LOGITS_ROWS
+from planes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.weight_plan import WeightPlan
+    from compute_plane.model.spec import ModelSpec
+
+GIB: Final = 1 << 30
+FLOAT_BYTES: Final = 4
+RESERVED_BYTES: Final = 128 << 20
+"""Set aside for what is small or not ours to size: inputs of a step, scratch memory of attention,
+workspaces of the matrix library."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBytes:
+    """What a model takes of a device's memory.
+
+    `first`: what is there before any layer, working memory and embedding. `layers`: weights and
+    blocks of each layer. `last`: what is there only behind the last layer, final norm, head,
+    logits and decode graphs.
+    """
+
+    first: int
+    layers: tuple[int, ...]
+    last: int
+
+    @property
+    def whole(self) -> int:
+        """Bytes of the whole model."""
+        return self.first + sum(self.layers) + self.last
+
+    @property
+    def least(self) -> int:
+        """Bytes of the smallest part that the device can take."""
+        if len(self.layers) == 1:
+            return self.whole
+        return min(self.first + self.layers[0], self.whole)
+
+
+def layers_within(needs: DeviceBytes, limit_bytes: int) -> int:
+    """Return how many layers, the first ones, a device takes within a limit.
+
+    All of them only if what lies behind them fits too. Raises ConfigError, naming
+    `gpu_memory_limit` and the smallest limit that would do, if not even one layer fits.
+    """
+    if needs.whole <= limit_bytes:
+        return len(needs.layers)
+    if needs.least > limit_bytes:
+        raise ConfigError(
+            "gpu_memory_limit: the embedding, the working memory of a step and one layer with its "
+            f"part of the KV pool take at least {_gib(needs.least)} GiB, got {_gib(limit_bytes)} "
+            "(fewer --max-num-blocks or --max-tokens-per-batch take less)",
+            field="gpu_memory_limit",
+        )
+    ends = itertools.accumulate(needs.layers[:-1], initial=needs.first)
+    return sum(end <= limit_bytes for end in ends) - 1
+
+
+def device_bytes(
+    spec: ModelSpec,
+    weights: WeightPlan,
+    *,
+    item_bytes: int,
+    block_size: int,
+    num_blocks: int,
+    max_tokens: int,
+    graph_bytes: int = 0,
+) -> DeviceBytes:
+    """Return what a model takes whose steps and blocks have a dtype of `item_bytes`.
+
+    `graph_bytes`: of decode graphs, which there are of whole models only.
+    """
+    pool_bytes = item_bytes * num_blocks * 2 * block_size * spec.kv_size
+    head = weights.final_norm.num_bytes
+    if weights.lm_head is not weights.embedding:
+        head += weights.lm_head.num_bytes
+    # A sample's adjusted logits are a copy of a row.
+    logits = 2 * FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size
+    return DeviceBytes(
+        first=weights.embedding.num_bytes + working_bytes(spec, item_bytes, max_tokens),
+        layers=tuple(layer.num_bytes + pool_bytes for layer in weights.layers),
+        last=head + logits + graph_bytes,
+    )
+
+
+def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
+    """Return what a step of so many tokens takes beside weights and blocks, at most at once.
+
+    It counts the tensors that live at the same time in `compute_plane.cuda.model`.
+    """
+    hidden, queries = spec.hidden_size, spec.query_size
+    attention = 4 * hidden + (queries + 2 * spec.kv_size) + 2 * queries
+    feed_forward = 5 * hidden + 3 * spec.intermediate_size
+    # What goes to the host is summed in float32, out of both parts of the hidden states.
+    handed_over = 2 * hidden + 3 * hidden * FLOAT_BYTES // item_bytes
+    widest = max(attention, feed_forward, handed_over)
+    return RESERVED_BYTES + max_tokens * widest * item_bytes
+
+
+def first_layers(spec: ModelSpec, num_layers: int) -> ModelSpec:
+    """Return the model that a model's first layers are for a device: without a head of its own."""
+    return replace(spec, num_layers=num_layers, tie_embeddings=True)
+
+
+def first_weights(weights: WeightPlan, num_layers: int) -> WeightPlan:
+    """Return the weights of such a model."""
+    return replace(weights, layers=weights.layers[:num_layers], lm_head=weights.embedding)
+
+
+def _gib(num_bytes: int) -> str:
+    """Return bytes as GiB, rounded up so that what is named is enough."""
+    return f"{math.ceil(num_bytes * 1000 / GIB) / 1000:.3f}"

@@ -1,0 +1,122 @@
+"""The step that takes the most memory, run once on padding, before there is a pool to compute on.
+
+It has as many tokens as a batch may have and as many logits as exist at once, all of them adjusted,
+sampled and listed with log-probabilities, and room for results of every token. Its tokens have no
+place in a pool: keys and values are written nowhere and read from one block of zeros. What torch
+holds afterwards is what steps need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compute_plane.cuda.batch_layout import BatchLayout
+from compute_plane.cuda.block_pools import BlockPools
+from compute_plane.cuda.columns import Layout
+from compute_plane.cuda.model import LlamaModel
+from compute_plane.cuda.operations import MAX_LOGPROBS, PADDING_SLOT
+from compute_plane.cuda.sampling_columns import LOGITS_ROWS, plan_sampling
+from compute_plane.cuda.sampling_step import results_layout, run_group
+from compute_plane.cuda.staging import StagingRing
+from compute_plane.executor.interface import (
+    MAX_STEPS_UNDER_WAY,
+    ExecutionBatch,
+    Penalties,
+    SamplingRow,
+)
+from compute_plane.executor.logits_groups import wanted_tokens
+from compute_plane.executor.token_layout import PoolShape
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.drivers import Driver
+    from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.cuda.sampling_columns import SamplingPlan
+    from compute_plane.cuda.weights import DeviceWeights
+    from compute_plane.model.spec import ModelSpec
+
+
+def run_largest_step(
+    spec: ModelSpec,
+    weights: DeviceWeights,
+    operations: DeviceOperations,
+    driver: Driver,
+    *,
+    block_size: int,
+    max_tokens: int,
+    has_head: bool = True,
+) -> None:
+    """Run the step and wait for it; `max_tokens`: of one batch.
+
+    `has_head`: whether the device computes logits; if not, the step ends behind the layers. Raises
+    torch.OutOfMemoryError if there is not memory enough.
+    """
+    pools = BlockPools(spec, driver, dtype=weights.dtype, block_size=block_size, num_blocks=1)
+    model = LlamaModel(spec, weights, pools.device, operations, spec.context_length)
+    batch = largest_batch(spec, block_size=block_size, max_tokens=max_tokens)
+    shape = PoolShape(batch.block_tables.size, block_size, spec.vocab_size, 0)
+    layout = BatchLayout(batch, shape, max_tokens=max_tokens, tile_tokens=operations.tile_tokens)
+    plan = _plan(batch, layout, spec.vocab_size)
+    columns = {**layout.columns(), **plan.columns}
+    columns["kv_slots"] = np.full_like(columns["kv_slots"], PADDING_SLOT)
+    for tables in ("decode_tables", "prefill_tables"):
+        columns[tables] = np.zeros_like(columns[tables])
+    results_of = results_layout(plan, spec.vocab_size, keep_logits=False)
+    of_all_tokens = _plan(with_prompt_logprobs(batch), layout, spec.vocab_size)
+    most_bytes = results_layout(of_all_tokens, spec.vocab_size, keep_logits=False).num_bytes
+    ring = StagingRing(driver, 1)
+    with driver.computing():
+        inputs = ring.upload(ring.take(), Layout.of(columns), columns)
+        buffers = [driver.device_buffer(most_bytes) for _ in range(MAX_STEPS_UNDER_WAY)]
+        results = results_of.tensors(buffers[0])
+        hidden = model.run(layout.tensors(inputs))
+        for group in plan.groups if has_head else ():
+            logits = model.logits(hidden, inputs["out_tokens"][group.out_tokens])
+            run_group(group, logits, inputs, results, operations)
+    driver.synchronize()
+
+
+def _plan(batch: ExecutionBatch, layout: BatchLayout, vocab_size: int) -> SamplingPlan:
+    return plan_sampling(batch, layout.places(wanted_tokens(batch, layout.tokens)), vocab_size)
+
+
+def with_prompt_logprobs(batch: ExecutionBatch) -> ExecutionBatch:
+    """Return a batch of prompts that asks for the log-probabilities of all their tokens."""
+    return replace(
+        batch,
+        prompt_logprob_rows=range(len(batch.query_lens)),
+        prompt_logprob_targets=[np.zeros(length, dtype=np.int32) for length in batch.query_lens],
+        prompt_num_logprobs=[MAX_LOGPROBS] * len(batch.query_lens),
+    )
+
+
+def largest_batch(spec: ModelSpec, *, block_size: int, max_tokens: int) -> ExecutionBatch:
+    """Return prompts of `max_tokens` together, as many as there are logits, the first ones longer.
+
+    None is longer than the model takes. Every sample has a penalty over a whole context.
+    """
+    num_rows = max(min(LOGITS_ROWS, max_tokens), -(-max_tokens // spec.context_length))
+    query_lens = np.full(num_rows, max_tokens // num_rows, dtype=np.int32)
+    query_lens[: max_tokens % num_rows] += 1
+    width = -(-int(query_lens[0]) // block_size)
+    sampled_rows = np.arange(min(num_rows, LOGITS_ROWS), dtype=np.int32)
+    history = np.zeros(spec.context_length, dtype=np.int32)
+    penalties = Penalties(1.1, 0.1, 0.1, history, 1)
+    sampling = [
+        SamplingRow(1.0, 0.9, 0, 0, int(query_lens[row]), top_k=1, penalties=penalties,
+                    num_logprobs=MAX_LOGPROBS)
+        for row in sampled_rows
+    ]  # fmt: skip
+    return ExecutionBatch(
+        input_tokens=np.zeros(max_tokens, dtype=np.int32),
+        positions=np.concatenate([np.arange(length, dtype=np.int32) for length in query_lens]),
+        seq_lens=query_lens.copy(),
+        block_tables=np.arange(num_rows * width, dtype=np.int32).reshape(num_rows, width),
+        is_prefill=np.ones(num_rows, dtype=np.bool_),
+        prompt_lens=query_lens.copy(),
+        query_lens=query_lens,
+        sampled_rows=sampled_rows,
+        sampling=sampling,
+    )

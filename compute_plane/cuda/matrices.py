@@ -1,0 +1,120 @@
+"""Weight matrices on the device, dense or quantised, and the product of rows with them.
+
+A projection is what rows are multiplied with at one place of a layer: one matrix, or several where
+a file stores what reads the same input in formats that run differently. Their outputs lie side by
+side, so that the next operation need not know.
+
+    qkv of a file with q, k in Q4_K and v in Q6_K     out [T, (H + 2·G)·D]
+        Q4_1 [(H + G)·D, E] │ Q8_0 [G·D, E]           │ q      k  │ v  │
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.operations import DeviceOperations
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseMatrix:
+    """`values`: [N, K], output features and input features, in the model's dtype."""
+
+    values: Tensor
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs N of a product."""
+        return len(self.values)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return int(self.values.nbytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class QuantizedMatrix:
+    """A matrix [N, K] that stays quantised.
+
+    `format`: its name in `kernels.cuda.quantized_layout.FORMATS`. `packed`: uint8
+    [`packed_bytes`], as drawn there.
+    """
+
+    format: str
+    packed: Tensor
+    num_outputs: int
+    num_inputs: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return len(self.packed)
+
+
+Matrix: TypeAlias = DenseMatrix | QuantizedMatrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projection:
+    """`parts`: matrices of the same input, their outputs side by side."""
+
+    parts: tuple[Matrix, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of all parts."""
+        return sum(part.num_outputs for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(part.num_bytes for part in self.parts)
+
+
+def project(
+    x: Tensor, projection: Projection, operations: DeviceOperations, dtype: torch.dtype
+) -> Tensor:
+    """Queue the product of rows x [T, K] with all parts; return it in `dtype`, [T, N].
+
+    `dtype` is that of x, or float32.
+    """
+    first, *others = projection.parts
+    if isinstance(first, DenseMatrix) and not others:
+        return dense_product(x, first.values, dtype)
+    out = torch.empty((len(x), projection.num_outputs), dtype=dtype, device=x.device)
+    column = 0
+    for part in projection.parts:
+        if isinstance(part, DenseMatrix):
+            write_product(out[:, column : column + part.num_outputs], x, part.values)
+        else:
+            operations.quantized_matmul(out, x, part, column)
+        column += part.num_outputs
+    return out
+
+
+def dense_product(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x · weightᵀ in x's dtype or in float32.
+
+    A CUDA device accumulates in float32 anyway and is told to write that; on a CPU both sides are
+    converted.
+    """
+    if x.dtype == dtype:
+        product: Tensor = x @ weight.t()
+    elif x.device.type == "cuda":
+        product = torch.mm(x, weight.t(), out_dtype=dtype)
+    else:
+        product = x.float() @ weight.float().t()
+    return product
+
+
+def write_product(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Write x · weightᵀ; `out`: [T, N], columns of a wider tensor, as in `dense_product`."""
+    if x.dtype == out.dtype:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        out.copy_(dense_product(x, weight, out.dtype))

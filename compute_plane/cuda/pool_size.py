@@ -1,0 +1,112 @@
+"""How many blocks the pools get: what the largest step and the decode graphs leave.
+
+On a device that says how much memory it has, the largest step is run before there is a pool, and
+what is free after it is free indeed. Where the device is the processor, its memory is the host's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from compute_plane.cuda.block_pools import block_bytes
+from compute_plane.cuda.decode_graphs import batch_sizes, bytes_of_graphs
+from compute_plane.cuda.largest_step import run_largest_step
+from compute_plane.memory.sizing import (
+    MIB,
+    PoolBudget,
+    available_memory_bytes,
+    check_pools_fit,
+    choose_num_blocks,
+    host_memory,
+    size_in_host_memory,
+)
+from planes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.drivers import Driver
+    from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.cuda.weights import DeviceWeights
+    from compute_plane.executor.registry import ExecutorContext
+
+GRAPH_SHARE: Final = 0.1
+"""Of the memory that is left for pool and graphs: the most graphs may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """Blocks of both pools, and the bytes that are set aside for decode graphs."""
+
+    num_blocks: int
+    num_host_blocks: int
+    graph_bytes: int
+
+
+def size_pools(
+    context: ExecutorContext, driver: Driver, weights: DeviceWeights, operations: DeviceOperations
+) -> PoolSizes:
+    """Size the pools once the weights are placed. Raises ConfigError for what does not fit."""
+    bytes_of_block = block_bytes(context.spec, weights.dtype, context.block_size)
+    driver.release_unused()  # what loading the weights has left
+    if driver.free_bytes() is None:
+        memory = host_memory()
+        num_blocks, num_host_blocks = size_in_host_memory(
+            context.block_demand,
+            context.swap_bytes,
+            bytes_of_block,
+            utilization=context.gpu_memory_utilization,
+            memory=memory,
+        )
+        # Graphs where memory is not the device's: a driver that is played.
+        return PoolSizes(num_blocks, num_host_blocks, 0 if memory is None else memory.free_bytes)
+    num_host_blocks = check_pools_fit(
+        0, context.swap_bytes, bytes_of_block, available_memory_bytes()
+    )
+    _run_largest_step(context, driver, weights, operations)
+    budget = pool_budget(context, driver, weights.num_bytes)
+    num_blocks = choose_num_blocks(context.block_demand, budget, bytes_of_block)
+    return PoolSizes(num_blocks, num_host_blocks, budget.aside_bytes)
+
+
+def pool_budget(context: ExecutorContext, driver: Driver, weights_bytes: int) -> PoolBudget:
+    """Return what the pool may take, once the largest step was run.
+
+    A limit on the device's memory (`gpu_memory_limit`) stands for the share of it.
+    """
+    total, free = driver.total_bytes(), driver.free_bytes() or 0
+    share = context.gpu_memory_utilization if context.gpu_memory_limit is None else 1.0
+    limit, used = int(share * total), total - free
+    aside = 0
+    if context.uses_graphs and driver.has_graphs:
+        needed = bytes_of_graphs(context.spec, batch_sizes(context.max_rows), context.block_size)
+        aside = min(needed, max(0, int(GRAPH_SHARE * (limit - used))))
+    words = (
+        f"of {total // MIB} MiB a share of {share:g} may be taken (--gpu-memory-utilization), "
+        f"{used // MIB} MiB are taken once a step of {context.max_tokens} tokens was run "
+        f"(--max-tokens-per-batch; weights: {weights_bytes // MIB} MiB), {aside // MIB} MiB are "
+        "for decode graphs (--no-cuda-graph)"
+    )
+    return PoolBudget(limit_bytes=limit, used_bytes=used, aside_bytes=aside, words=words)
+
+
+def _run_largest_step(
+    context: ExecutorContext, driver: Driver, weights: DeviceWeights, operations: DeviceOperations
+) -> None:
+    try:
+        run_largest_step(
+            context.spec,
+            weights,
+            operations,
+            driver,
+            block_size=context.block_size,
+            max_tokens=context.max_tokens,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"max_tokens_per_batch: a step of {context.max_tokens} tokens finds no room beside "
+            f"weights of {weights.num_bytes // MIB} MiB on a device of "
+            f"{driver.total_bytes() // MIB} MiB: a smaller number takes less",
+            field="max_tokens_per_batch",
+        ) from error

@@ -1,0 +1,114 @@
+"""The kernels that read quantised weights, and when each is taken.
+
+Few rows are multiplied by `kernels.cuda.quantized_matmul`, which reads the weights as they are; for
+more than `kernels.cuda.quantized_strands.most_rows_of`, where the reasons are, a matrix is unpacked
+into scratch memory and torch multiplies:
+
+    W [N, K] packed │ panels … │ panels … │        a run of panels fills the scratch,
+                         ↓ quantized_rows
+    scratch         │ rows of W, 16 bits  │        is multiplied into its columns of out,
+                         ↓ torch.mm
+    out [T, N]      │ columns  │                   and the next run takes its place
+
+The scratch is made once, before anything is captured as a graph, and all products use it in turn:
+they are on one stream. Its bound holds a matrix of a layer of eight billion parameters whole, so
+that a library's product has tiles enough for every multiprocessor; only a vocabulary is cut.
+
+An embedding stays quantised too: a dense copy of it would take two to four times the bytes, for a
+table of which a step reads a row a token. Where it is tied it is the logits' very matrix.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from compute_plane.cuda.matrices import write_product
+from compute_plane.cuda.weight_plan import QuantizedUses
+from compute_plane.cuda.weights import DTYPES
+from kernels.cuda.quantized_layout import PANEL_ROWS, packed_bytes
+from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.quantized_rows import QuantizedRowsVariant
+from kernels.cuda.quantized_strands import COLUMNS, columns_of, most_rows_of, strand_bits_of
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.launchers import Launcher
+    from compute_plane.cuda.matrices import QuantizedMatrix
+    from kernels.cuda.variant import Variant
+
+UNQUANTISED: Final = QuantizedUses()
+SCRATCH_BYTES: Final = 256 << 20
+"""At most, for unpacked weights."""
+
+
+class QuantizedKernels:
+    """Products with quantised matrices and their rows, for the formats of one model.
+
+    `dtype`: of a step, by name. Raises UnsupportedVariantError for a dtype that no kernel is
+    written for.
+    """
+
+    def __init__(self, launcher: Launcher, dtype: str, uses: QuantizedUses) -> None:
+        self._launcher = launcher
+        self._dtype = dtype
+        self._products = [
+            QuantizedMatmulVariant(label, dtype, columns, writes_float32=is_head)
+            for is_head, labels in ((False, uses.layers), (True, uses.lm_head))
+            for label in sorted(labels)
+            for columns in COLUMNS
+        ]
+        every = uses.layers | uses.lm_head | uses.embedding
+        self._rows = {label: QuantizedRowsVariant(label, dtype) for label in sorted(every)}
+        most = SCRATCH_BYTES // DTYPES[dtype].itemsize
+        size = min(most, uses.num_weights)
+        self._scratch = torch.empty(size, dtype=DTYPES[dtype], device=launcher.device)
+        self._order = torch.arange(uses.num_outputs, dtype=torch.int32, device=launcher.device)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Every kernel that may be launched."""
+        return [*self._products, *self._rows.values()]
+
+    def unpack_rows(self, out: Tensor, matrix: QuantizedMatrix, rows: Tensor) -> None:
+        """Write row rows[t] of a matrix to out[t]; `out`: [T, K], `rows`: int32 [T]."""
+        self._unpack(out, matrix.format, matrix.packed, rows)
+
+    def matmul(self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int) -> None:
+        """Write x · Wᵀ to columns of `out`, as in `DeviceOperations`."""
+        if len(x) > most_rows_of(matrix.format):
+            self._multiply_unpacked(out, x, matrix, first_column)
+            return
+        variant = QuantizedMatmulVariant(
+            matrix.format, self._dtype, columns_of(len(x)), writes_float32=out.dtype != x.dtype
+        )
+        sizes = len(x), matrix.num_outputs, matrix.num_inputs, strand_bits_of(matrix.num_outputs)
+        # Memory from the first of the columns on: rows of `out` are its whole width apart.
+        columns = out.view(-1)[first_column:]
+        width = out.shape[1]
+        self._launcher.launch(
+            variant, variant.grid(*sizes), columns, x, matrix.packed, *sizes, width
+        )
+
+    def _multiply_unpacked(
+        self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int
+    ) -> None:
+        """Unpack and multiply, as many panels at a time as the scratch memory holds."""
+        num_inputs = matrix.num_inputs
+        panel_bytes = packed_bytes(matrix.format, PANEL_ROWS, num_inputs)
+        most = len(self._scratch) // num_inputs
+        if most < matrix.num_outputs:
+            most -= most % PANEL_ROWS
+        for first in range(0, matrix.num_outputs, most):
+            count = min(most, matrix.num_outputs - first)
+            weights = self._scratch[: count * num_inputs].view(count, num_inputs)
+            packed = matrix.packed[first // PANEL_ROWS * panel_bytes :]
+            self._unpack(weights, matrix.format, packed, self._order[:count])
+            column = first_column + first
+            write_product(out[:, column : column + count], x, weights)
+
+    def _unpack(self, out: Tensor, label: str, packed: Tensor, rows: Tensor) -> None:
+        variant = self._rows[label]
+        grid = variant.grid(*out.shape)
+        self._launcher.launch(variant, grid, out, packed, rows, *out.shape)

@@ -1,0 +1,285 @@
+"""Which format each matrix of a model runs in on the device, and how it comes there.
+
+    file                     --dtype auto                  float32, bfloat16, float16
+    F32, F16, BF16           the dtype of the step         the dtype of the step
+    Q8_0, Q4_0, Q4_1         as they are                        "
+    K-quants, Q5_0, Q5_1     the nearest of these               "
+
+So it is on the CPU engine (`compute_plane.executor.weight_formats`, ADR 0008), but that a step on
+the device has one dtype, and matrices that are not quantised have it too. A plan is made from the
+files' headers alone, so that what does not fit is refused before anything is read; then each matrix
+goes from the file to the device by itself, and the host never holds the whole model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compute_plane.cuda.matrices import DenseMatrix, Matrix, Projection, QuantizedMatrix
+from compute_plane.cuda.weights import DTYPES, DeviceLayer, DeviceWeights
+from compute_plane.executor.weight_formats import (
+    AUTO,
+    OWN_FORMAT,
+    describe_formats,
+    measure_conversions,
+)
+from compute_plane.model import layout
+from compute_plane.model.quantize import converted_tensor
+from compute_plane.model.tensor import RawTensor, TensorFormat
+from kernels.cuda.quantized_layout import FORMATS, pack_rows, packed_bytes
+
+if TYPE_CHECKING:
+    from compute_plane.model.spec import ModelSpec
+    from compute_plane.model.tensor import TensorSource
+
+DENSE_FORMATS: Final = {
+    "float32": TensorFormat.F32,
+    "bfloat16": TensorFormat.BF16,
+    "float16": TensorFormat.F16,
+}
+TORCH_TYPES: Final = {DENSE_FORMATS[name]: dtype for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedUses:
+    """What quantised matrices there are: what kernels for them must be ready.
+
+    `layers`, `lm_head`, `embedding`: formats, by where they occur. `num_outputs`, `num_weights`: of
+    the largest matrix that rows are multiplied with.
+    """
+
+    layers: frozenset[str] = frozenset()
+    lm_head: frozenset[str] = frozenset()
+    embedding: frozenset[str] = frozenset()
+    num_outputs: int = 0
+    num_weights: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedMatrix:
+    """Tensors of the same input whose rows become one matrix, or one that is a vector."""
+
+    tensors: tuple[RawTensor, ...]
+    target: TensorFormat
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether it stays quantised."""
+        return self.target.label in FORMATS
+
+    @property
+    def num_inputs(self) -> int:
+        """Inputs K."""
+        return self.tensors[0].shape[-1]
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs N; of a vector 1."""
+        return sum(tensor.num_elements for tensor in self.tensors) // self.num_inputs
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        if self.is_quantised:
+            return packed_bytes(self.target.label, self.num_outputs, self.num_inputs)
+        return self.num_outputs * self.target.row_bytes(self.num_inputs)
+
+    def place(self, device: torch.device) -> Matrix:
+        """Read, convert and copy it to a device.
+
+        Raises ModelFileError if a weight is not finite or too large for its format.
+        """
+        parts = [converted_tensor(tensor, self.target) for tensor in self.tensors]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if self.is_quantised:
+            packed = torch.from_numpy(pack_rows(self.target.label, rows, self.num_inputs))
+            shape = self.num_outputs, self.num_inputs
+            return QuantizedMatrix(self.target.label, packed.to(device), *shape)
+        # A view of the mapped file is read-only, which torch warns of: that is copied.
+        stored = torch.from_numpy(np.require(rows, requirements=("C", "W")))
+        return DenseMatrix(stored.view(TORCH_TYPES[self.target]).to(device))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedLayer:
+    """One decoder layer, as in `DeviceLayer`."""
+
+    attn_norm: PlannedMatrix
+    qkv: tuple[PlannedMatrix, ...]
+    o: tuple[PlannedMatrix, ...]
+    mlp_norm: PlannedMatrix
+    gate_up: tuple[PlannedMatrix, ...]
+    down: tuple[PlannedMatrix, ...]
+
+    @property
+    def matrices(self) -> tuple[PlannedMatrix, ...]:
+        """Everything that rows are multiplied with."""
+        return (*self.qkv, *self.o, *self.gate_up, *self.down)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return sum(part.num_bytes for part in (self.attn_norm, self.mlp_norm, *self.matrices))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightPlan:
+    """In which format each matrix of a model will run, and where it is read.
+
+    `dtype`: of a step, by name. `lm_head` is `embedding` where they are tied.
+    """
+
+    source: TensorSource
+    dtype: str
+    embedding: PlannedMatrix
+    layers: tuple[PlannedLayer, ...]
+    final_norm: PlannedMatrix
+    lm_head: PlannedMatrix
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return sum(planned.num_bytes for planned in self._everything())
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether any matrix stays quantised."""
+        return any(planned.is_quantised for planned in self._everything())
+
+    @property
+    def weight_format(self) -> str:
+        """What the matrices are stored and run as: "Q4_1", or "Q4_K as Q4_1, F32 as BF16"."""
+        elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()
+        for tensor, target in self._matrices():
+            elements[tensor.format, target] += tensor.num_elements
+        return describe_formats(elements)
+
+    @property
+    def quantized(self) -> QuantizedUses:
+        """What quantised matrices there are."""
+        multiplied = [self.lm_head, *(part for layer in self.layers for part in layer.matrices)]
+        sizes = [(part.num_outputs, part.num_inputs) for part in multiplied if part.is_quantised]
+        return QuantizedUses(
+            layers=_formats(*multiplied[1:]),
+            lm_head=_formats(self.lm_head),
+            embedding=_formats(self.embedding),
+            num_outputs=max((n for n, _ in sizes), default=0),
+            num_weights=max((n * k for n, k in sizes), default=0),
+        )
+
+    def place(self, device: torch.device, num_threads: int = 2) -> DeviceWeights:
+        """Copy everything to a device, so many matrices at a time; give the file's pages back.
+
+        All of it is there when this returns, for whatever stream. Raises ModelFileError if a weight
+        is not finite or too large for its format.
+        """
+        everything = self._everything()
+        # NumPy lets go of the interpreter lock inside its loops, so threads pack side by side.
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="weights") as pool:
+            matrices = pool.map(lambda planned: planned.place(device), everything)
+            placed = dict(zip(everything, matrices, strict=True))
+            converted = [pair for pair in self._matrices() if pair[0].format is not pair[1]]
+            conversions = measure_conversions(converted, pool)
+        self.source.forget_pages()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+        def vector(planned: PlannedMatrix) -> Tensor:
+            matrix = placed[planned]
+            assert isinstance(matrix, DenseMatrix)
+            return matrix.values.view(-1)
+
+        def projection(*parts: PlannedMatrix) -> Projection:
+            return Projection(tuple(placed[part] for part in parts))
+
+        return DeviceWeights(
+            embedding=placed[self.embedding],
+            layers=tuple(
+                DeviceLayer(
+                    attn_norm=vector(layer.attn_norm),
+                    qkv=projection(*layer.qkv),
+                    o=projection(*layer.o),
+                    mlp_norm=vector(layer.mlp_norm),
+                    gate_up=projection(*layer.gate_up),
+                    down=projection(*layer.down),
+                )
+                for layer in self.layers
+            ),
+            final_norm=vector(self.final_norm),
+            lm_head=projection(self.lm_head),
+            num_bytes=self.num_bytes,
+            conversions=conversions,
+        )
+
+    def _everything(self) -> list[PlannedMatrix]:
+        """Return all that is to be placed, what is tied once."""
+        everything = [self.embedding, self.final_norm, self.lm_head]
+        for layer in self.layers:
+            everything += [layer.attn_norm, layer.mlp_norm, *layer.matrices]
+        return list(dict.fromkeys(everything))
+
+    def _matrices(self) -> list[tuple[RawTensor, TensorFormat]]:
+        """Return the tensors that are matrices, each with the format it runs in."""
+        return [
+            (tensor, planned.target)
+            for planned in self._everything()
+            for tensor in planned.tensors
+            if len(tensor.shape) > 1
+        ]
+
+
+def plan_weights(
+    spec: ModelSpec, source: TensorSource, dtype: str, configured: str = AUTO
+) -> WeightPlan:
+    """Plan the weights of a model's layers, of which `spec` may have fewer than `source`.
+
+    `dtype`: of a step, by name. `configured`: what `--dtype` says, `auto` or that name.
+    """
+
+    def format_of(tensor: RawTensor) -> TensorFormat:
+        own = OWN_FORMAT[tensor.format]
+        return own if configured == AUTO and own.label in FORMATS else DENSE_FORMATS[dtype]
+
+    def vector(name: str) -> PlannedMatrix:
+        return PlannedMatrix((source.tensor(name),), DENSE_FORMATS[dtype])
+
+    def joined(*names: str) -> tuple[PlannedMatrix, ...]:
+        tensors = [source.tensor(name) for name in names]
+        runs = groupby(tensors, format_of)
+        return tuple(PlannedMatrix(tuple(run), target) for target, run in runs)
+
+    def layer(index: int) -> PlannedLayer:
+        def name(role: str) -> str:
+            return layout.layer_tensor(index, role)
+
+        return PlannedLayer(
+            attn_norm=vector(name(layout.ATTN_NORM)),
+            qkv=joined(name(layout.QUERY), name(layout.KEY), name(layout.VALUE)),
+            o=joined(name(layout.OUTPUT)),
+            mlp_norm=vector(name(layout.MLP_NORM)),
+            gate_up=joined(name(layout.GATE), name(layout.UP)),
+            down=joined(name(layout.DOWN)),
+        )
+
+    (embedding,) = joined(layout.EMBEDDING)
+    (lm_head,) = (embedding,) if spec.tie_embeddings else joined(layout.LM_HEAD)
+    return WeightPlan(
+        source=source,
+        dtype=dtype,
+        embedding=embedding,
+        layers=tuple(layer(index) for index in range(spec.num_layers)),
+        final_norm=vector(layout.FINAL_NORM),
+        lm_head=lm_head,
+    )
+
+
+def _formats(*planned: PlannedMatrix) -> frozenset[str]:
+    return frozenset(part.target.label for part in planned if part.is_quantised)

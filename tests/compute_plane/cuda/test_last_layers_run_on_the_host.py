@@ -1,0 +1,247 @@
+"""A model cut between torch's CPU device and the CPU engine: whole models' tokens and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from compute_plane.cuda.block_pools import BlockPools
+from compute_plane.cuda.drivers import CpuDriver, Driver
+from compute_plane.cuda.host_layers import HostLayersExecutor
+from compute_plane.cuda.host_layers_plan import first_layers, first_weights
+from compute_plane.cuda.reference_operations import ReferenceOperations
+from compute_plane.cuda.weight_plan import plan_weights
+from compute_plane.executor.cpu import CpuExecutor
+from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor, SamplingRow
+from compute_plane.executor.packed_weights import pack_weights
+from planes.errors import ValidationError
+from tests.compute_plane.cuda.torch_executors import RecordingDriver
+from tests.compute_plane.executor.tiny_llama import (
+    ArraySource,
+    pool_for,
+    tiny_executor,
+    tiny_spec,
+    tiny_weights,
+)
+from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
+
+SPEC = replace(tiny_spec(), num_layers=4)
+NUM_BLOCKS, BLOCK_SIZE = 60, 4
+
+
+def cut_executor(
+    num_device_layers: int = 2,
+    driver: Driver | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    num_host_blocks: int = 0,
+) -> HostLayersExecutor:
+    """Return the executor over two pools of NaN, as previous owners might have left them."""
+    driver = driver or CpuDriver()
+    spec = first_layers(SPEC, num_device_layers)
+    pools = BlockPools(
+        spec, driver, dtype=dtype, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS,
+        num_host_blocks=num_host_blocks,
+    )  # fmt: skip
+    pools.device.fill_(float("nan"))
+    pools.host.fill_(float("nan"))
+    source = ArraySource(SPEC, tiny_weights(SPEC), None)
+    plan = plan_weights(SPEC, source, str(dtype).removeprefix("torch."))
+    weights = first_weights(plan, num_device_layers).place(driver.device)
+    behind = replace(SPEC, num_layers=SPEC.num_layers - num_device_layers)
+    host_pool = pool_for(behind, NUM_BLOCKS, BLOCK_SIZE, "float32", num_host_blocks)
+    packed = pack_weights(SPEC, source, first_layer=num_device_layers)
+    host = CpuExecutor(SPEC, packed, host_pool, num_threads=1, keep_logits=True, max_tokens=512)
+    return HostLayersExecutor(
+        spec, weights, pools, ReferenceOperations(), driver, host, max_tokens=512
+    )
+
+
+@pytest.fixture
+def executor() -> Iterator[HostLayersExecutor]:
+    made = cut_executor(num_host_blocks=4)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def driver(executor: HostLayersExecutor) -> BatchDriver:
+    return driver_of(executor)
+
+
+def driver_of(executor: GPUExecutor) -> BatchDriver:
+    return BatchDriver(executor, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+
+
+def prompt(seed: int, length: int | None = None) -> list[int]:
+    random = np.random.default_rng(seed)
+    return random.integers(0, SPEC.vocab_size, length or random.integers(1, 30)).tolist()
+
+
+def sequences() -> list[DrivenSequence]:
+    """Greedy ones and drawn ones in turn."""
+    return [
+        DrivenSequence(prompt(row), temperature=0.7 * (row % 2), top_p=0.9, seed=row)
+        for row in range(5)
+    ]
+
+
+def test_it_is_an_executor_that_runs_one_step_after_the_other(executor: HostLayersExecutor) -> None:
+    assert isinstance(executor, GPUExecutor)
+    assert not hasattr(executor, "launch")
+    executor.capture_decode_graph(8)  # there is nothing to capture
+
+
+def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_executor() -> None:
+    pool = pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZE)
+    with tiny_executor(SPEC, tiny_weights(SPEC), pool, num_threads=1) as cpu:
+        expected = driver_of(cpu).generate(sequences(), 6)
+    for num_device_layers in (1, 2, 3):
+        for chunk in (None, 7):
+            executor = cut_executor(num_device_layers)
+            assert driver_of(executor).generate(sequences(), 6, chunk) == expected
+            executor.close()
+
+
+def test_a_device_whose_copies_arrive_late_is_waited_for(driver: BatchDriver) -> None:
+    expected = driver.generate(sequences(), 4)
+    device = RecordingDriver()
+    executor = cut_executor(driver=device)
+    assert driver_of(executor).generate(sequences(), 4) == expected
+    assert device.calls.count("download") == 4
+    assert "capture" not in device.calls
+    executor.close()
+
+
+def test_in_16_bits_the_devices_part_differs_by_rounding_alone(driver: BatchDriver) -> None:
+    batch = driver.batch([DrivenSequence(prompt(1)), DrivenSequence(prompt(2))])
+    expected = driver.executor.execute(batch).logits
+    executor = cut_executor(dtype=torch.bfloat16)
+    found = executor.execute(batch).logits
+    executor.close()
+    assert expected is not None
+    assert found is not None
+    np.testing.assert_allclose(found, expected, atol=0.1 * expected.std())
+
+
+def test_rows_may_share_a_block_that_one_of_them_fills_in_the_same_step(
+    driver: BatchDriver,
+) -> None:
+    tokens = prompt(5, 11)
+    [expected] = driver.generate([DrivenSequence(list(tokens))], 1)
+    filler, reader = DrivenSequence(list(tokens[:8])), DrivenSequence(list(tokens))
+    filler.blocks = [driver.free.pop(), driver.free.pop()]
+    reader.blocks, reader.num_computed = list(filler.blocks), 8
+    for order in ([filler, reader], [reader, filler]):
+        output = driver.executor.execute(driver.batch(order))
+        assert output.next_tokens[order.index(reader)] == expected[0]
+
+
+def test_a_copied_block_serves_a_fork_and_leaves_the_original_alone(driver: BatchDriver) -> None:
+    parent = DrivenSequence(prompt(6, 6))
+    driver.generate([parent], 1)
+    fork = DrivenSequence([*parent.tokens[:-1], parent.tokens[-1] ^ 1], num_computed=6)
+    fork.blocks = [parent.blocks[0], driver.free.pop()]
+    copy = BlockCopy(source=parent.blocks[1], destination=fork.blocks[1])
+    together = driver.executor.execute(replace(driver.batch([parent, fork]), copies=[copy]))
+    for row, sequence in enumerate((parent, fork)):
+        [alone] = driver.generate([DrivenSequence(list(sequence.tokens))], 1)
+        assert together.next_tokens[row] == alone[0]
+
+
+def test_a_sequence_goes_on_bit_for_bit_from_blocks_that_were_swapped_out_and_in() -> None:
+    logits = []
+    for is_swapped in (False, True):
+        executor = cut_executor(num_host_blocks=4)
+        driver = driver_of(executor)
+        sequence = DrivenSequence(prompt(7, 7))
+        driver.generate([sequence], 1)
+        copies = []
+        if is_swapped:
+            olds, sequence.blocks = sequence.blocks, [driver.free.pop(), driver.free.pop()]
+            places = list(zip(olds, (3, 1), sequence.blocks, strict=True))
+            copies = [BlockCopy(old, host, CopyKind.SWAP_OUT) for old, host, _ in places]
+            copies += [BlockCopy(30, old) for old in olds]  # what was there is gone
+            copies += [BlockCopy(host, new, CopyKind.SWAP_IN) for _, host, new in places]
+        output = executor.execute(replace(driver.batch([sequence]), copies=copies))
+        assert output.logits is not None
+        logits.append(output.logits.tobytes())
+        executor.close()
+    assert logits[0] == logits[1]
+
+
+def test_a_digest_tells_the_bytes_of_both_halves_of_a_block(
+    executor: HostLayersExecutor, driver: BatchDriver
+) -> None:
+    same = [DrivenSequence(prompt(4, 8)), DrivenSequence(prompt(4, 8))]
+    batch = driver.batch(same)
+    blocks = batch.block_tables.reshape(-1).tolist()
+    digests = executor.execute(replace(batch, digest_blocks=blocks)).block_digests
+    assert digests[:2] == digests[2:]
+    assert digests[0] != digests[1]
+    other = driver.batch([DrivenSequence(prompt(8, 4))])
+    asked = replace(other, digest_blocks=[blocks[0]])
+    executor._pools.device[blocks[0], 0, 0, 0, 0, 0] += 1
+    of_device = executor.execute(asked).block_digests
+    executor._host._pool.data[blocks[0], 0] ^= 1
+    of_both = executor.execute(asked).block_digests
+    assert len({digests[0], *of_device, *of_both}) == 3
+
+
+@pytest.mark.parametrize("is_on_the_host", [False, True])
+def test_a_row_without_finite_logits_fails_alone(
+    executor: HostLayersExecutor, driver: BatchDriver, is_on_the_host: bool
+) -> None:
+    rows = [DrivenSequence(prompt(row)) for row in (10, 11, 12)]
+    [expected] = driver.generate([DrivenSequence(list(rows[2].tokens))], 2)
+    driver.generate(rows, 1)
+    if is_on_the_host:
+        executor._host._pool.data[rows[1].blocks[0]] = 0xFF
+    else:
+        executor._pools.device[rows[1].blocks[0]] = float("nan")
+    output = executor.execute(driver.batch(rows))
+    assert list(output.failed_rows) == [1]
+    assert output.next_tokens[2] == expected[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positions": int32([1, 2])},
+        {"positions": int32([1, 0])},  # what the host alone would take
+        {"sampling": [SamplingRow(0.0, 1.0, 0, 0, 2)] * 2},
+        {"copies": [BlockCopy(2, 9), BlockCopy(0, NUM_BLOCKS)]},
+        {"copies": [BlockCopy(2, 9), BlockCopy(0, 4, CopyKind.SWAP_OUT)]},
+    ],
+)
+def test_a_malformed_batch_is_refused_and_changes_neither_part(
+    executor: HostLayersExecutor, driver: BatchDriver, changes: dict[str, object]
+) -> None:
+    batch = driver.batch([DrivenSequence([1, 2])])
+    parts = [executor._pools.device.numpy(), executor._host._pool.data]
+    before = [part.tobytes() for part in parts]
+    with pytest.raises(ValidationError) as info:
+        # A sound copy goes with it: it must not be made either.
+        executor.execute(replace(batch, **{"copies": [BlockCopy(2, 9)], **changes}))
+    assert info.value.field == next(iter(changes))
+    assert [part.tobytes() for part in parts] == before
+
+
+def test_a_device_that_fails_fails_its_step_alone(
+    executor: HostLayersExecutor, driver: BatchDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is ill")
+
+    batch = driver.batch([DrivenSequence(prompt(1))])
+    expected = executor.execute(batch).next_tokens
+    with monkeypatch.context() as patch:
+        patch.setattr(executor._operations, "silu_mul", fail)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="ill"):
+                executor.execute(batch)
+    assert executor.execute(batch).next_tokens == expected
