@@ -73,8 +73,7 @@ bench: .venv/.bench ## Measure this machine: speed, waits, starts, the link, mem
 	@for what in $(BENCH); do \
 	 $(BIN)/hetero-infer bench $$what --output bench-results || exit; echo; done
 
-gpu: ## On a machine with a CUDA GPU: check and measure the kernels, write one JSON report.
+gpu: ## On a machine with a CUDA GPU: check and measure kernels and engine, run the suites, one JSON report.
 	@$(GPU_PYTHON) -c "import torch, numba, pytest" 2>/dev/null || \
 	 { echo "$(GPU_PYTHON) lacks torch, numba or pytest: pip install '.[cuda,test]'"; exit 2; }
 	@$(GPU_PYTHON) -m bench.gpu --out gpu-report.json $(GPU_ARGS)
-	@$(GPU_PYTHON) -m pytest -m gpu tests/gpu

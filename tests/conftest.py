@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,9 @@ import structlog
 
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.executor.kernel_cache import prepare_kernel_cache
+from tests import devices
+from tests.devices import STAND_IN, Target
+from tests.judging import Judge
 
 # Numba's own place for machine code, beside the sources, does not notice that something a kernel
 # imports has changed; the product's cache does. Tests load what the product has compiled, too.
@@ -20,12 +25,31 @@ prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
 # tests start and interrupt: children inherit what is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+with contextlib.suppress(ImportError):  # a machine that only runs the GPU's part may lack it
+    import hypothesis
+
+    # No test asserts how long something takes: a busy machine is no failure.
+    hypothesis.settings.register_profile("unhurried", deadline=None)
+    hypothesis.settings.load_profile("unhurried")
+
+# Thousands of tests are made and all of them stay: nothing is worth collecting until then.
+gc.disable()
+
+GC_THRESHOLDS = (20_000, 20, 20)
+"""In place of 700, 10, 10."""
+
 LONGEST_FIRST = ("integration", "faults", "golden", "kernels", "properties", "hetero_infer")
 """Folders whose files take long; a worker that gets one of them last keeps the other waiting."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the suites be told what to run models on."""
+    devices.add_options(parser)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the long ones begin. Workers take files in this order (`--no-loadscope-reorder`)."""
+    devices.skip_what_cannot_run(config, items)
     root = Path(__file__).parent
     ranks = {root / name: rank for rank, name in enumerate(LONGEST_FIRST)}
 
@@ -33,6 +57,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return min((ranks[folder] for folder in item.path.parents if folder in ranks), default=99)
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector look at what tests make, not at the tests themselves, and less often.
+
+    By itself it takes a tenth of a worker's time. Tests of what it finds call it.
+    """
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
+
+
+@pytest.fixture(scope="session")
+def target(pytestconfig: pytest.Config) -> Target:
+    """What models run on."""
+    return devices.chosen(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def cuda_target(target: Target) -> Target:
+    """The CUDA executor: as the command line says, else on torch's CPU device."""
+    return target if target.executor == "cuda" else STAND_IN
+
+
+@pytest.fixture(scope="session")
+def judge(target: Target) -> Iterator[Judge]:
+    """Compares what the embedded model says on the target."""
+    made = Judge(target)
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True)

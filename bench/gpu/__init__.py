@@ -1,4 +1,4 @@
-"""Checks and measures the CUDA kernels on a GPU and writes one report: `python -m bench.gpu`.
+"""Checks and measures kernels and engine on a GPU and writes one report: `python -m bench.gpu`.
 
 case              a drawn problem for a kernel and its exact answer, in NumPy
 cases/            how the problems of each operation are drawn
@@ -10,5 +10,14 @@ prefill_rivals    others' prefill attention on the same rows
 matmul_bandwidth  products with quantised weights beside the copy
 matmul_rivals     torch's products of the same size
 device            kernels on the device, and how long its work takes
+engine_steps      decode steps of the whole executor: with graphs, without, beside the memory
+engine_serving    both planes and a client: how busy the device is, tokens a second
+engine_rival      transformers' continuous batching on the same model
+random_model      a Llama of random weights, made on the spot
+sanitizers        kernels watched by compute-sanitizer
+suites            the black-box tests on the device
+kernel_parts      what the report says of kernels
+findings          what a part has found so far
+part_process      a part in a process of its own, within its time
 provenance        what machine and which versions a report is of
 """

@@ -33,12 +33,13 @@ Timer = Callable[[Callable[[], object], int], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`rows` sequences of `context` tokens."""
+    """`rows` sequences of `context` tokens. `least_fraction`: of the copy, what it should reach."""
 
     rows: int
     context: int
     variant: DecodeVariant
     num_kv_heads: int = 8
+    least_fraction: float | None = None
 
     @property
     def name(self) -> str:
@@ -53,10 +54,10 @@ class Shape:
 
 _USUAL = DecodeVariant("bfloat16", 128, 4, 16)
 SHAPES = (
-    Shape(64, 4096, _USUAL),
-    Shape(128, 2048, _USUAL),
+    Shape(64, 4096, _USUAL, least_fraction=0.85),
+    Shape(128, 2048, _USUAL, least_fraction=0.85),
     Shape(8, 8192, _USUAL),
-    Shape(1, 32768, _USUAL),
+    Shape(1, 32768, _USUAL, least_fraction=0.55),
     Shape(64, 4096, DecodeVariant("bfloat16", 64, 4, 16)),
     Shape(64, 4096, DecodeVariant("bfloat16", 128, 8, 16)),
     Shape(64, 4096, DecodeVariant("float16", 128, 4, 32)),

@@ -168,7 +168,7 @@ class Problem:
             on_device = self.x.device.type == "cuda"
             stream = torch.cuda.current_stream().cuda_stream if on_device else 0
             for packed in pointers:
-                kernel.launch(grid, stream, out, x, packed, *sizes)
+                kernel.launch(grid, stream, out, x, packed, *sizes, shape.num_outputs)
 
         return visit
 

@@ -31,13 +31,17 @@ REPEATS = 10
 
 @dataclass(frozen=True, slots=True)
 class PrefillShape:
-    """`rows` sequences of `query_len` query tokens behind `context` cached ones."""
+    """`rows` sequences of `query_len` query tokens behind `context` cached ones.
+
+    `least_tflop_per_s`: what it should reach.
+    """
 
     rows: int
     query_len: int
     context: int
     variant: PrefillVariant
     num_kv_heads: int = 8
+    least_tflop_per_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -68,8 +72,8 @@ class PrefillShape:
 _D128 = PrefillVariant("bfloat16", 128, 4, 16)
 _D64 = PrefillVariant("bfloat16", 64, 4, 16)
 SHAPES = (
-    PrefillShape(1, 8192, 0, _D128),
-    PrefillShape(8, 2048, 0, _D128),
+    PrefillShape(1, 8192, 0, _D128, least_tflop_per_s=250),
+    PrefillShape(8, 2048, 0, _D128, least_tflop_per_s=250),
     PrefillShape(1, 512, 8192, _D128),
     PrefillShape(8, 512, 8192, _D128),
     PrefillShape(1, 8192, 0, PrefillVariant("bfloat16", 128, 8, 16), num_kv_heads=4),

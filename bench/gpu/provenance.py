@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from importlib import metadata
 from typing import Any
 
 from kernels.cuda.build import toolchain_versions
@@ -36,6 +37,7 @@ def describe_software() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
+        "transformers": _version_of("transformers"),
         **toolchain_versions(),
     }
 
@@ -45,6 +47,14 @@ def describe_commit() -> dict[str, Any]:
     commit = _line_of("git", "rev-parse", "HEAD")
     changed = None if commit is None else bool(_line_of("git", "status", "--porcelain"))
     return {"commit": commit, "tree_has_changes": changed}
+
+
+def _version_of(name: str) -> str | None:
+    """Return an installed distribution's version; None where it is missing."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _line_of(*command: str) -> str | None:

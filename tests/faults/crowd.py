@@ -20,6 +20,7 @@ from hetero_infer.client import (
 )
 from planes.address import Address
 from planes.errors import EngineError
+from tests.judging import Judge, Said
 from tests.waiting import PATIENCE_S, POLL_S
 
 MAX_READERS = 64
@@ -186,6 +187,27 @@ class Crowd:
         for reader in self.readers:
             reader.leave()
         self._pool.shutdown()
+
+
+def check_answers(
+    judge: Judge, readers: Sequence[Reader], answers: Sequence[Answer], expected: Sequence[Answer]
+) -> None:
+    """Check what readers were told, now and before they asked anew, beside an undisturbed run.
+
+    Every token that was told is in an answer, once: so it is kept, whatever came after.
+    """
+    if judge.target.keeps_bits:
+        assert list(answers) == list(expected)
+    for reader, answer, other in zip(readers, answers, expected, strict=True):
+        if judge.target.keeps_bits:
+            assert all(beginning.is_beginning_of(answer) for beginning in reader.given_up)
+            continue
+        assert answer.is_whole
+        assert answer.reasons.keys() == other.reasons.keys()
+        for told in (answer, *reader.given_up):
+            for index, tokens in told.tokens.items():
+                said = Said(reader.asked.prompt, reader.asked.params, tokens, index)
+                judge.check([said], [other.tokens[index]])
 
 
 def hear_all(address: Address, requests: Sequence[Asked]) -> list[Answer]:

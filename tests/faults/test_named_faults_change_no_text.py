@@ -1,6 +1,7 @@
 """Three faults of a kind in the middle of 24 streams of the embedded model, each kind in turn.
 
-Every text must be the one of an undisturbed run, and the planes must then use what they used
+Every text must be the one of an undisturbed run, where the executor promises that, else no token
+may be lost and each must go on from those before it; and the planes must then use what they used
 before. How long streams stood still is recorded (`longest_gap_s`), never asserted.
 """
 
@@ -12,10 +13,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from control_plane.core.generation_params import GenerationParams
-from hetero_infer.config import EngineConfig
-from tests.faults.crowd import Answer, Asked, Crowd, hear_all
+from tests.faults.crowd import Answer, Asked, Crowd, check_answers, hear_all
 from tests.faults.deployment import MIB, Deployment, Usage, deployed
 from tests.golden.prompts import PROMPTS
+from tests.judging import Judge
 
 pytestmark = pytest.mark.model
 
@@ -80,14 +81,14 @@ def undisturbed(deployment: Deployment, *, length: int = 1) -> Oracle:
 
 
 @pytest.fixture(scope="module")
-def one_plane() -> Iterator[tuple[Deployment, Oracle]]:
-    with deployed(EngineConfig(log_level="info", max_num_blocks=224)) as deployment:
+def one_plane(target) -> Iterator[tuple[Deployment, Oracle]]:
+    with deployed(target.config(log_level="info", max_num_blocks=224)) as deployment:
         yield deployment, undisturbed(deployment)
 
 
 @pytest.fixture(scope="module")
-def two_planes() -> Iterator[tuple[Deployment, Oracle]]:
-    config = EngineConfig(log_level="info", num_threads=1, max_num_blocks=256)
+def two_planes(target) -> Iterator[tuple[Deployment, Oracle]]:
+    config = target.config(log_level="info", num_threads=1, max_num_blocks=256)
     with deployed(config, num_compute=2) as deployment:
         # Longer: they go on while one plane is away, and all three faults must meet them.
         yield deployment, undisturbed(deployment, length=6)
@@ -97,6 +98,7 @@ def campaign(
     deployment: Deployment,
     oracle: Oracle,
     fault: Callable[[int], None],
+    judge: Judge,
     measured: Callable[[str, object], None],
 ) -> None:
     """Let `fault` happen three times, each after another sixth of all tokens."""
@@ -108,16 +110,14 @@ def campaign(
                 assert crowd.progress.num_open > NUM_STREAMS // 6
                 fault(number)
             answers = crowd.answers()
-        assert answers == oracle.answers
-        for reader, answer in zip(crowd.readers, answers, strict=True):
-            assert all(beginning.is_beginning_of(answer) for beginning in reader.given_up)
+        check_answers(judge, crowd.readers, answers, oracle.answers)
         growths = deployment.check_at_rest(oracle.usage, ALLOWANCE_BYTES)
     measured("longest_gap_s", round(crowd.longest_gap_s, 2))
     measured("memory_growth_mib", [round(growth / MIB, 1) for growth in growths])
 
 
 @pytest.mark.slow
-def test_three_kills_of_the_compute_plane_change_no_text(one_plane, measured):
+def test_three_kills_of_the_compute_plane_change_no_text(one_plane, judge, measured):
     deployment, oracle = one_plane
     (plane,) = deployment.compute
     before = deployment.metrics.num_plane_losses
@@ -126,12 +126,14 @@ def test_three_kills_of_the_compute_plane_change_no_text(one_plane, measured):
         plane.kill()
         plane.start()
 
-    campaign(deployment, oracle, kill, measured)
+    campaign(deployment, oracle, kill, judge, measured)
     assert deployment.metrics.num_plane_losses == before + NUM_FAULTS
 
 
 @pytest.mark.slow
-def test_a_compute_plane_stopped_three_times_is_taken_over_when_it_wakes(one_plane, measured):
+def test_a_compute_plane_stopped_three_times_is_taken_over_when_it_wakes(
+    one_plane, judge, measured
+):
     deployment, oracle = one_plane
     (plane,) = deployment.compute
     before = plane.describe()
@@ -139,14 +141,14 @@ def test_a_compute_plane_stopped_three_times_is_taken_over_when_it_wakes(one_pla
     def stop(_: int) -> None:
         assert deployment.stop_until_lost()
 
-    campaign(deployment, oracle, stop, measured)
+    campaign(deployment, oracle, stop, judge, measured)
     after = plane.describe()
     assert after.epoch == before.epoch
     assert after.current_session == before.current_session + NUM_FAULTS
 
 
 @pytest.mark.slow
-def test_three_orderly_restarts_of_the_compute_plane_change_no_text(one_plane, measured):
+def test_three_orderly_restarts_of_the_compute_plane_change_no_text(one_plane, judge, measured):
     deployment, oracle = one_plane
     (plane,) = deployment.compute
 
@@ -154,11 +156,11 @@ def test_three_orderly_restarts_of_the_compute_plane_change_no_text(one_plane, m
         plane.terminate()
         plane.start()
 
-    campaign(deployment, oracle, restart, measured)
+    campaign(deployment, oracle, restart, judge, measured)
 
 
 @pytest.mark.slow
-def test_clients_resume_over_three_kills_of_the_control_plane(one_plane, measured):
+def test_clients_resume_over_three_kills_of_the_control_plane(one_plane, judge, measured):
     deployment, oracle = one_plane
     (plane,) = deployment.compute
     before = plane.describe()
@@ -167,14 +169,14 @@ def test_clients_resume_over_three_kills_of_the_control_plane(one_plane, measure
         deployment.kill_control()
         deployment.start_control()
 
-    campaign(deployment, oracle, kill, measured)
+    campaign(deployment, oracle, kill, judge, measured)
     after = plane.describe()
     assert after.epoch == before.epoch  # weights and pool stayed
     assert after.current_session == before.current_session + NUM_FAULTS
 
 
 @pytest.mark.slow
-def test_of_two_planes_each_may_be_killed_in_turn(two_planes, measured):
+def test_of_two_planes_each_may_be_killed_in_turn(two_planes, judge, measured):
     deployment, oracle = two_planes
 
     def kill(number: int) -> None:
@@ -182,14 +184,14 @@ def test_of_two_planes_each_may_be_killed_in_turn(two_planes, measured):
         plane.kill()
         plane.start()
 
-    campaign(deployment, oracle, kill, measured)
+    campaign(deployment, oracle, kill, judge, measured)
 
 
 @pytest.mark.slow
-def test_of_two_planes_each_may_stand_still_in_turn(two_planes, measured):
+def test_of_two_planes_each_may_stand_still_in_turn(two_planes, judge, measured):
     deployment, oracle = two_planes
 
     def stop(number: int) -> None:
         assert deployment.stop_until_lost(number % 2)
 
-    campaign(deployment, oracle, stop, measured)
+    campaign(deployment, oracle, stop, judge, measured)

@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compute_plane.executor.cpu import CpuExecutor
-from compute_plane.executor.packed_weights import pack_weights
-from compute_plane.memory.kv_pool import KvPool
 from compute_plane.model.loader import LoadedModel, load_model
 from compute_plane.model.source import DEFAULT
-from kernels.cpu.kv_layout import KvLayout
+from tests.devices import Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
 from tests.golden.prompts import DATA
 
@@ -40,15 +37,14 @@ def model() -> LoadedModel:
     ],
 )
 def test_perplexity_is_within_what_the_format_may_lose(
-    model: LoadedModel, dtype: str, kv_dtype: str, is_prompt: bool, allowed: float
+    target: Target, model: LoadedModel, dtype: str, kv_dtype: str, is_prompt: bool, allowed: float
 ) -> None:
     """The text counts as generated, or as a prompt: that may take other products."""
-    spec = model.spec
     num_blocks = -(-len(TOKENS) // BLOCK_SIZE)
-    layout = KvLayout(kv_dtype, spec.num_layers, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-    weights = pack_weights(spec, model.source, dtype)
     logprobs = []
-    with CpuExecutor(spec, weights, KvPool(layout, num_blocks), num_threads=2) as executor:
+    with target.running(
+        model, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype, kv_cache_dtype=kv_dtype
+    ) as executor:
         driver = BatchDriver(executor, num_blocks=num_blocks, block_size=BLOCK_SIZE)
         sequence = DrivenSequence(list(TOKENS), num_prompt=len(TOKENS) if is_prompt else 1)
         while sequence.num_computed < len(TOKENS):

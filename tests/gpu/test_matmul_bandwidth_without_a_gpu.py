@@ -25,8 +25,8 @@ class SimulatedKernel:
         self._variant = variant
 
     def launch(self, grid, _stream, *arguments):
-        out, x, packed, num_rows, num_outputs, num_inputs, strand_bits = arguments
-        assert (num_rows, num_outputs, num_inputs) == (3, 40, 64)
+        out, x, packed, num_rows, num_outputs, num_inputs, strand_bits, out_width = arguments
+        assert (num_rows, num_outputs, num_inputs, out_width) == (3, 40, 64, 40)
         arrays = [
             np.ctypeslib.as_array((kind * size).from_address(pointer))
             for kind, size, pointer in (
@@ -35,7 +35,11 @@ class SimulatedKernel:
                 (ctypes.c_uint8, MATRIX_BYTES, packed),
             )
         ]
-        scalars = (*map(np.int64, (num_rows, num_outputs, num_inputs)), np.int32(strand_bits))
+        scalars = (
+            *map(np.int64, (num_rows, num_outputs, num_inputs)),
+            np.int32(strand_bits),
+            np.int64(out_width),
+        )
         launch(self._variant.kernel(), grid, self._variant.threads, (*arrays, *scalars))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from control_plane.api.convert import params_from_proto
 from planes.address import Address
 from protos.hetero.inference.v1 import inference_pb2 as pb
 from protos.hetero.inference.v1 import inference_pb2_grpc
+from tests.judging import Judge, Said
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -51,6 +53,22 @@ class Server:
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         wait_until(holds, "what the server is to say")
+
+
+def check_tokens(
+    judge: Judge,
+    requests: Sequence[pb.GenerateRequest],
+    answers: Sequence[Sequence[Sequence[int]]],
+    expected: Sequence[Sequence[Sequence[int]]],
+) -> None:
+    """Check the tokens of each sample beside those of another run."""
+    assert [len(samples) for samples in answers] == [len(samples) for samples in expected]
+    said = [
+        Said(asked.text, params_from_proto(asked.sampling), tokens, index)
+        for asked, samples in zip(requests, answers, strict=True)
+        for index, tokens in enumerate(samples)
+    ]
+    judge.check(said, [tokens for samples in expected for tokens in samples])
 
 
 def request(text: str, max_tokens: int, **sampling: float) -> pb.GenerateRequest:

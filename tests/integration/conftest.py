@@ -17,6 +17,7 @@ from hetero_infer.local_planes import (
 )
 from hetero_infer.plane_process import wait_all_ready
 from planes.address import Address
+from tests.devices import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class Deployment:
 
 
 @pytest.fixture(scope="session")
-def deployment() -> Iterator[Deployment]:
-    config = EngineConfig(dtype="float32")
+def deployment(target: Target) -> Iterator[Deployment]:
+    config = target.config(dtype="float32")
     with private_directory() as directory:
         compute = compute_socket(directory)
         with (

@@ -16,6 +16,7 @@ from hetero_infer.config import EngineConfig, child_environment
 from hetero_infer.local_planes import compute_socket, private_directory, start_compute_plane
 from planes.address import Address
 from protos.hetero.compute.v1 import compute_pb2
+from tests.devices import STAND_IN, Target
 from tests.hetero_infer.replay.replay_bench import read, write
 
 pytestmark = pytest.mark.model
@@ -24,11 +25,13 @@ PROMPT = "The three laws of motion are these: a body at rest stays at rest, and"
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory) -> Path:
+def recording(target, tmp_path_factory) -> Path:
     """What a whole program wrote, control plane and compute plane processes of their own."""
     path = tmp_path_factory.mktemp("recordings") / "run"
     sampling = ["--max-tokens", "40", "--ignore-eos", "--n", "3", "--temperature", "0.8"]
-    flags = [*sampling, "--seed", "5", "--quiet", "--record", str(path)]
+    flags = [*sampling, "--seed", "5", "--quiet", "--record", str(path), *target.flags]
+    if not target.keeps_bits:
+        flags.append("--num-threads=1")  # the same batch has the same bits on as many threads
     subprocess.run(
         [sys.executable, "-m", "hetero_infer", "--input", PROMPT, *flags],
         env=child_environment(),
@@ -49,9 +52,16 @@ def plane(config: EngineConfig) -> Iterator[Address]:
 
 
 @pytest.fixture(scope="module")
-def like_plane() -> Iterator[Address]:
-    with plane(EngineConfig(num_threads=1)) as address:
+def like_plane(target) -> Iterator[Address]:
+    with plane(target.config(num_threads=1)) as address:
         yield address
+
+
+def unlike(target: Target) -> dict[str, str]:
+    """Settings of other numerics than a plane has by itself."""
+    if target.keeps_bits:
+        return {"kv_cache_dtype": "float32"}
+    return {"dtype": "bfloat16" if target == STAND_IN else "float32"}
 
 
 def replay(capsys, file: Path, address: Address, *options: str) -> tuple[int, str]:
@@ -84,8 +94,8 @@ def test_a_wrong_block_is_found_and_named(recording, like_plane, capsys, tmp_pat
     assert f"positions {batch.positions[row]} to " in found[0]["note"]
 
 
-def test_a_plane_of_other_numerics_is_led_along_and_differs_by_no_more(recording, capsys):
-    with plane(EngineConfig(kv_cache_dtype="float32", log_level="error")) as address:
+def test_a_plane_of_other_numerics_is_led_along_and_differs_by_no_more(target, recording, capsys):
+    with plane(target.config(**unlike(target), log_level="error")) as address:
         status, text = replay(capsys, recording, address, "--json")
     report = json.loads(text)
     assert status == 0, text

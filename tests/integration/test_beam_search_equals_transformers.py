@@ -1,22 +1,16 @@
-"""Beam search from scheduler to CPU executor on a tiny model, beside that of transformers."""
+"""Beam search from scheduler to executor on a tiny model, beside that of transformers."""
 
 from __future__ import annotations
 
 import pytest
 
-from compute_plane.executor.batch_checks import SlotLimits
-from compute_plane.executor.slots import SlotTable
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import KVCacheManager
 from control_plane.core.request import Request, RequestState
 from control_plane.core.scheduler import Scheduler, SchedulerConfig
-from tests.compute_plane.executor.tiny_llama import (
-    pool_for,
-    tiny_executor,
-    tiny_spec,
-    tiny_weights,
-)
-from tests.properties.test_both_planes_give_each_request_its_own_text import Plane
+from tests.compute_plane.executor.tiny_llama import model_in_memory, tiny_spec, tiny_weights
+from tests.devices import Target
+from tests.properties.executor_plane import ExecutorPlane
 
 pytestmark = pytest.mark.slow
 
@@ -27,26 +21,11 @@ PROMPTS = [[5, 6, 7], [9], [3, 3, 8, 7, 100, 101, 102, 103, 104], [11, 4]]
 MAX_TOKENS = 12
 
 
-class CpuPlane(Plane):
-    """The same plane with the CPU executor in it."""
-
-    def __init__(self, executor) -> None:
-        self.executor = executor
-        self.slots = SlotTable(
-            SlotLimits(
-                max_slots=16,
-                max_rows=16,
-                max_tokens=256,
-                num_blocks=NUM_BLOCKS,
-                block_size=BLOCK_SIZE,
-                vocab_size=SPEC.vocab_size,
-                context_length=SPEC.context_length,
-            )
-        )
-
-
 def ours(
-    weights, params: list[GenerationParams], ends: frozenset[int] = frozenset({EOS})
+    target: Target,
+    weights,
+    params: list[GenerationParams],
+    ends: frozenset[int] = frozenset({EOS}),
 ) -> list[list[list[int]]]:
     """The answers to all prompts, searched at once in a pool that they have to share."""
     kv_cache = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE, prefix_cache=True)
@@ -58,15 +37,16 @@ def ours(
     ]
     for request in requests:
         scheduler.add_request(request)
-    pool = pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZE)
-    with tiny_executor(SPEC, weights, pool, dtype="float32") as executor:
-        plane = CpuPlane(executor)
+    model = model_in_memory(SPEC, weights)
+    with target.running(model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE) as executor:
+        plane = ExecutorPlane(executor, SPEC, NUM_BLOCKS, BLOCK_SIZE)
         while scheduler.has_pending_work():
             output = scheduler.schedule()
             assert output is not None
             result = plane.run(output.batch)
             assert result.refusal is None
             scheduler.commit(result)
+        plane.close()
     assert all(request.state is RequestState.COMPLETED for request in requests)
     return [[sample.output_tokens for sample in request.samples] for request in requests]
 
@@ -80,7 +60,7 @@ def transformers_model(weights):
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0])
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
-def test_the_answers_are_those_of_transformers(width, length_penalty, early_stopping):
+def test_the_answers_are_those_of_transformers(target, width, length_penalty, early_stopping):
     weights = tiny_weights(SPEC, seed=width)
     weights.lm_head[EOS] *= 2.5  # so that searches also end by themselves
     model = transformers_model(weights)
@@ -88,13 +68,15 @@ def test_the_answers_are_those_of_transformers(width, length_penalty, early_stop
         max_tokens=MAX_TOKENS, seed=0, beam_width=width, n=width,
         length_penalty=length_penalty, early_stopping=early_stopping,
     )  # fmt: skip
-    num_ended = compare(model, params, ours(weights, [params] * len(PROMPTS)), [EOS])
+    num_ended = compare(model, params, ours(target, weights, [params] * len(PROMPTS)), [EOS])
     assert num_ended > 0 or width == 1
 
 
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("width", [7, 10])
-def test_ten_beams_of_a_model_with_two_end_tokens_are_those_of_transformers(width, early_stopping):
+def test_ten_beams_of_a_model_with_two_end_tokens_are_those_of_transformers(
+    target, width, early_stopping
+):
     weights = tiny_weights(SPEC, seed=width)
     weights.lm_head[[EOS, SECOND_EOS]] *= 2.5
     model = transformers_model(weights)
@@ -102,7 +84,7 @@ def test_ten_beams_of_a_model_with_two_end_tokens_are_those_of_transformers(widt
         max_tokens=MAX_TOKENS, seed=0, beam_width=width, n=width, early_stopping=early_stopping
     )
     ends = [EOS, SECOND_EOS]
-    answers = ours(weights, [params] * len(PROMPTS), frozenset(ends))
+    answers = ours(target, weights, [params] * len(PROMPTS), frozenset(ends))
     assert compare(model, params, answers, ends) > 0
 
 

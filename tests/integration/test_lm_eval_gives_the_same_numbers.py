@@ -25,7 +25,6 @@ import httpx
 import pytest
 
 from hetero_infer.config import child_environment
-from tests.golden import record
 
 pytestmark = [
     pytest.mark.model,
@@ -58,6 +57,8 @@ class Evaluation:
 def directory() -> Iterator[Path]:
     """The embedded model as transformers has it in float32, half a gigabyte."""
     with tempfile.TemporaryDirectory() as name:
+        from tests.golden import record  # transformers takes a second, and this is a slow test
+
         path = record.model_path()
         record.load_model(path).save_pretrained(name)
         record.load_tokenizer(path).save_pretrained(name)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from hetero_infer.bench.server import started_planes
-from hetero_infer.config import EngineConfig
+from tests.devices import Target
 from tests.golden.prompts import PROMPTS
-from tests.integration.asking import Server, request
+from tests.integration.asking import Server, check_tokens, request
 
 pytestmark = pytest.mark.model
 
@@ -18,9 +18,8 @@ SWAP_SPACE = 0.03  # GiB: more blocks than the device has
 
 
 @contextmanager
-def server(**settings: object) -> Iterator[Server]:
-    config = EngineConfig(**settings)  # type: ignore[arg-type]
-    with started_planes(config) as planes, Server(planes.control) as made:
+def server(target: Target, **settings: object) -> Iterator[Server]:
+    with started_planes(target.config(**settings)) as planes, Server(planes.control) as made:
         yield made
 
 
@@ -32,9 +31,9 @@ TWELVE = [request(text, 40, **sampling(i)) for i, text in enumerate(list(PROMPTS
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[Server]:
+def alone(target) -> Iterator[Server]:
     """A server with room for all, where nothing is shared."""
-    with server(prefix_cache=False) as made:
+    with server(target, prefix_cache=False) as made:
         yield made
 
 
@@ -54,10 +53,11 @@ SMALL_POOLS = [
 
 @pytest.mark.parametrize(("num_blocks", "block_size", "swap_space"), SMALL_POOLS)
 def test_twelve_requests_in_a_pool_for_two_say_what_they_say_in_an_ample_one(
-    ample, num_blocks, block_size, swap_space
+    target, judge, ample, num_blocks, block_size, swap_space
 ):
-    with server(max_num_blocks=num_blocks, block_size=block_size, swap_space=swap_space) as crowded:
-        assert crowded.ask_together(TWELVE) == ample
+    pool = {"max_num_blocks": num_blocks, "block_size": block_size, "swap_space": swap_space}
+    with server(target, **pool) as crowded:
+        check_tokens(judge, TWELVE, crowded.ask_together(TWELVE), ample)
         metrics, memory = crowded.metrics, crowded.memory
         assert metrics.completed_requests == 12
         assert metrics.num_preemptions >= 1
@@ -88,14 +88,14 @@ def sixty_four() -> list:
 
 
 @pytest.mark.slow
-def test_sixty_four_at_once_say_what_they_say_one_by_one_with_everything_on(alone):
+def test_sixty_four_at_once_say_what_they_say_one_by_one_with_everything_on(target, judge, alone):
     requests = sixty_four()
     expected = alone.ask_in_turn(requests)
     assert {len(samples) for samples in expected} == {1, 2, 3}
-    with server(prefill_chunk=48, max_batch_size=24, max_num_seqs=40) as crowd:
-        assert crowd.ask_together(requests) == expected
+    with server(target, prefill_chunk=48, max_batch_size=24, max_num_seqs=40) as crowd:
+        check_tokens(judge, requests, crowd.ask_together(requests), expected)
         again = crowd.ask_together(requests)  # now with the cache full of them
         metrics, memory = crowd.metrics, crowd.memory
-    assert again == expected
+    check_tokens(judge, requests, again, expected)
     assert metrics.cached_tokens > 64 * 16
     assert (memory.used_blocks, metrics.failed_requests) == (0, 0)

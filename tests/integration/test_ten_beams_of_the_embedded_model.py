@@ -6,7 +6,7 @@ import pytest
 
 from compute_plane.model.loader import load_model
 from compute_plane.model.source import DEFAULT
-from hetero_infer import EngineConfig, GenerationParams, InferenceEngine
+from hetero_infer import GenerationParams, InferenceEngine
 
 pytestmark = pytest.mark.model
 
@@ -15,8 +15,8 @@ WIDTH, MAX_TOKENS = 10, 8
 PARAMS = GenerationParams(max_tokens=MAX_TOKENS, beam_width=WIDTH, n=WIDTH)
 
 
-def test_a_model_with_two_end_tokens_has_ten_beams():
-    with InferenceEngine(EngineConfig(max_num_blocks=64)) as engine:
+def test_a_model_with_two_end_tokens_has_ten_beams(target):
+    with InferenceEngine(target.config(max_num_blocks=64)) as engine:
         engine.submit_request(PROMPT, PARAMS)
         (result,) = engine.run()
     assert result.success
@@ -24,12 +24,12 @@ def test_a_model_with_two_end_tokens_has_ten_beams():
 
 
 @pytest.mark.slow
-def test_the_answers_are_those_of_transformers():
+def test_the_answers_are_those_of_transformers(target):
     import torch
 
     from tests.golden import record
 
-    with InferenceEngine(EngineConfig(dtype="float32", max_num_blocks=64)) as engine:
+    with InferenceEngine(target.config(dtype="float32", max_num_blocks=64)) as engine:
         prompt = engine.tokenizer.encode(PROMPT)
         engine.submit_request(prompt, PARAMS)
         (result,) = engine.run()

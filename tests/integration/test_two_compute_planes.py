@@ -17,7 +17,8 @@ from hetero_infer.plane_process import PlaneProcess
 from planes.address import Address
 from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 from protos.hetero.inference.v1 import inference_pb2 as pb
-from tests.integration.asking import Server, request
+from tests.devices import Target
+from tests.integration.asking import Server, check_tokens, request
 
 pytestmark = pytest.mark.model
 
@@ -35,8 +36,8 @@ SHORT_REQUESTS = [request(f"A {subject}", 4) for subject in SUBJECTS[:2]]
 class TwoPlanes:
     """Two compute planes, of one thread each; each may be started, killed and started again."""
 
-    def __init__(self, directory: str) -> None:
-        self._config = EngineConfig(num_threads=1)
+    def __init__(self, directory: str, target: Target) -> None:
+        self._config = target.config(num_threads=1)
         self.addresses = [Address(path=f"{directory}/{name}.sock") for name in ("one", "two")]
         self._planes: dict[int, PlaneProcess] = {}
 
@@ -78,9 +79,9 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
+def fleet(target) -> Iterator[Fleet]:
     with private_directory() as directory:
-        compute = TwoPlanes(str(directory))
+        compute = TwoPlanes(str(directory), target)
         try:
             compute.start(0)  # the other one comes later
             names = ",".join(map(str, compute.addresses))
@@ -108,15 +109,16 @@ def read_all(server: Server, has_begun: threading.Barrier, asked: pb.GenerateReq
     return tokens
 
 
-def test_two_planes_share_the_load_and_give_the_texts_of_one(fleet):
+def test_two_planes_share_the_load_and_give_the_texts_of_one(fleet, judge):
     before = [fleet.compute.num_steps(index) for index in range(2)]
-    assert fleet.server.ask_together(REQUESTS) == fleet.texts_of_one_plane
+    answers = fleet.server.ask_together(REQUESTS)
+    check_tokens(judge, REQUESTS, answers, fleet.texts_of_one_plane)
     steps = [fleet.compute.num_steps(index) - before[index] for index in range(2)]
     assert all(0.4 <= share / sum(steps) <= 0.6 for share in steps), steps
     fleet.server.wait_until(lambda: fleet.server.memory.used_blocks == 0)
 
 
-def test_when_one_of_two_planes_is_killed_no_request_is_lost_or_changed(fleet):
+def test_when_one_of_two_planes_is_killed_no_request_is_lost_or_changed(fleet, judge):
     compute, server = fleet.compute, fleet.server
     before = server.metrics
     has_begun = threading.Barrier(NUM_REQUESTS + 1)
@@ -125,7 +127,7 @@ def test_when_one_of_two_planes_is_killed_no_request_is_lost_or_changed(fleet):
         has_begun.wait(60)  # every stream has its first tokens, and most are to come
         compute.kill(0)
         tokens = [answer.result() for answer in answers]
-    assert [[each] for each in tokens] == fleet.texts_of_one_plane
+    check_tokens(judge, REQUESTS, [[each] for each in tokens], fleet.texts_of_one_plane)
     after = server.metrics
     assert after.completed_requests - before.completed_requests == NUM_REQUESTS
     assert after.failed_requests == before.failed_requests

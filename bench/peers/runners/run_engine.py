@@ -35,7 +35,7 @@ class OwnEngine:
                 spec=model.spec,
                 model=model,
                 block_size=config.block_size,
-                num_blocks=config.max_num_blocks,
+                num_blocks=config.num_blocks,
                 dtype=config.dtype,
                 kv_cache_dtype=config.kv_cache_dtype,
                 instruction_set=config.instruction_set,

@@ -1,4 +1,4 @@
-"""The embedded model on the CPU executor against what `record.py` recorded from transformers."""
+"""The embedded model on an executor against what `record.py` recorded from transformers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compute_plane.executor.cpu import CpuExecutor
-from compute_plane.executor.packed_weights import pack_weights
-from compute_plane.memory.kv_pool import KvPool
+from compute_plane.executor.interface import GPUExecutor
 from compute_plane.model.loader import load_model
 from compute_plane.model.source import DEFAULT
-from kernels.cpu.kv_layout import KvLayout
+from tests.devices import Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
 from tests.golden.prompts import DATA
 
@@ -38,18 +36,15 @@ ALONE = [
 
 
 @pytest.fixture(scope="module")
-def executor() -> Iterator[CpuExecutor]:
+def executor(target: Target) -> Iterator[GPUExecutor]:
     model = load_model(DEFAULT)
     assert model.sha256 == GREEDY["model_sha256"] == PERPLEXITY["model_sha256"]
-    spec = model.spec
-    layout = KvLayout("float32", spec.num_layers, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
-    weights = pack_weights(spec, model.source, "float32")
-    with CpuExecutor(spec, weights, KvPool(layout, NUM_BLOCKS), num_threads=2) as made:
+    with target.running(model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE) as made:
         yield made
 
 
 @pytest.fixture
-def driver(executor: CpuExecutor) -> BatchDriver:
+def driver(executor: GPUExecutor) -> BatchDriver:
     return BatchDriver(executor, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
 
 

@@ -1,0 +1,239 @@
+"""How long a decode step of the whole executor takes: with graphs, without, beside the memory.
+
+A step must read all weights, and the keys and values of its rows, once: that is what it is compared
+with, at the bandwidth of a device copy measured here. Steps are launched as the plane launches
+them, the next one while one is under way, and times are of the host's clock: what is left to hide
+shows. The model has random weights and is made on the spot.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.gpu.device import summary
+from bench.gpu.findings import Findings, PartOptions
+from bench.gpu.random_model import ONE_BILLION, LlamaShape, write_model
+from compute_plane.app import ComputePlane
+from compute_plane.config import ComputePlaneConfig
+from compute_plane.executor.interface import (
+    ExecutionBatch,
+    GPUExecutor,
+    PipelinedExecutor,
+    SamplingRow,
+)
+from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
+
+GRAPH_BATCHES: Final = (1, 2, 4, 8)
+"""Rows for which graphs are compared with launching every kernel."""
+BLOCK_SIZE: Final = 16
+ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+GRAPHS_OF_EAGER: Final = 0.8
+OF_READ_TIME: Final = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Decode steps: of each number of rows so many in a row, `repeats` times.
+
+    `context`: tokens of every row in the first step; it grows by one a step. `warm_up`: steps
+    before the clock starts.
+    """
+
+    batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+    context: int = 1024
+    steps: int = 64
+    warm_up: int = 8
+    repeats: int = 5
+
+    @property
+    def blocks_of_row(self) -> int:
+        """Blocks of the longest row there is."""
+        return -(-(self.context + self.steps) // BLOCK_SIZE)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all rows of the largest step."""
+        return max(self.batches) * self.blocks_of_row
+
+
+def engine_steps(found: Findings, options: PartOptions) -> None:  # noqa: ARG001 - as every part
+    """Measure on the CUDA device."""
+    from bench.gpu.decode_bandwidth import measure_copy
+    from bench.gpu.device import milliseconds
+
+    copy = measure_copy(milliseconds)
+    with tempfile.TemporaryDirectory() as directory:
+        model = write_model(ONE_BILLION, Path(directory) / ONE_BILLION.name)
+        measure_steps(
+            found, ONE_BILLION, model, device="cuda", dtype="bfloat16", gb_per_s=copy["gb_per_s"]
+        )
+
+
+def measure_steps(
+    found: Findings,
+    shape: LlamaShape,
+    model: Path,
+    *,
+    device: str,
+    dtype: str,
+    gb_per_s: float,
+    work: Workload | None = None,
+) -> None:
+    """Measure decode steps of each number of rows.
+
+    `gb_per_s`: what the memory gives. The report gets `engine_steps`: of each size its times with
+    and without graphs, the bytes that must be read, and how long that takes.
+    """
+    figures: dict[str, Any] = {
+        "model": shape.name,
+        "num_parameters": shape.num_parameters,
+        "dtype": dtype,
+        "gb_per_s": gb_per_s,
+        "batches": [],
+    }
+    found.values["engine_steps"] = figures
+    results: dict[int, dict[str, Any]] = {}
+    work = work or Workload()
+    for uses_graphs in (True, False):
+        some = (
+            work
+            if uses_graphs
+            else replace(work, batches=[rows for rows in work.batches if rows in GRAPH_BATCHES])
+        )
+        with executor_on(model, some, device=device, dtype=dtype, uses_graphs=uses_graphs) as made:
+            for rows in some.batches:
+                times = step_milliseconds(made, rows, work)
+                result = results.setdefault(rows, {"rows": rows, "context": work.context})
+                result["graphs" if uses_graphs else "eager"] = summary(times)
+                if uses_graphs:
+                    figures["batches"].append(result)
+                    _compare_with_memory(found, shape, result, gb_per_s, ELEMENT_BYTES[dtype])
+                else:
+                    _compare_with_eager(found, result)
+            del made  # two models need not find room
+
+
+def _compare_with_memory(
+    found: Findings, shape: LlamaShape, result: dict[str, Any], gb_per_s: float, element_bytes: int
+) -> None:
+    rows, step_ms = result["rows"], result["graphs"]["median_ms"]
+    tokens = rows * result["context"]
+    num_bytes = shape.step_weight_bytes(element_bytes) + tokens * shape.kv_bytes_per_token(
+        element_bytes
+    )
+    result["read_bytes"] = num_bytes
+    result["read_ms"] = num_bytes / gb_per_s / 1e6
+    result["of_read_time"] = step_ms / result["read_ms"]
+    found.say(f"decode step of {rows:3} rows {step_ms:8.3f} ms, {rows / step_ms * 1e3:8.0f} tok/s")
+    found.target(
+        f"decode step of {rows} rows over its reading time",
+        result["of_read_time"],
+        at_most=OF_READ_TIME,
+    )
+
+
+def _compare_with_eager(found: Findings, result: dict[str, Any]) -> None:
+    graphs, eager = result["graphs"]["median_ms"], result["eager"]["median_ms"]
+    result["graphs_of_eager"] = graphs / eager
+    found.say(f"decode step of {result['rows']:3} rows without graphs {eager:8.3f} ms")
+    found.target(
+        f"decode step of {result['rows']} rows with graphs over without",
+        result["graphs_of_eager"],
+        at_most=GRAPHS_OF_EAGER,
+    )
+
+
+@contextmanager
+def executor_on(
+    model: Path, work: Workload, *, device: str, dtype: str, uses_graphs: bool
+) -> Iterator[GPUExecutor]:
+    """Build the CUDA executor as a plane builds it, without serving; give its memory back."""
+    built: list[BuiltExecutor] = []
+
+    def build(name: str, context: ExecutorContext) -> BuiltExecutor:
+        built.append(build_executor(name, context))
+        return built[-1]
+
+    with tempfile.TemporaryDirectory() as directory:
+        plane = ComputePlane(
+            ComputePlaneConfig(
+                listen=f"unix:{directory}/compute.sock",
+                model=str(model),
+                executor="cuda",
+                device=device,
+                dtype=dtype,
+                block_size=BLOCK_SIZE,
+                max_num_blocks=work.num_blocks,
+                max_rows=max(work.batches),
+                cuda_graph=uses_graphs,
+            ),
+            build=build,
+        )
+        yield built.pop().executor
+    del plane
+    gc.collect()
+    if device != "cpu":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def step_milliseconds(executor: GPUExecutor, rows: int, work: Workload) -> list[float]:
+    """Return the mean time of a step in each run of greedy decode steps."""
+    batches = [
+        decode_batch(rows, work.context + step, work.blocks_of_row) for step in range(work.steps)
+    ]
+    for batch in batches[: work.warm_up]:
+        executor.execute(batch)
+    times = []
+    for _ in range(work.repeats):
+        began = time.perf_counter()
+        _run_pipelined(executor, batches)
+        times.append((time.perf_counter() - began) * 1e3 / work.steps)
+    return times
+
+
+def _run_pipelined(executor: GPUExecutor, batches: Sequence[ExecutionBatch]) -> None:
+    """Run steps as the device thread does: the next one is launched before the last is read."""
+    if not isinstance(executor, PipelinedExecutor):
+        raise TypeError(f"{type(executor).__name__} launches no steps")
+    under_way = None
+    for batch in batches:
+        launched = executor.launch(batch)
+        if under_way is not None:
+            under_way.wait()
+            under_way.answer()
+        under_way = launched
+    if under_way is not None:
+        under_way.wait()
+        under_way.answer()
+
+
+def decode_batch(rows: int, context: int, blocks_of_row: int) -> ExecutionBatch:
+    """Return a step of `rows` greedy rows, the last of `context` tokens of each.
+
+    Rows share no block. What lies in the pool is whatever it was made with: its speed is the same.
+    """
+    tables = np.arange(rows * blocks_of_row, dtype=np.int32).reshape(rows, blocks_of_row)
+    ones = np.ones(rows, dtype=np.int32)
+    return ExecutionBatch(
+        input_tokens=np.arange(rows, dtype=np.int32) + 2,
+        positions=ones * (context - 1),
+        seq_lens=ones * context,
+        block_tables=tables,
+        is_prefill=np.zeros(rows, dtype=np.bool_),
+        prompt_lens=ones,
+        query_lens=ones,
+        sampled_rows=np.arange(rows, dtype=np.int32),
+        sampling=[SamplingRow(0.0, 1.0, row, 0, context) for row in range(rows)],
+    )

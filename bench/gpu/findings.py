@@ -1,0 +1,79 @@
+"""What a part of the report has found so far, kept in a file as it goes on.
+
+A part runs in a process of its own (`part_process`): one that raises, hangs or takes the device's
+context down with it leaves what it had written last, and the parts after it a device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PartOptions:
+    """What every part is told.
+
+    `cache_dir`: of machine code. `spread`: check a spread of the kernels' variants only. `seconds`:
+    what it may take; a part that has more to measure than that ends earlier.
+    """
+
+    cache_dir: Path
+    spread: bool
+    seconds: float
+
+    def to_json(self) -> str:
+        """Return it for `from_json`."""
+        return json.dumps({**asdict(self), "cache_dir": str(self.cache_dir)})
+
+    @classmethod
+    def from_json(cls, text: str) -> PartOptions:
+        """Read what `to_json` returned."""
+        fields = json.loads(text)
+        return cls(**{**fields, "cache_dir": Path(fields["cache_dir"])})
+
+
+@dataclass(slots=True)
+class Findings:
+    """Figures by their place in the report, what is wrong, and targets met or missed.
+
+    `values`: top-level keys of the report. `failures`: a line for each thing that is wrong.
+    `targets`: a name, a figure, the most or the least that it should be.
+    """
+
+    path: Path | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    targets: list[dict[str, Any]] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        """Print a line, and keep what there is."""
+        print(line, flush=True)
+        self.save()
+
+    def target(
+        self,
+        name: str,
+        value: float,
+        *,
+        at_most: float | None = None,
+        at_least: float | None = None,
+    ) -> None:
+        """Note whether a figure is what it should be. To miss one is no fault."""
+        met = (at_most is None or value <= at_most) and (at_least is None or value >= at_least)
+        limit = {"at_most": at_most} if at_least is None else {"at_least": at_least}
+        self.targets.append({"name": name, "value": value, **limit, "met": met})
+        what = f"at most {at_most:g}" if at_most is not None else f"at least {at_least:g}"
+        self.say(f"    {name}: {value:.3g}, {what}: {'met' if met else 'MISSED'}")
+
+    def save(self) -> None:
+        """Write everything to the file, whole or not at all."""
+        if self.path is None:
+            return
+        part = self.path.with_suffix(".part")
+        content = {"values": self.values, "failures": self.failures, "targets": self.targets}
+        part.write_text(json.dumps(content))
+        os.replace(part, self.path)

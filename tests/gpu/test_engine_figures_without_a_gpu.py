@@ -1,0 +1,141 @@
+"""What `make gpu` measures of the engine, with the reference operations and a tiny model."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from bench.gpu import engine_rival, engine_serving, engine_steps
+from bench.gpu.findings import Findings
+from bench.gpu.random_model import ONE_BILLION, TINY, write_model
+from bench.gpu.suites import counted, run_suites
+from compute_plane.model.loader import load_model
+from hetero_infer.bench.load import StreamRecord
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(TINY, tmp_path_factory.mktemp("model") / "tiny")
+
+
+def test_the_model_is_what_its_shape_says(model):
+    loaded = load_model(str(model))
+    assert loaded.spec.num_parameters == TINY.num_parameters
+    assert loaded.spec.num_kv_heads == TINY.num_kv_heads
+    assert loaded.load_weights().num_bytes == 4 * TINY.num_parameters
+
+
+def test_a_step_reads_every_weight_once_and_two_rows_of_keys_and_values_a_token():
+    assert 1.2e9 < ONE_BILLION.num_parameters < 1.3e9
+    assert ONE_BILLION.step_weight_bytes(2) == 2 * ONE_BILLION.num_parameters
+    assert ONE_BILLION.kv_bytes_per_token(2) == 16 * 2 * 8 * 64 * 2
+
+
+def test_steps_are_measured_with_and_without_graphs(model):
+    work = engine_steps.Workload(batches=(1, 3), context=20, steps=2, warm_up=1, repeats=2)
+    found = Findings()
+    engine_steps.measure_steps(
+        found, TINY, model, device="cpu", dtype="float32", gb_per_s=10.0, work=work
+    )
+    figures = found.values["engine_steps"]
+    one, three = figures["batches"]
+    assert (one["rows"], three["rows"]) == (1, 3)
+    per_token = TINY.kv_bytes_per_token(4)
+    assert three["read_bytes"] - one["read_bytes"] == 2 * 20 * per_token
+    assert one["read_ms"] == pytest.approx(one["read_bytes"] / 10e9 * 1e3)
+    assert one["of_read_time"] == pytest.approx(one["graphs"]["median_ms"] / one["read_ms"])
+    assert one["graphs_of_eager"] > 0
+    assert "eager" not in three  # only where graphs are compared
+    assert len(found.targets) == 3
+
+
+def test_the_whole_engine_is_measured_and_a_rival_that_fails_is_a_line(model, monkeypatch, capsys):
+    def missing(*_, **__):
+        raise ModuleNotFoundError("No module named 'transformers'")
+
+    monkeypatch.setattr(engine_rival, "transformers_tokens_per_second", missing)
+    monkeypatch.setattr(engine_serving, "IDLE_STREAMS", 2)
+    found = Findings()
+    config = engine_serving.engine_config(
+        model, device="cpu", dtype="float32", max_num_blocks=64, num_threads=1
+    )
+    load = engine_serving.Load(
+        levels=(1, 2), prompt_tokens=8, output_tokens=10, many=3, many_prompt_tokens=8,
+        many_output_tokens=4,
+    )  # fmt: skip
+    engine_serving.measure_engine(found, config, load)
+    one, two = found.values["engine_serving"]
+    assert (one["streams"], two["streams"]) == (1, 2)
+    assert two["step_ms"] > 0
+    assert two["plane_step_ms"] > 0
+    assert 0 <= two["idle_share"] <= 1
+    assert [target["name"] for target in found.targets] == [
+        "idle share of the device between decode steps of 2 streams"
+    ]
+    engine_serving.compare_with_transformers(found, config, load, seconds=10)
+    assert found.values["throughput"]["output_tokens_per_second"] > 0
+    why = "ModuleNotFoundError: No module named 'transformers'"
+    assert found.values["throughput"]["transformers"] == {"unavailable": why}
+    assert f"transformers' continuous batching: {why}" in capsys.readouterr().out
+
+
+def test_a_step_at_the_client_is_timed_while_all_streams_decode():
+    def stream(*arrivals: float) -> StreamRecord:
+        return StreamRecord(4, 0.0, arrivals, (1,) * len(arrivals), arrivals[-1])
+
+    # From 3 s to 6 s each has three steps.
+    records = [stream(1, 2, 3, 4, 5, 6), stream(3, 4, 5, 6, 7)]
+    assert engine_serving.step_milliseconds_of(records) == pytest.approx(1000)
+
+
+@pytest.mark.slow
+def test_transformers_batches_the_same_prompts(model):
+    rate = engine_rival.transformers_tokens_per_second(
+        model, [[5, 6, 7], [8, 9]], 4, device="cpu", dtype="float32", seconds=120,
+        settings={"num_blocks": 16, "page_size": 32, "max_batch_tokens": 64},
+    )  # fmt: skip
+    assert rate > 0
+
+
+def test_a_rival_that_gives_too_little_is_no_figure(monkeypatch):
+    output = types.SimpleNamespace(generated_tokens=[1])
+    model = types.SimpleNamespace(generate_batch=lambda **_: {"a": output})
+    model.to = lambda _: model
+    model.eval = lambda: model
+    fake = types.SimpleNamespace(
+        AutoModelForCausalLM=types.SimpleNamespace(from_pretrained=lambda *_, **__: model),
+        GenerationConfig=lambda **_: None,
+    )
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    job = {
+        "model": "m", "prompts": [[1]], "output_tokens": 4, "device": "cpu", "dtype": "float32",
+        "settings": None,
+    }  # fmt: skip
+    with pytest.raises(RuntimeError, match="1 tokens of 4"):
+        engine_rival.measure(job)
+
+
+def test_suites_that_do_not_run_are_faults():
+    found = Findings()
+    golden = "tests/golden/test_formats_keep_their_accuracy.py"
+    run_suites(found, [golden, "tests/not_there"], ["--device=cuda:4095", "-m", "not slow"])
+    counts = found.values["suites"][golden]
+    assert (counts["passed"], counts["failed"], counts["skipped"]) == (0, 0, 2)
+    assert found.failures == [
+        f"{golden}: every test was skipped",
+        "tests/not_there: pytest ended with status 4",
+    ]
+
+
+def test_a_suite_is_counted_and_what_failed_is_named():
+    report = """<testsuites><testsuite>
+        <testcase classname="a" name="right"/>
+        <testcase classname="a" name="wrong"><failure>x</failure></testcase>
+        <testcase classname="b" name="broken"><error>x</error></testcase>
+        <testcase classname="b" name="not here"><skipped>no GPU</skipped></testcase>
+    </testsuite></testsuites>"""
+    counts = counted(report)
+    assert (counts["passed"], counts["failed"], counts["skipped"]) == (1, 2, 1)
+    assert counts["failed_tests"] == ["a::wrong", "b::broken"]
