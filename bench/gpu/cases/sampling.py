@@ -72,7 +72,7 @@ def _draw_logits(rng: np.random.Generator, vocab: int) -> Array:
     rows[4, vocab // 2] = np.nan
     rows[5, -1] = np.inf
     rows[6] = -200.0
-    rows[6, [1, vocab - 1]] = 5.0  # only two can be drawn
+    rows[6, [min(1, vocab - 1), vocab - 1]] = 5.0  # only two can be drawn
     logits: Array = rows.astype(np.float32)
     return logits
 
