@@ -20,10 +20,6 @@ from planes.logs import configure_logging
 
 EXIT_BAD_CONFIG = 2
 
-SWITCH_INTERVAL_S = 0.0005
-"""How long the event loop may keep the engine thread, whose result has come, from the interpreter.
-Python's own 5 ms are a whole step of one stream."""
-
 _log = structlog.get_logger(__name__)
 
 
@@ -32,7 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         loaded = load_config(sys.argv[1:] if argv is None else argv)
         config = loaded.config
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         raise_descriptor_limit()
         configure_logging(plane="control", level=config.log_level, log_format=config.log_format)
         if loaded.unknown_keys:
