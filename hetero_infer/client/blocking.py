@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -15,6 +16,7 @@ from control_plane.telemetry import EngineMetrics
 from hetero_infer.channel import Route
 from hetero_infer.client import calls
 from hetero_infer.client.answers import Answer, Delta, Event
+from hetero_infer.client.aside import AsideCall, do_aside
 from hetero_infer.client.attempts import DEFAULT_RETRIES, Attempts, Deadline
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.progress import BROKEN_OFF, StreamProgress
@@ -35,9 +37,6 @@ from planes.errors import EngineError
 from planes.tls_files import ClientFiles
 
 T = TypeVar("T")
-
-INTERRUPTED_CLOSE_S = 1.0
-"""How long an interrupted program waits for its channel to be closed."""
 
 
 class Client(StreamingMethods["Stream"]):
@@ -162,7 +161,7 @@ class Client(StreamingMethods["Stream"]):
     def close(self) -> None:
         """Close the channel; calls under way are cancelled."""
         self._closed.set()
-        self._channel.close()
+        do_aside(self._channel.close)
 
     def __enter__(self) -> Self:
         return self
@@ -173,14 +172,7 @@ class Client(StreamingMethods["Stream"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None or isinstance(error, Exception):
-            self.close()
-            return
-        # What a signal handler raises while gRPC starts a call (Ctrl-C, say) leaves a call behind
-        # that nothing ends any more, and closing the channel would wait for it for good.
-        closing = threading.Thread(target=self.close, name="client-close", daemon=True)
-        closing.start()
-        closing.join(INTERRUPTED_CLOSE_S)
+        self.close()
 
     def _stream_of(self, progress: StreamProgress) -> Stream:
         return Stream(self, progress)
@@ -190,21 +182,38 @@ class Client(StreamingMethods["Stream"]):
         while True:
             self._check_open()
             method = self._services.method(call.service, call.method)
-            timeout_left_s = attempts.deadline.left_s()
+            make = partial(
+                method.future,
+                call.message,
+                timeout=attempts.deadline.left_s(),
+                metadata=self._route.metadata,
+            )
+            aside = AsideCall(make)
             try:
-                answer = method(call.message, timeout=timeout_left_s, metadata=self._route.metadata)
-            except grpc.RpcError as error:
-                pause_s = attempts.pause_after(error_of(error, self._route))
+                answer = aside.read(self._result_of, is_last=True)
+            except EngineError as error:
+                pause_s = attempts.pause_after(error)
+            except BaseException:  # of a signal handler, most likely: the server need not go on
+                aside.cancel()
+                raise
             else:
                 return call.read(answer)
             self._closed.wait(pause_s)
 
-    def _open_stream(self, progress: StreamProgress) -> Any:  # noqa: ANN401 - gRPC's iterator
-        """Make the next call of a stream. Raises EngineError."""
+    def _result_of(self, call: Any) -> Any:  # noqa: ANN401 - gRPC's future and the message
+        try:
+            return call.result()
+        except grpc.RpcError as error:
+            raise error_of(error, self._route) from None
+
+    def _next_call(self, progress: StreamProgress) -> AsideCall:
+        """Return the next call of a stream, not begun yet. Raises EngineError."""
         self._check_open()
         call = progress.next_call()
         method = self._services.method("Inference", call.method)
-        return method(call.message, timeout=call.timeout_s, metadata=self._route.metadata)
+        return AsideCall(
+            partial(method, call.message, timeout=call.timeout_s, metadata=self._route.metadata)
+        )
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -224,8 +233,8 @@ class Stream(StreamFacts, Iterator[Event]):
     def __init__(self, client: Client, progress: StreamProgress) -> None:
         super().__init__(progress)
         self._client = client
-        self._call: Any = None
         self._closed = threading.Event()
+        self._call: AsideCall | None = None
 
     def texts(self) -> Iterator[str]:
         """Yield the pieces of the first sample's text, none of them empty."""
@@ -249,7 +258,7 @@ class Stream(StreamFacts, Iterator[Event]):
             except EngineError as error:
                 if self._closed.is_set():
                     break
-                self._call = None
+                self._end()
                 self._client._check_open()
                 pause_s = self._progress.pause_after(error)
             else:
@@ -279,14 +288,27 @@ class Stream(StreamFacts, Iterator[Event]):
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_call"):  # else it never came to be
+            self.close()
+
     def _read(self) -> Any:  # noqa: ANN401 - the message
         """Wait for the next message. Raises EngineError where there is none."""
+        if self._call is None:
+            self._call = self._client._next_call(self._progress)
+            if self._closed.is_set():  # by another thread, which saw no call yet
+                self._call.cancel()
         try:
-            if self._call is None:
-                self._call = self._client._open_stream(self._progress)
-                if self._closed.is_set():  # by another thread, which saw no call yet
-                    self._call.cancel()
-            response = next(self._call, None)
+            return self._call.read(self._message_of)
+        except EngineError:
+            raise
+        except BaseException:  # of a signal handler, most likely: where it broke in is not known
+            self.close()
+            raise
+
+    def _message_of(self, call: Any) -> Any:  # noqa: ANN401 - gRPC's iterator
+        try:
+            response = next(call, None)
         except grpc.RpcError as error:
             raise error_of(error, self._client._route) from None
         if response is None:
@@ -299,6 +321,12 @@ class Stream(StreamFacts, Iterator[Event]):
         if call is None:
             return
         if self._progress.is_finished and not self._closed.is_set():
-            with contextlib.suppress(grpc.RpcError):  # everything has been said
-                next(call, None)
-        call.cancel()
+            call.read(_wait_for_status, is_last=True)
+        else:
+            call.cancel()
+
+
+def _wait_for_status(call: Any) -> None:  # noqa: ANN401 - gRPC's iterator
+    with contextlib.suppress(grpc.RpcError):  # everything has been said
+        next(call, None)
+    call.cancel()

@@ -93,7 +93,7 @@ def _tolerance_of(plane: compute_pb2.DescribeResponse) -> float:
     """Return how far a plane may be from another one; only its numerics id tells the KV type."""
     dtype = plane.model.dtype
     named = {dtype, *re.findall(r"[a-z]+\d+", plane.numerics_id)}
-    if dtype not in _TOLERANCES or "int8" in named:
+    if dtype not in _TOLERANCES or named & {"int8", "float8"}:
         return QUANTISED_TOLERANCE
     return max(_TOLERANCES[name] for name in named & _TOLERANCES.keys())
 

@@ -276,6 +276,7 @@ def test_a_plane_that_the_recording_does_not_fit_is_refused(planes, change, fiel
         ("float16", "cuda/x/float16/kv-float16-16", 0.1),
         ("float16", "cuda/x/float16/kv-bfloat16-16", 0.5),
         ("float32", "cpu/avx2/F32/kv-int8-16", 1.0),
+        ("bfloat16", "cuda/x/bfloat16/kv-float8-16/graphs-1-2", 1.0),
         ("Q4_1, Q8_0", "cpu/amx/Q4_1, Q8_0/kv-bfloat16-16", 1.0),
     ],
 )
