@@ -12,6 +12,7 @@ from torch import Tensor
 
 from compute_plane.errors import DeviceUnavailableError
 from kernels.cuda import build
+from kernels.cuda.build_ahead import build_ahead
 from kernels.cuda.errors import CudaKernelError
 from kernels.cuda.launch import LoadedKernel
 
@@ -62,6 +63,10 @@ class CudaLauncher:
 
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Build and load variants; what is compiled is logged, for it takes seconds each."""
+        try:
+            build_ahead(variants, self._capability, self._cache_dir, progress=_log_progress)
+        except CudaKernelError as error:
+            raise DeviceUnavailableError(f"device: cuda: {error}", field="device") from error
         for variant in variants:
             self._load(variant)
 
@@ -80,7 +85,7 @@ class CudaLauncher:
                     variant,
                     self._capability,
                     self._cache_dir,
-                    progress=lambda line: log.warning("kernel", progress=line),
+                    progress=_log_progress,
                 )
                 self._loaded[variant] = LoadedKernel(variant, image)
             except CudaKernelError as error:
@@ -88,3 +93,7 @@ class CudaLauncher:
                     f"device: cuda: {variant.name}: {error}", field="device"
                 ) from error
         return self._loaded[variant]
+
+
+def _log_progress(line: str) -> None:
+    log.warning("kernel", progress=line)

@@ -1,6 +1,7 @@
 """Numba-CUDA kernels: one operation a file, plain functions, built and launched without a runtime.
 
     operations         every operation there is, and its variants
+    attention_variant  what attention is written for
     attention_decode   paged attention of one query token a row (attention_decode_tensor, _pool and
                        _float32, attention_chunks, attention_partials, attention_merge)
     attention_prefill  the same for prompts: ragged, causal, over cached blocks
@@ -12,12 +13,15 @@
     sampling           the token of each sample (weight_search, exact_exponential, philox)
     logprobs           log-probabilities of tokens
     block_reductions   what a block of threads agrees on
+    long_rows          reading a row by few threads
+    lanes              which lane of which warp a thread is, sums over a warp
     quantized_matmul   rows times weights of eight or four bits (quantized_layout, _strands)
     quantized_rows     rows of such a matrix, unpacked
     instructions/      the machine instructions Numba does not offer by itself
     variant            what a kernel tells the builder and the launcher about itself
     plain_variants     variants of one parameter
     build              plain function → PTX → machine code, cached by source hash
+    build_ahead        many of them on all cores, or taken over from elsewhere
     launch             machine code → driver module → launch on a stream
     check              `python -m kernels.cuda.check`: hold machine code to its promises
     disassembly        which instructions machine code has

@@ -27,6 +27,7 @@ from kernels.cuda.instructions.exact_float32 import (
     divide_float32,
     multiply_float32,
 )
+from kernels.cuda.long_rows import READS, read_ahead
 from kernels.cuda.plain_variants import SampleVariant
 from kernels.cuda.variant import Expectation, Pointer, Scalar
 
@@ -100,9 +101,15 @@ def make_adjust_logits(variant: AdjustLogitsVariant) -> Callable[..., None]:
         thread = cuda.threadIdx.x
         row = int64(logits_rows[sample]) * logits_stride
         own = sample * vocab
-        for v in range(thread, vocab, threads):
-            adjusted[own + v] = logits[row + v]
-            counts[own + v] = int64(0)
+        read_logits = cuda.local.array(READS, float32)
+        read_counts = cuda.local.array(READS, int64)
+        for begin in range(thread, vocab, READS * threads):
+            read_ahead(read_logits, logits, row, begin, threads, vocab)
+            for i in range(READS):
+                v = begin + i * threads
+                if v < vocab:
+                    adjusted[own + v] = read_logits[i]
+                    counts[own + v] = int64(0)
         cuda.syncthreads()
 
         for i in range(bias_starts[sample] + thread, bias_starts[sample + 1], threads):
@@ -121,18 +128,23 @@ def make_adjust_logits(variant: AdjustLogitsVariant) -> Callable[..., None]:
 
         repetition = repetition_penalties[sample]
         presence, frequency = presence_penalties[sample], frequency_penalties[sample]
-        for v in range(thread, vocab, threads):
-            count = counts[own + v]
-            logit = adjusted[own + v]
-            if count > 0 and abs(logit) <= LARGEST_FINITE:
-                if logit < 0:
-                    logit = multiply_float32(logit, repetition)
-                else:
-                    logit = divide_float32(logit, repetition)
-                num_output = count & OUTPUT_MASK
-                if num_output > 0:
-                    penalty = multiply_float32(frequency, float32(num_output))
-                    logit = add_float32(add_float32(logit, -penalty), -presence)
-                adjusted[own + v] = max(-LARGEST_FINITE, min(logit, LARGEST_FINITE))
+        for begin in range(thread, vocab, READS * threads):
+            read_ahead(read_counts, counts, own, begin, threads, vocab)
+            for i in range(READS):
+                v = begin + i * threads
+                count = read_counts[i] if v < vocab else int64(0)
+                logit = float32(0)
+                if count > 0:
+                    logit = adjusted[own + v]
+                if count > 0 and abs(logit) <= LARGEST_FINITE:
+                    if logit < 0:
+                        logit = multiply_float32(logit, repetition)
+                    else:
+                        logit = divide_float32(logit, repetition)
+                    num_output = count & OUTPUT_MASK
+                    if num_output > 0:
+                        penalty = multiply_float32(frequency, float32(num_output))
+                        logit = add_float32(add_float32(logit, -penalty), -presence)
+                    adjusted[own + v] = max(-LARGEST_FINITE, min(logit, LARGEST_FINITE))
 
     return adjust_logits

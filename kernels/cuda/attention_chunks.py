@@ -27,7 +27,9 @@ serves whatever lengths come.
 
 from __future__ import annotations
 
-from numba import cuda, float32
+from numba import cuda, float32, int32
+
+from kernels.cuda.variant import Scalar, Scalars
 
 TILE_TOKENS = 16
 SHARERS = 4
@@ -37,9 +39,9 @@ MIN_CHUNK_TILES = 16
 # The peak before the first score: below any, but finite, so that no difference of peaks is ∞ - ∞.
 NO_PEAK = float32(-3.0e38)
 
-# What `plan_splits` reckons with; by argument, not measured. One block of threads holds about as
-# many bytes in flight as a multiprocessor needs, but none while it merges its warps.
-BLOCKS_FOR_BANDWIDTH = 2
+# What `plan_splits` reckons with; by argument, not measured. A multiprocessor's share of 4.8 TB/s
+# takes 25 KB in flight at 700 ns latency; blocks of threads that merge their warps start no reads.
+BYTES_FOR_BANDWIDTH = 48 * 1024
 # A second kernel, in the time that a multiprocessor takes for a chunk.
 MERGE_COST = 1
 # The part of the time that a split must save.
@@ -51,8 +53,14 @@ def tiles_of_chunk(num_tiles: int) -> int:
     return max(MIN_CHUNK_TILES, (num_tiles + 4 * MAX_CHUNKS - 1) // (4 * MAX_CHUNKS) * 4)
 
 
-# The same in a kernel.
-device_tiles_of_chunk = cuda.jit(device=True, inline="always")(tiles_of_chunk)
+_device_tiles_of_chunk = cuda.jit(device=True, inline="always")(tiles_of_chunk)
+
+
+@cuda.jit(device=True, inline="always")
+def cut_row(seq_len: Scalar) -> Scalars:
+    """Return, in a kernel, how many tiles a row has and how many a chunk of it, both int32."""
+    num_tiles = int32((seq_len + TILE_TOKENS - 1) // TILE_TOKENS)
+    return num_tiles, int32(_device_tiles_of_chunk(num_tiles))
 
 
 def num_chunks(num_tokens: int) -> int:
@@ -61,10 +69,13 @@ def num_chunks(num_tokens: int) -> int:
     return -(-num_tiles // tiles_of_chunk(num_tiles))
 
 
-def plan_splits(num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int) -> int:
+def plan_splits(
+    num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int, least_blocks: int
+) -> int:
     """Return over how many blocks of threads to split each kv head of each row; 1 needs no merge.
 
-    `longest` is the number of tokens of the longest row there may be. The answer is about time
+    `longest` is the number of tokens of the longest row there may be; `least_blocks` must be at
+    work on a multiprocessor for its share of the memory's bandwidth. The answer is about time
     alone, never about bits, so a graph may be captured with that for its number of rows and the
     longest context allowed: blocks that find no chunk end at once.
 
@@ -77,7 +88,7 @@ def plan_splits(num_rows: int, num_kv_heads: int, longest: int, num_multiprocess
         return 1
 
     def cost(splits: int) -> int:
-        busiest = max(-(-blocks * splits // num_multiprocessors), BLOCKS_FOR_BANDWIDTH)
+        busiest = max(-(-blocks * splits // num_multiprocessors), least_blocks)
         return busiest * -(-chunks // splits)
 
     best = min(range(1, chunks + 1), key=lambda splits: (cost(splits), splits))

@@ -43,57 +43,42 @@ touched. The number of splits never changes a bit of the output, nor does anothe
 number of rows. A row of length 0 (padding of a graph) gives zeros. Slots past a row's end may hold
 anything, NaN included.
 
-Every tensor begins at a multiple of 16 bytes, and a row of `query` at a multiple of 16 bytes.
-
 The pool may have eight bits a number (`kv_dtype`; drawn in `quantized_kv`): then it is bytes, the
 last three numbers count them, and half as much is read. Scores and sums are otherwise the same.
 
 The ladder:
   v1  scalar loads, a lane for every 32nd dimension, four tokens in flight a warp, five shuffles a
       score, ordinary cores for every dtype, no split: 8 rows would have used 64 multiprocessors.
-  v2  this. Reads of 16 bytes from the pool to the registers of tensor cores, no shared memory in
+  v2  Reads of 16 bytes from the pool to the registers of tensor cores, no shared memory in
       the loop; keys and values of the next tile under way while one is computed with; three
       shuffles for 16 tokens and 2 heads; splits with a merge, and bits that do not depend on them.
-Both compiled and simulated; no gain is stated, because neither has been measured: `make gpu` does.
+  v3  this. The block of a tile is looked up a tile earlier: the assembler had moved the lookup
+      down to its use, so that the reads of keys waited for it.
+All compiled and simulated; no gain is stated, because none has been measured: `make gpu` does.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
-from kernels.cuda.attention_chunks import plan_splits
-from kernels.cuda.attention_decode_float32 import make_float32_decode
+from kernels.cuda.attention_chunks import BYTES_FOR_BANDWIDTH, SHARERS, TILE_TOKENS, plan_splits
+from kernels.cuda.attention_decode_float32 import WARP_BYTES_IN_FLIGHT, make_float32_decode
 from kernels.cuda.attention_decode_tensor import HEADS_OF_TILE, make_tensor_decode
 from kernels.cuda.attention_merge import MergeVariant
-from kernels.cuda.attention_partials import (
-    HEAD_SIZES,
-    MAX_GROUP,
-    THREADS,
-    PartialLayout,
-    require_supported,
-)
-from kernels.cuda.quantized_kv import (
-    POOL_DTYPES,
-    pool_pointer,
-    pool_suffix,
-    require_pool_dtype,
-)
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, require_one_of
+from kernels.cuda.attention_partials import THREADS, PartialLayout
+from kernels.cuda.attention_variant import PLACES, AttentionVariant, every_shape
+from kernels.cuda.variant import Expectation
 
-BLOCK_SIZES = (16, 32)
-
-LOG2_E = math.log2(math.e)
+# Of the float32 kernel, on a multiprocessor of capability 9.0. The compiler is not told: for 8.0,
+# where it keeps a second copy of loops, it would spill.
+FLOAT32_BLOCKS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeVariant:
-    """The compile-time parameters of one decode attention kernel.
-
-    `dtype` of query and out, and of the pool unless `kv_dtype` is given: "int8" or "float8", with
-    16-bit floats only. `head_size` D; `group` query heads per kv head; `block_size` B. Raises
-    UnsupportedVariantError for what the kernels are not written for.
+class DecodeVariant(AttentionVariant):
+    """The compile-time parameters of one decode attention kernel: see `AttentionVariant`.
 
     The kernel's arguments:
 
@@ -106,22 +91,7 @@ class DecodeVariant:
         query_stride, table_width, block_stride, key_offset, value_offset
     """
 
-    dtype: str
-    head_size: int
-    group: int
-    block_size: int
-    kv_dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        require_supported(self.dtype, self.head_size, self.group)
-        require_one_of("block_size", BLOCK_SIZES, self.block_size)
-        require_pool_dtype(self.dtype, self.kv_dtype)
-
-    @property
-    def name(self) -> str:
-        """Entry point of the machine code."""
-        shape = f"d{self.head_size}_g{self.group}_b{self.block_size}"
-        return f"attention_decode_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}"
+    OPERATION: ClassVar[str] = "attention_decode"
 
     @property
     def threads(self) -> int:
@@ -131,15 +101,12 @@ class DecodeVariant:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        element = STORAGE_TYPES[self.dtype] + "*"
-        arrays = (element, element, pool_pointer(self.dtype, self.kv_dtype))
-        pointers = (*arrays, "int32*", "int32*", "float32*")
-        return (*pointers, "float32", "int64", "int64", "int64", "int64", "int64")
+        return (*self.tensors, "float32*", *PLACES)
 
     @property
     def expectation(self) -> Expectation:
         """Registers for three blocks on a multiprocessor, at D 64 four; beyond eight heads two."""
-        if self.dtype == "float32":
+        if self.is_float32:
             return Expectation(168, ("LDG.128", "FFMA", "SHFL"))
         instructions = ("LDG.128", "HMMA", "MOVM", "SHFL")
         if self.group <= HEADS_OF_TILE:
@@ -158,7 +125,21 @@ class DecodeVariant:
     ) -> int:
         """Return how many splits to launch with: `attention_chunks.plan_splits` of the units."""
         units = num_kv_heads * self._layout.parts
-        return plan_splits(num_rows, units, longest, num_multiprocessors)
+        return plan_splits(num_rows, units, longest, num_multiprocessors, self.least_blocks)
+
+    @property
+    def least_blocks(self) -> int:
+        """Blocks of threads that have enough bytes in flight for a multiprocessor, if so many fit.
+
+        A warp of the tensor cores' kernel has a tile of keys and one of values on the way.
+        """
+        in_flight = SHARERS * WARP_BYTES_IN_FLIGHT
+        if not self.is_float32:
+            element_bytes = 2 if self.kv_dtype is None else 1
+            in_flight = SHARERS * 2 * TILE_TOKENS * self.head_size * element_bytes
+        return min(
+            self.expectation.resident_blocks or FLOAT32_BLOCKS, -(-BYTES_FOR_BANDWIDTH // in_flight)
+        )
 
     def num_partials(self, num_rows: int, num_kv_heads: int) -> int:
         """Return how many float32 a launch of more than one split needs in `partials`."""
@@ -170,7 +151,7 @@ class DecodeVariant:
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
-        if self.dtype == "float32":
+        if self.is_float32:
             return make_float32_decode(self.head_size, self.group, self.block_size)
         return make_tensor_decode(
             self.dtype, self.head_size, self.group, self.block_size, self.kv_dtype
@@ -184,13 +165,7 @@ class DecodeVariant:
 def variants(*, every: bool) -> list[DecodeVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
-        return [
-            DecodeVariant(dtype, head_size, group, block_size, kv_dtype)
-            for dtype, kv_dtype in POOL_DTYPES
-            for head_size in HEAD_SIZES
-            for group in range(1, MAX_GROUP + 1)
-            for block_size in BLOCK_SIZES
-        ]
+        return [DecodeVariant(*shape) for shape in every_shape()]
     return [
         DecodeVariant("bfloat16", 64, 3, 16),
         DecodeVariant("bfloat16", 128, 4, 16),

@@ -31,14 +31,16 @@ from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, device_tiles_of_chunk
+from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, cut_row
 from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
 from kernels.cuda.instructions.vectors import load_constant_vector
+from kernels.cuda.lanes import lane_and_warp
 from kernels.cuda.variant import Pointer, Scalar
 
 HEADS_OF_BLOCK = 4
 READS_AT_ONCE = 4
+WARP_BYTES_IN_FLIGHT = 2 * READS_AT_ONCE * 32 * 16  # of keys and of values, 16 a lane
 MINUS_INFINITY = float32(-math.inf)
 
 
@@ -96,9 +98,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
         row, unit = int64(cuda.blockIdx.x), int64(cuda.blockIdx.y)
         kv_head, part = unit // parts, unit % parts
         split, splits = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
-        lane = int32(cuda.threadIdx.x % 32)
-        # From lane 0 to all: so the compiler knows that a warp does not part over it.
-        warp = cuda.shfl_sync(FULL_WARP, int32(cuda.threadIdx.x // 32), 0)
+        lane, warp = lane_and_warp()
         dim = int32(lane % token_lanes * 4)
         token_of_lane = int32(lane // token_lanes)
         has_dims = dim < head_size
@@ -124,8 +124,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
         clear(total, total_peak, total_mass)
 
         seq_len = int32(seq_lens[row])
-        num_tiles = int32((seq_len + TILE_TOKENS - 1) // TILE_TOKENS)
-        chunk_tiles = int32(device_tiles_of_chunk(num_tiles))
+        num_tiles, chunk_tiles = cut_row(seq_len)
         chunk = split
         while chunk * chunk_tiles < num_tiles:
             for h in range(heads):

@@ -26,7 +26,10 @@ are exchanged first, and widening does the rest:
 
 A token's scales wait in the lanes that have its scores: a key's is multiplied to the score, a
 value's to the weight before that is rounded. Behind the row's end a value's scale may be NaN and
-counts as 0; the bytes are harmless.
+counts as 0; the bytes are harmless. The product of weights and values is one of bfloat16 whatever
+the model's dtype is: a code of eight bits is exact in it, and weight times scale, a number of any
+size, has its full precision, where in float16 the many small weights beside a large one would
+vanish (below 2⁻²⁴).
 """
 
 from __future__ import annotations
@@ -36,13 +39,17 @@ from dataclasses import dataclass
 from numba import cuda, uint32
 
 from kernels.cuda.attention_chunks import TILE_TOKENS
-from kernels.cuda.attention_partials import DeviceFunction, Local, Memory
 from kernels.cuda.instructions.conversions import word_to_float32
 from kernels.cuda.instructions.eight_bits import WIDEN
 from kernels.cuda.instructions.tiles import LOWER_HALVES, UPPER_HALVES, choose_bytes
-from kernels.cuda.instructions.vectors import load_constant_pair, load_constant_vector, load_word
-from kernels.cuda.quantized_kv import head_bytes
-from kernels.cuda.variant import Scalar
+from kernels.cuda.instructions.vectors import (
+    load_constant_pair,
+    load_constant_vector,
+    load_constant_word,
+    load_word,
+)
+from kernels.cuda.quantized_kv import VALUE_DTYPE_8_BITS, head_bytes
+from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class DecodePool:
     """One kind of pool. `head_elements`: elements of a kv head of a block, of K or of V.
 
     `key_rows`, `value_rows`: of four words, the arrays that hold a lane's share of a tile.
+    `value_dtype`: of values and weights in their product, `VALUE_DTYPE_8_BITS` or the model's.
 
     Device functions:
 
@@ -63,6 +71,7 @@ class DecodePool:
     """
 
     has_scales: bool
+    value_dtype: str
     head_elements: int
     key_rows: int
     value_rows: int
@@ -79,23 +88,49 @@ def make_decode_pool(
 ) -> DecodePool:
     """Return the functions for a pool of `kv_dtype`, or of the model's own dtype."""
     if kv_dtype is None:
-        return _make_16_bits(head_size, block_size)
+        return _make_16_bits(dtype, head_size, block_size)
     return _make_8_bits(dtype, kv_dtype, head_size, block_size)
 
 
-def _make_16_bits(head_size: int, block_size: int) -> DecodePool:
-    columns = head_size // 32  # vectors of a token that a lane holds
+def _make_load_values(
+    head_size: int, load_eight: DeviceFunction, load_four: DeviceFunction
+) -> DeviceFunction:
+    """Return what reads a lane's values: eight dimensions of a strip of 64, four of one of 32."""
     wide_strips, strips = head_size // 64, -(-head_size // 64)
 
     @cuda.jit(device=True, inline="always")
+    def load_values_of(
+        values: Local, pool: Pointer, head: Scalar, slot: Scalar, lane: Scalar
+    ) -> None:
+        """values[4s + j] = the lane's dimensions in strip s of its token j: 0, 1, 8, 9 further."""
+        quad_row = lane // 4
+        first = head + slot * head_size + lane % 4 * 2 * head_size
+        for s in range(wide_strips):
+            for j in range(4):
+                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
+                load_eight(values, 4 * s + j, pool, element + 8 * quad_row)
+        for s in range(wide_strips, strips):
+            for j in range(4):
+                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
+                load_four(values, 4 * s + j, pool, element + 4 * quad_row)
+
+    return load_values_of
+
+
+def _make_16_bits(dtype: str, head_size: int, block_size: int) -> DecodePool:
+    columns = head_size // 32  # vectors of a token that a lane holds
+    strips = -(-head_size // 64)
+    load_values_of = _make_load_values(head_size, load_constant_vector, load_constant_pair)
+
+    @cuda.jit(device=True, inline="always")
     def load_query(
-        queries: Local, i: Scalar, query: Memory, first: Scalar, c: Scalar, quad: Scalar
+        queries: Local, i: Scalar, query: Pointer, first: Scalar, c: Scalar, quad: Scalar
     ) -> None:
         load_constant_vector(queries, i, query, first + 32 * c + 8 * quad)
 
     @cuda.jit(device=True, inline="always")
     def load_keys(
-        keys: Local, _scales: Local, pool: Memory, head: Scalar, slot: Scalar, lane: Scalar
+        keys: Local, _scales: Local, pool: Pointer, head: Scalar, slot: Scalar, lane: Scalar
     ) -> None:
         """keys[half · columns + c] = 32c … of the lane's dimensions of its token in that half."""
         first = head + slot * head_size + (lane // 4 * head_size + lane % 4 * 8)
@@ -106,19 +141,9 @@ def _make_16_bits(head_size: int, block_size: int) -> DecodePool:
 
     @cuda.jit(device=True, inline="always")
     def load_values(
-        values: Local, _scales: Local, pool: Memory, head: Scalar, slot: Scalar, lane: Scalar
+        values: Local, _scales: Local, pool: Pointer, head: Scalar, slot: Scalar, lane: Scalar
     ) -> None:
-        """values[4s + j] = the lane's dimensions in strip s of its token j: 0, 1, 8, 9 further."""
-        quad_row = lane // 4
-        first = head + slot * head_size + lane % 4 * 2 * head_size
-        for s in range(wide_strips):
-            for j in range(4):
-                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
-                load_constant_vector(values, 4 * s + j, pool, element + 8 * quad_row)
-        for s in range(wide_strips, strips):
-            for j in range(4):
-                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
-                load_constant_pair(values, 4 * s + j, pool, element + 4 * quad_row)
+        load_values_of(values, pool, head, slot, lane)
 
     @cuda.jit(device=True, inline="always")
     def clear_values(values: Local, num_valid: Scalar, quad: Scalar) -> None:
@@ -147,6 +172,7 @@ def _make_16_bits(head_size: int, block_size: int) -> DecodePool:
 
     return DecodePool(
         has_scales=False,
+        value_dtype=dtype,
         head_elements=block_size * head_size,
         key_rows=2 * columns,
         value_rows=4 * strips,
@@ -163,11 +189,12 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
     wide_strips, strips = head_size // 64, -(-head_size // 64)
     wide_columns = 2 * wide_strips  # of the queries' vectors of 8, those that 16 bytes of keys need
     first_scale = block_size * head_size
-    widen = WIDEN[kv_dtype, dtype]
+    load_values_of = _make_load_values(head_size, load_constant_pair, load_constant_word)
+    widen_keys, widen_values = WIDEN[kv_dtype, dtype], WIDEN[kv_dtype, VALUE_DTYPE_8_BITS]
 
     @cuda.jit(device=True, inline="always")
     def load_query(
-        queries: Local, i: Scalar, query: Memory, first: Scalar, c: Scalar, quad: Scalar
+        queries: Local, i: Scalar, query: Pointer, first: Scalar, c: Scalar, quad: Scalar
     ) -> None:
         dim = c // 2 * 64 + 16 * quad + c % 2 * 8 if c < wide_columns else 32 * c + 8 * quad
         load_constant_vector(queries, i, query, first + dim)
@@ -177,7 +204,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
             queries[i, word + 1] = choose_bytes(low, high, UPPER_HALVES)
 
     @cuda.jit(device=True, inline="always")
-    def load_scales(scales: Local, pool: Memory, head: Scalar, token: Scalar) -> None:
+    def load_scales(scales: Local, pool: Pointer, head: Scalar, token: Scalar) -> None:
         """Of the tokens in slots `token` and `token` + 8."""
         for half in range(2):
             word = load_word(pool, head + first_scale + 4 * (token + 8 * half))
@@ -185,7 +212,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
 
     @cuda.jit(device=True, inline="always")
     def load_keys(
-        keys: Local, scales: Local, pool: Memory, head: Scalar, slot: Scalar, lane: Scalar
+        keys: Local, scales: Local, pool: Pointer, head: Scalar, slot: Scalar, lane: Scalar
     ) -> None:
         """keys[half · strips + s] = the lane's bytes in strip s of its token in that half."""
         token, quad = slot + lane // 4, lane % 4
@@ -199,20 +226,10 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
 
     @cuda.jit(device=True, inline="always")
     def load_values(
-        values: Local, scales: Local, pool: Memory, head: Scalar, slot: Scalar, lane: Scalar
+        values: Local, scales: Local, pool: Pointer, head: Scalar, slot: Scalar, lane: Scalar
     ) -> None:
-        """values[4s + j] = the lane's bytes in strip s of its token j: 0, 1, 8, 9 further."""
-        quad_row = lane // 4
-        load_scales(scales, pool, head, slot + quad_row)
-        first = head + (slot + lane % 4 * 2) * head_size
-        for s in range(wide_strips):
-            for j in range(4):
-                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
-                load_constant_pair(values, 4 * s + j, pool, element + 8 * quad_row)
-        for s in range(wide_strips, strips):
-            for j in range(4):
-                element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
-                values[4 * s + j, 0] = load_word(pool, element + 4 * quad_row)
+        load_scales(scales, pool, head, slot + lane // 4)
+        load_values_of(values, pool, head, slot, lane)
 
     @cuda.jit(device=True, inline="always")
     def clear_values(values: Local, num_valid: Scalar, quad: Scalar) -> None:
@@ -221,7 +238,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
     @cuda.jit(device=True, inline="always")
     def key_tile(keys: Local, m: Scalar) -> tuple[Scalar, Scalar, Scalar, Scalar]:
         words = cuda.local.array((1, 4), uint32)
-        widen(words, 0, keys[m // 4, m % 4], keys[strips + m // 4, m % 4])
+        widen_keys(words, 0, keys[m // 4, m % 4], keys[strips + m // 4, m % 4])
         return (words[0, 0], words[0, 2], words[0, 1], words[0, 3])
 
     @cuda.jit(device=True, inline="always")
@@ -231,11 +248,12 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
         halves = LOWER_HALVES if m % 2 == 0 else UPPER_HALVES
         near = choose_bytes(values[s, word], values[s + 1, word], halves)
         far = choose_bytes(values[s + 2, word], values[s + 3, word], halves)
-        widen(words, 0, near, far)
+        widen_values(words, 0, near, far)
         return (words[0, 0], words[0, 1], words[0, 2], words[0, 3])
 
     return DecodePool(
         has_scales=True,
+        value_dtype=VALUE_DTYPE_8_BITS,
         head_elements=head_bytes(head_size, block_size),
         key_rows=2 * strips,
         value_rows=4 * strips,

@@ -65,6 +65,15 @@ Merging the warps once a chunk adds about a quarter to that, and two barriers, d
 warp's next tile is already under way. Reads are of whole 32-byte sectors, 64 or 128 bytes beside
 each other.
 
+*Waves*, at D 128 and 8 kv heads: 396 blocks are at work at a time. 128 rows are 1024 blocks, the
+last 232 of which still are two to a multiprocessor for the most part. 64 rows are 512: the last 116
+run with 32 KB in flight in each of as many multiprocessors, 3.7 MB, while the memory takes 3.4 (4.8
+TB/s for 700 ns): enough as long as they do not wait, so the tail, a quarter of the work, may be
+somewhat slower than the rest. Splitting fills it, but each chunk's partials of 5 KB, written and
+read, are 8 % of its 128 KB. One row of 32768 tokens has 64 chunks of 512 and is split over 32
+blocks: 256 blocks, two to a multiprocessor, 97 % of them busy, 64 KB in flight, partials 4 %, and
+the merge.
+
 Of a pool of 8 bits half as many bytes are in flight, 48 KB at D 128, and the same tokens take half
 the time; widening adds some 130 instructions to a tile at D 128, so about 100 cycles of arithmetic
 stand beside 200 of memory.
@@ -77,7 +86,7 @@ from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, device_tiles_of_chunk
+from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, cut_row
 from kernels.cuda.attention_decode_pool import make_decode_pool
 from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
 from kernels.cuda.instructions.conversions import (
@@ -87,6 +96,7 @@ from kernels.cuda.instructions.conversions import (
     maximum,
 )
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES, transpose_tile
+from kernels.cuda.lanes import lane_and_warp
 from kernels.cuda.variant import Pointer, Scalar
 
 HEADS_OF_TILE = 8  # columns of a tensor core's tile
@@ -126,7 +136,8 @@ def make_tensor_decode(
     layout = tensor_layout(head_size, group)
     functions = make_partial_functions(layout, dtype, head_size, group)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
-    multiply_tiles, pack = MULTIPLY_TILES[dtype], PAIR_CONVERSIONS[dtype].pack
+    multiply_keys, multiply_values = MULTIPLY_TILES[dtype], MULTIPLY_TILES[pool_.value_dtype]
+    pack = PAIR_CONVERSIONS[pool_.value_dtype].pack
     head_tiles = layout.slots
     states = 2 * head_tiles  # heads whose peak and mass a lane keeps
     products = head_size // 16  # tiles of dimensions
@@ -134,6 +145,17 @@ def make_tensor_decode(
     queries_shape, sums_shape = (head_tiles * columns, 4), (layout.entries, 4)
     keys_shape, values_shape = (pool_.key_rows, 4), (pool_.value_rows, 4)
     total_shape = (layout.entries, THREADS)
+
+    @cuda.jit(device=True, inline="always")
+    def following(
+        tile: Scalar, end: Scalar, splits: Scalar, chunk_tiles: Scalar
+    ) -> tuple[Scalar, Scalar]:
+        """Return the warp's tile after `tile`, and the end of the chunk that it is of."""
+        tile = int32(tile + SHARERS)
+        if tile >= end:
+            tile = int32(tile + (splits - 1) * chunk_tiles)
+            end = int32(end + splits * chunk_tiles)
+        return tile, end
 
     def attention_decode(
         out: Pointer,
@@ -152,9 +174,7 @@ def make_tensor_decode(
         """Attend with the group of kv head blockIdx.y of row blockIdx.x; see DecodeVariant."""
         row, kv_head = int64(cuda.blockIdx.x), int64(cuda.blockIdx.y)
         split, splits = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
-        lane = int32(cuda.threadIdx.x % 32)
-        # From lane 0 to all: so the compiler knows that a warp does not part over it.
-        warp = cuda.shfl_sync(FULL_WARP, int32(cuda.threadIdx.x // 32), 0)
+        lane, warp = lane_and_warp()
         quad_row, quad = int32(lane // 4), int32(lane % 4)
 
         queries = cuda.local.array(queries_shape, uint32)
@@ -183,23 +203,25 @@ def make_tensor_decode(
         clear(total, total_peak, total_mass)
 
         # The warp's tiles, of all chunks of this block, one behind the other: `tile` is computed
-        # with while `next_tile` is read. Its block is looked up before the wait for the tile's
-        # keys, so that the lookup's time is none of its own.
+        # with while `next_tile` is read. Its block was looked up a tile before, on the way through
+        # the wait for that tile's keys: where it is asked for right before it is needed, the reads
+        # start only when the lookup has come back.
         seq_len = int32(seq_lens[row])
-        num_tiles = int32((seq_len + TILE_TOKENS - 1) // TILE_TOKENS)
-        chunk_tiles = int32(device_tiles_of_chunk(num_tiles))
-        table = row * table_width
+        num_tiles, chunk_tiles = cut_row(seq_len)
+        table = int32(row * table_width)
         base = kv_head * head_elements
         next_tile = int32(split * chunk_tiles + warp)
         next_end = int32((split + 1) * chunk_tiles)
         block = int32(0)
-        place = int64(0)
-        slot = int32(next_tile * TILE_TOKENS % block_size)
         if next_tile < num_tiles:
-            block = block_tables[table + next_tile * TILE_TOKENS // block_size]
+            block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
             place = int64(block) * block_stride + base
+            slot = int32(next_tile * TILE_TOKENS % block_size)
             load_keys(keys, key_scales, pool, key_offset + place, slot, lane)
             load_values(values, value_scales, pool, value_offset + place, slot, lane)
+            next_tile, next_end = following(next_tile, next_end, splits, chunk_tiles)
+            if next_tile < num_tiles:
+                block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
 
         chunk = split
         while chunk * chunk_tiles < num_tiles:
@@ -212,13 +234,7 @@ def make_tensor_decode(
             end = int32(min(num_tiles, (chunk + 1) * chunk_tiles))
             tile = int32(chunk * chunk_tiles + warp)
             while tile < end:
-                next_tile = int32(next_tile + SHARERS)
-                if next_tile >= next_end:
-                    next_tile = int32(next_tile + (splits - 1) * chunk_tiles)
-                    next_end = int32(next_end + splits * chunk_tiles)
                 has_next = next_tile < num_tiles
-                if has_next:
-                    block = block_tables[table + next_tile * TILE_TOKENS // block_size]
 
                 # scores = K · Qᵀ
                 for n in range(head_tiles):
@@ -228,7 +244,7 @@ def make_tensor_decode(
                     a = key_tile(keys, m)
                     for n in range(head_tiles):
                         q, word = n * columns + m // 2, m % 2 * 2
-                        multiply_tiles(scores, n, a, (queries[q, word], queries[q, word + 1]))
+                        multiply_keys(scores, n, a, (queries[q, word], queries[q, word + 1]))
                 if has_scales:
                     for n in range(head_tiles):
                         for i in range(4):
@@ -275,10 +291,13 @@ def make_tensor_decode(
                 for m in range(products):
                     a = value_tile(values, m)
                     for n in range(head_tiles):
-                        multiply_tiles(sums, n * products + m, a, (weights[n, 0], weights[n, 1]))
+                        multiply_values(sums, n * products + m, a, (weights[n, 0], weights[n, 1]))
 
                 if has_next:
                     load_values(values, value_scales, pool, value_offset + place, slot, lane)
+                    next_tile, next_end = following(next_tile, next_end, splits, chunk_tiles)
+                    if next_tile < num_tiles:
+                        block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
                 tile = int32(tile + SHARERS)
 
             # A lane's masses are of its own tokens: over the quad rows, those of all.

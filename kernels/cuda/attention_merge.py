@@ -31,23 +31,19 @@ from numba import cuda, float32, int32, int64
 from kernels.cuda.attention_chunks import (
     MAX_CHUNKS,
     NO_PEAK,
-    TILE_TOKENS,
-    device_tiles_of_chunk,
+    cut_row,
 )
 from kernels.cuda.attention_decode_float32 import float32_layout
 from kernels.cuda.attention_decode_tensor import tensor_layout
 from kernels.cuda.attention_partials import (
-    DTYPES,
-    HEAD_SIZES,
-    MAX_GROUP,
     THREADS,
     PartialLayout,
     make_partial_functions,
     quotient,
-    require_supported,
     scaled_sum,
     shares,
 )
+from kernels.cuda.attention_variant import DTYPES, HEAD_SIZES, MAX_GROUP, require_supported
 from kernels.cuda.instructions.conversions import CONVERSIONS
 from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer
 
@@ -135,8 +131,7 @@ def make_attention_merge(variant: MergeVariant) -> Callable[..., None]:
         row, unit = int64(cuda.blockIdx.x), int64(cuda.blockIdx.y)
         entry = int32(cuda.blockIdx.z)
         thread = int32(cuda.threadIdx.x)
-        num_tiles = int32((seq_lens[row] + TILE_TOKENS - 1) // TILE_TOKENS)
-        chunk_tiles = int32(device_tiles_of_chunk(num_tiles))
+        num_tiles, chunk_tiles = cut_row(seq_lens[row])
         num_chunks = int32((num_tiles + chunk_tiles - 1) // chunk_tiles)
 
         peak = NO_PEAK

@@ -29,31 +29,15 @@ or a part of its group. The record of a chunk in a thread:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 from numba import cuda, float32
 
 from kernels.cuda.attention_chunks import MAX_CHUNKS, NO_PEAK, SHARERS
 from kernels.cuda.instructions.conversions import CONVERSIONS, exp2, maximum, reciprocal
 from kernels.cuda.instructions.exact_float32 import multiply_add, multiply_float32
-from kernels.cuda.variant import STORAGE_TYPES, Scalar, require_between, require_one_of
-
-DTYPES = tuple(STORAGE_TYPES)
-HEAD_SIZES = (64, 96, 128)
-MAX_GROUP = 16
+from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar
 
 THREADS = 32 * SHARERS  # of a block
-
-DeviceFunction: TypeAlias = Any
-Local: TypeAlias = Any  # a local array
-Memory: TypeAlias = Any  # a pointer
-
-
-def require_supported(dtype: str, head_size: int, group: int) -> None:
-    """Raise UnsupportedVariantError for what decode attention is not written for."""
-    require_one_of("dtype", DTYPES, dtype)
-    require_one_of("head_size", HEAD_SIZES, head_size)
-    require_between("group", 1, MAX_GROUP, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +124,7 @@ def make_partial_functions(
     def merge_warps(
         sums: Local, peak: Local, mass: Local,
         total: Local, total_peak: Local, total_mass: Local,
-        partials: Memory, row: Scalar, unit: Scalar, chunk: Scalar,
+        partials: Pointer, row: Scalar, unit: Scalar, chunk: Scalar,
     ) -> None:  # fmt: skip
         """Merge the warps' results into the chunk's, and that into the row's or into `partials`.
 
@@ -216,7 +200,7 @@ def make_partial_functions(
         return is_output, (kv_head_of_all * group + head_of_group) * head_size + dim
 
     @cuda.jit(device=True, inline="always")
-    def write_out(out: Memory, total: Local, total_mass: Local, row: Scalar, unit: Scalar) -> None:
+    def write_out(out: Pointer, total: Local, total_mass: Local, row: Scalar, unit: Scalar) -> None:
         """Write what this thread owns of the row's output."""
         lane = cuda.threadIdx.x % 32
         warp = cuda.threadIdx.x // 32

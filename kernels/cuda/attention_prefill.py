@@ -52,35 +52,22 @@ The ladder:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kernels.cuda import attention_prefill_float32 as float32_kernel
 from kernels.cuda import attention_prefill_tensor as tensor_kernel
-from kernels.cuda.attention_partials import HEAD_SIZES, MAX_GROUP, require_supported
+from kernels.cuda.attention_variant import PLACES, AttentionVariant, every_shape
 from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.quantized_kv import (
-    POOL_DTYPES,
-    pool_pointer,
-    pool_suffix,
-    require_pool_dtype,
-)
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, require_one_of
+from kernels.cuda.variant import Expectation
 
-BLOCK_SIZES = (16, 32)
 MAX_TILES = 65535  # what a grid's second axis holds
-
-LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillVariant:
-    """The compile-time parameters of one prefill attention kernel.
-
-    `dtype` of query and out, and of the pool unless `kv_dtype` is given: "int8" or "float8", with
-    16-bit floats only. `head_size` D; `group` query heads per kv head; `block_size` B. Raises
-    UnsupportedVariantError for what the kernels are not written for.
+class PrefillVariant(AttentionVariant):
+    """The compile-time parameters of one prefill attention kernel: see `AttentionVariant`.
 
     The kernel's arguments:
 
@@ -94,50 +81,30 @@ class PrefillVariant:
         tile_tokens     int32 [tiles]: the first query token of the tile, counted in its row
         scale_log2e     softmax scale · log2(e), so that powers of two do; above zero
         query_stride, table_width, block_stride, key_offset, value_offset
-
-    Every tensor begins at a multiple of 16 bytes, `query_stride` is a multiple of 16 bytes;
-    S · table_width and the elements of a block stay below 2³¹.
     """
 
-    dtype: str
-    head_size: int
-    group: int
-    block_size: int
-    kv_dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        require_supported(self.dtype, self.head_size, self.group)
-        require_one_of("block_size", BLOCK_SIZES, self.block_size)
-        require_pool_dtype(self.dtype, self.kv_dtype)
-
-    @property
-    def name(self) -> str:
-        """Entry point of the machine code."""
-        shape = f"d{self.head_size}_g{self.group}_b{self.block_size}"
-        return f"attention_prefill_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}"
+    OPERATION: ClassVar[str] = "attention_prefill"
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return float32_kernel.THREADS if self._is_float32 else tensor_kernel.THREADS
+        return float32_kernel.THREADS if self.is_float32 else tensor_kernel.THREADS
 
     @property
     def tile_tokens(self) -> int:
         """Query tokens of a tile, each with `group` heads."""
-        rows = float32_kernel.TILE_ROWS if self._is_float32 else tensor_kernel.TILE_ROWS
+        rows = float32_kernel.TILE_ROWS if self.is_float32 else tensor_kernel.TILE_ROWS
         return rows // self.group
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        element = STORAGE_TYPES[self.dtype] + "*"
-        pointers = (element, element, pool_pointer(self.dtype, self.kv_dtype), *5 * ("int32*",))
-        return (*pointers, "float32", "int64", "int64", "int64", "int64", "int64")
+        return (*self.tensors, "int32*", "int32*", "int32*", *PLACES)
 
     @property
     def expectation(self) -> Expectation:
         """At least two blocks on a multiprocessor; for tensor cores no register is left over."""
-        if self._is_float32:
+        if self.is_float32:
             return Expectation(168, ("LDGSTS.128", "LDS.128", "FFMA", "SHFL"), resident_blocks=2)
         return Expectation(255, ("LDGSTS.128", "LDSM", "HMMA", "MUFU"), resident_blocks=2)
 
@@ -149,27 +116,17 @@ class PrefillVariant:
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
-        if self._is_float32:
+        if self.is_float32:
             return float32_kernel.make_float32_prefill(self.head_size, self.group, self.block_size)
         return tensor_kernel.make_tensor_prefill(
             self.dtype, self.head_size, self.group, self.block_size, self.kv_dtype
         )
 
-    @property
-    def _is_float32(self) -> bool:
-        return self.dtype == "float32"
-
 
 def variants(*, every: bool) -> list[PrefillVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
-        return [
-            PrefillVariant(dtype, head_size, group, block_size, kv_dtype)
-            for dtype, kv_dtype in POOL_DTYPES
-            for head_size in HEAD_SIZES
-            for group in range(1, MAX_GROUP + 1)
-            for block_size in BLOCK_SIZES
-        ]
+        return [PrefillVariant(*shape) for shape in every_shape()]
     return [
         PrefillVariant("bfloat16", 64, 3, 16),
         PrefillVariant("bfloat16", 128, 4, 16),

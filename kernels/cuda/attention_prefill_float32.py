@@ -34,9 +34,11 @@ from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.attention_tiles import find_tile, keys_seen
 from kernels.cuda.instructions.async_copies import commit_copies, copy_async, wait_for_copies
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
 from kernels.cuda.instructions.vectors import load_vector
+from kernels.cuda.lanes import lane_and_warp
 from kernels.cuda.variant import Pointer, Scalar
 
 WARPS = 4
@@ -50,7 +52,7 @@ MINUS_INFINITY = float32(-math.inf)
 
 def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
-    tile_tokens_ = TILE_ROWS // group
+    most_tokens = TILE_ROWS // group  # of a tile
     vectors = head_size // 4  # of a token's row
     dims = head_size // 32  # of a lane
     tile_elements = TILE_KEYS * head_size
@@ -108,22 +110,14 @@ def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callabl
             return
         kv_head = int64(cuda.blockIdx.x)
         thread = cuda.threadIdx.x
-        lane = int32(thread & 31)
-        # From lane 0 to all: so the compiler knows that a warp does not part over it.
-        warp = int32(cuda.shfl_sync(FULL_WARP, thread >> 5, 0))
-        seq_len = seq_lens[row]
-        first_query = cu_query_lens[row]
-        query_len = int32(cu_query_lens[row + 1] - first_query)
-        context = int32(seq_len - query_len)  # tokens before the first query token
+        lane, warp = lane_and_warp()
         first_token = tile_tokens[cuda.blockIdx.y]
-        end_token = int32(min(first_token + tile_tokens_, query_len))
+        seq_len, first_query, context, end_token = find_tile(
+            row, first_token, most_tokens, seq_lens, cu_query_lens
+        )
         num_tiles = int32((context + end_token - 1) // TILE_KEYS + 1)
-        # Up to the warp's last token; where it has none it sees no keys.
         first_place = int32(first_token * group + warp * WARP_ROWS)
-        last_of_warp = min(int32(first_place + WARP_ROWS - 1) // group, end_token - 1)
-        visible_keys = int32(context + last_of_warp + 1)
-        if first_place // group >= end_token:
-            visible_keys = int32(0)
+        _, visible_keys = keys_seen(first_place, WARP_ROWS, group, context, end_token)
 
         queries = cuda.shared.array(query_elements, float32, alignment=16)
         keys = cuda.shared.array(tile_elements, float32, alignment=16)

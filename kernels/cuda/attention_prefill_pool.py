@@ -35,6 +35,9 @@ two products: of even dimensions and of odd ones, and what a lane sums in the en
 
     product 2·s, columns 2·quad, 2·quad + 1        dimensions 16·s + 4·quad, + 2
     product 2·s + 1                                dimensions 16·s + 4·quad + 1, + 3
+
+The product with values is one of bfloat16 whatever the model's dtype: `attention_decode_pool` says
+why.
 """
 
 from __future__ import annotations
@@ -44,7 +47,6 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint8, uint16, uint32
 
-from kernels.cuda.attention_partials import DeviceFunction, Local, Memory
 from kernels.cuda.instructions.async_copies import copy_word_async
 from kernels.cuda.instructions.conversions import PAIR_CONVERSIONS
 from kernels.cuda.instructions.eight_bits import WIDEN
@@ -57,8 +59,8 @@ from kernels.cuda.instructions.tiles import (
     load_transposed_tiles,
 )
 from kernels.cuda.instructions.vectors import load_word, store_word
-from kernels.cuda.quantized_kv import SCALE_BYTES, head_bytes
-from kernels.cuda.variant import Scalar
+from kernels.cuda.quantized_kv import SCALE_BYTES, VALUE_DTYPE_8_BITS, head_bytes
+from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar, Scalars
 
 TILE_KEYS = {64: 64, 96: 32, 128: 32}
 """Keys of a tile by head size; in 16 bits a stage takes 16 KB, 12 for D 96."""
@@ -70,12 +72,18 @@ SWIZZLES_8_BITS = {64: (1, 3), 96: (2, 1), 128: (0, 7)}
 VECTOR_BYTES = 16
 
 
+def sum_columns(head_size: int) -> int:
+    """Return the fragments of a tile of rows of the sums: 8 dimensions each, then the mass."""
+    return head_size // 8 + 1
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillPool:
     """One kind of pool, and what its tiles are in shared memory, in elements of the pool.
 
-    `element`: Numba's type of them. `vector`: of 16 bytes. `head_elements`: of a kv head of a
-    block, of K or of V. `stage`: of a tile's keys, values and scales. `shift`, `mask`: the swizzle.
+    `value_dtype`: of values and weights in their product. `element`: Numba's type of the pool's
+    elements. `vector`: of 16 bytes. `head_elements`: of a kv head of a block, of K or of V.
+    `stage`: of a tile's keys, values and scales. `shift`, `mask`: the swizzle.
 
     Device functions:
 
@@ -96,6 +104,7 @@ class PrefillPool:
     """
 
     has_scales: bool
+    value_dtype: str
     element: Any
     vector: int
     head_elements: int
@@ -130,58 +139,77 @@ def _make_column(flips: int) -> DeviceFunction:
     return column
 
 
+def _make_multiply_both(dtype: str, stride: int) -> DeviceFunction:
+    """Return what multiplies both tiles of rows with the columns of two tiles of 8.
+
+    The sums of the second tile of rows are `stride` fragments behind those of the first.
+    """
+    multiply = MULTIPLY_TILES[dtype]
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_both(sums: Local, n: Scalar, left: Local, first: Scalars, second: Scalars) -> None:
+        for m in range(2):
+            a = (left[m, 0], left[m, 1], left[m, 2], left[m, 3])
+            multiply(sums, m * stride + n, a, first)
+            multiply(sums, m * stride + n + 1, a, second)
+
+    return multiply_both
+
+
+def _make_value_place(head_size: int, vector: int, shift: int, mask: int) -> DeviceFunction:
+    """Return where a lane's row of the values' first read lies: 16 tokens of two vectors."""
+
+    @cuda.jit(device=True, inline="always")
+    def value_place(lane: Scalar) -> Scalar:
+        return (lane & 15) * head_size + vector * ((lane >> 4) ^ (lane >> shift & mask))
+
+    return value_place
+
+
 def _make_16_bits(dtype: str, head_size: int, block_size: int) -> PrefillPool:
     shift, mask = SWIZZLES[head_size]
     column = _make_column(2 if head_size == 96 else 4)
-    steps, vectors = head_size // 16, head_size // 8
-    columns = vectors + 1  # of the sums: tiles of 8 dimensions, and the mass
+    vector = VECTOR_BYTES // 2
+    steps, vectors = head_size // 16, head_size // vector
     keys = TILE_KEYS[head_size]
     key_tiles = keys // 8
-    multiply, pack = MULTIPLY_TILES[dtype], PAIR_CONVERSIONS[dtype].pack
+    multiply_keys = _make_multiply_both(dtype, key_tiles)
+    multiply_values = _make_multiply_both(dtype, sum_columns(head_size))
+    pack = PAIR_CONVERSIONS[dtype].pack
 
     @cuda.jit(device=True, inline="always")
-    def query_words(query: Memory, element: Scalar, quad: Scalar) -> tuple[Scalar, Scalar]:
+    def query_words(query: Pointer, element: Scalar, quad: Scalar) -> tuple[Scalar, Scalar]:
         first = element + 2 * quad
         return load_word(query, first), load_word(query, first + 8)
 
     @cuda.jit(device=True, inline="always")
     def key_place(lane: Scalar) -> Scalar:
         row = (lane >> 4 << 3) + (lane & 7)
-        return row * head_size + 8 * ((lane >> 3 & 1) ^ (lane >> shift & mask))
-
-    @cuda.jit(device=True, inline="always")
-    def value_place(lane: Scalar) -> Scalar:
-        return (lane & 15) * head_size + 8 * ((lane >> 4) ^ (lane >> shift & mask))
+        return row * head_size + vector * ((lane >> 3 & 1) ^ (lane >> shift & mask))
 
     @cuda.jit(device=True, inline="always")
     def add_keys(
-        scores: Local, words: Local, left: Local, tiles: Memory, place: Scalar, step: Scalar
+        scores: Local, words: Local, left: Local, tiles: Pointer, place: Scalar, step: Scalar
     ) -> None:
         first = column(place, step)
         for pair in range(key_tiles // 2):
             load_tiles(words, 0, tiles, first + pair * 16 * head_size)
-            for m in range(2):
-                n = m * key_tiles + 2 * pair
-                a = (left[m, 0], left[m, 1], left[m, 2], left[m, 3])
-                multiply(scores, n, a, (words[0, 0], words[0, 1]))
-                multiply(scores, n + 1, a, (words[0, 2], words[0, 3]))
+            low, high = (words[0, 0], words[0, 1]), (words[0, 2], words[0, 3])
+            multiply_keys(scores, 2 * pair, left, low, high)
 
     @cuda.jit(device=True, inline="always")
     def add_values(
-        sums: Local, words: Local, weights: Local, tiles: Memory, place: Scalar, pair: Scalar
+        sums: Local, words: Local, weights: Local, tiles: Pointer, place: Scalar, pair: Scalar
     ) -> None:
         for step in range(steps):
             first = column(place, step) + pair * 16 * head_size
             load_transposed_tiles(words, 0, tiles, first)
-            for m in range(2):
-                n = m * columns + 2 * step
-                a = (weights[m, 0], weights[m, 1], weights[m, 2], weights[m, 3])
-                multiply(sums, n, a, (words[0, 0], words[0, 1]))
-                multiply(sums, n + 1, a, (words[0, 2], words[0, 3]))
+            low, high = (words[0, 0], words[0, 1]), (words[0, 2], words[0, 3])
+            multiply_values(sums, 2 * step, weights, low, high)
 
     @cuda.jit(device=True, inline="always")
     def store_row(
-        out: Memory, element: Scalar, sums: Local,
+        out: Pointer, element: Scalar, sums: Local,
         fragment: Scalar, i: Scalar, share: Scalar, quad: Scalar,
     ) -> None:  # fmt: skip
         first = element + 2 * quad
@@ -191,15 +219,16 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> PrefillPool:
 
     return PrefillPool(
         has_scales=False,
+        value_dtype=dtype,
         element=uint16,
-        vector=VECTOR_BYTES // 2,
+        vector=vector,
         head_elements=block_size * head_size,
         stage=2 * keys * head_size,
         shift=shift,
         mask=mask,
         query_words=query_words,
         key_place=key_place,
-        value_place=value_place,
+        value_place=_make_value_place(head_size, vector, shift, mask),
         copy_scales=None,
         add_keys=add_keys,
         add_values=add_values,
@@ -210,16 +239,16 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> PrefillPool:
 def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> PrefillPool:
     shift, mask = SWIZZLES_8_BITS[head_size]
     column = _make_column({64: 4, 96: 2, 128: 8}[head_size])
-    steps, vectors = head_size // 16, head_size // 8
-    columns = vectors + 1  # of the sums: tiles of 8 dimensions, and the mass
-    keys = TILE_KEYS[head_size]
+    steps, keys = head_size // 16, TILE_KEYS[head_size]
     key_tiles, block_shift = keys // 8, block_size.bit_length() - 1
     first_scale, head_elements = block_size * head_size, head_bytes(head_size, block_size)
-    multiply, pack = MULTIPLY_TILES[dtype], PAIR_CONVERSIONS[dtype].pack
-    widen = WIDEN[kv_dtype, dtype]
+    multiply_keys = _make_multiply_both(dtype, key_tiles)
+    multiply_values = _make_multiply_both(VALUE_DTYPE_8_BITS, sum_columns(head_size))
+    widen_keys, widen_values = WIDEN[kv_dtype, dtype], WIDEN[kv_dtype, VALUE_DTYPE_8_BITS]
+    pack = PAIR_CONVERSIONS[dtype].pack
 
     @cuda.jit(device=True, inline="always")
-    def query_words(query: Memory, element: Scalar, quad: Scalar) -> tuple[Scalar, Scalar]:
+    def query_words(query: Pointer, element: Scalar, quad: Scalar) -> tuple[Scalar, Scalar]:
         low = load_word(query, element + 4 * quad)
         high = load_word(query, element + 4 * quad + 2)
         return choose_bytes(low, high, LOWER_HALVES), choose_bytes(low, high, UPPER_HALVES)
@@ -229,13 +258,8 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
         return lane * head_size + VECTOR_BYTES * (lane >> shift & mask)
 
     @cuda.jit(device=True, inline="always")
-    def value_place(lane: Scalar) -> Scalar:
-        vector = (lane >> 4) ^ (lane >> shift & mask)
-        return (lane & 15) * head_size + VECTOR_BYTES * vector
-
-    @cuda.jit(device=True, inline="always")
     def copy_scales(
-        tiles: Memory, element: Scalar, pool: Memory, block_tables: Memory, first_entry: Scalar,
+        tiles: Pointer, element: Scalar, pool: Pointer, block_tables: Pointer, first_entry: Scalar,
         block_stride: Scalar, key_offset: Scalar, value_offset: Scalar, kv_head: Scalar,
         first_key: Scalar, last_key: Scalar,
     ) -> None:  # fmt: skip
@@ -250,39 +274,33 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
 
     @cuda.jit(device=True, inline="always")
     def add_keys(
-        scores: Local, words: Local, left: Local, tiles: Memory, place: Scalar, step: Scalar
+        scores: Local, words: Local, left: Local, tiles: Pointer, place: Scalar, step: Scalar
     ) -> None:
         pairs = cuda.local.array((1, 4), uint32)
         first = column(place, step)
         for four in range(key_tiles // 4):
             load_tiles(words, 0, tiles, first + four * 32 * head_size)
             for two in range(2):
-                widen(pairs, 0, words[0, 2 * two], words[0, 2 * two + 1])
-                for m in range(2):
-                    n = m * key_tiles + 4 * four + 2 * two
-                    a = (left[m, 0], left[m, 1], left[m, 2], left[m, 3])
-                    multiply(scores, n, a, (pairs[0, 0], pairs[0, 1]))
-                    multiply(scores, n + 1, a, (pairs[0, 2], pairs[0, 3]))
+                widen_keys(pairs, 0, words[0, 2 * two], words[0, 2 * two + 1])
+                low, high = (pairs[0, 0], pairs[0, 1]), (pairs[0, 2], pairs[0, 3])
+                multiply_keys(scores, 4 * four + 2 * two, left, low, high)
 
     @cuda.jit(device=True, inline="always")
     def add_values(
-        sums: Local, words: Local, weights: Local, tiles: Memory, place: Scalar, pair: Scalar
+        sums: Local, words: Local, weights: Local, tiles: Pointer, place: Scalar, pair: Scalar
     ) -> None:
         pairs = cuda.local.array((1, 4), uint32)
         for two in range(steps // 2):
             first = column(place, 2 * two) + pair * 16 * head_size
             load_transposed_tiles(words, 0, tiles, first)
             for half in range(2):
-                widen(pairs, 0, words[0, 2 * half], words[0, 2 * half + 1])
-                for m in range(2):
-                    n = m * columns + 4 * two + 2 * half
-                    a = (weights[m, 0], weights[m, 1], weights[m, 2], weights[m, 3])
-                    multiply(sums, n, a, (pairs[0, 0], pairs[0, 2]))
-                    multiply(sums, n + 1, a, (pairs[0, 1], pairs[0, 3]))
+                widen_values(pairs, 0, words[0, 2 * half], words[0, 2 * half + 1])
+                even, odd = (pairs[0, 0], pairs[0, 2]), (pairs[0, 1], pairs[0, 3])
+                multiply_values(sums, 4 * two + 2 * half, weights, even, odd)
 
     @cuda.jit(device=True, inline="always")
     def store_row(
-        out: Memory, element: Scalar, sums: Local,
+        out: Pointer, element: Scalar, sums: Local,
         fragment: Scalar, i: Scalar, share: Scalar, quad: Scalar,
     ) -> None:  # fmt: skip
         first = element + 4 * quad
@@ -294,6 +312,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
 
     return PrefillPool(
         has_scales=True,
+        value_dtype=VALUE_DTYPE_8_BITS,
         element=uint8,
         vector=VECTOR_BYTES,
         head_elements=head_elements,
@@ -302,7 +321,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
         mask=mask,
         query_words=query_words,
         key_place=key_place,
-        value_place=value_place,
+        value_place=_make_value_place(head_size, VECTOR_BYTES, shift, mask),
         copy_scales=copy_scales,
         add_keys=add_keys,
         add_values=add_values,

@@ -69,7 +69,8 @@ from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.attention_prefill_pool import TILE_KEYS, make_prefill_pool
+from kernels.cuda.attention_prefill_pool import TILE_KEYS, make_prefill_pool, sum_columns
+from kernels.cuda.attention_tiles import find_tile, keys_seen
 from kernels.cuda.instructions.async_copies import commit_copies, copy_async, wait_for_copies
 from kernels.cuda.instructions.conversions import (
     FULL_WARP,
@@ -81,6 +82,7 @@ from kernels.cuda.instructions.conversions import (
 )
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES
 from kernels.cuda.instructions.vectors import load_vector, load_word, store_word
+from kernels.cuda.lanes import lane_and_warp
 from kernels.cuda.variant import Pointer, Scalar
 
 WARPS = 4
@@ -92,9 +94,8 @@ TILE_ROWS = WARPS * WARP_ROWS
 PARKED_STEPS, PARKED_STEPS_8_BITS = {64: 0, 96: 0, 128: 4}, {64: 0, 96: 0, 128: 7}
 
 ONE_TWICE = {"bfloat16": 0x3F80_3F80, "float16": 0x3C00_3C00}
-# Weights are at most 2⁸ above what they would be with the true peak; where a value's scale is
-# multiplied to them, 2⁶, so that a float16 holds the product.
-SLACK, SLACK_WITH_SCALES = float32(8), float32(6)
+# Weights are at most 2⁸ above what they would be with the true peak: a float16 holds them.
+SLACK = float32(8)
 MINUS_INFINITY = float32(-math.inf)
 
 
@@ -109,14 +110,13 @@ def make_tensor_prefill(
     has_scales, head_elements, stage = pool_.has_scales, pool_.head_elements, pool_.stage
     shift, mask, vector_elements = pool_.shift, pool_.mask, pool_.vector
     word_elements = vector_elements // 4
-    slack = SLACK_WITH_SCALES if has_scales else SLACK
-    tile_tokens_ = TILE_ROWS // group
+    most_tokens = TILE_ROWS // group  # of a tile
     block_shift = block_size.bit_length() - 1
     steps = head_size // 16
     parked = (PARKED_STEPS_8_BITS if has_scales else PARKED_STEPS)[head_size]
     resident = steps - parked
-    mass = head_size // 8  # of the sums: it follows the tiles of 8 dimensions
-    columns = mass + 1
+    columns = sum_columns(head_size)
+    mass = columns - 1
     keys = TILE_KEYS[head_size]
     key_tiles = keys // 8
     half_stage = keys * head_size  # elements: first the keys, then the values
@@ -131,9 +131,9 @@ def make_tensor_prefill(
     resident_fragments = 2 * resident
     score_fragments = 2 * key_tiles
     sum_fragments = 2 * columns
-    one_twice = ONE_TWICE[dtype]
-    multiply = MULTIPLY_TILES[dtype]
-    pack = PAIR_CONVERSIONS[dtype].pack
+    one_twice = ONE_TWICE[pool_.value_dtype]
+    multiply = MULTIPLY_TILES[pool_.value_dtype]
+    pack = PAIR_CONVERSIONS[pool_.value_dtype].pack
 
     def attention_prefill(
         out: Pointer,
@@ -158,23 +158,13 @@ def make_tensor_prefill(
             return
         kv_head = int32(cuda.blockIdx.x)
         thread = cuda.threadIdx.x
-        lane = int32(thread & 31)
-        # From lane 0 to all: so the compiler knows that a warp does not part over it.
-        warp = int32(cuda.shfl_sync(FULL_WARP, thread >> 5, 0))
-        seq_len = seq_lens[row]
-        first_query = cu_query_lens[row]
-        query_len = int32(cu_query_lens[row + 1] - first_query)
-        context = int32(seq_len - query_len)  # tokens before the first query token
+        lane, warp = lane_and_warp()
         first_token = tile_tokens[tile]
-        end_token = int32(min(first_token + tile_tokens_, query_len))
-        # The warp's tokens; where it has none it sees no keys.
+        seq_len, first_query, context, end_token = find_tile(
+            row, first_token, most_tokens, seq_lens, cu_query_lens
+        )
         first_place = int32(first_token * group + warp * WARP_ROWS)
-        first_of_warp = int32(first_place // group)
-        last_of_warp = min(int32(first_place + WARP_ROWS - 1) // group, end_token - 1)
-        first_position = int32(context + first_of_warp)
-        visible_keys = int32(context + last_of_warp + 1)
-        if first_of_warp >= end_token:
-            visible_keys = int32(0)
+        first_position, visible_keys = keys_seen(first_place, WARP_ROWS, group, context, end_token)
 
         tiles = cuda.shared.array(shared_elements, element_type, alignment=16)
         queries = cuda.local.array((resident_fragments, 4), uint32)
@@ -295,7 +285,7 @@ def make_tensor_prefill(
                         top = maximum(top, cuda.shfl_xor_sync(FULL_WARP, top, 1 << bit))
                     top *= scale_log2e
                     old = peak[r]
-                    if top > old + slack:
+                    if top > old + SLACK:
                         peak[r] = top
                     shrink[r] = exp2(old - peak[r])
                     rises |= shrink[r] != float32(1)
@@ -332,10 +322,10 @@ def make_tensor_prefill(
                     add_values(sums, words, weights, tiles, place, pair)
 
         # Everything about the tile is asked again, see *Registers*.
-        row = tile_rows[tile]
-        first_token = tile_tokens[tile]
-        first_query = cu_query_lens[row]
-        end_token = int32(min(first_token + tile_tokens_, cu_query_lens[row + 1] - first_query))
+        row, first_token = tile_rows[tile], tile_tokens[tile]
+        _, first_query, _, end_token = find_tile(
+            row, first_token, most_tokens, seq_lens, cu_query_lens
+        )
         row_place = first_token * group + warp * WARP_ROWS + (lane >> 2)
         for r in range(4):
             place = int32(row_place + 8 * r)

@@ -23,8 +23,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numba import cuda, int32
 
 from kernels.cuda.errors import CudaKernelError
+from kernels.cuda.variant import Pointer, Scalar, Scalars
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 
@@ -104,3 +106,34 @@ def most_tiles(num_tokens: int, num_rows: int, tile_tokens: int) -> int:
     """
     rows = min(num_rows, num_tokens)
     return rows + (num_tokens - rows) // tile_tokens
+
+
+@cuda.jit(device=True, inline="always")
+def find_tile(
+    row: Scalar, first_token: Scalar, most: Scalar, seq_lens: Pointer, cu_query_lens: Pointer
+) -> Scalars:
+    """Return, in a kernel, (tokens of the row, its first query token, tokens before that, end).
+
+    The tile is of row `row`, begins at `first_token` of its query tokens and has up to `most`; end
+    is behind its last, counted like `first_token`. The row's first query token is counted in the
+    batch.
+    """
+    seq_len, first_query = seq_lens[row], cu_query_lens[row]
+    query_len = int32(cu_query_lens[row + 1] - first_query)
+    context = int32(seq_len - query_len)
+    return seq_len, first_query, context, int32(min(first_token + most, query_len))
+
+
+@cuda.jit(device=True, inline="always")
+def keys_seen(
+    first_place: Scalar, places: Scalar, group: Scalar, context: Scalar, end_token: Scalar
+) -> Scalars:
+    """Return, in a kernel, (position of a warp's first token, how many keys the warp sees).
+
+    The warp has `places` places from `first_place` on, each a token and one of `group` heads. Keys
+    up to its last token's own are seen, none where it has no token.
+    """
+    first_token = int32(first_place // group)
+    last_token = min(int32(first_place + places - 1) // group, end_token - 1)
+    num_keys = int32(context + last_token + 1)
+    return int32(context + first_token), num_keys if first_token < end_token else int32(0)

@@ -7,25 +7,21 @@ shared arrays they were lent may be used again.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from numba import cuda, float32, int64
 
 from kernels.cuda.instructions.conversions import FULL_WARP
+from kernels.cuda.lanes import warp_sum
+from kernels.cuda.long_rows import READS, read_ahead
 from kernels.cuda.ordered_floats import order_key
-
-Scalar: TypeAlias = Any  # of a kernel; Numba takes the type from the call
-Array: TypeAlias = Any
-Scalars: TypeAlias = Any  # a tuple of them
+from kernels.cuda.variant import Pointer, Scalar, Scalars
 
 LARGEST_FINITE = float32(3.4028234663852886e38)
 
 
 @cuda.jit(device=True, inline="always")
-def block_sum(value: Scalar, of_warps: Array) -> Scalar:
+def block_sum(value: Scalar, of_warps: Pointer) -> Scalar:
     """Return the sum of all threads' int64 values. `of_warps`: shared int64, one a warp."""
-    for step in range(5):
-        value += cuda.shfl_xor_sync(FULL_WARP, value, 16 >> step)
+    value = warp_sum(value)
     if cuda.threadIdx.x % 32 == 0:
         of_warps[cuda.threadIdx.x // 32] = value
     cuda.syncthreads()
@@ -37,7 +33,7 @@ def block_sum(value: Scalar, of_warps: Array) -> Scalar:
 
 
 @cuda.jit(device=True, inline="always")
-def block_max(value: Scalar, of_warps: Array) -> Scalar:
+def block_max(value: Scalar, of_warps: Pointer) -> Scalar:
     """Return the largest of all threads' int64 values. `of_warps`: shared int64, one a warp."""
     for step in range(5):
         value = max(value, cuda.shfl_xor_sync(FULL_WARP, value, 16 >> step))
@@ -52,17 +48,21 @@ def block_max(value: Scalar, of_warps: Array) -> Scalar:
 
 
 @cuda.jit(device=True, inline="always")
-def find_largest(logits: Array, first: Scalar, vocab: Scalar, of_warps: Array) -> Scalars:
+def find_largest(logits: Pointer, row: Scalar, vocab: Scalar, of_warps: Pointer) -> Scalars:
     """Return (order key of the largest logit, how many are not finite); all threads get it.
 
-    `logits[first … first + vocab - 1]`, float32. The key also names the token, the lowest id among
+    `logits[row … row + vocab - 1]`, float32. The key also names the token, the lowest id among
     equals (`ordered_floats`). `of_warps`: shared int64, one a warp.
     """
     best, bad = int64(0), int64(0)
-    for v in range(cuda.threadIdx.x, vocab, cuda.blockDim.x):
-        logit = logits[first + v]
-        if abs(logit) <= LARGEST_FINITE:  # NaN is not
-            best = max(best, order_key(logit, v))
-        else:
-            bad += 1
+    numbers = cuda.local.array(READS, float32)
+    for first in range(cuda.threadIdx.x, vocab, READS * cuda.blockDim.x):
+        read_ahead(numbers, logits, row, first, cuda.blockDim.x, vocab)
+        for i in range(READS):
+            v = first + i * cuda.blockDim.x
+            if v < vocab:
+                if abs(numbers[i]) <= LARGEST_FINITE:  # NaN is not
+                    best = max(best, order_key(numbers[i], v))
+                else:
+                    bad += 1
     return block_max(best, of_warps), block_sum(bad, of_warps)

@@ -11,8 +11,8 @@ is loaded into the device. A file's name says what made it:
 
     <variant>.<architecture>.<source hash>.<toolchain hash>.cubin
 
-A machine without the toolchain can use a file made elsewhere from the same source; with the
-toolchain both hashes must agree.
+A machine whose toolchain is missing, or fails, can use a file made elsewhere from the same source;
+otherwise both hashes must agree.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ from kernels.cuda import instructions
 from kernels.cuda import variant as variant_module
 from kernels.cuda.errors import CacheDirectoryError, CompileError, MissingToolchainError
 from kernels.cuda.variant import Variant
-
-# The command line tools' default; a plane's configuration names its own.
-DEFAULT_CACHE_DIR = Path("~/.cache/hetero-paged-infer/cuda")
 
 # PTX is made for this one, whatever it is assembled for: the kernels use nothing newer, and the
 # slower half of a build is done once for all architectures.
@@ -128,9 +125,10 @@ def compile_ptx(variant: Variant, capability: tuple[int, int] = LOWEST_CAPABILIT
             cc=capability,
             launch_bounds=_launch_bounds(variant),
         )
-    except (NumbaError, NvvmError, CCSupportError, TypeError) as error:
-        # TypeError: a numba-cuda whose `compile` has other parameters.
-        first_line = str(error).strip().splitlines()[0]
+    except (NumbaError, NvvmError, CCSupportError, TypeError, AttributeError, ImportError) as error:
+        # TypeError: a numba-cuda whose `compile` has other parameters. The last two: one that does
+        # not go with its own libraries, such as a NumPy that has lost what it uses.
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CompileError(f"{variant.name} for {capability}: {first_line}") from error
     entries = _ENTRY.findall(ptx)
     if len(entries) != 1:
@@ -146,7 +144,11 @@ def link(name: str, ptx: str, capability: tuple[int, int]) -> tuple[bytes, Resou
     require_toolchain(LINKER_LIBRARIES)
     from cuda.bindings import nvjitlink
 
-    handle = nvjitlink.create(2, [f"-arch={architecture(capability)}", "-verbose"])
+    arch = architecture(capability)
+    try:
+        handle = nvjitlink.create(2, [f"-arch={arch}", "-verbose"])
+    except nvjitlink.nvJitLinkError as error:  # of an architecture that it does not know
+        raise CompileError(f"{name} for {arch}: {error}") from error
     try:
         code = ptx.encode()
         nvjitlink.add_data(handle, nvjitlink.InputType.PTX, code, len(code), name)
@@ -187,25 +189,30 @@ def build(
 ) -> bytes:
     """Return the variant's machine code, from the cache if it is there.
 
+    Where there is no compiler, or it fails, another machine's code of the same source will do.
     `progress` gets one line before each compilation. Raises CacheDirectoryError,
     MissingToolchainError or CompileError.
     """
-    directory = private_directory(cache_dir)
+    path = _cache_path(variant, capability, private_directory(cache_dir))
+    if path.exists():
+        return path.read_bytes()
     try:
         require_toolchain()
-    except MissingToolchainError:
+        if progress is not None:
+            progress(f"compiling {variant.name} for {architecture(capability)}")
+        cubin, _ = link(variant.name, compile_ptx(variant), capability)
+    except (MissingToolchainError, CompileError):
         made_elsewhere = prebuilt(variant, capability, cache_dir)
         if made_elsewhere is None:
             raise
         return made_elsewhere
-    path = _cache_path(variant, capability, directory)
-    if path.exists():
-        return path.read_bytes()
-    if progress is not None:
-        progress(f"compiling {variant.name} for {architecture(capability)}")
-    cubin, _ = link(variant.name, compile_ptx(variant), capability)
-    store(variant, capability, cache_dir, cubin)
+    write_whole(path, cubin)
     return cubin
+
+
+def is_built(variant: Variant, capability: tuple[int, int], cache_dir: Path) -> bool:
+    """Whether this machine's toolchain has built a variant into the cache."""
+    return _cache_path(variant, capability, private_directory(cache_dir)).exists()
 
 
 def prebuilt(variant: Variant, capability: tuple[int, int], cache_dir: Path) -> bytes | None:
@@ -217,10 +224,14 @@ def prebuilt(variant: Variant, capability: tuple[int, int], cache_dir: Path) -> 
 
 
 def store(variant: Variant, capability: tuple[int, int], cache_dir: Path, cubin: bytes) -> None:
-    """Put machine code into the cache; it appears complete or not at all, whoever else writes."""
-    path = _cache_path(variant, capability, private_directory(cache_dir))
+    """Put machine code into the cache."""
+    write_whole(_cache_path(variant, capability, private_directory(cache_dir)), cubin)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears complete or not at all, whoever else writes it."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(cubin)
+        file.write(content)
     Path(file.name).replace(path)
 
 
@@ -243,11 +254,15 @@ def toolchain_hash() -> str:
 def private_directory(path: Path) -> Path:
     """Return `path`, created if missing, once it is known that only we can write there.
 
-    Raises CacheDirectoryError.
+    What it lies in is created as private, too: that may be a cache of others. Raises
+    CacheDirectoryError.
     """
     path = path.expanduser()
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for parent in reversed(path.parents):
+            if not parent.exists():
+                parent.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
         status = path.lstat()
     except OSError as error:
         raise CacheDirectoryError(f"machine-code cache {path}: {error.strerror}") from error

@@ -2,14 +2,15 @@
 
 Needs no GPU and no driver. One line a variant and architecture; the exit code is 1 if any variant
 fails to compile, spills, keeps an array in local memory, calculates in float64, takes more
-registers than it should, or lacks an instruction it is built on. With `nvdisasm` at hand (a wheel
-of that name has it) the machine instructions are counted as well.
+registers or shared memory than it should, or lacks an instruction it is built on. With `nvdisasm`
+at hand (a wheel of that name has it) the machine instructions are counted as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -31,6 +32,11 @@ CAPABILITIES = ((8, 0), (9, 0))
 # The register file of a multiprocessor: what a block of threads takes must fit.
 REGISTER_FILE = 65536
 MAX_REGISTERS = 255
+
+# Of a block whose arrays have their sizes in the code; the assembler takes more, the driver does
+# not launch it. Its own report counts what the system keeps of a block, too, from 9.0 on.
+MAX_SHARED_BYTES = 48 << 10
+_SHARED_ARRAY = re.compile(r"\.shared\s[^;\[]*\[(\d+)\];")
 
 # Variants that are disassembled together: more would only let their lines wait.
 AT_ONCE = 16
@@ -55,6 +61,9 @@ def faults(
         found.append(f"{usage.spill_bytes} bytes of spills")
     if usage.stack_bytes or counts["LDL"] or counts["STL"]:
         found.append(f"{usage.stack_bytes} bytes of local memory")
+    shared_bytes = sum(map(int, _SHARED_ARRAY.findall(ptx)))
+    if shared_bytes > MAX_SHARED_BYTES:
+        found.append(f"{shared_bytes} bytes of shared memory, the ceiling is {MAX_SHARED_BYTES}")
     expected = variant.expectation
     if ".f64" in ptx and not expected.uses_float64:
         found.append("float64 arithmetic")
@@ -186,7 +195,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="these operations instead of all: %(choices)s",
     )  # fmt: skip
     parser.add_argument(
-        "--for", dest="capabilities", type=_capability, nargs="+", metavar="CAPABILITY",
+        "--for", dest="capabilities", type=capability, nargs="+", metavar="CAPABILITY",
         default=CAPABILITIES, help="compute capabilities, like 8.9 (default: 8.0 9.0)",
     )  # fmt: skip
     parser.add_argument(
@@ -205,7 +214,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _capability(text: str) -> tuple[int, int]:
+def capability(text: str) -> tuple[int, int]:
+    """Read a compute capability as the command line writes it: "8.9" is (8, 9)."""
     major, _, minor = text.partition(".")
     if not (major.isdecimal() and minor.isdecimal()):
         message = f"{text!r} is not a compute capability like 8.9"

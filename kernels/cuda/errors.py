@@ -37,8 +37,11 @@ class CacheDirectoryError(CudaKernelError):
     """The machine-code cache lies in a directory that others could write to."""
 
 
-class DriverError(CudaKernelError):
-    """The CUDA driver is absent or refused a call; `status` is its name for the reason."""
+class DriverError(CudaKernelError, RuntimeError):
+    """The CUDA driver is absent or refused a call; `status` is its name for the reason.
+
+    A RuntimeError, as what torch reports of the device: those who catch one mean both.
+    """
 
     def __init__(self, call: str, status: str) -> None:
         super().__init__(f"{call} failed: {status}")

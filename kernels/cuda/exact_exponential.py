@@ -5,8 +5,6 @@ Device functions: kernels call them, the compiler puts them in place.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from numba import cuda, float64, int64
 
 from kernels.cuda.instructions.exact_float64 import (
@@ -16,9 +14,8 @@ from kernels.cuda.instructions.exact_float64 import (
     float64_to_bits,
     multiply_float64,
 )
+from kernels.cuda.variant import Scalar
 from kernels.reference import exponential as reference
-
-Scalar: TypeAlias = Any  # of a kernel; Numba takes the type from the call
 
 WEIGHT_ONE = float64(2.0**40)
 

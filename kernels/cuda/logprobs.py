@@ -7,9 +7,11 @@ The specification is `kernels.reference.logprobs`, and this gives its very bits:
 with the integer weights of the sampler at temperature 1, whose sum is exact in any order. One block
 of threads a row. The most likely tokens are found one after the other, each as the largest of those
 below the one before: a pass over the row each, which the second cache serves. There are at most 20.
+What it costs is said in `sampling`: the float64 of the sum, and 8 K cycles a pass.
 
 The ladder:
-  v1  this: two passes and one more for each of the most likely.
+  v1  two passes and one more for each of the most likely; a read at a time.
+  v2  this: four reads of a thread under way, the next logit read while a weight is computed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from numba import cuda, float32, float64, int32, int64
 from kernels.cuda.block_reductions import block_max, block_sum, find_largest
 from kernels.cuda.exact_exponential import exact_log, integer_weight
 from kernels.cuda.instructions.exact_float64 import add_float64
+from kernels.cuda.long_rows import READS, read_ahead
 from kernels.cuda.ordered_floats import order_key, token_of_key
 from kernels.cuda.plain_variants import SampleVariant
 from kernels.cuda.variant import Expectation, Pointer, Scalar
@@ -92,13 +95,17 @@ def make_logprobs(variant: LogprobsVariant) -> Callable[..., None]:
         if count >= 0:
             row = int64(logits_rows[sample]) * logits_stride
             of_warps = cuda.shared.array(warps, int64)
+            numbers = cuda.local.array(READS, float32)
             best, bad = find_largest(logits, row, vocab, of_warps)
             largest, log_total = float32(0), float64(0)
             if bad == 0:
                 largest = logits[row + token_of_key(best)]
                 total = int64(0)
+                logit = logits[row + min(thread, vocab - 1)]
                 for v in range(thread, vocab, threads):
-                    total += integer_weight(logits[row + v], largest, float64(1))
+                    following = logits[row + min(v + threads, vocab - 1)]
+                    total += integer_weight(logit, largest, float64(1))
+                    logit = following
                 total = block_sum(total, of_warps)
                 log_total = exact_log(float64(total) * WEIGHT_UNIT)
 
@@ -111,10 +118,13 @@ def make_logprobs(variant: LogprobsVariant) -> Callable[..., None]:
                     token = token_of_key(best)
                     # The next: the largest key below this one, found by all before it is needed.
                     below = int64(-1)
-                    for v in range(thread, vocab, threads):
-                        key = order_key(logits[row + v], v)
-                        if key < best:
-                            below = max(below, key)
+                    for start in range(thread, vocab, READS * threads):
+                        read_ahead(numbers, logits, row, start, threads, vocab)
+                        for j in range(READS):
+                            v = start + j * threads
+                            key = order_key(numbers[j], v)
+                            if v < vocab and key < best:
+                                below = max(below, key)
                     best = block_max(below, of_warps)
                 value = NOT_A_NUMBER
                 if bad == 0:

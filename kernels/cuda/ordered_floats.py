@@ -8,13 +8,10 @@ lowest id; −0 and 0 are equal.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from numba import cuda, float32, int64, uint32
 
 from kernels.cuda.instructions.conversions import float32_to_word
-
-Scalar: TypeAlias = Any  # of a kernel; Numba takes the type from the call
+from kernels.cuda.variant import Scalar
 
 ID_BITS = 31
 LAST_ID = (1 << ID_BITS) - 1

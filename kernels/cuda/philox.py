@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from numba import cuda, float64, uint64
 
+from kernels.cuda.variant import Scalar
 from kernels.reference.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
-
-Scalar: TypeAlias = Any  # of a kernel; Numba takes the type from the call
 
 _WORD, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
 _MULTIPLIER_0, _MULTIPLIER_1 = uint64(MULTIPLIERS[0]), uint64(MULTIPLIERS[1])

@@ -29,6 +29,11 @@ SCALE_BYTES: Final = 4
 QUANTIZED_DTYPES: Final = tuple(LARGEST)
 """What a `kv_dtype` may be besides None, which means the model's own."""
 
+VALUE_DTYPE_8_BITS: Final = "bfloat16"
+"""In which weights times scales meet values of eight bits, which all are exact in it.
+
+A weight times a scale may be of any size: float16 would lose the small ones."""
+
 POOL_DTYPES: Final[tuple[tuple[str, str | None], ...]] = (
     *((dtype, None) for dtype in STORAGE_TYPES),
     *((dtype, kv_dtype) for kv_dtype in QUANTIZED_DTYPES for dtype in ("bfloat16", "float16")),

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 
 from numba import cuda, float32, int64
 
-from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, reciprocal_root
+from kernels.cuda.instructions.conversions import CONVERSIONS, reciprocal_root
 from kernels.cuda.instructions.elements import (
     LOAD_CONSTANT_FLOATS,
     LOAD_FLOATS,
     STORE_FLOATS,
     VECTOR_LENGTHS,
 )
+from kernels.cuda.lanes import warp_sum
 from kernels.cuda.variant import (
     STORAGE_TYPES,
     Expectation,
@@ -146,8 +147,7 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
                     squares += values[r, i] * values[r, i]
 
         sums = cuda.shared.array(num_warps, float32)
-        for step in range(5):
-            squares += cuda.shfl_xor_sync(FULL_WARP, squares, 16 >> step)
+        squares = warp_sum(squares)
         if thread % 32 == 0:
             sums[thread // 32] = squares
         cuda.syncthreads()

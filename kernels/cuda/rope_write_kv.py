@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.attention_variant import BLOCK_SIZES, HEAD_SIZES
 from kernels.cuda.instructions.conversions import FULL_WARP, float32_to_word, word_to_float32
 from kernels.cuda.instructions.eight_bits import STORE_CODES
 from kernels.cuda.instructions.elements import LOAD_CONSTANT_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
@@ -47,9 +48,6 @@ from kernels.cuda.quantized_kv import (
 )
 from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar, require_one_of
 from kernels.reference.quantized_kv import LARGEST
-
-HEAD_SIZES = (64, 96, 128)
-BLOCK_SIZES = (16, 32)
 
 MAGNITUDE = uint32(0x7FFF_FFFF)  # of a float32's bits
 INFINITY = 0x7F80_0000

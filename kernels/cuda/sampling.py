@@ -13,11 +13,21 @@ whose running sum exceeds the target. Each warp takes one stretch of ids:
     sums   │ 812           │ 90            │   │ 3             │   the stretches' sums say which
              target 850 ───────▲ 38 into warp 1                   warp finds the token, lane by lane
 
-Limits: the vocabulary is below 2^22, so that sums fit 63 bits. A row is read from the second cache
-a few times by one multiprocessor; with many samples at once that is all there is to gain.
+Limits: the vocabulary is below 2^22, so that sums fit 63 bits.
+
+What limits it (an argument; `make gpu` measures), for a row of 128 K logits. A sample has one
+multiprocessor, which reads 64 bytes a cycle from the second cache: 8 K cycles for a pass over the
+logits, 16 K for one over the weights. Greedy is one of the former. Drawing makes the weights, some
+40 float64 instructions each, of which a multiprocessor of a data centre's device does 64 a cycle
+(of others two): 80 K cycles, the longest part; then it passes over the weights twice, and up to
+six times more for each of top-k and top-p. All that only if reads do not wait for each other
+(`long_rows`) and lanes that count into one bin do not either (`add_shared_int64`). With few samples
+most multiprocessors have nothing to do: a row split over several would be the next step.
 
 The ladder:
-  v1  this. One pass for greedy, four for drawing; top-k and top-p take up to six more each.
+  v1  one pass for greedy, four for drawing, top-k and top-p up to six more each; a read at a time.
+  v2  this: four reads of a thread under way, the next logit read while a weight is computed, sums
+      of bins added in halves instead of by a loop that waits for a turn.
 """
 
 from __future__ import annotations
@@ -31,6 +41,8 @@ from kernels.cuda.block_reductions import block_sum, find_largest
 from kernels.cuda.exact_exponential import integer_weight
 from kernels.cuda.instructions.conversions import FULL_WARP
 from kernels.cuda.instructions.exact_float64 import multiply_float64
+from kernels.cuda.lanes import warp_sum
+from kernels.cuda.long_rows import READS, read_ahead
 from kernels.cuda.ordered_floats import token_of_key
 from kernels.cuda.philox import uniform
 from kernels.cuda.plain_variants import SampleVariant
@@ -117,10 +129,13 @@ def make_sampling(variant: SamplingVariant) -> Callable[..., None]:
         if is_drawn:
             largest = logits[row + token]
             total = int64(0)
+            logit = logits[row + min(thread, vocab - 1)]
             for v in range(thread, vocab, threads):
-                weight = integer_weight(logits[row + v], largest, inverse_temperature)
+                following = logits[row + min(v + threads, vocab - 1)]
+                weight = integer_weight(logit, largest, inverse_temperature)
                 weights[first_weight + v] = weight
                 total += weight
+                logit = following
             total = block_sum(total, of_warps)
 
             threshold, ties = find_kept(
@@ -138,13 +153,14 @@ def make_sampling(variant: SamplingVariant) -> Callable[..., None]:
                 ties_before = count_ties(weights, first_weight, begin, end, threshold, of_warps)
             mine = int64(0)
             seen = ties_before
-            for v in range(begin, end, 32):
-                weight, seen = kept_weight(
-                    weights, first_weight, v + lane, end, threshold, ties, seen
-                )
-                mine += weight
-            for step in range(5):
-                mine += cuda.shfl_xor_sync(FULL_WARP, mine, 16 >> step)
+            read_weights = cuda.local.array(READS, int64)
+            for first in range(begin, end, READS * 32):
+                read_ahead(read_weights, weights, first_weight, first + lane, 32, end)
+                for i in range(READS):
+                    weight = read_weights[i] if first + 32 * i + lane < end else int64(0)
+                    weight, seen = kept_weight(weight, threshold, ties, seen)
+                    mine += weight
+            mine = warp_sum(mine)
             if lane == 0:
                 of_warps[warp] = mine
             cuda.syncthreads()
@@ -160,20 +176,22 @@ def make_sampling(variant: SamplingVariant) -> Callable[..., None]:
             target = min(int64(multiply_float64(u, float64(kept))), kept - 1)
             if running <= target < running + mine:
                 seen = ties_before
-                for v in range(begin, end, 32):
-                    weight, seen = kept_weight(
-                        weights, first_weight, v + lane, end, threshold, ties, seen
-                    )
-                    # The running sum after this lane's token.
-                    after = weight
-                    for step in range(5):
-                        lower = cuda.shfl_up_sync(FULL_WARP, after, 1 << step)
-                        if lane >= 1 << step:
-                            after += lower
-                    after += running
-                    if after - weight <= target < after:
-                        tokens[sample] = int32(v + lane)
-                    running = cuda.shfl_sync(FULL_WARP, after, 31)
+                for first in range(begin, end, READS * 32):
+                    read_ahead(read_weights, weights, first_weight, first + lane, 32, end)
+                    for i in range(READS):
+                        v = first + 32 * i + lane
+                        weight = read_weights[i] if v < end else int64(0)
+                        weight, seen = kept_weight(weight, threshold, ties, seen)
+                        # The running sum after this lane's token.
+                        after = weight
+                        for step in range(5):
+                            lower = cuda.shfl_up_sync(FULL_WARP, after, 1 << step)
+                            if lane >= 1 << step:
+                                after += lower
+                        after += running
+                        if after - weight <= target < after:
+                            tokens[sample] = int32(v)
+                        running = cuda.shfl_sync(FULL_WARP, after, 31)
             if thread == 0:
                 is_finite[sample] = 1
         elif thread == 0:

@@ -16,9 +16,13 @@ from typing import Any, Protocol, TypeAlias
 
 from kernels.cuda.errors import UnsupportedVariantError
 
-# How a kernel's parameters are written in its source; Numba takes the types from `arguments`.
-Pointer: TypeAlias = Any
+# How parameters are written in the source of kernels and device functions. Numba takes a kernel's
+# types from `arguments`, a device function's from the call.
+Pointer: TypeAlias = Any  # to global memory, or an array in shared memory
+Local: TypeAlias = Any  # an array of the thread
 Scalar: TypeAlias = Any
+Scalars: TypeAlias = Any  # a tuple of them
+DeviceFunction: TypeAlias = Any
 
 SCALARS: dict[str, Any] = {
     "int32": ctypes.c_int32,

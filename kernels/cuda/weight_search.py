@@ -19,18 +19,15 @@ The histograms are filled by atomic additions of integers in shared memory: exac
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from numba import cuda, float64, int32, int64, uint32
 
 from kernels.cuda.exact_exponential import WEIGHT_ONE
-from kernels.cuda.instructions.atomics import add_int32, add_int64
+from kernels.cuda.instructions.atomics import add_int32, add_shared_int64
 from kernels.cuda.instructions.conversions import FULL_WARP
 from kernels.cuda.instructions.exact_float64 import multiply_float64
-
-Scalar: TypeAlias = Any  # of a kernel; Numba takes the type from the call
-Array: TypeAlias = Any
-Scalars: TypeAlias = Any  # a tuple of them
+from kernels.cuda.lanes import warp_sum
+from kernels.cuda.long_rows import READS, read_ahead
+from kernels.cuda.variant import Pointer, Scalar, Scalars
 
 DIGIT_BITS = 8
 BINS = 1 << DIGIT_BITS  # the lengths of weights, up to 41, take the lowest of them
@@ -40,14 +37,14 @@ ALL = int64(1 << 62)  # more tokens than there can be
 
 @cuda.jit(device=True, inline="always")
 def count_digits(
-    weights: Array,
+    weights: Pointer,
     first: Scalar,
     vocab: Scalar,
     prefix: Scalar,
     shift: Scalar,
     bits: Scalar,
-    counts: Array,
-    sums: Array,
+    counts: Pointer,
+    sums: Pointer,
 ) -> None:
     """Fill the histograms of the next digit of the weights whose digits above are `prefix`.
 
@@ -58,17 +55,20 @@ def count_digits(
         counts[i] = int32(0)
         sums[i] = int64(0)
     cuda.syncthreads()
-    for v in range(cuda.threadIdx.x, vocab, cuda.blockDim.x):
-        weight = weights[first + v]
-        if shift < 0:
-            digit = int64(64 - cuda.clz(weight))
-            takes_part = weight > 0
-        else:
-            digit = (weight >> (shift - bits)) & ((1 << bits) - 1)
-            takes_part = weight >> shift == prefix
-        if takes_part:
-            add_int32(counts, digit, 1)
-            add_int64(sums, digit, weight)
+    numbers = cuda.local.array(READS, int64)
+    for begin in range(cuda.threadIdx.x, vocab, READS * cuda.blockDim.x):
+        read_ahead(numbers, weights, first, begin, cuda.blockDim.x, vocab)
+        for i in range(READS):
+            weight = numbers[i]
+            if shift < 0:
+                digit = int64(64 - cuda.clz(weight))
+                takes_part = weight > 0
+            else:
+                digit = (weight >> (shift - bits)) & ((1 << bits) - 1)
+                takes_part = weight >> shift == prefix
+            if takes_part and begin + i * cuda.blockDim.x < vocab:
+                add_int32(counts, digit, 1)
+                add_shared_int64(sums, digit, weight)
     cuda.syncthreads()
 
 
@@ -86,9 +86,9 @@ def find_digit(
     sum_above: Scalar,
     wanted_count: Scalar,
     wanted_sum: Scalar,
-    counts: Array,
-    sums: Array,
-    found: Array,
+    counts: Pointer,
+    sums: Pointer,
+    found: Pointer,
 ) -> Scalars:
     """Return (digit, above, sum above, equal): the largest digit down to which bins are enough.
 
@@ -138,14 +138,14 @@ def find_digit(
 
 @cuda.jit(device=True, inline="always")
 def find_prefix(
-    weights: Array,
+    weights: Pointer,
     first: Scalar,
     vocab: Scalar,
     wanted_count: Scalar,
     wanted_sum: Scalar,
-    counts: Array,
-    sums: Array,
-    found: Array,
+    counts: Pointer,
+    sums: Pointer,
+    found: Pointer,
 ) -> Scalars:
     """Return (threshold, ties, sum) of the shortest prefix that has a count or a sum.
 
@@ -185,16 +185,16 @@ def find_prefix(
 
 @cuda.jit(device=True, inline="always")
 def find_kept(
-    weights: Array,
+    weights: Pointer,
     first: Scalar,
     vocab: Scalar,
     total: Scalar,
     top_k: Scalar,
     top_p: Scalar,
     min_p: Scalar,
-    counts: Array,
-    sums: Array,
-    found: Array,
+    counts: Pointer,
+    sums: Pointer,
+    found: Pointer,
 ) -> Scalars:
     """Return (threshold, ties) of what top-k, then top-p, then min-p keep; `total` of all weights.
 
@@ -224,18 +224,25 @@ def find_kept(
 
 @cuda.jit(device=True, inline="always")
 def count_ties(
-    weights: Array, first: Scalar, begin: Scalar, end: Scalar, threshold: Scalar, of_warps: Array
+    weights: Pointer,
+    first: Scalar,
+    begin: Scalar,
+    end: Scalar,
+    threshold: Scalar,
+    of_warps: Pointer,
 ) -> Scalar:
     """Return how many tokens before `begin` weigh `threshold`.
 
     Warp w takes the ids from its `begin` to its `end`; the stretches follow each other.
     """
     ties = int64(0)
-    for v in range(begin + cuda.threadIdx.x % 32, end, 32):
-        if weights[first + v] == threshold:
-            ties += 1
-    for step in range(5):
-        ties += cuda.shfl_xor_sync(FULL_WARP, ties, 16 >> step)
+    numbers = cuda.local.array(READS, int64)
+    for v in range(begin + cuda.threadIdx.x % 32, end, READS * 32):
+        read_ahead(numbers, weights, first, v, 32, end)
+        for i in range(READS):
+            if v + 32 * i < end and numbers[i] == threshold:
+                ties += 1
+    ties = warp_sum(ties)
     if cuda.threadIdx.x % 32 == 0:
         of_warps[cuda.threadIdx.x // 32] = ties
     cuda.syncthreads()
@@ -247,22 +254,12 @@ def count_ties(
 
 
 @cuda.jit(device=True, inline="always")
-def kept_weight(
-    weights: Array,
-    first: Scalar,
-    v: Scalar,
-    end: Scalar,
-    threshold: Scalar,
-    ties: Scalar,
-    seen: Scalar,
-) -> Scalars:
-    """Return this lane's weight of token `v` if it is kept, else 0; and the ties the warp has seen.
+def kept_weight(weight: Scalar, threshold: Scalar, ties: Scalar, seen: Scalar) -> Scalars:
+    """Return this lane's weight if its token is kept, else 0; and the ties the warp has seen.
 
-    The lanes hold neighbouring ids; `seen` is how many tokens before them weigh `threshold`.
+    The lanes hold neighbouring ids; `seen` is how many tokens before them weigh `threshold`, which
+    is above 0.
     """
-    weight = int64(0)
-    if v < end:
-        weight = weights[first + v]
     is_tie = weight == threshold
     tied = uint32(cuda.ballot_sync(FULL_WARP, is_tie))
     lower_lanes = (uint32(1) << uint32(cuda.threadIdx.x % 32)) - uint32(1)

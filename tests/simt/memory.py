@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import index as as_integer
 from typing import Any
 
@@ -262,6 +263,48 @@ class SharedArray(CheckedArray):
 
     def _shown(self, element: int) -> str:
         return ", ".join(str(int(i)) for i in np.unravel_index(element, self._shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Global memory too large for a test: what the kernel touches of it, in equal pieces.
+
+    `values` holds the pieces one behind the other; piece i begins at element `starts[i]`. To touch
+    anything else is out of bounds.
+    """
+
+    values: np.ndarray
+    starts: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the elements."""
+        return self.values.dtype
+
+    def copy(self) -> Spread:
+        """Return the same with values of its own."""
+        return Spread(self.values.copy(), self.starts)
+
+
+class SpreadArray(SharedArray):
+    """A `Spread` in one launch."""
+
+    def __init__(self, name: str, spread: Spread, current: Callable[[], Thread]) -> None:
+        super().__init__(name, spread.values.reshape(-1), current, GLOBAL_ALIGNMENT)
+        self._starts = spread.starts
+        self._piece = spread.values.size // len(spread.starts)
+
+    def _element(self, index: Index) -> int:
+        return super()._element(self._place(index))
+
+    def _run(self, element: Any, num_bytes: int) -> tuple[int, int]:
+        return super()._run(self._place(element), num_bytes)
+
+    def _place(self, index: Index) -> int:
+        for i, start in enumerate(self._starts):
+            if 0 <= int(index) - start < self._piece:
+                return i * self._piece + int(index) - start
+        raise OutOfBounds(f"{self._name}[{index}] by {self._current()}, outside of all pieces")
 
 
 class ReadOnlyArray(CheckedArray):

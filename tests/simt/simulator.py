@@ -11,7 +11,7 @@ import numpy as np
 from numba.cuda.dispatcher import CUDADispatcher
 
 from tests.simt.device import Device
-from tests.simt.memory import GLOBAL_ALIGNMENT, ReadOnlyArray, SharedArray
+from tests.simt.memory import GLOBAL_ALIGNMENT, ReadOnlyArray, SharedArray, Spread, SpreadArray
 from tests.simt.threads import Block, Dim3
 from tests.simt.twins import twins_of
 
@@ -28,7 +28,8 @@ def launch(
     """Run `kernel` over the grid, one block after the other, with `threads` threads each.
 
     NumPy arrays among the arguments are what pointers are on the device: flat, and only those whose
-    position is in `written` may be written. `seed` draws the order of blocks, warps and lanes.
+    position is in `written` may be written; a `Spread` stands for one too large to have. `seed`
+    draws the order of blocks, warps and lanes.
     Raises a Fault.
     """
     device = Device()
@@ -49,6 +50,8 @@ def launch(
 
 
 def _argument(position: int, value: Any, is_written: bool, device: Device) -> Any:
+    if isinstance(value, Spread):
+        return SpreadArray(f"argument {position}", value, device.thread)
     if not isinstance(value, np.ndarray):
         return value
     array = SharedArray if is_written else ReadOnlyArray

@@ -7,6 +7,7 @@ import pytest
 from numba import cuda, float32
 
 from tests.simt import Deadlock, Divergence, OutOfBounds, Race, Unsupported, launch
+from tests.simt.memory import Spread
 
 FULL_WARP = 0xFFFFFFFF
 ONE_BLOCK = (1, 1, 1)
@@ -216,3 +217,19 @@ def shuffles_half_a_warp(out, _source):
 def test_what_is_not_modelled_is_refused(kernel):
     with pytest.raises(Unsupported):
         launch(kernel, ONE_BLOCK, 32, (zeros(32), zeros(32)))
+
+
+def reads_a_far_element(out, source, first):
+    out[cuda.threadIdx.x] = source[first + cuda.threadIdx.x]
+
+
+def test_memory_too_large_to_have_is_read_in_the_pieces_that_there_are():
+    pieces = Spread(np.arange(128, dtype=np.float32), (0, 2**40))
+    out = zeros(64)
+
+    launch(reads_a_far_element, ONE_BLOCK, 64, (out, pieces, 2**40))
+
+    np.testing.assert_array_equal(out, np.arange(64, 128))
+    for outside in (64, 2**40 - 1, 2**40 + 1, -1):
+        with pytest.raises(OutOfBounds):
+            launch(reads_a_far_element, ONE_BLOCK, 64, (out, pieces, outside))

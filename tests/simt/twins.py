@@ -73,12 +73,8 @@ def _maximum(a: Any, b: Any) -> np.float32:
     return np.fmax(np.float32(a), np.float32(b))
 
 
-def _load_vector(words: Words, i: Any, source: CheckedArray, element: Any) -> None:
-    words.write_row(i, source.read_words(element, 4))
-
-
-def _load_pair(words: Words, i: Any, source: CheckedArray, element: Any) -> None:
-    words.write_row(i, source.read_words(element, 2))
+def _load_words(num_words: int, words: Words, i: Any, source: CheckedArray, element: Any) -> None:
+    words.write_row(i, source.read_words(element, num_words))
 
 
 def _store_vector(target: CheckedArray, element: Any, words: Words, i: Any) -> None:
@@ -213,9 +209,11 @@ PLAIN: dict[Any, Any] = {
     exact_float64.float64_to_bits: lambda x: np.float64(x).view(np.int64),
     atomics.add_int32: SharedArray.add_atomically,
     atomics.add_int64: SharedArray.add_atomically,
-    vectors.load_vector: _load_vector,
-    vectors.load_constant_vector: _load_vector,
-    vectors.load_constant_pair: _load_pair,
+    atomics.add_shared_int64: SharedArray.add_atomically,
+    vectors.load_vector: partial(_load_words, 4),
+    vectors.load_constant_vector: partial(_load_words, 4),
+    vectors.load_constant_pair: partial(_load_words, 2),
+    vectors.load_constant_word: partial(_load_words, 1),
     vectors.store_vector: _store_vector,
     vectors.load_word: _load_word,
     vectors.store_word: _store_word,

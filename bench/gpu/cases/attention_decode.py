@@ -10,8 +10,9 @@ import numpy as np
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from bench.gpu.cases.block_pool import LAYER, BlockPool, draw_pool
 from kernels.cuda.attention_chunks import MIN_CHUNK_TILES, TILE_TOKENS
-from kernels.cuda.attention_decode import LOG2_E, DecodeVariant
+from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_merge import MergeVariant
+from kernels.cuda.attention_variant import LOG2_E
 from kernels.reference.paged_attention import paged_attention
 
 CHUNK_TOKENS = MIN_CHUNK_TILES * TILE_TOKENS  # of rows as short as these

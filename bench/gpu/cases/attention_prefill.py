@@ -9,8 +9,9 @@ import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from bench.gpu.cases.block_pool import LAYER, NO_BLOCK, BlockPool, draw_pool, to_pool
-from kernels.cuda.attention_prefill import LOG2_E, PrefillVariant
+from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_tiles import plan_tiles
+from kernels.cuda.attention_variant import LOG2_E
 from kernels.reference.paged_attention import paged_attention
 
 SPARE_TILES = 2  # entries of the tile list that do nothing

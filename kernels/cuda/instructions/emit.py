@@ -2,9 +2,12 @@
 
 Each becomes a Numba intrinsic: typed when Numba meets the call, emitted in its place. PTX without a
 spelling in LLVM is inline assembly; its constraint string gives the results first (`=f`), then the
-operands: `f` a float32 register, `r` one of 32 bits, `l` of 64, `h` of 16. Assembly that only
-computes is left unmarked, so that the compiler may move it or drop it; what touches memory or other
-lanes is marked as having effects.
+operands: `f` a float32 register, `r` one of 32 bits, `l` of 64, `h` of 16.
+
+What the compiler may do with a line of assembly is said by two marks. It moves, merges and drops
+what has neither. `has_effects` is for what touches memory: it happens as often as it is written,
+and with `~{memory}` among the constraints in its place among other accesses. `of_warp` is for what
+all lanes of a warp do together: it is never moved to where fewer of them come by.
 """
 
 from __future__ import annotations
@@ -82,11 +85,12 @@ class Emitter:
         operands: Sequence[Value],
         *,
         has_effects: bool = False,
+        of_warp: bool = False,
     ) -> Value:
         """Write one line of PTX."""
         function = ir.FunctionType(result, [operand.type for operand in operands])
         assembly = ir.InlineAsm(function, text, constraints, side_effect=has_effects)
-        return self.builder.call(assembly, operands)
+        return self.builder.call(assembly, operands, attrs=("convergent",) if of_warp else ())
 
     def nothing(self) -> Value:
         """Return the value of an instruction that gives none."""

@@ -50,6 +50,7 @@ def _product(kind: str) -> Intrinsic:
             "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
             _FOUR_FLOATS,
             [*at.items(2), *at.items(3), *sums],
+            of_warp=True,
         )
         for i, register in enumerate(registers):
             at.builder.store(at.builder.extract_value(result, i), register)
@@ -76,6 +77,7 @@ def _from_shared(transposed: str) -> Intrinsic:
             _FOUR_WORDS,
             [at.shared_address(2, 3)],
             has_effects=True,
+            of_warp=True,
         )
         for i, register in enumerate(at.row(0, 1, 4)):
             at.builder.store(at.builder.extract_value(result, i), register)
@@ -99,7 +101,7 @@ def _transpose(at: Emitter) -> Value:
         "=r,r",
         I32,
         at.arguments,
-        has_effects=True,
+        of_warp=True,
     )
 
 

@@ -18,39 +18,32 @@ from llvmlite import ir
 from numba import uint32
 from numba.cuda import types
 
-from kernels.cuda.instructions.emit import I32, Emitter, Value, instruction
+from kernels.cuda.instructions.emit import I32, Emitter, Intrinsic, Value, instruction
 
 _VECTOR = ir.VectorType(I32, 4)
-_PAIR = ir.VectorType(I32, 2)
 
 
-def _vector_pointer(at: Emitter, array: int, index: int) -> Value:
-    return at.builder.bitcast(at.element(array, index), _VECTOR.as_pointer())
+def _load(num_words: int, *, is_constant: bool) -> Intrinsic:
+    kind = ir.VectorType(I32, num_words)
 
+    def emit(at: Emitter) -> Value:
+        address = at.builder.bitcast(at.element(2, 3), kind.as_pointer())
+        vector = at.builder.load(address, align=4 * num_words)
+        if is_constant:
+            vector.set_metadata("invariant.load", at.builder.module.add_metadata([]))
+        for i, register in enumerate(at.row(0, 1, 4)[:num_words]):
+            at.builder.store(at.builder.extract_element(vector, ir.Constant(I32, i)), register)
+        return at.nothing()
 
-def _load(at: Emitter, *, is_constant: bool) -> Value:
-    vector = at.builder.load(_vector_pointer(at, 2, 3), align=16)
-    if is_constant:
-        vector.set_metadata("invariant.load", at.builder.module.add_metadata([]))
-    for i, register in enumerate(at.row(0, 1, 4)):
-        at.builder.store(at.builder.extract_element(vector, ir.Constant(I32, i)), register)
-    return at.nothing()
-
-
-def _load_pair(at: Emitter) -> Value:
-    address = at.builder.bitcast(at.element(2, 3), _PAIR.as_pointer())
-    pair = at.builder.load(address, align=8)
-    pair.set_metadata("invariant.load", at.builder.module.add_metadata([]))
-    for i, register in enumerate(at.row(0, 1, 4)[:2]):
-        at.builder.store(at.builder.extract_element(pair, ir.Constant(I32, i)), register)
-    return at.nothing()
+    return instruction(types.void, [None] * 4, emit)
 
 
 def _store(at: Emitter) -> Value:
     vector = ir.Constant(_VECTOR, ir.Undefined)
     for i, register in enumerate(at.row(2, 3, 4)):
         vector = at.builder.insert_element(vector, at.builder.load(register), ir.Constant(I32, i))
-    at.builder.store(vector, _vector_pointer(at, 0, 1), align=16)
+    address = at.builder.bitcast(at.element(0, 1), _VECTOR.as_pointer())
+    at.builder.store(vector, address, align=16)
     return at.nothing()
 
 
@@ -66,15 +59,17 @@ def _store_word(at: Emitter) -> Value:
 
 # load_vector(words, i, source, element): words[i, :] = the vector at `source[element]`, global or
 # shared.
-load_vector = instruction(types.void, [None] * 4, lambda at: _load(at, is_constant=False))
+load_vector = _load(4, is_constant=False)
 
 # The same from global memory that nobody writes while the kernel runs: the read may be moved over
 # any write and goes by the read-only path.
-load_constant_vector = instruction(types.void, [None] * 4, lambda at: _load(at, is_constant=True))
+load_constant_vector = _load(4, is_constant=True)
 
-# load_constant_pair(words, i, source, element): words[i, 0 … 1] = the eight bytes at
-# `source[element]`, a multiple of eight; words[i, 2 … 3] stay. For rows of half a vector.
-load_constant_pair = instruction(types.void, [None] * 4, _load_pair)
+# load_constant_pair(words, i, source, element), load_constant_word: the same of half a vector and
+# of a quarter, at a multiple of eight bytes or four; words[i, 0 … 1] or words[i, 0] are written,
+# the others stay.
+load_constant_pair = _load(2, is_constant=True)
+load_constant_word = _load(1, is_constant=True)
 
 # store_vector(target, element, words, i): the vector at `target[element]` = words[i, :].
 store_vector = instruction(types.void, [None] * 4, _store)

@@ -56,6 +56,7 @@ def test_a_block_takes_the_documented_bytes() -> None:
     ("field", "arguments"),
     [
         ("kv_cache_dtype", ("float16", 1, 1, 16, 64)),
+        ("kv_cache_dtype", ("float8", 1, 1, 16, 64)),
         ("block_size", ("int8", 1, 1, 0, 64)),
         ("block_size", ("int8", 1, 1, 1025, 64)),
         ("head_dim", ("int8", 1, 1, 16, 63)),

@@ -103,6 +103,15 @@ def test_registers_above_the_ceiling_and_spills_are_faults(usage, fault):
     assert check.faults(Scaler(), usage, "", "sm_90", Counter()) == [fault]
 
 
+def test_more_shared_memory_than_can_be_launched_is_a_fault():
+    usage = build.ResourceUsage(8, 1 << 20, 0, 0)
+    arrays = ".shared .align 16 .b8 a[{}];\n\tld.shared.u32 %r1, [a+4];\n.shared .b8 b[1024];"
+    assert check.faults(Scaler(), usage, arrays.format(47 << 10), "sm_90", Counter()) == []
+    assert check.faults(Scaler(), usage, arrays.format(48 << 10), "sm_90", Counter()) == [
+        "50176 bytes of shared memory, the ceiling is 49152"
+    ]
+
+
 def test_a_missing_instruction_is_a_fault():
     variant = Scaler(expectation=Expectation(128, ("FMUL", "HMMA")))
 

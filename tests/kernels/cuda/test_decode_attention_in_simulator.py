@@ -15,11 +15,9 @@ from bench.gpu.cases import draw_cases
 from bench.gpu.cases.attention_decode import draw_case, make_case
 from bench.gpu.cases.block_pool import LAYER, draw_pool
 from kernels.cuda import attention_chunks
-from kernels.cuda.attention_decode import BLOCK_SIZES, DecodeVariant
+from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_merge import MergeVariant
-from kernels.cuda.attention_partials import DTYPES, HEAD_SIZES, MAX_GROUP
-from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.quantized_kv import QUANTIZED_DTYPES
+from kernels.cuda.attention_variant import DTYPES
 from tests.kernels.cuda.simulation import simulate
 
 
@@ -48,34 +46,6 @@ def test_decode_attention_equals_the_specification(variant, seq_lens, splits):
     case = draw_case(variant, seq_lens, splits=splits, num_kv_heads=len(seq_lens) % 2 + 1)
 
     assert case.faults(simulate(case)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
-def test_every_variant_equals_the_specification(dtype, head_size, group, block_size):
-    check_variant(DecodeVariant(dtype, head_size, group, block_size))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kv_dtype", QUANTIZED_DTYPES)
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
-def test_every_group_equals_the_specification_in_eight_bits(kv_dtype, head_size, group):
-    # The model's dtype and the block size take turns.
-    dtype = ("bfloat16", "float16")[(group + head_size // 32) % 2]
-    check_variant(DecodeVariant(dtype, head_size, group, BLOCK_SIZES[group // 2 % 2], kv_dtype))
-
-
-def check_variant(variant):
-    """A row of two chunks, an empty one, one that ends within a block."""
-    lengths = (65, 0, variant.block_size - 1)
-    splits = 1 + variant.group % 3
-    case = draw_case(variant, lengths, num_kv_heads=1, seed=variant.group, splits=splits)
-
-    assert case.faults(simulate(case, seed=variant.group)) == []
 
 
 @pytest.mark.slow
@@ -155,20 +125,3 @@ def test_nan_in_a_token_of_eight_bits_reaches_its_row_and_no_other():
     is_nan = (out & 0x7FFF) > 0x7F80
     assert not is_nan[0].any()
     assert is_nan[1].all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("int8", 64, 1, 16), "dtype must be one of float32, float16, bfloat16, got 'int8'"),
-        (("float32", 80, 1, 16), "head_size must be one of 64, 96, 128, got 80"),
-        (("float32", 64, 0, 16), "group must be between 1 and 16, got 0"),
-        (("float32", 64, 17, 16), "group must be between 1 and 16, got 17"),
-        (("float32", 64, 1, 8), "block_size must be one of 16, 32, got 8"),
-        (("float16", 64, 1, 16, "int4"), "kv_dtype must be one of int8, float8, got 'int4'"),
-        (("float32", 64, 1, 16, "int8"), "kv_dtype must be the model's own, since that is no 16-b"),
-    ],
-)
-def test_a_shape_the_kernel_is_not_written_for_is_refused_by_name(arguments, message):
-    with pytest.raises(UnsupportedVariantError, match=message):
-        DecodeVariant(*arguments)

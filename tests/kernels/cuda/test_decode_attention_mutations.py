@@ -28,10 +28,15 @@ FLOAT32_HALF = DecodeVariant("float32", 64, 2, 16)
 INT8 = DecodeVariant("bfloat16", 64, 3, 16, "int8")
 FLOAT8 = DecodeVariant("float16", 96, 1, 16, "float8")
 
+# Where the warp's first tile is looked up, and where the one after the next.
+FIRST_TILE = "if next_tile < num_tiles:\n            block"
+LATER_TILE = "if next_tile < num_tiles:\n" + 24 * " "
+
 # A factory → the module it is in, and those that call it.
 FACTORIES: dict[str, tuple[ModuleType, ...]] = {
     "make_tensor_decode": (attention_decode_tensor, attention_decode),
     "make_float32_decode": (attention_decode_float32, attention_decode),
+    "_make_load_values": (attention_decode_pool, attention_decode_pool),
     "_make_16_bits": (attention_decode_pool, attention_decode_pool),
     "_make_8_bits": (attention_decode_pool, attention_decode_pool),
     "make_attention_merge": (attention_merge, attention_merge),
@@ -65,7 +70,7 @@ def break_source(monkeypatch):
 
 @pytest.mark.parametrize("variant", [TENSOR, FLOAT32_HALF, INT8], ids=lambda v: v.name)
 def test_the_unbroken_source_passes(variant, break_source):
-    for factory in FACTORIES:
+    for factory in FACTORIES:  # those that others call come first
         break_source(factory, f"def {factory}(", f"def {factory}(")
     case = draw_case(variant, (69,), num_kv_heads=1, splits=2)
 
@@ -101,16 +106,16 @@ def test_a_deleted_barrier_is_a_race_in_every_order_of_threads(behind, break_sou
         (FLOAT32, "make_float32_decode", "place = block *", "place = block * 2 *", OutOfBounds),
         (FLOAT32, "make_partial_functions", "unit % parts", "0", Race),
         (TENSOR, "make_partial_functions", "head < heads and head_of_group < group and", "", Race),
-        (TENSOR, "make_tensor_decode", "if next_tile < num_tiles:", "if True:", OutOfBounds),
-        (TENSOR, "make_tensor_decode", "next = next_tile <", "next = tile <", OutOfBounds),
+        (TENSOR, "make_tensor_decode", FIRST_TILE, "if True:\n            block", OutOfBounds),
+        (TENSOR, "make_tensor_decode", LATER_TILE, "if True:\n" + 24 * " ", OutOfBounds),
     ],
-    ids=["table", "block", "part", "head past the group", "no tile", "next tile"],
+    ids=["table", "block", "part", "head past the group", "no tile", "no next tile"],
 )  # fmt: skip
 def test_an_index_that_is_wrong_is_a_fault(variant, factory, old, new, fault, break_source):
     break_source(factory, old, new)
 
     with pytest.raises(fault):
-        simulate(draw_case(variant, (18, 0), num_kv_heads=2 if fault is Race else 1))
+        simulate(draw_case(variant, (0, 69), num_kv_heads=2 if fault is Race else 1))
 
 
 def test_a_shuffle_that_some_lanes_skip_is_a_fault(break_source):
@@ -132,7 +137,7 @@ def test_a_shuffle_that_some_lanes_skip_is_a_fault(break_source):
         (TENSOR, 16, 1, "_make_16_bits", "8 * half * head_size", "half * head_size"),
         (TENSOR, 69, 1, "make_tensor_decode", "(splits - 1) * chunk", "splits * chunk"),
         (TENSOR, 133, 2, "make_tensor_decode", "(splits - 1) * chunk", "0 * chunk"),
-        (NARROW_STRIP, 16, 1, "_make_16_bits", "element + 4 * quad_row", "element"),
+        (NARROW_STRIP, 16, 1, "_make_load_values", "element + 4 * quad_row", "element"),
         (INT8, 3, 1, "make_tensor_decode", "les[half] if is_valid else float32(0)", "les[half]"),
         (INT8, 16, 1, "make_tensor_decode", "scores[n, i] *= key_scales[i // 2]", "pass"),
         (INT8, 16, 1, "make_tensor_decode", "key_scales[i // 2]", "key_scales[0]"),
@@ -142,7 +147,7 @@ def test_a_shuffle_that_some_lanes_skip_is_a_fault(break_source):
         (INT8, 16, 1, "_make_8_bits", "words[0, 2], words[0, 1], w", "words[0, 1], words[0, 2], w"),
         (INT8, 16, 1, "_make_8_bits", "m % 2 == 0", "True"),
         (FLOAT8, 16, 1, "_make_8_bits", "if c < wide_columns else 32 * c + 8 * quad", ""),
-        (FLOAT8, 16, 1, "_make_8_bits", "element + 4 * quad_row", "element"),
+        (FLOAT8, 16, 1, "_make_load_values", "element + 4 * quad_row", "element"),
         (FLOAT32_HALF, 3, 1, "make_float32_decode", "and t * tokens_of_read < num_valid", ""),
         (FLOAT32_HALF, 3, 1, "make_float32_decode", "if is_valid else MINUS_INFINITY", ""),
         (FLOAT32, 3, 1, "make_float32_decode", "unit % parts", "0"),

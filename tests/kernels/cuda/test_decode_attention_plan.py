@@ -37,14 +37,14 @@ def test_every_chunk_has_whole_rounds_of_the_sharers_and_the_last_begins_inside_
     ("rows", "longest"), [(64, 4096), (128, 2048), (32, 4096), (256, 131072), (1, 200), (0, 4096)]
 )
 def test_a_grid_that_fills_the_device_or_has_one_chunk_is_not_split(rows, longest):
-    assert plan_splits(rows, 8, longest, H200) == 1
+    assert plan_splits(rows, 8, longest, H200, 2) == 1
 
 
 @pytest.mark.parametrize(
     ("rows", "longest", "splits"), [(8, 8192, 4), (1, 32768, 32), (1, 2048, 8), (16, 4096, 2)]
 )
 def test_a_grid_that_underfills_the_device_is_split_no_further_than_helps(rows, longest, splits):
-    assert plan_splits(rows, 8, longest, H200) == splits
+    assert plan_splits(rows, 8, longest, H200, 2) == splits
 
 
 def test_the_plan_of_a_variant_counts_the_blocks_that_share_a_group():
@@ -54,3 +54,27 @@ def test_the_plan_of_a_variant_counts_the_blocks_that_share_a_group():
     assert large.merge.grid(3, 8) == (3, 32, 4)
     assert large.plan_splits(1, 8, 2048, H200) == small.plan_splits(4, 8, 2048, H200)
     assert large.num_partials(1, 8) == 4 * small.num_partials(1, 8)
+
+
+@pytest.mark.parametrize(
+    ("variant", "blocks"),
+    [
+        (DecodeVariant("bfloat16", 128, 4, 16), 2),
+        (DecodeVariant("bfloat16", 128, 4, 16, "int8"), 3),
+        (DecodeVariant("bfloat16", 128, 16, 16, "int8"), 2),  # more do not fit
+        (DecodeVariant("bfloat16", 64, 4, 16), 3),
+        (DecodeVariant("bfloat16", 64, 4, 16, "float8"), 4),  # six would be needed
+        (DecodeVariant("float32", 64, 4, 16), 3),
+    ],
+    ids=lambda value: getattr(value, "name", None) or str(value),
+)
+def test_smaller_tiles_need_more_blocks_of_threads_for_the_same_bandwidth(variant, blocks):
+    assert variant.least_blocks == blocks
+
+
+def test_a_long_row_of_small_tiles_is_split_further():
+    large, small = (DecodeVariant("bfloat16", 64, 4, 16, kv_dtype) for kv_dtype in (None, "int8"))
+
+    assert large.plan_splits(1, 8, 32768, H200) == 64
+    assert small.plan_splits(1, 8, 32768, H200) == 64
+    assert DecodeVariant("bfloat16", 128, 4, 16).plan_splits(1, 8, 32768, H200) == 32

@@ -53,7 +53,7 @@ def test_a_deleted_barrier_is_noticed(line):
 @pytest.mark.parametrize(
     ("source", "old", "new"),
     [
-        (LOGPROBS_SOURCE, "if key < best", "if key <= best"),
+        (LOGPROBS_SOURCE, "key < best", "key <= best"),
         (LOGPROBS_SOURCE, "add_float64(shifted, -log_total)", "shifted"),
         (LOGPROBS_SOURCE, "first = sample * MAX_LOGPROBS", "first = sample * 19"),
         (ADJUST_SOURCE, "if logit < 0", "if logit < 1"),

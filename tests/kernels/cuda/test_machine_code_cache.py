@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import cuda.pathfinder as pathfinder
+import numba.cuda
 import pytest
 
 from kernels.cuda import attention_decode, build
 from kernels.cuda.attention_decode import DecodeVariant
-from kernels.cuda.errors import CacheDirectoryError, MissingToolchainError
+from kernels.cuda.errors import CacheDirectoryError, CompileError, MissingToolchainError
 
 VARIANT = DecodeVariant("float32", 64, 1, 16)
 HOPPER = (9, 0)
@@ -98,7 +99,9 @@ def test_every_variant_and_architecture_has_its_own_machine_code(cache_dir):
 def test_a_new_cache_directory_is_private(tmp_path):
     build.build(VARIANT, HOPPER, tmp_path / "new" / "cache")
 
-    assert (tmp_path / "new" / "cache").stat().st_mode & 0o777 == 0o700
+    # A plane's cache lies in that of the CPU executor's kernels, which must be private, too.
+    for directory in (tmp_path / "new", tmp_path / "new" / "cache"):
+        assert directory.stat().st_mode & 0o777 == 0o700
     assert len(list((tmp_path / "new" / "cache").iterdir())) == 1
 
 
@@ -163,6 +166,21 @@ def test_machine_code_made_elsewhere_serves_a_machine_without_the_toolchain(cach
     assert build.build(VARIANT, HOPPER, cache_dir) == made
     with pytest.raises(MissingToolchainError):
         build.build(VARIANT, (8, 0), cache_dir)
+
+
+def test_machine_code_made_elsewhere_serves_where_the_compiler_fails(cache_dir, monkeypatch):
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(build, "toolchain_hash", lambda: "another")
+        build.store(VARIANT, HOPPER, cache_dir, b"made there")
+
+    def lost(*_, **__):
+        raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+
+    monkeypatch.setattr(numba.cuda, "compile", lost)
+    assert build.build(VARIANT, HOPPER, cache_dir) == b"made there"
+    with pytest.raises(CompileError, match="no attribute 'row_stack'"):
+        build.build(VARIANT, (8, 0), cache_dir)
+    assert not build.is_built(VARIANT, HOPPER, cache_dir)
 
 
 def test_importing_the_kernels_loads_no_driver_and_no_torch():

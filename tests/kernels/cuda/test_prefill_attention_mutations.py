@@ -26,6 +26,9 @@ INT8_NARROW = PrefillVariant("float16", 96, 2, 16, "int8")
 MODULES = {
     "make_tensor_prefill": attention_prefill_tensor,
     "make_float32_prefill": attention_prefill_float32,
+    "_make_column": attention_prefill_pool,
+    "_make_multiply_both": attention_prefill_pool,
+    "_make_value_place": attention_prefill_pool,
     "_make_16_bits": attention_prefill_pool,
     "_make_8_bits": attention_prefill_pool,
 }
@@ -35,7 +38,8 @@ def factories_of(variant) -> list[str]:
     """Return the factories that a kernel's source is of, the kernel's own first."""
     if variant.dtype == "float32":
         return ["make_float32_prefill"]
-    return ["make_tensor_prefill", "_make_8_bits" if variant.kv_dtype else "_make_16_bits"]
+    shared = ["_make_column", "_make_multiply_both", "_make_value_place"]
+    return ["make_tensor_prefill", *shared, "_make_8_bits" if variant.kv_dtype else "_make_16_bits"]
 
 
 def source_of(factory) -> str:
@@ -174,6 +178,8 @@ BREAKAGES = [
     (FLOAT32, "first_key + lane > context", "first_key + lane > 1 + context"),
 ]
 MORE_BREAKAGES = [
+    (BFLOAT16, "multiply(sums, m * stride + n, a, first)", "multiply(sums, n, a, first)"),
+    (PARKED, "step // flips * flips * 16", "0"),
     (BFLOAT16, "- 1) > first_position:", "- 1) > first_position + keys:"),
     (BFLOAT16, "rises |= shrink[r] != float32(1)", "rises |= t == 0"),
     (BFLOAT16, "swizzled = vector ^ (", "swizzled = vector + 0 * ("),

@@ -1,0 +1,86 @@
+"""What decode and prefill attention are written for, and the compile-time parameters of both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kernels.cuda.quantized_kv import POOL_DTYPES, pool_pointer, pool_suffix, require_pool_dtype
+from kernels.cuda.variant import STORAGE_TYPES, require_between, require_one_of
+
+DTYPES = tuple(STORAGE_TYPES)
+HEAD_SIZES = (64, 96, 128)
+MAX_GROUP = 16
+BLOCK_SIZES = (16, 32)
+
+LOG2_E = math.log2(math.e)
+
+# scale_log2e, query_stride, table_width, block_stride, key_offset, value_offset: the softmax's
+# scale · log2(e), so that powers of two do, and where things lie, counted in elements.
+PLACES = ("float32", *5 * ("int64",))
+
+
+def require_supported(dtype: str, head_size: int, group: int) -> None:
+    """Raise UnsupportedVariantError for what attention is not written for."""
+    require_one_of("dtype", DTYPES, dtype)
+    require_one_of("head_size", HEAD_SIZES, head_size)
+    require_between("group", 1, MAX_GROUP, group)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionVariant:
+    """The compile-time parameters of an attention kernel; each operation has a class of its own.
+
+    `dtype` of query and out, and of the pool unless `kv_dtype` is given: "int8" or "float8", with
+    16-bit floats only. `head_size` D; `group` query heads per kv head; `block_size` B. Raises
+    UnsupportedVariantError for what the kernels are not written for.
+
+    Every tensor begins at a multiple of 16 bytes, and so does every row of `query`. The pool may be
+    as large as a device's memory, and so may `query` and `out`; S · table_width and the elements of
+    a block stay below 2³¹.
+    """
+
+    OPERATION: ClassVar[str]  # how names of machine code begin
+
+    dtype: str
+    head_size: int
+    group: int
+    block_size: int
+    kv_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        require_supported(self.dtype, self.head_size, self.group)
+        require_one_of("block_size", BLOCK_SIZES, self.block_size)
+        require_pool_dtype(self.dtype, self.kv_dtype)
+
+    @property
+    def name(self) -> str:
+        """Entry point of the machine code."""
+        shape = f"d{self.head_size}_g{self.group}_b{self.block_size}"
+        return f"{self.OPERATION}_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}"
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether it runs on ordinary cores."""
+        return self.dtype == "float32"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Types of the pointers that every attention kernel's parameters begin with.
+
+        out, query, pool, block_tables, seq_lens.
+        """
+        element = STORAGE_TYPES[self.dtype] + "*"
+        return (element, element, pool_pointer(self.dtype, self.kv_dtype), "int32*", "int32*")
+
+
+def every_shape() -> list[tuple[str, int, int, int, str | None]]:
+    """Return the parameters of every variant there is, in the order of the fields."""
+    return [
+        (dtype, head_size, group, block_size, kv_dtype)
+        for dtype, kv_dtype in POOL_DTYPES
+        for head_size in HEAD_SIZES
+        for group in range(1, MAX_GROUP + 1)
+        for block_size in BLOCK_SIZES
+    ]

@@ -1,0 +1,26 @@
+"""Which lane of which warp a thread is, and what the lanes of a warp add up to."""
+
+from __future__ import annotations
+
+from numba import cuda, int32
+
+from kernels.cuda.instructions.conversions import FULL_WARP
+from kernels.cuda.variant import Scalar, Scalars
+
+
+@cuda.jit(device=True, inline="always")
+def lane_and_warp() -> Scalars:
+    """Return the thread's lane and warp, int32, of a one-dimensional block of whole warps.
+
+    The warp goes from lane 0 to all: so the compiler knows that a warp does not part over it.
+    """
+    thread = cuda.threadIdx.x
+    return int32(thread & 31), int32(cuda.shfl_sync(FULL_WARP, thread >> 5, 0))
+
+
+@cuda.jit(device=True, inline="always")
+def warp_sum(value: Scalar) -> Scalar:
+    """Return the sum of all lanes' values, the same in all of them: a butterfly, halves first."""
+    for step in range(5):
+        value += cuda.shfl_xor_sync(FULL_WARP, value, 16 >> step)
+    return value

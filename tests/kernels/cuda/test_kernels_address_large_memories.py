@@ -1,0 +1,93 @@
+"""Elements behind the first 2³¹ are found: blocks, queries and logits lie that far apart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bench.gpu.case import Case
+from bench.gpu.cases import attention_decode, attention_prefill, draw_cases, logits, sampling
+from kernels.cuda.adjust_logits import AdjustLogitsVariant
+from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.attention_prefill import PrefillVariant
+from kernels.cuda.copy_blocks import CopyBlocksVariant
+from kernels.cuda.logprobs import LogprobsVariant
+from kernels.cuda.rope_write_kv import RopeWriteKvVariant
+from kernels.cuda.sampling import SamplingVariant
+from tests.kernels.cuda.simulation import simulate
+from tests.simt.memory import Spread
+
+FAR = 2**32 + 2**12  # neither 32 bits with a sign nor without hold a multiple of it
+
+# Where the scalars stand among the arguments, from the end.
+BLOCK_STRIDE, QUERY_STRIDE, LOGITS_STRIDE = -3, -5, -2
+
+
+def spread(case: Case, name: str, argument: int) -> Case:
+    """Return the case with the rows of an array FAR apart, and the argument that says so."""
+    array = case.arrays[name]
+    pieces = Spread(array, tuple(FAR * i for i in range(len(array))))
+    first, *others = case.launches
+    arguments = list(first.arguments)
+    arguments[argument] = FAR
+    launches = (dataclasses.replace(first, arguments=tuple(arguments)), *others)
+    return dataclasses.replace(case, arrays={**case.arrays, name: pieces}, launches=launches)
+
+
+def faults(case: Case) -> list[str]:
+    outputs = simulate(case)
+    return case.faults(
+        {name: x.values if isinstance(x, Spread) else x for name, x in outputs.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [("bfloat16", None), ("bfloat16", "int8"), ("float32", None)]
+)
+@pytest.mark.parametrize("kind", [DecodeVariant, PrefillVariant])
+def test_attention_finds_blocks_and_queries(kind, dtype, kv_dtype):
+    variant = kind(dtype, 64, 2, 16, kv_dtype)
+    if kind is DecodeVariant:
+        case = attention_decode.draw_case(variant, (18, 3), num_kv_heads=1)
+    else:
+        case = attention_prefill.draw_case(variant, ((2, 18), (1, 3)), num_kv_heads=1)
+
+    case = spread(spread(case, "pool", BLOCK_STRIDE), "query", QUERY_STRIDE)
+
+    assert faults(case) == []
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "float8"])
+def test_keys_and_values_are_written_to_their_blocks(kv_dtype):
+    (case,) = draw_cases(RopeWriteKvVariant("bfloat16", 64, 16, kv_dtype))
+
+    assert faults(spread(case, "pool", BLOCK_STRIDE)) == []
+
+
+def test_blocks_are_copied_to_and_from_far_places():
+    (case,) = draw_cases(CopyBlocksVariant())
+    pairs, words = case.arrays["pairs"], case.arrays["source"].shape[1]
+    far = 2**31 // words + 1  # blocks
+    pools = {
+        name: Spread(array, tuple((far + i) * words for i in range(len(array))))
+        for name, array in case.arrays.items()
+        if name != "pairs"
+    }
+    moved = np.where(pairs < 0, pairs, pairs + far).astype(np.int32)
+
+    assert faults(dataclasses.replace(case, arrays={**pools, "pairs": moved})) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        sampling.draw_case(SamplingVariant(threads=64), 45, [(2, 0), (4, 2), (0, 5)]),
+        logits.draw_logprobs_case(LogprobsVariant(threads=64), 45),
+        logits.draw_adjust_case(AdjustLogitsVariant(threads=64), 45),
+    ],
+    ids=lambda case: case.name,
+)
+def test_logits_are_read_from_their_rows(case):
+    assert faults(spread(case, "logits", LOGITS_STRIDE)) == []
