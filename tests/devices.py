@@ -13,7 +13,6 @@ unless `--device cpu` is asked for.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,31 +96,28 @@ class Target:
         keep_logits: bool = False,
     ) -> Iterator[GPUExecutor]:
         """Build the executor in this process; a number format it does not have is skipped."""
-        with tempfile.TemporaryDirectory() as scratch:
-            of_cpu = ComputePlaneConfig().kernel_cache_root
-            context = ExecutorContext(
-                spec=model.spec,
-                model=model,
-                block_size=block_size,
-                num_blocks=num_blocks,
-                dtype=dtype,
-                kv_cache_dtype=kv_cache_dtype,
-                instruction_set="auto",
-                device=self.device,
-                max_tokens=16384,
-                num_threads=2,
-                kernel_cache=of_cpu if self.executor == "cpu" else Path(scratch),
-            )
-            try:
-                built = build_executor(self.executor, context)
-            except DeviceUnavailableError as error:
-                if error.field not in ("dtype", "kv_cache_dtype"):
-                    raise
-                pytest.skip(error.message)
-            executor = built.executor
-            executor._keep_logits = keep_logits  # type: ignore[attr-defined]
-            with executor if hasattr(executor, "__exit__") else contextlib.nullcontext():
-                yield executor
+        context = ExecutorContext(
+            spec=model.spec,
+            model=model,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            instruction_set="auto",
+            device=self.device,
+            max_tokens=16384,
+            num_threads=2,
+            kernel_cache=ComputePlaneConfig().kernel_cache_root,
+        )
+        try:
+            executor = build_executor(self.executor, context).executor
+        except DeviceUnavailableError as error:
+            if error.field not in ("dtype", "kv_cache_dtype"):
+                raise
+            pytest.skip(error.message)
+        executor._keep_logits = keep_logits  # type: ignore[attr-defined]
+        with executor if hasattr(executor, "__exit__") else contextlib.nullcontext():
+            yield executor
 
 
 STAND_IN = Target("cuda", "cpu")

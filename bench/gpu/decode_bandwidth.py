@@ -4,7 +4,8 @@ A shape's pool has as many layers as make it several gigabytes, and a run visits
 cache holds what the next launch reads. Bytes are those that must move: attention reads the keys and
 values of all tokens once; the copy reads and writes its buffer. Where the plan splits rows, the
 merge is part of the time, and what the two kernels write and read between them is not counted as
-bytes.
+bytes. Launches are replayed from a CUDA graph, ours and others', as a decode step is: where rows
+are few they take less time than queueing them does.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any, TypeAlias
 from bench.gpu.case import TOLERANCES
 from bench.gpu.cases.block_pool import layer_strides
 from bench.gpu.decode_rivals import RIVALS, Rival
-from bench.gpu.device import Say, summary
-from kernels.cuda.attention_decode import LOG2_E, DecodeVariant
+from bench.gpu.device import Say, as_graph, current_stream, summary
+from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.attention_variant import LOG2_E
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.variant import Variant
 
@@ -87,18 +89,14 @@ def measure_decode(
 ) -> dict[str, Any]:
     """Measure one shape as it is planned for a device.
 
-    Return times, rates, the error of some rows, and the rivals' figures, each with its reason
-    where there are none.
+    Return times, rates, the error of some rows, and the rivals' figures as `measure_rivals`.
     """
-    import torch
-
     problem = Problem(shape, device)
     splits = shape.variant.plan_splits(
         shape.rows, shape.num_kv_heads, shape.context, num_multiprocessors
     )
-    stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
-    visit_layers = problem.launcher(load, splits, stream)
-    times = timer(visit_layers, REPEATS)
+    visit_layers = problem.launcher(load, splits)
+    times = timer(as_graph(visit_layers, device), REPEATS)
     error = problem.error_of_last_layer()
     result = {
         "shape": shape.name,
@@ -110,19 +108,28 @@ def measure_decode(
         "microseconds_per_layer": summary(times)["median_ms"] * 1e3 / problem.layers,
         "max_error_of_checked_rows": error,
         "faults": [],
-        "rivals": {},
+        "rivals": measure_rivals(problem, timer, say, rivals=rivals),
     }
     if not error <= TOLERANCES[shape.variant.dtype]:
         result["faults"] = [f"error {error:.3g} exceeds {TOLERANCES[shape.variant.dtype]:.3g}"]
+    return result
+
+
+def measure_rivals(
+    problem: Problem, timer: Timer, say: Say, *, rivals: Mapping[str, Rival] = RIVALS
+) -> dict[str, Any]:
+    """Return the figures of each rival on the same rows, or the reason where there are none."""
+    figures: dict[str, Any] = {}
     for name, make in rivals.items():
         try:
             visit, num_bytes = make(problem)
-            result["rivals"][name] = _with_rate(timer(visit, REPEATS), num_bytes)
-        except Exception as error_of_rival:  # noqa: BLE001 - whatever another's library fails with
-            reason = f"{type(error_of_rival).__name__}: {error_of_rival}".splitlines()[0]
-            result["rivals"][name] = {"unavailable": reason}
+            times = timer(as_graph(visit, problem.device), REPEATS)
+            figures[name] = _with_rate(times, num_bytes)
+        except Exception as error:  # noqa: BLE001 - whatever another's library fails with
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            figures[name] = {"unavailable": reason}
             say(f"{name}: {reason}")
-    return result
+    return figures
 
 
 class Problem:
@@ -138,6 +145,7 @@ class Problem:
         variant = shape.variant
         dtype = getattr(torch, variant.dtype)
         self.shape = shape
+        self.device = device
         self.scale = variant.head_size**-0.5
         blocks_of_row = -(-shape.context // variant.block_size)
         num_blocks = shape.rows * blocks_of_row
@@ -158,9 +166,7 @@ class Problem:
         )
         self.out: Tensor = torch.full_like(self.query, math.nan)
 
-    def launcher(
-        self, load: Callable[[Variant], LoadedKernel], splits: int, stream: int
-    ) -> Callable[[], None]:
+    def launcher(self, load: Callable[[Variant], LoadedKernel], splits: int) -> Callable[[], None]:
         """Return what queues the attention of every layer, merges included."""
         import torch
 
@@ -178,6 +184,7 @@ class Problem:
         strides = [layer_strides(self.pool.shape, layer) for layer in range(self.layers)]
 
         def visit_layers() -> None:
+            stream = current_stream(self.device)
             for of_layer in strides:
                 decode.launch(grid, stream, *pointers, *constants, *of_layer)
                 if merge is not None:

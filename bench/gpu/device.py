@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import statistics
+import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
 from bench.gpu.case import Array, Case
 from kernels.cuda import build
+from kernels.cuda.build_ahead import build_ahead
 from kernels.cuda.errors import CompileError, MissingToolchainError
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.variant import Variant
@@ -23,6 +21,8 @@ Say = Callable[[str], None]
 
 # Behind each array on the device; an output's must be there after the launch.
 GUARD_BYTES, GUARD_BYTE = 256, 0xA5
+
+WARM_UP_S = 0.05
 
 _SIGNED = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64}
 
@@ -45,9 +45,8 @@ def why_no_device() -> str | None:
 class KernelLoader:
     """Builds and loads variants for the current device.
 
-    Machine code comes from the compiler or, where that is missing or fails, from the cache, where
-    another machine's may lie; as a last resort the driver is given PTX to compile. `made_by` says
-    for each loaded variant which it was.
+    As a last resort the driver is given PTX to compile. `made_by` says for each loaded variant
+    whose machine code it is: this machine's, or what it took over as that, another's, the driver's.
     """
 
     def __init__(self, cache_dir: Path, say: Say) -> None:
@@ -63,17 +62,9 @@ class KernelLoader:
 
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Fill the cache with many variants on all cores; a failure here shows up in `load`."""
-        workers = min(os.cpu_count() or 1, len(variants))
-        build.private_directory(self._cache_dir)
-        self._say(f"building {len(variants)} variants with {workers} processes")
-        jobs = [(variant, self.capability, self._cache_dir) for variant in variants]
-        try:
-            with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-                missing = [text for text in pool.map(_build_one, jobs, chunksize=4) if text]
-        except BrokenProcessPool as error:
-            missing = [str(error)]
-        if missing:
-            self._say(f"{len(missing)} not built ahead: {missing[0]}")
+        failed = build_ahead(variants, self.capability, self._cache_dir, progress=self._say)
+        if failed:
+            self._say(f"{len(failed)} not built ahead: {failed[0]}")
 
     def load(self, variant: Variant) -> LoadedKernel:
         """Return the variant, loaded. Raises CudaKernelError."""
@@ -84,11 +75,11 @@ class KernelLoader:
     def _image(self, variant: Variant) -> bytes:
         try:
             image = build.build(variant, self.capability, self._cache_dir, progress=self._say)
-            self.made_by[variant.name] = "nvJitLink"
         except (MissingToolchainError, CompileError):
-            made_elsewhere = build.prebuilt(variant, self.capability, self._cache_dir)
-            self.made_by[variant.name] = "the driver" if made_elsewhere is None else "prebuilt"
-            image = made_elsewhere or build.compile_ptx(variant).encode()
+            self.made_by[variant.name] = "the driver"
+            return build.compile_ptx(variant).encode()
+        is_own = build.is_built(variant, self.capability, self._cache_dir)
+        self.made_by[variant.name] = "nvJitLink" if is_own else "prebuilt"
         return image
 
     def run_case(self, case: Case) -> dict[str, Array]:
@@ -115,15 +106,6 @@ class KernelLoader:
         return outputs
 
 
-def _build_one(job: tuple[Variant, tuple[int, int], Path]) -> str:
-    """Build one variant into the cache; return what went wrong, if anything."""
-    try:
-        build.build(*job)
-    except Exception as error:  # noqa: BLE001 - a worker's every failure is reported by `load` again
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def _guarded(array: Array) -> Array:
     """Return the array flat with a guard behind it, in a type that every torch can hold."""
     guard = np.full(GUARD_BYTES, GUARD_BYTE, np.uint8).view(array.dtype)
@@ -131,18 +113,47 @@ def _guarded(array: Array) -> Array:
     return flat.view(_SIGNED.get(flat.dtype.name, flat.dtype))
 
 
-def milliseconds(queue_work: Callable[[], object], repeats: int) -> list[float]:
-    """Return how long the device took for each of `repeats` runs, after two to warm up."""
+def as_graph(visit: Callable[[], None], device: str) -> Callable[[], None]:
+    """Return what replays, in one graph, all that `visit` queues; on a CPU, `visit` itself."""
     import torch
 
-    times = []
-    for run in range(repeats + 2):
+    if device != "cuda":
+        return visit
+    visit()  # whatever a library sets up at its first call is no part of the graph
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # A capture that fails leaves its own stream current; the outer context puts ours back.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+        visit()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+def current_stream(device: str) -> int:
+    """Return the handle of torch's current stream, to be asked for at every launch."""
+    import torch
+
+    return int(torch.cuda.current_stream().cuda_stream) if device == "cuda" else 0
+
+
+def milliseconds(queue_work: Callable[[], object], repeats: int) -> list[float]:
+    """Return how long the device took for each of `repeats` runs, once it is warm.
+
+    It is after two runs, and after `WARM_UP_S`: an idle device raises its clock only by and by.
+    """
+    import torch
+
+    times: list[float] = []
+    warm_at = time.perf_counter() + WARM_UP_S
+    runs = 0
+    while len(times) < repeats:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         queue_work()
         end.record()
         end.synchronize()
-        if run >= 2:
+        runs += 1
+        if runs > 2 and time.perf_counter() > warm_at:
             times.append(float(start.elapsed_time(end)))
     return times
 

@@ -74,7 +74,12 @@ def engine_serving(found: Findings, options: PartOptions) -> None:
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(ONE_BILLION, Path(directory) / ONE_BILLION.name)
         config = engine_config(
-            model, device="cuda", dtype="bfloat16", max_batch_size=Load().most_streams
+            model,
+            device="cuda",
+            dtype="bfloat16",
+            kv_cache_dtype=options.kv_cache_dtype,
+            max_batch_size=Load().most_streams,
+            kernel_cache=str(options.kernel_cache),
         )
         measure_engine(found, config, Load())
         left = options.seconds - (time.perf_counter() - began)

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,11 +31,14 @@ from compute_plane.executor.interface import (
     SamplingRow,
 )
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
+from kernels.cuda.quantized_kv import SCALE_BYTES
 
 GRAPH_BATCHES: Final = (1, 2, 4, 8)
 """Rows for which graphs are compared with launching every kernel."""
 BLOCK_SIZE: Final = 16
 ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+EIGHT_BITS: Final = (1, SCALE_BYTES)
+"""Of keys and values: bytes of an element, and of the scale beside those of a head."""
 
 GRAPHS_OF_EAGER: Final = 0.8
 OF_READ_TIME: Final = 1.25
@@ -66,7 +69,17 @@ class Workload:
         return max(self.batches) * self.blocks_of_row
 
 
-def engine_steps(found: Findings, options: PartOptions) -> None:  # noqa: ARG001 - as every part
+@dataclass(frozen=True, slots=True)
+class PlaneFlags:
+    """Flags of the compute plane whose executor is measured."""
+
+    device: str
+    dtype: str
+    kv_cache_dtype: str = "auto"
+    kernel_cache: str | None = None
+
+
+def engine_steps(found: Findings, options: PartOptions) -> None:
     """Measure on the CUDA device."""
     from bench.gpu.decode_bandwidth import measure_copy
     from bench.gpu.device import milliseconds
@@ -74,18 +87,16 @@ def engine_steps(found: Findings, options: PartOptions) -> None:  # noqa: ARG001
     copy = measure_copy(milliseconds)
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(ONE_BILLION, Path(directory) / ONE_BILLION.name)
-        measure_steps(
-            found, ONE_BILLION, model, device="cuda", dtype="bfloat16", gb_per_s=copy["gb_per_s"]
-        )
+        plane = PlaneFlags("cuda", "bfloat16", options.kv_cache_dtype, str(options.kernel_cache))
+        measure_steps(found, ONE_BILLION, model, plane, gb_per_s=copy["gb_per_s"])
 
 
 def measure_steps(
     found: Findings,
     shape: LlamaShape,
     model: Path,
+    plane: PlaneFlags,
     *,
-    device: str,
-    dtype: str,
     gb_per_s: float,
     work: Workload | None = None,
 ) -> None:
@@ -97,7 +108,8 @@ def measure_steps(
     figures: dict[str, Any] = {
         "model": shape.name,
         "num_parameters": shape.num_parameters,
-        "dtype": dtype,
+        "dtype": plane.dtype,
+        "kv_cache_dtype": plane.kv_cache_dtype,
         "gb_per_s": gb_per_s,
         "batches": [],
     }
@@ -110,27 +122,31 @@ def measure_steps(
             if uses_graphs
             else replace(work, batches=[rows for rows in work.batches if rows in GRAPH_BATCHES])
         )
-        with executor_on(model, some, device=device, dtype=dtype, uses_graphs=uses_graphs) as made:
+        with executor_on(model, some, plane, uses_graphs=uses_graphs) as made:
             for rows in some.batches:
                 times = step_milliseconds(made, rows, work)
                 result = results.setdefault(rows, {"rows": rows, "context": work.context})
                 result["graphs" if uses_graphs else "eager"] = summary(times)
                 if uses_graphs:
                     figures["batches"].append(result)
-                    _compare_with_memory(found, shape, result, gb_per_s, ELEMENT_BYTES[dtype])
+                    num_bytes = read_bytes(shape, plane, rows * work.context)
+                    _compare_with_memory(found, result, gb_per_s, num_bytes)
                 else:
                     _compare_with_eager(found, result)
             del made  # two models need not find room
 
 
+def read_bytes(shape: LlamaShape, plane: PlaneFlags, num_tokens: int) -> int:
+    """Return what a decode step reads, whose rows have so many tokens together."""
+    of_weight = ELEMENT_BYTES[plane.dtype]
+    of_value = (of_weight, 0) if plane.kv_cache_dtype == "auto" else EIGHT_BITS
+    return shape.step_weight_bytes(of_weight) + num_tokens * shape.kv_bytes_per_token(*of_value)
+
+
 def _compare_with_memory(
-    found: Findings, shape: LlamaShape, result: dict[str, Any], gb_per_s: float, element_bytes: int
+    found: Findings, result: dict[str, Any], gb_per_s: float, num_bytes: int
 ) -> None:
     rows, step_ms = result["rows"], result["graphs"]["median_ms"]
-    tokens = rows * result["context"]
-    num_bytes = shape.step_weight_bytes(element_bytes) + tokens * shape.kv_bytes_per_token(
-        element_bytes
-    )
     result["read_bytes"] = num_bytes
     result["read_ms"] = num_bytes / gb_per_s / 1e6
     result["of_read_time"] = step_ms / result["read_ms"]
@@ -155,7 +171,7 @@ def _compare_with_eager(found: Findings, result: dict[str, Any]) -> None:
 
 @contextmanager
 def executor_on(
-    model: Path, work: Workload, *, device: str, dtype: str, uses_graphs: bool
+    model: Path, work: Workload, flags: PlaneFlags, *, uses_graphs: bool
 ) -> Iterator[GPUExecutor]:
     """Build the CUDA executor as a plane builds it, without serving; give its memory back."""
     built: list[BuiltExecutor] = []
@@ -170,19 +186,18 @@ def executor_on(
                 listen=f"unix:{directory}/compute.sock",
                 model=str(model),
                 executor="cuda",
-                device=device,
-                dtype=dtype,
                 block_size=BLOCK_SIZE,
                 max_num_blocks=work.num_blocks,
                 max_rows=max(work.batches),
                 cuda_graph=uses_graphs,
+                **asdict(flags),
             ),
             build=build,
         )
         yield built.pop().executor
     del plane
     gc.collect()
-    if device != "cpu":
+    if flags.device != "cpu":
         import torch
 
         torch.cuda.empty_cache()

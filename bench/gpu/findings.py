@@ -17,23 +17,29 @@ from typing import Any
 class PartOptions:
     """What every part is told.
 
-    `cache_dir`: of machine code. `spread`: check a spread of the kernels' variants only. `seconds`:
-    what it may take; a part that has more to measure than that ends earlier.
+    `kernel_cache`: as a compute plane's flag of that name. `seconds`: what it may take; a part that
+    has more to measure than that ends earlier. `kv_cache_dtype`: what the engine keeps keys and
+    values in, as its flag says it.
     """
 
-    cache_dir: Path
-    spread: bool
+    kernel_cache: Path
     seconds: float
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def machine_code(self) -> Path:
+        """Where a plane with that kernel cache has the machine code of CUDA kernels."""
+        return self.kernel_cache / "cuda"
 
     def to_json(self) -> str:
         """Return it for `from_json`."""
-        return json.dumps({**asdict(self), "cache_dir": str(self.cache_dir)})
+        return json.dumps({**asdict(self), "kernel_cache": str(self.kernel_cache)})
 
     @classmethod
     def from_json(cls, text: str) -> PartOptions:
         """Read what `to_json` returned."""
         fields = json.loads(text)
-        return cls(**{**fields, "cache_dir": Path(fields["cache_dir"])})
+        return cls(**{**fields, "kernel_cache": Path(fields["kernel_cache"])})
 
 
 @dataclass(slots=True)

@@ -2,58 +2,114 @@
 
 from __future__ import annotations
 
+import random
+import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bench.gpu.device import KernelLoader, milliseconds
 from bench.gpu.findings import Findings, PartOptions
 from kernels.cuda.operations import OPERATIONS
 from kernels.cuda.variant import Variant
 
+if TYPE_CHECKING:
+    from bench.gpu.numerics import NumericsResult
+
+AT_ONCE: Final = 64
+"""Variants that are built together."""
+RIVALS_S: Final = 15.0
+"""What the rivals of one shape may take."""
+
 
 def numerics(found: Findings, options: PartOptions) -> None:
-    """Build every variant, and check each against the exact answer."""
-    from bench.gpu import decode_bandwidth, matmul_bandwidth, prefill_speed
-    from bench.gpu.numerics import NumericsResult, check_variants
+    """Build and check a spread of the variants, and those that are measured or run a model."""
+    from bench.gpu.needed_kernels import needed_variants
+    from bench.gpu.numerics import check_variants
+
+    loader = KernelLoader(options.machine_code, found.say)
+    variants = needed_variants()
+    loader.prepare(variants)
+    note = _Notes(found)
+    check_variants(variants, loader.run_case, progress=note)
+    note.say_by_operation()
+
+
+def every_variant(found: Findings, options: PartOptions) -> None:
+    """Build and check all the other variants, as far as time goes."""
+    from bench.gpu.needed_kernels import needed_variants
+    from bench.gpu.numerics import check_variants
     from kernels.cuda.operations import all_variants
 
-    loader = KernelLoader(options.cache_dir, found.say)
-    variants = all_variants(every=not options.spread)
-    measured: list[Variant] = [v for shape in decode_bandwidth.SHAPES for v in shape.variants]
-    measured += [shape.variant for shape in prefill_speed.SHAPES]
-    measured += [shape.variant for shape in matmul_bandwidth.SHAPES]
-    loader.prepare(list(dict.fromkeys([*variants, *measured])))
-    checked: list[dict[str, Any]] = []
-    found.values["numerics"] = checked
+    ends = time.monotonic() + options.seconds
+    loader = KernelLoader(options.machine_code, found.say)
+    known = set(needed_variants())
+    others = [variant for variant in all_variants(every=True) if variant not in known]
+    # Operations have hundreds or one: those that time cuts off should be of all of them.
+    random.Random(0).shuffle(others)
+    note = _Notes(found)
+    checked, slowest = 0, 0.0
+    while checked < len(others) and time.monotonic() + slowest < ends:
+        began = time.monotonic()
+        some = others[checked : checked + AT_ONCE]
+        loader.prepare(some)
+        check_variants(some, loader.run_case, progress=note)
+        checked += len(some)
+        slowest = max(slowest, time.monotonic() - began)
+    found.values["variants_left_out"] = len(others) - checked
+    note.say_by_operation()
+    found.say(f"{checked} of {len(others)} other variants were checked")
 
-    def note(result: NumericsResult) -> None:
-        checked.append(asdict(result))
-        found.failures += [f"{result.case}: {fault}" for fault in result.faults]
-        found.save()
 
-    check_variants(variants, loader.run_case, progress=note)
-    for name in OPERATIONS:
-        of_operation = [result for result in checked if result["case"].startswith(name)]
-        errors = [error for result in of_operation for error in result["errors"].values()]
-        largest = max(errors, default=0.0)
-        found.say(f"numerics {name}: {len(of_operation)} cases, largest error {largest:.2e}")
+class _Notes:
+    """Puts each checked case into the report."""
+
+    def __init__(self, found: Findings) -> None:
+        self._found = found
+        self._checked: list[dict[str, Any]] = []
+        found.values["numerics"] = self._checked
+
+    def __call__(self, result: NumericsResult) -> None:
+        self._checked.append(asdict(result))
+        self._found.failures += [f"{result.case}: {fault}" for fault in result.faults]
+        self._found.save()
+
+    def say_by_operation(self) -> None:
+        for name in OPERATIONS:
+            of_operation = [one for one in self._checked if one["case"].startswith(name)]
+            errors = [error for one in of_operation for error in one["errors"].values()]
+            largest = max(errors, default=0.0)
+            count = len(of_operation)
+            self._found.say(f"numerics {name}: {count} cases, largest error {largest:.2e}")
 
 
 def decode_attention(found: Findings, options: PartOptions) -> None:
-    """Measure a device copy, and how fast decode attention reads the pool."""
+    """Measure a device copy, and how fast decode attention reads the pool; then others'."""
     import torch
 
-    from bench.gpu.decode_bandwidth import SHAPES, measure_copy, measure_decode
+    from bench.gpu.decode_bandwidth import (
+        SHAPES,
+        Problem,
+        measure_copy,
+        measure_decode,
+        measure_rivals,
+    )
     from bench.gpu.provenance import describe_device
 
-    loader = KernelLoader(options.cache_dir, found.say)
+    ends = time.monotonic() + options.seconds
+    loader = KernelLoader(options.machine_code, found.say)
+    loader.prepare([variant for shape in SHAPES for variant in shape.variants])
     found.values["copy"] = copy = measure_copy(milliseconds)
     found.values["decode_attention"] = results = []
     found.say(f"device copy           {copy['gb_per_s']:8.0f} GB/s read + written")
     multiprocessors = describe_device()["multiprocessors"]
     for shape in SHAPES:
         result = measure_decode(
-            shape, loader.load, milliseconds, found.say, num_multiprocessors=multiprocessors
+            shape,
+            loader.load,
+            milliseconds,
+            found.say,
+            num_multiprocessors=multiprocessors,
+            rivals={},
         )
         _note_kernels(found, loader, *shape.variants)
         result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
@@ -66,6 +122,12 @@ def decode_attention(found: Findings, options: PartOptions) -> None:
         if shape.least_fraction is not None:
             fraction = result["fraction_of_copy"]
             found.target(f"{shape.name}, of the copy", fraction, at_least=shape.least_fraction)
+        torch.cuda.empty_cache()
+    for shape, result in zip(SHAPES, results, strict=True):
+        if not _is_time_for_rivals(found, ends):
+            return
+        found.say(f"{shape.name}, others:")
+        result["rivals"] = measure_rivals(Problem(shape, "cuda"), milliseconds, found.say)
         for rival, figures in result["rivals"].items():
             if "gb_per_s" in figures:
                 found.say(f"    {rival:<62} {figures['gb_per_s']:6.0f} GB/s read")
@@ -73,15 +135,18 @@ def decode_attention(found: Findings, options: PartOptions) -> None:
 
 
 def prefill_attention(found: Findings, options: PartOptions) -> None:
-    """Measure operations a second of prefill attention."""
+    """Measure operations a second of prefill attention; then others'."""
     import torch
 
-    from bench.gpu.prefill_speed import SHAPES, measure_prefill
+    from bench.gpu.prefill_speed import SHAPES, Problem, measure_prefill, measure_rivals
 
-    loader = KernelLoader(options.cache_dir, found.say)
+    ends = time.monotonic() + options.seconds
+    loader = KernelLoader(options.machine_code, found.say)
+    loader.prepare([shape.variant for shape in SHAPES])
     found.values["prefill_attention"] = results = []
     for shape in SHAPES:
-        result = measure_prefill(shape, loader.load(shape.variant), milliseconds, found.say)
+        kernel = loader.load(shape.variant)
+        result = measure_prefill(shape, kernel, milliseconds, found.say, rivals={})
         _note_kernels(found, loader, shape.variant)
         results.append(result)
         found.failures += [f"{shape.name}: {fault}" for fault in result["faults"]]
@@ -89,10 +154,24 @@ def prefill_attention(found: Findings, options: PartOptions) -> None:
         if shape.least_tflop_per_s is not None:
             speed = result["tflop_per_s"]
             found.target(f"{shape.name}, TFLOP/s", speed, at_least=shape.least_tflop_per_s)
+        torch.cuda.empty_cache()
+    for shape, result in zip(SHAPES, results, strict=True):
+        if not _is_time_for_rivals(found, ends):
+            return
+        found.say(f"{shape.name}, others:")
+        result["rivals"] = measure_rivals(Problem(shape, "cuda"), milliseconds, found.say)
         for rival, figures in result["rivals"].items():
             if "tflop_per_s" in figures:
                 found.say(f"    {rival:<62} {figures['tflop_per_s']:6.0f} TFLOP/s")
         torch.cuda.empty_cache()
+
+
+def _is_time_for_rivals(found: Findings, ends: float) -> bool:
+    """Whether another shape's rivals find time; their libraries compile for each shape anew."""
+    if time.monotonic() + RIVALS_S < ends:
+        return True
+    found.say("no time was left for others on the remaining shapes")
+    return False
 
 
 def quantized_matmul(found: Findings, options: PartOptions) -> None:
@@ -103,7 +182,8 @@ def quantized_matmul(found: Findings, options: PartOptions) -> None:
     from bench.gpu.matmul_bandwidth import SHAPES, measure_matmul
     from bench.gpu.matmul_rivals import RIVALS
 
-    loader = KernelLoader(options.cache_dir, found.say)
+    loader = KernelLoader(options.machine_code, found.say)
+    loader.prepare([shape.variant for shape in SHAPES])
     copy = measure_copy(milliseconds)
     found.values["quantized_matmul"] = results = []
     for shape in SHAPES:

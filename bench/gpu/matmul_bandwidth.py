@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array
 from bench.gpu.decode_bandwidth import Timer
-from bench.gpu.device import Say, summary
+from bench.gpu.device import Say, as_graph, current_stream, summary
 from bench.gpu.matmul_rivals import RIVALS, Rival
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.quantized_layout import FORMATS, GROUP, PANEL_ROWS, unpack_matrix
@@ -105,20 +105,6 @@ def measure_matmul(
     return result
 
 
-def as_graph(visit: Callable[[], None], device: str) -> Callable[[], None]:
-    """Return what replays, in one graph, all that `visit` queues; on a CPU, `visit` itself."""
-    import torch
-
-    if device != "cuda":
-        return visit
-    visit()  # whatever a library sets up at its first call is no part of the graph
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        visit()
-    replay: Callable[[], None] = graph.replay
-    return replay
-
-
 class Problem:
     """The tensors of one shape: `x` [M, K], `out` [M, N], and every matrix packed, uint8."""
 
@@ -154,8 +140,6 @@ class Problem:
 
     def launcher(self, kernel: LoadedKernel) -> Callable[[], None]:
         """Return what multiplies x with each matrix once."""
-        import torch
-
         shape = self.shape
         strand_bits = strand_bits_of(shape.num_outputs)
         sizes = (shape.num_rows, shape.num_outputs, shape.num_inputs, strand_bits)
@@ -164,9 +148,7 @@ class Problem:
         pointers = [packed.data_ptr() for packed in self.packed]
 
         def visit() -> None:
-            # Read anew: while a graph is captured it is another stream.
-            on_device = self.x.device.type == "cuda"
-            stream = torch.cuda.current_stream().cuda_stream if on_device else 0
+            stream = current_stream(self.x.device.type)
             for packed in pointers:
                 kernel.launch(grid, stream, out, x, packed, *sizes, shape.num_outputs)
 

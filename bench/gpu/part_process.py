@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -47,10 +46,13 @@ class PartResult:
     why: str = ""
 
     def merge_into(self, report: dict[str, Any], name: str) -> None:
-        """Put it into the report: objects are joined, everything else takes its place."""
+        """Put it into the report: objects and lists are joined, all else takes its place."""
         for key, value in self.found.get("values", {}).items():
-            if isinstance(value, dict) and isinstance(report.get(key), dict):
-                report[key].update(value)
+            known = report.get(key)
+            if isinstance(value, dict) and isinstance(known, dict):
+                known.update(value)
+            elif isinstance(value, list) and isinstance(known, list):
+                known += value
             else:
                 report[key] = value
         report["failures"] += self.found.get("failures", [])
@@ -61,27 +63,31 @@ class PartResult:
         report["parts"][name] = {**ending, "why": self.why} if self.why else ending
 
 
-def run_part(part: Part, options: PartOptions, seconds_left: float) -> PartResult:
-    """Run a part within its time and what is left of all; return what it found, come what may."""
+def run_part(part: Part, options: PartOptions, seconds_left: float, file: Path) -> PartResult:
+    """Run a part within its time and what is left of all; return what it found, come what may.
+
+    It writes what it finds to `file` as it goes on, and that is there even if this process is
+    killed; otherwise the file is removed in the end.
+    """
     seconds = min(part.seconds, seconds_left)
     if seconds <= 0:
         return PartResult("left out", 0.0, {}, "no time was left")
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "found.json"
-        told = replace(options, seconds=seconds).to_json()
-        command = [sys.executable, "-m", "bench.gpu.part_process", part.run, str(path), told]
-        # A group of its own: what the part has started ends with it.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            code: int | None = process.wait(seconds + GRACE_S)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        found = json.loads(path.read_text()) if path.exists() else {}
+    file.unlink(missing_ok=True)
+    told = replace(options, seconds=seconds).to_json()
+    command = [sys.executable, "-m", "bench.gpu.part_process", part.run, str(file), told]
+    # A group of its own: what the part has started ends with it.
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        code: int | None = process.wait(seconds + GRACE_S)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    found = json.loads(file.read_text()) if file.exists() else {}
+    file.unlink(missing_ok=True)
     took = time.perf_counter() - began
     why = found.pop("why", "") if code == EXIT_RAISED else ""
     if code == 0:

@@ -18,10 +18,11 @@ from typing import Any, TypeAlias
 from bench.gpu.case import TOLERANCES
 from bench.gpu.cases.block_pool import layer_strides
 from bench.gpu.decode_bandwidth import Timer
-from bench.gpu.device import Say, summary
+from bench.gpu.device import Say, current_stream, summary
 from bench.gpu.prefill_rivals import RIVALS, Rival
-from kernels.cuda.attention_prefill import LOG2_E, PrefillVariant
+from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_tiles import plan_tiles
+from kernels.cuda.attention_variant import LOG2_E
 from kernels.cuda.launch import LoadedKernel
 
 Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
@@ -96,37 +97,40 @@ def measure_prefill(
 ) -> dict[str, Any]:
     """Measure one shape.
 
-    Return times, rates, the error of some tokens, and the rivals' figures, each with its reason
-    where there are none.
+    Return times, rates, the error of some tokens, and the rivals' figures as `measure_rivals`.
     """
-    import torch
-
     problem = Problem(shape, device)
-    stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
+    stream = current_stream(device)
     pointers, scalars = problem.pointers(), problem.scalars
     times = timer(lambda: kernel.launch(problem.grid, stream, *pointers, *scalars), REPEATS)
     error = problem.error_of_some_tokens(problem.out)
     tolerance = TOLERANCES[shape.variant.dtype]
-    result: dict[str, Any] = {
+    return {
         "shape": shape.name,
         "kernel": shape.variant.name,
         "tiles": problem.grid[1],
         **_with_rate(times, shape.flop),
         "max_error_of_checked_tokens": error,
         "faults": [] if error <= tolerance else [f"error {error:.3g} exceeds {tolerance:.3g}"],
-        "rivals": {},
+        "rivals": measure_rivals(problem, timer, say, rivals=rivals),
     }
+
+
+def measure_rivals(
+    problem: Problem, timer: Timer, say: Say, *, rivals: Mapping[str, Rival] = RIVALS
+) -> dict[str, Any]:
+    """Return the figures of each rival on the same rows, or the reason where there are none."""
+    figures: dict[str, Any] = {}
     for name, make in rivals.items():
         try:
             attend = make(problem)
-            figures = _with_rate(timer(attend, REPEATS), shape.flop)
-            figures["max_error_of_checked_tokens"] = problem.error_of_some_tokens(attend())
-        except Exception as failure:  # noqa: BLE001 - whatever another's library fails with
-            reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
-            figures = {"unavailable": reason}
+            figures[name] = _with_rate(timer(attend, REPEATS), problem.shape.flop)
+            figures[name]["max_error_of_checked_tokens"] = problem.error_of_some_tokens(attend())
+        except Exception as error:  # noqa: BLE001 - whatever another's library fails with
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            figures[name] = {"unavailable": reason}
             say(f"{name}: {reason}")
-        result["rivals"][name] = figures
-    return result
+    return figures
 
 
 class Problem:

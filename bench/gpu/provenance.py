@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
 from importlib import metadata
 from typing import Any
 
-from kernels.cuda.build import toolchain_versions
+from kernels.cuda.build import compile_ptx, link, toolchain_versions
+from kernels.cuda.errors import CudaKernelError
+from kernels.cuda.silu_mul import SiluMulVariant
 
 
 def describe_device() -> dict[str, Any]:
@@ -24,7 +27,9 @@ def describe_device() -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "multiprocessors": properties.multi_processor_count,
         "l2_bytes": getattr(properties, "L2_cache_size", None),
-        "driver": _line_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "driver": _smi("driver_version"),
+        "clocks_sm_mem_max": _smi("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem"),
+        "power_limit": _smi("power.limit"),
         "driver_cuda_version": version if int(status) == 0 else None,
     }
 
@@ -39,14 +44,44 @@ def describe_software() -> dict[str, Any]:
         "torch_cuda": torch.version.cuda,
         "transformers": _version_of("transformers"),
         **toolchain_versions(),
+        "numpy": _version_of("numpy"),
+        "grpcio": _version_of("grpcio"),
+        "compiler": describe_compiler(),
     }
 
 
-def describe_commit() -> dict[str, Any]:
-    """Return the commit and whether the tree differs from it; None where there is no git."""
+def describe_machine() -> dict[str, Any]:
+    """Return what the host is, which launches all work."""
+    from compute_plane.device import describe_device as describe_host
+
+    cores = len(os.sched_getaffinity(0))
+    host = describe_host("cpu", cores)
+    return {
+        "cpu": host.name,
+        "cores": cores,
+        "memory_bytes": host.total_memory_bytes,
+        "system": platform.platform(),
+    }
+
+
+def describe_compiler() -> str:
+    """Return "works", or in one line why the smallest kernel cannot be compiled here."""
+    variant = SiluMulVariant("float32")
+    try:
+        link(variant.name, compile_ptx(variant), (9, 0))
+    except CudaKernelError as error:
+        return str(error)
+    return "works"
+
+
+def describe_commit(told: str | None = None) -> dict[str, Any]:
+    """Return the commit and whether the tree differs from it; None where there is no git.
+
+    `told`: the commit, where the checkout was copied without its history.
+    """
     commit = _line_of("git", "rev-parse", "HEAD")
     changed = None if commit is None else bool(_line_of("git", "status", "--porcelain"))
-    return {"commit": commit, "tree_has_changes": changed}
+    return {"commit": commit or told, "tree_has_changes": changed}
 
 
 def _version_of(name: str) -> str | None:
@@ -55,6 +90,10 @@ def _version_of(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _smi(what: str) -> str | None:
+    return _line_of("nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader")
 
 
 def _line_of(*command: str) -> str | None:

@@ -72,9 +72,10 @@ class LlamaShape:
         """Tied matrices count once."""
         return sum(int(np.prod(shape)) for shape in self.tensor_shapes().values())
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Return the bytes of the keys and values of one token."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+    def kv_bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
+        """Return the bytes of the keys and values of one token; `scale_bytes`: beside each head."""
+        heads = 2 * self.num_layers * self.num_kv_heads
+        return heads * (self.head_dim * element_bytes + scale_bytes)
 
     def step_weight_bytes(self, element_bytes: int) -> int:
         """Return the bytes of weights that a decode step must read.

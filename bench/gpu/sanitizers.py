@@ -20,7 +20,9 @@ from typing import Any, Final
 from bench.gpu.findings import Findings, PartOptions
 
 PROGRAM: Final = "compute-sanitizer"
-TOOLS: Final = ("memcheck", "racecheck")
+TOOLS: Final = {"memcheck": ("--report-api-errors=no",), "racecheck": ()}
+"""Each with flags of its own. Libraries ask the driver for functions that it may not have, which
+are API errors; our own calls are checked where they are made."""
 EXIT_FOUND: Final = 86
 """What the program is told to exit with where a tool has found something."""
 # torch hands out pieces of large allocations, in which a tool sees no bounds.
@@ -40,7 +42,7 @@ def sanitizers(found: Findings, options: PartOptions) -> None:
         found.say(f"sanitizers: {results['missing']}")
         return
     ends = time.monotonic() + options.seconds
-    watched = [sys.executable, "-m", "bench.gpu.sanitizers", str(options.cache_dir)]
+    watched = [sys.executable, "-m", "bench.gpu.sanitizers", str(options.machine_code)]
     for number, tool in enumerate(TOOLS):
         seconds = (ends - time.monotonic()) / (len(TOOLS) - number)
         results[tool] = result = watch(program, tool, watched, max(seconds, 1.0))
@@ -58,8 +60,8 @@ def watch(program: str, tool: str, watched: Sequence[str], seconds: float) -> di
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         command = [
-            *OWN_ALLOCATIONS, program, f"--tool={tool}", f"--error-exitcode={EXIT_FOUND}",
-            f"--log-file={log}", *watched,
+            *OWN_ALLOCATIONS, program, f"--tool={tool}", *TOOLS[tool],
+            f"--error-exitcode={EXIT_FOUND}", f"--log-file={log}", *watched,
         ]  # fmt: skip
         code: int | None = None
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL) as process:

@@ -7,9 +7,12 @@ Golden models, integration, faults and properties are the same tests as everywhe
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,45 +20,81 @@ from typing import Any, Final
 
 from bench.gpu.findings import Findings, PartOptions
 
-FOLDERS: Final = ("tests/golden", "tests/properties", "tests/integration", "tests/faults")
+FOLDERS: Final = ("tests/golden", "tests/properties", "tests/faults", "tests/integration")
 """What says most comes first: time may run out."""
-WORKERS: Final = 4
-"""Tests at once, where pytest-xdist is there: most of their time is planes that start."""
-PASSED, FAILED = 0, 1
+WORKERS: Final = 8
+"""Tests at once at most, where pytest-xdist is there: most of their time is planes that start."""
+CORES_OF_WORKER: Final = 2
+PASSED, FAILED, INTERRUPTED = 0, 1, 2
 """Exit statuses of pytest that come with a count."""
+STOP_S: Final = 20.0
+"""What pytest gets, once it is interrupted, to write down what it knows."""
 ROOT: Final = Path(__file__).parents[2]
 
 
-def suites(found: Findings, options: PartOptions) -> None:  # noqa: ARG001 - as every part
+def suites(found: Findings, options: PartOptions) -> None:
     """Run the ordinary tests of each folder on the device."""
     has_workers = importlib.util.find_spec("xdist") is not None
-    at_once = ["-n", str(WORKERS), "--dist", "loadfile"] if has_workers else []
-    run_suites(found, FOLDERS, ["--device=cuda", "-m", "not slow and not gpu", *at_once])
+    workers = max(1, min(WORKERS, len(os.sched_getaffinity(0)) // CORES_OF_WORKER))
+    at_once = ["-n", str(workers), "--dist", "loadfile"] if has_workers else []
+    # What other versions of libraries warn of is no news of the device.
+    quiet = ["-o", "filterwarnings=default", "--disable-warnings", "--tb=short", "-rfE"]
+    flags = ["--device=cuda", "-m", "not slow and not gpu", *quiet, *at_once]
+    run_suites(found, FOLDERS, flags, options.seconds)
 
 
-def run_suites(found: Findings, folders: Sequence[str], flags: Sequence[str]) -> None:
-    """Run pytest on each folder; the report gets `suites`, by folder."""
+def run_suites(
+    found: Findings, folders: Sequence[str], flags: Sequence[str], seconds: float
+) -> None:
+    """Run pytest on each folder; the report gets `suites`, by folder.
+
+    What has not run when `seconds` are over is interrupted, which is a fault.
+    """
+    ends = time.monotonic() + seconds - STOP_S
     results: dict[str, Any] = {}
     found.values["suites"] = results
     for folder in folders:
+        left = ends - time.monotonic()
+        if left <= 0:
+            found.failures.append(f"{folder}: no time was left")
+            continue
         with tempfile.TemporaryDirectory() as directory:
             report = Path(directory) / "report.xml"
             command = [
                 sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder,
                 f"--junitxml={report}", *flags,
             ]  # fmt: skip
-            done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
-            if not report.exists() or done.returncode not in (PASSED, FAILED):
-                found.failures.append(f"{folder}: pytest ended with status {done.returncode}")
-                continue
-            results[folder] = counts = counted(report.read_text(encoding="utf-8"))
-        if not counts["passed"] + counts["failed"]:
+            status, is_cut = _run(command, left)
+            counts = counted(report.read_text(encoding="utf-8")) if report.exists() else None
+        if counts is None or status not in (PASSED, FAILED, INTERRUPTED):
+            found.failures.append(f"{folder}: pytest ended with status {status}")
+            continue
+        results[folder] = counts
+        if is_cut:
+            found.failures.append(f"{folder}: interrupted, for its time was over")
+        elif status == INTERRUPTED:
+            found.failures.append(f"{folder}: not every test could be collected and run")
+        elif not counts["passed"] + counts["failed"]:
             found.failures.append(f"{folder}: every test was skipped")
         found.failures += [f"{folder}: {name}" for name in counts["failed_tests"]]
         found.say(
             f"{folder}: {counts['passed']} passed, {counts['failed']} failed, "
             f"{counts['skipped']} skipped"
         )
+
+
+def _run(command: Sequence[str], seconds: float) -> tuple[int, bool]:
+    """Run pytest; return its status, and whether it was interrupted, as by Ctrl-C."""
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL) as process:
+        try:
+            return process.wait(seconds), False
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        try:
+            return process.wait(STOP_S), True
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait(), True
 
 
 def counted(junit: str) -> dict[str, Any]:

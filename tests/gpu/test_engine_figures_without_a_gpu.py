@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from bench.gpu import engine_rival, engine_serving, engine_steps
+from bench.gpu.engine_steps import PlaneFlags
 from bench.gpu.findings import Findings
 from bench.gpu.random_model import ONE_BILLION, TINY, write_model
 from bench.gpu.suites import counted, run_suites
@@ -24,21 +28,24 @@ def test_the_model_is_what_its_shape_says(model):
     loaded = load_model(str(model))
     assert loaded.spec.num_parameters == TINY.num_parameters
     assert loaded.spec.num_kv_heads == TINY.num_kv_heads
-    assert loaded.load_weights().num_bytes == 4 * TINY.num_parameters
+    tensors = [loaded.source.tensor(name).to_float32() for name in loaded.source.names]
+    assert sum(tensor.nbytes for tensor in tensors) == 4 * TINY.num_parameters
 
 
 def test_a_step_reads_every_weight_once_and_two_rows_of_keys_and_values_a_token():
     assert 1.2e9 < ONE_BILLION.num_parameters < 1.3e9
     assert ONE_BILLION.step_weight_bytes(2) == 2 * ONE_BILLION.num_parameters
     assert ONE_BILLION.kv_bytes_per_token(2) == 16 * 2 * 8 * 64 * 2
+    flags = PlaneFlags("cuda", "bfloat16", "int8")
+    read = [engine_steps.read_bytes(ONE_BILLION, flags, tokens) for tokens in (0, 3)]
+    assert read == [2 * ONE_BILLION.num_parameters, read[0] + 3 * 16 * 2 * 8 * (64 + 4)]
 
 
 def test_steps_are_measured_with_and_without_graphs(model):
     work = engine_steps.Workload(batches=(1, 3), context=20, steps=2, warm_up=1, repeats=2)
     found = Findings()
-    engine_steps.measure_steps(
-        found, TINY, model, device="cpu", dtype="float32", gb_per_s=10.0, work=work
-    )
+    flags = PlaneFlags("cpu", "float32")
+    engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
     figures = found.values["engine_steps"]
     one, three = figures["batches"]
     assert (one["rows"], three["rows"]) == (1, 3)
@@ -120,13 +127,47 @@ def test_a_rival_that_gives_too_little_is_no_figure(monkeypatch):
 def test_suites_that_do_not_run_are_faults():
     found = Findings()
     golden = "tests/golden/test_formats_keep_their_accuracy.py"
-    run_suites(found, [golden, "tests/not_there"], ["--device=cuda:4095", "-m", "not slow"])
+    run_suites(found, [golden, "tests/not_there"], ["--device=cuda:4095", "-m", "not slow"], 600)
     counts = found.values["suites"][golden]
     assert (counts["passed"], counts["failed"], counts["skipped"]) == (0, 0, 2)
     assert found.failures == [
         f"{golden}: every test was skipped",
         "tests/not_there: pytest ended with status 4",
     ]
+
+
+class SlowTests:
+    """Plays a pytest that goes on until it is interrupted, and writes its report then."""
+
+    def __init__(self, command, **_):
+        (self.report,) = (Path(a.partition("=")[2]) for a in command if "--junitxml=" in a)
+        self.status = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        assert self.status is not None
+
+    def wait(self, seconds):
+        if self.status is None:
+            raise subprocess.TimeoutExpired("pytest", seconds)
+        return self.status
+
+    def send_signal(self, number):
+        assert number == signal.SIGINT
+        self.report.write_text('<testsuite><testcase classname="a" name="right"/></testsuite>')
+        self.status = 2
+
+
+def test_a_suite_whose_time_is_over_is_counted_as_far_as_it_came(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", SlowTests)
+    found = Findings()
+    run_suites(found, ["tests/long"], [], 60)
+    assert found.values["suites"]["tests/long"]["passed"] == 1
+    assert found.failures == ["tests/long: interrupted, for its time was over"]
+    run_suites(found, ["tests/later"], [], 1)
+    assert found.failures[1:] == ["tests/later: no time was left"]
 
 
 def test_a_suite_is_counted_and_what_failed_is_named():

@@ -7,27 +7,31 @@ import pytest
 from bench.gpu.cases import draw_cases
 from bench.gpu.device import KernelLoader, why_no_device
 from bench.gpu.numerics import check_case
+from compute_plane.config import ComputePlaneConfig
 from kernels.cuda.operations import all_variants
 
 pytestmark = pytest.mark.gpu
 
 
+VARIANTS = all_variants(every=False)
+
+
 @pytest.fixture(scope="module")
-def loader(tmp_path_factory):
+def loader():
     reason = why_no_device()
     if reason is not None:
         pytest.skip(f"no CUDA device: {reason}")
-    cache_dir = tmp_path_factory.mktemp("cuda")
-    cache_dir.chmod(0o700)
-    return KernelLoader(cache_dir, print)
+    made = KernelLoader(ComputePlaneConfig().kernel_cache_root / "cuda", print)
+    made.prepare(VARIANTS)
+    return made
 
 
-@pytest.mark.parametrize("variant", all_variants(every=False), ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
 def test_a_kernel_is_right_steady_and_independent_of_the_batch(variant, loader):
     for case in draw_cases(variant):
         assert check_case(case, loader.run_case).faults == ()
 
 
 def test_the_device_reports_no_local_memory(loader):
-    for variant in all_variants(every=False):
+    for variant in VARIANTS:
         assert loader.load(variant).attributes()["local_bytes"] == 0

@@ -37,7 +37,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def run(tmp_path: Path) -> Findings:
     found = Findings()
-    sanitizers.sanitizers(found, PartOptions(tmp_path, spread=True, seconds=60.0))
+    sanitizers.sanitizers(found, PartOptions(tmp_path, seconds=60.0))
     return found
 
 

@@ -1,0 +1,107 @@
+"""Which kernels the report needs, and building them where there is no GPU.
+
+`python -m bench.gpu.needed_kernels DIR` compiles them for sm_90 (`--for 8.0`: for another). A GPU's
+minutes are not spent on the compiler then: `make gpu GPU_ARGS="--prebuilt DIR"` takes them over, of
+the very same sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from bench.gpu import decode_bandwidth, matmul_bandwidth, prefill_speed
+from bench.gpu.random_model import ONE_BILLION
+from compute_plane.cuda.kernel_operations import KernelOperations
+from compute_plane.cuda.weight_plan import plan_weights
+from compute_plane.model.errors import ModelReferenceError
+from compute_plane.model.loader import load_model
+from kernels.cuda import build
+from kernels.cuda.build_ahead import build_ahead
+from kernels.cuda.check import capability
+from kernels.cuda.errors import CudaKernelError
+from kernels.cuda.operations import all_variants
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.cuda.variant import Variant
+
+BLOCK_SIZE: Final = 16
+
+
+def needed_variants() -> list[Variant]:
+    """Return the spread of every operation, what is measured, and what the models run on."""
+    measured = [
+        *(variant for shape in decode_bandwidth.SHAPES for variant in shape.variants),
+        *(shape.variant for shape in prefill_speed.SHAPES),
+        *(shape.variant for shape in matmul_bandwidth.SHAPES),
+    ]
+    return list(dict.fromkeys([*all_variants(every=False), *measured, *_of_models()]))
+
+
+def _of_models() -> Iterator[Variant]:
+    """Yield the kernels of the measured model and, where it is installed, of the embedded one."""
+    yield from KernelOperations(_Nowhere(), ONE_BILLION.spec(), "bfloat16", BLOCK_SIZE).variants
+    try:
+        embedded = load_model("default")
+    except ModelReferenceError:
+        return
+    for dtype, configured in (("float32", "float32"), ("bfloat16", "auto")):
+        plan = plan_weights(embedded.spec, embedded.source, dtype, configured)
+        made = KernelOperations(_Nowhere(), embedded.spec, dtype, BLOCK_SIZE, plan.quantized)
+        yield from made.variants
+
+
+class _Nowhere:
+    """The launcher of a device that is not there."""
+
+    device = torch.device("meta")
+    num_multiprocessors = 1
+
+    def prepare(self, variants: Sequence[Variant]) -> None:
+        """Load nothing."""
+
+    def launch(
+        self, variant: Variant, grid: tuple[int, int, int], *arguments: Tensor | float
+    ) -> None:
+        """Refuse."""
+        raise RuntimeError(f"{variant.name} was launched without a device: {grid}, {arguments}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu.needed_kernels",
+        description="Compile the kernels that the report needs, for a machine with a GPU.",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="made if it is not there")
+    parser.add_argument(
+        "--for", dest="capability", type=capability, default=(9, 0), metavar="CAPABILITY",
+        help="compute capability, like 8.9 (default: 9.0)",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    variants = needed_variants()
+    try:
+        build.require_toolchain()
+        build_ahead(variants, options.capability, options.directory, progress=_say)
+        for variant in variants:
+            build.build(variant, options.capability, options.directory, progress=_say)
+    except CudaKernelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    _say(f"{len(variants)} kernels in {options.directory}")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
