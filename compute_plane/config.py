@@ -33,7 +33,7 @@ from planes.settings import unknown_keys as keys_unknown_to
 from planes.tls_files import ServerFiles, check_plaintext, server_files, uses_tls
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8")
+KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8", "float8")
 INSTRUCTION_SETS: Final = (
     "auto", "amx", "avx512_bf16", "avx512", "avx2_vnni", "avx2", "neon", "generic",
 )  # fmt: skip
@@ -77,7 +77,8 @@ class ComputePlaneConfig:
     )
     kv_cache_dtype: str = setting(
         "auto",
-        help="what keys and values are kept in; auto: float32 if --dtype float32, else bfloat16",
+        help="what keys and values are kept in; auto: float32 if --dtype float32, else bfloat16; "
+        "on cuda: what is computed in; float8: on cuda only",
         choices=KV_CACHE_DTYPES,
     )
     instruction_set: str = setting(

@@ -81,6 +81,15 @@ class GraphReplayError(ExecutionError):
     reason = "GRAPH_FAILED"
 
 
+class DeviceLostError(ExecutionError):
+    """The device reports a fault that outlives the step: this process can run nothing on it.
+
+    No refusal of a batch: the process has to begin anew, and requests go on from there.
+    """
+
+    reason = "DEVICE_LOST"
+
+
 class SessionHeld(SchedulerError):
     """Another controller's session is alive and `take_over` was not given."""
 

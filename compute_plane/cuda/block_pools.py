@@ -1,6 +1,10 @@
 """The KV pool on the device, the pool of swapped blocks in host memory, and copies between blocks.
 
 Both are [blocks, L, 2, G, B, D]: a block is contiguous over all layers, so that a swap is one copy.
+In eight bits, int8 or float8, they are [blocks, L, 2, G, B · (D + 4)]: the bytes of the B · D
+numbers of a head and, behind them, a float32 scale for each token (`kernels.cuda.quantized_kv`);
+the pool's dtype says what the bytes are numbers of.
+
 Copies of a step run in order. Those within the device's pool go in *waves*, as many at once as do
 not touch what another one writes:
 
@@ -9,17 +13,20 @@ not touch what another one writes:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.weights import DTYPES
 from compute_plane.executor.interface import BlockCopy, CopyKind
 from compute_plane.memory.block_digest import block_digest
+from kernels.cuda.quantized_kv import pool_shape
 
 if TYPE_CHECKING:
     from compute_plane.cuda.drivers import Driver
@@ -27,6 +34,11 @@ if TYPE_CHECKING:
     from compute_plane.model.spec import ModelSpec
 
 Array = npt.NDArray[Any]
+
+EIGHT_BITS: Final = {torch.int8: "int8", torch.float8_e4m3fn: "float8"}
+"""Dtypes of pools with scales, and what the kernels call them."""
+KV_DTYPES: Final = {**DTYPES, **{name: dtype for dtype, name in EIGHT_BITS.items()}}
+"""What `--kv-cache-dtype` may name, and the dtype of such a pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +61,8 @@ class CopyPlan:
 class BlockPools:
     """The blocks of one device.
 
-    `device`: [N, L, 2, G, B, D]. `host`: [blocks, …] of the same shape, in memory that the device
-    copies from and to by itself.
+    `device`: [N, …], a block as drawn above. `host`: [blocks, …] of the same shape, in memory that
+    the device copies from and to by itself.
     """
 
     def __init__(
@@ -64,7 +76,9 @@ class BlockPools:
         num_host_blocks: int = 0,
     ) -> None:
         self._driver = driver
-        shape = (spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
+        self.block_size = block_size
+        """Tokens of a block, B."""
+        shape = block_shape(spec, dtype, block_size)
         self.block_bytes = block_bytes(spec, dtype, block_size)
         # Zeroed, which on a CPU costs memory only once it is touched.
         with driver.computing():
@@ -74,11 +88,6 @@ class BlockPools:
         self.device: Tensor = device.view(dtype).view(num_blocks, *shape)
         host = driver.host_buffer(num_host_blocks * self.block_bytes)
         self.host: Tensor = host.view(dtype).view(num_host_blocks, *shape)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block, B."""
-        return int(self.device.shape[4])
 
     @property
     def num_blocks(self) -> int:
@@ -108,10 +117,17 @@ class BlockPools:
         return block_digest(content)
 
 
+def block_shape(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> tuple[int, ...]:
+    """Return the shape of one block of a pool of this dtype."""
+    leading = (spec.num_layers, 2, spec.num_kv_heads)
+    if dtype in EIGHT_BITS:
+        return pool_shape(leading, spec.head_dim, block_size)
+    return (*leading, block_size, spec.head_dim)
+
+
 def block_bytes(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> int:
-    """Return the bytes of one block."""
-    tokens = 2 * spec.num_layers * spec.num_kv_heads * block_size
-    return int(tokens * spec.head_dim * dtype.itemsize)
+    """Return the bytes of one block, scales included."""
+    return math.prod(block_shape(spec, dtype, block_size)) * int(dtype.itemsize)
 
 
 def plan_copies(copies: Sequence[BlockCopy]) -> CopyPlan:

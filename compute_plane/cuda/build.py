@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import torch
 
-from compute_plane.cuda.block_pools import BlockPools
+from compute_plane.cuda.block_pools import EIGHT_BITS, KV_DTYPES, BlockPools
 from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.host_layers_build import build_with_host_layers, num_device_layers
@@ -21,6 +21,8 @@ from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.warm_up import warm_up
 from compute_plane.executor.weight_formats import log_conversions
 from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit
+from compute_plane.model import layout
+from compute_plane.model.tensor import TensorFormat
 
 if TYPE_CHECKING:
     from compute_plane.cuda.drivers import Driver
@@ -66,7 +68,12 @@ def _build_on_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecuto
     plan = planned_weights(context, model, device)
     try:
         operations = KernelOperations(
-            launcher, context.spec, plan.dtype, context.block_size, plan.quantized
+            launcher,
+            context.spec,
+            plan.dtype,
+            context.block_size,
+            plan.quantized,
+            chosen_kv_dtype(context, plan.dtype),
         )
         built = build_on(context, model, plan, driver, operations)
     except torch.OutOfMemoryError as error:
@@ -94,7 +101,9 @@ def build_on(
 ) -> BuiltExecutor:
     """Build the executor on a driver's device with a set of operations. Errors as above."""
     spec, device = context.spec, driver.device
-    num_layers = num_device_layers(context, driver, plan)
+    kv_dtype = chosen_kv_dtype(context, plan.dtype)
+    pool_dtype = KV_DTYPES[kv_dtype]
+    num_layers = num_device_layers(context, driver, plan, pool_dtype)
     if num_layers < spec.num_layers:
         return build_with_host_layers(
             context,
@@ -102,6 +111,7 @@ def build_on(
             plan,
             driver,
             operations,
+            pool_dtype=pool_dtype,
             num_layers=num_layers,
             numerics_id=numerics_id(context, device, operations, plan),
         )
@@ -109,13 +119,20 @@ def build_on(
     weights = plan.place(device, context.num_threads)
     log.info("weights", format=plan.weight_format, dtype=plan.dtype, num_bytes=weights.num_bytes)
     log_conversions(weights.conversions)
-    sizes = size_pools(context, driver, weights, operations)
+    sizes = size_pools(context, driver, weights, operations, pool_dtype)
     pools = BlockPools(
         spec,
         driver,
-        dtype=weights.dtype,
+        dtype=pool_dtype,
         block_size=context.block_size,
         num_blocks=sizes.num_blocks,
+        num_host_blocks=sizes.num_host_blocks,
+    )
+    log.info(
+        "kv pool",
+        kv_cache_dtype=kv_dtype,
+        num_blocks=sizes.num_blocks,
+        num_bytes=pools.num_bytes,
         num_host_blocks=sizes.num_host_blocks,
     )
     executor = CudaExecutor(spec, weights, pools, operations, driver, max_tokens=context.max_tokens)
@@ -154,19 +171,32 @@ def capture_graphs(executor: CudaExecutor, max_rows: int, max_bytes: int) -> Non
 
 
 def chosen_dtype(context: ExecutorContext, device: torch.device) -> str:
-    """Return the name of the number format of weights and pool.
+    """Return the name of the number format of a step.
 
-    `auto` is bfloat16 on a GPU, float32 on a CPU, where 16 bits are emulated. Raises
-    DeviceUnavailableError for a pool in another format: keys and values are read as they lie.
+    `auto` is float32 on a CPU, where 16 bits are emulated. On a GPU it is float16 for a model that
+    is stored so, even if most of it is quantised (a GGUF file never says so: its norms are
+    float32), and bfloat16 for all others.
     """
-    name = context.dtype
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else "bfloat16"
-    kv_dtype = context.kv_cache_dtype
-    if kv_dtype not in ("auto", name):
+    if context.dtype != "auto":
+        return context.dtype
+    if device.type == "cpu":
+        return "float32"
+    model = context.model
+    is_half = model and model.source.tensor(layout.FINAL_NORM).format is TensorFormat.F16
+    return "float16" if is_half else "bfloat16"
+
+
+def chosen_kv_dtype(context: ExecutorContext, dtype: str) -> str:
+    """Return the name of the number format of keys and values, for steps in `dtype`.
+
+    `auto` is the same one. Raises DeviceUnavailableError for another one of 16 bits or more: those
+    are read as they lie.
+    """
+    name = dtype if context.kv_cache_dtype == "auto" else context.kv_cache_dtype
+    if name not in (dtype, *EIGHT_BITS.values()):
         raise DeviceUnavailableError(
-            f"kv_cache_dtype: the executor cuda keeps keys and values in its dtype, {name}; "
-            f"got {kv_dtype}",
+            "kv_cache_dtype: the executor cuda keeps keys and values in "
+            f"{', '.join(EIGHT_BITS.values())} or what it computes in, {dtype}; got {name}",
             field="kv_cache_dtype",
         )
     return name
@@ -187,5 +217,5 @@ def numerics_id(
         where = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     return (
         f"cuda/{operations.name}/{where}/torch-{torch.__version__}/{plan.dtype}"
-        f"/{plan.weight_format}/kv-{plan.dtype}-{context.block_size}"
+        f"/{plan.weight_format}/kv-{chosen_kv_dtype(context, plan.dtype)}-{context.block_size}"
     )

@@ -48,6 +48,7 @@ class CudaEvent:
     """A point in a stream of a CUDA device."""
 
     def __init__(self, stream: Any) -> None:  # noqa: ANN401 - torch's stream, which has no types
+        self._device = stream.device
         self._event = torch.cuda.Event()
         self._event.record(stream)
 
@@ -57,6 +58,7 @@ class CudaEvent:
 
     def wait(self) -> None:
         """Wait without the interpreter lock."""
+        torch.cuda.set_device(self._device)  # as in `CudaDriver.computing`
         self._event.synchronize()
 
 
@@ -93,7 +95,11 @@ class CudaDriver:
             return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
     def computing(self) -> AbstractContextManager[object]:
-        """Make the compute stream current."""
+        """Make the compute stream current, and the device, which every thread begins without.
+
+        A thread that came back to device 0 would leave a context there, in memory that is not ours.
+        """
+        torch.cuda.set_device(self.device)
         context: AbstractContextManager[object] = torch.cuda.stream(self._compute)
         return context
 
@@ -117,7 +123,8 @@ class CudaDriver:
             work()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # A capture that fails leaves its own stream current; the outer context puts it right.
+        with self.computing(), torch.cuda.graph(graph, pool=self._pool):
             work()
         return _CudaGraph(graph, self)
 

@@ -13,7 +13,6 @@ are attention, normalisation and the choice of the token from given logits.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -64,7 +63,7 @@ class StepUnderWay:
         self.done.wait()
 
     def answer(self) -> ExecutionOutput:
-        """Wait for the step and return what it produced; once only."""
+        """Wait for the step and return what it produced; once only. Raises DeviceLostError."""
         results = self.berth.collect()
         return answer(self.batch, self.plan, results, self.vocab_size, self.block_digests)
 
@@ -129,7 +128,7 @@ class CudaExecutor:
         """Queue one step, of which tokens may be samples of the step launched before.
 
         Raises ValidationError, with nothing changed, if the batch is malformed; ExecutionError if
-        too many steps are under way.
+        too many steps are under way; DeviceLostError.
         """
         layout = BatchLayout(
             batch,
@@ -157,10 +156,7 @@ class CudaExecutor:
                 done = self._compute(layout, rung, plan, inputs, berth)
             digests = [self._pools.digest(block) for block in batch.digest_blocks]
         except BaseException:  # whatever it is: a berth that is not freed is lost
-            # The device may still be copying from the berth, if it is not the device that failed.
-            with contextlib.suppress(RuntimeError):
-                self._driver.synchronize()
-            berth.free()
+            berth.abandon()
             raise
         return StepUnderWay(batch, plan, berth, self._spec.vocab_size, digests, done)
 

@@ -15,17 +15,17 @@ times as long as its launches take.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import plan_copies
 from compute_plane.cuda.columns import Layout
-from compute_plane.cuda.model import LlamaModel
+from compute_plane.cuda.model import Hidden, LlamaModel
 from compute_plane.cuda.staging import StagingRing
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, Float32Array
 from compute_plane.executor.token_layout import PoolShape
@@ -40,6 +40,14 @@ if TYPE_CHECKING:
     from compute_plane.model.spec import ModelSpec
 
 ROWS: Final = "hidden_rows"
+
+
+def rows_for_the_host(hidden: Hidden) -> Tensor:
+    """Queue the sums of both parts of the hidden states; return their bytes, float32 [T, hidden].
+
+    That is what the host goes on in: nothing is rounded on the way.
+    """
+    return torch.add(hidden.residual.float(), hidden.added.float()).view(-1).view(torch.uint8)
 
 
 class HostLayersExecutor:
@@ -74,7 +82,10 @@ class HostLayersExecutor:
         self._ring = StagingRing(driver, 1)
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
-        """Run one step. Raises ValidationError, with nothing changed, if the batch is malformed."""
+        """Run one step. Raises ValidationError, with nothing changed, if the batch is malformed.
+
+        Raises DeviceLostError as well.
+        """
         layout = BatchLayout(
             batch,
             self._shape,
@@ -109,16 +120,10 @@ class HostLayersExecutor:
                 self._pools.run(copies, inputs["block_pairs"], self._operations)
                 hidden = self._model.run(layout.tensors(inputs))
                 rows_of = Layout({ROWS: (np.float32, tuple(hidden.residual.shape))})
-                buffer = self._driver.device_buffer(rows_of.num_bytes)
-                # Summed in float32, in which the host goes on: nothing is rounded on the way.
-                sums = rows_of.tensors(buffer)[ROWS]
-                torch.add(hidden.residual.float(), hidden.added.float(), out=sums)
-                berth.fetch(rows_of, buffer)
+                berth.fetch(rows_of, rows_for_the_host(hidden))
             rows: Float32Array = berth.collect()[ROWS]
-        except BaseException:  # whatever it is: the device may still be copying from the berth
-            with contextlib.suppress(RuntimeError):
-                self._driver.synchronize()
-            berth.free()
+        except BaseException:  # whatever it is: a berth that is not freed is lost
+            berth.abandon()
             raise
         return rows[layout.places(np.arange(len(rows)))]
 

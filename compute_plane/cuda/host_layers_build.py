@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
+import torch
 
 from compute_plane.cuda.block_pools import BlockPools, block_bytes
 from compute_plane.cuda.decode_graphs import batch_sizes, bytes_of_graphs
@@ -17,7 +18,12 @@ from compute_plane.cuda.host_layers_plan import (
     first_weights,
     layers_within,
 )
-from compute_plane.cuda.largest_step import run_largest_step
+from compute_plane.cuda.largest_step import (
+    StepSizes,
+    bytes_of_histories,
+    bytes_of_tables,
+    run_largest_step,
+)
 from compute_plane.cuda.pool_size import GRAPH_SHARE
 from compute_plane.cuda.weights import DTYPES
 from compute_plane.errors import DeviceUnavailableError
@@ -38,7 +44,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-def num_device_layers(context: ExecutorContext, driver: Driver, weights: WeightPlan) -> int:
+def num_device_layers(
+    context: ExecutorContext, driver: Driver, weights: WeightPlan, pool_dtype: torch.dtype
+) -> int:
     """Return how many layers of the model run on the device: all without a limit.
 
     `weights`: of the whole model. A limit beyond what the device has left means that. Where the
@@ -50,20 +58,24 @@ def num_device_layers(context: ExecutorContext, driver: Driver, weights: WeightP
         return context.spec.num_layers
     limit = limit if free is None else min(limit, free)
     if context.fills_memory:
-        needs = _needs(context, driver, weights, context.block_demand.least)
+        needs = _needs(context, driver, weights, pool_dtype, context.block_demand.least)
         if needs.whole <= limit:
             return context.spec.num_layers
-    return layers_within(_needs(context, driver, weights, context.num_blocks), limit)
+    return layers_within(_needs(context, driver, weights, pool_dtype, context.num_blocks), limit)
 
 
 def _needs(
-    context: ExecutorContext, driver: Driver, weights: WeightPlan, num_blocks: int
+    context: ExecutorContext,
+    driver: Driver,
+    weights: WeightPlan,
+    pool_dtype: torch.dtype,
+    num_blocks: int,
 ) -> DeviceBytes:
     """Return what the model takes with so many blocks."""
-    spec, block_size, dtype = context.spec, context.block_size, DTYPES[weights.dtype]
-    graph_bytes = 0
+    spec, block_size = context.spec, context.block_size
+    pool_bytes = num_blocks * block_bytes(spec, pool_dtype, block_size)
+    sizes, graph_bytes = StepSizes.of(context), 0
     if context.uses_graphs and driver.has_graphs:
-        pool_bytes = num_blocks * block_bytes(spec, dtype, block_size)
         graph_bytes = min(
             bytes_of_graphs(spec, batch_sizes(context.max_rows), block_size),
             int(pool_bytes * GRAPH_SHARE / (1 - GRAPH_SHARE)),  # `pool_size` gives no more
@@ -71,10 +83,11 @@ def _needs(
     return device_bytes(
         spec,
         weights,
-        item_bytes=dtype.itemsize,
-        block_size=block_size,
-        num_blocks=num_blocks,
+        item_bytes=DTYPES[weights.dtype].itemsize,
+        pool_bytes=pool_bytes,
         max_tokens=context.max_tokens,
+        table_bytes=bytes_of_tables(spec, sizes),
+        history_bytes=bytes_of_histories(spec, sizes),
         graph_bytes=graph_bytes,
     )
 
@@ -86,13 +99,15 @@ def build_with_host_layers(
     driver: Driver,
     operations: DeviceOperations,
     *,
+    pool_dtype: torch.dtype,
     num_layers: int,
     numerics_id: str,
 ) -> BuiltExecutor:
     """Build the executor that runs the first `num_layers` on a driver's device, the others here.
 
-    `plan`: of the whole model's weights on the device. `numerics_id`: of the device's part. Raises
-    ConfigError families for what cannot be had here, ModelFileError for the file's faults.
+    `plan`: of the whole model's weights on the device. `pool_dtype`, `numerics_id`: of the device's
+    part; the host's keeps keys and values in what the context says for it. Raises ConfigError
+    families for what cannot be had here, ModelFileError for the file's faults.
     """
     if context.dtype == "float16":
         raise DeviceUnavailableError(
@@ -100,19 +115,24 @@ def build_with_host_layers(
             "got float16",
             field="dtype",
         )
+    if pool_dtype is torch.float8_e4m3fn:
+        raise DeviceUnavailableError(
+            "kv_cache_dtype: layers on the host, beyond --gpu-memory-limit, keep keys and values "
+            "in float32, bfloat16 or int8, got float8",
+            field="kv_cache_dtype",
+        )
     context = replace(context, fills_memory=False)
     spec, last_layer = first_layers(context.spec, num_layers), context.spec.num_layers - 1
-    dtype = DTYPES[plan.dtype]
-    bytes_of_block = block_bytes(spec, dtype, context.block_size)
+    bytes_of_block = block_bytes(spec, pool_dtype, context.block_size)
     host = build_cpu_layers(context, model, first_layer=num_layers, bytes_elsewhere=bytes_of_block)
     plan = first_weights(plan, num_layers)
     weights = plan.place(driver.device, context.num_threads)
     log_conversions(weights.conversions)
-    _check_pool_fits(replace(context, spec=spec), driver, weights, operations)
+    _check_pool_fits(replace(context, spec=spec), driver, weights, operations, pool_dtype)
     pools = BlockPools(
         spec,
         driver,
-        dtype=dtype,
+        dtype=pool_dtype,
         block_size=context.block_size,
         num_blocks=context.num_blocks,
         num_host_blocks=len(host.kv_pool.host),
@@ -127,6 +147,7 @@ def build_with_host_layers(
         device_layers=f"0-{num_layers - 1}",
         host_layers=f"{num_layers}-{last_layer}",
         gpu_memory_limit=context.gpu_memory_limit,
+        kv_cache_dtype=str(pool_dtype).removeprefix("torch."),
         device_bytes=weights.num_bytes + pools.num_bytes,
         host_bytes=host.weights.num_bytes + host.kv_pool.num_bytes,
     )
@@ -144,7 +165,11 @@ def build_with_host_layers(
 
 
 def _check_pool_fits(
-    context: ExecutorContext, driver: Driver, weights: DeviceWeights, operations: DeviceOperations
+    context: ExecutorContext,
+    driver: Driver,
+    weights: DeviceWeights,
+    operations: DeviceOperations,
+    pool_dtype: torch.dtype,
 ) -> None:
     """Run the largest step of the device's part, and check that it leaves room for the pool.
 
@@ -152,25 +177,33 @@ def _check_pool_fits(
     where what was counted was not enough.
     """
     spec, block_size = context.spec, context.block_size
-    bytes_of_block = block_bytes(spec, weights.dtype, block_size)
+    bytes_of_block = block_bytes(spec, pool_dtype, block_size)
     driver.release_unused()  # what loading the weights has left
     if driver.free_bytes() is None:  # both lie in one memory
         check_pools_fit(context.num_blocks, 0, bytes_of_block, available_memory_bytes())
         return
-    run_largest_step(
-        spec,
-        weights,
-        operations,
-        driver,
-        block_size=block_size,
-        max_tokens=context.max_tokens,
-        has_head=False,
+    words = (
+        f"beside {spec.num_layers} layers and a step of {context.max_tokens} tokens: more, or "
+        "fewer --max-num-blocks or --max-tokens-per-batch"
     )
+    try:
+        run_largest_step(
+            spec,
+            weights,
+            operations,
+            driver,
+            StepSizes.of(context),
+            pool_dtype=pool_dtype,
+            has_head=False,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"gpu_memory_limit: the pool finds no room {words}", field="gpu_memory_limit"
+        ) from error
     missing = context.num_blocks * bytes_of_block - (driver.free_bytes() or 0)
     if missing > 0:
         raise ConfigError(
             f"gpu_memory_limit: the pool of {context.num_blocks} blocks lacks {missing} bytes "
-            f"beside {spec.num_layers} layers and a step of {context.max_tokens} tokens: more, or "
-            "fewer --max-num-blocks or --max-tokens-per-batch",
+            f"{words}",
             field="gpu_memory_limit",
         )

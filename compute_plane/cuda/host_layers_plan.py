@@ -78,32 +78,37 @@ def device_bytes(
     weights: WeightPlan,
     *,
     item_bytes: int,
-    block_size: int,
-    num_blocks: int,
+    pool_bytes: int,
     max_tokens: int,
+    table_bytes: int = 0,
+    history_bytes: int = 0,
     graph_bytes: int = 0,
 ) -> DeviceBytes:
-    """Return what a model takes whose steps and blocks have a dtype of `item_bytes`.
+    """Return what a model takes whose steps have a dtype of `item_bytes`.
 
-    `graph_bytes`: of decode graphs, which there are of whole models only.
+    `pool_bytes`: of the KV pool of all layers, which have equal parts of it. `table_bytes`,
+    `history_bytes`: of the block tables and penalties' histories of a step, the latter of whole
+    models only; `graph_bytes`: of decode graphs, likewise.
     """
-    pool_bytes = item_bytes * num_blocks * 2 * block_size * spec.kv_size
+    of_layer = pool_bytes // spec.num_layers
     head = weights.final_norm.num_bytes
     if weights.lm_head is not weights.embedding:
         head += weights.lm_head.num_bytes
-    # A sample's adjusted logits are a copy of a row.
-    logits = 2 * FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size
+    # A sample's adjusted logits are a copy of a row; kernels take eight bytes for each beside.
+    logits = 4 * FLOAT_BYTES * LOGITS_ROWS * spec.vocab_size
+    working = working_bytes(spec, item_bytes, max_tokens) + table_bytes
     return DeviceBytes(
-        first=weights.embedding.num_bytes + working_bytes(spec, item_bytes, max_tokens),
-        layers=tuple(layer.num_bytes + pool_bytes for layer in weights.layers),
-        last=head + logits + graph_bytes,
+        first=weights.embedding.num_bytes + working,
+        layers=tuple(layer.num_bytes + of_layer for layer in weights.layers),
+        last=head + logits + history_bytes + graph_bytes,
     )
 
 
 def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     """Return what a step of so many tokens takes beside weights and blocks, at most at once.
 
-    It counts the tensors that live at the same time in `compute_plane.cuda.model`.
+    It counts the tensors that live at the same time in `compute_plane.cuda.model`, and cosines and
+    sines of all positions.
     """
     hidden, queries = spec.hidden_size, spec.query_size
     attention = 4 * hidden + (queries + 2 * spec.kv_size) + 2 * queries
@@ -111,7 +116,8 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     # What goes to the host is summed in float32, out of both parts of the hidden states.
     handed_over = 2 * hidden + 3 * hidden * FLOAT_BYTES // item_bytes
     widest = max(attention, feed_forward, handed_over)
-    return RESERVED_BYTES + max_tokens * widest * item_bytes
+    angles = FLOAT_BYTES * spec.context_length * spec.head_dim
+    return RESERVED_BYTES + angles + max_tokens * widest * item_bytes
 
 
 def first_layers(spec: ModelSpec, num_layers: int) -> ModelSpec:

@@ -25,12 +25,14 @@ from compute_plane.cuda.operations import (
 from compute_plane.cuda.quantized_kernels import UNQUANTISED, QuantizedKernels
 from compute_plane.errors import DeviceUnavailableError
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
-from kernels.cuda.attention_decode import LOG2_E, DecodeVariant
+from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
+from kernels.cuda.attention_variant import LOG2_E
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.logprobs import LogprobsVariant
+from kernels.cuda.quantized_kv import POOL_DTYPES
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.sampling import MAX_VOCAB, SamplingVariant
@@ -49,9 +51,9 @@ WORD_BYTES: Final = 4
 class KernelOperations:
     """`DeviceOperations` by kernels, for one model and one block size.
 
-    `dtype`: of a step and of the pool, by name. `quantized`: what weights stay quantised. All
-    kernels are built and loaded here. Raises DeviceUnavailableError for a shape or format that they
-    are not written for.
+    `dtype`: of a step, by name. `quantized`: what weights stay quantised. `pool_dtype`: of keys and
+    values, by name; None: that of a step. All kernels are built and loaded here. Raises
+    DeviceUnavailableError for a shape or format that they are not written for.
     """
 
     name = "kernels"
@@ -63,8 +65,17 @@ class KernelOperations:
         dtype: str,
         block_size: int,
         quantized: QuantizedUses = UNQUANTISED,
+        pool_dtype: str | None = None,
     ) -> None:
         self._launcher = launcher
+        kv_dtype = None if pool_dtype == dtype else pool_dtype
+        if (dtype, kv_dtype) not in POOL_DTYPES:
+            beside = ", ".join(own for own, other in POOL_DTYPES if other == kv_dtype)
+            raise DeviceUnavailableError(
+                f"kv_cache_dtype: the kernels read {kv_dtype} in steps of --dtype "
+                f"{beside or 'none'} only, got {dtype}",
+                field="kv_cache_dtype",
+            )
         group = spec.num_heads // spec.num_kv_heads
         try:
             self._embedding = EmbeddingVariant(dtype)
@@ -73,9 +84,9 @@ class KernelOperations:
             self._silu.grid(1, spec.intermediate_size)
             self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False)
             self._add_norm = RmsNormVariant(dtype, spec.hidden_size)
-            self._rope = RopeWriteKvVariant(dtype, spec.head_dim, block_size)
-            self._decode = DecodeVariant(dtype, spec.head_dim, group, block_size)
-            self._prefill = PrefillVariant(dtype, spec.head_dim, group, block_size)
+            self._rope = RopeWriteKvVariant(dtype, spec.head_dim, block_size, kv_dtype)
+            self._decode = DecodeVariant(dtype, spec.head_dim, group, block_size, kv_dtype)
+            self._prefill = PrefillVariant(dtype, spec.head_dim, group, block_size, kv_dtype)
             self._quantized = QuantizedKernels(launcher, dtype, quantized)
             if spec.vocab_size > MAX_VOCAB:
                 raise UnsupportedVariantError("vocab_size", f"at most {MAX_VOCAB}", spec.vocab_size)

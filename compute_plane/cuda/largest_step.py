@@ -1,21 +1,22 @@
 """The step that takes the most memory, run once on padding, before there is a pool to compute on.
 
 It has as many tokens as a batch may have and as many logits as exist at once, all of them adjusted,
-sampled and listed with log-probabilities, and room for results of every token. Its tokens have no
-place in a pool: keys and values are written nowhere and read from one block of zeros. What torch
-holds afterwards is what steps need.
+sampled and listed with log-probabilities, room for results of every token, and room for the longest
+inputs: histories and block tables. Its tokens have no place in a pool: keys and values are written
+nowhere and read from one block of zeros. What torch holds afterwards is what steps need.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import BlockPools
 from compute_plane.cuda.columns import Layout
+from compute_plane.cuda.host_layers import rows_for_the_host
 from compute_plane.cuda.model import LlamaModel
 from compute_plane.cuda.operations import MAX_LOGPROBS, PADDING_SLOT
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS, plan_sampling
@@ -30,12 +31,33 @@ from compute_plane.executor.interface import (
 from compute_plane.executor.logits_groups import wanted_tokens
 from compute_plane.executor.token_layout import PoolShape
 
+INT_BYTES: Final = 4
+MOST_HISTORY_BYTES: Final = 128 << 20
+"""32 million tokens: more than the sequences of a batch have together, even where they share."""
+
 if TYPE_CHECKING:
+    import torch
+
     from compute_plane.cuda.drivers import Driver
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.sampling_columns import SamplingPlan
     from compute_plane.cuda.weights import DeviceWeights
+    from compute_plane.executor.registry import ExecutorContext
     from compute_plane.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What bounds the steps of a plane: tokens of a block, tokens and rows of a batch."""
+
+    block_size: int
+    max_tokens: int
+    max_rows: int
+
+    @classmethod
+    def of(cls, context: ExecutorContext) -> StepSizes:
+        """Return those of a plane."""
+        return cls(context.block_size, context.max_tokens, context.max_rows)
 
 
 def run_largest_step(
@@ -43,39 +65,57 @@ def run_largest_step(
     weights: DeviceWeights,
     operations: DeviceOperations,
     driver: Driver,
+    sizes: StepSizes,
     *,
-    block_size: int,
-    max_tokens: int,
+    pool_dtype: torch.dtype,
     has_head: bool = True,
 ) -> None:
-    """Run the step and wait for it; `max_tokens`: of one batch.
+    """Run the step and wait for it.
 
-    `has_head`: whether the device computes logits; if not, the step ends behind the layers. Raises
-    torch.OutOfMemoryError if there is not memory enough.
+    `pool_dtype`: of the pool that there will be. `has_head`: whether the device computes logits; if
+    not, the step ends as `host_layers` has it. Raises torch.OutOfMemoryError if there is not memory
+    enough.
     """
-    pools = BlockPools(spec, driver, dtype=weights.dtype, block_size=block_size, num_blocks=1)
+    block_size, max_tokens = sizes.block_size, sizes.max_tokens
+    pools = BlockPools(spec, driver, dtype=pool_dtype, block_size=block_size, num_blocks=1)
     model = LlamaModel(spec, weights, pools.device, operations, spec.context_length)
-    batch = largest_batch(spec, block_size=block_size, max_tokens=max_tokens)
+    batch = largest_batch(spec, sizes)
     shape = PoolShape(batch.block_tables.size, block_size, spec.vocab_size, 0)
     layout = BatchLayout(batch, shape, max_tokens=max_tokens, tile_tokens=operations.tile_tokens)
     plan = _plan(batch, layout, spec.vocab_size)
-    columns = {**layout.columns(), **plan.columns}
+    columns = {**layout.columns(), **(plan.columns if has_head else {})}
     columns["kv_slots"] = np.full_like(columns["kv_slots"], PADDING_SLOT)
     for tables in ("decode_tables", "prefill_tables"):
         columns[tables] = np.zeros_like(columns[tables])
-    results_of = results_layout(plan, spec.vocab_size, keep_logits=False)
-    of_all_tokens = _plan(with_prompt_logprobs(batch), layout, spec.vocab_size)
-    most_bytes = results_layout(of_all_tokens, spec.vocab_size, keep_logits=False).num_bytes
-    ring = StagingRing(driver, 1)
+    inputs_of = Layout.of(columns)
+    more_bytes = bytes_of_tables(spec, sizes)
+    if has_head:
+        more_bytes += bytes_of_histories(spec, sizes)
+    ring = StagingRing(driver, 1, device_bytes=inputs_of.num_bytes + more_bytes)
     with driver.computing():
-        inputs = ring.upload(ring.take(), Layout.of(columns), columns)
-        buffers = [driver.device_buffer(most_bytes) for _ in range(MAX_STEPS_UNDER_WAY)]
-        results = results_of.tensors(buffers[0])
-        hidden = model.run(layout.tensors(inputs))
-        for group in plan.groups if has_head else ():
-            logits = model.logits(hidden, inputs["out_tokens"][group.out_tokens])
-            run_group(group, logits, inputs, results, operations)
+        inputs = ring.upload(ring.take(), inputs_of, columns)
+        if has_head:
+            of_all_tokens = _plan(with_prompt_logprobs(batch), layout, spec.vocab_size)
+            most_bytes = results_layout(of_all_tokens, spec.vocab_size, keep_logits=False).num_bytes
+            buffers = [driver.device_buffer(most_bytes) for _ in range(MAX_STEPS_UNDER_WAY)]
+            results = results_layout(plan, spec.vocab_size, keep_logits=False).tensors(buffers[0])
+            hidden = model.run(layout.tensors(inputs))
+            for group in plan.groups:
+                logits = model.logits(hidden, inputs["out_tokens"][group.out_tokens])
+                run_group(group, logits, inputs, results, operations)
+        else:
+            rows_for_the_host(model.run(layout.tensors(inputs)))
     driver.synchronize()
+
+
+def bytes_of_tables(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Return what block tables of all rows take if one of them is as long as can be."""
+    return INT_BYTES * sizes.max_rows * -(-spec.context_length // sizes.block_size)
+
+
+def bytes_of_histories(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Return what the histories of penalties take, at most."""
+    return min(INT_BYTES * sizes.max_rows * spec.context_length, MOST_HISTORY_BYTES)
 
 
 def _plan(batch: ExecutionBatch, layout: BatchLayout, vocab_size: int) -> SamplingPlan:
@@ -92,18 +132,19 @@ def with_prompt_logprobs(batch: ExecutionBatch) -> ExecutionBatch:
     )
 
 
-def largest_batch(spec: ModelSpec, *, block_size: int, max_tokens: int) -> ExecutionBatch:
-    """Return prompts of `max_tokens` together, as many as there are logits, the first ones longer.
+def largest_batch(spec: ModelSpec, sizes: StepSizes) -> ExecutionBatch:
+    """Return prompts of `max_tokens` together, as many as can be, the first ones longer.
 
-    None is longer than the model takes. Every sample has a penalty over a whole context.
+    None is longer than the model takes. Every sample has a penalty.
     """
-    num_rows = max(min(LOGITS_ROWS, max_tokens), -(-max_tokens // spec.context_length))
+    # As many as there are logits are sampled, also where they would be wanted for prompts alone.
+    max_tokens, max_rows = sizes.max_tokens, max(sizes.max_rows, LOGITS_ROWS)
+    num_rows = max(min(max_rows, max_tokens), -(-max_tokens // spec.context_length))
     query_lens = np.full(num_rows, max_tokens // num_rows, dtype=np.int32)
     query_lens[: max_tokens % num_rows] += 1
-    width = -(-int(query_lens[0]) // block_size)
-    sampled_rows = np.arange(min(num_rows, LOGITS_ROWS), dtype=np.int32)
-    history = np.zeros(spec.context_length, dtype=np.int32)
-    penalties = Penalties(1.1, 0.1, 0.1, history, 1)
+    width = -(-int(query_lens[0]) // sizes.block_size)
+    sampled_rows = np.arange(min(num_rows, max_rows), dtype=np.int32)
+    penalties = Penalties(1.1, 0.1, 0.1, np.zeros(1, dtype=np.int32), 1)
     sampling = [
         SamplingRow(1.0, 0.9, 0, 0, int(query_lens[row]), top_k=1, penalties=penalties,
                     num_logprobs=MAX_LOGPROBS)

@@ -42,18 +42,21 @@ class QuantizedMatrix:
     """A matrix [N, K] that stays quantised.
 
     `format`: its name in `kernels.cuda.quantized_layout.FORMATS`. `packed`: uint8
-    [`packed_bytes`], as drawn there.
+    [`packed_bytes`], as drawn there. `input_order`: int32 [K], which column of a row is multiplied
+    with each of its own, None: each with the one in its place.
     """
 
     format: str
     packed: Tensor
     num_outputs: int
     num_inputs: int
+    input_order: Tensor | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
-        return len(self.packed)
+        order_bytes = 0 if self.input_order is None else int(self.input_order.nbytes)
+        return len(self.packed) + order_bytes
 
 
 Matrix: TypeAlias = DenseMatrix | QuantizedMatrix
@@ -92,7 +95,8 @@ def project(
         if isinstance(part, DenseMatrix):
             write_product(out[:, column : column + part.num_outputs], x, part.values)
         else:
-            operations.quantized_matmul(out, x, part, column)
+            in_order = x if part.input_order is None else x.index_select(1, part.input_order)
+            operations.quantized_matmul(out, in_order, part, column)
         column += part.num_outputs
     return out
 

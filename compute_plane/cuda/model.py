@@ -39,8 +39,8 @@ class Hidden:
 class LlamaModel:
     """Weights, pool and operations of one device, put together.
 
-    `pool`: [N, L, 2, G, B, D] in the weights' dtype. `max_positions`: tokens of the longest
-    sequence there can be.
+    `pool`: of the device, as in `block_pools`. `max_positions`: tokens of the longest sequence
+    there can be.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ called `out` is written, nothing else is, and nothing is kept after the call. An
 return before the device is done: work is queued on the current stream.
 
     x, weights, outputs   the model's dtype: float32, bfloat16 or float16
+    pool                  that dtype, or eight bits with scales (`block_pools`)
     logits, angles        float32
     ids, positions, rows  int32; slots of the pool and positions of samples int64
 
@@ -167,10 +168,10 @@ class DeviceOperations(Protocol):
     ) -> None:
         """Rotate the queries into `out`; put rotated keys and plain values into a layer of `pool`.
 
-        `out`: [T, H, D]. `pool`: [N, L, 2, G, B, D]. `qkv`: [T, (H + 2·G)·D]: H query heads, G key
-        heads, G value heads of each token. `angles`: cosines and sines, [positions, D/2] each.
-        `positions`: int32 [T]. `kv_slots`: int64 [T], block · B + offset; a negative one writes
-        nothing to the pool.
+        `out`: [T, H, D]. `pool`: blocks as in `block_pools`. `qkv`: [T, (H + 2·G)·D]: H query
+        heads, G key heads, G value heads of each token. `angles`: cosines and sines,
+        [positions, D/2] each. `positions`: int32 [T]. `kv_slots`: int64 [T], block · B + offset; a
+        negative one writes nothing to the pool.
         """
         ...
 

@@ -13,7 +13,7 @@ import torch
 
 from compute_plane.cuda.block_pools import block_bytes
 from compute_plane.cuda.decode_graphs import batch_sizes, bytes_of_graphs
-from compute_plane.cuda.largest_step import run_largest_step
+from compute_plane.cuda.largest_step import StepSizes, run_largest_step
 from compute_plane.memory.sizing import (
     MIB,
     PoolBudget,
@@ -45,10 +45,14 @@ class PoolSizes:
 
 
 def size_pools(
-    context: ExecutorContext, driver: Driver, weights: DeviceWeights, operations: DeviceOperations
+    context: ExecutorContext,
+    driver: Driver,
+    weights: DeviceWeights,
+    operations: DeviceOperations,
+    pool_dtype: torch.dtype,
 ) -> PoolSizes:
     """Size the pools once the weights are placed. Raises ConfigError for what does not fit."""
-    bytes_of_block = block_bytes(context.spec, weights.dtype, context.block_size)
+    bytes_of_block = block_bytes(context.spec, pool_dtype, context.block_size)
     driver.release_unused()  # what loading the weights has left
     if driver.free_bytes() is None:
         memory = host_memory()
@@ -64,7 +68,7 @@ def size_pools(
     num_host_blocks = check_pools_fit(
         0, context.swap_bytes, bytes_of_block, available_memory_bytes()
     )
-    _run_largest_step(context, driver, weights, operations)
+    _run_largest_step(context, driver, weights, operations, pool_dtype)
     budget = pool_budget(context, driver, weights.num_bytes)
     num_blocks = choose_num_blocks(context.block_demand, budget, bytes_of_block)
     return PoolSizes(num_blocks, num_host_blocks, budget.aside_bytes)
@@ -92,7 +96,11 @@ def pool_budget(context: ExecutorContext, driver: Driver, weights_bytes: int) ->
 
 
 def _run_largest_step(
-    context: ExecutorContext, driver: Driver, weights: DeviceWeights, operations: DeviceOperations
+    context: ExecutorContext,
+    driver: Driver,
+    weights: DeviceWeights,
+    operations: DeviceOperations,
+    pool_dtype: torch.dtype,
 ) -> None:
     try:
         run_largest_step(
@@ -100,8 +108,8 @@ def _run_largest_step(
             weights,
             operations,
             driver,
-            block_size=context.block_size,
-            max_tokens=context.max_tokens,
+            StepSizes.of(context),
+            pool_dtype=pool_dtype,
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(

@@ -23,6 +23,7 @@ from compute_plane.cuda.operations import (
     PrefillRows,
     SamplingColumns,
 )
+from compute_plane.cuda.reference_blocks import block_size_of, read_blocks, write_tokens
 from kernels.cuda.quantized_layout import unpack_matrix
 from kernels.reference.exponential import exp
 from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
@@ -93,7 +94,7 @@ class ReferenceOperations:
     ) -> None:
         """Rotate the queries, write keys and values; by way of a pool of one layer and B = 1."""
         num_tokens, _, head_dim = out.shape
-        num_kv_heads, block_size = pool.shape[3:5]
+        num_kv_heads = pool.shape[3]
         cosines, sines = (table.numpy()[positions.numpy()] for table in angles)
         queries = np.empty(out.shape, dtype=np.float32)
         written = np.empty((num_tokens, 1, 2, num_kv_heads, 1, head_dim), dtype=np.float32)
@@ -101,11 +102,7 @@ class ReferenceOperations:
         rope_write_kv(floats(qkv), cosines, sines, written, 0, places, queries)
         out.copy_(torch.from_numpy(queries))
         is_kept = kv_slots >= 0
-        slots = kv_slots[is_kept]
-        blocks, offsets = slots // block_size, slots % block_size
-        values = torch.from_numpy(written[is_kept.numpy()]).to(pool.dtype)
-        for which in (0, 1):
-            pool[blocks, layer, which, :, offsets] = values[:, 0, which, :, 0]
+        write_tokens(pool, layer, kv_slots[is_kept], written[is_kept.numpy(), 0, :, :, 0])
 
     def attention_decode(
         self,
@@ -236,16 +233,16 @@ def _attend(
     """
     if not len(tokens):
         return
+    num_kv_heads, head_dim = pool.shape[3], query.shape[2]
     num_blocks = np.zeros(len(block_tables), dtype=np.int64)
-    np.maximum.at(num_blocks, token_rows, positions // pool.shape[4] + 1)
+    np.maximum.at(num_blocks, token_rows, positions // block_size_of(pool, head_dim) + 1)
     is_read = np.arange(block_tables.shape[1]) < num_blocks[:, None]
     blocks, numbers = np.unique(block_tables[is_read], return_inverse=True)
     tables = np.zeros(block_tables.shape, dtype=np.int32)
     tables[is_read] = numbers
-    few = floats(pool[torch.from_numpy(blocks).long(), layer : layer + 1])
+    few = read_blocks(pool, layer, blocks, head_dim)
     attended = np.empty((len(tokens), *query.shape[1:]), dtype=np.float32)
     index = torch.from_numpy(tokens).long()
-    num_kv_heads, head_dim = pool.shape[3], pool.shape[5]
     paged_attention(
         floats(query[index]),
         few,

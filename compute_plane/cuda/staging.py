@@ -15,10 +15,12 @@ from torch import Tensor
 
 from compute_plane.cuda.columns import Array, Layout
 from compute_plane.cuda.drivers import Driver, Event
+from compute_plane.errors import DeviceLostError
 from planes.errors import ExecutionError
 
 FIRST_BYTES: Final = 1 << 16
-"""Of a buffer at first; one that is too small is replaced by one of at least twice its size."""
+"""Of a buffer at first. Host memory that is too little is replaced by at least twice as much, since
+pinning takes time; the device's by as little more as can be, since a pool lies beside it."""
 
 
 class Berth:
@@ -52,12 +54,30 @@ class Berth:
         return self._done
 
     def collect(self) -> dict[str, Array]:
-        """Wait for the results and return them; the berth is free then, also if that fails."""
+        """Wait for the results and return them; the berth is free then, also if that fails.
+
+        Raises DeviceLostError.
+        """
         if self._done is None or self._layout is None:
             raise RuntimeError("nothing was fetched into this berth")
         try:
             self._done.wait()
+        except RuntimeError as error:
+            raise _lost(error) from error
+        else:
             return self._layout.arrays(self._results[: self._layout.num_bytes])
+        finally:
+            self.free()
+
+    def abandon(self) -> None:
+        """Give the berth of a step that failed back, once the device copies from it no more.
+
+        Raises DeviceLostError if the device will do nothing any more.
+        """
+        try:
+            self._driver.synchronize()
+        except RuntimeError as error:
+            raise _lost(error) from error
         finally:
             self.free()
 
@@ -68,12 +88,15 @@ class Berth:
 
 
 class StagingRing:
-    """`num_steps` berths, and the device buffer that inputs are copied to."""
+    """`num_steps` berths, and the device buffer that inputs are copied to.
 
-    def __init__(self, driver: Driver, num_steps: int) -> None:
+    `device_bytes`: of that buffer, at first.
+    """
+
+    def __init__(self, driver: Driver, num_steps: int, *, device_bytes: int = FIRST_BYTES) -> None:
         self._driver = driver
         self._berths = [Berth(driver) for _ in range(num_steps)]
-        self._device_inputs = driver.device_buffer(FIRST_BYTES)
+        self._device_inputs = driver.device_buffer(_rounded(device_bytes))
 
     def take(self) -> Berth:
         """Return a free berth. Raises ExecutionError if the step of none was collected."""
@@ -94,11 +117,20 @@ class StagingRing:
         """
         filled = berth.fill_inputs(layout, arrays)
         if layout.num_bytes > len(self._device_inputs):
-            num_bytes = _grown(self._device_inputs, layout.num_bytes)
-            self._device_inputs = self._driver.device_buffer(num_bytes)
+            self._device_inputs = self._driver.device_buffer(_rounded(layout.num_bytes))
         inputs = self._device_inputs[: layout.num_bytes]
         self._driver.copy(inputs, filled)
         return layout.tensors(inputs)
+
+
+def _lost(error: RuntimeError) -> DeviceLostError:
+    """Return what a device reports to those who wait for it: queued work fails for good."""
+    return DeviceLostError(f"nothing runs on the device any more: {' '.join(str(error).split())}")
+
+
+def _rounded(num_bytes: int) -> int:
+    """Return the size of the device's buffer for so many bytes."""
+    return -(-num_bytes // FIRST_BYTES) * FIRST_BYTES
 
 
 def _grown(buffer: Tensor, num_bytes: int) -> int:

@@ -4,11 +4,14 @@
     F32, F16, BF16           the dtype of the step         the dtype of the step
     Q8_0, Q4_0, Q4_1         as they are                        "
     K-quants, Q5_0, Q5_1     the nearest of these               "
+    INT4, UINT4, INT8        Q4_0, Q4_1, Q8_0                   "
+    UINT8                    Q8_0                               "
 
 So it is on the CPU engine (`compute_plane.executor.weight_formats`, ADR 0008), but that a step on
-the device has one dtype, and matrices that are not quantised have it too. A plan is made from the
-files' headers alone, so that what does not fit is refused before anything is read; then each matrix
-goes from the file to the device by itself, and the host never holds the whole model.
+the device has one dtype, and matrices that are not quantised have it too; and that a matrix whose
+columns are sorted stays quantised, for its rows are sorted likewise (`matrices.project`). A plan is
+made from the files' headers, so that what does not fit is refused before any weight is read; then
+each matrix goes from the file to the device by itself, and the host never holds the whole model.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from compute_plane.executor.weight_formats import (
 )
 from compute_plane.model import layout
 from compute_plane.model.quantize import converted_tensor
-from compute_plane.model.tensor import RawTensor, TensorFormat
+from compute_plane.model.tensor import IntArray, RawTensor, TensorFormat
 from kernels.cuda.quantized_layout import FORMATS, pack_rows, packed_bytes
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ DENSE_FORMATS: Final = {
     "bfloat16": TensorFormat.BF16,
     "float16": TensorFormat.F16,
 }
+ORDER_TYPE: Final = torch.int32
+"""Of the order of inputs."""
 TORCH_TYPES: Final = {DENSE_FORMATS[name]: dtype for name, dtype in DTYPES.items()}
 
 
@@ -86,10 +91,17 @@ class PlannedMatrix:
         return sum(tensor.num_elements for tensor in self.tensors) // self.num_inputs
 
     @property
+    def input_order(self) -> IntArray | None:
+        """The order of the inputs, if it is not the model's and the matrix stays quantised."""
+        return self.tensors[0].input_order if self.is_quantised else None
+
+    @property
     def num_bytes(self) -> int:
         """Bytes on the device."""
         if self.is_quantised:
-            return packed_bytes(self.target.label, self.num_outputs, self.num_inputs)
+            order_bytes = 0 if self.input_order is None else ORDER_TYPE.itemsize * self.num_inputs
+            packed = packed_bytes(self.target.label, self.num_outputs, self.num_inputs)
+            return packed + order_bytes
         return self.num_outputs * self.target.row_bytes(self.num_inputs)
 
     def place(self, device: torch.device) -> Matrix:
@@ -101,8 +113,11 @@ class PlannedMatrix:
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if self.is_quantised:
             packed = torch.from_numpy(pack_rows(self.target.label, rows, self.num_inputs))
+            order = None
+            if self.input_order is not None:
+                order = torch.from_numpy(self.input_order).to(device, ORDER_TYPE)
             shape = self.num_outputs, self.num_inputs
-            return QuantizedMatrix(self.target.label, packed.to(device), *shape)
+            return QuantizedMatrix(self.target.label, packed.to(device), *shape, order)
         # A view of the mapped file is read-only, which torch warns of: that is copied.
         stored = torch.from_numpy(np.require(rows, requirements=("C", "W")))
         return DenseMatrix(stored.view(TORCH_TYPES[self.target]).to(device))
@@ -251,10 +266,14 @@ def plan_weights(
     def vector(name: str) -> PlannedMatrix:
         return PlannedMatrix((source.tensor(name),), DENSE_FORMATS[dtype])
 
+    def kind_of(tensor: RawTensor) -> tuple[TensorFormat, bytes | None]:
+        target, order = format_of(tensor), tensor.input_order
+        return target, order.tobytes() if order is not None and target.label in FORMATS else None
+
     def joined(*names: str) -> tuple[PlannedMatrix, ...]:
         tensors = [source.tensor(name) for name in names]
-        runs = groupby(tensors, format_of)
-        return tuple(PlannedMatrix(tuple(run), target) for target, run in runs)
+        runs = groupby(tensors, kind_of)
+        return tuple(PlannedMatrix(tuple(run), target) for (target, _), run in runs)
 
     def layer(index: int) -> PlannedLayer:
         def name(role: str) -> str:

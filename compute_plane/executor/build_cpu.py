@@ -95,22 +95,23 @@ def build_cpu_layers(
     from kernels.cpu.kv_layout import KvLayout
 
     spec = context.spec
-    weights = pack_weights(
-        spec,
-        model.source,
-        context.dtype,
-        num_threads=context.num_threads,
-        first_layer=first_layer,
-    )
     kv_dtype = context.kv_cache_dtype
     if kv_dtype == "auto":
         kv_dtype = "float32" if context.dtype == "float32" else "bfloat16"
+    # Before the weights are packed, which takes a while: it refuses what cannot be laid out.
     layout = KvLayout(
         kv_dtype,
         spec.num_layers - first_layer,
         spec.num_kv_heads,
         context.block_size,
         spec.head_dim,
+    )
+    weights = pack_weights(
+        spec,
+        model.source,
+        context.dtype,
+        num_threads=context.num_threads,
+        first_layer=first_layer,
     )
     num_blocks, _ = size_in_host_memory(
         context.block_demand,

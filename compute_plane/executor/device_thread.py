@@ -29,9 +29,10 @@ class DeviceThread:
     """Takes batches from a queue; checks session, order and content; runs; replies.
 
     A `PipelinedExecutor` is given the next batch while it works on one (`StepPipeline`), any other
-    one batch at a time (`StepsInTurn`). `on_fault` is called if the plane's own code fails: nothing
-    it holds can be trusted then, and the process should end. A failing executor is no such fault:
-    its batch is refused, the slots involved are poisoned, the plane goes on.
+    one batch at a time (`StepsInTurn`). `on_fault` is called if the plane's own code fails, or its
+    device is lost: nothing it holds can be trusted then, and the process should end. A failing
+    executor is no such fault: its batch is refused, the slots involved are poisoned, the plane goes
+    on.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class DeviceThread:
             self._steps.finish_all()
             self._steps.close()
         except Exception:
-            # Whatever it is: the plane's own code is broken, not the batch or the executor.
+            # Whatever it is: the plane's own code is broken or the device lost, not the batch.
             at_hand = item if isinstance(item, Work) else None
             names = {} if at_hand is None else where(at_hand.header)
             log.exception("the device thread failed", **names)

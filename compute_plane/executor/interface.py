@@ -189,7 +189,10 @@ class GPUExecutor(Protocol):
     """
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
-        """Run one step. Raises ExecutionError if the step failed as a whole."""
+        """Run one step. Raises ExecutionError if the step failed as a whole.
+
+        A DeviceLostError ends the plane, as its device can run nothing any more.
+        """
         ...
 
     def capture_decode_graph(self, batch_size: int) -> None:
@@ -215,7 +218,8 @@ class LaunchedStep(Protocol):
     def answer(self) -> ExecutionOutput:
         """Return what it produced, once it is done; once only, in the order of the launches.
 
-        Raises ExecutionError, or whatever the device reports, if it failed as a whole.
+        Raises ExecutionError, or whatever the device reports, if it failed as a whole; as in
+        `GPUExecutor.execute`.
         """
         ...
 

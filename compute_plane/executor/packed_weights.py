@@ -205,7 +205,7 @@ class _Plan:
 
     def matrix(self, tensors: Sequence[RawTensor], first_column: int = 0) -> PackedMatrix:
         """Take a place for a matrix of the rows of all `tensors`, which run in one format."""
-        target = format_to_run(tensors[0].format, self._dtype)
+        target = format_to_run(tensors[0], self._dtype)
         n, k = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
         size = _packed_bytes(target, n, k)
         matrix = PackedMatrix(target.label, n, k, self._take(size), size, first_column)
@@ -218,7 +218,7 @@ class _Plan:
         """Take places for matrices with the same input: one for each run of equal formats."""
         matrices: list[PackedMatrix] = []
         column = 0
-        for _, run in itertools.groupby(tensors, lambda t: format_to_run(t.format, self._dtype)):
+        for _, run in itertools.groupby(tensors, lambda t: format_to_run(t, self._dtype)):
             matrices.append(self.matrix(list(run), column))
             column += matrices[-1].n
         return tuple(matrices)

@@ -35,8 +35,8 @@ log = structlog.get_logger()
 class ExecutorContext:
     """What a factory may build an executor from.
 
-    `model`: the loaded model: `load_weights()` decodes its weights to float32, `source` has them as
-    they are stored; None if the executor needs none. `dtype`, `kv_cache_dtype`, `instruction_set`:
+    `model`: the loaded model, whose `source` has the weights as they are stored, each decoded by
+    `to_float32()`; None if the executor needs none. `dtype`, `kv_cache_dtype`, `instruction_set`:
     as configured, `auto` included. `max_tokens`: of one batch. `kernel_cache`: where machine code
     may be kept. `swap_bytes`: of the host pool that blocks may be swapped to. `max_rows`: of one
     batch. `uses_graphs`: whether decode steps may be captured, where the device has graphs.

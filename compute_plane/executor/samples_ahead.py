@@ -116,7 +116,7 @@ def check_needs_no_sample(ahead: SamplesAhead, live: LiveRows, staged: SlotNumbe
     """Raise SampleAwaited if a batch cannot be prepared before the samples are there.
 
     That is: tokens given behind one that is awaited; log-probabilities of a prompt in such a slot,
-    whose targets are tokens; a sample for another slot than its row's where that slot awaits one,
+    whose targets are tokens; a sample for another slot than its row's where one of both awaits one,
     since the history of the target is then not what the row computes; digests of blocks, for which
     a launch waits anyway. Penalties can go ahead: their histories end with the row's own token.
     """
@@ -129,7 +129,9 @@ def check_needs_no_sample(ahead: SamplesAhead, live: LiveRows, staged: SlotNumbe
         asked = [request.row for request in batch.prompt_logprobs]
         needs_sample |= bool(ahead.has_line(lines[asked]).any())
     if batch.sampled_slots.size:
-        strangers = live.targets[live.targets != batch.slots[batch.sampled_rows]]
-        needs_sample |= bool(ahead.has_line(staged.line[strangers]).any())
+        sources = batch.slots[batch.sampled_rows]
+        are_two = live.targets != sources
+        both = np.concatenate([live.targets[are_two], sources[are_two]])
+        needs_sample |= bool(ahead.has_line(staged.line[both]).any())
     if needs_sample:
         raise SampleAwaited

@@ -143,8 +143,9 @@ class SlotTable:
         staged.is_fresh[live.batch.slots] = False
         involved = [batch.slots, batch.sampled_slots]
         if copies:
-            slots = [copy.slot for copy in copies if copy.slot >= 0]
-            involved.append(np.array(slots, dtype=np.int64))
+            slots = np.array([copy.slot for copy in copies if copy.slot >= 0], dtype=np.int64)
+            # The line of one that is released here may be another slot's when the step fails.
+            involved.append(slots[staged.is_known[slots]])
         return PreparedStep(
             batch=self._materialise(live, staged, copies) if live.row_of.size else None,
             rows=live,

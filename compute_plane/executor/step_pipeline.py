@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from compute_plane.errors import BatchFailed, BatchRefused
+from compute_plane.errors import BatchFailed, BatchRefused, DeviceLostError
 from compute_plane.executor.decode_run import PreparedStep
 from compute_plane.executor.interface import (
     MAX_STEPS_UNDER_WAY,
@@ -169,6 +169,8 @@ class StepPipeline:
             self.busy_since_ns = max(start_ns, self._last_end_ns or 0)
         try:
             step = self._executor.launch(prepared.batch)
+        except DeviceLostError:
+            raise
         except Exception as error:
             # The executor may be a user's own: whatever it raises fails this batch alone.
             self.finish_all()
@@ -192,6 +194,8 @@ class StepPipeline:
         """Wait for a step and take it into the slots. Raises BatchFailed."""
         try:
             return self._slots.complete_ahead(flight.ahead, flight.step.answer())
+        except DeviceLostError:
+            raise
         except Exception as error:
             # As where it was launched: whatever it is, it fails this batch alone.
             self._slots.fail_ahead(flight.ahead)

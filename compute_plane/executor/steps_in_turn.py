@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from compute_plane.errors import BatchRefused
+from compute_plane.errors import BatchRefused, DeviceLostError
 from compute_plane.executor.interface import GPUExecutor
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.slots import SlotTable
@@ -86,6 +86,8 @@ class StepsInTurn:
         try:
             output = None if prepared.batch is None else self._executor.execute(prepared.batch)
             return self._slots.complete(prepared, output)
+        except DeviceLostError:
+            raise
         except Exception as error:
             # The executor may be a user's own: whatever it raises fails this batch alone.
             self._slots.poison(prepared)

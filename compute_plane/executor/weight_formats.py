@@ -12,6 +12,14 @@
     Q4_K      Q4_1     F32       BF16     the products of its scales are rounded to float16
     Q5_K      Q8_0     F32       BF16     requantised
     Q6_K      Q8_0     F32       BF16     requantised
+    INT4      Q4_0     F32       BF16     exact for scales that are float16
+    UINT4     Q4_1     F32       BF16     scale · zero point is rounded to float16
+    INT8      Q8_0     F32       BF16     exact for scales that are float16
+    UINT8     Q8_0     F32       BF16     requantised
+
+The last four are group-wise quantised checkpoints (`compute_plane.model.group_parts`). A group of
+theirs is 32 · n neighbouring inputs; where a matrix has its columns sorted to make it so, and its
+products would need their rows sorted too, it runs as F16 here.
 
 The loss of a conversion is the relative root-mean-square error of the weights, measured when a
 model is loaded, over a sample of the rows of every matrix that is converted with a loss. With
@@ -52,6 +60,10 @@ OWN_FORMAT: Final[Mapping[TensorFormat, TensorFormat]] = {
     TensorFormat.Q4_K: TensorFormat.Q4_1,
     TensorFormat.Q5_K: TensorFormat.Q8_0,
     TensorFormat.Q6_K: TensorFormat.Q8_0,
+    TensorFormat.INT4: TensorFormat.Q4_0,
+    TensorFormat.UINT4: TensorFormat.Q4_1,
+    TensorFormat.INT8: TensorFormat.Q8_0,
+    TensorFormat.UINT8: TensorFormat.Q8_0,
 }
 """What `auto` runs a file's format as."""
 
@@ -64,19 +76,20 @@ class Conversion:
     """Matrices that run in another format than their file's.
 
     `relative_error`: √(Σ (weight as run − weight)² / Σ weight²) over the sampled rows of all of
-    them; 0 if the conversion is exact.
+    them; 0 if the conversion is exact. `num_bytes`: of all of them, as they run.
     """
 
     stored: str
     runs_as: str
     num_matrices: int
     relative_error: float
+    num_bytes: int
 
 
-def format_to_run(stored: TensorFormat, dtype: str) -> TensorFormat:
+def format_to_run(tensor: RawTensor, dtype: str) -> TensorFormat:
     """Return the format in which a stored matrix runs. Raises ConfigError for an unknown dtype."""
     if dtype == AUTO:
-        return OWN_FORMAT[stored]
+        return OWN_FORMAT[tensor.format] if tensor.input_order is None else TensorFormat.F16
     if dtype == FLOAT32:
         return TensorFormat.F32
     if dtype == BFLOAT16:
@@ -95,9 +108,9 @@ def is_exact(stored: TensorFormat, target: TensorFormat) -> bool:
 
 def error_sums(tensor: RawTensor, target: TensorFormat) -> tuple[float, float]:
     """Return Σ (weight as run − weight)² and Σ weight² over sampled rows of a matrix."""
-    rows = tensor.rows()
-    picked = np.unique(np.linspace(0, len(rows) - 1, SAMPLED_ROWS).astype(np.int64))
-    stored = np.ascontiguousarray(rows[picked])
+    last = tensor.stored.shape[0] - 1
+    picked = np.unique(np.linspace(0, last, SAMPLED_ROWS).astype(np.intp))
+    stored = np.ascontiguousarray(tensor.rows(picked))
     path, name = tensor.path, tensor.stored_name
     run = convert_rows(stored, tensor.format, target, path=path, name=name)
     f32 = TensorFormat.F32
@@ -122,10 +135,15 @@ def measure_conversions(
         key = (tensor.format.label, target.label)
         before = sums.get(key, (0.0, 0.0))
         sums[key] = (before[0] + errors, before[1] + weights)
-    counts = Counter((tensor.format.label, target.label) for tensor, target in converted)
+    counts: Counter[tuple[str, str]] = Counter()
+    num_bytes: Counter[tuple[str, str]] = Counter()
+    for tensor, target in converted:
+        key = (tensor.format.label, target.label)
+        counts[key] += 1
+        num_bytes[key] += tensor.stored.shape[0] * target.row_bytes(tensor.shape[-1])
     return tuple(
-        Conversion(stored, runs_as, count, _relative(*sums.get((stored, runs_as), (0.0, 0.0))))
-        for (stored, runs_as), count in counts.items()
+        Conversion(*key, count, _relative(*sums.get(key, (0.0, 0.0))), num_bytes[key])
+        for key, count in counts.items()
     )
 
 
@@ -142,6 +160,7 @@ def log_conversions(conversions: Iterable[Conversion]) -> None:
             runs_as=conversion.runs_as,
             num_matrices=conversion.num_matrices,
             relative_error=round(conversion.relative_error, 6),
+            num_bytes=conversion.num_bytes,
         )
 
 

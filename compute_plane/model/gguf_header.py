@@ -281,7 +281,7 @@ def _tensor_entry(cursor: _Cursor, index: int) -> tuple[str, TensorEntry]:
         raise UnsupportedModelError(
             cursor.path,
             f"tensor {shown} has type {_tensor_type_name(code)}; supported are "
-            f"{', '.join(known.label for known in TensorFormat)}",
+            f"{', '.join(known.label for known in TENSOR_FORMATS.values())}",
         )
     offset = cursor.u64(f"offset of tensor {shown}")
     if sizes[0] % tensor_format.block_elements:

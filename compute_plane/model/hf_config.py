@@ -18,7 +18,8 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
     """Return the numbers of config.json, not yet checked against the tensors.
 
     `tie_embeddings` is what the configuration says, `num_parameters` and `weight_format` are empty:
-    the reader of the tensors completes them. Raises ModelFileError for a missing or wrong value,
+    the reader of the tensors completes them. How its matrices are quantised is not looked at here
+    (`compute_plane.model.group_config`). Raises ModelFileError for a missing or wrong value,
     UnsupportedModelError for a model that is not plain Llama.
     """
     model_type = config.text("model_type")
@@ -132,5 +133,3 @@ def _refuse_variants(config: JsonObject, *, is_mistral: bool, context_length: in
         )
     if config.number("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModelError(config.path, "partial rotary positions are not supported")
-    if config.raw("quantization_config") is not None:
-        raise UnsupportedModelError(config.path, "quantization_config is not supported")

@@ -79,13 +79,22 @@ class JsonObject:
         """Tell whether there is such a member, be it null."""
         return key in self._members
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The members' keys, in the file's order."""
+        return tuple(self._members)
+
+    def name(self, key: str) -> str:
+        """Return a member's name as messages have it, with those of the objects around it."""
+        return printable(f"{self._where}{key}")
+
     def integer(self, key: str, default: int | None = None) -> int:
         """Return an integer. Without a default it must be there."""
         value = self.optional_integer(key)
         if value is None:
             value = default
         if value is None:
-            raise ModelFileError(self.path, f"{self._where}{key} is missing")
+            raise ModelFileError(self.path, f"{self.name(key)} is missing")
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -103,7 +112,7 @@ class JsonObject:
         if value is None:
             value = default
         if value is None:
-            raise ModelFileError(self.path, f"{self._where}{key} is missing")
+            raise ModelFileError(self.path, f"{self.name(key)} is missing")
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(key, "a number", value)
         try:
@@ -135,8 +144,8 @@ class JsonObject:
             return None
         if not isinstance(value, dict):
             raise self._wrong(key, "an object", value)
-        return JsonObject(self.path, value, f"{self._where}{key}.")
+        return JsonObject(self.path, value, f"{self.name(key)}.")
 
     def _wrong(self, key: str, expected: str, value: object) -> ModelFileError:
         shown = printable(repr(value), limit=60)
-        return ModelFileError(self.path, f"{self._where}{key} must be {expected}, got {shown}")
+        return ModelFileError(self.path, f"{self.name(key)} must be {expected}, got {shown}")

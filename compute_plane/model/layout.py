@@ -100,6 +100,17 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def check_numbers(path: Path, spec: ModelSpec, num_tensors: int) -> None:
+    """Check the numbers of a file's header alone. Raises ModelFileError naming what cannot be."""
+    faults = faults_of(spec)
+    if faults:
+        raise ModelFileError(path, "; ".join(faults))
+    if spec.num_layers > num_tensors:
+        raise ModelFileError(
+            path, f"{spec.num_layers} layers are declared, but the file has {num_tensors} tensors"
+        )
+
+
 def check_layout(
     path: Path,
     spec: ModelSpec,
@@ -112,13 +123,7 @@ def check_layout(
     to the file's. Returns the spec with `num_parameters` and `weight_format` counted.
     Raises ModelFileError naming missing tensors, wrong shapes and tensors that have no place.
     """
-    faults = faults_of(spec)
-    if faults:
-        raise ModelFileError(path, "; ".join(faults))
-    if spec.num_layers > len(stored):
-        raise ModelFileError(
-            path, f"{spec.num_layers} layers are declared, but the file has {len(stored)} tensors"
-        )
+    check_numbers(path, spec, len(stored))
     expected = {stored_name(name): shape for name, shape in tensor_shapes(spec).items()}
     missing = [name for name in expected if name not in stored]
     if missing:

@@ -13,6 +13,7 @@ from compute_plane.model.errors import ModelFileError, printable, system_fault
 from compute_plane.model.gguf import GgufSource, read_gguf_spec
 from compute_plane.model.gguf_header import open_gguf
 from compute_plane.model.gguf_tokenizer import read_gguf_assets
+from compute_plane.model.group_config import read_group_quantization
 from compute_plane.model.hf_assets import read_hf_assets
 from compute_plane.model.hf_config import read_hf_spec
 from compute_plane.model.json_file import JsonObject
@@ -20,11 +21,8 @@ from compute_plane.model.safetensors import open_safetensors
 from compute_plane.model.source import ModelLocation, locate_model
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import TensorSource
-from compute_plane.model.weights import LlamaWeights, load_llama_weights
-from planes.errors import MemoryError as OutOfMemoryError
 
 CONFIG = "config.json"
-FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +37,6 @@ class LoadedModel:
     source: TensorSource
     path: Path
     sha256: str | None
-
-    def load_weights(self, num_threads: int = 2) -> LlamaWeights:
-        """Decode all weights to float32.
-
-        Raises ModelFileError if one is not finite, the family's MemoryError if they do not fit.
-        """
-        try:
-            return load_llama_weights(self.spec, self.source, num_threads=num_threads)
-        except MemoryError:
-            raise OutOfMemoryError(
-                f"{self.path}: {self.spec.num_parameters * FLOAT32_BYTES} bytes for weights in "
-                f"float32 are not to be had",
-                field="model",
-            ) from None
 
 
 def load_model(
@@ -84,7 +68,7 @@ def _load_directory(location: ModelLocation) -> LoadedModel:
     config = JsonObject.read(location.path / CONFIG)
     name = location.name or printable(location.path.resolve().name)
     spec = read_hf_spec(config, name)
-    spec, source = open_safetensors(location.path, spec)
+    spec, source = open_safetensors(location.path, spec, read_group_quantization(config))
     assets = read_hf_assets(location.path, config, spec)
     return LoadedModel(spec, assets, source, location.path, None)
 

@@ -2,6 +2,7 @@
 
 Exact:              Q5_0 → Q8_0    the same d, q - 16
 Nearly exact:       Q4_K → Q4_1    d · s and dmin · n of each group, rounded to float16
+                    INT4 → Q4_0, UINT4 → Q4_1, INT8 → Q8_0: `compute_plane.model.group_blocks`
 With a loss:        anything → Q8_0, through float32: d = largest magnitude / 127 in float16, q to
                     nearest; anything → BF16, F16, to nearest, ties to even
 Exact, but larger:  anything → F32
@@ -9,19 +10,23 @@ Exact, but larger:  anything → F32
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from compute_plane.model.dequantize import decode_rows
 from compute_plane.model.errors import ModelFileError, printable
+from compute_plane.model.group_blocks import int4_to_q4_0, int8_to_q8_0, uint4_to_q4_1
 from compute_plane.model.k_quants import quants_of_4_bits_k, quants_of_5_bits, scales_and_minima
-from compute_plane.model.tensor import RawTensor, TensorFormat
+from compute_plane.model.tensor import RawTensor, TensorFormat, in_model_order
 
 UInt8Array = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
+RowConversion: TypeAlias = Callable[[UInt8Array, UInt8Array], None]
+"""From rows of one format to `out`, rows of another, both uint8 [R, bytes of a row]."""
 
 BLOCK: Final = 32
 LARGEST_Q8: Final = 127
@@ -34,10 +39,11 @@ def converted_tensor(
 ) -> UInt8Array:
     """Return a tensor's rows, or some of them, in a format, uint8 [R, bytes of a row].
 
-    In the model's row order; a view of the file where it has them so. Raises ModelFileError if a
-    weight is not finite or too large for the format.
+    In the model's row order; a view of the file where it has them so. Formats without blocks have
+    the columns in the model's order, those with blocks keep the tensor's `input_order`. Raises
+    ModelFileError if a weight is not finite or too large for the format.
     """
-    stored = tensor.rows()[first_row:end_row]
+    stored = tensor.rows(slice(first_row, end_row))
     path, name = tensor.path, tensor.stored_name
     try:
         rows = convert_rows(stored, tensor.format, target, path=path, name=name)
@@ -49,7 +55,10 @@ def converted_tensor(
         raise ModelFileError(
             path, f"tensor {printable(name)} has weights too large for {target.label}"
         )
-    return rows
+    if tensor.input_order is None or target.block_elements > 1:
+        return rows
+    elements = rows.view(f"<u{target.block_bytes}")
+    return in_model_order(elements, tensor.input_order).view(np.uint8)
 
 
 def convert_rows(
@@ -69,10 +78,9 @@ def convert_rows(
         for first in range(0, len(rows), step):
             part = np.ascontiguousarray(rows[first : first + step])
             target_part = out[first : first + step]
-            if (stored, target) == (TensorFormat.Q5_0, TensorFormat.Q8_0):
-                _q5_0_to_q8_0(part, target_part)
-            elif (stored, target) == (TensorFormat.Q4_K, TensorFormat.Q4_1):
-                _q4_k_to_q4_1(part, target_part)
+            convert = _CONVERSIONS.get((stored, target))
+            if convert is not None:
+                convert(part, target_part)
             else:
                 values = np.empty((len(part), elements), np.float32)
                 decode_rows(part, stored.label, values, path=path, name=name)
@@ -163,3 +171,13 @@ def _write_blocks(
     for index, number in enumerate(numbers):
         target[:, 2 * index : 2 * index + 2] = number.view(np.uint8).reshape(-1, 2)
     target[:, 2 * len(numbers) :] = q
+
+
+_CONVERSIONS: Final[Mapping[tuple[TensorFormat, TensorFormat], RowConversion]] = {
+    (TensorFormat.Q5_0, TensorFormat.Q8_0): _q5_0_to_q8_0,
+    (TensorFormat.Q4_K, TensorFormat.Q4_1): _q4_k_to_q4_1,
+    (TensorFormat.INT4, TensorFormat.Q4_0): int4_to_q4_0,
+    (TensorFormat.UINT4, TensorFormat.Q4_1): uint4_to_q4_1,
+    (TensorFormat.INT8, TensorFormat.Q8_0): int8_to_q8_0,
+}
+"""Those that go by the quants, not through float32."""

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.group_config import GroupQuantization
+from compute_plane.model.group_parts import take_group_matrices
 from compute_plane.model.json_file import JsonObject, parse_object
 from compute_plane.model.mapped_file import forget_pages, map_file
 from compute_plane.model.spec import ModelSpec
-from compute_plane.model.tensor import RawTensor, TensorFormat, UInt8Array
+from compute_plane.model.stored_tensor import ARRAY_TYPES, FLOATS, StoredTensor
+from compute_plane.model.tensor import RawTensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -30,33 +32,22 @@ MAX_HEADER_BYTES = 4 << 20
 MAX_INDEX_BYTES = 4 << 20
 MAX_DIMENSIONS = 4
 MAX_SIZE = 1 << 48
-FORMATS = {"F32": TensorFormat.F32, "F16": TensorFormat.F16, "BF16": TensorFormat.BF16}
 # Buffers that old checkpoints stored beside their weights; they follow from the configuration.
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredTensor:
-    """Where a tensor lies: `offset` from the start of its file."""
-
-    path: Path
-    buffer: mmap.mmap
-    format: TensorFormat
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
-
-    def bytes(self) -> UInt8Array:
-        """Return the raw data, a view of the mapped file."""
-        return np.frombuffer(self.buffer, np.uint8, self.num_bytes, self.offset)
-
-
 class SafetensorsSource:
-    """The tensors of a checked Hugging Face directory by canonical name; a `TensorSource`."""
+    """The tensors of a checked Hugging Face directory by canonical name; a `TensorSource`.
 
-    def __init__(self, tensors: dict[str, StoredTensor], spec: ModelSpec) -> None:
+    `buffers`: the mapped files they lie in.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, RawTensor], spec: ModelSpec, buffers: Sequence[mmap.mmap]
+    ) -> None:
         self._tensors = tensors
         self._names = tuple(layout.tensor_shapes(spec))
+        self._buffers = buffers
 
     @property
     def names(self) -> Sequence[str]:
@@ -64,50 +55,72 @@ class SafetensorsSource:
         return self._names
 
     def tensor(self, name: str) -> RawTensor:
-        """Return one tensor; its bytes are a view of the mapped file."""
-        stored = self._tensors[name]
-        return RawTensor(
-            name=name,
-            stored_name=name,
-            path=stored.path,
-            format=stored.format,
-            shape=stored.shape,
-            stored=stored.bytes().reshape(-1, stored.format.row_bytes(stored.shape[-1])),
-        )
+        """Return one tensor; its bytes are in the mapped file."""
+        return self._tensors[name]
 
     def forget_pages(self) -> None:
         """Give back the memory that what was read of the files takes."""
-        for stored in {id(tensor.buffer): tensor for tensor in self._tensors.values()}.values():
-            forget_pages(stored.buffer)
+        for buffer in self._buffers:
+            forget_pages(buffer)
 
 
-def open_safetensors(directory: Path, spec: ModelSpec) -> tuple[ModelSpec, SafetensorsSource]:
+def open_safetensors(
+    directory: Path, spec: ModelSpec, quantization: GroupQuantization | None = None
+) -> tuple[ModelSpec, SafetensorsSource]:
     """Open the weights of a directory and check them against its configuration.
 
     Returns the completed spec and the source. The output matrix is tied to the embedding if the
-    configuration says so and the files hold no other. Raises ModelFileError.
+    configuration says so and the files hold no other. `quantization`: of the matrices that have
+    no plain weight. Raises ModelFileError.
     """
-    tensors: dict[str, StoredTensor] = {}
+    stored: dict[str, StoredTensor] = {}
     files = _files(directory)
+    dtypes = tuple(FLOATS if quantization is None else ARRAY_TYPES)
     for path in files:
-        for name, stored in read_header(path).items():
-            if name in tensors:
+        for name, entry in read_header(path, dtypes).items():
+            if name in stored:
                 raise ModelFileError(
-                    path, f"tensor {printable(name)} is also in {tensors[name].path.name}"
+                    path, f"tensor {printable(name)} is also in {stored[name].path.name}"
                 )
             if not name.endswith(DERIVED_SUFFIX):
-                tensors[name] = stored
+                stored[name] = entry
+    buffers = list({id(entry.buffer): entry.buffer for entry in stored.values()}.values())
+    where = files[0] if len(files) == 1 else directory
+    tensors = {}
+    if quantization is not None:
+        layout.check_numbers(where, spec, len(stored))
+        # Whether the output matrix is tied, or one of its own is stored, is not known yet.
+        shapes_of = layout.tensor_shapes(dataclasses.replace(spec, tie_embeddings=False))
+        tensors = take_group_matrices(stored, quantization, shapes_of)
+    tensors |= {name: _plain(name, entry) for name, entry in stored.items()}
     spec = dataclasses.replace(spec, tie_embeddings=_is_tied(tensors, spec))
     if spec.tie_embeddings:
         tensors.pop(layout.LM_HEAD, None)
-    shapes = {name: (stored.format, stored.shape) for name, stored in tensors.items()}
-    where = files[0] if len(files) == 1 else directory
+    shapes = {name: (tensor.format, tensor.shape) for name, tensor in tensors.items()}
     spec = layout.check_layout(where, spec, shapes, lambda name: name)
-    return spec, SafetensorsSource(tensors, spec)
+    return spec, SafetensorsSource(tensors, spec, buffers)
 
 
-def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Map one safetensors file and return its tensors by name, all checked."""
+def _plain(name: str, stored: StoredTensor) -> RawTensor:
+    """Return a tensor that is stored as it is."""
+    if stored.dtype not in FLOATS:
+        raise _unsupported_type(stored.path, name, stored.dtype, tuple(FLOATS))
+    fmt = FLOATS[stored.dtype]
+    return RawTensor(
+        name=name,
+        stored_name=name,
+        path=stored.path,
+        format=fmt,
+        shape=stored.shape,
+        stored=stored.bytes().reshape(-1, fmt.row_bytes(stored.shape[-1])),
+    )
+
+
+def read_header(path: Path, dtypes: Sequence[str] = tuple(FLOATS)) -> dict[str, StoredTensor]:
+    """Map one safetensors file and return its tensors by name, all checked.
+
+    `dtypes`: the types they may have.
+    """
     buffer = map_file(path)
     size = len(buffer)
     if size < 8:
@@ -125,7 +138,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     tensors = {}
     spans = []
     for name, entry in header.items():
-        stored, begin, end = _entry(path, buffer, name, entry, data_start)
+        stored, begin, end = _entry(path, buffer, name, entry, data_start, dtypes)
         tensors[name] = stored
         spans.append((begin, end, name))
     _check_spans(path, sorted(spans), size - data_start)
@@ -133,18 +146,20 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _entry(
-    path: Path, buffer: mmap.mmap, name: str, entry: object, data_start: int
+    path: Path,
+    buffer: mmap.mmap,
+    name: str,
+    entry: object,
+    data_start: int,
+    dtypes: Sequence[str],
 ) -> tuple[StoredTensor, int, int]:
     """Return one tensor with the first and last byte of its data."""
     shown = printable(name)
     if not isinstance(entry, dict):
         raise ModelFileError(path, f"tensor {shown} is not described by an object")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or dtype not in FORMATS:
-        raise UnsupportedModelError(
-            path,
-            f"tensor {shown} has type {printable(str(dtype))}; supported are {', '.join(FORMATS)}",
-        )
+    if not isinstance(dtype, str) or dtype not in dtypes:
+        raise _unsupported_type(path, name, dtype, dtypes)
     if (
         not isinstance(shape, list)
         or not 1 <= len(shape) <= MAX_DIMENSIONS
@@ -163,16 +178,26 @@ def _entry(
             f"the file has {len(buffer) - data_start} bytes of data",
         )
     begin, end = offsets
-    expected = FORMATS[dtype].row_bytes(shape[-1])
-    for size in shape[:-1]:
+    expected = ARRAY_TYPES[dtype].itemsize
+    for size in shape:
         expected *= size
     if end - begin != expected:
         raise ModelFileError(
             path,
             f"tensor {shown} has {end - begin} bytes, shape {shape} as {dtype} needs {expected}",
         )
-    stored = StoredTensor(path, buffer, FORMATS[dtype], tuple(shape), data_start + begin, expected)
+    stored = StoredTensor(path, buffer, dtype, tuple(shape), data_start + begin, expected)
     return stored, begin, end
+
+
+def _unsupported_type(
+    path: Path, name: str, dtype: object, supported: Sequence[str]
+) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        path,
+        f"tensor {printable(name)} has type {printable(str(dtype))}; "
+        f"supported are {', '.join(supported)}",
+    )
 
 
 def _check_spans(path: Path, spans: list[tuple[int, int, str]], data_bytes: int) -> None:
@@ -223,7 +248,7 @@ def _indexed(directory: Path, index: JsonObject) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _is_tied(tensors: dict[str, StoredTensor], spec: ModelSpec) -> bool:
+def _is_tied(tensors: Mapping[str, RawTensor], spec: ModelSpec) -> bool:
     """Tell whether the embedding serves as output matrix.
 
     As in Hugging Face: a configuration that ties yields to a file that holds two different ones.
@@ -235,4 +260,4 @@ def _is_tied(tensors: dict[str, StoredTensor], spec: ModelSpec) -> bool:
         return True
     if (head.format, head.shape) != (embedding.format, embedding.shape):
         return False
-    return np.array_equal(embedding.bytes(), head.bytes())
+    return np.array_equal(embedding.rows(), head.rows())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,20 @@ from compute_plane.model.dequantize import decode_rows
 
 UInt8Array = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
+AnyArray = npt.NDArray[Any]
+IntArray = npt.NDArray[np.intp]
+Rows: TypeAlias = slice | IntArray
+"""Which rows: a run of them, or their numbers."""
+
+ALL_ROWS: Final = slice(None)
 
 
 class TensorFormat(Enum):
-    """How the elements of a row are stored: blocks of so many elements in so many bytes."""
+    """How the elements of a row are stored: blocks of so many elements in so many bytes.
+
+    The integer formats are those in which group-wise quantised checkpoints are handed on
+    (`compute_plane.model.group_blocks`); the others are files' own.
+    """
 
     F32 = ("F32", 1, 4)
     F16 = ("F16", 1, 2)
@@ -31,6 +41,10 @@ class TensorFormat(Enum):
     Q4_K = ("Q4_K", 256, 144)
     Q5_K = ("Q5_K", 256, 176)
     Q6_K = ("Q6_K", 256, 210)
+    INT4 = ("INT4", 32, 20)
+    UINT4 = ("UINT4", 32, 22)
+    INT8 = ("INT8", 32, 36)
+    UINT8 = ("UINT8", 32, 38)
 
     def __init__(self, label: str, block_elements: int, block_bytes: int) -> None:
         self.label = label
@@ -42,6 +56,17 @@ class TensorFormat(Enum):
         return elements // self.block_elements * self.block_bytes
 
 
+class StoredRows(Protocol):
+    """The raw bytes of a tensor, uint8 [rows, bytes of a row]: an array, or what can make one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, bytes of a row]."""
+        ...
+
+    def __getitem__(self, which: Rows, /) -> UInt8Array: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RawTensor:
     """One tensor, still in its file's format and usually still in the mapped file.
@@ -49,6 +74,9 @@ class RawTensor:
     `name`: the canonical name (`compute_plane.model.layout`), `stored_name`: the file's own.
     `shape`: outermost dimension first, [rows, columns] or [columns].
     `stored`: uint8 [rows, bytes of a row], read-only, in the file's row order.
+    `input_order`: None if the columns are in the model's order. Otherwise column j of the rows is
+    the model's input_order[j]: the groups of such a matrix are strewn over its columns, and rows
+    can be quantised only where those of a group are neighbours.
     `interleaved_heads`: 0 if the rows are in Hugging Face order. Otherwise the rows belong to so
     many heads, and within each head of D rows, row 2i + j of the file is row i + j·D/2 of the model
     (i < D/2, j < 2): GGUF stores the query and key rows of Llama models so because llama.cpp turns
@@ -60,8 +88,9 @@ class RawTensor:
     path: Path
     format: TensorFormat
     shape: tuple[int, ...]
-    stored: UInt8Array
+    stored: StoredRows
     interleaved_heads: int = 0
+    input_order: IntArray | None = None
 
     @property
     def num_elements(self) -> int:
@@ -71,18 +100,19 @@ class RawTensor:
             count *= size
         return count
 
-    def rows(self) -> UInt8Array:
-        """Return the raw bytes in the model's row order, uint8 [rows, bytes of a row].
+    def rows(self, which: Rows = ALL_ROWS) -> UInt8Array:
+        """Return raw bytes in the model's row order, uint8 [rows, bytes of a row].
 
         A view of the file where the order is the file's, else a copy. Every format keeps a row's
-        blocks together, so reordering rows needs no decoding.
+        blocks together, so reordering rows needs no decoding. Raises ModelFileError where rows are
+        made of several tensors of a file and one of them is at fault.
         """
         if not self.interleaved_heads:
-            return self.stored
+            return self.stored[which]
         num_rows, row_bytes = self.stored.shape
         half = num_rows // self.interleaved_heads // 2
-        pairs = self.stored.reshape(self.interleaved_heads, half, 2, row_bytes)
-        return pairs.swapaxes(1, 2).reshape(num_rows, row_bytes)
+        pairs = self.stored[ALL_ROWS].reshape(self.interleaved_heads, half, 2, row_bytes)
+        return pairs.swapaxes(1, 2).reshape(num_rows, row_bytes)[which]
 
     def to_float32(self) -> Float32Array:
         """Return the tensor decoded, float32 of `shape`, owning its memory.
@@ -91,7 +121,14 @@ class RawTensor:
         """
         out = np.empty((self.stored.shape[0], self.shape[-1]), dtype=np.float32)
         decode_rows(self.rows(), self.format.label, out, path=self.path, name=self.stored_name)
-        return out.reshape(self.shape)
+        return in_model_order(out, self.input_order).reshape(self.shape)
+
+
+def in_model_order(columns: AnyArray, input_order: IntArray | None) -> AnyArray:
+    """Return elements [rows, columns] of a tensor in the model's order of columns."""
+    if input_order is None:
+        return columns
+    return np.take(columns, np.argsort(input_order), axis=1)
 
 
 class TensorSource(Protocol):

@@ -48,6 +48,7 @@ STATUS_OF: Final[dict[type[families.EngineError], grpc.StatusCode]] = {
     shell.BatchFailed: grpc.StatusCode.INTERNAL,
     shell.GraphCaptureError: grpc.StatusCode.INTERNAL,
     shell.GraphReplayError: grpc.StatusCode.INTERNAL,
+    shell.DeviceLostError: grpc.StatusCode.INTERNAL,
     shell.SessionHeld: grpc.StatusCode.FAILED_PRECONDITION,
     shell.SessionFenced: grpc.StatusCode.ABORTED,
     shell.ProtocolMismatch: grpc.StatusCode.FAILED_PRECONDITION,

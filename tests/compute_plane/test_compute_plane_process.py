@@ -213,7 +213,7 @@ def test_a_faulty_model_file_ends_the_start_with_one_line(tmp_path: Path):
 CANNOT_START = {
     "--device=cuda": "device: cuda: ",
     "--device=cuda:5": "device: cuda:5: ",
-    "--kv-cache-dtype=float8": "kv_cache_dtype (from --kv-cache-dtype) must be",
+    "--kv-cache-dtype=float4": "kv_cache_dtype (from --kv-cache-dtype) must be",
     "--block-size=0": "block_size (from --block-size) must be at least 1, got 0",
     "--listen=0.0.0.0:0": "--allow-insecure",
     "--listen=unix:/nowhere/plane.sock": "there is no directory /nowhere",

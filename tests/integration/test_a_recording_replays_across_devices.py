@@ -14,10 +14,14 @@ import pytest
 
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from compute_plane.executor.simulated import VOCAB_SIZE
-from compute_plane.model.weights import LlamaWeights
 from control_plane.core.generation_params import GenerationParams
-from hetero_infer.replay.comparison import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE
+from hetero_infer.replay.comparison import (
+    BFLOAT16_TOLERANCE,
+    FLOAT32_TOLERANCE,
+    QUANTISED_TOLERANCE,
+)
 from tests.compute_plane.executor.tiny_llama import model_in_memory, tiny_spec, tiny_weights
+from tests.compute_plane.model.llama_weights import LlamaWeights
 from tests.compute_plane.rpc.plane_harness import Harness
 from tests.devices import Target
 from tests.hetero_infer.replay.replay_bench import PROMPTS, Prompt, record, replay
@@ -42,9 +46,15 @@ class ModelHarness(Harness):
     """A plane in this process with an executor over a tiny random model."""
 
     def __init__(
-        self, directory: Path, target: Target, weights: LlamaWeights, dtype: str = "float32"
+        self,
+        directory: Path,
+        target: Target,
+        weights: LlamaWeights,
+        dtype: str = "float32",
+        kv_dtype: str = "auto",
     ) -> None:
-        self._target, self._weights, self._dtype = target, weights, dtype
+        self._target, self._weights = target, weights
+        self._dtype, self._kv_dtype = dtype, kv_dtype
         super().__init__(directory, num_threads=1)
 
     def _build(self, _: str, context: ExecutorContext) -> BuiltExecutor:
@@ -54,6 +64,7 @@ class ModelHarness(Harness):
             model=model_in_memory(SPEC, self._weights),
             device=self._target.device,
             dtype=self._dtype,
+            kv_cache_dtype=self._kv_dtype,
         )
         self.built = build_executor(self._target.executor, own)
         return self.built
@@ -106,6 +117,22 @@ def test_another_number_format_replays_within_its_own_tolerance(planes, cuda_tar
     assert report.rules is not None
     assert report.rules.tolerance == BFLOAT16_TOLERANCE
     assert report.largest_gap > FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize("kv_dtypes", [("int8", "int8"), ("auto", "int8"), ("auto", "float8")])
+def test_blocks_of_eight_bits_replay_within_their_own_tolerance(
+    planes, cuda_target, tmp_path, kv_dtypes
+):
+    """On a GPU steps are in bfloat16, as kernels for such blocks are."""
+    dtype = "float32" if cuda_target.device == "cpu" else "bfloat16"
+    recorded, replaying = kv_dtypes
+    record(planes(REFERENCE, kv_dtype=recorded), tmp_path / "run", RECORDED)
+    report = replay(planes(cuda_target, dtype=dtype, kv_dtype=replaying), tmp_path / "run")
+    assert report.num_differences == 0, report.differences
+    assert report.num_tokens == report.num_compared == NUM_TOKENS
+    assert report.rules is not None
+    assert report.rules.tolerance == QUANTISED_TOLERANCE
+    assert FLOAT32_TOLERANCE < report.largest_gap < QUANTISED_TOLERANCE
 
 
 def test_one_wrong_weight_is_noticed(planes, cuda_target, tmp_path):

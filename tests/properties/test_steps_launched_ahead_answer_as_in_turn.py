@@ -109,6 +109,7 @@ class Controller:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.tokens = [0] * NUM_SLOTS  # known, and all but the last computed; 0: not started
+        self.slots: list[int] = []
         self.next_block = NO_ONES_BLOCK + 1
         self.shared: tuple[int, int, int, int] | None = None
 
@@ -130,7 +131,9 @@ class Controller:
         starts: list[SlotStart] = []
         released: list[int] = []
         given_tokens: list[list[int]] = []
-        for slot in draw.sample(range(NUM_SLOTS), draw.randint(0, NUM_SLOTS)):
+        if draw.random() < 0.4:  # else the same again, as a run of decode steps
+            self.slots = draw.sample(range(NUM_SLOTS), draw.randint(0, NUM_SLOTS))
+        for slot in self.slots:
             known = self.tokens[slot]
             given: list[int] = []
             if not known or known > 36 or draw.random() < 0.15:

@@ -11,7 +11,8 @@ from torch import Tensor
 from kernels.cuda.variant import Variant
 from tests.simt import launch
 
-HALVES = (torch.bfloat16, torch.float16)
+BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float8_e4m3fn: torch.uint8}
+"""What NumPy has instead of torch's dtypes."""
 
 
 class SimulatedLauncher:
@@ -52,5 +53,5 @@ def as_passed(kind: str, argument: Tensor | float) -> np.ndarray | np.generic:
     wanted = np.dtype(kind[:-1])
     # Only block copies read a tensor as something else than it is.
     assert wanted == np.uint32 or wanted.itemsize == argument.element_size()
-    bits = argument.view(torch.int16) if argument.dtype in HALVES else argument
+    bits = argument.view(BITS.get(argument.dtype, argument.dtype))
     return bits.numpy().reshape(-1).view(wanted)

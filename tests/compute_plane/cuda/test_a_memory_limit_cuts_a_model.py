@@ -83,7 +83,7 @@ def test_what_is_counted_of_weights_is_what_is_placed(
     tied: bool, formats: dict[str, TensorFormat]
 ) -> None:
     spec = replace(tiny_spec(tied=tied, quantisable=True), num_layers=5)
-    sizes = {"item_bytes": 2, "block_size": 4, "num_blocks": 0, "max_tokens": 8}
+    sizes = {"item_bytes": 2, "pool_bytes": 0, "max_tokens": 8}
     source = ArraySource(spec, tiny_weights(spec), formats)
     plan = plan_weights(spec, source, "bfloat16")
     needs = device_bytes(spec, plan, **sizes)
@@ -95,8 +95,8 @@ def test_what_is_counted_of_weights_is_what_is_placed(
     head = 0 if tied else plan.lm_head.num_bytes
     logits = needs.last - norm - head
     assert plan.place(torch.device("cpu")).num_bytes == needs.whole - working - logits
-    more = device_bytes(spec, plan, **{**sizes, "num_blocks": 10})
-    assert more.layers[0] - needs.layers[0] == 10 * 2 * 4 * spec.kv_size * 2
+    more = device_bytes(spec, plan, **{**sizes, "pool_bytes": 70 * spec.num_layers})
+    assert [a - b for a, b in zip(more.layers, needs.layers, strict=True)] == [70] * spec.num_layers
 
 
 def test_working_memory_grows_with_the_tokens_of_a_step() -> None:

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from compute_plane.config import ComputePlaneConfig
-from compute_plane.cuda import build, host_layers_build
-from compute_plane.cuda.block_pools import block_bytes
+from compute_plane.cuda import build, host_layers_build, host_layers_plan
+from compute_plane.cuda.block_pools import KV_DTYPES, block_bytes
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_plan import DeviceBytes, device_bytes
+from compute_plane.cuda.largest_step import StepSizes, bytes_of_histories, bytes_of_tables
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
@@ -26,6 +27,7 @@ from compute_plane.model.source import DEFAULT
 from kernels.cpu.kv_layout import KvLayout
 from planes.errors import ConfigError
 from protos.hetero.compute.v1 import compute_pb2
+from tests.compute_plane.cuda.metered_device import MeteredDriver, MeteredOperations
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, tiny_model
 from tests.compute_plane.executor.tiny_llama import (
     pool_for,
@@ -42,15 +44,24 @@ MODEL = tiny_model(SPEC)
 MAX_TOKENS = 40
 
 
-def needs(num_blocks: int = NUM_BLOCKS, **changes: int) -> DeviceBytes:
-    sizes = {"item_bytes": 4, "block_size": BLOCK_SIZE, "max_tokens": MAX_TOKENS, **changes}
+def needs(num_blocks: int = NUM_BLOCKS, pool_dtype: torch.dtype = torch.float32) -> DeviceBytes:
     weights = plan_weights(SPEC, MODEL.source, "float32")
-    return device_bytes(SPEC, weights, num_blocks=num_blocks, **sizes)
+    return device_bytes(
+        SPEC,
+        weights,
+        item_bytes=4,
+        pool_bytes=num_blocks * block_bytes(SPEC, pool_dtype, BLOCK_SIZE),
+        max_tokens=MAX_TOKENS,
+        table_bytes=bytes_of_tables(SPEC, StepSizes.of(context())),
+        history_bytes=bytes_of_histories(SPEC, StepSizes.of(context())),
+    )
 
 
-def limit_of(num_layers: int, num_blocks: int = NUM_BLOCKS) -> int:
+def limit_of(
+    num_layers: int, num_blocks: int = NUM_BLOCKS, pool_dtype: torch.dtype = torch.float32
+) -> int:
     """Return the smallest limit within which so many layers run on the device."""
-    counted = needs(num_blocks)
+    counted = needs(num_blocks, pool_dtype)
     if num_layers == SPEC.num_layers:
         return counted.whole
     return counted.first + sum(counted.layers[:num_layers])
@@ -60,7 +71,7 @@ def context(**changes: object) -> ExecutorContext:
     plain = ExecutorContext(
         spec=SPEC, model=MODEL, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, dtype="float32",
         kv_cache_dtype="auto", instruction_set="auto", device="cpu", max_tokens=MAX_TOKENS,
-        num_threads=1, kernel_cache=ComputePlaneConfig().kernel_cache_root, max_slots=8,
+        num_threads=1, kernel_cache=ComputePlaneConfig().kernel_cache_root, max_slots=8, max_rows=6,
     )  # fmt: skip
     return replace(plain, **changes)  # type: ignore[arg-type]
 
@@ -79,14 +90,21 @@ def num_device_layers(made: BuiltExecutor) -> int:
     return int(executor._pools.device.shape[1])
 
 
-@pytest.mark.parametrize("num_layers", [1, 3, 4])
-def test_the_layers_that_fit_are_on_the_device_and_none_more(num_layers: int) -> None:
-    made = built(gpu_memory_limit=limit_of(num_layers), swap_bytes=1 << 16)
+@pytest.mark.parametrize(
+    ("num_layers", "kv_dtype"),
+    [(1, "float32"), (3, "float32"), (4, "float32"), (1, "int8"), (4, "int8"), (4, "float8")],
+)
+def test_the_layers_that_fit_are_on_the_device_and_none_more(
+    num_layers: int, kv_dtype: str
+) -> None:
+    pool_dtype = KV_DTYPES[kv_dtype]
+    limit = limit_of(num_layers, NUM_BLOCKS, pool_dtype)
+    made = built(gpu_memory_limit=limit, swap_bytes=1 << 16, kv_cache_dtype=kv_dtype)
     assert num_device_layers(made) == num_layers
-    of_block = block_bytes(replace(SPEC, num_layers=num_layers), torch.float32, BLOCK_SIZE)
+    of_block = block_bytes(replace(SPEC, num_layers=num_layers), pool_dtype, BLOCK_SIZE)
     if num_layers < 4:
         heads = (SPEC.num_kv_heads, BLOCK_SIZE, SPEC.head_dim)
-        of_block += KvLayout("float32", 4 - num_layers, *heads).block_bytes
+        of_block += KvLayout(kv_dtype, 4 - num_layers, *heads).block_bytes
     assert made.kv_pool_bytes == NUM_BLOCKS * of_block
     assert made.num_host_blocks == (1 << 16) // of_block
     assert isinstance(made.executor, CudaExecutor if num_layers == 4 else HostLayersExecutor)
@@ -118,6 +136,14 @@ def test_what_cannot_be_cut_is_refused_by_field(changes: dict[str, object], fiel
     assert info.value.field == field
 
 
+def test_float8_is_refused_where_layers_run_on_the_host_before_anything_is_loaded() -> None:
+    limit = limit_of(1, NUM_BLOCKS, torch.float8_e4m3fn)
+    wants = context(gpu_memory_limit=limit, kv_cache_dtype="float8", kernel_cache=Path("/nowhere"))
+    with pytest.raises(ConfigError, match=r"layers on the host.* int8, got float8") as info:
+        build_executor("cuda", wants)
+    assert info.value.field == "kv_cache_dtype"
+
+
 def test_a_pool_that_sizes_itself_does_so_for_whole_models_alone() -> None:
     """In whole models it takes what is left; in others it has the default size."""
     least = context().block_demand.least
@@ -147,20 +173,48 @@ def test_a_limit_beyond_what_is_free_means_what_is_free() -> None:
     assert "capture" not in driver.calls
 
 
+@pytest.mark.parametrize("is_out_of_memory", [False, True])
 def test_a_step_that_takes_more_than_was_counted_is_found_at_the_start(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_out_of_memory: bool
 ) -> None:
     def run_largest_step(*_: object, has_head: bool, **__: object) -> None:
         assert not has_head
         driver.graph_bytes = limit_of(2) - 1  # held now
+        if is_out_of_memory:
+            raise torch.OutOfMemoryError("CUDA out of memory")
 
     driver = RecordingDriver(memory=limit_of(2))
     monkeypatch.setattr(host_layers_build, "run_largest_step", run_largest_step)
     here = context(gpu_memory_limit=1 << 50)
     plan = build.planned_weights(here, MODEL, driver.device)
-    with pytest.raises(ConfigError, match="lacks") as info:
+    words = "no room beside 2 layers" if is_out_of_memory else "lacks"
+    with pytest.raises(ConfigError, match=words) as info:
         build.build_on(here, MODEL, plan, driver, ReferenceOperations())
     assert info.value.field == "gpu_memory_limit"
+
+
+@pytest.mark.parametrize("fits_whole", [False, True])
+def test_what_is_counted_is_enough_for_the_largest_step(
+    monkeypatch: pytest.MonkeyPatch, fits_whole: bool
+) -> None:
+    """On a device that counts its tensors, with a head and a context that are not small."""
+    small = 64 << 10
+    monkeypatch.setattr(host_layers_plan, "RESERVED_BYTES", small)
+    spec = replace(SPEC, vocab_size=3000, context_length=20_000)
+    model = tiny_model(spec)
+    here = context(spec=spec, model=model, max_tokens=400, max_rows=64, uses_graphs=False)
+    weights = build.planned_weights(here, model, torch.device("cpu"))
+    counted = host_layers_build._needs(here, MeteredDriver(0), weights, torch.float32, NUM_BLOCKS)
+    limit = counted.whole - (not fits_whole)
+    driver = MeteredDriver(limit)
+    with driver.meter:
+        made = build.build_on(
+            replace(here, gpu_memory_limit=limit), model, weights, driver,
+            MeteredOperations(driver),  # type: ignore[arg-type]
+        )  # fmt: skip
+    assert (num_device_layers(made) == spec.num_layers) == fits_whole
+    if isinstance(made.executor, HostLayersExecutor):
+        made.executor.close()
 
 
 def test_the_flag_is_in_gib() -> None:
@@ -176,6 +230,7 @@ class CutHarness(Harness):
     def _build(self, _: str, context: ExecutorContext) -> BuiltExecutor:
         # The harness's configuration asks for the simulated executor.
         here = replace(context, spec=SPEC, model=MODEL, device="cpu", dtype="float32")
+        self.kv_dtype = here.kv_cache_dtype
         self.built = build_executor("cuda", here)
         return self.built
 
@@ -184,12 +239,14 @@ class CutHarness(Harness):
         self.plane.stop()
 
 
-@pytest.fixture
-def plane() -> Iterator[CutHarness]:
+@pytest.fixture(params=["float32", "int8"])
+def plane(request: pytest.FixtureRequest) -> Iterator[CutHarness]:
+    limit = limit_of(2, NUM_BLOCKS, KV_DTYPES[request.param])
     with tempfile.TemporaryDirectory() as directory:
         harness = CutHarness(
-            Path(directory), num_threads=1, swap_space=0.001, gpu_memory_limit=limit_of(2) / 2**30
-        )
+            Path(directory), num_threads=1, swap_space=0.001, gpu_memory_limit=limit / 2**30,
+            kv_cache_dtype=request.param,
+        )  # fmt: skip
         yield harness
         harness.close()
 
@@ -198,8 +255,11 @@ def test_a_plane_serves_it_preempts_and_swaps_and_gives_the_whole_models_tokens(
     plane: CutHarness,
 ) -> None:
     assert num_device_layers(plane.built) == 2
+    pools = plane.built.executor._pools  # type: ignore[attr-defined]
+    assert pools.device.dtype is KV_DTYPES[plane.kv_dtype]
     texts = [b"a text of some length", b"other"]
-    with tiny_executor(SPEC, tiny_weights(SPEC), pool_for(SPEC, 96, 4), num_threads=1) as cpu:
+    pool = pool_for(SPEC, 96, 4, plane.kv_dtype)
+    with tiny_executor(SPEC, tiny_weights(SPEC), pool, num_threads=1) as cpu:
         driver = BatchDriver(cpu, num_blocks=96, block_size=4)
         expected = driver.generate([DrivenSequence(list(text)) for text in texts], 4)
     controller = plane.open()
@@ -239,7 +299,15 @@ def test_the_embedded_model_gives_the_recorded_tokens_with_its_last_layers_on_th
     runs = [run for run in runs if run["name"] in ("greeting", "python", "japanese")]
     sizes = {"num_blocks": 60, "block_size": 16, "max_tokens": 256}
     plan = plan_weights(model.spec, model.source, "float32", "float32")
-    counted = device_bytes(model.spec, plan, item_bytes=4, **sizes)
+    pool_bytes = 60 * block_bytes(model.spec, torch.float32, 16)
+    counted = device_bytes(
+        model.spec,
+        plan,
+        item_bytes=4,
+        pool_bytes=pool_bytes,
+        max_tokens=256,
+        table_bytes=bytes_of_tables(model.spec, StepSizes.of(context(block_size=16))),
+    )
     limit = counted.first + sum(counted.layers[:20])
     here = context(spec=model.spec, model=model, num_threads=2, gpu_memory_limit=limit, **sizes)
     made = build_executor("cuda", here)

@@ -66,6 +66,21 @@ def test_kernels_are_prepared_and_decode_steps_captured(
     assert {name for name, _ in device.launcher.launched} <= set(device.launcher.prepared)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8"])
+def test_kernels_for_a_pool_of_eight_bits_are_prepared_captured_and_launched(
+    tmp_path: Path, device: PlayedDevice, kv_dtype: str
+) -> None:
+    built = build_executor("cuda", context(tmp_path, kv_cache_dtype=kv_dtype))
+    assert f"/kv-{kv_dtype}-16/" in built.numerics_id
+    assert built.executor.graphs.captured == (1, 2, 4)  # type: ignore[attr-defined]
+    of_blocks = ("rope_write_kv_", "attention_decode_", "attention_prefill_")
+    reading = {name for name in device.launcher.prepared if name.startswith(of_blocks)}
+    assert len(reading) == 3
+    assert all(name.endswith(f"_kv_{kv_dtype}") for name in reading)
+    launched = {name for name, _ in device.launcher.launched}
+    assert reading <= launched <= set(device.launcher.prepared)
+
+
 def test_no_cuda_graph_captures_none(tmp_path: Path, device: PlayedDevice) -> None:
     built = build_executor("cuda", context(tmp_path, uses_graphs=False))
     assert built.executor.graphs.captured == ()  # type: ignore[attr-defined]
@@ -88,7 +103,9 @@ def test_graphs_keep_to_a_tenth_of_the_memory_that_pool_and_graphs_may_take(
         ({"num_blocks": 1 << 20}, "max_num_blocks"),  # in the device's memory
         ({"swap_bytes": 1 << 60}, "swap_space"),  # in the host's
         ({"block_size": 8}, "block_size"),
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "float16"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "int8", "dtype": "float32"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "float8", "dtype": "float32"}, "kv_cache_dtype"),
     ],
 )
 def test_what_a_device_cannot_hold_or_run_is_refused_by_field(

@@ -144,6 +144,20 @@ def test_it_is_built_as_configured(tmp_path: Path) -> None:
     assert not built.tells_prompts_apart
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8"])
+def test_its_pool_may_have_eight_bits_and_the_start_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kv_dtype: str
+) -> None:
+    wants = context(tmp_path, kv_cache_dtype=kv_dtype, swap_bytes=1 << 16)
+    built = build_executor("cuda", wants)
+    per_block = 2 * SPEC.num_layers * SPEC.num_kv_heads * 4 * (SPEC.head_dim + 4)
+    assert built.kv_pool_bytes == 40 * per_block
+    assert built.num_host_blocks == (1 << 16) // per_block
+    assert f"/kv-{kv_dtype}-4/" in built.numerics_id
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "kv pool" in line]
+    assert f"kv_cache_dtype={kv_dtype} " in line
+
+
 def test_it_warns_that_it_is_slow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build_executor("cuda", context(tmp_path))
     assert "--executor cpu is the fast one" in capsys.readouterr().out
@@ -152,7 +166,7 @@ def test_it_warns_that_it_is_slow(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype"),
+        ({"dtype": "bfloat16", "kv_cache_dtype": "float16"}, "kv_cache_dtype"),
         ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"),
         ({"num_blocks": 1 << 40}, "max_num_blocks"),
         ({"device": "cuda"}, "device"),

@@ -12,6 +12,7 @@ from compute_plane.cuda.decode_graphs import LADDER, batch_sizes, bytes_of_graph
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.errors import GraphCaptureError, GraphReplayError
 from compute_plane.executor.interface import LogitBias, Penalties, SamplingRow
+from kernels.cuda.errors import DriverError
 from tests.compute_plane.cuda.torch_executors import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -168,6 +169,17 @@ def test_a_failing_capture_is_typed_in_one_line_and_leaves_no_graph():
     with pytest.raises(GraphCaptureError, match=r"4 rows .*--no-cuda-graph.* memory\. Tried"):
         executor.capture_decode_graph(4)
     assert executor.graphs.captured == ()
+
+
+def test_a_kernel_that_cannot_be_launched_is_a_failing_capture_too(monkeypatch: pytest.MonkeyPatch):
+    executor = torch_executor(driver=RecordingDriver())
+
+    def refuse(*_: object) -> None:
+        raise DriverError("cuLaunchKernel", "CUDA_ERROR_INVALID_VALUE")
+
+    monkeypatch.setattr(executor._operations, "silu_mul", refuse)
+    with pytest.raises(GraphCaptureError, match="cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE"):
+        executor.capture_decode_graph(4)
 
 
 def test_a_failing_replay_is_typed_and_the_next_step_finds_its_buffers_free():

@@ -11,8 +11,9 @@ import torch
 
 from compute_plane.cuda.block_pools import BlockPools
 from compute_plane.cuda.drivers import CpuDriver, Driver
-from compute_plane.cuda.host_layers import HostLayersExecutor
+from compute_plane.cuda.host_layers import HostLayersExecutor, rows_for_the_host
 from compute_plane.cuda.host_layers_plan import first_layers, first_weights
+from compute_plane.cuda.model import Hidden
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.executor.cpu import CpuExecutor
@@ -115,6 +116,12 @@ def test_a_device_whose_copies_arrive_late_is_waited_for(driver: BatchDriver) ->
     assert device.calls.count("download") == 4
     assert "capture" not in device.calls
     executor.close()
+
+
+def test_rows_are_summed_in_float32_on_their_way_to_the_host() -> None:
+    residual, added = torch.tensor([[1.0, 2**-9]], dtype=torch.bfloat16).chunk(2, dim=1)
+    summed = rows_for_the_host(Hidden(residual, added))
+    assert summed.view(torch.float32).tolist() == [1.0 + 2**-9]
 
 
 def test_in_16_bits_the_devices_part_differs_by_rounding_alone(driver: BatchDriver) -> None:

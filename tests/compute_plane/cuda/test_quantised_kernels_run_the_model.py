@@ -51,10 +51,12 @@ def rows_of(num_rows: int, num_inputs: int) -> torch.Tensor:
     return torch.from_numpy(values).bfloat16()
 
 
-def kernels_for(matrix: QuantizedMatrix, launcher: SimulatedLauncher) -> QuantizedKernels:
+def kernels_for(
+    matrix: QuantizedMatrix, launcher: SimulatedLauncher, dtype: str = "bfloat16"
+) -> QuantizedKernels:
     label, num_outputs = frozenset([matrix.format]), matrix.num_outputs
     uses = QuantizedUses(label, label, label, num_outputs, num_outputs * matrix.num_inputs)
-    made = QuantizedKernels(launcher, "bfloat16", uses)
+    made = QuantizedKernels(launcher, dtype, uses)
     launcher.prepare(made.variants)
     return made
 
@@ -78,6 +80,14 @@ def test_few_rows_are_multiplied_as_they_are(dtype: torch.dtype) -> None:
     tolerance = {"atol": 1e-5, "rtol": 0} if dtype == torch.float32 else {"atol": 0, "rtol": 2**-7}
     torch.testing.assert_close(found, expected, equal_nan=True, **tolerance)
     assert len(launcher.launched) == 1
+
+
+def test_rows_of_float16_are_multiplied_in_float16() -> None:
+    matrix, launcher = drawn("Q4_0", 40, 64), SimulatedLauncher()
+    made = kernels_for(matrix, launcher, "float16")
+    found, expected = products(made, matrix, rows_of(3, 64).half(), torch.float16)
+    torch.testing.assert_close(found, expected, equal_nan=True, atol=0, rtol=2**-10)
+    assert [name for name, _ in launcher.launched] == ["quantized_matmul_q4_0_float16_m8"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

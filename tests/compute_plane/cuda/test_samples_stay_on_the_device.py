@@ -12,7 +12,12 @@ import torch
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.last_samples import LastSamples
 from compute_plane.executor.batch_checks import SlotLimits
-from compute_plane.executor.interface import GPUExecutor, Penalties, PipelinedExecutor
+from compute_plane.executor.interface import (
+    GPUExecutor,
+    LogitBias,
+    Penalties,
+    PipelinedExecutor,
+)
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import SamplingKey, StepBatch, StepHeader, StepReply
@@ -113,7 +118,7 @@ def test_two_steps_under_way_give_the_tokens_of_steps_in_turn(graphs: tuple[int,
 def test_without_penalties_they_are_the_tokens_that_the_model_gives_alone():
     found = np.concatenate([tokens for tokens, _ in ahead(torch_executor())[2:7]])
     driver = BatchDriver(torch_executor(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    (greedy,) = driver.generate([DrivenSequence(PROMPTS[0])], 7)
+    (greedy,) = driver.generate([DrivenSequence(list(PROMPTS[0]))], 7)
     first_rows = [0, 4, 8, 15, 16]  # of slot 0, whose row is the last one every fourth time
     assert found[first_rows].tolist() == greedy[2:7]
 
@@ -139,8 +144,13 @@ def test_inputs_are_gathered_before_the_host_has_read_anything():
     assert np.transpose(found).tolist() == tokens
 
 
-def test_a_history_that_awaits_its_last_token_is_completed_on_the_device():
+@pytest.mark.parametrize("has_history", [(True, True), (True, False), (False, True)])
+def test_a_history_that_awaits_its_last_token_is_completed_on_the_device(
+    has_history: tuple[bool, bool],
+):
+    """Rows without one have a bias, which is adjusted in the same place."""
     answers = []
+    bias = LogitBias(int32([5]), np.array([0.5], dtype=np.float32))
     for awaited in (False, True):
         executor, _ = executor_with_graphs()
         driver, rows = two_steps(executor)
@@ -153,7 +163,9 @@ def test_a_history_that_awaits_its_last_token_is_completed_on_the_device():
         # So strong that the token before, seen once, decides what comes.
         sampling = [
             row._replace(penalties=Penalties(1.0, -1e4, 0.0, int32(sequence.tokens), 1))
-            for row, sequence in zip(batch.sampling, rows, strict=True)
+            if has_penalty
+            else row._replace(logit_bias=bias)
+            for row, sequence, has_penalty in zip(batch.sampling, rows, has_history, strict=True)
         ]
         sources = int32([0, 1]) if awaited else None
         step = executor.launch(replace(batch, sampling=sampling, input_sources=sources))

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from compute_plane.cuda.columns import ALIGNMENT, Layout
+from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.staging import FIRST_BYTES, StagingRing
+from compute_plane.errors import DeviceLostError
 from planes.errors import ExecutionError
+from tests.compute_plane.cuda.test_last_layers_run_on_the_host import cut_executor
 from tests.compute_plane.cuda.torch_executors import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -108,3 +111,33 @@ def test_the_next_step_is_queued_before_the_step_before_it_is_read():
     first, second = (executor.launch(batch) for batch in batches)
     assert device.take_calls() == ["copy", "download", "copy", "download"]
     assert [first.answer().next_tokens.tolist(), second.answer().next_tokens.tolist()] == expected
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "layers on the host"])
+def test_a_fault_of_the_device_that_outlives_a_step_is_a_lost_device(is_cut: bool):
+    device = RecordingDriver()
+    executor = cut_executor(driver=device) if is_cut else torch_executor(driver=device)
+    batch = BatchDriver(executor, num_blocks=10, block_size=BLOCK_SIZE).batch(
+        [DrivenSequence([1, 2, 3])]
+    )
+    device.fault = "CUDA error: an illegal memory access\nwas encountered"
+    with pytest.raises(DeviceLostError, match="illegal memory access was encountered"):
+        executor.execute(batch)  # found when its results are waited for
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor._operations, "silu_mul", fail)
+        with pytest.raises(DeviceLostError, match="illegal memory access was encountered") as info:
+            executor.execute(batch)
+    assert "out of memory" in str(info.value.__context__.__context__)
+    device.fault = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor._operations, "silu_mul", fail)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="out of memory"):
+                executor.execute(batch)
+    assert executor.execute(batch).next_tokens.size == 1
+    if isinstance(executor, HostLayersExecutor):
+        executor.close()
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("out of memory")

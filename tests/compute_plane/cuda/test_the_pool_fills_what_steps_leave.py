@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from compute_plane.cuda import pool_size
-from compute_plane.cuda.block_pools import BlockPools, block_bytes
+from compute_plane.cuda import largest_step, pool_size
+from compute_plane.cuda.block_pools import KV_DTYPES, BlockPools, block_bytes
 from compute_plane.cuda.build import build_on, planned_weights
-from compute_plane.cuda.largest_step import largest_batch, run_largest_step
+from compute_plane.cuda.largest_step import StepSizes, largest_batch, run_largest_step
+from compute_plane.cuda.model import Hidden
 from compute_plane.cuda.reference_operations import ReferenceOperations
-from compute_plane.cuda.sampling_columns import LOGITS_ROWS
+from compute_plane.cuda.staging import FIRST_BYTES
 from compute_plane.executor.interface import LogitBias, Penalties, SamplingRow
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.memory.sizing import MIB
@@ -66,18 +67,29 @@ def prompts(driver: BatchDriver, num_tokens: int) -> object:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("uses_graphs", [False, True])
-@pytest.mark.parametrize("utilization", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize(
+    ("utilization", "uses_graphs", "kv_dtype"),
+    [
+        (0.5, False, "auto"), (0.9, False, "auto"), (1.0, False, "auto"),
+        (0.5, True, "auto"), (0.9, True, "auto"), (1.0, True, "auto"),
+        (0.9, True, "int8"), (1.0, False, "float8"),
+    ],
+)  # fmt: skip
 def test_a_device_is_filled_to_its_share_and_holds_the_largest_steps(
-    tmp_path: Path, utilization: float, uses_graphs: bool
+    tmp_path: Path, utilization: float, uses_graphs: bool, kv_dtype: str
 ) -> None:
     driver = MeteredDriver(DEVICE_BYTES, foreign_bytes=MIB)
     wants = context(
-        tmp_path, gpu_memory_utilization=utilization, uses_graphs=uses_graphs, max_slots=4096
-    )
+        tmp_path, gpu_memory_utilization=utilization, uses_graphs=uses_graphs, max_slots=4096,
+        kv_cache_dtype=kv_dtype,
+    )  # fmt: skip
     built = built_on(driver, wants)
     assert built.num_blocks is not None
-    assert built.kv_pool_bytes == built.num_blocks * BLOCK_BYTES
+    of_block = BLOCK_BYTES
+    if kv_dtype != "auto":  # a byte for two, and a scale of four a head
+        of_block = block_bytes(SPEC, KV_DTYPES[kv_dtype], BLOCK_SIZE)
+        assert of_block == BLOCK_BYTES * (SPEC.head_dim + 4) // (2 * SPEC.head_dim)
+    assert built.kv_pool_bytes == built.num_blocks * of_block
     limit = utilization * DEVICE_BYTES
     with driver.meter:
         sequences = BatchDriver(built.executor, num_blocks=built.num_blocks, block_size=BLOCK_SIZE)
@@ -88,6 +100,80 @@ def test_a_device_is_filled_to_its_share_and_holds_the_largest_steps(
     # And it is filled, but for the graphs' part and what would make a pool of an odd size.
     left = limit - driver.foreign_bytes - driver.meter.peak
     assert left < 0.1 * limit * uses_graphs + built.kv_pool_bytes / 256 + 64 * 1024
+
+
+def test_a_filled_device_holds_more_rows_than_there_are_logits_and_one_row_as_long_as_can_be(
+    tmp_path: Path,
+) -> None:
+    driver = MeteredDriver(DEVICE_BYTES)
+    sizes = {"max_tokens": 600, "max_rows": 600, "max_slots": 4096, "uses_graphs": False}
+    built = built_on(driver, context(tmp_path, gpu_memory_utilization=1.0, **sizes))
+    sequences = BatchDriver(built.executor, num_blocks=built.num_blocks or 0, block_size=BLOCK_SIZE)
+    length = SPEC.context_length - 1
+    long = DrivenSequence([1] * length, num_computed=length - 1)
+    long.blocks = [sequences.free.pop() for _ in range(-(-length // BLOCK_SIZE))]
+    batch = sequences.batch([long, *(DrivenSequence([1]) for _ in range(599))])
+    penalties = Penalties(1.2, 0.3, 0.1, int32(np.arange(SPEC.context_length)), 3)
+    batch = replace(
+        batch,
+        sampling=[row._replace(penalties=penalties, num_logprobs=20) for row in batch.sampling],
+        prompt_logprob_rows=range(600),
+        prompt_logprob_targets=[int32([1])] * 600,
+        prompt_num_logprobs=[20] * 600,
+    )
+    driver.meter.num_bytes *= 2
+    with driver.meter:
+        for _ in range(2):
+            built.executor.execute(batch)
+    # The meter sees weights when they are used, not all of them before the pool is sized.
+    assert driver.meter.peak <= DEVICE_BYTES + built.weights_bytes
+
+
+def largest_bytes(tmp_path: Path, *, context_length: int, has_head: bool) -> int:
+    """Return what the largest step of a model takes beside its angles."""
+    spec = replace(SPEC, context_length=context_length)
+    driver, wants = MeteredDriver(1 << 40), context(tmp_path, spec=spec)
+    assert wants.model is not None
+    weights = planned_weights(wants, wants.model, driver.device).place(driver.device, 1)
+    with driver.meter:
+        run_largest_step(
+            spec, weights, MeteredOperations(driver), driver,  # type: ignore[arg-type]
+            StepSizes(BLOCK_SIZE, MAX_TOKENS, MAX_TOKENS),
+            pool_dtype=weights.dtype, has_head=has_head,
+        )  # fmt: skip
+    return driver.meter.peak - 4 * context_length * spec.head_dim
+
+
+def test_room_for_histories_is_left_where_tokens_are_sampled_and_for_tables_everywhere(
+    tmp_path: Path,
+) -> None:
+    lengths = 400, 8400
+    tables = 4 * 8000 * MAX_TOKENS // BLOCK_SIZE
+    for has_head in (False, True):
+        few, many = (
+            largest_bytes(tmp_path, context_length=length, has_head=has_head) for length in lengths
+        )
+        histories = 4 * 8000 * MAX_TOKENS * has_head
+        assert abs(many - few - tables - histories) <= FIRST_BYTES
+    # A context so long that no batch has a history of it in every row.
+    longest = largest_bytes(tmp_path, context_length=1 << 20, has_head=True)
+    assert longest - many < 4 * (1 << 20) * MAX_TOKENS
+
+
+def test_without_a_head_the_largest_step_ends_with_what_goes_to_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed_over: list[tuple[int, ...]] = []
+
+    def note(hidden: Hidden) -> torch.Tensor:
+        handed_over.append(tuple(hidden.residual.shape))
+        return hidden.residual
+
+    monkeypatch.setattr(largest_step, "rows_for_the_host", note)
+    largest_bytes(tmp_path, context_length=96, has_head=True)
+    assert not handed_over
+    largest_bytes(tmp_path, context_length=96, has_head=False)
+    assert handed_over == [(MAX_TOKENS, SPEC.hidden_size)]
 
 
 def test_what_others_hold_and_a_larger_step_make_the_pool_smaller(tmp_path: Path) -> None:
@@ -183,14 +269,14 @@ def test_a_limit_stands_for_the_share_and_a_pool_must_fit_below_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("max_tokens", [1, 63, 256, 300, 1000])
-def test_the_largest_batch_has_all_tokens_and_all_logits_and_no_row_too_long(
+def test_the_largest_batch_has_all_tokens_and_all_rows_and_none_too_long(
     max_tokens: int,
 ) -> None:
-    batch = largest_batch(SPEC, block_size=BLOCK_SIZE, max_tokens=max_tokens)
+    batch = largest_batch(SPEC, StepSizes(BLOCK_SIZE, max_tokens, 300))
     assert batch.query_lens.sum() == len(batch.input_tokens) == max_tokens
     assert batch.query_lens.min() >= 1
     assert batch.seq_lens.max() <= SPEC.context_length
-    assert len(batch.sampling) == min(max_tokens, LOGITS_ROWS)
+    assert len(batch.sampling) == min(max_tokens, 300)
 
 
 def test_the_largest_step_writes_no_key_anywhere(
@@ -208,8 +294,9 @@ def test_the_largest_step_writes_no_key_anywhere(
     assert wants.model is not None
     weights = planned_weights(wants, wants.model, driver.device).place(driver.device, 1)
     run_largest_step(
-        SPEC, weights, ReferenceOperations(), driver, block_size=BLOCK_SIZE, max_tokens=MAX_TOKENS
-    )
+        SPEC, weights, ReferenceOperations(), driver, StepSizes(BLOCK_SIZE, MAX_TOKENS, 4),
+        pool_dtype=torch.bfloat16,
+    )  # fmt: skip
     (pool,) = pools
     assert pool.num_blocks == 1
     assert not pool.device.any()

@@ -46,6 +46,7 @@ def torch_executor(
     driver: Driver | None = None,
     *,
     dtype: torch.dtype = torch.float32,
+    pool_dtype: torch.dtype | None = None,
     num_blocks: int = NUM_BLOCKS,
     block_size: int = BLOCK_SIZE,
     num_host_blocks: int = 0,
@@ -53,14 +54,17 @@ def torch_executor(
     keep_logits: bool = False,
     formats: Mapping[str, TensorFormat] | None = None,
 ) -> CudaExecutor:
-    """Return the executor over a pool of NaN, as previous owners might have left it."""
+    """Return the executor over a pool of NaN, as previous owners might have left it.
+
+    `pool_dtype`: of keys and values, if not `dtype`.
+    """
     driver = driver or CpuDriver()
     pools = BlockPools(
-        spec, driver, dtype=dtype, block_size=block_size, num_blocks=num_blocks,
+        spec, driver, dtype=pool_dtype or dtype, block_size=block_size, num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
     )  # fmt: skip
-    pools.device.fill_(float("nan"))
-    pools.host.fill_(float("nan"))
+    for pool in (pools.device, pools.host):
+        pool.view(torch.uint8).fill_(0xFF)
     weights = tiny_plan(spec, dtype, formats).place(driver.device)
     operations = operations or ReferenceOperations()
     return CudaExecutor(spec, weights, pools, operations, driver, keep_logits=keep_logits)
@@ -70,6 +74,7 @@ def torch_executor(
 class PendingCopy:
     """A copy to the host that the device has not made yet."""
 
+    driver: RecordingDriver
     target: Tensor
     content: Tensor
     is_made: bool = False
@@ -78,6 +83,7 @@ class PendingCopy:
         return self.is_made
 
     def wait(self) -> None:
+        self.driver.check()
         self.target.copy_(self.content)
         self.is_made = True
 
@@ -110,7 +116,8 @@ class RecordingDriver(CpuDriver):
 
     `memory`: in bytes; None: the device has none of its own. `bytes_of_capture`: what the next
     graphs take, in turn; 0 when that is used up. `keeps_released`: the memory of released graphs
-    stays held, and the next graphs find room in it.
+    stays held, and the next graphs find room in it. `fault`: what the device reports to whoever
+    waits for it, and does nothing.
     """
 
     calls: list[str] = field(default_factory=list)
@@ -122,6 +129,7 @@ class RecordingDriver(CpuDriver):
     graph_bytes: int = 0
     memory: int | None = 1 << 40
     keeps_released: bool = False
+    fault: str | None = None
     has_graphs = True
 
     def __post_init__(self) -> None:
@@ -137,7 +145,7 @@ class RecordingDriver(CpuDriver):
 
     def download(self, target: Tensor, source: Tensor) -> Event:
         self.calls.append("download")
-        return PendingCopy(target, source.clone())
+        return PendingCopy(self, target, source.clone())
 
     def capture(self, work: Callable[[], None]) -> Graph:
         self.calls.append("capture")
@@ -158,6 +166,11 @@ class RecordingDriver(CpuDriver):
 
     def synchronize(self) -> None:
         self.calls.append("synchronize")
+        self.check()
+
+    def check(self) -> None:
+        if self.fault is not None:
+            raise RuntimeError(self.fault)
 
     def take_calls(self) -> list[str]:
         """Return the calls since the last time."""

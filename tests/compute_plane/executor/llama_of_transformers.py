@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from compute_plane.model.spec import Llama3Scaling, ModelSpec
-from compute_plane.model.weights import LlamaWeights
+from tests.compute_plane.model.llama_weights import LlamaWeights
 
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",

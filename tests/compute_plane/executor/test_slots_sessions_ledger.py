@@ -144,6 +144,16 @@ def test_replies_nobody_acknowledges_are_bounded(ledger: SessionLedger):
     assert ledger.admit(StepHeader(1, ledger.epoch, 11, 0)) is not None
 
 
+def test_a_refused_step_may_not_come_again_once_the_next_one_is_under_way(ledger: SessionLedger):
+    ledger.open("a", take_over=False)
+    header = StepHeader(1, ledger.epoch, 1, 0)
+    ledger.record(StepReply(header, refusal=InvalidBatch("planted")))
+    assert ledger.admit(StepHeader(1, ledger.epoch, 2, 0)) is None
+    with pytest.raises(StepGap, match="must be 3"):
+        ledger.admit(header, num_under_way=1)
+    assert ledger.admit(StepHeader(1, ledger.epoch, 3, 0), num_under_way=1) is None
+
+
 def test_a_refused_step_may_come_again_or_be_passed_over(ledger: SessionLedger):
     ledger.open("a", take_over=False)
     header = StepHeader(1, ledger.epoch, 1, 0)

@@ -6,11 +6,20 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from compute_plane.errors import BatchFailed, InvalidBatch, PlaneBroken, StaleSession, StepGap
+from compute_plane.errors import (
+    BatchFailed,
+    DeviceLostError,
+    InvalidBatch,
+    PlaneBroken,
+    StaleSession,
+    StepGap,
+)
+from compute_plane.executor.decode_run import DecodeRun, PreparedStep
 from compute_plane.executor.device_thread import DeviceThread
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.slots import SlotTable
@@ -151,6 +160,28 @@ def test_no_more_than_two_steps_are_under_way(driven: Driven):
     assert [driven.tokens()[0] for _ in range(4)] == alone(TEXT, 4)
 
 
+def test_a_run_of_steps_goes_on_while_the_last_one_is_under_way(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+):
+    follow, waited_for = DecodeRun.follow, list[bool]()
+
+    def noted(self: DecodeRun, *given: Any) -> PreparedStep:
+        waited_for.append(given[-1] is not None)
+        return follow(self, *given)
+
+    monkeypatch.setattr(DecodeRun, "follow", noted)
+    driven.begin(0)
+    driven.send(decode(4, 0))
+    driven.send(decode(5, 0))
+    driven.launched().run()
+    last = driven.launched()
+    driven.tokens()
+    driven.send(decode(6, 0))
+    driven.launched()
+    last.run()
+    assert waited_for == [True, True]
+
+
 def test_a_row_that_fails_fails_its_row_of_the_step_already_launched(driven: Driven):
     driven.begin(0, 1, 2)
     driven.send(decode(4, 0, 1, 2))
@@ -174,6 +205,59 @@ def test_a_row_that_fails_fails_its_row_of_the_step_already_launched(driven: Dri
     assert last.batch.seq_lens.tolist() == [7, 7]
     last.run()
     assert [failure.row for failure in driven.reply().result.row_failures] == [1]  # type: ignore[union-attr]
+
+
+def test_a_row_that_failed_is_not_taken_along_by_the_run_it_was_in(driven: Driven):
+    driven.begin(0, 1)
+    for position in (4, 5):
+        driven.send(decode(position, 0, 1))
+    first, second = driven.launched(), driven.launched()
+    first.failed_rows = {1: "not finite"}
+    first.run()
+    driven.reply()
+    driven.send(decode(6, 0, 1))
+    third = driven.launched()
+    second.run()
+    third.run()
+    for _ in range(2):
+        result = driven.reply().result
+        assert result is not None
+        assert [(failure.row, failure.reason) for failure in result.row_failures] == [
+            (1, RowFailureReason.POISONED)
+        ]
+    assert third.batch.seq_lens.tolist() == [7]
+
+
+def test_samples_for_a_slot_that_failed_need_no_room_in_it(driven: Driven):
+    driven.begin(0)
+    longest = LIMITS.context_length
+    driven.send(step([(1, 0, longest)], starts=[start(1, b"a" * longest, range(8, 18))]))
+    full = driven.launched()
+    full.failed_rows = {0: "not finite"}
+    full.run()
+    driven.reply()
+    for position, tokens in ((4, []), (5, [65]), (6, [65])):
+        batch = step([(0, position, 1)], tokens=[tokens], sampled=[0], sampled_slots=[1])
+        driven.send(batch)
+        driven.launched().run()
+        assert driven.reply().result is not None
+
+
+def test_the_next_part_of_a_prompt_that_failed_has_no_log_probabilities(driven: Driven):
+    first_part = step(
+        [(0, 0, 4)], starts=[start(0, b"prompted", range(8))], sampled=[], prompt_logprobs=[0]
+    )
+    driven.send(first_part)
+    driven.send(step([(0, 4, 4)], sampled=[], prompt_logprobs=[0]))
+    first, second = driven.launched(), driven.launched()
+    first.failed_rows = {0: "not finite"}
+    first.run()
+    second.run()
+    driven.reply()
+    result = driven.reply().result
+    assert result is not None
+    assert [failure.reason for failure in result.row_failures] == [RowFailureReason.POISONED]
+    assert not result.prompt_logprobs
 
 
 def test_a_slot_started_again_outlives_the_late_failure_of_its_former_life(driven: Driven):
@@ -206,6 +290,38 @@ def test_a_step_that_fails_as_a_whole_takes_its_slots_of_the_next_step_along(dri
         (0, RowFailureReason.POISONED)
     ]
     assert result.sampled_token_ids[1] == alone(TEXT, 2)[-1]
+
+
+def test_a_slot_in_the_memory_of_a_released_one_outlives_the_failure_of_its_release(
+    driven: Driven,
+):
+    """The failing step copies a block of the slot that it releases."""
+    driven.begin(0, 1)
+    copies = [TableCopy(0, 1, 1, 40)]
+    driven.send(step([(1, 4, 1)], copies=copies, released=[0]))
+    driven.send(prompts(2))
+    first, second = driven.launched(), driven.launched()
+    first.failure = RuntimeError("the device is ill")
+    first.run()
+    second.run()
+    assert isinstance(driven.reply().refusal, BatchFailed)
+    assert driven.tokens() == alone(TEXT, 1)
+
+
+def test_a_sample_for_another_slot_waits_for_the_token_its_row_computes(driven: Driven):
+    """The history of the other slot ends with a token of its own, whatever the row's is."""
+    starts = [start(0, TEXT, range(8)), start(1, b"text!", range(8), PENALISED)]
+    driven.send(step([(0, 0, 4)], starts=starts))
+    first = driven.launched()
+    driven.send(step([(0, 4, 1)], sampled=[0], sampled_slots=[1]))
+    first.run()
+    driven.tokens()
+    second = driven.launched()
+    assert second.batch.input_sources is None
+    (row,) = second.batch.sampling
+    assert row.penalties is not None
+    assert row.penalties.history.tolist() == list(b"text!")
+    second.run()
 
 
 def refused_batches() -> dict[str, StepBatch]:
@@ -365,6 +481,27 @@ def test_a_fault_of_the_plane_is_the_answer_to_everything_under_way(
     second.run()
 
 
+@pytest.mark.parametrize("is_known_at_launch", [False, True])
+def test_a_lost_device_ends_the_plane_and_is_the_answer_to_everything(
+    driven: Driven, is_known_at_launch: bool
+):
+    driven.begin(0, 1)
+    driven.send(decode(4, 0))
+    first = driven.launched()
+    if is_known_at_launch:
+        driven.executor.launch_failure = DeviceLostError("an illegal address")
+        driven.send(decode(4, 1))
+    else:
+        first.failure = DeviceLostError("an illegal address")
+        driven.send(decode(5, 0))
+        driven.launched()
+    first.run()
+    assert driven.broken.wait(TIMEOUT_S)
+    assert [type(driven.answers.get(timeout=TIMEOUT_S)) for _ in range(2)] == [PlaneBroken] * 2
+    with pytest.raises(PlaneBroken):
+        driven.send(decode(6, 0))
+
+
 def test_a_device_that_is_stuck_is_not_well(driven: Driven):
     assert driven.device.is_well(0.0)
     driven.send(prompts(0))
@@ -403,6 +540,27 @@ def test_the_device_does_not_idle_before_a_step_launched_in_time():
         StepTimings(queue_us=8000, execute_us=1000, idle_us=0),
         StepTimings(queue_us=10000, execute_us=2000, idle_us=2000),
     ]
+
+
+def test_a_step_took_until_it_was_done_not_until_somebody_had_time_to_answer_it():
+    executor = DelayedExecutor(
+        num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size, is_driven_by_hand=True
+    )
+    sessions, replies = SessionLedger(), list[StepReply]()
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    now_ns = 1_000_000
+    pipeline = StepPipeline(executor, SlotTable(LIMITS), sessions, calls.put, lambda: now_ns)
+    pipeline.start()
+    session = sessions.open("test", take_over=False).session
+    header = StepHeader(session, sessions.epoch, 1, 0)
+    pipeline.take(Work(header, prompts(0), replies.append, 0))  # type: ignore[arg-type]
+    now_ns = 5_000_000
+    executor.steps[0].run()
+    answer = calls.get(timeout=TIMEOUT_S)
+    now_ns = 9_000_000
+    answer()
+    assert [reply.timings for reply in replies] == [StepTimings(1000, 4000, 0)]
+    pipeline.close()
 
 
 def test_word_of_a_step_that_was_answered_meanwhile_ends_no_other_step():

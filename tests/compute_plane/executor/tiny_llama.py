@@ -16,8 +16,8 @@ from compute_plane.model.loader import LoadedModel
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.spec import ModelSpec, RopeScaling
 from compute_plane.model.tensor import RawTensor, TensorFormat
-from compute_plane.model.weights import LlamaLayer, LlamaWeights
 from kernels.cpu.kv_layout import KvLayout
+from tests.compute_plane.model.llama_weights import ROLES, LlamaLayer, LlamaWeights
 
 
 def tiny_spec(
@@ -115,19 +115,6 @@ def model_in_memory(
     """Return a model as a plane loads it, but for its text side, which it has none of."""
     source = ArraySource(spec, weights, formats)
     return LoadedModel(spec, ModelAssets.__new__(ModelAssets), source, Path("memory"), None)
-
-
-ROLES = {
-    layout.ATTN_NORM: "attn_norm",
-    layout.QUERY: "q",
-    layout.KEY: "k",
-    layout.VALUE: "v",
-    layout.OUTPUT: "o",
-    layout.MLP_NORM: "mlp_norm",
-    layout.GATE: "gate",
-    layout.UP: "up",
-    layout.DOWN: "down",
-}
 
 
 def _format_of(name: str, formats: Mapping[str, TensorFormat]) -> TensorFormat:

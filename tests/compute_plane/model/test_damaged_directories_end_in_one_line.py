@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.loader import load_model
 from compute_plane.model.safetensors import read_header
+from tests.compute_plane.model.llama_weights import decoded_weights
 
 FILE_SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -124,7 +125,7 @@ def test_damaged_safetensors_load_or_are_refused(tiny, tmp_path, data):
     (directory / "model.safetensors").write_bytes(content)
     error = None
     try:
-        load_model(str(directory)).load_weights()
+        decoded_weights(load_model(str(directory)))
     except ModelFileError as fault:
         error = fault
     assert error is not None or not is_cut
@@ -138,4 +139,4 @@ def test_weights_that_are_not_finite_are_reported_with_their_tensor(tiny, tmp_pa
     model.weights["model.layers.1.mlp.down_proj.weight"][3, 5] = np.nan
     loaded = load_model(str(tiny.directory(tmp_path / "m", model)))
     with pytest.raises(ModelFileError, match=r"model\.safetensors: .*down_proj.* row 3, column 5"):
-        loaded.load_weights()
+        decoded_weights(loaded)

@@ -15,6 +15,7 @@ from compute_plane.model.gguf_header import open_gguf
 from compute_plane.model.loader import load_model
 from compute_plane.model.rope import inverse_frequencies
 from compute_plane.model.source import locate_model
+from tests.compute_plane.model.llama_weights import decoded_weights
 
 # A tiny model's float32 weights take 0.5 MB and its decoded vocabulary less.
 MAX_ALLOCATED_BYTES = 8 << 20
@@ -34,7 +35,7 @@ def use(path):
     model = load_model(str(path))
     Tokenizer.from_buffer(model.assets.tokenizer_json)
     inverse_frequencies(model.spec)
-    return model.load_weights()
+    return decoded_weights(model)
 
 
 def outcome(path):

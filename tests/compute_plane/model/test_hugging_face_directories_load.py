@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
 from compute_plane.model.spec import Llama3Scaling
+from tests.compute_plane.model.llama_weights import decoded_weights
 
 
 def write_safetensors(path, tensors, *, header=None):
@@ -43,7 +44,7 @@ def test_float32_weights_come_back_to_the_bit(tiny, tmp_path, tied):
     assert loaded.spec.num_parameters == sum(w.size for w in model.weights.values())
     for name, values in model.weights.items():
         np.testing.assert_array_equal(loaded.source.tensor(name).to_float32(), values)
-    weights = loaded.load_weights()
+    weights = decoded_weights(loaded)
     assert (weights.lm_head is weights.embedding) is tied
     np.testing.assert_array_equal(
         weights.layers[1].q, model.weights["model.layers.1.self_attn.q_proj.weight"]
@@ -99,7 +100,7 @@ def test_a_configuration_that_ties_yields_to_an_output_matrix_of_its_own(tiny, t
     tie = {"tie_word_embeddings": True}
     loaded = load_model(str(tiny.directory(tmp_path / "own", model, config=tie)))
     assert not loaded.spec.tie_embeddings
-    np.testing.assert_array_equal(loaded.load_weights().lm_head, model.weights["lm_head.weight"])
+    np.testing.assert_array_equal(decoded_weights(loaded).lm_head, model.weights["lm_head.weight"])
     model.weights["lm_head.weight"] = model.weights["model.embed_tokens.weight"].copy()
     loaded = load_model(str(tiny.directory(tmp_path / "same", model, config=tie)))
     assert loaded.spec.tie_embeddings
@@ -145,7 +146,9 @@ UNSUPPORTED = {
     "hidden_act must be silu, got gelu": {"hidden_act": "gelu"},
     "RoPE scaling yarn": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
     "partial rotary": {"rope_parameters": {"partial_rotary_factor": 0.5}},
-    "quantization_config": {"quantization_config": {"quant_method": "gptq"}},
+    "quantization_config.quant_method must be gptq": {
+        "quantization_config": {"quant_method": "bitsandbytes"}
+    },
     "sliding_window (128)": {"model_type": "mistral", "sliding_window": 128},
     "sliding_window (4096)": {"model_type": "mistral", "max_position_embeddings": 32768},
 }

@@ -9,6 +9,7 @@ from compute_plane.model.errors import ModelFileError
 from compute_plane.model.k_quants import DECODERS
 from compute_plane.model.loader import load_model
 from compute_plane.model.tensor import TensorFormat
+from tests.compute_plane.model.llama_weights import decoded_weights
 
 SCALES_AT = {"Q5_0": [0], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 """Where a block's float16 lie."""
@@ -68,4 +69,4 @@ def test_a_scale_that_is_not_finite_is_reported_with_its_tensor(tiny, wide, tmp_
         stored = {name: (rows, GgmlType[label])}
         loaded = load_model(str(tiny.gguf(tmp_path / "m.gguf", wide, stored=stored)))
         with pytest.raises(ModelFileError, match=r"blk\.0\.ffn_up\.weight holds .* at row 5"):
-            loaded.load_weights()
+            decoded_weights(loaded)

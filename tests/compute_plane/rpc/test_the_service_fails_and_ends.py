@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from compute_plane.errors import PlaneDraining, SessionFenced
+from compute_plane.errors import DeviceLostError, PlaneDraining, SessionFenced
 from compute_plane.executor.slots import SlotTable
 from compute_plane.rpc import streams
 from protos.hetero.compute.v1 import compute_pb2
@@ -87,6 +87,15 @@ def test_a_fault_of_the_planes_own_code_answers_everybody_and_ends_the_plane(
     with pytest.raises(grpc.RpcError) as caught:
         own_plane.open()
     assert reason(caught.value) == "PLANE_BROKEN"
+
+
+def test_a_device_that_is_lost_answers_everybody_and_ends_the_plane(own_plane: Harness):
+    controller = own_plane.open()
+    own_plane.executor.failure = DeviceLostError("an illegal address")
+    with pytest.raises(grpc.RpcError) as info:
+        controller.run(**first_batch_parts())
+    assert reason(info.value) == "PLANE_BROKEN"
+    assert own_plane.faults.wait(TIMEOUT_S)
 
 
 def test_stopping_reports_not_serving_and_delivers_the_batches_under_way(own_plane: Harness):

@@ -1,0 +1,128 @@
+"""Rows of group-wise quantised matrices in blocks of 32, with all bits of the checkpoint kept.
+
+Checkpoints share a scale s, and maybe a zero point z, among a group of 32 · n weights of a row, and
+store quants q of 4 or 8 bits: weight = s · (q − z). Turned into blocks, so that the rest of the
+package treats such a matrix as it treats one of a GGUF file; nothing stores these bytes:
+
+    INT4    20 bytes   s: float32 | 16 bytes of nibbles            value = (q − 8) · s
+    UINT4   22 bytes   s: float32 | z: uint16 | 16 bytes           value = (q − z) · s
+    INT8    36 bytes   s: float32 | 32 x int8 q                    value = q · s
+    UINT8   38 bytes   s: float32 | z: uint16 | 32 x uint8 q       value = (q − z) · s
+
+Nibbles lie as in GGUF (`compute_plane.model.dequantize`). float32 holds scales of 16 bits, and
+their products with small integers, exactly.
+
+They run as the formats that have kernels:
+
+    INT4  → Q4_0    d = s as float16: exact for scales that float16 holds, as most checkpoints' are
+    UINT4 → Q4_1    d = s, m = −s · z, both as float16: m is off by 2⁻¹¹ of itself at most, and so
+                    by z / 2048 of a step between two quants
+    INT8  → Q8_0    d = s as float16
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+UInt8Array = npt.NDArray[np.uint8]
+Float32Array = npt.NDArray[np.float32]
+
+BLOCK: Final = 32
+_HALF: Final = BLOCK // 2
+_WORD: Final = np.dtype("<u8")
+_SIGNS: Final = np.uint64(0x8080808080808080)
+
+
+def block_type(bits: int, *, has_zeros: bool) -> np.dtype[Any]:
+    """Return a block of so many bits a weight, with fields s, z (if it has zero points) and q."""
+    zero = [("z", "<u2")] if has_zeros else []
+    return np.dtype([("s", "<f4"), *zero, ("q", "u1", (BLOCK * bits // 8,))])
+
+
+def write_blocks(
+    quants: UInt8Array, scales: Float32Array, zeros: UInt8Array | None, bits: int
+) -> UInt8Array:
+    """Return rows of blocks, uint8 [R, bytes of a row].
+
+    `quants`: [R, K], as stored, without sign. `scales`, `zeros`: [R, K / 32]; None: 2^(bits - 1)
+    everywhere.
+    """
+    out = np.empty(scales.shape, block_type(bits, has_zeros=zeros is not None))
+    out["s"] = scales
+    if zeros is not None:
+        out["z"] = zeros
+    # Eight weights at a time: words of a row, one column of them after the other.
+    words, target = quants.view(_WORD).reshape(*scales.shape, -1), out["q"].view(_WORD)
+    for place in range(target.shape[-1]):
+        if bits == 4:
+            target[..., place] = words[..., place] | words[..., place + 2] << np.uint64(4)
+        elif zeros is None:
+            target[..., place] = words[..., place] ^ _SIGNS  # q - 128 as int8
+        else:
+            target[..., place] = words[..., place]
+    return out.view(np.uint8).reshape(len(quants), -1)
+
+
+def decode_int4(rows: UInt8Array, out: Float32Array) -> None:
+    """Decode rows of INT4 into `out`, float32 [R, C]."""
+    _decode_nibbles(rows.view(block_type(4, has_zeros=False)), np.int8(8), out)
+
+
+def decode_uint4(rows: UInt8Array, out: Float32Array) -> None:
+    """Decode rows of UINT4 into `out`, float32 [R, C]."""
+    blocks = rows.view(block_type(4, has_zeros=True))
+    _decode_nibbles(blocks, blocks["z"].astype(np.int8)[..., None], out)
+
+
+def decode_int8(rows: UInt8Array, out: Float32Array) -> None:
+    """Decode rows of INT8 into `out`, float32 [R, C]."""
+    blocks = rows.view(block_type(8, has_zeros=False))
+    values = out.reshape(*blocks.shape, BLOCK)
+    np.multiply(blocks["q"].view(np.int8), blocks["s"][..., None], out=values)
+
+
+def decode_uint8(rows: UInt8Array, out: Float32Array) -> None:
+    """Decode rows of UINT8 into `out`, float32 [R, C]."""
+    blocks = rows.view(block_type(8, has_zeros=True))
+    values = out.reshape(*blocks.shape, BLOCK)
+    differences = blocks["q"].astype(np.int16) - blocks["z"].astype(np.int16)[..., None]
+    np.multiply(differences, blocks["s"][..., None], out=values)
+
+
+def int4_to_q4_0(rows: UInt8Array, out: UInt8Array) -> None:
+    """Write rows of INT4 as Q4_0. A scale beyond float16 becomes infinite."""
+    _write_scaled(rows.view(block_type(4, has_zeros=False)), out)
+
+
+def int8_to_q8_0(rows: UInt8Array, out: UInt8Array) -> None:
+    """Write rows of INT8 as Q8_0. A scale beyond float16 becomes infinite."""
+    _write_scaled(rows.view(block_type(8, has_zeros=False)), out)
+
+
+def uint4_to_q4_1(rows: UInt8Array, out: UInt8Array) -> None:
+    """Write rows of UINT4 as Q4_1. A scale or minimum beyond float16 becomes infinite."""
+    blocks = rows.view(block_type(4, has_zeros=True))
+    target = out.view(np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", (_HALF,))]))
+    target["d"] = blocks["s"]
+    # Not from the rounded d: of the scale that was meant, this is the nearest. Zero is not -0.
+    target["m"] = 0 - blocks["s"] * blocks["z"]
+    target["q"] = blocks["q"]
+
+
+def _write_scaled(blocks: npt.NDArray[Any], out: UInt8Array) -> None:
+    target = out.view(np.dtype([("d", "<f2"), ("q", "u1", blocks["q"].shape[-1:])]))
+    target["d"] = blocks["s"]
+    target["q"] = blocks["q"]
+
+
+def _decode_nibbles(
+    blocks: npt.NDArray[Any], zeros: npt.NDArray[np.int8] | np.int8, out: Float32Array
+) -> None:
+    """Write (q − zeros) · s; `zeros`: one, or [R, blocks, 1]."""
+    values, scales = out.reshape(*blocks.shape, BLOCK), blocks["s"][..., None]
+    low, high = blocks["q"] & np.uint8(15), blocks["q"] >> np.uint8(4)
+    np.multiply(low.view(np.int8) - zeros, scales, out=values[..., :_HALF])
+    np.multiply(high.view(np.int8) - zeros, scales, out=values[..., _HALF:])

@@ -1,0 +1,199 @@
+"""Group-wise quantised checkpoints on both executors, beside models of the weights they mean."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from compute_plane.cuda.build import chosen_dtype
+from compute_plane.cuda.weight_plan import plan_weights
+from compute_plane.executor.cpu import CpuExecutor
+from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.executor.registry import build_executor
+from compute_plane.executor.weight_formats import log_conversions
+from compute_plane.model import layout
+from compute_plane.model.assets import ModelAssets
+from compute_plane.model.group_config import read_group_quantization
+from compute_plane.model.json_file import JsonObject
+from compute_plane.model.loader import LoadedModel
+from compute_plane.model.safetensors import open_safetensors
+from compute_plane.model.tensor import RawTensor, TensorFormat, TensorSource
+from tests.compute_plane.cuda.test_cuda_plane_on_the_cpu import context
+from tests.compute_plane.cuda.test_quantised_weights_stay_so import executor
+from tests.compute_plane.executor.tiny_llama import (
+    ArraySource,
+    pool_for,
+    raw_tensor,
+    tiny_spec,
+    tiny_weights,
+)
+from tests.compute_plane.model.group_checkpoints import Checkpoint, Scheme, checkpoint
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
+
+CPU = torch.device("cpu")
+SPEC = tiny_spec(quantisable=True)
+WEIGHTS = tiny_weights(SPEC)
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [9, 2]]
+NUM_BLOCKS, BLOCK_SIZE, COUNT = 60, 4, 5
+
+PACKED = "compressed-tensors"
+SCHEMES = {
+    "gptq symmetric": Scheme(),
+    "gptq in activation order": Scheme(symmetric=False, version="gptq_v2", order="act"),
+    "gptq of 8 bits": Scheme(bits=8, group_size=-1),
+    "awq": Scheme("awq", symmetric=False),
+    "compressed-tensors of bfloat16": Scheme(PACKED, symmetric=False, scale_type="BF16"),
+    "compressed-tensors of 8 bits with zero points": Scheme(PACKED, bits=8, symmetric=False),
+}
+
+
+def made(scheme: Scheme) -> Checkpoint:
+    arrays = ArraySource(SPEC, WEIGHTS, None)
+    return checkpoint({name: arrays.tensor(name).to_float32() for name in arrays.names}, scheme)
+
+
+def opened(tmp_path: Path, written: Checkpoint) -> TensorSource:
+    directory = tmp_path / f"model-{len(list(tmp_path.iterdir()))}"  # others may still be mapped
+    directory.mkdir()
+    written.save(directory / "model.safetensors")
+    config = JsonObject(directory, {"quantization_config": written.scheme.config()})
+    return open_safetensors(directory, SPEC, read_group_quantization(config))[1]
+
+
+class Decoded(ArraySource):
+    """A model of the weights that a checkpoint means, in float32."""
+
+    def __init__(self, written: Checkpoint) -> None:
+        super().__init__(SPEC, WEIGHTS, None)
+        self._tensors = {
+            name: raw_tensor(name, values, TensorFormat.F32)
+            for name, values in written.weights.items()
+        }
+
+
+def driven(run, forced: list[list[int]] | None = None) -> tuple[list[np.ndarray], list[list[int]]]:
+    """Return the logits of some steps, and the likeliest tokens, of which `forced` are gone on."""
+    driver = BatchDriver(run, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    rows = [DrivenSequence(list(prompt)) for prompt in PROMPTS]
+    logits, likeliest = [], []
+    for step in range(COUNT):
+        found = run.execute(driver.batch(rows)).logits
+        logits.append(found.copy())
+        likeliest.append(found.argmax(axis=1).tolist())
+        for row, token in zip(rows, (forced or likeliest)[step], strict=True):
+            row.num_computed = len(row.tokens)
+            row.tokens.append(token)
+    return logits, likeliest
+
+
+def on_cpu(source: TensorSource, dtype: str = "auto") -> CpuExecutor:
+    pool = pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZE)
+    return CpuExecutor(
+        SPEC, pack_weights(SPEC, source, dtype), pool, num_threads=1, keep_logits=True
+    )
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_both_executors_give_the_logits_of_the_weights_that_a_checkpoint_means(
+    tmp_path: Path, name: str
+) -> None:
+    written = made(SCHEMES[name])
+    source = opened(tmp_path, written)
+    with on_cpu(Decoded(written), "float32") as run:
+        expected, tokens = driven(run)
+    # The engine rounds the rows that meet quantised weights to 8 bits.
+    for dtype, tolerance in (("auto", 0.06), ("float32", 1e-5)):
+        with on_cpu(source, dtype) as run:
+            assert distance(driven(run, tokens)[0], expected) < tolerance
+    requantised = 0.05 if name.endswith("8 bits with zero points") else 3e-3
+    for configured, tolerance in (("auto", requantised), ("float32", 1e-5)):
+        plan = plan_weights(SPEC, source, "float32", configured)
+        assert plan.is_quantised == (configured == "auto")
+        found, likeliest = driven(executor(SPEC, plan.place(CPU)), tokens)
+        assert distance(found, expected) < tolerance
+        assert likeliest == tokens
+
+
+def distance(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """Return the root of the mean squared difference."""
+    return float(np.sqrt(np.mean(np.square(np.stack(found) - np.stack(expected)))))
+
+
+def model_of(source: TensorSource) -> LoadedModel:
+    return LoadedModel(SPEC, ModelAssets.__new__(ModelAssets), source, Path("memory"), None)
+
+
+def test_what_is_stored_and_what_it_runs_as_is_said(tmp_path: Path) -> None:
+    model = model_of(opened(tmp_path, made(SCHEMES["awq"])))
+    assert pack_weights(SPEC, model.source).weight_format == "UINT4 as Q4_1, F16"
+    built = build_executor("cuda", context(tmp_path, spec=SPEC, model=model))
+    assert built.dtype == "UINT4 as Q4_1, F16 as F32"
+    assert f"/float32/{built.dtype}/" in built.numerics_id
+
+
+def test_what_is_lost_and_what_it_takes_is_told(tmp_path: Path) -> None:
+    ordered = opened(tmp_path, made(SCHEMES["awq"]))
+    (loss,) = pack_weights(SPEC, ordered).conversions
+    assert (loss.stored, loss.runs_as, loss.num_matrices) == ("UINT4", "Q4_1", 7 * SPEC.num_layers)
+    assert 1e-5 < loss.relative_error < 1e-3
+    (exact,) = pack_weights(SPEC, opened(tmp_path, made(Scheme()))).conversions
+    assert (exact.stored, exact.runs_as, exact.relative_error) == ("INT4", "Q4_0", 0)
+
+    strewn = opened(tmp_path, made(SCHEMES["gptq in activation order"]))
+    with capture_logs() as lines:
+        log_conversions(pack_weights(SPEC, strewn).conversions)
+    (line,) = lines
+    shapes = layout.tensor_shapes(SPEC)
+    num_weights = sum(np.prod(shape) for name, shape in shapes.items() if "_proj" in name)
+    assert (line["stored"], line["runs_as"]) == ("UINT4", "F16")
+    assert line["num_bytes"] == 2 * num_weights
+
+
+def test_what_reads_inputs_in_one_order_is_one_matrix_on_the_device(tmp_path: Path) -> None:
+    scheme = SCHEMES["gptq in activation order"]
+    source = opened(tmp_path, made(scheme))
+    plan = plan_weights(SPEC, source, "bfloat16")
+    assert [len(plan.layers[0].qkv), len(plan.layers[0].gate_up)] == [1, 1]
+    (placed,) = plan.place(CPU).layers[0].qkv.parts
+    in_order = opened(tmp_path, made(dataclasses.replace(scheme, order="plain")))
+    (other,) = plan_weights(SPEC, in_order, "bfloat16").layers[0].qkv
+    added = plan.layers[0].qkv[0].num_bytes - other.num_bytes
+    assert added == placed.input_order.nbytes == 4 * SPEC.hidden_size
+    assert placed.num_bytes == plan.layers[0].qkv[0].num_bytes
+
+    reordered = Reordered(source, layout.layer_tensor(0, layout.KEY))
+    plan = plan_weights(SPEC, reordered, "bfloat16")
+    assert [part.num_outputs for part in plan.layers[0].qkv] == [
+        SPEC.query_size, SPEC.kv_size, SPEC.kv_size
+    ]  # fmt: skip
+    decoded = plan_weights(SPEC, reordered, "bfloat16", "bfloat16")
+    assert len(decoded.layers[0].qkv) == 1
+
+
+class Reordered:
+    """A source in which one tensor has its columns in another order; nobody reads them."""
+
+    def __init__(self, source: TensorSource, name: str) -> None:
+        self._source, self._name = source, name
+
+    def tensor(self, name: str) -> RawTensor:
+        tensor = self._source.tensor(name)
+        order = tensor.input_order
+        return (
+            dataclasses.replace(tensor, input_order=order[::-1]) if name == self._name else tensor
+        )
+
+
+def test_a_gpu_computes_in_float16_what_is_stored_in_float16(tmp_path: Path) -> None:
+    gpu = torch.device("cuda", 0)
+    for kind, dtype in (("F16", "float16"), ("BF16", "bfloat16"), ("F32", "bfloat16")):
+        model = model_of(opened(tmp_path, made(Scheme(scale_type=kind))))
+        wants = context(tmp_path, spec=SPEC, model=model)
+        assert chosen_dtype(wants, gpu) == dtype
+        assert chosen_dtype(wants, CPU) == "float32"
+        assert chosen_dtype(dataclasses.replace(wants, dtype="bfloat16"), gpu) == "bfloat16"

@@ -1,0 +1,73 @@
+"""A Llama model's weights in float32, all of them at once: for models that tests make up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.model import layout
+from compute_plane.model.loader import LoadedModel
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaLayer:
+    """One decoder layer; matrices are [output features, input features], so y = x @ w.T.
+
+    `attn_norm`, `mlp_norm`: [hidden]. `q`: [H·D, hidden], `k`, `v`: [G·D, hidden],
+    `o`: [hidden, H·D]. `gate`, `up`: [intermediate, hidden], `down`: [hidden, intermediate].
+    The rows of `q` and `k` are in the half-split order (`compute_plane.model.rope`).
+    """
+
+    attn_norm: Float32Array
+    q: Float32Array
+    k: Float32Array
+    v: Float32Array
+    o: Float32Array
+    mlp_norm: Float32Array
+    gate: Float32Array
+    up: Float32Array
+    down: Float32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaWeights:
+    """`embedding`, `lm_head`: [V, hidden]; the same array if the embeddings are tied."""
+
+    embedding: Float32Array
+    layers: tuple[LlamaLayer, ...]
+    final_norm: Float32Array
+    lm_head: Float32Array
+
+
+ROLES = {
+    layout.ATTN_NORM: "attn_norm",
+    layout.QUERY: "q",
+    layout.KEY: "k",
+    layout.VALUE: "v",
+    layout.OUTPUT: "o",
+    layout.MLP_NORM: "mlp_norm",
+    layout.GATE: "gate",
+    layout.UP: "up",
+    layout.DOWN: "down",
+}
+"""A tensor's role in a layer → the layer's field."""
+
+
+def decoded_weights(model: LoadedModel) -> LlamaWeights:
+    """Decode every tensor of a model. Raises ModelFileError if a weight is not finite."""
+    arrays = {name: model.source.tensor(name).to_float32() for name in model.source.names}
+    return LlamaWeights(
+        embedding=arrays[layout.EMBEDDING],
+        layers=tuple(
+            LlamaLayer(
+                **{field: arrays[layout.layer_tensor(n, role)] for role, field in ROLES.items()}
+            )
+            for n in range(model.spec.num_layers)
+        ),
+        final_norm=arrays[layout.FINAL_NORM],
+        lm_head=arrays.get(layout.LM_HEAD, arrays[layout.EMBEDDING]),
+    )
