@@ -9,57 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from compute_plane.cuda.block_pools import BlockPools
-from compute_plane.cuda.drivers import CpuDriver, Driver
 from compute_plane.cuda.host_layers import HostLayersExecutor, rows_for_the_host
-from compute_plane.cuda.host_layers_plan import first_layers, first_weights
 from compute_plane.cuda.model import Hidden
-from compute_plane.cuda.reference_operations import ReferenceOperations
-from compute_plane.cuda.weight_plan import plan_weights
-from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor, SamplingRow
-from compute_plane.executor.packed_weights import pack_weights
 from planes.errors import ValidationError
+from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, SPEC, cut_executor
 from tests.compute_plane.cuda.torch_executors import RecordingDriver
 from tests.compute_plane.executor.tiny_llama import (
-    ArraySource,
     pool_for,
     tiny_executor,
-    tiny_spec,
     tiny_weights,
 )
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
-
-SPEC = replace(tiny_spec(), num_layers=4)
-NUM_BLOCKS, BLOCK_SIZE = 60, 4
-
-
-def cut_executor(
-    num_device_layers: int = 2,
-    driver: Driver | None = None,
-    *,
-    dtype: torch.dtype = torch.float32,
-    num_host_blocks: int = 0,
-) -> HostLayersExecutor:
-    """Return the executor over two pools of NaN, as previous owners might have left them."""
-    driver = driver or CpuDriver()
-    spec = first_layers(SPEC, num_device_layers)
-    pools = BlockPools(
-        spec, driver, dtype=dtype, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS,
-        num_host_blocks=num_host_blocks,
-    )  # fmt: skip
-    pools.device.fill_(float("nan"))
-    pools.host.fill_(float("nan"))
-    source = ArraySource(SPEC, tiny_weights(SPEC), None)
-    plan = plan_weights(SPEC, source, str(dtype).removeprefix("torch."))
-    weights = first_weights(plan, num_device_layers).place(driver.device)
-    behind = replace(SPEC, num_layers=SPEC.num_layers - num_device_layers)
-    host_pool = pool_for(behind, NUM_BLOCKS, BLOCK_SIZE, "float32", num_host_blocks)
-    packed = pack_weights(SPEC, source, first_layer=num_device_layers)
-    host = CpuExecutor(SPEC, packed, host_pool, num_threads=1, keep_logits=True, max_tokens=512)
-    return HostLayersExecutor(
-        spec, weights, pools, ReferenceOperations(), driver, host, max_tokens=512
-    )
 
 
 @pytest.fixture
@@ -133,52 +94,6 @@ def test_in_16_bits_the_devices_part_differs_by_rounding_alone(driver: BatchDriv
     assert expected is not None
     assert found is not None
     np.testing.assert_allclose(found, expected, atol=0.1 * expected.std())
-
-
-def test_rows_may_share_a_block_that_one_of_them_fills_in_the_same_step(
-    driver: BatchDriver,
-) -> None:
-    tokens = prompt(5, 11)
-    [expected] = driver.generate([DrivenSequence(list(tokens))], 1)
-    filler, reader = DrivenSequence(list(tokens[:8])), DrivenSequence(list(tokens))
-    filler.blocks = [driver.free.pop(), driver.free.pop()]
-    reader.blocks, reader.num_computed = list(filler.blocks), 8
-    for order in ([filler, reader], [reader, filler]):
-        output = driver.executor.execute(driver.batch(order))
-        assert output.next_tokens[order.index(reader)] == expected[0]
-
-
-def test_a_copied_block_serves_a_fork_and_leaves_the_original_alone(driver: BatchDriver) -> None:
-    parent = DrivenSequence(prompt(6, 6))
-    driver.generate([parent], 1)
-    fork = DrivenSequence([*parent.tokens[:-1], parent.tokens[-1] ^ 1], num_computed=6)
-    fork.blocks = [parent.blocks[0], driver.free.pop()]
-    copy = BlockCopy(source=parent.blocks[1], destination=fork.blocks[1])
-    together = driver.executor.execute(replace(driver.batch([parent, fork]), copies=[copy]))
-    for row, sequence in enumerate((parent, fork)):
-        [alone] = driver.generate([DrivenSequence(list(sequence.tokens))], 1)
-        assert together.next_tokens[row] == alone[0]
-
-
-def test_a_sequence_goes_on_bit_for_bit_from_blocks_that_were_swapped_out_and_in() -> None:
-    logits = []
-    for is_swapped in (False, True):
-        executor = cut_executor(num_host_blocks=4)
-        driver = driver_of(executor)
-        sequence = DrivenSequence(prompt(7, 7))
-        driver.generate([sequence], 1)
-        copies = []
-        if is_swapped:
-            olds, sequence.blocks = sequence.blocks, [driver.free.pop(), driver.free.pop()]
-            places = list(zip(olds, (3, 1), sequence.blocks, strict=True))
-            copies = [BlockCopy(old, host, CopyKind.SWAP_OUT) for old, host, _ in places]
-            copies += [BlockCopy(30, old) for old in olds]  # what was there is gone
-            copies += [BlockCopy(host, new, CopyKind.SWAP_IN) for _, host, new in places]
-        output = executor.execute(replace(driver.batch([sequence]), copies=copies))
-        assert output.logits is not None
-        logits.append(output.logits.tobytes())
-        executor.close()
-    assert logits[0] == logits[1]
 
 
 def test_a_digest_tells_the_bytes_of_both_halves_of_a_block(

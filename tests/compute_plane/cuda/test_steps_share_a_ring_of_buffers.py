@@ -14,7 +14,7 @@ from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.staging import FIRST_BYTES, StagingRing
 from compute_plane.errors import DeviceLostError
 from planes.errors import ExecutionError
-from tests.compute_plane.cuda.test_last_layers_run_on_the_host import cut_executor
+from tests.compute_plane.cuda.cut_executors import cut_executor
 from tests.compute_plane.cuda.torch_executors import (
     BLOCK_SIZE,
     NUM_BLOCKS,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from hypothesis import example, given, settings
@@ -89,23 +87,3 @@ def test_the_same_step_in_other_blocks_has_the_same_bits(seed: int, lengths: lis
             logits.append(output.logits.tobytes())
         found.append(logits)
     assert found[0] == found[1] == found[2]
-
-
-def test_a_sequence_goes_on_bit_for_bit_from_blocks_that_were_swapped_out_and_in() -> None:
-    logits = []
-    for is_swapped in (False, True):
-        executor = torch_executor(num_host_blocks=4, keep_logits=True)
-        driver = BatchDriver(executor, num_blocks=20, block_size=4)
-        sequence = DrivenSequence([5, 6, 7, 8, 9, 10, 11])
-        driver.generate([sequence], 1)
-        copies = []
-        if is_swapped:
-            olds, sequence.blocks = sequence.blocks, [driver.free.pop(), driver.free.pop()]
-            places = list(zip(olds, (3, 1), sequence.blocks, strict=True))
-            copies = [BlockCopy(old, host, CopyKind.SWAP_OUT) for old, host, _ in places]
-            copies += [BlockCopy(30, old) for old in olds]  # what was there is gone
-            copies += [BlockCopy(host, new, CopyKind.SWAP_IN) for _, host, new in places]
-        output = executor.execute(replace(driver.batch([sequence]), copies=copies))
-        assert output.logits is not None
-        logits.append(output.logits.tobytes())
-    assert logits[0] == logits[1]

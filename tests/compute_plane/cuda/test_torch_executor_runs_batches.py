@@ -82,37 +82,11 @@ def test_in_16_bits_its_logits_are_those_of_float32_but_for_rounding(
     assert not np.array_equal(found, found.astype(np.float16))  # float32, not rounded
 
 
-def test_rows_may_share_a_block_that_one_of_them_fills_in_the_same_step(
-    driver: BatchDriver,
-) -> None:
-    tokens = prompt(5, 11)
-    [expected] = driver.generate([DrivenSequence(list(tokens))], 1)
-    filler, reader = DrivenSequence(list(tokens[:8])), DrivenSequence(list(tokens))
-    filler.blocks = [driver.free.pop(), driver.free.pop()]
-    reader.blocks, reader.num_computed = list(filler.blocks), 8
-    for order in ([filler, reader], [reader, filler]):
-        output = driver.executor.execute(driver.batch(order))
-        assert output.next_tokens[order.index(reader)] == expected[0]
-
-
 def test_decoding_rows_and_prefills_may_stand_in_any_order(driver: BatchDriver) -> None:
     rows = [DrivenSequence(prompt(row, 9)) for row in range(4)]
     driver.generate(rows[1::2], 1)
     expected = [driver.generate([DrivenSequence(list(row.tokens))], 1)[0][0] for row in rows]
     assert driver.executor.execute(driver.batch(rows)).next_tokens.tolist() == expected
-
-
-def test_a_copied_block_serves_a_fork_and_leaves_the_original_alone(driver: BatchDriver) -> None:
-    parent = DrivenSequence(prompt(6, 6))
-    driver.generate([parent], 1)
-    fork = DrivenSequence([*parent.tokens[:-1], parent.tokens[-1] ^ 1], num_computed=6)
-    fork.blocks = [parent.blocks[0], driver.free.pop()]
-    copy = BlockCopy(source=parent.blocks[1], destination=fork.blocks[1])
-    batch = replace(driver.batch([parent, fork]), copies=[copy])
-    together = driver.executor.execute(batch)
-    for row, sequence in enumerate((parent, fork)):
-        [alone] = driver.generate([DrivenSequence(list(sequence.tokens))], 1)
-        assert together.next_tokens[row] == alone[0]
 
 
 def test_more_samples_than_a_group_holds_may_share_a_row(driver: BatchDriver) -> None:

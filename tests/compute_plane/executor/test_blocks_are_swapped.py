@@ -2,15 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from compute_plane.errors import BatchRefused, InvalidBatch, UnsupportedBatch
-from compute_plane.executor.interface import BlockCopy, CopyKind
 from compute_plane.executor.step import StepBatch, TableCopy
 from tests.compute_plane.executor.slot_batches import LIMITS, Plane, alone, start, step
-from tests.compute_plane.executor.tiny_llama import pool_for, tiny_executor, tiny_spec, tiny_weights
-from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 WITH_HOST_POOL = replace(LIMITS, num_host_blocks=4)
 
@@ -82,24 +78,3 @@ def test_a_plane_without_a_host_pool_refuses_swaps(batch: StepBatch) -> None:
     with pytest.raises(UnsupportedBatch, match="no host pool") as refusal:
         Plane().run(batch)
     assert isinstance(refusal.value, BatchRefused)
-
-
-def test_the_cpu_executor_gives_the_same_tokens_from_blocks_that_were_swapped():
-    spec = tiny_spec(quantisable=True)
-    pool = pool_for(spec, 8, 16, "bfloat16", num_host_blocks=3)
-    prompt = [int(token) for token in np.random.default_rng(0).integers(0, spec.vocab_size, 20)]
-    with tiny_executor(spec, tiny_weights(spec), pool) as executor:
-        driver = BatchDriver(executor, num_blocks=8, block_size=16)
-        whole = DrivenSequence(list(prompt))
-        [expected] = driver.generate([whole], 4)
-        moved = DrivenSequence([*prompt, expected[0]], num_computed=20, num_prompt=20)
-        driver.free = [5, 6, 7]
-        batch = driver.batch([moved])
-        places = list(zip(whole.blocks, (2, 0), moved.blocks, strict=True))
-        copies = [BlockCopy(old, host, CopyKind.SWAP_OUT) for old, host, _ in places]
-        copies += [BlockCopy(0, old) for old in range(5)]  # what was there is gone
-        copies += [BlockCopy(host, new, CopyKind.SWAP_IN) for _, host, new in places]
-        output = executor.execute(replace(batch, copies=copies))
-        driver.commit([moved], batch, output)
-        assert moved.tokens[-1] == expected[1]
-        assert driver.generate([moved], 2) == [expected[2:]]

@@ -62,20 +62,6 @@ def test_sequences_together_and_in_chunks_give_the_tokens_they_give_alone(
     assert driver.generate(sequences(), 12, chunk) == alone
 
 
-def test_rows_may_share_a_block_that_one_of_them_fills_in_the_same_step(
-    driver: BatchDriver,
-) -> None:
-    tokens = prompts(1, seed=4)[0][:1] * 3 + prompts(1, seed=5)[0]
-    whole = DrivenSequence(list(tokens))
-    [expected] = driver.generate([whole], 1)
-    filler, reader = DrivenSequence(list(tokens[:8])), DrivenSequence(list(tokens))
-    filler.blocks = [driver.free.pop(), driver.free.pop()]
-    reader.blocks, reader.num_computed = list(filler.blocks), 8
-    for order in ([filler, reader], [reader, filler]):  # the reader's row may come first
-        output = driver.executor.execute(driver.batch(order))
-        assert output.next_tokens[order.index(reader)] == expected[0]
-
-
 def test_a_batch_longer_than_a_piece_gives_the_tokens_of_chunks(driver: BatchDriver) -> None:
     tokens = [int(t) for t in np.random.default_rng(2).integers(0, SPEC.vocab_size, 500)]
     alone = driver.generate([DrivenSequence(list(tokens))], 2, chunk=50)
@@ -101,19 +87,6 @@ def test_a_step_without_samples_draws_none_also_after_a_longer_step(driver: Batc
     silent_step(llama_table.PIECE_TOKENS + 1)  # two pieces
     silent_step(5)
     assert runs[2] == runs[0] < runs[1]
-
-
-def test_a_copied_block_serves_a_fork_and_leaves_the_original_alone(driver: BatchDriver) -> None:
-    parent = DrivenSequence(prompts(1, seed=6)[0][:1] * 6)
-    driver.generate([parent], 1)
-    fork = DrivenSequence([*parent.tokens[:-1], parent.tokens[-1] ^ 1], num_computed=6)
-    fork.blocks = [parent.blocks[0], driver.free.pop()]
-    batch = driver.batch([parent, fork])
-    copy = BlockCopy(source=parent.blocks[1], destination=fork.blocks[1])
-    together = driver.executor.execute(replace(batch, copies=[copy]))
-    for row, sequence in enumerate((parent, fork)):
-        [alone] = driver.generate([DrivenSequence(list(sequence.tokens))], 1)
-        assert together.next_tokens[row] == alone[0]
 
 
 def test_one_row_may_feed_several_samples(driver: BatchDriver) -> None:
