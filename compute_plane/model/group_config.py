@@ -102,7 +102,8 @@ def _section(config: JsonObject) -> tuple[JsonObject, str | None] | None:
         path = config.path.parent / name
         if path.is_file():
             section = JsonObject.read(path)
-            return section, section.text("quant_method") or method
+            if section.has("bits") or section.has("w_bit"):
+                return section, section.text("quant_method") or method
     return None
 
 

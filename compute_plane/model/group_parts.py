@@ -7,7 +7,7 @@ inputs], these have, with G groups of inputs,
       qweight            int32 [K / p, N]                             K
       qzeros             int32 [G, N / p]   z (gptq_v2), z − 1        N
       scales             [G, N]
-      g_idx              int32 [K]          each input's group; may be missing
+      g_idx              int32 [K]          each input's group; may be missing, or all 0
     awq
       qweight            int32 [K, N / 8]                             N, the outputs of a word in
       qzeros             int32 [G, N / 8]   z                         N  the order 0 2 4 6 1 3 5 7
@@ -244,23 +244,20 @@ class _Parts:
         if part not in self._parts and not self._quantization.needs_order:
             return in_order[::BLOCK], None
         stored = self._part(part, ("I32",), (num_inputs,)).array()
-        if self._quantization.method == COMPRESSED_TENSORS and (stored == -1).all():
+        unset = -1 if self._quantization.method == COMPRESSED_TENSORS else 0
+        if (stored == unset).all() and not self._quantization.needs_order:
             return in_order[::BLOCK], None
         outside = stored[(stored < 0) | (stored >= num_groups)]
         if outside.size:
             raise self._fault(part, f"has group {outside[0]}, there are {num_groups}")
+        sizes, wanted = (np.bincount(g, minlength=num_groups) for g in (stored, in_order))
+        if (sizes != wanted).any():
+            group = np.flatnonzero(sizes != wanted)[0]
+            words = f"has {sizes[group]} inputs in group {group}, must have {wanted[group]}"
+            raise self._fault(part, words)
         if _is_pure(stored):
             return stored[::BLOCK].astype(np.intp), None
-        order = np.argsort(stored, kind="stable")
-        groups = stored[order]
-        if not _is_pure(groups):
-            sizes = np.bincount(groups)
-            raise UnsupportedModelError(
-                self._parts[part].path,
-                f"tensor {self._name(part)} has a group of {sizes[sizes % BLOCK > 0][0]} inputs; "
-                f"multiples of {BLOCK} are read",
-            )
-        return groups[::BLOCK].astype(np.intp), order
+        return in_order[::BLOCK], np.argsort(stored, kind="stable")
 
     def _words(self, part: str, shape: tuple[int, ...] | None = None) -> Words:
         words: Words = self._part(part, ("I32",), shape).array().view(np.uint32)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compute_plane.model.errors import ModelReferenceError, printable
+from compute_plane.model.group_config import OWN_FILES
 
 DEFAULT = "default"
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
@@ -25,6 +26,7 @@ HUB_FILES = [
     "chat_template.jinja",
     "*.safetensors",
     "*.safetensors.index.json",
+    *OWN_FILES,
 ]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w./-]+\.gguf)?", re.ASCII)
 

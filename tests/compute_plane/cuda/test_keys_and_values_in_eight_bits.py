@@ -16,6 +16,7 @@ from compute_plane.cuda.kernel_operations import layer_strides
 from compute_plane.cuda.reference_blocks import read_blocks, write_tokens
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor
+from compute_plane.memory.block_digest import block_digest
 from compute_plane.model.loader import load_model
 from compute_plane.model.source import DEFAULT
 from kernels.cpu.kv_layout import decode_blocks
@@ -210,6 +211,19 @@ def test_a_block_takes_the_bytes_that_are_counted_and_those_are_moved(kv_dtype: 
     assert pools.host.untyped_storage().nbytes() == 3 * counted
     assert pools.block_size == 16
     assert pools.device[1].data_ptr() - pools.device[0].data_ptr() == counted
+
+
+@pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
+def test_a_digest_is_of_every_byte_of_a_block_and_no_other(kv_dtype: str) -> None:
+    pools = BlockPools(SPEC, CpuDriver(), dtype=KV_DTYPES[kv_dtype], block_size=16, num_blocks=3)
+    content = pools.device.view(torch.uint8).numpy().reshape(3, -1)
+    content[:] = np.random.default_rng(5).integers(0, 256, content.shape, dtype=np.uint8)
+    assert pools.digest(1) == block_digest(content[1])
+    before = pools.digest(1)
+    content[(0, 2), :] = 0
+    assert pools.digest(1) == before
+    content[1, -1] ^= 1  # of a scale
+    assert pools.digest(1) != before
 
 
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,15 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from compute_plane.model.group_config import read_group_quantization
+from compute_plane.model.group_parts import take_group_matrices
+from compute_plane.model.json_file import JsonObject
+from compute_plane.model.safetensors import read_header
+from compute_plane.model.stored_tensor import ARRAY_TYPES
+from compute_plane.model.tensor import RawTensor
+
+CT = "compressed-tensors"
+DOWN = "model.layers.1.mlp.down_proj"
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 TORCH_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
@@ -172,3 +182,36 @@ def checkpoint(weights: Mapping[str, np.ndarray], scheme: Scheme) -> Checkpoint:
             tensors[name] = torch.from_numpy(values).to(TORCH_TYPES[scheme.scale_type])
             meant[name] = tensors[name].float().numpy()
     return Checkpoint(scheme, tensors, meant)
+
+
+def write(tiny, directory: Path, made: Checkpoint, **config) -> Path:
+    """Write a checkpoint as a Hugging Face directory; `config` changes its quantisation."""
+    settings_of = {"quantization_config": made.scheme.config() | config}
+    tiny.directory(directory, tiny.model(), config=settings_of)
+    made.save(directory / "model.safetensors")
+    return directory
+
+
+def small(tiny, scheme: Scheme = Scheme()) -> Checkpoint:
+    return checkpoint(tiny.model().weights, scheme)
+
+
+def damage(made: Checkpoint, changes: dict) -> Checkpoint:
+    """Change tensors; a name without a dot is that of a part of one matrix."""
+    tensors = dict(made.tensors)
+    for part, change in changes.items():
+        name = part if "." in part else f"{DOWN}.{part}"
+        found = tensors.pop(name, None)
+        if change is not None:
+            tensors[name] = change(found) if callable(change) else change
+    return dataclasses.replace(made, tensors=tensors)
+
+
+def read_alone(path: Path, config: JsonObject, shape: tuple[int, ...]) -> RawTensor:
+    """Read a matrix that is alone in a file, and called m."""
+    quantization = read_group_quantization(config)
+    assert quantization is not None
+    stored = read_header(path, tuple(ARRAY_TYPES))
+    (tensor,) = take_group_matrices(stored, quantization, {"m.weight": shape}).values()
+    assert not stored
+    return tensor

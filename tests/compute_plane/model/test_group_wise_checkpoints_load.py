@@ -1,11 +1,10 @@
-"""Checkpoints of GPTQ, AWQ and compressed-tensors: read to the bit, or refused by name."""
+"""Checkpoints of GPTQ, AWQ and compressed-tensors: what they mean, read to the bit."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,25 +13,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from compute_plane.model.errors import ModelFileError, UnsupportedModelError
-from compute_plane.model.group_config import read_group_quantization
-from compute_plane.model.group_parts import take_group_matrices
+from compute_plane.model import group_matrices
+from compute_plane.model.errors import UnsupportedModelError
+from compute_plane.model.group_blocks import uint4_to_q4_1, write_blocks
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.loader import load_model
 from compute_plane.model.quantize import converted_tensor
-from compute_plane.model.safetensors import read_header
-from compute_plane.model.stored_tensor import ARRAY_TYPES
-from compute_plane.model.tensor import RawTensor, TensorFormat
+from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.model.group_checkpoints import (
-    Checkpoint,
+    CT,
+    DOWN,
     Quantised,
     Scheme,
     checkpoint,
+    damage,
     parts_of,
     quantised,
+    read_alone,
+    small,
+    write,
 )
 
-CT = "compressed-tensors"
 SCHEMES = {
     "INT4": [
         Scheme(),
@@ -55,19 +56,6 @@ SCHEMES = {
 CASES = [(label, scheme) for label, schemes in SCHEMES.items() for scheme in schemes]
 IDS = [f"{s.method}-{s.bits}-{s.group_size}-{'sym' if s.symmetric else 'asym'}-{s.order}"
        for _, s in CASES]  # fmt: skip
-DOWN = "model.layers.1.mlp.down_proj"
-
-
-def write(tiny, directory: Path, made: Checkpoint, **config) -> Path:
-    """Write a checkpoint as a Hugging Face directory; `config` changes its quantisation."""
-    settings_of = {"quantization_config": made.scheme.config() | config}
-    tiny.directory(directory, tiny.model(), config=settings_of)
-    made.save(directory / "model.safetensors")
-    return directory
-
-
-def small(tiny, scheme: Scheme = Scheme()) -> Checkpoint:  # noqa: B008 - a frozen value
-    return checkpoint(tiny.model().weights, scheme)
 
 
 @pytest.mark.parametrize(("label", "scheme"), CASES, ids=IDS)
@@ -115,6 +103,51 @@ def test_a_matrix_runs_as_the_format_with_a_kernel_that_keeps_it(
     (scales,) = (part for name, part in made.tensors.items() if re.match(f"{DOWN}.*scale", name))
     step = scales.float().max().item()
     np.testing.assert_allclose(found, exact, rtol=0, atol=error * step)
+
+
+def test_a_minimum_is_rounded_once_from_the_scale_that_is_meant():
+    scales = np.float32([[1.0004, 0.01]])  # which float16 does not hold
+    zeros, quants = np.uint8([[13, 7]]), np.zeros((1, 64), np.uint8)
+    out = np.zeros((1, 2 * 20), np.uint8)
+    uint4_to_q4_1(write_blocks(quants, scales, zeros, 4), out)
+    minima = out.reshape(2, 20)[:, 2:4].copy().view(np.float16)[:, 0]
+    np.testing.assert_array_equal(minima, (-scales[0] * zeros[0]).astype(np.float16))
+    assert minima[0] != np.float16(-13 * np.float32(np.float16(scales[0, 0])))
+
+
+@pytest.mark.parametrize("scheme", [Scheme(order="act"), Scheme("awq", symmetric=False)], ids=str)
+def test_rows_are_the_same_in_whatever_pieces_they_are_made(tiny, tmp_path, monkeypatch, scheme):
+    source = load_model(str(write(tiny, tmp_path / "m", small(tiny, scheme)))).source
+    tensor = source.tensor(f"{DOWN}.weight")
+    whole = tensor.rows()
+    monkeypatch.setattr(group_matrices, "CHUNK_WEIGHTS", 1)
+    for first, end in ((0, 64), (3, 61), (8, 9), (63, 64), (5, 5)):
+        np.testing.assert_array_equal(tensor.rows(slice(first, end)), whole[first:end])
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", CT])
+def test_parts_of_a_matrix_may_lie_in_several_files(tiny, tmp_path, method):
+    made = small(tiny, Scheme(method, symmetric=method != "awq"))
+    directory = write(tiny, tmp_path / "m", made)
+    (directory / "model.safetensors").unlink()
+    shards = {f"model-0000{n}-of-00003.safetensors": sorted(made.tensors)[n::3] for n in range(3)}
+    for file, names in shards.items():
+        save_file({name: made.tensors[name] for name in names}, directory / file)
+    index = {name: file for file, names in shards.items() for name in names}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    source = load_model(str(directory)).source
+    for name, values in made.weights.items():
+        np.testing.assert_array_equal(source.tensor(name).to_float32(), values)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "part", "unset"), [(Scheme(CT), "weight_g_idx", -1), (Scheme(), "g_idx", 0)]
+)
+def test_groups_that_nobody_filled_in_are_neighbours(tiny, tmp_path, scheme, part, unset):
+    made = small(tiny, scheme)
+    made = damage(made, {part: torch.full((96,), unset, dtype=torch.int32)})
+    tensor = load_model(str(write(tiny, tmp_path / "m", made))).source.tensor(f"{DOWN}.weight")
+    np.testing.assert_array_equal(tensor.to_float32(), made.weights[tensor.name])
 
 
 def test_modules_that_are_not_quantised_stay_as_they_are(tiny, tmp_path):
@@ -192,6 +225,12 @@ def test_a_tool_s_own_file_counts_where_config_json_says_nothing(
         load_model(str(directory))
 
 
+def test_a_file_of_that_name_that_has_no_bits_is_another_tool_s(tiny, tmp_path):
+    directory = tiny.directory(tmp_path / "m", tiny.model())
+    (directory / "quant_config.json").write_text('{"batch_num": 1}')
+    load_model(str(directory))
+
+
 def test_config_json_counts_before_a_tool_s_own_file(tiny, tmp_path):
     directory = write(tiny, tmp_path / "m", small(tiny))
     (directory / "quantize_config.json").write_text('{"bits": 3}')
@@ -200,161 +239,6 @@ def test_config_json_counts_before_a_tool_s_own_file(tiny, tmp_path):
     config["compression_config"] = config.pop("quantization_config")
     (directory / "config.json").write_text(json.dumps(config))
     load_model(str(directory))
-
-
-def int32(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
-
-
-def cut(*sizes: int):
-    """Take so many rows and columns of a part."""
-    return lambda tensor: tensor[tuple(map(slice, sizes))].contiguous()
-
-
-ORDERED, STREWN, INT4_AWQ = (
-    Scheme(order="plain"),
-    Scheme(order="act"),
-    Scheme("awq", symmetric=False),
-)
-WITH_ZEROS = Scheme(CT, symmetric=False)
-EMBEDDING = {
-    "model.embed_tokens.weight": None,
-    "model.embed_tokens.qweight": torch.zeros((8, 64), dtype=torch.int32),
-    "model.embed_tokens.qzeros": torch.zeros((2, 8), dtype=torch.int32),
-    "model.embed_tokens.scales": torch.zeros((2, 64)),
-}
-# Words of the message → the scheme, and what becomes of parts: a tensor, nothing, or a change.
-DAMAGED = {
-    "down_proj.qzeros is missing": (Scheme(symmetric=False), {"qzeros": None}),
-    "down_proj.qweight is missing": (Scheme(), {"qweight": None}),
-    "down_proj.scales is missing": (INT4_AWQ, {"scales": None}),
-    "down_proj.g_idx is missing": (STREWN, {"g_idx": None}),
-    "down_proj.weight_shape is missing": (WITH_ZEROS, {"weight_shape": None}),
-    "down_proj.weight_zero_point is missing": (WITH_ZEROS, {"weight_zero_point": None}),
-    "down_proj.qzeros has shape [3, 7], must be [3, 8]": (Scheme(), {"qzeros": cut(3, 7)}),
-    "down_proj.scales has shape [2, 64], must be [3, 64]": (Scheme(), {"scales": cut(2, 64)}),
-    "down_proj.qweight has shape [768], must be a matrix": (Scheme(), {"qweight": torch.flatten}),
-    "down_proj.qweight has type F16, must be I32": (Scheme(), {"qweight": torch.Tensor.half}),
-    "down_proj.scales has type I32, must be F32 or F16": (Scheme(), {"scales": torch.Tensor.int}),
-    "down_proj.qweight is of shape [63, 96], the model needs [64, 96]": (
-        Scheme(),
-        {"qweight": cut(12, 63)},
-    ),
-    "down_proj.qweight is of shape [64, 64], the model needs [64, 96]": (
-        Scheme(),
-        {"qweight": cut(8, 64), "qzeros": cut(2, 8), "scales": cut(2, 64)},
-    ),
-    "down_proj.weight_packed is of shape [64, 88], the model needs [64, 96]": (
-        Scheme(CT),
-        {"weight_packed": cut(64, 11), "weight_shape": torch.tensor([64, 88])},
-    ),
-    "model.visual.qweight is of no matrix that a Llama model has": (
-        Scheme(),
-        {"model.visual.qweight": torch.zeros((8, 64), dtype=torch.int32)},
-    ),
-    "model.norm.scales is of no matrix": (Scheme(), {"model.norm.scales": torch.zeros(2, 64)}),
-    "scales is of no matrix": (Scheme(), {"model.scales": torch.zeros(2, 64)}),
-    "down_proj.g_idx has group 3, there are 3": (ORDERED, {"g_idx": int32(*[3] * 96)}),
-    "down_proj.g_idx has group -1, there are 3": (ORDERED, {"g_idx": int32(*[-1] * 96)}),
-    "down_proj.g_idx has shape [95], must be [96]": (ORDERED, {"g_idx": cut(95)}),
-    "down_proj.g_idx has a group of 31 inputs; multiples of 32": (
-        ORDERED,
-        {"g_idx": int32(*[0] * 31, *[1] * 33, *[2] * 32)},
-    ),
-    "down_proj.weight_shape says [64, 95], weight_packed is [64, 96]": (
-        WITH_ZEROS,
-        {"weight_shape": torch.tensor([64, 95])},
-    ),
-    "down_proj.weight_zero_point is there, but the checkpoint is symmetric": (
-        Scheme(CT),
-        {"weight_zero_point": int32(0)},
-    ),
-    "is beside a plain weight": (Scheme(), {"weight": torch.zeros(64, 96)}),
-    ": an embedding is not read so": (Scheme(), EMBEDDING),
-    "model.norm.weight has type I32; supported are F32, F16, BF16": (
-        Scheme(),
-        {"model.norm.weight": torch.Tensor.int},
-    ),
-}
-
-
-def damage(made: Checkpoint, changes: dict) -> Checkpoint:
-    """Change tensors; a name without a dot is that of a part of one matrix."""
-    tensors = dict(made.tensors)
-    for part, change in changes.items():
-        name = part if "." in part else f"{DOWN}.{part}"
-        found = tensors.pop(name, None)
-        if change is not None:
-            tensors[name] = change(found) if callable(change) else change
-    return dataclasses.replace(made, tensors=tensors)
-
-
-@pytest.mark.parametrize("words", DAMAGED)
-def test_a_damaged_checkpoint_is_refused_with_its_tensor(tiny, tmp_path, words):
-    scheme, changes = DAMAGED[words]
-    directory = write(tiny, tmp_path / "m", damage(small(tiny, scheme), changes))
-    with pytest.raises(ModelFileError) as caught:
-        load_model(str(directory))
-    assert f"tensor {words}" in caught.value.message or words in caught.value.message
-    assert caught.value.message.startswith(str(directory))
-    assert caught.value.message.isprintable()
-
-
-def spoilt(value: float):
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.clone()
-        tensor[1, 5] = value
-        return tensor
-
-    return change
-
-
-def stored_zero(value: int):
-    """Change the first zero point of a word."""
-    return lambda t: torch.cat([(t[:1] & ~15) | value, t[1:]])
-
-
-SPOILT = {
-    "down_proj.qweight holds -inf at row 5, column 32": (
-        Scheme(),
-        {"scales": spoilt(np.inf)},
-    ),
-    "down_proj.qweight holds nan at row 5, column 32": (
-        Scheme(),
-        {"scales": spoilt(np.nan)},
-    ),
-    "down_proj.qweight has weights too large for Q4_0": (
-        Scheme(scale_type="F32"),
-        {"scales": spoilt(1e6)},
-    ),
-    "down_proj.qweight has weights too large for Q4_1": (
-        Scheme("awq", symmetric=False, scale_type="BF16"),
-        {"scales": spoilt(3e4)},
-    ),
-    "down_proj.qzeros has zero points stored as 7 to 8; in a symmetric checkpoint all are 8": (
-        Scheme(version="gptq_v2"),
-        {"qzeros": stored_zero(7)},
-    ),
-    "down_proj.qzeros has zero points stored as 7 to 8; in a symmetric checkpoint all are 7 or": (
-        Scheme(),
-        {"qzeros": stored_zero(8)},
-    ),
-    "down_proj.qzeros has zero points stored as 15, which tools do not agree on": (
-        dataclasses.replace(Scheme(), symmetric=False),
-        {"qzeros": stored_zero(15)},
-    ),
-}
-
-
-@pytest.mark.parametrize("words", SPOILT)
-def test_a_number_that_cannot_be_is_found_when_the_matrix_is_read(tiny, tmp_path, words):
-    scheme, changes = SPOILT[words]
-    directory = write(tiny, tmp_path / "m", damage(small(tiny, scheme), changes))
-    tensor = load_model(str(directory)).source.tensor(f"{DOWN}.weight")
-    label = "Q4_0" if scheme.symmetric else "Q4_1"
-    with pytest.raises(ModelFileError) as caught:
-        converted_tensor(tensor, TensorFormat[label])
-    assert f"tensor model.layers.1.mlp.{words}" in caught.value.message
 
 
 SYMMETRIC_ZEROS = {
@@ -425,34 +309,6 @@ def matrices(draw) -> tuple[Scheme, Quantised]:
     return scheme, Quantised(quants, scales, zeros, groups)
 
 
-def read_alone(path: Path, config: JsonObject, shape: tuple[int, ...]) -> RawTensor:
-    """Read a matrix that is alone in a file, and called m."""
-    quantization = read_group_quantization(config)
-    assert quantization is not None
-    stored = read_header(path, tuple(ARRAY_TYPES))
-    (tensor,) = take_group_matrices(stored, quantization, {"m.weight": shape}).values()
-    assert not stored
-    return tensor
-
-
-@pytest.mark.parametrize(
-    ("scheme", "shape", "words"),
-    [
-        (Scheme(), (8, 88), "qweight has 88 inputs; multiples of 32 are read"),
-        (Scheme(CT, group_size=-1), (8, 16), "weight_packed has 16 inputs; multiples of 32"),
-        (Scheme("awq", symmetric=False), (8, 40), "qweight has 40 inputs; multiples of 32"),
-        (Scheme(symmetric=False), (12, 64), "qweight has 12 outputs, not whole words of zeros"),
-    ],
-)
-def test_sizes_that_no_kernel_takes_are_refused(tmp_path, scheme, shape, words):
-    matrix = quantised(np.random.default_rng(0).standard_normal(shape), scheme)
-    path = tmp_path / "model.safetensors"
-    save_file({f"m.{name}": part for name, part in parts_of(matrix, scheme).items()}, path)
-    config = JsonObject(path, {"quantization_config": scheme.config()})
-    with pytest.raises(ModelFileError, match=f"tensor m.{words}"):
-        read_alone(path, config, shape)
-
-
 def test_outputs_that_are_no_whole_words_need_no_zero_points(tmp_path):
     matrix = quantised(np.random.default_rng(0).standard_normal((12, 64)), Scheme())
     parts = parts_of(matrix, Scheme())
@@ -462,29 +318,6 @@ def test_outputs_that_are_no_whole_words_need_no_zero_points(tmp_path):
     config = JsonObject(path, {"quantization_config": Scheme().config()})
     found = read_alone(path, config, (12, 64)).to_float32()
     np.testing.assert_array_equal(found, matrix.weights().astype(np.float32))
-
-
-class Untouched:
-    """A part of a shape that takes more memory than there is, if anybody looked into it."""
-
-    def __init__(self, *shape: int) -> None:
-        self.path, self.dtype, self.shape = Path("huge.safetensors"), "I32", shape
-
-    def array(self) -> np.ndarray:
-        return np.broadcast_to(np.int32(0), self.shape)
-
-
-def test_a_gigantic_matrix_is_refused_before_memory_is_taken_for_it():
-    for scheme, parts in (
-        (Scheme(), {"qweight": Untouched(1 << 40, 64), "g_idx": Untouched(1 << 43)}),
-        (Scheme(CT), {"weight_packed": Untouched(64, 1 << 40)}),
-    ):
-        config = JsonObject(Path("c.json"), {"quantization_config": scheme.config()})
-        stored = {f"m.{name}": part for name, part in parts.items()}
-        stored["m.weight_shape"] = Untouched(2)
-        stored["m.weight_shape"].array = lambda: np.array([64, 1 << 43])
-        with pytest.raises(ModelFileError, match=r"m\.\w+ is of shape \[64, 8796093022208\]"):
-            take_group_matrices(stored, read_group_quantization(config), {"m.weight": (64, 96)})
 
 
 @settings(deadline=None, max_examples=60)

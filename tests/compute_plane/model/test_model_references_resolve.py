@@ -110,3 +110,17 @@ def test_loading_imports_neither_torch_nor_grpc_nor_the_models_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_repository_is_fetched_with_all_that_says_how_it_is_quantised(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    wanted = []
+
+    def download(_: str, allow_patterns: list[str]) -> str:
+        wanted.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert fetch_from_hub("org/name", None) == tmp_path
+    assert {"config.json", "quantize_config.json", "quant_config.json"} < set(wanted)
