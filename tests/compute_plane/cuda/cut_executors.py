@@ -10,6 +10,7 @@ from compute_plane.cuda.block_pools import BlockPools
 from compute_plane.cuda.drivers import CpuDriver, Driver
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_plan import first_layers, first_weights
+from compute_plane.cuda.operations import DeviceOperations
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.executor.cpu import CpuExecutor
@@ -31,6 +32,7 @@ def cut_executor(
     *,
     dtype: torch.dtype = torch.float32,
     num_host_blocks: int = 0,
+    operations: DeviceOperations | None = None,
 ) -> HostLayersExecutor:
     """Return the executor over two pools of NaN, as previous owners might have left them."""
     driver = driver or CpuDriver()
@@ -49,5 +51,5 @@ def cut_executor(
     packed = pack_weights(SPEC, source, first_layer=num_device_layers)
     host = CpuExecutor(SPEC, packed, host_pool, num_threads=1, keep_logits=True, max_tokens=512)
     return HostLayersExecutor(
-        spec, weights, pools, ReferenceOperations(), driver, host, max_tokens=512
+        spec, weights, pools, operations or ReferenceOperations(), driver, host, max_tokens=512
     )

@@ -22,6 +22,7 @@ from compute_plane.executor.interface import (
     Penalties,
     SamplingRow,
 )
+from kernels.cuda import attention_chunks
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, torch_executor
 from tests.compute_plane.executor.tiny_llama import tiny_spec
@@ -184,7 +185,9 @@ def test_few_rows_are_split_over_more_blocks_of_threads_and_merged() -> None:
 
 
 @pytest.mark.slow
-def test_split_rows_have_the_bits_of_rows_that_are_not_split() -> None:
+def test_split_rows_have_the_bits_of_rows_that_are_not_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     launcher = SimulatedLauncher()
     operations = KernelOperations(launcher, SPEC, "float32", BLOCK_SIZE)
     random = np.random.default_rng(1)
@@ -195,8 +198,8 @@ def test_split_rows_have_the_bits_of_rows_that_are_not_split() -> None:
     query, pool = drawn(1, 4, 64), drawn(40, 2, 2, 2, BLOCK_SIZE, 64)
     tables = torch.from_numpy(random.permutation(40).astype(np.int32))[None]
     lengths, found = torch.tensor([300], dtype=torch.int32), []
-    for multiprocessors in (132, 1):
-        launcher.num_multiprocessors = multiprocessors
+    for least_gain in (attention_chunks.LEAST_GAIN, 1.0):  # the second one is never reached
+        monkeypatch.setattr(attention_chunks, "LEAST_GAIN", least_gain)
         found.append(torch.empty_like(query))
         operations.attention_decode(found[-1], query, pool, 1, tables, lengths, 640)
     assert found[0].equal(found[1])

@@ -19,7 +19,7 @@ from compute_plane.cuda.drivers import Event
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.staging import Berth, StagingRing
 from compute_plane.executor.interface import BlockCopy, CopyKind, ExecutionBatch, Penalties
-from tests.compute_plane.cuda import test_last_layers_run_on_the_host as cut_models
+from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, cut_executor
 from tests.compute_plane.cuda.played_cuda import World, played_cuda, played_device
 from tests.compute_plane.cuda.test_samples_stay_on_the_device import ahead, in_turn, two_steps
 from tests.compute_plane.cuda.test_the_pool_fills_what_steps_leave import context
@@ -144,10 +144,9 @@ def test_rows_on_their_way_to_layers_on_the_host_are_in_order(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, operations = played_device(world)
-    monkeypatch.setattr(cut_models, "ReferenceOperations", lambda: operations)
     with driver.computing():
-        made = cut_models.cut_executor(driver=driver, num_host_blocks=4)
-    sequences = cut_models.driver_of(made)
+        made = cut_executor(driver=driver, num_host_blocks=4, operations=operations)
+    sequences = BatchDriver(made, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     rows = [DrivenSequence([1] * length) for length in (3, 60, 9)]
     for copies in ([], [BlockCopy(0, 1, CopyKind.SWAP_OUT)], [BlockCopy(1, 5, CopyKind.SWAP_IN)]):
         made.execute(replace(sequences.batch(rows), copies=copies, digest_blocks=[0]))
