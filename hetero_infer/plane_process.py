@@ -191,14 +191,17 @@ class PlaneProcess:
                     elif self._on_output is not None:
                         self._on_output(text)
 
-    def _serves(self) -> None:
-        """Close the ready pipe; show what was held back, and from now on every line."""
-        self._close_ready()
+    def show_output(self) -> None:
+        """Show what was held back, and from now on every line."""
         with self._output_lock:
             held, self._held = self._held or [], None
             if self._on_output is not None:
                 for line in held:
                     self._on_output(line)
+
+    def _serves(self) -> None:
+        self._close_ready()
+        self.show_output()
 
     def _fail(self, message: str) -> PlaneStartError:
         """End the child and say why it did not start; its output goes into the error."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 
 from hetero_infer.plane_process import PlaneProcess, PlaneStartError, describe_exit
 from planes.errors import ExecutionError
@@ -21,14 +22,21 @@ MAX_PAUSE_S = 8.0
 EXIT_CONFIG = 2
 """A plane that ends with this will not do better the next time."""
 
-Ended = SimpleQueue[PlaneProcess]
+Ended = SimpleQueue[PlaneProcess | None]
+"""Processes that have ended, each once; None: no more planes are to be started."""
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"hetero-infer: {line}\n")
+    sys.stderr.flush()
 
 
 class SupervisedPlane:
-    """One plane of `serve`, in whichever process it runs now.
+    """One plane, in whichever process it runs now.
 
     `start` starts one, without waiting until it serves; a plane that is started again takes its
-    work up by itself. Every process that ends is put into `ended`, by a thread of its own.
+    work up by itself. Every process that ends is put into `ended`, by a thread of its own. `say`
+    is told what becomes of them.
     """
 
     def __init__(
@@ -36,11 +44,13 @@ class SupervisedPlane:
         start: Callable[[], PlaneProcess],
         ended: Ended,
         *,
+        say: Callable[[str], None] = _say,
         first_pause_s: float = FIRST_PAUSE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._start = start
         self._ended = ended
+        self._say = say
         self._first_pause_s = first_pause_s
         self._clock = clock
         self._began = 0.0
@@ -81,13 +91,14 @@ class SupervisedPlane:
             raise ExecutionError(f"{how}; {MAX_RESTARTS} restarts did not help")
         self.due_at = now + min(self._first_pause_s * 2**self._num_restarts, MAX_PAUSE_S)
         self._num_restarts += 1
-        _say(f"{how}; starting another one")
+        self._say(f"{how}; starting another one")
 
     def start_if_due(self) -> None:
         """Start another process if its time has come."""
         if self.due_at is not None and self._clock() >= self.due_at:
             plane = self.start()
-            _say(f"{plane.name}: pid {plane.pid}")
+            plane.show_output()  # nobody waits until it is ready
+            self._say(f"{plane.name}: pid {plane.pid}")
 
     def stop(self, grace_s: float) -> int:
         """End the plane, see `PlaneProcess.stop`; 0 if none runs, nor has ended unnoticed."""
@@ -102,6 +113,20 @@ class SupervisedPlane:
             self.process.process.terminate()
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"hetero-infer: {line}\n")
-    sys.stderr.flush()
+def take_turn(planes: Sequence[SupervisedPlane], ended: Ended) -> bool:
+    """Wait until one of the planes has ended or is due, and see to it.
+
+    False if None was put into `ended`. Raises what `SupervisedPlane.note_end` and `start` raise.
+    """
+    due = [plane.due_at for plane in planes if plane.due_at is not None]
+    patience_s = max(0.0, min(due) - time.monotonic()) if due else None
+    with contextlib.suppress(Empty):
+        process = ended.get(timeout=patience_s)
+        if process is None:
+            return False
+        for plane in planes:
+            if plane.process is process:
+                plane.note_end()
+    for plane in planes:
+        plane.start_if_due()
+    return True

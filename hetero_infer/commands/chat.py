@@ -71,14 +71,12 @@ def chat(settings: Settings, target: ChatSettings, flags: Mapping[str, object]) 
             params,
             generation,
             max_model_len=info.max_model_len,
-            # Planes of one's own do not come back.
-            resumes=not server.is_own,
         )
         return Chat(reader, answerer, History(target.system)).run()
 
 
 class Answerer:
-    """Streams answers to stdout. `resumes`: over the death of the server."""
+    """Streams answers to stdout, over the death of the server."""
 
     def __init__(
         self,
@@ -87,13 +85,11 @@ class Answerer:
         generation: GenerationConfig,
         *,
         max_model_len: int,
-        resumes: bool,
     ) -> None:
         self._client = client
         self._params = params
         self._generation = generation
         self._max_model_len = max_model_len
-        self._resumes = resumes
         self._is_terminal = sys.stdout.isatty()
         self._is_lost = False
         self._is_mid_line = False
@@ -112,7 +108,7 @@ class Answerer:
             params,
             priority=self._generation.priority,
             cache_salt=self._generation.cache_salt or "",
-            resume=self._resumes,
+            resume=True,
             on_lost=self._note_loss,
         ) as stream:
             interrupts.watch(stream)

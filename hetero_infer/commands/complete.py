@@ -164,10 +164,11 @@ class _Batch:
         request = job.request
         if isinstance(request, EngineError):
             raise request
-        # Planes of one's own do not come back.
-        goes_on = can_resume(request.params) and not self._server.is_own
         async with client.stream_request(
-            request, resume=goes_on, patience_s=PATIENCE_S, on_lost=self._note_loss
+            request,
+            resume=can_resume(request.params),
+            patience_s=PATIENCE_S,
+            on_lost=self._note_loss,
         ) as stream:
             answer = await stream.answer()
         self._is_lost = False

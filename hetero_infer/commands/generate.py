@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 from hetero_infer.client import Answer, Client, Delta, ModelInfo, Started
+from hetero_infer.client.requests import can_resume
 from hetero_infer.commands.answer_object import answer_object
 from hetero_infer.commands.prompt import prompt_of
 from hetero_infer.commands.server import STARTING, Notices, own_server
@@ -85,7 +86,11 @@ def _run(
 def _stream(client: Client, prompt: str, generation: GenerationConfig, printer: Printer) -> Answer:
     params = generation.params
     with client.stream(
-        prompt, params, priority=generation.priority, cache_salt=generation.cache_salt or ""
+        prompt,
+        params,
+        priority=generation.priority,
+        cache_salt=generation.cache_salt or "",
+        resume=can_resume(params),
     ) as stream:
         if params.n == 1:
             for event in stream:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -10,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from queue import Empty
 from types import FrameType
 from typing import NoReturn, Self
 
@@ -22,7 +20,7 @@ from hetero_infer.local_planes import (
     start_control_plane,
 )
 from hetero_infer.plane_process import STOP_GRACE_S, PlaneProcess, wait_all_ready
-from hetero_infer.supervision import Ended, SupervisedPlane
+from hetero_infer.supervision import Ended, SupervisedPlane, take_turn
 
 HURRY_AFTER_S = 1.0
 """Signals closer to the last one that counted than this say no more than that."""
@@ -157,17 +155,8 @@ class ServedPlanes:
 
     def watch(self) -> NoReturn:
         """Keep the planes alive, until an exception ends it."""
-        planes = (self._control, self._compute)
         while True:
-            due = [plane.due_at for plane in planes if plane.due_at is not None]
-            patience_s = max(0.0, min(due) - time.monotonic()) if due else None
-            with contextlib.suppress(Empty):
-                ended = self._ended.get(timeout=patience_s)
-                for plane in planes:
-                    if plane.process is ended:
-                        plane.note_end()
-            for plane in planes:
-                plane.start_if_due()
+            take_turn((self._control, self._compute), self._ended)
 
     def stop(self) -> bool:
         """End the control plane, which lets its requests finish, then the compute plane.

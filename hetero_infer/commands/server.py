@@ -6,8 +6,10 @@ What is said meanwhile goes to stderr, where results never go.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 
@@ -21,8 +23,10 @@ from hetero_infer.local_planes import (
     start_compute_plane,
     start_control_plane,
 )
-from hetero_infer.plane_process import wait_all_ready
+from hetero_infer.plane_process import STOP_GRACE_S, wait_all_ready
+from hetero_infer.supervision import Ended, SupervisedPlane, take_turn
 from planes.address import Address, parse_address
+from planes.errors import EngineError
 from planes.tls_files import ClientFiles
 
 STARTING = (
@@ -50,36 +54,61 @@ class Notices:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server is and how it is spoken to. `is_own`: it lives as long as this command."""
+    """Where a server is and how it is spoken to."""
 
     address: Address
     token: str | None = None
     tls: ClientFiles | None = None
-    is_own: bool = False
 
 
 @contextlib.contextmanager
 def own_server(
     config: EngineConfig, log: Callable[[str], None], *listen_flags: str
 ) -> Iterator[Server]:
-    """Start both planes, and end them at the end. Raises EngineError.
+    """Start both planes, and end them at the end; one that dies is started again meanwhile.
 
-    `listen_flags`: what else the control plane is told.
+    `listen_flags`: what else the control plane is told. Raises EngineError.
     """
     config.validate()
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(private_directory())
         compute, control = compute_socket(directory), control_socket(directory)
+        ended = Ended()
+
+        def say(line: str) -> None:
+            log(f"hetero-infer: {line}")
+
         planes = [
-            stack.enter_context(start_compute_plane(config, compute, log)),
-            stack.enter_context(
-                start_control_plane(
-                    config, compute, f"--listen={control}", *listen_flags, on_output=log
-                )
-            ),
-        ]
-        wait_all_ready(planes)
-        yield Server(control, is_own=True)
+            SupervisedPlane(start, ended, say=say)
+            for start in (
+                partial(start_compute_plane, config, compute, log),
+                partial(
+                    start_control_plane, config, compute, f"--listen={control}", *listen_flags,
+                    on_output=log,
+                ),
+            )
+        ]  # fmt: skip
+        for plane in planes:
+            stack.callback(plane.stop, STOP_GRACE_S)
+        wait_all_ready([plane.start() for plane in planes])
+        keeper = threading.Thread(target=_keep_alive, args=(planes, ended, say), daemon=True)
+        keeper.start()
+        stack.callback(keeper.join)
+        stack.callback(ended.put, None)
+        yield Server(control)
+
+
+def _keep_alive(
+    planes: Sequence[SupervisedPlane], ended: Ended, say: Callable[[str], None]
+) -> None:
+    """Start planes again until None is put into `ended`, or it is of no use."""
+    try:
+        while take_turn(planes, ended):
+            pass
+    except EngineError as error:
+        say(error.message)
+        for plane in reversed(planes):  # or clients would wait for what does not come back
+            plane.stop(STOP_GRACE_S)
 
 
 @contextlib.contextmanager
