@@ -87,6 +87,8 @@ def choose_placement(config: ComputePlaneConfig) -> Placement:
         raise DeviceUnavailableError(
             "dtype: the executor cpu computes in float32 or bfloat16, got float16", field="dtype"
         )
+    if config.gpu_memory_limit is not None:
+        log.warning("gpu_memory_limit has no effect: the model runs on the processor")
     return Placement("cpu", "cpu", config.dtype)
 
 

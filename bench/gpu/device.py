@@ -32,7 +32,10 @@ def why_no_device() -> str | None:
     try:
         import torch
     except ImportError:
-        return "torch is not installed"
+        return (
+            "torch is not installed (pip install '.[cuda,test]', or name the interpreter that "
+            "has it: make gpu PYTHON=...)"
+        )
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     with warnings.catch_warnings():

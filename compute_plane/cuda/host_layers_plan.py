@@ -65,7 +65,8 @@ def layers_within(needs: DeviceBytes, limit_bytes: int) -> int:
     if needs.least > limit_bytes:
         raise ConfigError(
             "gpu_memory_limit: the embedding, the working memory of a step and one layer with its "
-            f"part of the KV pool take at least {_gib(needs.least)} GiB, got {_gib(limit_bytes)} "
+            f"part of the KV pool take at least {_gib(needs.least)} GiB, got "
+            f"{limit_bytes / (1 << 30):.3g} "
             "(fewer --max-num-blocks or --max-tokens-per-batch take less)",
             field="gpu_memory_limit",
         )

@@ -155,7 +155,9 @@ def log_conversions(conversions: Iterable[Conversion]) -> None:
     """Say what was converted, a line for each pair of formats."""
     for conversion in conversions:
         log.info(
-            "weights run in another format than the file's",
+            "weights run in another format than the file's"
+            if conversion.relative_error
+            else "weights run in another format than the file's, which loses nothing",
             stored=conversion.stored,
             runs_as=conversion.runs_as,
             num_matrices=conversion.num_matrices,

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from compute_plane import __main__ as entry
 from compute_plane import device
@@ -72,6 +73,14 @@ def test_auto_is_a_cuda_device_where_one_can_be_used_else_the_processor(
     machine.has_no_driver()
     assert placed() == Placement("cpu", "cpu", "auto")
     assert capsys.readouterr().out == ""
+
+
+def test_a_limit_of_a_gpu_that_is_not_used_is_said_to_have_no_effect() -> None:
+    with capture_logs() as logs:
+        choose_placement(ComputePlaneConfig(device="cpu", gpu_memory_limit=1.0))
+    assert [line["event"] for line in logs] == [
+        "gpu_memory_limit has no effect: the model runs on the processor"
+    ]
 
 
 def test_where_there_is_no_driver_torch_is_not_even_looked_for(
