@@ -115,7 +115,7 @@ def take_group_matrices(
             del tensors[f"{module}.bias"]
         matrices[canonical] = RawTensor(
             name=canonical,
-            stored_name=f"{module}.{names.quants}",
+            stored_name=f"{module}.{names.scales}",  # for errors: integers are never too large
             path=parts[names.quants].path,
             format=matrix.format,
             shape=shapes[canonical],
@@ -226,7 +226,9 @@ class _Parts:
     def _check_shape(self, part: str, num_outputs: int, num_inputs: int) -> None:
         if (num_outputs, num_inputs) != self._shape:
             found = [num_outputs, num_inputs]
-            raise self._fault(part, f"is of shape {found}, the model needs {list(self._shape)}")
+            raise self._fault(
+                part, f"is a matrix of shape {found}, the model needs {list(self._shape)}"
+            )
 
     def _num_groups(self, part: str, num_inputs: int) -> int:
         if num_inputs % BLOCK:

@@ -66,15 +66,15 @@ DAMAGED = {
     "down_proj.qweight has shape [768], must be a matrix": (Scheme(), {"qweight": torch.flatten}),
     "down_proj.qweight has type F16, must be I32": (Scheme(), {"qweight": torch.Tensor.half}),
     "down_proj.scales has type I32, must be F32 or F16": (Scheme(), {"scales": torch.Tensor.int}),
-    "down_proj.qweight is of shape [63, 96], the model needs [64, 96]": (
+    "down_proj.qweight is a matrix of shape [63, 96], the model needs [64, 96]": (
         Scheme(),
         {"qweight": cut(12, 63)},
     ),
-    "down_proj.qweight is of shape [64, 64], the model needs [64, 96]": (
+    "down_proj.qweight is a matrix of shape [64, 64], the model needs [64, 96]": (
         Scheme(),
         {"qweight": cut(8, 64), "qzeros": cut(2, 8), "scales": cut(2, 64)},
     ),
-    "down_proj.weight_packed is of shape [64, 88], the model needs [64, 96]": (
+    "down_proj.weight_packed is a matrix of shape [64, 88], the model needs [64, 96]": (
         Scheme(CT),
         {"weight_packed": cut(64, 11), "weight_shape": torch.tensor([64, 88])},
     ),
@@ -142,19 +142,19 @@ def stored_zero(value: int):
 
 
 SPOILT = {
-    "down_proj.qweight holds -inf at row 5, column 32": (
+    "down_proj.scales holds -inf at row 5, column 32": (
         Scheme(),
         {"scales": spoilt(np.inf)},
     ),
-    "down_proj.qweight holds nan at row 5, column 32": (
+    "down_proj.scales holds nan at row 5, column 32": (
         Scheme(),
         {"scales": spoilt(np.nan)},
     ),
-    "down_proj.qweight has weights too large for Q4_0": (
+    "down_proj.scales has weights too large for Q4_0": (
         Scheme(scale_type="F32"),
         {"scales": spoilt(1e6)},
     ),
-    "down_proj.qweight has weights too large for Q4_1": (
+    "down_proj.scales has weights too large for Q4_1": (
         Scheme("awq", symmetric=False, scale_type="BF16"),
         {"scales": spoilt(3e4)},
     ),
@@ -232,5 +232,7 @@ def test_a_gigantic_matrix_is_refused_before_memory_is_taken_for_it():
         stored = {f"m.{name}": part for name, part in parts.items()}
         stored["m.weight_shape"] = Untouched(2)
         stored["m.weight_shape"].array = lambda: np.array([64, 1 << 43])
-        with pytest.raises(ModelFileError, match=r"m\.\w+ is of shape \[64, 8796093022208\]"):
+        with pytest.raises(
+            ModelFileError, match=r"m\.\w+ is a matrix of shape \[64, 8796093022208\]"
+        ):
             take_group_matrices(stored, read_group_quantization(config), {"m.weight": (64, 96)})
