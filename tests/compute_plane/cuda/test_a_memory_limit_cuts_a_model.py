@@ -69,7 +69,7 @@ def test_a_limit_below_one_layer_is_refused_with_the_smallest_that_works(
     layers: tuple[int, ...],
 ) -> None:
     needs = DeviceBytes(first=GIB // 3, layers=layers, last=GIB // 2)
-    with pytest.raises(ConfigError, match=r"got 1\.000") as info:
+    with pytest.raises(ConfigError, match=r"got 1 ") as info:
         layers_within(needs, GIB)
     assert info.value.field == "gpu_memory_limit"
     named = float(info.value.message.split("at least ")[1].split(" ")[0])
