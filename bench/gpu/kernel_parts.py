@@ -13,6 +13,8 @@ from kernels.cuda.operations import OPERATIONS
 from kernels.cuda.variant import Variant
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from bench.gpu.numerics import NumericsResult
 
 AT_ONCE: Final = 64
@@ -123,15 +125,13 @@ def decode_attention(found: Findings, options: PartOptions) -> None:
             fraction = result["fraction_of_copy"]
             found.target(f"{shape.name}, of the copy", fraction, at_least=shape.least_fraction)
         torch.cuda.empty_cache()
-    for shape, result in zip(SHAPES, results, strict=True):
-        if not _is_time_for_rivals(found, ends):
-            return
-        found.say(f"{shape.name}, others:")
-        result["rivals"] = measure_rivals(Problem(shape, "cuda"), milliseconds, found.say)
-        for rival, figures in result["rivals"].items():
-            if "gb_per_s" in figures:
-                found.say(f"    {rival:<62} {figures['gb_per_s']:6.0f} GB/s read")
-        torch.cuda.empty_cache()
+    _measure_rivals(
+        found,
+        ends,
+        zip(SHAPES, results, strict=True),
+        lambda shape: measure_rivals(Problem(shape, "cuda"), milliseconds, found.say),
+        ("gb_per_s", "GB/s read"),
+    )
 
 
 def prefill_attention(found: Findings, options: PartOptions) -> None:
@@ -155,23 +155,40 @@ def prefill_attention(found: Findings, options: PartOptions) -> None:
             speed = result["tflop_per_s"]
             found.target(f"{shape.name}, TFLOP/s", speed, at_least=shape.least_tflop_per_s)
         torch.cuda.empty_cache()
-    for shape, result in zip(SHAPES, results, strict=True):
-        if not _is_time_for_rivals(found, ends):
+    _measure_rivals(
+        found,
+        ends,
+        zip(SHAPES, results, strict=True),
+        lambda shape: measure_rivals(Problem(shape, "cuda"), milliseconds, found.say),
+        ("tflop_per_s", "TFLOP/s"),
+    )
+
+
+def _measure_rivals(
+    found: Findings,
+    ends: float,
+    shapes: Iterable[tuple[Any, dict[str, Any]]],
+    measure: Callable[[Any], dict[str, Any]],
+    figure: tuple[str, str],
+) -> None:
+    """Put what others do into the results of our shapes, as long as there is time.
+
+    `figure`: its key in what `measure` returns of a rival, and its unit. Others come last because
+    their libraries compile for each shape anew.
+    """
+    import torch
+
+    key, unit = figure
+    for shape, result in shapes:
+        if time.monotonic() + RIVALS_S >= ends:
+            found.say("no time was left for others on the remaining shapes")
             return
         found.say(f"{shape.name}, others:")
-        result["rivals"] = measure_rivals(Problem(shape, "cuda"), milliseconds, found.say)
+        result["rivals"] = measure(shape)
         for rival, figures in result["rivals"].items():
-            if "tflop_per_s" in figures:
-                found.say(f"    {rival:<62} {figures['tflop_per_s']:6.0f} TFLOP/s")
+            if key in figures:
+                found.say(f"    {rival:<62} {figures[key]:6.0f} {unit}")
         torch.cuda.empty_cache()
-
-
-def _is_time_for_rivals(found: Findings, ends: float) -> bool:
-    """Whether another shape's rivals find time; their libraries compile for each shape anew."""
-    if time.monotonic() + RIVALS_S < ends:
-        return True
-    found.say("no time was left for others on the remaining shapes")
-    return False
 
 
 def quantized_matmul(found: Findings, options: PartOptions) -> None:
