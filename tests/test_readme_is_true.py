@@ -94,9 +94,21 @@ def test_every_room_of_the_map_is_there():
         assert (ROOT / room).is_dir(), room
 
 
-def test_every_file_that_is_linked_is_there():
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=lambda page: page.name
+)
+def test_every_file_that_is_linked_is_there(page):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_promise_about_faults_names_tests_that_are_there():
+    promises = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`(test_[a-z_]+)`", promises))
+    assert len(names) >= 15
+    for path in ROOT.glob("tests/**/test_*.py"):
+        names -= set(re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8")))
+    assert not names
 
 
 def test_the_example_configuration_loads_and_holds_the_defaults():
