@@ -67,7 +67,7 @@ def test_a_program_that_closes_nothing_leaves_nothing_behind_and_is_not_warned()
         from hetero_infer import EngineConfig, GenerationParams, InferenceEngine
         engine = InferenceEngine(EngineConfig(executor="simulated"))
         request_id = engine.submit_request(
-            "Hello, world!", GenerationParams(max_tokens=50, temperature=0.8, top_p=0.95)
+            "Hello, world!", GenerationParams(max_tokens=50, temperature=0.8, ignore_eos=True)
         )
         for result in engine.run():
             assert result.request_id == request_id
