@@ -78,7 +78,7 @@ class ComputePlaneConfig:
     kv_cache_dtype: str = setting(
         "auto",
         help="what keys and values are kept in; auto: float32 if --dtype float32, else bfloat16; "
-        "on cuda: what is computed in; float8: on cuda only",
+        "on cuda: what is computed in; float16: on cuda only",
         choices=KV_CACHE_DTYPES,
     )
     instruction_set: str = setting(

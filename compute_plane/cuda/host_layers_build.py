@@ -115,12 +115,6 @@ def build_with_host_layers(
             "got float16",
             field="dtype",
         )
-    if pool_dtype is torch.float8_e4m3fn:
-        raise DeviceUnavailableError(
-            "kv_cache_dtype: layers on the host, beyond --gpu-memory-limit, keep keys and values "
-            "in float32, bfloat16 or int8, got float8",
-            field="kv_cache_dtype",
-        )
     context = replace(context, fills_memory=False)
     spec, last_layer = first_layers(context.spec, num_layers), context.spec.num_layers - 1
     bytes_of_block = block_bytes(spec, pool_dtype, context.block_size)

@@ -178,7 +178,7 @@ class LlamaTable:
             read=(
                 *self._attention(index),
                 *rows(plain_rows, [layer.o], attended),
-                products.added(layer.o, self._hidden),
+                *products.added(layer.o, self._hidden),
                 *rows(normed_rows, layer.gate_up, norm(layer.mlp_norm)),
                 *products.gated(layer.gate_up, layer.down, self._gate_up, self._hidden),
             ),
@@ -189,7 +189,7 @@ class LlamaTable:
         norm[RowInput.ROWS_WORD] = StepWord.NUM_OUT_ROWS
         return [
             *products.rows(sampled_rows, [weights.lm_head], norm, chunks=StepWord.OUT_CHUNKS),
-            products.of_sampled_rows(
+            *products.of_sampled_rows(
                 weights.lm_head, self.logits.ctypes.data, self._spec.vocab_size
             ),
         ]

@@ -5,7 +5,11 @@
 
 Matrices that see the same input are one: the rows of q, k and v follow each other, and those of
 gate and up, so that one product computes them all. Where a file stores them in formats that run
-differently, there are several, each with the column of the product at which it begins.
+differently, or wants their inputs in different orders, there are several, each with the column of
+the product at which it begins.
+
+Where down wants its inputs in an order of its own, the rows of gate and up are packed in it, and
+what they give is what down wants. For other matrices the rows that meet them are sorted.
 
 Of a model whose first layers run elsewhere the others are packed, without the embedding.
 """
@@ -16,7 +20,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -26,6 +30,7 @@ from compute_plane.executor.weight_formats import (
     Conversion,
     describe_formats,
     format_to_run,
+    input_order_of,
     measure_conversions,
 )
 from compute_plane.memory.huge_pages import huge_page_array
@@ -34,11 +39,18 @@ from compute_plane.model import layout
 from compute_plane.model.errors import printable
 from compute_plane.model.quantize import converted_tensor
 from compute_plane.model.spec import ModelSpec
-from compute_plane.model.tensor import RawTensor, TensorFormat, TensorSource
+from compute_plane.model.tensor import (
+    IntArray,
+    OrderedRows,
+    RawTensor,
+    TensorFormat,
+    TensorSource,
+)
 from kernels.cpu.float_packing import FLOAT_TYPES, pack_float_rows, packed_float_bytes
 from kernels.cpu.int8_packing import PANEL_COLUMNS, pack_int8_rows, packed_int8_bytes
 
 UInt8Array = npt.NDArray[np.uint8]
+Int32Array = npt.NDArray[np.int32]
 
 ALIGNMENT: Final = 64
 ROWS_AT_ONCE: Final = 1024
@@ -51,6 +63,8 @@ class PackedMatrix:
 
     `format`: label of the format it runs in (`kernels.cpu.float_packing`, `int8_packing`).
     `first_column`: the product's column at which its columns begin, 0 unless it is one of several.
+    `input_order`: int32 [k], input j of the matrix is element input_order[j] of a row; None if they
+    are in the model's order.
     """
 
     format: str
@@ -59,14 +73,15 @@ class PackedMatrix:
     address: int
     num_bytes: int
     first_column: int = 0
+    input_order: Int32Array | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
     """One decoder layer; `attn_norm`, `mlp_norm`: addresses of float32 [hidden].
 
-    `qkv`: columns q, k, v; `gate_up`: columns gate, up. One matrix, or several where formats
-    differ.
+    `qkv`: columns q, k, v; `gate_up`: columns gate, up. One matrix, or several where formats or
+    orders of inputs differ.
     """
 
     attn_norm: int
@@ -177,13 +192,18 @@ def _plan_layer(plan: _Plan, source: TensorSource, layer: int) -> PackedLayer:
     def tensor(role: str) -> RawTensor:
         return source.tensor(layout.layer_tensor(layer, role))
 
+    down, gate_up = tensor(layout.DOWN), [tensor(r) for r in (layout.GATE, layout.UP)]
+    order = plan.input_order(down)
+    if order is not None:
+        gate_up = [replace(rows, stored=OrderedRows(rows.stored, order)) for rows in gate_up]
+        down = replace(down, input_order=None)
     return PackedLayer(
         attn_norm=plan.vector(tensor(layout.ATTN_NORM)),
         qkv=plan.fused([tensor(r) for r in (layout.QUERY, layout.KEY, layout.VALUE)]),
         o=plan.matrix([tensor(layout.OUTPUT)]),
         mlp_norm=plan.vector(tensor(layout.MLP_NORM)),
-        gate_up=plan.fused([tensor(r) for r in (layout.GATE, layout.UP)]),
-        down=plan.matrix([tensor(layout.DOWN)]),
+        gate_up=plan.fused(gate_up),
+        down=plan.matrix([down]),
     )
 
 
@@ -204,24 +224,38 @@ class _Plan:
         return start
 
     def matrix(self, tensors: Sequence[RawTensor], first_column: int = 0) -> PackedMatrix:
-        """Take a place for a matrix of the rows of all `tensors`, which run in one format."""
+        """Take a place for a matrix of the rows of all `tensors`, which run in one way."""
         target = format_to_run(tensors[0], self._dtype)
         n, k = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
         size = _packed_bytes(target, n, k)
-        matrix = PackedMatrix(target.label, n, k, self._take(size), size, first_column)
+        order = self.input_order(tensors[0])
+        matrix = PackedMatrix(
+            target.label, n, k, self._take(size), size, first_column,
+            None if order is None else order.astype(np.int32),
+        )  # fmt: skip
         self._matrices.append((list(tensors), target, matrix))
         for tensor in tensors:
             self.elements[tensor.format, target] += tensor.num_elements
         return matrix
 
     def fused(self, tensors: Sequence[RawTensor]) -> tuple[PackedMatrix, ...]:
-        """Take places for matrices with the same input: one for each run of equal formats."""
+        """Take places for matrices with the same input: one for each run that is read alike."""
         matrices: list[PackedMatrix] = []
         column = 0
-        for _, run in itertools.groupby(tensors, lambda t: format_to_run(t, self._dtype)):
+
+        def way_of(tensor: RawTensor) -> tuple[TensorFormat, bytes | None]:
+            order = self.input_order(tensor)
+            target = format_to_run(tensor, self._dtype)
+            return target, None if order is None else order.tobytes()
+
+        for _, run in itertools.groupby(tensors, way_of):
             matrices.append(self.matrix(list(run), column))
             column += matrices[-1].n
         return tuple(matrices)
+
+    def input_order(self, tensor: RawTensor) -> IntArray | None:
+        """Return the order in which a matrix, as it runs, wants its inputs; None: the model's."""
+        return input_order_of(tensor, format_to_run(tensor, self._dtype))
 
     def jobs(self, memory: UInt8Array) -> list[_Job]:
         """Return what is to be done, in pieces that threads can share."""

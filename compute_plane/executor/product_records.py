@@ -1,4 +1,14 @@
-"""The records of matrix products, and of the rows they read, for one kind of tokens."""
+"""The records of matrix products, and of the rows they read, for one kind of tokens.
+
+The rows that several matrices read are made once for each format. A matrix that wants its inputs in
+an order of its own has them sorted, and written in its format, right before its product:
+
+    rows   made ─→ int8    ─────────────────────────→ products
+                └→ float32 ─→ sorted for a ─→ int8 ─→ product with a
+                           ─→ sorted for b ─→ int8 ─→ product with b
+
+All rows of a format lie in one place, so products that need none sorted go first.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +25,7 @@ from compute_plane.executor.row_buffers import (
 from compute_plane.executor.step_table import StepTable
 from kernels.cpu.matrix_product import Product
 from kernels.cpu.operation import Operation, StepWord
-from kernels.cpu.row_inputs import RowInput, gated_rows
+from kernels.cpu.row_inputs import RowInput, gated_rows, ordered_rows
 from kernels.cpu.row_values import RowFormat
 
 if TYPE_CHECKING:
@@ -54,7 +64,10 @@ class ProductRecords:
         chunks: StepWord = StepWord.TOKEN_CHUNKS,
     ) -> list[int]:
         """Make the rows that some matrices read, once for each format of rows among them."""
-        formats = dict.fromkeys(self.format_of(matrix) for matrix in matrices)
+        formats = dict.fromkeys(
+            self.format_of(matrix) if matrix.input_order is None else RowFormat.FLOAT32
+            for matrix in matrices
+        )
         shared: dict[int, int] = {
             RowInput.SOURCE_FIRST_WORD: StepWord.ZERO,
             RowInput.ROWS_WORD: StepWord.NUM_TOKENS,
@@ -70,8 +83,9 @@ class ProductRecords:
     ) -> list[int]:
         """Multiply with matrices whose columns lie beside each other in OUT."""
         return [
-            self._product(matrix, out + FLOAT_BYTES * matrix.first_column, stride)
-            for matrix in matrices
+            record
+            for matrix in sorted(matrices, key=lambda matrix: matrix.input_order is not None)
+            for record in self._product(matrix, out + FLOAT_BYTES * matrix.first_column, stride)
         ]
 
     def gated(
@@ -83,17 +97,21 @@ class ProductRecords:
         """
         fused = self._gated_product(gate_up, down)
         if fused is not None:
-            return [fused, self._added(down, hidden, {Product.INPUT: self._rows.gated})]
+            return [*fused, *self._added(down, hidden, {Product.INPUT: self._rows.gated})]
         width = sum(matrix.n for matrix in gate_up)
         source: dict[int, int] = {RowInput.SOURCE: sums, RowInput.SOURCE_STRIDE: width}
         return [
             *self.beside_each_other(gate_up, sums, width),
             *self.rows(gated_rows, [down], source),
-            self.added(down, hidden),
+            *self.added(down, hidden),
         ]
 
-    def _gated_product(self, gate_up: Sequence[PackedMatrix], down: PackedMatrix) -> int | None:
+    def _gated_product(
+        self, gate_up: Sequence[PackedMatrix], down: PackedMatrix
+    ) -> list[int] | None:
         if len(gate_up) != 1 or self.format_of(down) != RowFormat.BF16:
+            return None
+        if down.input_order is not None:  # it writes no rows of float32, which could be sorted
             return None
         [matrix] = gate_up
         product = gated_product_of(matrix.format, matrix.k, matrix.n, self.format_of(matrix))
@@ -101,11 +119,11 @@ class ProductRecords:
             return None
         return self._record(product, matrix, self._rows.gated, matrix.n // 2)
 
-    def added(self, matrix: PackedMatrix, hidden: int) -> int:
+    def added(self, matrix: PackedMatrix, hidden: int) -> list[int]:
         """Multiply and add to the hidden states."""
         return self._added(matrix, hidden, {})
 
-    def _added(self, matrix: PackedMatrix, hidden: int, operands: Mapping[int, int]) -> int:
+    def _added(self, matrix: PackedMatrix, hidden: int, operands: Mapping[int, int]) -> list[int]:
         return self._product(
             matrix,
             hidden,
@@ -113,7 +131,7 @@ class ProductRecords:
             {**operands, Product.ACCUMULATE: 1, Product.OUT_FIRST_WORD: StepWord.FIRST_TOKEN},
         )
 
-    def of_sampled_rows(self, matrix: PackedMatrix, out: int, stride: int) -> int:
+    def of_sampled_rows(self, matrix: PackedMatrix, out: int, stride: int) -> list[int]:
         """Multiply the rows whose logits are wanted."""
         return self._product(matrix, out, stride, {Product.ROWS_WORD: StepWord.NUM_OUT_ROWS})
 
@@ -123,7 +141,7 @@ class ProductRecords:
         out: int,
         stride: int,
         operands: Mapping[int, int] = MappingProxyType({}),
-    ) -> int:
+    ) -> list[int]:
         product = product_of(matrix.format, matrix.k, self.format_of(matrix))
         return self._record(product, matrix, out, stride, operands)
 
@@ -134,11 +152,12 @@ class ProductRecords:
         out: int,
         stride: int,
         operands: Mapping[int, int] = MappingProxyType({}),
-    ) -> int:
+    ) -> list[int]:
+        ordered = self._ordered(matrix, operands.get(Product.ROWS_WORD, StepWord.NUM_TOKENS))
         operation, scratch_bytes, width = product
         self.scratch_bytes = max(self.scratch_bytes, scratch_bytes)
         num_chunks = min(MOST_PRODUCT_CHUNKS, matrix.n * matrix.k // CHUNK_WEIGHTS)
-        return self._table.add(
+        record = self._table.add(
             operation,
             max(1, min(num_chunks, -(-matrix.n // width))),
             {
@@ -155,3 +174,22 @@ class ProductRecords:
             },
             reads=(matrix.address, matrix.num_bytes),
         )
+        return [*ordered, record]
+
+    def _ordered(self, matrix: PackedMatrix, rows_word: int) -> list[int]:
+        """Sort the rows of float32 for a matrix, if it wants that."""
+        if matrix.input_order is None:
+            return []
+        self._table.keep(matrix.input_order)
+        is_sampled = rows_word == StepWord.NUM_OUT_ROWS
+        operands: dict[int, int] = {
+            RowInput.SOURCE: self._rows.written(RowFormat.FLOAT32)[RowInput.OUT],
+            RowInput.SOURCE_STRIDE: matrix.k,
+            RowInput.SOURCE_FIRST_WORD: StepWord.ZERO,
+            RowInput.ROWS_WORD: rows_word,
+            RowInput.K: matrix.k,
+            RowInput.ORDER: matrix.input_order.ctypes.data,
+            **self._rows.written(self.format_of(matrix)),
+        }
+        chunks = StepWord.OUT_CHUNKS if is_sampled else StepWord.TOKEN_CHUNKS
+        return [self._table.add(ordered_rows, chunks, operands)]

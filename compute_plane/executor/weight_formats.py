@@ -18,8 +18,8 @@
     UINT8     Q8_0     F32       BF16     requantised
 
 The last four are group-wise quantised checkpoints (`compute_plane.model.group_parts`). A group of
-theirs is 32 · n neighbouring inputs; where a matrix has its columns sorted to make it so, and its
-products would need their rows sorted too, it runs as F16 here.
+theirs is 32 · n neighbouring inputs; where a matrix has its columns sorted to make it so, the rows
+that meet it are sorted too (`input_order_of`).
 
 The loss of a conversion is the relative root-mean-square error of the weights, measured when a
 model is loaded, over a sample of the rows of every matrix that is converted with a loss. With
@@ -39,7 +39,7 @@ import numpy as np
 import structlog
 
 from compute_plane.model.quantize import convert_rows
-from compute_plane.model.tensor import RawTensor, TensorFormat
+from compute_plane.model.tensor import IntArray, RawTensor, TensorFormat
 from planes.errors import ConfigError
 
 log = structlog.get_logger()
@@ -89,12 +89,17 @@ class Conversion:
 def format_to_run(tensor: RawTensor, dtype: str) -> TensorFormat:
     """Return the format in which a stored matrix runs. Raises ConfigError for an unknown dtype."""
     if dtype == AUTO:
-        return OWN_FORMAT[tensor.format] if tensor.input_order is None else TensorFormat.F16
+        return OWN_FORMAT[tensor.format]
     if dtype == FLOAT32:
         return TensorFormat.F32
     if dtype == BFLOAT16:
         return TensorFormat.BF16
     raise ConfigError(f"dtype must be {AUTO}, {FLOAT32} or {BFLOAT16}, got {dtype}", field="dtype")
+
+
+def input_order_of(tensor: RawTensor, target: TensorFormat) -> IntArray | None:
+    """Return the order in which a matrix wants the elements of its rows; None: the model's."""
+    return tensor.input_order if target.block_elements > 1 else None
 
 
 def is_exact(stored: TensorFormat, target: TensorFormat) -> bool:

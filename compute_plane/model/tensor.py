@@ -26,8 +26,9 @@ ALL_ROWS: Final = slice(None)
 class TensorFormat(Enum):
     """How the elements of a row are stored: blocks of so many elements in so many bytes.
 
-    The integer formats are those in which group-wise quantised checkpoints are handed on
-    (`compute_plane.model.group_blocks`); the others are files' own.
+    The integer formats are those in which group-wise quantised checkpoints are handed on, and Q4_Z
+    and Q8_Z what some of them run as (`compute_plane.model.group_blocks`); the others are files'
+    own.
     """
 
     F32 = ("F32", 1, 4)
@@ -45,6 +46,8 @@ class TensorFormat(Enum):
     UINT4 = ("UINT4", 32, 22)
     INT8 = ("INT8", 32, 36)
     UINT8 = ("UINT8", 32, 38)
+    Q4_Z = ("Q4_Z", 32, 19)
+    Q8_Z = ("Q8_Z", 32, 35)
 
     def __init__(self, label: str, block_elements: int, block_bytes: int) -> None:
         self.label = label
@@ -68,6 +71,23 @@ class StoredRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OrderedRows:
+    """Stored rows in another order: row i is row order[i] of `stored`."""
+
+    stored: StoredRows
+    order: IntArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, bytes of a row]."""
+        return self.stored.shape
+
+    def __getitem__(self, which: Rows, /) -> UInt8Array:
+        """Return some rows, uint8 [R, bytes of a row]."""
+        return self.stored[self.order[which]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RawTensor:
     """One tensor, still in its file's format and usually still in the mapped file.
 
@@ -81,6 +101,8 @@ class RawTensor:
     many heads, and within each head of D rows, row 2i + j of the file is row i + j·D/2 of the model
     (i < D/2, j < 2): GGUF stores the query and key rows of Llama models so because llama.cpp turns
     neighbouring elements; this package turns halves.
+    `scale_group`: how many neighbouring columns of the rows surely have the same scale and zero
+    point, from column 0 on; a multiple of 32 that divides their number, 32 where nothing is known.
     """
 
     name: str
@@ -91,6 +113,7 @@ class RawTensor:
     stored: StoredRows
     interleaved_heads: int = 0
     input_order: IntArray | None = None
+    scale_group: int = 32
 
     @property
     def num_elements(self) -> int:

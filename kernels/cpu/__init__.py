@@ -10,6 +10,7 @@
                    row_*            the rows that products read: norm, gate, quantisation
                    embedding
     attention      kv_layout        how keys and values lie in the pool
+                   eight_bits       int8 and float8: their codes, scales and bfloat16
                    rope_*           rotary positions, and the write into the pool
                    attention_*
     sampling       sampling*, sample_record, weight_search, logit_adjustments

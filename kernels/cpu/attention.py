@@ -19,10 +19,10 @@ row does not see are not added (or, in tile registers, added as exact zeros), an
 (new maximum, fold) are the row's own. The maximum is a reference, not a result: it is raised only
 when a score exceeds it by more than 2^8, so that most super-blocks need no rescaling.
 
-Pools of bfloat16 and int8 are computed in one of three ways, the instruction set decides
+Pools of bfloat16, int8 and float8 are computed in one of three ways, the instruction set decides
 (`kernels.cpu.attention_lowerings`): in tile registers, with VDPBF16PS, or in float32 on widened
-values. The first two round queries and weights to bfloat16. int8 is expanded to bfloat16, which
-holds it exactly, and its scales are applied to scores and weights.
+values. The first two round queries and weights to bfloat16. int8 and float8 are expanded to
+bfloat16, which holds them exactly, and their scales are applied to scores and weights.
 """
 
 from __future__ import annotations
@@ -261,6 +261,7 @@ def fold_row(state: int, x: int, dim: int, sums: int, out: int, is_first: bool) 
 _attend_float32 = _make_attend(lowering("float32", selected_instruction_set()))
 _attend_bfloat16 = _make_attend(lowering("bfloat16", selected_instruction_set()))
 _attend_int8 = _make_attend(lowering("int8", selected_instruction_set()))
+_attend_float8 = _make_attend(lowering("float8", selected_instruction_set()))
 
 
 @operation()
@@ -279,6 +280,12 @@ def attention_bfloat16(record: int, header: int, chunk: int, num_chunks: int, wo
 def attention_int8(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Attend to an int8 pool."""
     _attend_int8(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def attention_float8(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Attend to a float8 pool."""
+    _attend_float8(record, header, chunk, num_chunks, worker)
 
 
 @operation()
@@ -314,5 +321,6 @@ ATTENTION: Final[Mapping[str, Operation]] = {
     "float32": attention_float32,
     "bfloat16": attention_bfloat16,
     "int8": attention_int8,
+    "float8": attention_float8,
 }
 """The operation for each type of pool."""

@@ -34,9 +34,9 @@ from kernels.cpu.attention_places import (
     SUB_BLOCKS,
     Place,
 )
-from kernels.cpu.attention_rows import widen_int8
 from kernels.cpu.attention_tile import TILE_ROWS, FloatTiles
 from kernels.cpu.attention_weights import row_weights
+from kernels.cpu.eight_bits import WIDEN
 from kernels.cpu.instruction_set import InstructionSet
 from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS, VALUE_BYTES
 from kernels.cpu.operation import inlined, int64_at, word
@@ -68,18 +68,18 @@ class Lowering:
 
 def lowering(dtype: str, chosen: InstructionSet) -> Lowering:
     """Return the functions for a pool of a type on an instruction set."""
-    is_int8, is_float = dtype == "int8", dtype == "float32"
+    has_scales, is_float = dtype in WIDEN, dtype == "float32"
     to_pairs = not is_float and (chosen.has_bf16_dot or chosen.has_amx)
-    weights = row_weights(to_pairs=to_pairs, scaled=is_int8)
+    weights = row_weights(to_pairs=to_pairs, scaled=has_scales)
     if to_pairs and chosen.has_amx:
-        prepare = _expand_int8 if is_int8 else _hide_unseen
+        prepare = _expansion(dtype) if has_scales else _hide_unseen
         return Lowering(
             _begin_tiles, prepare, _amx_scores, weights, _amx_values, release_tiles,
             to_pairs, VALUE_BYTES[dtype],
         )  # fmt: skip
     storage = "float32" if is_float else "pairs" if to_pairs else "bfloat16"
     scores, values = _vector_functions(FloatTiles(storage, chosen), to_pairs=to_pairs)
-    prepare = _expand_int8 if is_int8 else _leave_in_place
+    prepare = _expansion(dtype) if has_scales else _leave_in_place
     return Lowering(
         _no_tiles, prepare, scores, weights, values, _nothing, to_pairs, VALUE_BYTES[dtype],
     )  # fmt: skip
@@ -138,18 +138,23 @@ def _leave_in_place(places: int, limit: int, dim: int, memory: int) -> None:
     """Do nothing: K and V are read where they lie."""
 
 
-@inlined()
-def _expand_int8(places: int, limit: int, dim: int, memory: int) -> None:
-    """Expand the sub-blocks of an int8 pool to bfloat16."""
-    words = int64_at(places)
-    count_seen(places, limit)
-    size = 2 * SUB_BLOCK_TOKENS * dim
-    for j in range(SUB_BLOCKS):
-        out = memory + 2 * j * size
-        if words[Place.COUNTS + j] > 0:
-            widen_int8(words[Place.KEYS + j], size, out)
-        words[Place.KEYS + j] = out
-        words[Place.VALUES + j] = out + size
+def _expansion(dtype: str) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return what expands the sub-blocks of a pool of eight bits to bfloat16."""
+    widen = WIDEN[dtype]
+
+    @inlined()
+    def expand(places: int, limit: int, dim: int, memory: int) -> None:
+        words = int64_at(places)
+        count_seen(places, limit)
+        size = 2 * SUB_BLOCK_TOKENS * dim
+        for j in range(SUB_BLOCKS):
+            out = memory + 2 * j * size
+            if words[Place.COUNTS + j] > 0:
+                widen(words[Place.KEYS + j], size, out)
+            words[Place.KEYS + j] = out
+            words[Place.VALUES + j] = out + size
+
+    return expand
 
 
 @inlined()

@@ -48,7 +48,7 @@ class Place(IntEnum):
     COUNTS = 8
     """Tokens of the sub-block that all rows at hand see: the first COUNTS of them."""
     KEY_SCALES = 12
-    """int8 pools: address of the scales of K, and of V."""
+    """Pools of eight bits: address of the scales of K, and of V."""
     VALUE_SCALES = 16
     NEXT_KEYS = 20
     """What to fetch into the cache meanwhile: the same of the next super-block."""

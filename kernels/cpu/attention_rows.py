@@ -9,12 +9,8 @@ from kernels.cpu.attention_places import (
     VECTOR_BYTES,
 )
 from kernels.cpu.emitted import emitted
-from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.vector_ir import (
-    BF16_PAIRS,
     F32X,
-    I8X,
-    I16X,
     I32,
     I32X,
     LANES,
@@ -54,41 +50,6 @@ def round_row(builder: Builder, x: Value, dim: Value, out: Value) -> None:
         store(builder, to_bf16(builder, row), offset(builder, out, builder.shl(first, i64(1))))
 
     counted_loop(builder, dim, body, LANES)
-
-
-@emitted(types.void, *[types.int64] * 3)
-def widen_int8(builder: Builder, x: Value, count: Value, out: Value) -> None:
-    """Write int8 [count], a multiple of 64, as bfloat16, which holds every int8 exactly."""
-    chosen = selected_instruction_set()
-
-    def body(first: Value) -> None:
-        half(first)
-        half(builder.add(first, i64(2 * LANES)))
-
-    def half(first: Value) -> None:
-        if chosen.has_bf16_dot or chosen.has_amx:
-            low, high = (
-                builder.sitofp(
-                    builder.sext(load(builder, offset(builder, x, first, at), I8X), I32X), F32X
-                )
-                for at in (0, LANES)
-            )
-            name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-            halves = call(builder, name, BF16_PAIRS, [high, low])
-        else:
-            # Each lane holds a pair of integers: shifted up and down again, one keeps its sign.
-            pairs = builder.zext(load(builder, offset(builder, x, first), I16X), I32X)
-            low, high = (
-                builder.bitcast(builder.sitofp(builder.ashr(moved, constant(I32X, 24)), F32X), I32X)
-                for moved in (builder.shl(pairs, constant(I32X, shift)) for shift in (24, 16))
-            )
-            halves = builder.or_(
-                builder.lshr(low, constant(I32X, 16)),
-                builder.and_(high, constant(I32X, 0xFFFF0000)),
-            )
-        store(builder, halves, offset(builder, out, builder.shl(first, i64(1))), VECTOR_BYTES)
-
-    counted_loop(builder, count, body, 4 * LANES)
 
 
 @emitted(types.void, *[types.int64] * 4, types.float32)

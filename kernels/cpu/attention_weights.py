@@ -57,8 +57,8 @@ def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba
     scores: float32 [64], in powers of 2. positions: int32 [64] of the super-block's tokens;
     sees_all: whether the row sees all of them. state: the row's (`STATE_BYTES` in
     `kernels.cpu.attention_lowerings`). out: float32 [D'], the results so far. weights: [64],
-    float32, or bfloat16 where `to_pairs`; 0 for tokens the row does not see. `scaled`: int8 pools;
-    scores are multiplied by the scales of K, and weights, but not their sum, by those of V.
+    float32, or bfloat16 where `to_pairs`; 0 for tokens the row does not see. `scaled`: pools of
+    eight bits; scores are multiplied by K's scales, and weights, but not their sum, by V's.
     """
     coefficients = SHORT_POWER_COEFFICIENTS if to_pairs else POWER_COEFFICIENTS
 

@@ -4,7 +4,7 @@
     block     layer 0 │ layer 1 │ …
     layer     kv head 0 │ kv head 1 │ …
     kv head   sub-block 0 │ sub-block 1 │ …             16 tokens each, the last one padded
-    sub-block K │ V │ scales (int8 only)                a multiple of 64 bytes
+    sub-block K │ V │ scales (int8, float8)             a multiple of 64 bytes
 
 A lane of a vector is a token in K and an element of the head in V, so neither scores nor sums need
 a step across lanes. With D' = D rounded up to a multiple of 16:
@@ -12,15 +12,15 @@ a step across lanes. With D' = D rounded up to a multiple of 16:
                  K                                       V
     float32      [D'][16 tokens]                         [16 tokens][D']
     bfloat16     [D'/2][16 tokens][2]                    [8 token pairs][D'][2]
-    int8         [D'/2][16 tokens][2]                    [8 token pairs][D'][2]
+    int8, float8 [D'/2][16 tokens][2]                    [8 token pairs][D'][2]
                  and after both: scale of K [16 tokens], scale of V [16 tokens], float32
 
 The last axis of 2 is what the bfloat16 instructions want: two neighbours along the summed axis in
 one 32-bit lane, elements 2i and 2i + 1 of a head in K, tokens 2i and 2i + 1 in V. Sixteen pairs of
 elements of K are one AMX tile as they stand.
 
-int8: a token's K (and its V) of one kv head is a row of `kernels.reference.quantized_kv`, with one
-scale. Elements D to D' of K are written as zeros, those of V as anything.
+int8, float8: a token's K (and its V) of one kv head is a row of `kernels.reference.quantized_kv`,
+with one scale. Elements D to D' of K are written as zeros, those of V as anything.
 
 Padding: a block of B tokens takes ⌈B / 16⌉ sub-blocks. B a multiple of 16 wastes nothing; B = 24
 takes 4/3, B = 8 takes 2 times and B = 1 takes 16 times the memory of its tokens.
@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.interface import Float32Array
-from kernels.reference.quantized_kv import dequantize_rows, quantize_rows
+from kernels.reference.quantized_kv import LARGEST, dequantize_rows, quantize_rows
 from planes.errors import ConfigError
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -44,10 +44,9 @@ UInt16Array = npt.NDArray[np.uint16]
 SUB_BLOCK_TOKENS: Final = 16
 LANES: Final = 16
 MAX_BLOCK_SIZE: Final = 1024
-VALUE_BYTES: Final = {"float32": 4, "bfloat16": 2, "int8": 1}
+VALUE_BYTES: Final = {"float32": 4, "bfloat16": 2, "int8": 1, "float8": 1}
 """Types a pool can have, and the bytes of one value."""
 SCALE_BYTES: Final = 2 * SUB_BLOCK_TOKENS * 4
-INT8_MAX: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class KvLayout:
     @property
     def sub_block_bytes(self) -> int:
         """Bytes of one sub-block of one kv head."""
-        return 2 * self.key_bytes + (SCALE_BYTES if self.dtype == "int8" else 0)
+        return 2 * self.key_bytes + (SCALE_BYTES if self.dtype in LARGEST else 0)
 
     @property
     def head_bytes(self) -> int:
@@ -147,7 +146,7 @@ def decode_blocks(layout: KvLayout, blocks: UInt8Array) -> Float32Array:
     dim, size = layout.padded_head_dim, layout.key_bytes
     shape = (len(blocks), layout.num_layers, layout.num_kv_heads, layout.sub_blocks)
     subs = np.ascontiguousarray(blocks).reshape(*shape, layout.sub_block_bytes)
-    element = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.uint8}[layout.dtype]
+    element = {4: np.float32, 2: np.uint16, 1: np.uint8}[VALUE_BYTES[layout.dtype]]
     keys, values = (
         np.ascontiguousarray(subs[..., first : first + size]).view(element) for first in (0, size)
     )
@@ -161,7 +160,7 @@ def decode_blocks(layout: KvLayout, blocks: UInt8Array) -> Float32Array:
         values = values.reshape(*shape, SUB_BLOCK_TOKENS, dim)
     if layout.dtype == "bfloat16":
         keys, values = from_bfloat16(keys), from_bfloat16(values)
-    elif layout.dtype == "int8":
+    elif layout.dtype in LARGEST:
         scales = np.ascontiguousarray(subs[..., 2 * size :]).view(np.float32)
         keys = dequantize_rows(layout.dtype, keys, scales[..., :SUB_BLOCK_TOKENS])
         values = dequantize_rows(layout.dtype, values, scales[..., SUB_BLOCK_TOKENS:])

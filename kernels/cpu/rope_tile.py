@@ -8,19 +8,16 @@ same on every instruction set.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
+from kernels.cpu.eight_bits import row_codes, row_scale
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
-from kernels.cpu.kv_layout import INT8_MAX
 from kernels.cpu.vector_ir import (
-    F32,
     F32X,
-    I8,
     I16,
     I16X,
     I32,
@@ -38,11 +35,11 @@ from kernels.cpu.vector_ir import (
     i32,
     i64,
     load,
-    maximum,
     offset,
     store,
     to_bf16,
 )
+from kernels.reference.quantized_kv import LARGEST
 
 F64X: Final = ir.VectorType(ir.DoubleType(), LANES)
 I1X: Final = ir.VectorType(ir.IntType(1), LANES)
@@ -236,70 +233,34 @@ def _store_halves(builder: Builder, row: Value, address: Value) -> None:
     call(builder, "llvm.masked.store.v32i16.p0", VOID, [doubled, pointer, i32(1), mask])
 
 
-@emitted(types.void, *[types.int64] * 4)
-def store_int8(builder: Builder, key: Value, value: Value, dim: Value, places: Value) -> None:
-    """Store a token's K and V as integers with a scale each.
+def _store_codes(dtype: str) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return what stores a token's K and V in eight bits, with a scale each.
 
     `places`: as for `store_bfloat16`, and behind them the addresses of the scales of K and V.
     """
-    key_at, value_at, key_scale, value_scale = (
-        load(builder, offset(builder, places, 8 * i), I64) for i in range(4)
-    )
-    key_inverse = _int8_scale(builder, key, dim, key_scale)
-    value_inverse = _int8_scale(builder, value, dim, value_scale)
 
-    def body(first: Value) -> None:
-        at = builder.shl(first, i64(2))
-        integers = _int8_lanes(builder, load(builder, offset(builder, key, at), F32X), key_inverse)
-        pairs = builder.bitcast(integers, ir.VectorType(I16, LANES // 2))
-        _strided(builder, pairs, offset(builder, key_at, builder.shl(first, i64(4))), 32)
-        row = _int8_lanes(builder, load(builder, offset(builder, value, at), F32X), value_inverse)
-        _strided(builder, row, offset(builder, value_at, builder.shl(first, i64(1))), 2)
+    def emit(builder: Builder, key: Value, value: Value, dim: Value, places: Value) -> None:
+        key_at, value_at, key_scale, value_scale = (
+            load(builder, offset(builder, places, 8 * i), I64) for i in range(4)
+        )
+        key_inverse = row_scale(builder, dtype, key, dim, key_scale)
+        value_inverse = row_scale(builder, dtype, value, dim, value_scale)
 
-    _vectors(builder, dim, body)
+        def body(first: Value) -> None:
+            at = builder.shl(first, i64(2))
+            x = load(builder, offset(builder, key, at), F32X)
+            codes = row_codes(builder, dtype, x, key_inverse)
+            pairs = builder.bitcast(codes, ir.VectorType(I16, LANES // 2))
+            _strided(builder, pairs, offset(builder, key_at, builder.shl(first, i64(4))), 32)
+            x = load(builder, offset(builder, value, at), F32X)
+            codes = row_codes(builder, dtype, x, value_inverse)
+            _strided(builder, codes, offset(builder, value_at, builder.shl(first, i64(1))), 2)
 
+        _vectors(builder, dim, body)
 
-def _int8_scale(builder: Builder, row: Value, dim: Value, place: Value) -> Value:
-    """Store the scale of a row, and return its inverse.
-
-    The scale of a row with a NaN or an infinity is NaN.
-    """
-    largest_at, poison_at = (_variable(builder) for _ in range(2))
-
-    def body(first: Value) -> None:
-        x = load(builder, offset(builder, row, builder.shl(first, i64(2))), F32X)
-        size = call(builder, "llvm.fabs.v16f32", F32X, [x])
-        builder.store(maximum(builder, builder.load(largest_at), size), largest_at)
-        poison = fma(builder, x, constant(F32X, 0.0), builder.load(poison_at))
-        builder.store(poison, poison_at)
-
-    _vectors(builder, dim, body)
-    vector = builder.load(largest_at)
-    largest = call(builder, "llvm.vector.reduce.fmax.v16f32", F32, [vector], ["nnan"])
-    poison = builder.load(poison_at)
-    is_poisoned = call(
-        builder, "llvm.vector.reduce.or.v16i1", ir.IntType(1),
-        [builder.fcmp_unordered("uno", poison, poison)],
-    )  # fmt: skip
-    maximal = ir.Constant(F32, float(INT8_MAX))
-    scale = builder.fdiv(largest, maximal)
-    scale = builder.select(is_poisoned, ir.Constant(F32, float("nan")), scale)
-    store(builder, scale, place)
-    is_positive = builder.fcmp_ordered(">", largest, ir.Constant(F32, 0.0))
-    divisor = builder.select(is_positive, largest, ir.Constant(F32, 1.0))
-    return broadcast(builder, builder.fdiv(maximal, divisor))
+    emit.__name__ = f"store_{dtype}"
+    return emitted(types.void, *[types.int64] * 4)(emit)
 
 
-def _int8_lanes(builder: Builder, x: Value, inverse: Value) -> Value:
-    """Return the integers of 16 values, as int8 lanes; of a NaN, 0."""
-    rounded = call(builder, "llvm.rint.v16f32", F32X, [builder.fmul(x, inverse)])
-    is_number = builder.fcmp_ordered("ord", rounded, rounded)
-    rounded = builder.select(is_number, rounded, constant(F32X, 0.0))
-    return builder.trunc(builder.fptosi(rounded, I32X), ir.VectorType(I8, LANES))
-
-
-def _variable(builder: Builder) -> Value:
-    """Return a vector variable that holds zeros."""
-    place = cgutils.alloca_once(builder, F32X)
-    builder.store(constant(F32X, 0.0), place)
-    return place
+STORE_CODES: Final = {dtype: _store_codes(dtype) for dtype in LARGEST}
+"""void(key, value, D', places) by type of pool."""

@@ -27,12 +27,12 @@ from kernels.cpu.operation import (
     word,
 )
 from kernels.cpu.rope_tile import (
+    STORE_CODES,
     copy_padded,
     rotate_head,
     sines_of_position,
     store_bfloat16,
     store_float32,
-    store_int8,
 )
 
 PLACES_BYTES: Final = 64
@@ -148,7 +148,8 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
 
 _write_float32 = _make_write_tokens(store_float32, VALUE_BYTES["float32"])
 _write_bfloat16 = _make_write_tokens(store_bfloat16, VALUE_BYTES["bfloat16"])
-_write_int8 = _make_write_tokens(store_int8, VALUE_BYTES["int8"])
+_write_int8 = _make_write_tokens(STORE_CODES["int8"], VALUE_BYTES["int8"])
+_write_float8 = _make_write_tokens(STORE_CODES["float8"], VALUE_BYTES["float8"])
 
 
 @operation()
@@ -175,9 +176,18 @@ def rope_write_int8(record: int, header: int, chunk: int, num_chunks: int, worke
     _write_int8(record, header, first, end, scratch(header, worker))
 
 
+@operation()
+def rope_write_float8(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write queries, and keys and values into a float8 pool."""
+    count = word(header, StepWord.NUM_TOKENS)
+    first, end = count * chunk // num_chunks, count * (chunk + 1) // num_chunks
+    _write_float8(record, header, first, end, scratch(header, worker))
+
+
 ROPE_WRITE: Final[Mapping[str, Operation]] = {
     "float32": rope_write_float32,
     "bfloat16": rope_write_bfloat16,
     "int8": rope_write_int8,
+    "float8": rope_write_float8,
 }
 """The operation for each type of pool."""

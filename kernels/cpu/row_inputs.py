@@ -4,6 +4,7 @@
     sampled_rows    rms_norm of the hidden rows whose logits are wanted (StepWord.OUT_TOKENS)
     gated_rows      silu(gate) · up, source rows gate | up of 2 · K elements
     plain_rows      the rows as they are: what attention wrote
+    ordered_rows    the rows with their elements in another order: for matrices whose columns are
 
 What is computed: `kernels.reference.rms_norm`, `kernels.reference.silu_mul`, within rounding; how,
 and the formats: `kernels.cpu.row_values`. A chunk is a run of rows.
@@ -25,6 +26,7 @@ from kernels.cpu.row_values import (
     gated,
     inverse_root_mean_square,
     normalised,
+    taken_from,
     unchanged,
     write_row,
 )
@@ -55,6 +57,8 @@ class RowInput(IntEnum):
     """9–11: int8 rows only (`kernels.cpu.matrix_product`)."""
     WEIGHT = 12
     """rms_norm only: float32 [K]."""
+    ORDER = WEIGHT
+    """ordered_rows only: int32 [K], where in the source row each element stands."""
     EPSILON = 13
     """rms_norm only: the bits of a float32."""
 
@@ -96,6 +100,12 @@ def _plain(builder: Builder, source: Value, *operands: Value) -> None:
     write_row(builder, unchanged, [source], k, row_format, outs)
 
 
+def _ordered(builder: Builder, source: Value, *operands: Value) -> None:
+    """Emit a row with its elements in another order; operands as above, but the order as weight."""
+    k, order, _, row_format, *outs = operands
+    write_row(builder, taken_from(source), [order], k, row_format, outs)
+
+
 def _rows(emitter: RowMaker, *, is_gathered: bool = False) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the kernel that makes rows with an emitter."""
     make_row = emitted(types.void, *[types.int64] * 9)(emitter)
@@ -130,6 +140,7 @@ _normed_rows = _rows(_normed)
 _sampled_rows = _rows(_normed, is_gathered=True)
 _gated_rows = _rows(_gated)
 _plain_rows = _rows(_plain)
+_ordered_rows = _rows(_ordered)
 
 
 @operation()
@@ -154,3 +165,9 @@ def gated_rows(record: int, header: int, chunk: int, num_chunks: int, worker: in
 def plain_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Write rows as they are."""
     _plain_rows(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def ordered_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write rows with their elements in the order that ORDER says."""
+    _ordered_rows(record, header, chunk, num_chunks, worker)

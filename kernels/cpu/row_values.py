@@ -49,6 +49,7 @@ from kernels.cpu.vector_ir import (
     exp,
     fast_bf16,
     fma,
+    gather,
     i32,
     i64,
     load,
@@ -182,6 +183,17 @@ def rows_to_bf16(builder: Builder, vector: Value) -> Value:
 def unchanged(builder: Builder, sources: list[Value], _: RowFormat) -> Pair:
     """Return the values of the only source."""
     return load_pair(builder, sources[0])
+
+
+def taken_from(row: Value) -> GroupValues:
+    """Return the values that stand in a row, float32, at given places; sources: int32 places."""
+
+    def values(builder: Builder, sources: list[Value], _: RowFormat) -> Pair:
+        places = (load(builder, offset(builder, sources[0], at), I32X) for at in (0, HALF_BYTES))
+        first, second = (gather(builder, row, lanes) for lanes in places)
+        return first, second
+
+    return values
 
 
 def _silu(builder: Builder, x: Value) -> Value:

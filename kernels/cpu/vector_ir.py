@@ -91,6 +91,17 @@ def store(builder: Builder, value: Value, address: Value, align: int = 1) -> Non
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
 
 
+def gather(builder: Builder, address: Value, indices: Value) -> Value:
+    """Load the float32 of an array at `address` that int32 lanes name, all from 0 on."""
+    wide = ir.VectorType(I64, LANES)
+    bytes_along = builder.shl(builder.zext(indices, wide), constant(wide, 2))
+    addresses = builder.add(broadcast(builder, address), bytes_along)
+    pointers = builder.inttoptr(addresses, ir.VectorType(F32.as_pointer(), LANES))
+    mask = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [1] * LANES)
+    operands = [pointers, i32(4), mask, constant(F32X, 0.0)]
+    return call(builder, "llvm.masked.gather.v16f32.v16p0", F32X, operands)
+
+
 def broadcast(builder: Builder, scalar: Value, vector: ir.VectorType | None = None) -> Value:
     """Return a vector (by default of LANES lanes) with `scalar` in every lane."""
     kind = vector or ir.VectorType(scalar.type, LANES)

@@ -41,8 +41,6 @@ def test_perplexity_is_within_what_the_format_may_lose(
     target: Target, model: LoadedModel, dtype: str, kv_dtype: str, is_prompt: bool, allowed: float
 ) -> None:
     """The text counts as generated, or as a prompt: that may take other products."""
-    if kv_dtype == "float8" and target.executor == "cpu":
-        pytest.skip("the executor cpu has no float8 pools")
     num_blocks = -(-len(TOKENS) // BLOCK_SIZE)
     logprobs = []
     with target.running(

@@ -246,7 +246,7 @@ mixes = given(
     config=limits,
     block_size=st.sampled_from([1, 3, 4, 16]),
     spare_blocks=st.integers(0, 12),
-    depth=st.integers(1, 2),
+    depth=st.integers(1, 3),
     deaths=st.sets(st.integers(1, 40), max_size=3),
     prefix_cache=st.booleans(),
 )

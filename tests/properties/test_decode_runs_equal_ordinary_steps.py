@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from compute_plane.errors import BatchRefused, InvalidBatch
 from compute_plane.executor.decode_run import DecodeRun, PreparedStep
 from compute_plane.executor.interface import ExecutionBatch
+from compute_plane.executor.sampling_rows import SamplingRows
 from compute_plane.executor.simulated import SimulatedExecutor
 from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import SamplingKey, StepBatch
@@ -31,6 +32,11 @@ DISTURBANCES = (
     "two tokens",
     "twice the same slot",
     "surplus block",
+    "missing block",
+    "misplaced block",
+    "held block",
+    "same block",
+    "block outside",
     "restart",
     "release",
     "row fails",
@@ -83,11 +89,28 @@ def _plain(value: object) -> object:
         ]
         names = [item.name for item in fields(value) if item.name != "block_tables"]
         return [tables, *(_plain(getattr(value, name)) for name in names)]
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | SamplingRows):
         return [_plain(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
         return _plain(astuple(value))
     return value
+
+
+def disturb_blocks(new_blocks: list[list[int]], disturbance: str, newest: int) -> None:
+    """Give rows that enter a block another one, or none. `newest`: block of some row."""
+    growing = [slot for slot, blocks in enumerate(new_blocks) if blocks]
+    match disturbance:
+        case "missing block" if growing:
+            new_blocks[growing[0]] = []
+        case "misplaced block" if 0 < len(growing) < NUM_SLOTS:
+            staying = next(slot for slot in range(NUM_SLOTS) if slot not in growing)
+            new_blocks[staying], new_blocks[growing[0]] = new_blocks[growing[0]], []
+        case "held block" if growing:
+            new_blocks[growing[0]] = [newest]
+        case "same block" if len(growing) > 1:
+            new_blocks[growing[0]] = new_blocks[growing[1]]
+        case "block outside" if growing:
+            new_blocks[growing[0]] = [LIMITS.num_blocks]
 
 
 class Controller:
@@ -124,6 +147,8 @@ class Controller:
         victim = self._random.randrange(NUM_SLOTS)
         sampled = list(range(NUM_SLOTS))
         extra: dict[str, object] = {}
+        newest = BLOCKS_A_SLOT * victim + self._held[victim] - 1
+        disturb_blocks(new_blocks, disturbance, newest)
         match disturbance:
             case "position":
                 rows[victim][1] += self._random.choice([-1, 1])
@@ -184,15 +209,29 @@ def test_no_batch_and_no_answer_differs_from_the_ordinary_way(seed, disturbances
 @pytest.mark.parametrize("disturbance", DISTURBANCES)
 def test_a_disturbed_run_goes_on_as_the_ordinary_way_does(disturbance):
     for seed in range(8):
-        for num_before in range(3, 7):
+        for num_before in range(3, 8):
             compare(seed, [*[""] * num_before, disturbance, *[""] * 6])
 
 
-def test_steps_inside_a_block_take_the_short_way():
-    assert compare(3, [""] * 12).num_short >= 2
+def test_a_surplus_block_behind_a_surplus_block_goes_where_the_ordinary_way_puts_it():
+    for seed in range(8):
+        for gap in range(6):
+            between = [""] * gap
+            compare(seed, ["", "", "surplus block", *between, "surplus block", *[""] * 6])
 
 
-def test_a_lone_row_takes_the_ordinary_way_only_where_it_enters_a_block():
+@pytest.mark.parametrize("num_before", range(5, 12, 2))
+def test_a_block_that_a_row_got_on_the_way_is_held_like_any_other(num_before: int):
+    for seed in range(8):
+        compare(seed, [*[""] * num_before, "held block", *[""] * 6])
+
+
+def test_steps_take_the_short_way_also_into_new_blocks():
+    # The second step begins the run: it is the first one in which all rows decode.
+    assert compare(3, [""] * 20).num_short == 19
+
+
+def test_a_lone_row_takes_the_ordinary_way_only_where_it_enters_a_block_it_holds():
     plane = Plane()
     plane.tokens(step([(0, 0, 1)], starts=[start(0, b"x", list(range(8)))]))
     short = []
@@ -240,7 +279,8 @@ def test_a_batch_that_differs_in_any_part_continues_no_run(name):
     plane.tokens(step([(0, 1, 1)]))
     run, batch = plane.slots._run, step([(0, 2, 1)])
     assert run is not None
-    assert run.is_continued_by(batch)
+    slots = plane.slots
+    assert run.is_continued_by(batch, slots._numbers, slots._memory)
     is_column = isinstance(getattr(batch, name), np.ndarray)
     other = replace(batch, **{name: np.array([3]) if is_column else ("something",)})
-    assert not run.is_continued_by(other)
+    assert not run.is_continued_by(other, slots._numbers, slots._memory)

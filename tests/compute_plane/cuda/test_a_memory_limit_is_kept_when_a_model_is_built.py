@@ -28,6 +28,7 @@ from kernels.cpu.kv_layout import KvLayout
 from planes.errors import ConfigError
 from protos.hetero.compute.v1 import compute_pb2
 from tests.compute_plane.cuda.metered_device import MeteredDriver, MeteredOperations
+from tests.compute_plane.cuda.test_keys_and_values_in_eight_bits import check_greedy
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, tiny_model
 from tests.compute_plane.executor.tiny_llama import (
     pool_for,
@@ -92,7 +93,7 @@ def num_device_layers(made: BuiltExecutor) -> int:
 
 @pytest.mark.parametrize(
     ("num_layers", "kv_dtype"),
-    [(1, "float32"), (3, "float32"), (4, "float32"), (1, "int8"), (4, "int8"), (4, "float8")],
+    [(1, "float32"), (3, "float32"), (4, "float32"), (1, "int8"), (4, "int8"), (2, "float8")],
 )
 def test_the_layers_that_fit_are_on_the_device_and_none_more(
     num_layers: int, kv_dtype: str
@@ -134,14 +135,6 @@ def test_what_cannot_be_cut_is_refused_by_field(changes: dict[str, object], fiel
     with pytest.raises(ConfigError) as info:
         build_executor("cuda", context(**changes))
     assert info.value.field == field
-
-
-def test_float8_is_refused_where_layers_run_on_the_host_before_anything_is_loaded() -> None:
-    limit = limit_of(1, NUM_BLOCKS, torch.float8_e4m3fn)
-    wants = context(gpu_memory_limit=limit, kv_cache_dtype="float8", kernel_cache=Path("/nowhere"))
-    with pytest.raises(ConfigError, match=r"layers on the host.* int8, got float8") as info:
-        build_executor("cuda", wants)
-    assert info.value.field == "kv_cache_dtype"
 
 
 def test_a_pool_that_sizes_itself_does_so_for_whole_models_alone() -> None:
@@ -239,7 +232,7 @@ class CutHarness(Harness):
         self.plane.stop()
 
 
-@pytest.fixture(params=["float32", "int8"])
+@pytest.fixture(params=["float32", "int8", "float8"])
 def plane(request: pytest.FixtureRequest) -> Iterator[CutHarness]:
     limit = limit_of(2, NUM_BLOCKS, KV_DTYPES[request.param])
     with tempfile.TemporaryDirectory() as directory:
@@ -258,10 +251,6 @@ def test_a_plane_serves_it_preempts_and_swaps_and_gives_the_whole_models_tokens(
     pools = plane.built.executor._pools  # type: ignore[attr-defined]
     assert pools.device.dtype is KV_DTYPES[plane.kv_dtype]
     texts = [b"a text of some length", b"other"]
-    pool = pool_for(SPEC, 96, 4, plane.kv_dtype)
-    with tiny_executor(SPEC, tiny_weights(SPEC), pool, num_threads=1) as cpu:
-        driver = BatchDriver(cpu, num_blocks=96, block_size=4)
-        expected = driver.generate([DrivenSequence(list(text)) for text in texts], 4)
     controller = plane.open()
     found = []
     # A prompt in chunks, of which one ends in the middle of a block.
@@ -288,6 +277,14 @@ def test_a_plane_serves_it_preempts_and_swaps_and_gives_the_whole_models_tokens(
         )  # fmt: skip
         found.append(tokens[0])
         found_other.append(tokens[1])
+    pool = pool_for(SPEC, 96, 4, plane.kv_dtype)
+    with tiny_executor(SPEC, tiny_weights(SPEC), pool, num_threads=1, keep_logits=True) as cpu:
+        driver = BatchDriver(cpu, num_blocks=96, block_size=4)
+        expected = driver.generate([DrivenSequence(list(text)) for text in texts], 4)
+        if plane.kv_dtype == "float8" and [found, found_other] != expected:  # at a near tie
+            for text, tokens in zip(texts, (found, found_other), strict=True):
+                check_greedy(driver, list(text), tokens, plane.kv_dtype)
+            return
     assert [found, found_other] == expected
 
 

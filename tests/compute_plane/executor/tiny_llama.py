@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,10 +81,17 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
 
 
 class ArraySource:
-    """Weights in memory as a model file would hold them, each matrix in a format of choice."""
+    """Weights in memory as a model file would hold them, each matrix in a format of choice.
+
+    `orders`: by a part of a matrix's name, a seed for the order that its columns are stored in.
+    """
 
     def __init__(
-        self, spec: ModelSpec, weights: LlamaWeights, formats: Mapping[str, TensorFormat] | None
+        self,
+        spec: ModelSpec,
+        weights: LlamaWeights,
+        formats: Mapping[str, TensorFormat] | None,
+        orders: Mapping[str, int] | None = None,
     ) -> None:
         arrays = {
             layout.EMBEDDING: weights.embedding,
@@ -93,10 +101,16 @@ class ArraySource:
         for index, layer in enumerate(weights.layers):
             for role, name in ROLES.items():
                 arrays[layout.layer_tensor(index, role)] = getattr(layer, name)
-        self._tensors = {
-            name: raw_tensor(name, arrays[name], _format_of(name, formats or {}))
-            for name in layout.tensor_shapes(spec)
-        }
+        self._tensors = {}
+        for name in layout.tensor_shapes(spec):
+            array, kind = arrays[name], _format_of(name, formats or {})
+            seed = next((seed for part, seed in (orders or {}).items() if part in name), None)
+            if seed is None:
+                self._tensors[name] = raw_tensor(name, array, kind)
+            else:
+                order = np.random.default_rng(seed).permutation(array.shape[1])
+                strewn = raw_tensor(name, np.ascontiguousarray(array[:, order]), kind)
+                self._tensors[name] = replace(strewn, input_order=order)
 
     @property
     def names(self) -> Sequence[str]:
@@ -110,10 +124,13 @@ class ArraySource:
 
 
 def model_in_memory(
-    spec: ModelSpec, weights: LlamaWeights, formats: Mapping[str, TensorFormat] | None = None
+    spec: ModelSpec,
+    weights: LlamaWeights,
+    formats: Mapping[str, TensorFormat] | None = None,
+    orders: Mapping[str, int] | None = None,
 ) -> LoadedModel:
     """Return a model as a plane loads it, but for its text side, which it has none of."""
-    source = ArraySource(spec, weights, formats)
+    source = ArraySource(spec, weights, formats, orders)
     return LoadedModel(spec, ModelAssets.__new__(ModelAssets), source, Path("memory"), None)
 
 
@@ -161,11 +178,12 @@ def tiny_executor(
     *,
     dtype: str = "auto",
     formats: Mapping[str, TensorFormat] | None = None,
+    orders: Mapping[str, int] | None = None,
     num_threads: int = 2,
     keep_logits: bool = False,
 ) -> CpuExecutor:
     """Return the CPU executor on these weights, stored in `formats` (float32 where not named)."""
-    packed = pack_weights(spec, ArraySource(spec, weights, formats), dtype)
+    packed = pack_weights(spec, ArraySource(spec, weights, formats, orders), dtype)
     return CpuExecutor(spec, packed, pool, num_threads=num_threads, keep_logits=keep_logits)
 
 

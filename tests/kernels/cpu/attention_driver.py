@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
 from kernels.cpu.instruction_set import select_instruction_set
-from kernels.cpu.kv_layout import KvLayout, decode_blocks
+from kernels.cpu.kv_layout import KvLayout, decode_blocks, from_bfloat16
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rope import rope_write_kv
 
@@ -32,6 +33,7 @@ from kernels.cpu.attention import (
 )
 from kernels.cpu.attention_context import Attention
 from kernels.cpu.attention_items import attention_items, rows_per_item, share_long_contexts
+from kernels.cpu.eight_bits import WIDEN
 from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, Operation, StepWord
 from kernels.cpu.rope_write import (
     ROPE_WRITE,
@@ -257,11 +259,27 @@ def make_case(
     return Case(setting, tables, lengths, positions, queries, expected.reshape(len(positions), -1))
 
 
+def codes_widened(dtype: str) -> Array:
+    """Return the 256 codes of a type as the attention kernels expand them, float32."""
+    widen = WIDEN[dtype]
+
+    @numba.njit
+    def run(codes: int, count: int, out: int) -> None:
+        widen(codes, count, out)
+
+    codes, out = aligned(256), aligned(512)
+    codes[:] = np.arange(256)
+    run(codes.ctypes.data, 256, out.ctypes.data)
+    return from_bfloat16(out.view(np.uint16))
+
+
 def digests(dtypes: list[str]) -> dict[str, list[Any]]:
     """Return a digest of everything computed for some shapes, and the largest error."""
     found = {}
     for dtype in dtypes:
         digest, error = hashlib.sha256(), 0.0
+        if dtype in WIDEN:
+            digest.update(codes_widened(dtype).tobytes())
         for shape in [(9, 3, 64, 16, [1, 17, 130]), (4, 4, 40, 24, [100]), (8, 1, 80, 8, [1100])]:
             case = make_case(dtype, *shape)
             result = case.attend(case.all_spans(), chunks=3)

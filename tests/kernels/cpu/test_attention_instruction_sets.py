@@ -10,6 +10,7 @@ import numba
 import pytest
 
 from kernels.cpu.instruction_set import supported_sets
+from kernels.cpu.kv_layout import VALUE_BYTES
 from tests.kernels.cpu import attention_driver
 
 ROUNDING_SETS = ("amx", "avx512_bf16")
@@ -45,7 +46,7 @@ def test_float32_has_the_same_bits_here_and_on_an_old_instruction_set() -> None:
 @pytest.mark.slow
 def test_every_instruction_set_gives_the_same_bits_but_for_rounding_to_bfloat16() -> None:
     names = [s.name for s in supported_sets()]
-    dtypes = ("float32", "bfloat16", "int8")
+    dtypes = tuple(VALUE_BYTES)
     with ThreadPoolExecutor(2) as pool:
         found = pool.map(lambda name: digests_of(name, *dtypes), names)
         results = dict(zip(names, found, strict=True))

@@ -99,7 +99,7 @@ def test_a_nan_in_the_context_reaches_the_rows_that_see_it_and_no_other(long_cas
     clean = case.attend([(0, 0, 20), (1, 0, 40)])
     layout = case.setting.layout
     block = case.setting.data[case.tables[0, 1]].reshape(2, -1)[1]
-    block[layout.key_bytes :].fill(0xFF)  # V (for int8, its scales) of positions 16 to 31
+    block[layout.key_bytes :].fill(0xFF)  # V, with its scales, of positions 16 to 31
     result = case.attend([(0, 0, 16), (0, 39, 40), (1, 0, 40)])
     np.testing.assert_array_equal(result[:16], clean[:16])
     assert np.isnan(result[16]).all()

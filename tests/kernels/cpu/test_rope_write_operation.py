@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kernels.cpu.kv_layout import VALUE_BYTES, KvLayout, decode_blocks, encode_blocks
+from kernels.reference.quantized_kv import LARGEST, from_float8
 from kernels.reference.rope import rope_write_kv
 from tests.kernels.cpu.attention_driver import Setting, frequencies_of
 
@@ -56,7 +57,7 @@ def test_queries_and_the_pool_are_those_of_the_reference(
     expected = decode_blocks(layout, encode_blocks(layout, np.nan_to_num(pool)))
     got = decode_blocks(layout, setting.data)
     # Rounded from values that differ in the last place: one step of the pool's type at most.
-    step = {"float32": 1e-6, "bfloat16": 2.0**-7, "int8": 1 / 100}[dtype]
+    step = {"float32": 1e-6, "bfloat16": 2.0**-7, "int8": 1 / 100, "float8": 2.0**-3}[dtype]
     difference = np.abs(got - expected)[written]
     assert (difference <= step * np.maximum(np.abs(expected[written]), 1)).all()
     assert np.mean(difference > 1e-6) < 0.02
@@ -86,8 +87,31 @@ def test_a_token_is_the_same_bits_whoever_is_written_beside_it(dtype: str) -> No
     np.testing.assert_array_equal(alone.data, together.data)
 
 
-def test_a_token_with_a_nan_or_an_infinity_poisons_its_own_int8_values_only() -> None:
-    layout = KvLayout("int8", 1, 1, 16, 32)
+@pytest.mark.parametrize("dtype", list(LARGEST))
+def test_a_row_has_the_codes_and_the_scale_of_the_specification(dtype: str) -> None:
+    """At position 0 keys are as they come. Rows of all sizes, of zeros, of halves between codes."""
+    layout = KvLayout(dtype, 1, 1, 16, 64)
+    setting = Setting(layout, 1, 1)
+    random = np.random.default_rng(7)
+    qkv = random.standard_normal((16, 3 * 64)).astype(np.float32)
+    qkv *= np.float32(10) ** random.integers(-6, 7, qkv.shape)
+    qkv[3] *= np.float32(1e-30)
+    qkv[4, 64:] = 0
+    qkv[5, 64:] = 1e-42 * random.integers(-1, 2, 128)  # whose inverse is infinite
+    halves = from_float8(np.arange(0x7F, dtype=np.uint8)) if dtype == "float8" else np.arange(128)
+    halves = (halves[1:] + halves[:-1]).astype(np.float32) / 2
+    qkv[6, 64:] = LARGEST[dtype]
+    qkv[6, 65:128] = halves[:63]
+    qkv[6, 129:] = -halves[63:126]
+    setting.rope(qkv, frequencies_of(64), np.zeros(16, np.int64), np.arange(16))
+    rows = qkv[:, 64:].reshape(16, 2, 64).swapaxes(0, 1)[None, None, :, None]
+    expected = encode_blocks(layout, np.ascontiguousarray(rows))
+    np.testing.assert_array_equal(setting.data, expected)
+
+
+@pytest.mark.parametrize("dtype", list(LARGEST))
+def test_a_token_with_a_nan_or_an_infinity_poisons_its_own_values_only(dtype: str) -> None:
+    layout = KvLayout(dtype, 1, 1, 16, 32)
     setting = Setting(layout, 1, 1)
     qkv = np.random.default_rng(2).standard_normal((3, 96)).astype(np.float32)
     qkv[1, 40], qkv[1, 70] = np.nan, np.inf

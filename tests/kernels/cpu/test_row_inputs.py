@@ -67,6 +67,26 @@ def test_plain_rows_are_the_rows(k: int) -> None:
 
 
 @pytest.mark.parametrize("k", WIDTHS)
+def test_ordered_rows_have_the_elements_that_the_order_names(k: int) -> None:
+    x = drawn(5, k)
+    order = np.random.default_rng(k).permutation(k).astype(np.int32)
+    places = order.view(np.float32)
+    assert (rows_of(row_inputs.ordered_rows, x, k, places) == x[:, order]).all()
+    assert (rows_of(row_inputs.ordered_rows, x, k, places, chunks=3) == x[:, order]).all()
+
+
+def test_ordered_int8_rows_are_those_of_rows_in_that_order() -> None:
+    x, order = drawn(5, 96), np.random.default_rng(1).permutation(96).astype(np.int32)
+    expected, out = quantised(np.ascontiguousarray(x[:, order])), Int8Rows.empty(5, 96)
+    header, _ = step_header(5)
+    record = row_record(x, 96, RowFormat.INT8, out, order.view(np.float32))
+    run(row_inputs.ordered_rows, record, header, range(2))
+    np.testing.assert_array_equal(out.values, expected.values)
+    np.testing.assert_array_equal(out.scales, expected.scales)
+    np.testing.assert_array_equal(out.sums, expected.sums)
+
+
+@pytest.mark.parametrize("k", WIDTHS)
 def test_bfloat16_rows_are_the_float_rows_rounded_to_nearest_even(k: int) -> None:
     x, weight = drawn(4, k), drawn(1, k, 1)[0]
     exact = rows_of(row_inputs.normed_rows, x, k, weight)
