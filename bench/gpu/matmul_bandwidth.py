@@ -20,7 +20,8 @@ from bench.gpu.decode_bandwidth import Timer
 from bench.gpu.device import Say, as_graph, current_stream, summary
 from bench.gpu.matmul_rivals import RIVALS, Rival
 from kernels.cuda.launch import LoadedKernel
-from kernels.cuda.quantized_layout import FORMATS, GROUP, PANEL_ROWS, unpack_matrix
+from kernels.cuda.quantized_formats import FORMATS, PANEL_ROWS, packed_bytes
+from kernels.cuda.quantized_layout import unpack_matrix
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_strands import columns_of, strand_bits_of
 from kernels.cuda.variant import Variant
@@ -55,9 +56,17 @@ class MatmulShape:
 
 
 MATRICES = ((4096, 4096), (4096, 14336), (14336, 4096), (4096, 128256))  # K, N
+MEASURED = {
+    "Q8_0": "bfloat16",
+    "Q4_0": "bfloat16",
+    "Q4_1": "bfloat16",
+    "Q4_0_G128": "float16",
+    "Q4_Z_G128": "float16",
+}
+"""Formats, each with the dtype of most models that have it: GGUF's; GPTQ's and AWQ's."""
 SHAPES = tuple(
-    MatmulShape(num_rows, num_inputs, num_outputs, weights)
-    for weights in FORMATS
+    MatmulShape(num_rows, num_inputs, num_outputs, weights, dtype)
+    for weights, dtype in MEASURED.items()
     for num_inputs, num_outputs in MATRICES
     for num_rows in (1, 8, 32)
 )
@@ -113,10 +122,7 @@ class Problem:
 
         self.shape = shape
         dtype = getattr(torch, shape.dtype)
-        fmt = FORMATS[shape.weights]
-        num_panels = -(-shape.num_outputs // PANEL_ROWS)
-        self._tiles = num_panels * (shape.num_inputs // GROUP)
-        matrix_bytes = self._tiles * fmt.tile_bytes
+        matrix_bytes = packed_bytes(shape.weights, shape.num_outputs, shape.num_inputs)
         self.num_matrices = max(1, math.ceil(WORKING_SET_BYTES / matrix_bytes))
         rows_bytes = dtype.itemsize * shape.num_rows * (shape.num_inputs + shape.num_outputs)
         self.bytes_moved = self.num_matrices * (matrix_bytes + rows_bytes)
@@ -129,13 +135,16 @@ class Problem:
         """Return a matrix packed. Any bytes are weights; scales and minima must be finite."""
         import torch
 
-        fmt, device = FORMATS[self.shape.weights], self.x.device
-        size = (self._tiles, fmt.tile_bytes)
+        shape, fmt, device = self.shape, FORMATS[self.shape.weights], self.x.device
+        num_panels, num_spans = -(-shape.num_outputs // PANEL_ROWS), shape.num_inputs // fmt.span
+        size = (num_panels, fmt.panel_bytes(shape.num_inputs))
         packed = torch.randint(0, 256, size, dtype=torch.uint8, device=device)
-        halves = (self._tiles, (fmt.tile_bytes - fmt.scales_at) // 2)
-        typical = 2.0 ** (fmt.bits - 2) * math.sqrt(self.shape.num_inputs)
+        spans = packed[:, fmt.scales_at(shape.num_inputs) :][:, : num_spans * fmt.span_bytes]
+        spans = spans.unflatten(1, (num_spans, fmt.span_bytes))
+        typical = 2.0 ** (fmt.bits - 2) * math.sqrt(shape.num_inputs)
+        halves = (num_panels, num_spans, fmt.zeros_at // 2)
         scales = (torch.randn(halves, device=device) / typical).half()
-        packed[:, fmt.scales_at :] = scales.view(torch.uint8)
+        spans[..., : fmt.zeros_at] = scales.view(torch.uint8)
         return packed.view(-1)
 
     def launcher(self, kernel: LoadedKernel) -> Callable[[], None]:
@@ -167,7 +176,7 @@ class Problem:
             stored = panels[panel].cpu().numpy()
             matrix = unpack_matrix(shape.weights, stored, count, shape.num_inputs)
             exact: Array = np.empty((shape.num_rows, count))
-            quantized_matmul(x, matrix.quants, matrix.scales, matrix.minima, exact)
+            quantized_matmul(x, matrix.multiplied, matrix.scales, matrix.minima, exact)
             found = self.out[:, first : first + count].double().cpu().numpy()
             difference = np.abs(found - exact)
             worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max()))

@@ -41,9 +41,9 @@ class DenseMatrix:
 class QuantizedMatrix:
     """A matrix [N, K] that stays quantised.
 
-    `format`: its name in `kernels.cuda.quantized_layout.FORMATS`. `packed`: uint8
-    [`packed_bytes`], as drawn there. `input_order`: int32 [K], which column of a row is multiplied
-    with each of its own, None: each with the one in its place.
+    `format`: its label in `kernels.cuda.quantized_formats`. `packed`: uint8 [`packed_bytes`], as
+    `kernels.cuda.quantized_layout` draws it. `input_order`: int32 [K], which column of a row is
+    multiplied with each of its own, None: each with the one in its place.
     """
 
     format: str

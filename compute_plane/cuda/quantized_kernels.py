@@ -28,7 +28,7 @@ from torch import Tensor
 from compute_plane.cuda.matrices import write_product
 from compute_plane.cuda.weight_plan import QuantizedUses
 from compute_plane.cuda.weights import DTYPES
-from kernels.cuda.quantized_layout import PANEL_ROWS, packed_bytes
+from kernels.cuda.quantized_formats import PANEL_ROWS, packed_bytes
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
 from kernels.cuda.quantized_strands import COLUMNS, columns_of, most_rows_of, strand_bits_of

@@ -4,21 +4,25 @@
     F32, F16, BF16           the dtype of the step         the dtype of the step
     Q8_0, Q4_0, Q4_1         as they are                        "
     K-quants, Q5_0, Q5_1     the nearest of these               "
-    INT4, UINT4, INT8        Q4_0, Q4_1, Q8_0                   "
-    UINT8                    Q8_0                               "
+    INT4, INT8               Q4_0, Q8_0                         "
+    UINT4, UINT8             Q4_Z, Q8_Z                         "
 
 So it is on the CPU engine (`compute_plane.executor.weight_formats`, ADR 0008), but that a step on
-the device has one dtype, and matrices that are not quantised have it too; and that a matrix whose
-columns are sorted stays quantised, for its rows are sorted likewise (`matrices.project`). A plan is
-made from the files' headers, so that what does not fit is refused before any weight is read; then
-each matrix goes from the file to the device by itself, and the host never holds the whole model.
+the device has one dtype, and matrices that are not quantised have it too; that zero points stay
+what they are; and that a matrix whose columns are sorted stays quantised, for its rows are sorted
+likewise (`matrices.project`). Scales are kept once for the largest span there is a layout for
+(`kernels.cuda.quantized_formats`) that the file's groups fill. A plan is made from the files'
+headers, so that what does not fit is refused before any weight is read; then each matrix goes from
+the file to the device by itself, and the host never holds the whole model.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -31,13 +35,15 @@ from compute_plane.cuda.weights import DTYPES, DeviceLayer, DeviceWeights
 from compute_plane.executor.weight_formats import (
     AUTO,
     OWN_FORMAT,
+    Conversion,
     describe_formats,
     measure_conversions,
 )
 from compute_plane.model import layout
 from compute_plane.model.quantize import converted_tensor
 from compute_plane.model.tensor import IntArray, RawTensor, TensorFormat
-from kernels.cuda.quantized_layout import FORMATS, pack_rows, packed_bytes
+from kernels.cuda.quantized_formats import FORMATS, label_for, packed_bytes
+from kernels.cuda.quantized_layout import pack_rows
 
 if TYPE_CHECKING:
     from compute_plane.model.spec import ModelSpec
@@ -48,6 +54,14 @@ DENSE_FORMATS: Final = {
     "bfloat16": TensorFormat.BF16,
     "float16": TensorFormat.F16,
 }
+RUNS_AS: Final[Mapping[TensorFormat, TensorFormat]] = {
+    **OWN_FORMAT,
+    TensorFormat.UINT4: TensorFormat.Q4_Z,
+    TensorFormat.UINT8: TensorFormat.Q8_Z,
+    TensorFormat.Q4_Z: TensorFormat.Q4_Z,
+    TensorFormat.Q8_Z: TensorFormat.Q8_Z,
+}
+"""What `auto` runs a file's format as, before it is asked whether there is a kernel."""
 ORDER_TYPE: Final = torch.int32
 """Of the order of inputs."""
 TORCH_TYPES: Final = {DENSE_FORMATS[name]: dtype for name, dtype in DTYPES.items()}
@@ -57,8 +71,8 @@ TORCH_TYPES: Final = {DENSE_FORMATS[name]: dtype for name, dtype in DTYPES.items
 class QuantizedUses:
     """What quantised matrices there are: what kernels for them must be ready.
 
-    `layers`, `lm_head`, `embedding`: formats, by where they occur. `num_outputs`, `num_weights`: of
-    the largest matrix that rows are multiplied with.
+    `layers`, `lm_head`, `embedding`: labels of formats, by where they occur. `num_outputs`,
+    `num_weights`: of the largest matrix that rows are multiplied with.
     """
 
     layers: frozenset[str] = frozenset()
@@ -81,6 +95,14 @@ class PlannedMatrix:
         return self.target.label in FORMATS
 
     @property
+    def label(self) -> str:
+        """The label of its format: of a quantised one, with the span that its scales are for."""
+        if not self.is_quantised:
+            return self.target.label
+        group = math.gcd(*(tensor.scale_group for tensor in self.tensors))
+        return label_for(self.target.label, group)
+
+    @property
     def num_inputs(self) -> int:
         """Inputs K."""
         return self.tensors[0].shape[-1]
@@ -100,7 +122,7 @@ class PlannedMatrix:
         """Bytes on the device."""
         if self.is_quantised:
             order_bytes = 0 if self.input_order is None else ORDER_TYPE.itemsize * self.num_inputs
-            packed = packed_bytes(self.target.label, self.num_outputs, self.num_inputs)
+            packed = packed_bytes(self.label, self.num_outputs, self.num_inputs)
             return packed + order_bytes
         return self.num_outputs * self.target.row_bytes(self.num_inputs)
 
@@ -112,12 +134,12 @@ class PlannedMatrix:
         parts = [converted_tensor(tensor, self.target) for tensor in self.tensors]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if self.is_quantised:
-            packed = torch.from_numpy(pack_rows(self.target.label, rows, self.num_inputs))
+            packed = torch.from_numpy(pack_rows(self.label, rows, self.num_inputs))
             order = None
             if self.input_order is not None:
                 order = torch.from_numpy(self.input_order).to(device, ORDER_TYPE)
             shape = self.num_outputs, self.num_inputs
-            return QuantizedMatrix(self.target.label, packed.to(device), *shape, order)
+            return QuantizedMatrix(self.label, packed.to(device), *shape, order)
         # A view of the mapped file is read-only, which torch warns of: that is copied.
         stored = torch.from_numpy(np.require(rows, requirements=("C", "W")))
         return DenseMatrix(stored.view(TORCH_TYPES[self.target]).to(device))
@@ -202,7 +224,7 @@ class WeightPlan:
             matrices = pool.map(lambda planned: planned.place(device), everything)
             placed = dict(zip(everything, matrices, strict=True))
             converted = [pair for pair in self._matrices() if pair[0].format is not pair[1]]
-            conversions = measure_conversions(converted, pool)
+            conversions = self._with_bytes(measure_conversions(converted, pool))
         self.source.forget_pages()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -234,6 +256,18 @@ class WeightPlan:
             conversions=conversions,
         )
 
+    def _with_bytes(self, conversions: tuple[Conversion, ...]) -> tuple[Conversion, ...]:
+        """Return conversions with the bytes that the matrices take as they are laid out here."""
+        num_bytes: Counter[tuple[str, str]] = Counter()
+        for planned in self._everything():
+            num_elements = planned.num_outputs * planned.num_inputs
+            for tensor in planned.tensors:
+                key = tensor.format.label, planned.target.label
+                num_bytes[key] += planned.num_bytes * tensor.num_elements // num_elements
+        return tuple(
+            replace(one, num_bytes=num_bytes[one.stored, one.runs_as]) for one in conversions
+        )
+
     def _everything(self) -> list[PlannedMatrix]:
         """Return all that is to be placed, what is tied once."""
         everything = [self.embedding, self.final_norm, self.lm_head]
@@ -260,7 +294,7 @@ def plan_weights(
     """
 
     def format_of(tensor: RawTensor) -> TensorFormat:
-        own = OWN_FORMAT[tensor.format]
+        own = RUNS_AS[tensor.format]
         return own if configured == AUTO and own.label in FORMATS else DENSE_FORMATS[dtype]
 
     def vector(name: str) -> PlannedMatrix:
@@ -301,4 +335,4 @@ def plan_weights(
 
 
 def _formats(*planned: PlannedMatrix) -> frozenset[str]:
-    return frozenset(part.target.label for part in planned if part.is_quantised)
+    return frozenset(part.label for part in planned if part.is_quantised)

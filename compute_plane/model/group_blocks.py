@@ -12,12 +12,15 @@ package treats such a matrix as it treats one of a GGUF file; nothing stores the
 Nibbles lie as in GGUF (`compute_plane.model.dequantize`). float32 holds scales of 16 bits, and
 their products with small integers, exactly.
 
-They run as the formats that have kernels:
+They run as the formats that have kernels, d being s as float16: exact for scales that float16
+holds, as most checkpoints' are. The last two are CUDA's, the others both executors':
 
-    INT4  → Q4_0    d = s as float16: exact for scales that float16 holds, as most checkpoints' are
-    UINT4 → Q4_1    d = s, m = −s · z, both as float16: m is off by 2⁻¹¹ of itself at most, and so
-                    by z / 2048 of a step between two quants
-    INT8  → Q8_0    d = s as float16
+    INT4  → Q4_0
+    UINT4 → Q4_1    m = −s · z as float16: off by 2⁻¹¹ of itself at most, and so by z / 2048 of a
+                    step between two quants
+    INT8  → Q8_0
+    UINT4 → Q4_Z    19 bytes   d: float16 | z: uint8 | 16 bytes of nibbles     value = (q − z) · d
+    UINT8 → Q8_Z    35 bytes   d: float16 | z − 128: int8 | 32 x int8 q − 128  value = (q − z) · d
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ BLOCK: Final = 32
 _HALF: Final = BLOCK // 2
 _WORD: Final = np.dtype("<u8")
 _SIGNS: Final = np.uint64(0x8080808080808080)
+_SIGN: Final = np.uint8(0x80)
 
 
 def block_type(bits: int, *, has_zeros: bool) -> np.dtype[Any]:
@@ -92,6 +96,20 @@ def decode_uint8(rows: UInt8Array, out: Float32Array) -> None:
     np.multiply(differences, blocks["s"][..., None], out=values)
 
 
+def decode_q4_z(rows: UInt8Array, out: Float32Array) -> None:
+    """Decode rows of Q4_Z into `out`, float32 [R, C]. A scale that is not finite stays so."""
+    blocks = rows.view(_zero_type(4))
+    _decode_nibbles(blocks, blocks["z"].view(np.int8)[..., None], out)
+
+
+def decode_q8_z(rows: UInt8Array, out: Float32Array) -> None:
+    """Decode rows of Q8_Z into `out`, float32 [R, C]."""
+    blocks = rows.view(_zero_type(8))
+    values = out.reshape(*blocks.shape, BLOCK)
+    quants, zeros = (blocks[name].view(np.int8).astype(np.int16) for name in ("q", "z"))
+    np.multiply(quants - zeros[..., None], blocks["s"][..., None].astype(np.float32), out=values)
+
+
 def int4_to_q4_0(rows: UInt8Array, out: UInt8Array) -> None:
     """Write rows of INT4 as Q4_0. A scale beyond float16 becomes infinite."""
     _write_scaled(rows.view(block_type(4, has_zeros=False)), out)
@@ -112,6 +130,26 @@ def uint4_to_q4_1(rows: UInt8Array, out: UInt8Array) -> None:
     target["q"] = blocks["q"]
 
 
+def uint4_to_q4_z(rows: UInt8Array, out: UInt8Array) -> None:
+    """Write rows of UINT4 as Q4_Z. A scale beyond float16 becomes infinite."""
+    blocks, target = rows.view(block_type(4, has_zeros=True)), out.view(_zero_type(4))
+    for name in ("s", "z", "q"):
+        target[name] = blocks[name]
+
+
+def uint8_to_q8_z(rows: UInt8Array, out: UInt8Array) -> None:
+    """Write rows of UINT8 as Q8_Z. A scale beyond float16 becomes infinite."""
+    blocks, target = rows.view(block_type(8, has_zeros=True)), out.view(_zero_type(8))
+    target["s"] = blocks["s"]
+    target["z"] = blocks["z"].astype(np.uint8) ^ _SIGN
+    target["q"] = blocks["q"] ^ _SIGN
+
+
+def _zero_type(bits: int) -> np.dtype[Any]:
+    """Return a block of Q4_Z or Q8_Z, by the bits of a weight."""
+    return np.dtype([("s", "<f2"), ("z", "u1"), ("q", "u1", (BLOCK * bits // 8,))])
+
+
 def _write_scaled(blocks: npt.NDArray[Any], out: UInt8Array) -> None:
     target = out.view(np.dtype([("d", "<f2"), ("q", "u1", blocks["q"].shape[-1:])]))
     target["d"] = blocks["s"]
@@ -122,7 +160,8 @@ def _decode_nibbles(
     blocks: npt.NDArray[Any], zeros: npt.NDArray[np.int8] | np.int8, out: Float32Array
 ) -> None:
     """Write (q − zeros) · s; `zeros`: one, or [R, blocks, 1]."""
-    values, scales = out.reshape(*blocks.shape, BLOCK), blocks["s"][..., None]
+    values = out.reshape(*blocks.shape, BLOCK)
+    scales = blocks["s"][..., None].astype(np.float32, copy=False)
     low, high = blocks["q"] & np.uint8(15), blocks["q"] >> np.uint8(4)
     np.multiply(low.view(np.int8) - zeros, scales, out=values[..., :_HALF])
     np.multiply(high.view(np.int8) - zeros, scales, out=values[..., _HALF:])

@@ -116,6 +116,12 @@ class GroupMatrix:
         return BLOCK * len(self.group_of_block)
 
     @property
+    def scale_group(self) -> int:
+        """How many neighbouring columns are of one group wherever one looks, from column 0 on."""
+        begins = np.flatnonzero(np.diff(self.group_of_block)) + 1
+        return BLOCK * int(np.gcd.reduce([*begins, len(self.group_of_block)]))
+
+    @property
     def shape(self) -> tuple[int, int]:
         """[rows, bytes of a row]."""
         return len(self.scales), self.format.row_bytes(self.num_inputs)

@@ -121,6 +121,7 @@ def take_group_matrices(
             shape=shapes[canonical],
             stored=matrix,
             input_order=matrix.input_order,
+            scale_group=matrix.scale_group,
         )
     return matrices
 

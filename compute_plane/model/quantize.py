@@ -2,7 +2,8 @@
 
 Exact:              Q5_0 → Q8_0    the same d, q - 16
 Nearly exact:       Q4_K → Q4_1    d · s and dmin · n of each group, rounded to float16
-                    INT4 → Q4_0, UINT4 → Q4_1, INT8 → Q8_0: `compute_plane.model.group_blocks`
+                    INT4 → Q4_0, UINT4 → Q4_1 or Q4_Z, INT8 → Q8_0, UINT8 → Q8_Z:
+                    `compute_plane.model.group_blocks`
 With a loss:        anything → Q8_0, through float32: d = largest magnitude / 127 in float16, q to
                     nearest; anything → BF16, F16, to nearest, ties to even
 Exact, but larger:  anything → F32
@@ -19,7 +20,13 @@ import numpy.typing as npt
 
 from compute_plane.model.dequantize import decode_rows
 from compute_plane.model.errors import ModelFileError, printable
-from compute_plane.model.group_blocks import int4_to_q4_0, int8_to_q8_0, uint4_to_q4_1
+from compute_plane.model.group_blocks import (
+    int4_to_q4_0,
+    int8_to_q8_0,
+    uint4_to_q4_1,
+    uint4_to_q4_z,
+    uint8_to_q8_z,
+)
 from compute_plane.model.k_quants import quants_of_4_bits_k, quants_of_5_bits, scales_and_minima
 from compute_plane.model.tensor import RawTensor, TensorFormat, in_model_order
 
@@ -179,5 +186,7 @@ _CONVERSIONS: Final[Mapping[tuple[TensorFormat, TensorFormat], RowConversion]] =
     (TensorFormat.INT4, TensorFormat.Q4_0): int4_to_q4_0,
     (TensorFormat.UINT4, TensorFormat.Q4_1): uint4_to_q4_1,
     (TensorFormat.INT8, TensorFormat.Q8_0): int8_to_q8_0,
+    (TensorFormat.UINT4, TensorFormat.Q4_Z): uint4_to_q4_z,
+    (TensorFormat.UINT8, TensorFormat.Q8_Z): uint8_to_q8_z,
 }
 """Those that go by the quants, not through float32."""

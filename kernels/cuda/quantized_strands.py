@@ -1,7 +1,7 @@
 """How a product with quantised weights is dealt out to warps, and what takes M rows.
 
-The weights' panels of 32 outputs (`quantized_layout`) are cut along K into 1, 2, 4 or 8 *strands*,
-a warp each; 8 warps are a block of threads, so a block has 8 / strands panels.
+The weights' panels of 32 outputs (`quantized_layout`) are cut along K into 1, 2, 4 or 8 *strands*
+of whole spans, a warp each; 8 warps are a block of threads, so a block has 8 / strands panels.
 
 How many strands: the fewest that make 12 warps for each of 132 multiprocessors. N ≤ 12 640 has 8,
 14 336 has 4, 28 672 has 2, a vocabulary 1. The number is a constant and M has no say in it, since
@@ -19,18 +19,18 @@ type, so W is unpacked into scratch memory and read again. With b bytes a packed
     unpacked    b + 2 + 2            W read, 16 bits written, 16 bits read
 
 Whichever moves fewer bytes is taken: the kernel up to 256 rows of Q4_0 (b = 0.5625), 224 of Q4_1
-(0.625), 128 of Q8_0 (1.0625). Blocks side by side find much of W in the second cache, so the kernel
-moves fewer bytes than that; but from 32 rows on a pass is bound by the tensor cores and takes
-about as long as reading Q4_0 from memory does, while the library has instructions for many rows
-that the kernel has not. The number is M's alone: it decides about bits, for what is unpacked is
-rounded to x's type.
+(0.625), 128 of Q8_0 (1.0625); with scales for larger spans up to 256 and 128 too. Blocks side by
+side find much of W in the second cache, so the kernel moves fewer bytes than that; but from 32 rows
+on a pass is bound by the tensor cores and takes about as long as reading Q4_0 from memory does,
+while the library has instructions for many rows that the kernel has not. The number is M's alone:
+it decides about bits, for what is unpacked is rounded to x's type.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from kernels.cuda.quantized_layout import FORMATS, GROUP, PANEL_ROWS
+from kernels.cuda.quantized_formats import FORMATS, PANEL_ROWS
 
 COLUMNS: Final = (8, 16, 32)
 """Rows of x that a block may take: a variant each."""
@@ -61,5 +61,5 @@ def columns_of(num_rows: int) -> int:
 
 def most_rows_of(label: str) -> int:
     """Return for how many rows of x at most the kernel is taken with weights of a format."""
-    packed_bytes = FORMATS[label].tile_bytes / (PANEL_ROWS * GROUP)
+    packed_bytes = FORMATS[label].bits_of_weight / 8
     return COLUMNS[-1] * int((packed_bytes + UNPACKED_BYTES) / packed_bytes)

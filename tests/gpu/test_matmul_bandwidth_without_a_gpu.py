@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from bench.gpu import matmul_bandwidth
-from bench.gpu.matmul_bandwidth import SHAPES, MatmulShape, as_graph, measure_matmul
+from bench.gpu.matmul_bandwidth import MEASURED, SHAPES, MatmulShape, as_graph, measure_matmul
 from bench.gpu.matmul_rivals import torch_int8, torch_matmul
-from kernels.cuda.quantized_layout import FORMATS
+from kernels.cuda.quantized_formats import FORMATS
 from tests.simt import launch
 
 SHAPE = MatmulShape(3, 64, 40, "Q4_1")
-MATRIX_BYTES = 2 * 2 * 640  # two panels of two tiles
+MATRIX_BYTES = 2 * 2 * 640  # two panels of two tiles, each with a span of its own
 ROWS_BYTES = 2 * 3 * (64 + 40)
 
 
@@ -115,8 +115,11 @@ def test_what_runs_on_a_cpu_is_not_captured():
     assert as_graph(visit, "cpu") is visit
 
 
-def test_every_format_is_measured_at_every_matrix_of_a_model():
-    assert {shape.weights for shape in SHAPES} == set(FORMATS)
+def test_what_most_models_have_is_measured_at_every_matrix_of_one():
+    assert {(shape.weights, shape.dtype) for shape in SHAPES} == set(MEASURED.items())
+    assert set(MEASURED) < set(FORMATS)
+    assert {FORMATS[label].kind for label in MEASURED} == {"Q8_0", "Q4_0", "Q4_1", "Q4_Z"}
+    assert len(SHAPES) == len(MEASURED) * 12
     assert {shape.num_rows for shape in SHAPES} == {1, 8, 32}
     assert {(shape.num_inputs, shape.num_outputs) for shape in SHAPES} == {
         (4096, 4096), (4096, 14336), (14336, 4096), (4096, 128256),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kernels.cuda.instructions.small_integers import (
+    FIFTEEN_SIXTEENTHS,
     MAGIC,
     NIBBLE_OFFSETS,
+    READY_BYTES,
+    READY_NIBBLES,
+    SIXTEENTH,
     WIDEN_BYTES,
+    WIDEN_BYTES_LESS,
     WIDEN_NIBBLES,
+    WIDEN_NIBBLES_LESS,
 )
 from tests.simt import tensor
 from tests.simt.memory import CheckedArray
@@ -34,11 +40,15 @@ def multiply_add(dtype: str, a: np.ndarray, b: Any, c: Any) -> list[int]:
     return [int(bits) for bits in stored]
 
 
-def _nibble_table(dtype: str, offset: int) -> list[int]:
-    """Return what becomes of each of the 16 nibbles."""
-    magic = MAGIC[dtype]
-    raised = np.arange(16) & 0xF | magic.bits
-    return multiply_add(dtype, raised, magic.one, magic.negative(magic.worth + offset))
+def _nibble_table(dtype: str, zero: int) -> list[list[int]]:
+    """Return what becomes of each of the 16 nibbles: by where it is, at an even place or not."""
+    magic, nibbles = MAGIC[dtype], np.arange(16)
+    taken_off = magic.negative(magic.worth + zero)
+    table = multiply_add(dtype, nibbles | magic.bits, magic.one, taken_off)
+    if dtype == "bfloat16":
+        return [table, table]
+    (sixteenth,) = multiply_add(dtype, np.array([taken_off]), magic.one, FIFTEEN_SIXTEENTHS)
+    return [table, multiply_add(dtype, nibbles << 4 | magic.bits, SIXTEENTH, sixteenth)]
 
 
 def _byte_table(dtype: str) -> list[int]:
@@ -48,10 +58,40 @@ def _byte_table(dtype: str) -> list[int]:
     return multiply_add(dtype, sign, magic.minus_one, low)
 
 
-def _widen_nibbles(table: Sequence[int], pairs: CheckedArray, i: Any, word: Any) -> None:
+def _widen_nibbles(table: Sequence[Sequence[int]], pairs: CheckedArray, i: Any, word: Any) -> None:
     bits = int(word)
     for j in range(4):
-        pairs[i, j] = table[bits >> 4 * j & 15] | table[bits >> 4 * j + 16 & 15] << 16
+        of_place = table[j % 2]
+        pairs[i, j] = of_place[bits >> 4 * j & 15] | of_place[bits >> 4 * j + 16 & 15] << 16
+
+
+def _widen_nibbles_less(
+    tables: Mapping[int, Sequence[Sequence[int]]], pairs: CheckedArray, i: Any, word: Any, zero: Any
+) -> None:
+    _widen_nibbles(tables[int(zero)], pairs, i, word)
+
+
+def _widen_bytes_less(
+    dtype: str,
+    table: Sequence[int],
+    pairs: CheckedArray,
+    i: Any,
+    first: Any,
+    second: Any,
+    zero: Any,
+) -> None:
+    widen_bytes(table, pairs, i, first, second)
+    halves = pairs.read_row(i, 4).view(np.uint16)
+    taken_off = np.uint32([zero]).view(np.uint16)
+    less = multiply_add(dtype, halves, MAGIC[dtype].one, np.tile(taken_off, 4))
+    pairs.write_row(i, np.array(less, np.uint16).view(np.uint32))
+
+
+def _ready(count: int, table: Sequence[int], zeros: CheckedArray, i: Any, word: Any) -> None:
+    """Write what becomes of four integers in a word, each one of `count`."""
+    width = count.bit_length() - 1
+    for j in range(4):
+        zeros[i, j] = table[int(word) >> width * j & count - 1] * 0x10001
 
 
 def widen_bytes(table: Sequence[int], pairs: CheckedArray, i: Any, first: Any, second: Any) -> None:
@@ -63,11 +103,37 @@ def widen_bytes(table: Sequence[int], pairs: CheckedArray, i: Any, first: Any, s
     pairs.write_row(i, words)
 
 
+def _ready_nibbles(dtype: str) -> list[int]:
+    """Return −(magic + z) for each of the 16 zero points."""
+    magic = MAGIC[dtype]
+    return [magic.negative(magic.worth + zero) for zero in range(16)]
+
+
+def _ready_bytes(dtype: str) -> list[int]:
+    """Return −z for each of the 256 bytes."""
+    magic, stored = MAGIC[dtype], np.arange(256)
+    low, sign = stored & 0x7F | magic.bits, stored & 0x80 | magic.bits
+    return multiply_add(dtype, low, magic.minus_one, sign)
+
+
+def _twins_of(dtype: str) -> dict[Any, Any]:
+    by_zero = {
+        ready * 0x10001: _nibble_table(dtype, zero)
+        for zero, ready in enumerate(_ready_nibbles(dtype))
+    }
+    return {
+        **{
+            WIDEN_NIBBLES[dtype, offset]: partial(_widen_nibbles, _nibble_table(dtype, offset))
+            for offset in NIBBLE_OFFSETS
+        },
+        WIDEN_NIBBLES_LESS[dtype]: partial(_widen_nibbles_less, by_zero),
+        WIDEN_BYTES[dtype]: partial(widen_bytes, _byte_table(dtype)),
+        WIDEN_BYTES_LESS[dtype]: partial(_widen_bytes_less, dtype, _byte_table(dtype)),
+        READY_NIBBLES[dtype]: partial(_ready, 16, _ready_nibbles(dtype)),
+        READY_BYTES[dtype]: partial(_ready, 256, _ready_bytes(dtype)),
+    }
+
+
 SMALL_INTEGER_TWINS: dict[Any, Any] = {
-    **{
-        WIDEN_NIBBLES[dtype, offset]: partial(_widen_nibbles, _nibble_table(dtype, offset))
-        for dtype in MAGIC
-        for offset in NIBBLE_OFFSETS
-    },
-    **{WIDEN_BYTES[dtype]: partial(widen_bytes, _byte_table(dtype)) for dtype in MAGIC},
+    name: twin for dtype in MAGIC for name, twin in _twins_of(dtype).items()
 }

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from numba import cuda, uint32
 
-from kernels.cuda.instructions.small_integers import WIDEN_BYTES, WIDEN_NIBBLES
+from kernels.cuda.instructions.small_integers import (
+    READY_BYTES,
+    READY_NIBBLES,
+    WIDEN_BYTES,
+    WIDEN_BYTES_LESS,
+    WIDEN_NIBBLES,
+    WIDEN_NIBBLES_LESS,
+)
 from tests.simt import launch, tensor
 
 WIDEN = {"bfloat16": tensor.widen_bfloat16, "float16": tensor.widen_float16}
@@ -57,3 +64,53 @@ def test_every_signed_byte_is_itself(dtype):
     for half, values in enumerate((first, ~first)):
         np.testing.assert_array_equal(found[:, 2 * half], values[:, [0, 2]])
         np.testing.assert_array_equal(found[:, 2 * half + 1], values[:, [1, 3]])
+
+
+@pytest.mark.parametrize("dtype", WIDEN_NIBBLES_LESS)
+def test_every_nibble_is_itself_less_any_zero_point(dtype):
+    ready, widen_less = READY_NIBBLES[dtype], WIDEN_NIBBLES_LESS[dtype]
+
+    def widens(out, words):
+        zeros = cuda.local.array((1, 4), uint32)
+        pairs = cuda.local.array((1, 4), uint32)
+        word = words[cuda.threadIdx.x]
+        ready(zeros, 0, word >> uint32(4))  # the next place's nibble; there are more than four
+        for j in range(4):
+            widen_less(pairs, 0, word, zeros[0, j])
+            out[4 * cuda.threadIdx.x + j] = pairs[0, j]
+
+    every_two = np.stack([np.arange(256) % 16, np.arange(256) // 16], axis=-1)
+    places = np.tile(every_two, 4)  # [word, place]
+    words = (places << (4 * np.arange(8))).sum(axis=1).astype(np.uint32)
+
+    found = run(widens, words, dtype)
+
+    for j in range(4):
+        expected = places[:, [j, j + 4]] - places[:, [j + 1]]
+        np.testing.assert_array_equal(found[:, j], expected)
+
+
+@pytest.mark.parametrize("dtype", WIDEN_BYTES_LESS)
+def test_every_signed_byte_is_itself_less_a_zero_point(dtype):
+    ready, widen_less = READY_BYTES[dtype], WIDEN_BYTES_LESS[dtype]
+
+    def widens(out, words):
+        zeros = cuda.local.array((1, 4), uint32)
+        pairs = cuda.local.array((1, 4), uint32)
+        word = words[cuda.threadIdx.x]
+        ready(zeros, 0, word)
+        for j in range(4):
+            widen_less(pairs, 0, word, ~word, zeros[0, j])
+            out[4 * cuda.threadIdx.x + j] = pairs[0, j]
+
+    rows = np.arange(256)[:, None] * [1, 3, 5, 7] + [0, 128, 255, 17]  # every byte at each place
+    stored = rows.astype(np.uint8).view(np.int8)
+
+    found = run(widens, stored.reshape(-1).view(np.uint32), dtype)
+
+    wide = stored.astype(np.int32)
+    for j, both in enumerate(([0, 2], [1, 3], [0, 2], [1, 3])):
+        values = wide if j < 2 else ~wide
+        np.testing.assert_array_equal(found[:, j], values[:, both] - wide[:, [j]])
+    assert found.min() < -200
+    assert found.max() > 200

@@ -1,8 +1,9 @@
 """Products with quantised weights: ragged in every direction, a row's bits its own.
 
-Weights take every value of their format, scales change sign and size from group to group, rows of x
-have magnitudes of their own. The outputs between N and the end of the last panel have NaN scales.
-Rows of y go on behind N, where they must stay NaN.
+Weights and zero points take every value of their format, scales change sign and size from span to
+span, rows of x have magnitudes of their own. The outputs between N and the end of the last panel
+have NaN scales, and so would whatever took the bytes behind a panel's spans for one. Rows of y go
+on behind N, where they must stay NaN.
 One row is also multiplied alone, by the variant for few rows: that must give the same bits.
 """
 
@@ -14,13 +15,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
-from kernels.cuda.quantized_layout import (
-    FORMATS,
-    GROUP,
-    PANEL_ROWS,
-    QuantizedMatrix,
-    pack_matrix,
-)
+from kernels.cuda.quantized_formats import FORMATS, PANEL_ROWS
+from kernels.cuda.quantized_layout import QuantizedMatrix, pack_matrix
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import TILES, QuantizedRowsVariant
 from kernels.cuda.quantized_strands import COLUMNS
@@ -31,10 +27,10 @@ COLUMNS_BEHIND = 2
 
 def draw_cases(variant: QuantizedMatmulVariant, seed: int) -> list[Case]:
     """Two strands that go round the ring, in a block with panels to spare; and 8 short strands."""
-    ring, _ = variant.rings
+    longest = 2 * variant.round_spans + 1
     columns = variant.columns
     return [
-        draw_case(variant, columns - 1, 40, 2 * ring + 1, 1, alone=columns - 3, seed=seed),
+        draw_case(variant, columns - 1, 40, longest, 1, alone=columns - 3, seed=seed),
         draw_case(variant, columns + 3, 20, 3, 3, alone=columns + 1, seed=seed + 1),
     ]
 
@@ -43,28 +39,28 @@ def draw_case(
     variant: QuantizedMatmulVariant,
     num_rows: int,
     num_outputs: int,
-    num_tiles: int,
+    num_spans: int,
     strand_bits: int,
     *,
     alone: int,
     seed: int = 0,
 ) -> Case:
-    """Draw x [M, 32·`num_tiles`] and W; row `alone` is the part."""
+    """Draw x [M, K], K being so many spans, and W; row `alone` is the part."""
     rng = np.random.default_rng(seed)
-    num_inputs = GROUP * num_tiles
     padded = -(-num_outputs // PANEL_ROWS) * PANEL_ROWS
-    matrix = draw_matrix(rng, variant.weights, padded, num_tiles)
+    matrix = draw_matrix(rng, variant.weights, padded, num_spans)
+    num_inputs = matrix.quants.shape[1]
     for values in (matrix.scales, matrix.minima):
         if values is not None:
             values[num_outputs:] = np.nan
-    packed = pack_matrix(variant.weights, matrix)
+    packed = packed_in_poison(variant.weights, matrix)
 
     magnitudes = np.resize([1.0, 3.0, 0.1], (num_rows, 1))
     x = to_stored(variant.dtype, rng.standard_normal((num_rows, num_inputs)) * magnitudes)
     exact: Array = np.empty((num_rows, num_outputs))
     quantized_matmul(
         to_float64(variant.dtype, x),
-        matrix.quants[:num_outputs],
+        matrix.multiplied[:num_outputs],
         matrix.scales[:num_outputs],
         None if matrix.minima is None else matrix.minima[:num_outputs],
         exact,
@@ -95,18 +91,18 @@ def draw_case(
 def draw_rows(variant: QuantizedRowsVariant, seed: int) -> list[Case]:
     """All rows in order, ragged in both directions; and some, scattered, one of them twice."""
     rng = np.random.default_rng(seed)
-    num_outputs, num_tiles = PANEL_ROWS + 9, TILES + 1
-    matrix = draw_matrix(rng, variant.weights, num_outputs, num_tiles)
+    num_outputs, span_tiles = PANEL_ROWS + 9, FORMATS[variant.weights].span_tiles
+    matrix = draw_matrix(rng, variant.weights, num_outputs, TILES // span_tiles + 1)
     # Nothing of these is multiplied with anything: their size is that of the tolerance's data.
     for values in (matrix.scales, matrix.minima):
         if values is not None:
             values *= np.float16(8)
-    exact = np.empty(matrix.quants.shape)
-    dequantized(matrix.quants, matrix.scales, matrix.minima, exact)
-    packed = pack_matrix(variant.weights, matrix)
+    exact: Array = np.empty(matrix.quants.shape)
+    dequantized(matrix.multiplied, matrix.scales, matrix.minima, exact)
+    packed = packed_in_poison(variant.weights, matrix)
 
     def case(rows: Array) -> Case:
-        shape = (len(rows), GROUP * num_tiles)
+        shape = (len(rows), exact.shape[1])
         # A row behind the last one must stay as it is.
         expected = np.pad(exact[rows], ((0, 1), (0, 0)), constant_values=np.nan)
         tolerance = TOLERANCES[variant.dtype] * max(1.0, float(np.abs(exact).max()) / 4)
@@ -125,15 +121,15 @@ def draw_rows(variant: QuantizedRowsVariant, seed: int) -> list[Case]:
 
 
 def draw_matrix(
-    rng: np.random.Generator, label: str, num_outputs: int, num_groups: int
+    rng: np.random.Generator, label: str, num_outputs: int, num_spans: int
 ) -> QuantizedMatrix:
-    """Draw a matrix [N, 32·groups] whose products with normally distributed rows are of size 1."""
+    """Draw a matrix [N, K] whose products with normally distributed rows are of size 1."""
     fmt = FORMATS[label]
-    shape = (num_outputs, num_groups)
+    shape, num_inputs = (num_outputs, num_spans), fmt.span * num_spans
     lowest = -128 if fmt.bits == 8 else -fmt.offset
     highest = lowest + 2**fmt.bits
-    quants = rng.integers(lowest, highest, (num_outputs, GROUP * num_groups), np.int8)
-    size = np.sqrt(GROUP * num_groups)
+    quants = rng.integers(lowest, highest, (num_outputs, num_inputs), np.int8)
+    size = np.sqrt(num_inputs)
     typical = 2.0 ** (fmt.bits - 2)
     scales = rng.uniform(0.2, 2.0, shape) * rng.choice([-1, 1], shape) / (typical * size)
     minima = rng.standard_normal(shape) / size if fmt.has_minimum else None
@@ -141,4 +137,15 @@ def draw_matrix(
         quants,
         scales.astype(np.float16),
         None if minima is None else minima.astype(np.float16),
+        rng.integers(lowest, highest, shape, np.int8) if fmt.has_zeros else None,
     )
+
+
+def packed_in_poison(label: str, matrix: QuantizedMatrix) -> Array:
+    """Return a matrix packed, the bytes behind the spans of its panels NaN."""
+    fmt, num_inputs = FORMATS[label], matrix.quants.shape[1]
+    packed = pack_matrix(label, matrix)
+    spans_bytes = num_inputs // fmt.span * fmt.span_bytes
+    panels = packed.reshape(-1, fmt.panel_bytes(num_inputs))
+    panels[:, fmt.scales_at(num_inputs) + spans_bytes :] = 0xFF
+    return packed

@@ -16,6 +16,14 @@ falls where the exponent's last bit is, and there it is worth just that:
     0x4300 | 0x80 = 0x4380 = 256 = 128 + 128        (float16: it is bit 7 of the fraction, 128 too)
 
 so q = (magic | q & 127) − (magic | q & 128) in both types.
+
+float16 has bits enough to leave a nibble where it is, at bits 4 … 7: there it is worth 16 · q, and
+the multiply-add, which multiplies anyway, takes a sixteenth of it. So only every other nibble of a
+half has to be shifted to its place. bfloat16's fraction has seven bits: all but the first have.
+
+What is taken off may be a zero point of its own for each row. It is made ready once, as a word of
+two halves −(magic + z), and costs the weights nothing: the multiply-add takes off a register in the
+place of a constant. Differences of two bytes, −255 … 255, are exact in bfloat16 too.
 """
 
 from __future__ import annotations
@@ -32,7 +40,7 @@ from kernels.cuda.instructions.emit import I32, Emitter, Intrinsic, Value, instr
 class Magic:
     """The magic number of a 16-bit float: its bits and what it is worth; and the bits of 1 and −1.
 
-    `pair` is PTX's word for two such floats.
+    `pair` is PTX's word for two such floats. `fraction_bits`: 7 or 10.
     """
 
     bits: int
@@ -40,6 +48,7 @@ class Magic:
     one: int
     minus_one: int
     pair: str
+    fraction_bits: int
 
     def negative(self, value: int) -> int:
         """Return the bits of −`value`, a whole number from `worth` to less than twice that."""
@@ -47,9 +56,14 @@ class Magic:
 
 
 MAGIC = {
-    "bfloat16": Magic(0x4300, 128, 0x3F80, 0xBF80, "bf16x2"),
-    "float16": Magic(0x6400, 1024, 0x3C00, 0xBC00, "f16x2"),
+    "bfloat16": Magic(0x4300, 128, 0x3F80, 0xBF80, "bf16x2", 7),
+    "float16": Magic(0x6400, 1024, 0x3C00, 0xBC00, "f16x2", 10),
 }
+
+# Of float16: a sixteenth; and 15/16 of the magic number, which −(magic + z) and −(magic/16 + z) are
+# apart.
+SIXTEENTH = 0x2C00
+FIFTEEN_SIXTEENTHS = 0x6380
 
 # What is taken off a stored 4-bit weight: 8 makes it signed.
 NIBBLE_OFFSETS = (0, 8)
@@ -70,30 +84,92 @@ def _multiply_add(at: Emitter, magic: Magic, a: Value, b: Value, c: Value) -> Va
     return at.assembly(f"fma.rn.{magic.pair} $0, $1, $2, $3;", "=r,r,r,r", I32, [a, b, c])
 
 
+def _write_nibbles(at: Emitter, magic: Magic, word: Value, taken_off: Value) -> Value:
+    """Write pairs[i, j] = the nibbles at 4·j and 4·j + 16 and `taken_off`, halves −(magic + z)."""
+    one = _both(magic.one)
+    if magic.fraction_bits < 8:
+        for j, register in enumerate(at.row(0, 1, 4)):
+            raised = _masked(at, word, 4 * j, 0xF, magic)
+            at.builder.store(_multiply_add(at, magic, raised, one, taken_off), register)
+        return at.nothing()
+    sixteenth = _both(SIXTEENTH)
+    taken_off_sixteenth = _multiply_add(at, magic, taken_off, one, _both(FIFTEEN_SIXTEENTHS))
+    for j, register in enumerate(at.row(0, 1, 4)):
+        if j % 2 == 0:
+            raised = _masked(at, word, 4 * j, 0xF, magic)
+            value = _multiply_add(at, magic, raised, one, taken_off)
+        else:
+            raised = _masked(at, word, 4 * (j - 1), 0xF0, magic)
+            value = _multiply_add(at, magic, raised, sixteenth, taken_off_sixteenth)
+        at.builder.store(value, register)
+    return at.nothing()
+
+
 def _nibbles(magic: Magic, offset: int) -> Intrinsic:
     taken_off = magic.negative(magic.worth + offset)
 
     def emit(at: Emitter) -> Value:
+        return _write_nibbles(at, magic, at.arguments[2], _both(taken_off))
+
+    return instruction(types.void, [None, None, types.uint32], emit)
+
+
+def _nibbles_less(magic: Magic) -> Intrinsic:
+    def emit(at: Emitter) -> Value:
+        return _write_nibbles(at, magic, at.arguments[2], at.arguments[3])
+
+    return instruction(types.void, [None, None, types.uint32, types.uint32], emit)
+
+
+def _in_both_halves(at: Emitter, word: Value, byte: int) -> Value:
+    """Write a byte of a word to the low bytes of both halves; what is above them is anything."""
+    selector = ir.Constant(I32, byte * 0x101 | 0x4040)
+    operands = [word, ir.Constant(I32, 0), selector]
+    return at.assembly("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", I32, operands)
+
+
+def _zero_nibbles(magic: Magic) -> Intrinsic:
+    negative = ir.Constant(I32, magic.negative(magic.worth) * 0x10001)
+
+    def emit(at: Emitter) -> Value:
         for j, register in enumerate(at.row(0, 1, 4)):
-            raised = _masked(at, at.arguments[2], 4 * j, 0xF, magic)
-            value = _multiply_add(at, magic, raised, _both(magic.one), _both(taken_off))
+            spread = _in_both_halves(at, at.arguments[2], j // 2)
+            if j % 2:
+                spread = at.builder.lshr(spread, ir.Constant(I32, 4))
+            operands = [spread, _both(0xF), negative]
+            value = at.assembly("lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", I32, operands)
             at.builder.store(value, register)
         return at.nothing()
 
     return instruction(types.void, [None, None, types.uint32], emit)
 
 
-def _bytes(magic: Magic) -> Intrinsic:
+def _zero_bytes(magic: Magic) -> Intrinsic:
+    def emit(at: Emitter) -> Value:
+        for j, register in enumerate(at.row(0, 1, 4)):
+            spread = _in_both_halves(at, at.arguments[2], j)
+            low = _masked(at, spread, 0, 0x7F, magic)
+            sign = _masked(at, spread, 0, 0x80, magic)
+            at.builder.store(_multiply_add(at, magic, low, _both(magic.minus_one), sign), register)
+        return at.nothing()
+
+    return instruction(types.void, [None, None, types.uint32], emit)
+
+
+def _bytes(magic: Magic, *, is_less: bool) -> Intrinsic:
     def emit(at: Emitter) -> Value:
         for j, register in enumerate(at.row(0, 1, 4)):
             word, shift = at.arguments[2 + j // 2], 8 * (j % 2)
             low = _masked(at, word, shift, 0x7F, magic)
             sign = _masked(at, word, shift, 0x80, magic)
             value = _multiply_add(at, magic, sign, _both(magic.minus_one), low)
+            if is_less:
+                value = _multiply_add(at, magic, value, _both(magic.one), at.arguments[4])
             at.builder.store(value, register)
         return at.nothing()
 
-    return instruction(types.void, [None, None, types.uint32, types.uint32], emit)
+    words = [types.uint32] * (3 if is_less else 2)
+    return instruction(types.void, [None, None, *words], emit)
 
 
 # widen_nibbles(pairs, i, word): pairs[i, j] = the 4-bit integers of `word` at its bits 4·j and
@@ -106,4 +182,22 @@ WIDEN_NIBBLES: dict[tuple[str, int], Intrinsic] = {
 
 # widen_bytes(pairs, i, first, second): pairs[i, 0] = the signed bytes 0 and 2 of `first`,
 # pairs[i, 1] its bytes 1 and 3, pairs[i, 2 … 3] those of `second`. By dtype.
-WIDEN_BYTES: dict[str, Intrinsic] = {dtype: _bytes(magic) for dtype, magic in MAGIC.items()}
+WIDEN_BYTES: dict[str, Intrinsic] = {
+    dtype: _bytes(magic, is_less=False) for dtype, magic in MAGIC.items()
+}
+
+# widen_nibbles_less(pairs, i, word, zero), widen_bytes_less(pairs, i, first, second, zero): the
+# same less a zero point, which `zero` is, made ready. By dtype.
+WIDEN_NIBBLES_LESS: dict[str, Intrinsic] = {
+    dtype: _nibbles_less(magic) for dtype, magic in MAGIC.items()
+}
+WIDEN_BYTES_LESS: dict[str, Intrinsic] = {
+    dtype: _bytes(magic, is_less=True) for dtype, magic in MAGIC.items()
+}
+
+# ready_nibbles(zeros, i, word): zeros[i, j] = the 4-bit zero point at bit 4·j of `word`, made ready
+# for `widen_nibbles_less`; ready_bytes: the signed byte j, for `widen_bytes_less`. By dtype.
+READY_NIBBLES: dict[str, Intrinsic] = {
+    dtype: _zero_nibbles(magic) for dtype, magic in MAGIC.items()
+}
+READY_BYTES: dict[str, Intrinsic] = {dtype: _zero_bytes(magic) for dtype, magic in MAGIC.items()}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.gpu.cases.quantized_matmul import draw_matrix
 from compute_plane.cuda import quantized_kernels
 from compute_plane.cuda.kernel_operations import KernelOperations
 from compute_plane.cuda.matrices import QuantizedMatrix
@@ -17,7 +18,8 @@ from compute_plane.cuda.weight_plan import QuantizedUses
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import TensorFormat
-from kernels.cuda.quantized_layout import packed_bytes
+from kernels.cuda.quantized_formats import FORMATS
+from kernels.cuda.quantized_layout import pack_matrix
 from kernels.cuda.quantized_strands import most_rows_of
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, tiny_plan, torch_executor
@@ -34,16 +36,11 @@ NOT_THE_WIDEST = {"q_proj": TensorFormat.F32, "k_proj": TensorFormat.F32} | EVER
 
 
 def drawn(label: str, num_outputs: int, num_inputs: int) -> QuantizedMatrix:
-    """Return a matrix of small weights: any bytes are quants, and the scales are set."""
-    random = np.random.default_rng(num_outputs)
-    size = packed_bytes(label, num_outputs, num_inputs)
-    tiles = random.integers(0, 256, size, dtype=np.uint8).reshape(
-        -1, {"Q4_0": 576, "Q8_0": 1088}[label]
-    )
-    scales = tiles[:, -64:].copy().view(np.float16)
-    scales[:] = random.uniform(0.001, 0.01, scales.shape)
-    tiles[:, -64:] = scales.view(np.uint8)
-    return QuantizedMatrix(label, torch.from_numpy(tiles.reshape(-1)), num_outputs, num_inputs)
+    """Return a matrix of small weights."""
+    num_spans = num_inputs // FORMATS[label].span
+    matrix = draw_matrix(np.random.default_rng(num_outputs), label, num_outputs, num_spans)
+    packed = torch.from_numpy(pack_matrix(label, matrix))
+    return QuantizedMatrix(label, packed, num_outputs, num_inputs)
 
 
 def rows_of(num_rows: int, num_inputs: int) -> torch.Tensor:
@@ -90,19 +87,26 @@ def test_rows_of_float16_are_multiplied_in_float16() -> None:
     assert [name for name, _ in launcher.launched] == ["quantized_matmul_q4_0_float16_m8"]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("label", "dtype"), [("Q8_0", torch.bfloat16), ("Q8_Z_G64", torch.float32)]
+)
 def test_many_rows_are_multiplied_with_unpacked_weights_a_run_of_panels_at_a_time(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    label: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantized_kernels, "SCRATCH_BYTES", 2 * 64 * 50)  # 50 rows: one panel
-    matrix, launcher = drawn("Q8_0", 70, 64), SimulatedLauncher()
-    x = rows_of(most_rows_of("Q8_0") + 1, 64)
+    matrix, launcher = drawn(label, 70, 64), SimulatedLauncher()
+    x = rows_of(most_rows_of(label) + 1, 64)
     found, expected = products(kernels_for(matrix, launcher), matrix, x, dtype)
     torch.testing.assert_close(found, expected, equal_nan=True, atol=0.03, rtol=0.01)
-    assert [name for name, _ in launcher.launched] == ["quantized_rows_q8_0_bfloat16"] * 3
+    unpacking = f"quantized_rows_{label.lower()}_bfloat16"
+    assert [name for name, _ in launcher.launched] == [unpacking] * 3
 
 
-@pytest.mark.parametrize(("label", "most"), [("Q4_0", 256), ("Q4_1", 224), ("Q8_0", 128)])
+@pytest.mark.parametrize(
+    ("label", "most"),
+    [("Q4_0", 256), ("Q4_1", 224), ("Q8_0", 128), ("Q4_0_G128", 256), ("Q4_Z_G128", 256),
+     ("Q8_Z", 128), ("Q8_Z_G128", 128)],
+)  # fmt: skip
 def test_the_kernel_is_taken_as_long_as_it_moves_fewer_bytes(label: str, most: int) -> None:
     assert most_rows_of(label) == most
 

@@ -158,6 +158,14 @@ SPOILT = {
         Scheme("awq", symmetric=False, scale_type="BF16"),
         {"scales": spoilt(3e4)},
     ),
+    "down_proj.scales has weights too large for Q4_Z": (
+        Scheme("awq", symmetric=False, scale_type="BF16"),
+        {"scales": spoilt(1e5)},
+    ),
+    "down_proj.scales has weights too large for Q8_Z": (
+        Scheme(bits=8, symmetric=False, version="gptq_v2", scale_type="BF16"),
+        {"scales": spoilt(-1e5)},
+    ),
     "down_proj.qzeros has zero points stored as 7 to 8; in a symmetric checkpoint all are 8": (
         Scheme(version="gptq_v2"),
         {"qzeros": stored_zero(7)},
@@ -178,7 +186,9 @@ def test_a_number_that_cannot_be_is_found_when_the_matrix_is_read(tiny, tmp_path
     scheme, changes = SPOILT[words]
     directory = write(tiny, tmp_path / "m", damage(small(tiny, scheme), changes))
     tensor = load_model(str(directory)).source.tensor(f"{DOWN}.weight")
-    label = "Q4_0" if scheme.symmetric else "Q4_1"
+    _, _, label = words.rpartition("too large for ")
+    if label not in TensorFormat.__members__:
+        label = "Q4_0" if scheme.symmetric else "Q4_1"
     with pytest.raises(ModelFileError) as caught:
         converted_tensor(tensor, TensorFormat[label])
     assert f"tensor model.layers.1.mlp.{words}" in caught.value.message

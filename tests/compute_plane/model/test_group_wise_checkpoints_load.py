@@ -87,6 +87,8 @@ def test_every_weight_is_scale_times_quant_less_zero_point(tiny, tmp_path, label
         (Scheme("awq", symmetric=False), "Q4_1", 15 / 2048),
         (Scheme(CT, symmetric=False, scale_type="BF16"), "Q4_1", 15 / 2048),
         (Scheme(bits=8, symmetric=False), "Q8_0", 1.01),
+        (Scheme("awq", symmetric=False), "Q4_Z", 0),
+        (Scheme(CT, bits=8, symmetric=False), "Q8_Z", 0),
     ],
     ids=str,
 )

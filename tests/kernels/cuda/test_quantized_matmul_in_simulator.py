@@ -10,8 +10,9 @@ import pytest
 from bench.gpu.case import Case, to_float64
 from bench.gpu.cases.quantized_matmul import COLUMNS_BEHIND, draw_case, draw_cases
 from bench.gpu.numerics import check_case
-from kernels.cuda import quantized_matmul
+from kernels.cuda import quantized_matmul, quantized_matmul_tensor
 from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.quantized_formats import FORMATS
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_strands import columns_of, strand_bits_of
 from tests.kernels.cuda.simulation import Kernel, Source, simulate
@@ -23,9 +24,9 @@ PRECISION = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-16}  # of one 
 @pytest.mark.parametrize(
     ("variant", "which"),
     [
-        (QuantizedMatmulVariant("Q4_0", "bfloat16", 8), 0),
         (QuantizedMatmulVariant("Q4_1", "float16", 32), 1),
         (QuantizedMatmulVariant("Q8_0", "bfloat16", 16, writes_float32=True), 0),
+        (QuantizedMatmulVariant("Q4_Z_G128", "float16", 8), 1),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -63,11 +64,15 @@ def run_by(case: Case, columns: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "weights",
-    ["Q8_0", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Q4_0", "Q4_1"))],
+    [
+        "Q4_Z_G128",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in FORMATS if name != "Q4_Z_G128"),
+    ],
 )
 def test_every_variant_gives_the_same_bits(weights):
     variant = QuantizedMatmulVariant(weights, "bfloat16", 16)
-    case = draw_case(variant, 9, 24, 9, 0, alone=0)
+    num_spans = 1 + 8 // FORMATS[weights].span_tiles
+    case = draw_case(variant, 9, 24, num_spans, 0, alone=0)
 
     first, *others = [run_by(case, columns, seed) for seed, columns in enumerate((8, 16, 32))]
 
@@ -103,21 +108,22 @@ def test_the_variant_for_some_rows_is_the_smallest_that_holds_them():
 
 MINIMA = QuantizedMatmulVariant("Q4_1", "bfloat16", 16)
 BYTES = QuantizedMatmulVariant("Q8_0", "bfloat16", 16)
+ZEROS = QuantizedMatmulVariant("Q4_Z_G64", "bfloat16", 8)
+ZERO_BYTES = QuantizedMatmulVariant("Q8_Z", "float16", 8)
 SOURCES = {
-    variant: Source(quantized_matmul, "make_quantized_matmul", variant)
-    for variant in (MINIMA, BYTES)
+    variant: Source(quantized_matmul_tensor, "make_quantized_matmul", variant)
+    for variant in (MINIMA, BYTES, ZEROS, ZERO_BYTES)
 }
 
 
 def narrow_case(variant: QuantizedMatmulVariant) -> Case:
     """Two strands and a panel, in a block of four panels; nothing fills its tiles."""
-    return draw_case(variant, 11, 20, 3, 1, alone=0)
+    return draw_case(variant, variant.columns - 5, 20, 3, 1, alone=0)
 
 
 def long_case(variant: QuantizedMatmulVariant) -> Case:
     """One strand that fills its ring twice and starts anew."""
-    ring, _ = variant.rings
-    return draw_case(variant, 3, 20, 2 * ring + 1, 0, alone=0)
+    return draw_case(variant, 3, 20, 2 * variant.round_spans + 1, 0, alone=0)
 
 
 def test_there_is_one_barrier_and_it_can_not_be_left_out():
@@ -134,10 +140,9 @@ def test_there_is_one_barrier_and_it_can_not_be_left_out():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("if slot < tiles_left:", "if True:"),
-        ("if slot + ring < tiles_left:", "if True:"),
+        ("if tile < tiles_left:", "if True:"),
         ("if panel * PANEL_ROWS >= num_outputs:", "if False:"),
-        ("min(8 * c + group, num_rows - 1 - first_row)", "8 * c + group"),
+        ("min(first_row + 8 * c + group, num_rows - 1)", "first_row + 8 * c + group"),
         ("if row < num_rows and output", "if output"),
         ("row < num_rows and output < num_outputs", "row < num_rows"),
     ],
@@ -150,21 +155,29 @@ def test_what_lies_outside_an_array_is_not_touched_unnoticed(old, new):
 @pytest.mark.parametrize(
     ("variant", "old", "new"),
     [
-        (BYTES, "weights[v, 2 * h + 1])", "weights[v, 2 * h])"),
+        (BYTES, "weights[v, 2 * h], weights[v, 2 * h + 1]", "weights[v, 2 * h], weights[v, 2 * h]"),
         (BYTES, "place = at + v * VECTOR_BYTES", "place = at"),
-        (BYTES, "weight_bytes + lane // 4 * group_bytes", "weight_bytes"),
-        (MINIMA, "widen_nibbles(pairs, h, weights[slot, 2 * t + h])",
-         "widen_nibbles(pairs, h, weights[slot, 2 * t])"),
+        (BYTES, "load_scales(scale_words, span, packed, at + group * group_bytes)",
+         "load_scales(scale_words, span, packed, at)"),
+        (MINIMA, "word = weights[first_weights, 2 * t + h]",
+         "word = weights[first_weights, 2 * t]"),
         (BYTES, "(pairs[0, j], pairs[1, j], pairs", "(pairs[1, j], pairs[0, j], pairs"),
-        (BYTES, "multiply_tiles(sums, 0, a, (inputs[i, j], inputs[i, j + 1]))",
-         "multiply_tiles(sums, 0, a, (inputs[i, j + 1], inputs[i, j]))"),
-        (BYTES, "sums[0, j] = float32(0)", "pass"),
+        (BYTES, "sums, t * column_tiles + c, a, b)",
+         "sums, t * column_tiles + c, a, (inputs[i, j + 1], inputs[i, j]))"),
+        (BYTES, "sums[i, j] = float32(0)", "pass"),
         (BYTES, "row = 2 * t + j // 2", "row = 2 * t"),
         (BYTES, "scales[2 * half], scales[2 * half + 1] = low(word), high(word)",
          "scales[2 * half], scales[2 * half + 1] = high(word), low(word)"),
         (MINIMA, "minima[row], input_sums[c, j], total", "minima[row], input_sums[c, 0], total"),
         (MINIMA, "input_sums[c, j] = float32(0)", "pass"),
-        (BYTES, "* strand_tiles\n", "* 0\n"),
+        (ZEROS, "word = word >> uint32(group % 2 * 16)", "pass"),
+        (ZEROS, "(group if is_bytes else group // 2) * 4", "group // 4 * 4"),
+        (ZEROS, "widen_nibbles_less(pairs, h, word, zeros[0, 2 * t + h])",
+         "widen_nibbles_less(pairs, h, word, zeros[0, 2 * t])"),
+        (ZERO_BYTES, "(group if is_bytes else group // 2) * 4", "group // 2 * 4"),
+        (ZERO_BYTES, "first, second, zeros[0, 2 * t + h])", "first, second, zeros[0, h])"),
+        (ZERO_BYTES, "place = at + zeros_at", "place = at"),
+        (BYTES, "* strand_spans\n", "* 0\n"),
         (BYTES, "(8 * c + j % 2) * ROW_PITCH", "8 * c * ROW_PITCH"),
         (BYTES, "value += strand_sums[uint32(at)]", "value = strand_sums[uint32(at)]"),
     ],
@@ -184,20 +197,39 @@ def test_a_second_panel_in_the_place_of_the_first_is_noticed():
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("variant", "old", "new"),
     [
-        ("inputs[i, j] = uint32(0)", "pass"),
-        ("int32(tiles_left - ring)", "int32(tiles_left - 2 * ring)"),
-        ("tile_at += ring * tile_bytes", "pass"),
-        ("inputs_at += ring * GROUP", "pass"),
-        ("inputs_at + (slot + input_ring) * GROUP", "inputs_at + (slot + ring + 1) * GROUP"),
-        ("tile_at + (slot + ring) * tile_bytes", "tile_at + (slot + ring - 1) * tile_bytes"),
+        (MINIMA, "inputs[i, j] = uint32(0)", "pass"),
+        (MINIMA, "int32(tiles_left - round_tiles)", "int32(tiles_left - 2 * round_tiles)"),
+        (MINIMA, "tile_at += round_tiles * tile_bytes", "pass"),
+        (MINIMA, "scales_at += round_spans * span_bytes", "pass"),
+        (MINIMA, "inputs_at[c] += round_tiles * TILE_INPUTS", "pass"),
+        (MINIMA, "ahead = tile + input_ring", "ahead = tile + ring + 1"),
+        (MINIMA, "at = tile_at + ahead * tile_bytes", "at = tile_at + (ahead - 1) * tile_bytes"),
+        (MINIMA, "if ahead < tiles_left:", "if False:"),
+        (MINIMA, "at = scales_at + next_span * span_bytes + group",
+         "at = scales_at + span * span_bytes + group"),
+        (ZEROS, "ask_for_zeros(zero_words, span, packed, at, group)\n                for",
+         "pass\n                for"),
     ],
-)
-def test_a_ring_that_turns_wrongly_is_noticed(old, new):
-    case = long_case(MINIMA)
+    ids=lambda value: value[:28] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_ring_that_turns_wrongly_is_noticed(variant, old, new):
+    case = long_case(variant)
 
-    assert is_noticed(case, SOURCES[MINIMA].with_replaced(old, new))
+    assert is_noticed(case, SOURCES[variant].with_replaced(old, new))
+
+
+@pytest.mark.parametrize(
+    "condition", ["span * span_tiles < tiles_left:", "next_span * span_tiles < tiles_left:"]
+)
+def test_numbers_behind_the_last_span_are_not_asked_for(condition):
+    """There are those of the next panel, or what fills its line, or nothing: the array's end."""
+    case, text = long_case(ZEROS), SOURCES[ZEROS].text
+    assert f"if {condition}" in text
+    broken = text.replace(f"if {condition}", "if True:")
+
+    assert is_noticed(case, SOURCES[ZEROS].with_replaced(text, broken))
 
 
 def is_noticed(case: Case, kernels: dict[str, Kernel]) -> bool:

@@ -14,8 +14,11 @@ from tests.simt import Fault
 
 BYTES = QuantizedRowsVariant("Q8_0", "float16")
 MINIMA = QuantizedRowsVariant("Q4_1", "bfloat16")
+ZEROS = QuantizedRowsVariant("Q4_Z_G64", "bfloat16")
+ZERO_BYTES = QuantizedRowsVariant("Q8_Z_G128", "float16")
 SOURCES = {
-    variant: Source(quantized_rows, "make_quantized_rows", variant) for variant in (BYTES, MINIMA)
+    variant: Source(quantized_rows, "make_quantized_rows", variant)
+    for variant in (BYTES, MINIMA, ZEROS, ZERO_BYTES)
 }
 
 
@@ -23,7 +26,7 @@ SOURCES = {
     "variant",
     [
         BYTES,
-        QuantizedRowsVariant("Q4_0", "bfloat16"),
+        QuantizedRowsVariant("Q4_Z_G128", "float16"),
         *(
             pytest.param(variant, marks=pytest.mark.slow)
             for variant in quantized_rows.variants(every=True)
@@ -43,16 +46,24 @@ def test_rows_in_order_and_scattered_ones_are_right(variant):
         (BYTES, "i // 2 * VECTOR_BYTES", "0"),
         (BYTES, "i % 2 * 8", "0"),
         (BYTES, "group * group_bytes + i // 2 * 4", "group * group_bytes"),
-        (MINIMA, "lane_at + i * 4", "lane_at"),
-        (MINIMA, "scale_at + 8", "scale_at"),
-        (MINIMA, "scale = high_half(scale_words[tile])", "pass"),
-        (MINIMA, "minimum = high_half(minimum_words[tile])", "pass"),
-        (BYTES, "row // PANEL_ROWS * num_tiles", "num_tiles"),
+        (MINIMA, "load_word(packed, at + i * 4)", "load_word(packed, at)"),
+        (MINIMA, "span * span_bytes + 8", "span * span_bytes"),
+        (MINIMA, "scale = high_half(scale_words[span])", "pass"),
+        (MINIMA, "minimum = high_half(beside_words[span])", "pass"),
+        (BYTES, "row // PANEL_ROWS * num_lines", "num_lines"),
         (BYTES, "row = int64(rows[t])", "row = t"),
-        (BYTES, "* GROUP + 8 * quad", "* GROUP"),
+        (BYTES, "* TILE_INPUTS + 8 * quad", "* TILE_INPUTS"),
+        (ZEROS, "group % 2 * 16 + 4 * i", "4 * i"),
+        (ZEROS, "group % 2 * 16 + 4 * i", "group % 2 * 16"),
+        (ZEROS, "(group if is_bytes else group // 2) * 4", "0"),
+        (ZEROS, "-(float32(zero) * scale)", "float32(zero) * scale"),
+        (ZEROS, "first_tile // span_tiles * span_bytes", "first_tile * span_bytes"),
+        (ZERO_BYTES, "uint32(24 - 8 * i)", "uint32(0)"),
+        (ZERO_BYTES, "at = span_at + span * span_bytes + zeros_at",
+         "at = span_at + span * span_bytes"),
     ],
     ids=lambda value: value[:28] if isinstance(value, str) else "",
-)
+)  # fmt: skip
 def test_a_broken_unpacking_is_noticed(variant, old, new):
     case = draw_cases(variant)[1]
     source = SOURCES[variant]
@@ -65,14 +76,20 @@ def test_a_broken_unpacking_is_noticed(variant, old, new):
     assert case.faults(outputs)
 
 
-def test_a_tile_behind_the_last_is_not_touched():
-    case = draw_cases(BYTES)[1]
-    text = SOURCES[BYTES].text
-    condition = "first_tile + tile < num_tiles"
-    assert text.count(condition) == 2
+@pytest.mark.parametrize(
+    ("variant", "condition", "count"),
+    [
+        (BYTES, "first_tile + tile < num_tiles", 2),
+        (ZEROS, "first_tile + span * span_tiles < num_tiles", 1),
+    ],
+)
+def test_what_lies_behind_the_last_tile_is_not_touched(variant, condition, count):
+    """Of a span nothing comes but out-of-bounds reads: its tiles are not written."""
+    case, text = draw_cases(variant)[1], SOURCES[variant].text
+    assert text.count(condition) == count
     broken = text.replace(condition, "True")
     with pytest.raises(Fault):
-        simulate(case, kernels=SOURCES[BYTES].with_replaced(text, broken))
+        simulate(case, kernels=SOURCES[variant].with_replaced(text, broken))
 
 
 @pytest.mark.parametrize(

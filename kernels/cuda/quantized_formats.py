@@ -1,0 +1,146 @@
+"""The formats in which weights stay quantised on the device, and the bytes that each takes.
+
+A format is what a stored integer q stands for, and how many neighbouring weights of a row, its
+*span*, share the numbers beside it:
+
+                value            beside q         bits a weight at a span of   32      64     128
+    Q4_0        (q − 8) · d      d                                            4.5    4.25    4.125
+    Q4_Z        (q − z) · d      d, z of 4 bits                               4.625  4.3125  4.156
+    Q4_1        q · d + m        d, m                                         5
+    Q8_0        q · d            d                                            8.5    8.25    8.125
+    Q8_Z        (q − z) · d      d, z of 8 bits                               8.75   8.375   8.1875
+
+d and m are float16; the integers of eight bits are signed, z too. Q4_0, Q4_1 and Q8_0 with spans of
+32 are GGUF's. Group-wise checkpoints have larger groups, and where theirs are not symmetric, whole
+zero points: Q4_Z keeps those as they are, which is exact and takes fewer bits than the float16
+minimum −z · d would, that is not. Nothing pays for a zero point that it has not. A group larger
+than 128 is stored as spans of 128: at 4 bits, a span of 256 would save 1.5 % more of the bytes, and
+a matrix seldom has a number of them that warps can share evenly.
+
+A label is the kind's name, and the span behind it where that is not 32: Q4_0, Q4_0_G128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kernels.cuda.errors import UnsupportedVariantError
+
+PANEL_ROWS: Final = 32
+"""Rows of a matrix that lie together (`quantized_layout`)."""
+TILE_INPUTS: Final = 32
+"""k's of a tile, and of a block of a model file."""
+SPANS: Final = (32, 64, 128)
+VECTOR_BYTES: Final = 512
+"""Of a warp: 16 bytes a lane."""
+LINE_BYTES: Final = 128
+"""Of the caches: where every panel begins."""
+SCALE_BYTES: Final = 2
+"""Of a scale and of a minimum, float16."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """A format: `kind` as in the table, `bits` a weight, less `offset`; `span` as above.
+
+    `has_minimum`, `has_zeros`: whether m and z are there.
+    """
+
+    kind: str
+    bits: int
+    offset: int = 0
+    has_minimum: bool = False
+    has_zeros: bool = False
+    span: int = TILE_INPUTS
+
+    @property
+    def label(self) -> str:
+        """The format's name."""
+        return self.kind if self.span == TILE_INPUTS else f"{self.kind}_G{self.span}"
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors of 16 bytes a lane in a tile."""
+        return self.bits // 4
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of the weights of a tile of 32 rows and 32 k's."""
+        return self.num_vectors * VECTOR_BYTES
+
+    @property
+    def span_tiles(self) -> int:
+        """Tiles of a span."""
+        return self.span // TILE_INPUTS
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of the scales and minima that the four rows of a lane have for a span."""
+        return 4 * SCALE_BYTES * (2 if self.has_minimum else 1)
+
+    @property
+    def zeros_at(self) -> int:
+        """Bytes from a span's scales to its zero points, where it has some."""
+        return 8 * self.group_bytes
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes of all numbers beside the weights that a panel has for a span."""
+        return self.zeros_at + (PANEL_ROWS * self.bits // 8 if self.has_zeros else 0)
+
+    @property
+    def bits_of_weight(self) -> float:
+        """Bits a weight, with the numbers beside it."""
+        return self.bits + 8 * self.span_bytes / (PANEL_ROWS * self.span)
+
+    def scales_at(self, num_inputs: int) -> int:
+        """Return the bytes from the start of a panel of K inputs to its scales."""
+        return num_inputs // TILE_INPUTS * self.tile_bytes
+
+    def panel_bytes(self, num_inputs: int) -> int:
+        """Return the bytes of a panel of K inputs, filled up to whole lines.
+
+        Raises UnsupportedVariantError.
+        """
+        if num_inputs <= 0 or num_inputs % self.span:
+            raise UnsupportedVariantError("num_inputs", f"a multiple of {self.span}", num_inputs)
+        spans_bytes = num_inputs // self.span * self.span_bytes
+        return -(-(self.scales_at(num_inputs) + spans_bytes) // LINE_BYTES) * LINE_BYTES
+
+
+FORMATS: Final[Mapping[str, WeightFormat]] = {
+    fmt.label: fmt
+    for fmt in (
+        *(WeightFormat("Q8_0", 8, span=span) for span in SPANS),
+        *(WeightFormat("Q4_0", 4, offset=8, span=span) for span in SPANS),
+        WeightFormat("Q4_1", 4, has_minimum=True),
+        *(WeightFormat("Q4_Z", 4, has_zeros=True, span=span) for span in SPANS),
+        *(WeightFormat("Q8_Z", 8, has_zeros=True, span=span) for span in SPANS),
+    )
+}
+"""By label."""
+
+
+def weight_format(label: str) -> WeightFormat:
+    """Return a format by its label. Raises UnsupportedVariantError."""
+    if label not in FORMATS:
+        raise UnsupportedVariantError("weights", f"one of {', '.join(FORMATS)}", label)
+    return FORMATS[label]
+
+
+def label_for(kind: str, group: int) -> str:
+    """Return the label of the largest span that `group` neighbours of the same scale fill.
+
+    Raises UnsupportedVariantError.
+    """
+    fits = [fmt for fmt in FORMATS.values() if fmt.kind == kind and group % fmt.span == 0]
+    if not fits:
+        raise UnsupportedVariantError("group", f"a multiple of {TILE_INPUTS} for {kind}", group)
+    return max(fits, key=lambda fmt: fmt.span).label
+
+
+def packed_bytes(label: str, num_outputs: int, num_inputs: int) -> int:
+    """Return the bytes of a packed matrix [N, K]. Raises UnsupportedVariantError."""
+    return -(-num_outputs // PANEL_ROWS) * weight_format(label).panel_bytes(num_inputs)
