@@ -1,6 +1,6 @@
 """The operations of a CUDA device: each a launch of a kernel of `kernels.cuda`, or two.
 
-What is quantised has its own file, `quantized_kernels`.
+What is quantised has its own file, `quantized_kernels`, and so have the logits, `logits_kernels`.
 
 What a kernel needs beside its tensors is made here: strides, grids, scratch memory. Scratch comes
 from torch's allocator at every call; in a captured graph it is the graph's own.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.logits_kernels import LogitsKernels
 from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.operations import (
     AdjustColumns,
@@ -24,19 +25,17 @@ from compute_plane.cuda.operations import (
 )
 from compute_plane.cuda.quantized_kernels import UNQUANTISED, QuantizedKernels
 from compute_plane.errors import DeviceUnavailableError
-from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_variant import LOG2_E
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.logprobs import LogprobsVariant
 from kernels.cuda.quantized_kv import POOL_DTYPES
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
-from kernels.cuda.sampling import MAX_VOCAB, SamplingVariant
 from kernels.cuda.silu_mul import SiluMulVariant
+from kernels.cuda.weight_search import MAX_VOCAB
 
 if TYPE_CHECKING:
     from compute_plane.cuda.launchers import Launcher
@@ -95,9 +94,7 @@ class KernelOperations:
                 f"device: the kernels do not take this model: {error}", field=error.field
             ) from error
         self._copy = CopyBlocksVariant()
-        self._adjust = AdjustLogitsVariant()
-        self._sample = SamplingVariant()
-        self._logprobs = LogprobsVariant()
+        self._logits = LogitsKernels(launcher)
         launcher.prepare(self.variants)
 
     @property
@@ -105,8 +102,8 @@ class KernelOperations:
         """Every kernel that may be launched."""
         return [
             self._embedding, self._silu, self._norm, self._add_norm, self._rope, self._decode,
-            self._decode.merge, self._prefill, self._copy, self._adjust, self._sample,
-            self._logprobs, *self._quantized.variants,
+            self._decode.merge, self._prefill, self._copy, *self._logits.variants,
+            *self._quantized.variants,
         ]  # fmt: skip
 
     @property
@@ -243,64 +240,17 @@ class KernelOperations:
 
     def adjust_logits(self, out: Tensor, logits: Tensor, columns: AdjustColumns) -> None:
         """Apply bias and penalties."""
-        c = columns
-        self._launcher.launch(
-            self._adjust,
-            self._adjust.grid(len(out)),
-            out,
-            torch.empty(out.shape, dtype=torch.int64, device=out.device),
-            logits,
-            c.logits_rows,
-            c.bias_starts,
-            c.bias_tokens,
-            c.bias_values,
-            c.repetition_penalties,
-            c.presence_penalties,
-            c.frequency_penalties,
-            c.history_starts,
-            c.history_lengths,
-            c.num_prompts,
-            c.history,
-            *logits_strides(logits),
-        )
+        self._logits.adjust_logits(out, logits, columns)
 
     def sample(
         self, out: Tensor, is_finite: Tensor, logits: Tensor, columns: SamplingColumns
     ) -> None:
         """Draw."""
-        c = columns
-        self._launcher.launch(
-            self._sample,
-            self._sample.grid(len(out)),
-            out,
-            is_finite,
-            torch.empty((len(out), logits.shape[1]), dtype=torch.int64, device=out.device),
-            logits,
-            c.logits_rows,
-            c.inverse_temperatures,
-            c.top_ks,
-            c.top_ps,
-            c.min_ps,
-            c.seeds,
-            c.sample_indexes,
-            c.positions,
-            *logits_strides(logits),
-        )
+        self._logits.sample(out, is_finite, logits, columns)
 
     def logprobs(self, out: LogprobOutputs, logits: Tensor, columns: LogprobColumns) -> None:
         """Write log-probabilities."""
-        self._launcher.launch(
-            self._logprobs,
-            self._logprobs.grid(len(columns.tokens)),
-            out.token_logprobs,
-            out.top_tokens,
-            out.top_logprobs,
-            logits,
-            columns.logits_rows,
-            columns.tokens,
-            columns.num_logprobs,
-            *logits_strides(logits),
-        )
+        self._logits.logprobs(out, logits, columns)
 
 
 def layer_strides(pool: Tensor, layer: int) -> tuple[int, int, int]:
@@ -310,8 +260,3 @@ def layer_strides(pool: Tensor, layer: int) -> tuple[int, int, int]:
     """
     keys = layer * int(pool.stride(1))
     return int(pool.stride(0)), keys, keys + int(pool.stride(2))
-
-
-def logits_strides(logits: Tensor) -> tuple[int, int]:
-    """Return the elements from row to row, and those of a row."""
-    return int(logits.stride(0)), int(logits.shape[1])

@@ -72,13 +72,27 @@ class AdjustColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawNeeds:
+    """What some of K samples need, as the host knows it: what nobody needs is not launched.
+
+    `draws`: a temperature that is not 0. `cuts`: top-k or top-p besides.
+    """
+
+    draws: bool = True
+    cuts: bool = True
+
+
+EVERYTHING: Final = DrawNeeds()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingColumns:
     """How K tokens are drawn; `kernels.reference.sampling`.
 
     `logits_rows`: int32 [K], several samples may share a row. `inverse_temperatures`: float64 [K],
     `kernels.reference.sampling.inverse(temperature)`, 0 for greedy. `top_ks`: int32, 0 keeps all.
     `top_ps`, `min_ps`: float64. `seeds`: int64, the bits of an unsigned number. `sample_indexes`:
-    int32. `positions`: int64.
+    int32. `positions`: int64. `needs`: what these need, or more.
     """
 
     logits_rows: Tensor
@@ -89,6 +103,7 @@ class SamplingColumns:
     seeds: Tensor
     sample_indexes: Tensor
     positions: Tensor
+    needs: DrawNeeds = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,7 @@ class ReferenceOperations:
     ) -> None:
         """Draw, sample by sample."""
         rows = logits.numpy()
+        _check_needs(columns, rows.shape[1])
         for k, logits_row in enumerate(columns.logits_rows.tolist()):
             row = rows[logits_row]
             is_good = bool(np.isfinite(row).all())
@@ -205,7 +206,7 @@ class ReferenceOperations:
             shape = matrix.num_outputs, matrix.num_inputs
             parts = unpack_matrix(matrix.format, matrix.packed.numpy(), *shape)
             values = np.empty(shape, dtype=np.float32)
-            dequantized(parts.quants, parts.scales, parts.minima, values)
+            dequantized(parts.multiplied, parts.scales, parts.minima, values)
             self._unpacked[matrix] = torch.from_numpy(values)
         return self._unpacked[matrix]
 
@@ -256,6 +257,16 @@ def _attend(
         attended,
     )
     out[index] = torch.from_numpy(attended).to(out.dtype)
+
+
+def _check_needs(columns: SamplingColumns, vocab: int) -> None:
+    """Raise ValueError where samples need what a device would have left out."""
+    is_drawn = columns.inverse_temperatures.numpy() > 0
+    top_ks = columns.top_ks.numpy()
+    is_cut = is_drawn & (((top_ks > 0) & (top_ks < vocab)) | (columns.top_ps.numpy() < 1.0))
+    needs = columns.needs
+    if (is_drawn.any() and not needs.draws) or (is_cut.any() and not needs.cuts):
+        raise ValueError(f"the samples need more than {needs}")
 
 
 def _choose(row: Array, columns: SamplingColumns, k: int) -> int:

@@ -15,16 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.cuda.operations import MAX_LOGPROBS
+from compute_plane.cuda.operations import MAX_LOGPROBS, DrawNeeds
 from compute_plane.executor.interface import ExecutionBatch, Int32Array, Penalties, SamplingRow
 from compute_plane.executor.logits_groups import group_logits
 from kernels.reference.sampling import inverse
 from planes.errors import ValidationError
+
+if TYPE_CHECKING:
+    from compute_plane.executor.step import SamplingKey
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
@@ -42,7 +45,7 @@ class GroupPlan:
 
     `out_tokens`: of the column of tokens whose logits these are. `samples`: of the samples, the
     first `num_plain` of them plain; `adjusted`: of the columns of adjustments. `prompts`: of the
-    prompt targets.
+    prompt targets. `plain_needs`, `adjusted_needs`: of those samples.
     """
 
     out_tokens: slice
@@ -51,6 +54,8 @@ class GroupPlan:
     adjusted: slice
     prompts: slice
     has_logprobs: bool
+    plain_needs: DrawNeeds
+    adjusted_needs: DrawNeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +103,17 @@ def plan_sampling(
         of_samples = of_samples[np.argsort(is_adjusted[of_samples], kind="stable")]
         of_prompts = members[members >= num_samples]
         here = int(np.count_nonzero(is_adjusted[of_samples]))
+        num_plain = len(of_samples) - here
         groups.append(
             GroupPlan(
                 out_tokens=slice(num_out, num_out + len(tokens)),
                 samples=slice(sample_end, sample_end + len(of_samples)),
-                num_plain=len(of_samples) - here,
+                num_plain=num_plain,
                 adjusted=slice(num_adjusted, num_adjusted + here),
                 prompts=slice(prompt_end, prompt_end + len(of_prompts)),
                 has_logprobs=bool(asks[of_samples].any()),
+                plain_needs=needs_of([batch.sampling[k] for k in of_samples[:num_plain]]),
+                adjusted_needs=needs_of([batch.sampling[k] for k in of_samples[num_plain:]]),
             )
         )
         out_tokens.append(tokens)
@@ -135,6 +143,12 @@ def plan_sampling(
             places = slice(group.samples.start + group.num_plain, group.samples.stop)
             columns["draw_rows"][places] = np.arange(places.stop - places.start)
     return SamplingPlan(tuple(groups), columns, sample_order, prompt_order, adjusted_order)
+
+
+def needs_of(rows: Sequence[SamplingRow | SamplingKey]) -> DrawNeeds:
+    """Return what samples need."""
+    drawn = [row for row in rows if row.temperature]
+    return DrawNeeds(bool(drawn), any(row.top_k or row.top_p < 1.0 for row in drawn))
 
 
 def check_tokens(sampling: Sequence[SamplingRow], vocab_size: int) -> None:

@@ -22,7 +22,7 @@ from compute_plane.cuda.operations import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.cuda.operations import DeviceOperations, DrawNeeds
     from compute_plane.cuda.sampling_columns import GroupPlan, SamplingPlan
 
 DRAW_COLUMNS: Final = (
@@ -67,13 +67,13 @@ def run_group(
     first, end = group.samples.start, group.samples.stop
     plain, adjusted = slice(first, first + group.num_plain), slice(first + group.num_plain, end)
     if group.num_plain:
-        _sample(plain, logits, columns, results, operations)
+        _sample(plain, group.plain_needs, logits, columns, results, operations)
     if group.adjusted.stop > group.adjusted.start:
         own = torch.empty(
             (end - adjusted.start, logits.shape[1]), dtype=torch.float32, device=logits.device
         )
         operations.adjust_logits(own, logits, _adjust_columns(group.adjusted, columns))
-        _sample(adjusted, own, columns, results, operations)
+        _sample(adjusted, group.adjusted_needs, own, columns, results, operations)
     if "logits" in results and end > first:
         rows = columns["sample_rows"][group.samples].long()
         results["logits"][group.samples] = logits.index_select(0, rows)
@@ -101,6 +101,7 @@ def run_group(
 
 def _sample(
     which: slice,
+    needs: DrawNeeds,
     logits: Tensor,
     columns: dict[str, Tensor],
     results: dict[str, Tensor],
@@ -109,6 +110,7 @@ def _sample(
     drawn = SamplingColumns(
         logits_rows=columns["draw_rows"][which],
         positions=columns["sample_positions"][which],
+        needs=needs,
         **{name: columns[name][which] for name in DRAW_COLUMNS},
     )
     operations.sample(results["tokens"][which], results["is_finite"][which], logits, drawn)

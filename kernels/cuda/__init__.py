@@ -10,12 +10,15 @@
     rope_write_kv      rotation of queries and keys, keys and values into the pool
     rms_norm, silu_mul, embedding, copy_blocks
     adjust_logits      logit bias and penalties
-    sampling           the token of each sample (weight_search, exact_exponential, philox)
-    logprobs           log-probabilities of tokens
+    sampling           the token of each sample (largest_logits, sampling_weights,
+                       sampling_shortlist, weight_search, exact_exponential, philox)
+    logprobs           log-probabilities of tokens (largest_logits, logprob_sums)
+    row_splits         a row divided among several blocks of threads
     block_reductions   what a block of threads agrees on
     long_rows          reading a row by few threads
     lanes              which lane of which warp a thread is, sums over a warp
-    quantized_matmul   rows times weights of eight or four bits (quantized_layout, _strands)
+    quantized_matmul   rows times weights of eight or four bits (quantized_formats, _layout,
+                       _strands, quantized_matmul_tensor)
     quantized_rows     rows of such a matrix, unpacked
     instructions/      the machine instructions Numba does not offer by itself
     variant            what a kernel tells the builder and the launcher about itself

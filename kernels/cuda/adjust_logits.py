@@ -1,27 +1,38 @@
 """Logit bias and penalties: what is done to a sample's logits before a token is chosen.
 
 The specification is `kernels.reference.logit_adjustments`, and this gives its very bits: every
-operation is rounded by itself. One block of threads a sample, in three steps with a
-barrier between, since a step's tokens are in no order:
+operation is rounded by itself. The samples' rows have been copied, and as many counts cleared, by
+all multiprocessors together; here one block of threads a sample touches only the tokens that have a
+bias or occurred, with a barrier between, since they are in no order:
 
-    1. copy the row to the sample's own, and clear its counts
-    2. add the biases, no token twice, and count the history: prompt tokens in the upper half of a
+    1. add the biases, no token twice, and count the history: prompt tokens in the upper half of a
        count, output tokens in the lower
-    3. change the logits of all tokens that were counted
+    2. go through the history again and take each token's count away: the thread that finds it there
+       changes the logit
 
-Only samples that have a bias or a penalty are launched; the others' rows stay where they are. What
-is not finite stays so, for the sampler to see.
+Only samples that have a bias or a penalty are launched; the others' rows stay where they are, and
+without any there is no launch at all. What is not finite stays so, for the sampler to see.
+
+What limits it (an argument; `make gpu` measures): waiting for memory. A history of 8 K tokens is
+four rounds of reads for 512 threads, each some 600 cycles to the second cache and back, and again
+with a count and a logit behind. The copy and the counts are 2 MB of writes and reads for a row of
+128 K logits, of which one multiprocessor alone would take 30 K cycles.
+
+The ladder:
+  v1  copied, cleared and looked through by one block of threads, four reads of a thread under way.
+  v2  this: copied and cleared by torch, and no pass over what has not occurred.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from numba import cuda, float32, int64
+from numba import cuda, float32, int32, int64
 
 from kernels.cuda.block_reductions import LARGEST_FINITE
-from kernels.cuda.instructions.atomics import add_int64
+from kernels.cuda.instructions.atomics import add_int64, exchange_int64
 from kernels.cuda.instructions.exact_float32 import (
     add_float32,
     divide_float32,
@@ -48,8 +59,8 @@ class AdjustLogitsVariant(SampleVariant):
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         return (
-            "float32*", "int64*", "float32*", "int32*", "int32*", "int32*", "float32*", "float32*",
-            "float32*", "float32*", "int64*", "int32*", "int32*", "int32*", "int64", "int32",
+            "float32*", "int64*", "int32*", "int32*", "float32*", "float32*", "float32*",
+            "float32*", "int64*", "int32*", "int32*", "int32*", "int32",
         )  # fmt: skip
 
     @property
@@ -74,8 +85,6 @@ def make_adjust_logits(variant: AdjustLogitsVariant) -> Callable[..., None]:
     def adjust_logits(
         adjusted: Pointer,
         counts: Pointer,
-        logits: Pointer,
-        logits_rows: Pointer,
         bias_starts: Pointer,
         bias_tokens: Pointer,
         bias_values: Pointer,
@@ -86,32 +95,18 @@ def make_adjust_logits(variant: AdjustLogitsVariant) -> Callable[..., None]:
         history_lengths: Pointer,
         num_prompts: Pointer,
         history: Pointer,
-        logits_stride: Scalar,
         vocab: Scalar,
     ) -> None:
-        """Write the adjusted logits of sample blockIdx.x.
+        """Adjust the logits of sample blockIdx.x.
 
-        `adjusted`: [K, V]. `counts`: [K, V], scratch. `logits`: [R, V], rows `logits_stride`
-        elements apart. `bias_starts`: [K + 1], where each sample's biases begin in `bias_tokens`
-        and `bias_values`. Penalties: [K]. A sample's history is
-        history[history_starts[k] … + history_lengths[k] - 1], `num_prompts[k]` of the prompt first;
-        its length is 0 where no penalty is on.
+        `adjusted`: [K, V], the samples' logits. `counts`: [K, V], zero before. `bias_starts`:
+        [K + 1], where each sample's biases begin in `bias_tokens` and `bias_values`. Penalties:
+        [K]. A sample's history is history[history_starts[k] … + history_lengths[k] - 1],
+        `num_prompts[k]` of the prompt first; its length is 0 where no penalty is on.
         """
         sample = int64(cuda.blockIdx.x)
         thread = cuda.threadIdx.x
-        row = int64(logits_rows[sample]) * logits_stride
         own = sample * vocab
-        read_logits = cuda.local.array(READS, float32)
-        read_counts = cuda.local.array(READS, int64)
-        for begin in range(thread, vocab, READS * threads):
-            read_ahead(read_logits, logits, row, begin, threads, vocab)
-            for i in range(READS):
-                v = begin + i * threads
-                if v < vocab:
-                    adjusted[own + v] = read_logits[i]
-                    counts[own + v] = int64(0)
-        cuda.syncthreads()
-
         for i in range(bias_starts[sample] + thread, bias_starts[sample + 1], threads):
             place = own + bias_tokens[i]
             logit = adjusted[place]
@@ -119,32 +114,40 @@ def make_adjust_logits(variant: AdjustLogitsVariant) -> Callable[..., None]:
                 logit = add_float32(logit, bias_values[i])
                 adjusted[place] = max(-LARGEST_FINITE, min(logit, LARGEST_FINITE))
 
-        first = history_starts[sample]
+        first, length = history_starts[sample], history_lengths[sample]
         num_prompt = num_prompts[sample]
-        for i in range(thread, history_lengths[sample], threads):
-            unit = PROMPT_UNIT if i < num_prompt else int64(1)
-            add_int64(counts, own + history[first + i], unit)
+        tokens = cuda.local.array(READS, int32)
+        taken = cuda.local.array(READS, int64)
+        for begin in range(thread, length, READS * threads):
+            read_ahead(tokens, history, first, begin, threads, length)
+            for i in range(READS):
+                if begin + i * threads < length:
+                    unit = PROMPT_UNIT if begin + i * threads < num_prompt else int64(1)
+                    add_int64(counts, own + tokens[i], unit)
         cuda.syncthreads()
 
         repetition = repetition_penalties[sample]
         presence, frequency = presence_penalties[sample], frequency_penalties[sample]
-        for begin in range(thread, vocab, READS * threads):
-            read_ahead(read_counts, counts, own, begin, threads, vocab)
+        for begin in range(thread, length, READS * threads):
+            read_ahead(tokens, history, first, begin, threads, length)
             for i in range(READS):
-                v = begin + i * threads
-                count = read_counts[i] if v < vocab else int64(0)
-                logit = float32(0)
-                if count > 0:
-                    logit = adjusted[own + v]
-                if count > 0 and abs(logit) <= LARGEST_FINITE:
+                taken[i] = int64(0)
+                if begin + i * threads < length:
+                    taken[i] = exchange_int64(counts, own + tokens[i], 0)
+            for i in range(READS):
+                logit = float32(math.inf)
+                if taken[i] > 0:
+                    logit = adjusted[own + tokens[i]]
+                if abs(logit) <= LARGEST_FINITE:
                     if logit < 0:
                         logit = multiply_float32(logit, repetition)
                     else:
                         logit = divide_float32(logit, repetition)
-                    num_output = count & OUTPUT_MASK
+                    num_output = taken[i] & OUTPUT_MASK
                     if num_output > 0:
                         penalty = multiply_float32(frequency, float32(num_output))
                         logit = add_float32(add_float32(logit, -penalty), -presence)
-                    adjusted[own + v] = max(-LARGEST_FINITE, min(logit, LARGEST_FINITE))
+                    logit = max(-LARGEST_FINITE, min(logit, LARGEST_FINITE))
+                    adjusted[own + tokens[i]] = logit
 
     return adjust_logits

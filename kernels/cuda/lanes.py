@@ -24,3 +24,14 @@ def warp_sum(value: Scalar) -> Scalar:
     for step in range(5):
         value += cuda.shfl_xor_sync(FULL_WARP, value, 16 >> step)
     return value
+
+
+@cuda.jit(device=True, inline="always")
+def sum_up_to_lane(value: Scalar) -> Scalar:
+    """Return the sum of the values of this lane and those below."""
+    lane = cuda.threadIdx.x % 32
+    for step in range(5):
+        lower = cuda.shfl_up_sync(FULL_WARP, value, 1 << step)
+        if lane >= 1 << step:
+            value += lower
+    return value

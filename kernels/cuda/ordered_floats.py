@@ -2,20 +2,23 @@
 
     key   0 │ 32 bits that rise with the logit │ 31 bits that fall with the token id
 
-Non-negative in int64. The largest key of a row names its largest logit and, among equals, the
-lowest id; −0 and 0 are equal.
+Positive in int64. The largest key of a row names its largest logit and, among equals, the lowest
+id; −0 and 0 are equal. `NOT_FINITE` is above all keys, so that it is the largest of a row in which
+one logit is not finite; `NO_KEY` is below all.
 """
 
 from __future__ import annotations
 
 from numba import cuda, float32, int64, uint32
 
-from kernels.cuda.instructions.conversions import float32_to_word
+from kernels.cuda.instructions.conversions import float32_to_word, word_to_float32
 from kernels.cuda.variant import Scalar
 
 ID_BITS = 31
 LAST_ID = (1 << ID_BITS) - 1
 SIGN = uint32(0x80000000)
+NOT_FINITE = (1 << 63) - 1
+NO_KEY = -1
 
 
 @cuda.jit(device=True, inline="always")
@@ -30,3 +33,10 @@ def order_key(logit: Scalar, token: Scalar) -> Scalar:
 def token_of_key(key: Scalar) -> Scalar:
     """Return the token id of a key."""
     return LAST_ID - (key & LAST_ID)
+
+
+@cuda.jit(device=True, inline="always")
+def logit_of_key(key: Scalar) -> Scalar:
+    """Return the logit of a key, 0 for −0."""
+    rising = uint32(key >> ID_BITS)
+    return word_to_float32(rising ^ SIGN if rising >= SIGN else ~rising)

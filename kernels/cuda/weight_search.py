@@ -1,20 +1,24 @@
-"""What top-k, top-p and min-p keep of a row of integer weights, and the token a number picks.
+"""What top-k, top-p and min-p keep of a row of integer weights: all keys from a *cut* on.
 
-Device functions for a whole block of threads: every thread must call them, and all get the same
-result. Nothing is sorted. What is kept is a threshold T, with how many of the tokens that weigh
-exactly T, the first of them by id: a prefix of the order by weight, equals by id.
+A token's key orders the row: by weight, equals by id, the lowest first. No two are equal, so that
+what is kept is always all keys from one number on:
 
-T is found digit by digit from the top: first the length of the weight in bits, which spreads a
-softmax's weights well, then eight bits at a time; a weight takes part only while its higher digits
-are those of T:
+    key   0 │ 41 bits: the weight │ 22 bits that fall with the token id
 
-    length      41 40 39 … 1             the histogram of counts and sums is walked from the left
-    count        1  0  3 … 907           until the wanted count (top-k) or sum (top-p) is reached
-                       ▲ T has 39 bits
+Nothing is sorted. The cut is found from the top, first in *bins* of a quarter of a power of two:
 
-    next digit  ff fe fd … 00   of the three: which is T's?   and so on down to the last bit
+    bin         160 159 158 …  0     the sums of counts and weights are walked from the left until
+    count         1   0   3 … 907    the wanted count (top-k) or sum (top-p) is reached
+                          ▲ the cut is one of these three
 
-The histograms are filled by atomic additions of integers in shared memory: exact in any order.
+The tokens of the bins in which it may be, the *open* ones, are listed (`sampling_shortlist`), and
+the list is searched digit by digit, seven bits at a time; a key takes part only while its higher
+digits are those of the cut:
+
+    next digit  127 126 … 0          which is the cut's?   and so on until one key is left
+
+Histograms are filled by atomic additions of integers: exact in any order. The functions are for a
+whole block of threads or for each whole warp, as they say; all their threads must call them.
 """
 
 from __future__ import annotations
@@ -25,244 +29,211 @@ from kernels.cuda.exact_exponential import WEIGHT_ONE
 from kernels.cuda.instructions.atomics import add_int32, add_shared_int64
 from kernels.cuda.instructions.conversions import FULL_WARP
 from kernels.cuda.instructions.exact_float64 import multiply_float64
-from kernels.cuda.lanes import warp_sum
+from kernels.cuda.lanes import sum_up_to_lane
 from kernels.cuda.long_rows import READS, read_ahead
 from kernels.cuda.variant import Pointer, Scalar, Scalars
 
-DIGIT_BITS = 8
-BINS = 1 << DIGIT_BITS  # the lengths of weights, up to 41, take the lowest of them
-BINS_OF_LANE = BINS // 32
-ALL = int64(1 << 62)  # more tokens than there can be
+ID_BITS = 22
+LAST_ID = (1 << ID_BITS) - 1
+MAX_VOCAB = 1 << ID_BITS
+ALL_KEYS = int64(1 << ID_BITS)  # the cut that keeps whatever weighs something
+
+BINS = 192  # of a row: up to the one of the weight 2^40, and whole warps of them
+LAST_BIN = 160
+DIGIT_BITS = 7
+DIGITS = 1 << DIGIT_BITS
+
+# What the splits of a row leave for each other, int64 each: counts and sums of its bins, the
+# sum of all, the length of its list, and what `find_open` has found.
+SUM_OF_BIN = BINS
+TOTAL = 2 * BINS
+LISTED = TOTAL + 1
+OPEN = TOTAL + 2
+ROW_BINS = OPEN + 6
+
+ANY_SUM = -1.0  # wanted where the count decides
+
+
+@cuda.jit(device=True, inline="always")
+def weight_key(weight: Scalar, token: Scalar) -> Scalar:
+    """Return the key of a token."""
+    return (weight << ID_BITS) | (LAST_ID - token)
+
+
+@cuda.jit(device=True, inline="always")
+def token_of_weight_key(key: Scalar) -> Scalar:
+    """Return the token id of a key."""
+    return LAST_ID - (key & LAST_ID)
+
+
+@cuda.jit(device=True, inline="always")
+def has_cut(top_k: Scalar, top_p: Scalar, vocab: Scalar) -> Scalar:
+    """Return whether a sample's cut has to be searched for."""
+    return 0 < top_k < vocab or top_p < 1.0
+
+
+@cuda.jit(device=True, inline="always")
+def least_weight(min_p: Scalar) -> Scalar:
+    """Return the smallest weight that min-p keeps, at least 1."""
+    least = multiply_float64(min_p, WEIGHT_ONE)
+    weight = int64(least)
+    if float64(weight) < least:
+        weight += 1
+    return max(weight, int64(1))
+
+
+@cuda.jit(device=True, inline="always")
+def bin_of(weight: Scalar) -> Scalar:
+    """Return the bin of a positive weight: its power of two, and the two bits below."""
+    power = int64(63 - cuda.clz(weight))
+    return (power << 2) | (((weight << 2) >> power) & 3)
+
+
+@cuda.jit(device=True, inline="always")
+def first_weight(number: Scalar) -> Scalar:
+    """Return the smallest weight in bin `number` or above."""
+    return (((4 + (number & 3)) << (number >> 2)) + 3) >> 2
+
+
+@cuda.jit(device=True, inline="always")
+def find_bin(
+    above: Scalar,
+    sum_above: Scalar,
+    wanted_count: Scalar,
+    wanted_sum: Scalar,
+    highest: Scalar,
+    counts: Pointer,
+    first_count: Scalar,
+    sums: Pointer,
+    first_sum: Scalar,
+) -> Scalars:
+    """Return (bin, above, sum above, count, sum): the largest bin down to which is enough.
+
+    Wanted are `wanted_count` tokens (0: any) and the sum `wanted_sum` (`ANY_SUM`). `above` tokens
+    of `sum_above` are known to be above bin `highest`, the first to be looked at; returned is what
+    is above the bin, and what is in it. The bin is -1 if all together are not enough.
+
+    For a whole warp, which gets the result: a bin a lane, and the next 32 if that was not enough.
+    `counts[first_count + i]`, `sums[first_sum + i]`: of bin i.
+    """
+    lane = int64(cuda.threadIdx.x % 32)
+    number, count, total = int64(-1), int64(0), int64(0)
+    while number < 0 and highest >= 0:
+        mine, sum_of_mine = int64(0), int64(0)
+        if lane <= highest:
+            mine = int64(counts[first_count + highest - lane])
+            sum_of_mine = sums[first_sum + highest - lane]
+        after = above + sum_up_to_lane(mine)
+        sum_after = sum_above + sum_up_to_lane(sum_of_mine)
+        is_enough = after >= wanted_count and float64(sum_after) >= wanted_sum
+        enough = int64(uint32(cuda.ballot_sync(FULL_WARP, is_enough)))
+        last = int64(31)
+        if enough != 0:
+            last = 63 - cuda.clz(enough & -enough)  # the first that has enough
+            number = highest - last
+            count = cuda.shfl_sync(FULL_WARP, mine, last)
+            total = cuda.shfl_sync(FULL_WARP, sum_of_mine, last)
+        above = cuda.shfl_sync(FULL_WARP, after, last) - count
+        sum_above = cuda.shfl_sync(FULL_WARP, sum_after, last) - total
+        highest -= 32
+    return number, above, sum_above, count, total
+
+
+@cuda.jit(device=True, inline="always")
+def find_open(bins: Pointer, first: Scalar, top_k: Scalar, top_p: Scalar, vocab: Scalar) -> Scalars:
+    """Return (low, high, above, sum above, is counted, total): in which bins the cut may be.
+
+    It is in the bins from `low` to `high`; what is above `high` is kept for certain. If `is
+    counted`, top-k cuts, at a token in bin `low`; else `total` weighs the whole row. -1 for both
+    bins: nothing is cut. For a whole warp. `bins[first + …]`: what the splits added up.
+
+    The total that top-p is a share of is known only when top-k's cut is. It is no less than what is
+    above top-k's bin, so that its cut is no higher than the bin where that one's share is reached.
+    """
+    low, high, above, sum_above = int64(-1), int64(-1), int64(0), int64(0)
+    total, is_counted = bins[first + TOTAL], False
+    for is_nucleus in (False, True):
+        wanted_count, wanted_sum = top_k, float64(ANY_SUM)
+        is_on = 0 < top_k < vocab
+        if is_nucleus:
+            wanted_count, wanted_sum = int64(0), multiply_float64(top_p, float64(total))
+            is_on = top_p < 1.0
+        if is_on:
+            high, above, sum_above, _, _ = find_bin(
+                int64(0), int64(0), wanted_count, wanted_sum, int64(LAST_BIN),
+                bins, first, bins, first + SUM_OF_BIN,
+            )  # fmt: skip
+            if not is_nucleus:
+                low, total = high, sum_above
+                is_counted = low >= 0
+            elif not is_counted:
+                low = high
+    return low, high, above, sum_above, is_counted, total
 
 
 @cuda.jit(device=True, inline="always")
 def count_digits(
-    weights: Pointer,
+    listed: Pointer,
     first: Scalar,
-    vocab: Scalar,
+    length: Scalar,
     prefix: Scalar,
     shift: Scalar,
     bits: Scalar,
     counts: Pointer,
     sums: Pointer,
 ) -> None:
-    """Fill the histograms of the next digit of the weights whose digits above are `prefix`.
+    """Fill the histograms of the next digit of the listed keys whose digits above are `prefix`.
 
-    The digit is `bits` bits below `shift`; a negative `shift` means the length. Weights of 0 never
-    count. `weights[first … first + vocab - 1]`; `counts`, `sums`: shared, int32 and int64 [BINS].
+    The digit is the `bits` bits below `shift`. For a whole block. `listed[first … first + length -
+    1]`: keys; `counts`, `sums`: shared, int32 and int64 [DIGITS].
     """
-    for i in range(cuda.threadIdx.x, BINS, cuda.blockDim.x):
+    cuda.syncthreads()  # the last search in the histograms is over
+    for i in range(cuda.threadIdx.x, DIGITS, cuda.blockDim.x):
         counts[i] = int32(0)
         sums[i] = int64(0)
     cuda.syncthreads()
-    numbers = cuda.local.array(READS, int64)
-    for begin in range(cuda.threadIdx.x, vocab, READS * cuda.blockDim.x):
-        read_ahead(numbers, weights, first, begin, cuda.blockDim.x, vocab)
+    keys = cuda.local.array(READS, int64)
+    for begin in range(cuda.threadIdx.x, length, READS * cuda.blockDim.x):
+        read_ahead(keys, listed, first, begin, cuda.blockDim.x, length)
         for i in range(READS):
-            weight = numbers[i]
-            if shift < 0:
-                digit = int64(64 - cuda.clz(weight))
-                takes_part = weight > 0
-            else:
-                digit = (weight >> (shift - bits)) & ((1 << bits) - 1)
-                takes_part = weight >> shift == prefix
-            if takes_part and begin + i * cuda.blockDim.x < vocab:
+            if begin + i * cuda.blockDim.x < length and keys[i] >> shift == prefix:
+                digit = (keys[i] >> (shift - bits)) & ((1 << bits) - 1)
                 add_int32(counts, digit, 1)
-                add_shared_int64(sums, digit, weight)
+                add_shared_int64(sums, digit, keys[i] >> ID_BITS)
     cuda.syncthreads()
 
 
 @cuda.jit(device=True, inline="always")
-def is_enough(count: Scalar, total: Scalar, wanted_count: Scalar, wanted_sum: Scalar) -> Scalar:
-    """Return whether a prefix of `count` tokens that weigh `total` is what is wanted."""
-    if wanted_count > 0:
-        return count >= wanted_count
-    return float64(total) >= wanted_sum
-
-
-@cuda.jit(device=True, inline="always")
-def find_digit(
+def find_cut(
+    listed: Pointer,
+    first: Scalar,
+    length: Scalar,
+    low: Scalar,
+    high: Scalar,
     above: Scalar,
     sum_above: Scalar,
     wanted_count: Scalar,
     wanted_sum: Scalar,
     counts: Pointer,
     sums: Pointer,
-    found: Pointer,
 ) -> Scalars:
-    """Return (digit, above, sum above, equal): the largest digit down to which bins are enough.
+    """Return (cut, sum of what it keeps): the largest cut that keeps what is wanted.
 
-    `above` tokens of `sum_above` are known to weigh more than all in the bins. The digit is -1 if
-    all bins together are not enough. The first warp searches: lane l adds up bins 255 - 8·l down to
-    248 - 8·l, the lanes add up theirs from the top, and the lane in which it becomes enough looks
-    through its eight. `found`: shared int64 [4].
+    The list holds the keys of the bins from `low` to `high`, where the cut is; `above` tokens of
+    `sum_above` are above them. For a whole block. `counts`, `sums` as in `count_digits`.
     """
-    lane = cuda.threadIdx.x
-    if lane < 32:
-        highest = BINS - 1 - lane * BINS_OF_LANE
-        count, total = int64(0), int64(0)
-        for i in range(BINS_OF_LANE):
-            count += counts[highest - i]
-            total += sums[highest - i]
-        # Before this lane's bins, and after them.
-        count_after, total_after = count, total
-        for step in range(5):
-            lower_count = cuda.shfl_up_sync(FULL_WARP, count_after, 1 << step)
-            lower_total = cuda.shfl_up_sync(FULL_WARP, total_after, 1 << step)
-            if lane >= 1 << step:
-                count_after += lower_count
-                total_after += lower_total
-        count_after += above
-        total_after += sum_above
-        above, sum_above = count_after - count, total_after - total
-        is_here = is_enough(count_after, total_after, wanted_count, wanted_sum)
-        is_before = is_enough(above, sum_above, wanted_count, wanted_sum)
-        # Nothing above is enough: a sum of 0 could be, but then no step would have been needed.
-        if is_here and (lane == 0 or not is_before):
-            digit = highest + 1
-            is_found = False
-            for _ in range(BINS_OF_LANE):
-                if not is_found:
-                    digit -= 1
-                    count, total = int64(counts[digit]), sums[digit]
-                    is_found = is_enough(above + count, sum_above + total, wanted_count, wanted_sum)
-                    if not is_found:
-                        above += count
-                        sum_above += total
-            found[0], found[1], found[2], found[3] = digit, above, sum_above, count
-        elif lane == 31 and not is_here:
-            found[0], found[1], found[2], found[3] = -1, count_after, total_after, 0
-    cuda.syncthreads()
-    return found[0], found[1], found[2], found[3]
-
-
-@cuda.jit(device=True, inline="always")
-def find_prefix(
-    weights: Pointer,
-    first: Scalar,
-    vocab: Scalar,
-    wanted_count: Scalar,
-    wanted_sum: Scalar,
-    counts: Pointer,
-    sums: Pointer,
-    found: Pointer,
-) -> Scalars:
-    """Return (threshold, ties, sum) of the shortest prefix that has a count or a sum.
-
-    The prefix reaches `wanted_count` tokens or, if that is 0, the positive sum `wanted_sum`, as
-    float64. If no prefix does, everything is kept: threshold 1, ties ALL.
-    """
-    above, sum_above, equal = int64(0), int64(0), int64(0)
-    prefix, shift = int64(1), int64(-1)  # the length is not known yet
-    digit = int64(0)
-    while shift != 0 and digit >= 0:
+    # The digits that all keys of these bins share are known.
+    lowest = first_weight(low) << ID_BITS
+    highest = (first_weight(min(high, int64(LAST_BIN)) + 1) << ID_BITS) - 1
+    shift = int64(64 - cuda.clz(lowest ^ highest))
+    prefix = lowest >> shift
+    count, total = int64(2), int64(0)  # more than one, until they are counted
+    while count > 1 and shift > 0:
         bits = min(shift, int64(DIGIT_BITS))
-        count_digits(weights, first, vocab, prefix, shift, bits, counts, sums)
-        digit, above, sum_above, equal = find_digit(
-            above, sum_above, wanted_count, wanted_sum, counts, sums, found
+        count_digits(listed, first, length, prefix, shift, bits, counts, sums)
+        digit, above, sum_above, count, total = find_bin(
+            above, sum_above, wanted_count, wanted_sum, int64(DIGITS - 1), counts, 0, sums, 0
         )
-        if shift < 0:
-            shift = digit - 1
-        else:
-            prefix, shift = (prefix << bits) | digit, shift - bits
-
-    threshold, ties = int64(1), ALL
-    if digit >= 0:
-        # Of the `equal` tokens that weigh T = prefix, the fewest that are enough.
-        fewest, most = int64(1), equal
-        while fewest < most:
-            middle = (fewest + most) // 2
-            total = sum_above + middle * prefix
-            if is_enough(above + middle, total, wanted_count, wanted_sum):
-                most = middle
-            else:
-                fewest = middle + 1
-        threshold = prefix
-        ties = ALL if fewest == equal else fewest
-        sum_above += fewest * prefix
-    return threshold, ties, sum_above
-
-
-@cuda.jit(device=True, inline="always")
-def find_kept(
-    weights: Pointer,
-    first: Scalar,
-    vocab: Scalar,
-    total: Scalar,
-    top_k: Scalar,
-    top_p: Scalar,
-    min_p: Scalar,
-    counts: Pointer,
-    sums: Pointer,
-    found: Pointer,
-) -> Scalars:
-    """Return (threshold, ties) of what top-k, then top-p, then min-p keep; `total` of all weights.
-
-    All three keep prefixes of one order, so that each only shortens the one before.
-    """
-    threshold, ties = int64(1), ALL
-    for is_nucleus in (False, True):
-        wanted_count, wanted_sum = top_k, float64(0)
-        is_on = 0 < top_k < vocab
-        if is_nucleus:
-            wanted_count, wanted_sum = int64(0), multiply_float64(top_p, float64(total))
-            is_on = top_p < 1.0
-        if is_on:
-            lowest, equal, total = find_prefix(
-                weights, first, vocab, wanted_count, wanted_sum, counts, sums, found
-            )
-            if lowest > threshold or (lowest == threshold and equal < ties):
-                threshold, ties = lowest, equal
-    least = multiply_float64(min_p, WEIGHT_ONE)
-    likely = int64(least)
-    if float64(likely) < least:
-        likely += 1
-    if likely > threshold:
-        threshold, ties = likely, ALL
-    return threshold, ties
-
-
-@cuda.jit(device=True, inline="always")
-def count_ties(
-    weights: Pointer,
-    first: Scalar,
-    begin: Scalar,
-    end: Scalar,
-    threshold: Scalar,
-    of_warps: Pointer,
-) -> Scalar:
-    """Return how many tokens before `begin` weigh `threshold`.
-
-    Warp w takes the ids from its `begin` to its `end`; the stretches follow each other.
-    """
-    ties = int64(0)
-    numbers = cuda.local.array(READS, int64)
-    for v in range(begin + cuda.threadIdx.x % 32, end, READS * 32):
-        read_ahead(numbers, weights, first, v, 32, end)
-        for i in range(READS):
-            if v + 32 * i < end and numbers[i] == threshold:
-                ties += 1
-    ties = warp_sum(ties)
-    if cuda.threadIdx.x % 32 == 0:
-        of_warps[cuda.threadIdx.x // 32] = ties
-    cuda.syncthreads()
-    before = int64(0)
-    for warp in range(cuda.threadIdx.x // 32):
-        before += of_warps[warp]
-    cuda.syncthreads()
-    return before
-
-
-@cuda.jit(device=True, inline="always")
-def kept_weight(weight: Scalar, threshold: Scalar, ties: Scalar, seen: Scalar) -> Scalars:
-    """Return this lane's weight if its token is kept, else 0; and the ties the warp has seen.
-
-    The lanes hold neighbouring ids; `seen` is how many tokens before them weigh `threshold`, which
-    is above 0.
-    """
-    is_tie = weight == threshold
-    tied = uint32(cuda.ballot_sync(FULL_WARP, is_tie))
-    lower_lanes = (uint32(1) << uint32(cuda.threadIdx.x % 32)) - uint32(1)
-    if weight < threshold or (is_tie and seen + cuda.popc(tied & lower_lanes) >= ties):
-        weight = int64(0)
-    return weight, seen + cuda.popc(tied)
+        prefix, shift = (prefix << bits) | digit, shift - bits
+    # One key is left, and no other has these digits.
+    return prefix << shift, sum_above + total

@@ -174,16 +174,29 @@ class SharedArray(CheckedArray):
         self._atomics: dict[int, dict[Thread, Access]] = {}
         self._copies: dict[int, Thread] = {}  # elements an asynchronous copy is writing
 
-    def add_atomically(self, index: Index, value: Any) -> None:
-        """Add to an element. Atomic additions do not race with each other."""
+    def add_atomically(self, index: Index, value: Any) -> Any:
+        """Add to an element; return what it held. Atomic accesses do not race with each other."""
         element = self._element(index)
+        self._note_atomic(element)
+        before = self._flat[element]
+        self._flat[element] += value
+        return before
+
+    def exchange_atomically(self, index: Index, value: Any) -> Any:
+        """Write an element; return what it held. Atomic accesses do not race with each other."""
+        element = self._element(index)
+        self._note_atomic(element)
+        before = self._flat[element]
+        self._flat[element] = value
+        return before
+
+    def _note_atomic(self, element: int) -> None:
         thread = self._current()
         self._refuse_copy(element, thread, "added to")
         self._refuse_race(self._writes.get(element), thread, "added to", "written", element)
         for read in self._reads.get(element, {}).values():
             self._refuse_race(read, thread, "added to", "read", element)
         self._atomics.setdefault(element, {})[thread] = Access.now(thread)
-        self._flat[element] += value
 
     def start_copy(self, element: Any, words: np.ndarray) -> Callable[[], None]:
         """Start writing words behind the thread's back; return what lands them.

@@ -70,7 +70,8 @@ def _multiply_add(a: Any, b: Any, c: Any) -> np.float32:
 
 
 def _maximum(a: Any, b: Any) -> np.float32:
-    return np.fmax(np.float32(a), np.float32(b))
+    a, b = np.float32(a), np.float32(b)
+    return a if a >= b or np.isnan(b) else b  # fmax gives NaN beside a signalling one
 
 
 def _load_words(num_words: int, words: Words, i: Any, source: CheckedArray, element: Any) -> None:
@@ -210,6 +211,8 @@ PLAIN: dict[Any, Any] = {
     atomics.add_int32: SharedArray.add_atomically,
     atomics.add_int64: SharedArray.add_atomically,
     atomics.add_shared_int64: SharedArray.add_atomically,
+    atomics.fetch_add_int64: SharedArray.add_atomically,
+    atomics.exchange_int64: SharedArray.exchange_atomically,
     vectors.load_vector: partial(_load_words, 4),
     vectors.load_constant_vector: partial(_load_words, 4),
     vectors.load_constant_pair: partial(_load_words, 2),

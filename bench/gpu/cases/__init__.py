@@ -31,12 +31,16 @@ from kernels.cuda.attention_merge import MergeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.largest_logits import LargestLogitsVariant
+from kernels.cuda.logprob_sums import LogprobSumsVariant
 from kernels.cuda.logprobs import LogprobsVariant
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.sampling import SamplingVariant
+from kernels.cuda.sampling_shortlist import SamplingShortlistVariant
+from kernels.cuda.sampling_weights import SamplingWeightsVariant
 from kernels.cuda.silu_mul import SiluMulVariant
 
 # Class of a variant → what draws the cases it is checked on.
@@ -47,12 +51,16 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     AdjustLogitsVariant: logits.draw_adjust_logits,
     CopyBlocksVariant: row_operations.draw_copy_blocks,
     EmbeddingVariant: row_operations.draw_embedding,
+    LargestLogitsVariant: sampling.draw_cases_of_a_launch,
+    LogprobSumsVariant: logits.draw_logprob_sums,
     LogprobsVariant: logits.draw_logprobs,
     QuantizedMatmulVariant: quantized_matmul.draw_cases,
     QuantizedRowsVariant: quantized_matmul.draw_rows,
     RmsNormVariant: row_operations.draw_rms_norm,
     RopeWriteKvVariant: rope_write_kv.draw_cases,
+    SamplingShortlistVariant: sampling.draw_cases_of_a_launch,
     SamplingVariant: sampling.draw_cases,
+    SamplingWeightsVariant: sampling.draw_cases_of_a_launch,
     SiluMulVariant: row_operations.draw_silu_mul,
 }
 

@@ -6,18 +6,33 @@ import numpy as np
 
 from bench.gpu.case import Array, Case, Expected, Launch, poison
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
+from kernels.cuda.logprob_sums import TOTALS, LogprobSumsVariant
 from kernels.cuda.logprobs import MAX_LOGPROBS, LogprobsVariant
+from kernels.cuda.row_splits import num_splits
 from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
 from kernels.reference.logprobs import log_softmax, most_likely
 
 
 def draw_logprobs(variant: LogprobsVariant, seed: int) -> list[Case]:
     """Return a tiny vocabulary, where more are asked for than there are, and a large one."""
-    return [draw_logprobs_case(variant, vocab, seed=seed) for vocab in (7, 50_000)]
+    return [
+        draw_logprobs_case(variant, vocab, rounds=rounds, seed=seed)
+        for vocab, rounds in ((7, 1), (5_000, 3), (50_000, 1))
+    ]
 
 
-def draw_logprobs_case(variant: LogprobsVariant, vocab: int, *, seed: int = 0) -> Case:
-    """Return rows with equals, a peak, NaN; of tokens likely and not; 0, 20 and no most likely."""
+def draw_logprob_sums(variant: LogprobSumsVariant, seed: int) -> list[Case]:
+    """Return the same, which are of all launches together."""
+    return draw_logprobs(LogprobsVariant(variant.threads), seed)
+
+
+def draw_logprobs_case(
+    variant: LogprobsVariant, vocab: int, *, rounds: int = 1, seed: int = 0
+) -> Case:
+    """Return rows with equals, a peak, NaN; of tokens likely and not; 0, 20 and no most likely.
+
+    `rounds`: strips of a warp.
+    """
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((4, vocab)).astype(np.float32) * 3
     rows[1] = np.round(rows[1])
@@ -38,28 +53,51 @@ def draw_logprobs_case(variant: LogprobsVariant, vocab: int, *, seed: int = 0) -
             best = most_likely(rows[row], count) if is_good else np.zeros(count, np.int64)
             tokens[k, : len(best)] = best
             values[k, : len(best)] = of_row[best]
-    names = (
-        "token_logprobs", "top_tokens", "top_logprobs", "logits", "logits_rows", "tokens",
-        "num_logprobs",
-    )  # fmt: skip
+    share = rounds * variant.threads // 32
+    splits = num_splits(vocab, share)
+    scratch = {
+        "keys": poison("int64", (*shape, splits)),
+        "totals": poison("int64", (*shape, TOTALS)),
+        "listed": poison("int64", (*shape, vocab)),
+    }
+    rows_of = ("logits", "logits_rows")
+    grid = variant.largest.split_grid(len(asked), splits)
+    sizes = (stride, vocab, share)
     return Case(
-        f"{variant.name}_v{vocab}",
+        f"{variant.name}_v{vocab}_r{rounds}",
         {
             "token_logprobs": poison("float32", shape),
             "top_tokens": poison("int32", top_shape),
             "top_logprobs": poison("float32", top_shape),
+            **scratch,
             "logits": logits,
             "logits_rows": np.array([row for row, _, _ in asked], np.int32),
             "tokens": np.array([token for _, token, _ in asked], np.int32),
             "num_logprobs": np.array([count for _, _, count in asked], np.int32),
         },
-        (Launch(variant, variant.grid(len(asked)), (*names, stride, vocab)),),
+        (
+            Launch(variant.largest, grid, ("keys", "totals", *rows_of, *sizes, TOTALS)),
+            Launch(
+                variant.sums,
+                grid,
+                ("totals", "listed", "keys", *rows_of, "num_logprobs", *sizes),
+            ),
+            Launch(
+                variant,
+                variant.grid(len(asked)),
+                (
+                    "token_logprobs", "top_tokens", "top_logprobs", "keys", "totals",
+                    "listed", *rows_of, "tokens", "num_logprobs", stride, vocab, splits,
+                ),
+            ),
+        ),
         {
             "token_logprobs": Expected("float32", of_tokens, 0.0),
             "top_tokens": Expected("int32", tokens, 0.0),
             "top_logprobs": Expected("float32", values, 0.0),
         },
-    )
+        scratch=tuple(scratch),
+    )  # fmt: skip
 
 
 def draw_adjust_logits(variant: AdjustLogitsVariant, seed: int) -> list[Case]:
@@ -97,10 +135,8 @@ def draw_adjust_case(variant: AdjustLogitsVariant, vocab: int, *, seed: int = 0)
     for start, adjustments in zip(starts, all_adjustments, strict=True):
         flat[start : start + len(adjustments.history)] = adjustments.history
     arrays: dict[str, Array] = {
-        "adjusted": poison("float32", expected.shape),
-        "counts": poison("int64", expected.shape),
-        "logits": rows,
-        "logits_rows": np.array([row for row, _ in settings], np.int32),
+        "adjusted": rows[[row for row, _ in settings]],
+        "counts": np.zeros(expected.shape, np.int64),
         "bias_starts": np.concatenate([[0], np.cumsum(bias_counts)]).astype(np.int32),
         "bias_tokens": np.concatenate([a.bias_tokens for a in all_adjustments]),
         "bias_values": np.concatenate([a.bias_values for a in all_adjustments]),
@@ -115,7 +151,7 @@ def draw_adjust_case(variant: AdjustLogitsVariant, vocab: int, *, seed: int = 0)
     return Case(
         variant.name,
         arrays,
-        (Launch(variant, variant.grid(len(settings)), (*arrays, vocab, vocab)),),
+        (Launch(variant, variant.grid(len(settings)), (*arrays, vocab)),),
         {"adjusted": Expected("float32", expected, 0.0)},
         scratch=("counts",),
     )

@@ -1,4 +1,4 @@
-"""Additions that no other thread's come between.
+"""Additions and exchanges that no other thread's come between.
 
 Of integers only: a sum of floats would depend on the order in which the threads come.
 """
@@ -9,6 +9,13 @@ from llvmlite import ir
 from numba.cuda import types
 
 from kernels.cuda.instructions.emit import I32, I64, Emitter, Intrinsic, Value, instruction
+
+
+def _fetch(operation: str, integer: types.Integer) -> Intrinsic:
+    def emit(at: Emitter) -> Value:
+        return at.builder.atomic_rmw(operation, at.element(0, 1), at.arguments[2], "monotonic")
+
+    return instruction(integer, [None, None, integer], emit)
 
 
 def _add(integer: types.Integer) -> Intrinsic:
@@ -37,6 +44,11 @@ def _add_halves(at: Emitter) -> Value:
 # global or shared memory of that type.
 add_int32 = _add(types.int32)
 add_int64 = _add(types.int64)
+
+# fetch_add_int64(array, element, value): the same, and gives what the element held before.
+# exchange_int64(array, element, value): array[element] = value, and gives what it held before.
+fetch_add_int64 = _fetch("add", types.int64)
+exchange_int64 = _fetch("xchg", types.int64)
 
 # add_shared_int64(array, element, value): the same for shared memory, which adds 32 bits at a time:
 # a 64-bit addition becomes a loop there that tries until nobody came between, and many lanes on one

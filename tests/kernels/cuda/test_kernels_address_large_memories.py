@@ -9,20 +9,20 @@ import pytest
 
 from bench.gpu.case import Case
 from bench.gpu.cases import attention_decode, attention_prefill, draw_cases, logits, sampling
-from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.logprobs import LogprobsVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.sampling import SamplingVariant
+from tests.kernels.cuda.compiled import run_compiled
 from tests.kernels.cuda.simulation import simulate
 from tests.simt.memory import Spread
 
 FAR = 2**32 + 2**12  # neither 32 bits with a sign nor without hold a multiple of it
 
 # Where the scalars stand among the arguments, from the end.
-BLOCK_STRIDE, QUERY_STRIDE, LOGITS_STRIDE = -3, -5, -2
+BLOCK_STRIDE, QUERY_STRIDE = -3, -5
 
 
 def spread(case: Case, name: str, argument: int) -> Case:
@@ -36,8 +36,16 @@ def spread(case: Case, name: str, argument: int) -> Case:
     return dataclasses.replace(case, arrays={**case.arrays, name: pieces}, launches=launches)
 
 
-def faults(case: Case) -> list[str]:
-    outputs = simulate(case)
+@pytest.fixture(
+    params=[simulate, pytest.param(run_compiled, marks=pytest.mark.slow)],
+    ids=["source", "compiled"],
+)
+def run(request):
+    return request.param
+
+
+def faults(case: Case, run) -> list[str]:
+    outputs = run(case)
     return case.faults(
         {name: x.values if isinstance(x, Spread) else x for name, x in outputs.items()}
     )
@@ -47,7 +55,7 @@ def faults(case: Case) -> list[str]:
     ("dtype", "kv_dtype"), [("bfloat16", None), ("bfloat16", "int8"), ("float32", None)]
 )
 @pytest.mark.parametrize("kind", [DecodeVariant, PrefillVariant])
-def test_attention_finds_blocks_and_queries(kind, dtype, kv_dtype):
+def test_attention_finds_blocks_and_queries(kind, dtype, kv_dtype, run):
     variant = kind(dtype, 64, 2, 16, kv_dtype)
     if kind is DecodeVariant:
         case = attention_decode.draw_case(variant, (18, 3), num_kv_heads=1)
@@ -56,17 +64,17 @@ def test_attention_finds_blocks_and_queries(kind, dtype, kv_dtype):
 
     case = spread(spread(case, "pool", BLOCK_STRIDE), "query", QUERY_STRIDE)
 
-    assert faults(case) == []
+    assert faults(case, run) == []
 
 
 @pytest.mark.parametrize("kv_dtype", [None, "float8"])
-def test_keys_and_values_are_written_to_their_blocks(kv_dtype):
+def test_keys_and_values_are_written_to_their_blocks(kv_dtype, run):
     (case,) = draw_cases(RopeWriteKvVariant("bfloat16", 64, 16, kv_dtype))
 
-    assert faults(spread(case, "pool", BLOCK_STRIDE)) == []
+    assert faults(spread(case, "pool", BLOCK_STRIDE), run) == []
 
 
-def test_blocks_are_copied_to_and_from_far_places():
+def test_blocks_are_copied_to_and_from_far_places(run):
     (case,) = draw_cases(CopyBlocksVariant())
     pairs, words = case.arrays["pairs"], case.arrays["source"].shape[1]
     far = 2**31 // words + 1  # blocks
@@ -77,7 +85,7 @@ def test_blocks_are_copied_to_and_from_far_places():
     }
     moved = np.where(pairs < 0, pairs, pairs + far).astype(np.int32)
 
-    assert faults(dataclasses.replace(case, arrays={**pools, "pairs": moved})) == []
+    assert faults(dataclasses.replace(case, arrays={**pools, "pairs": moved}), run) == []
 
 
 @pytest.mark.parametrize(
@@ -85,9 +93,20 @@ def test_blocks_are_copied_to_and_from_far_places():
     [
         sampling.draw_case(SamplingVariant(threads=64), 45, [(2, 0), (4, 2), (0, 5)]),
         logits.draw_logprobs_case(LogprobsVariant(threads=64), 45),
-        logits.draw_adjust_case(AdjustLogitsVariant(threads=64), 45),
     ],
     ids=lambda case: case.name,
 )
-def test_logits_are_read_from_their_rows(case):
-    assert faults(spread(case, "logits", LOGITS_STRIDE)) == []
+def test_logits_are_read_from_their_rows(case, run):
+    rows = case.arrays["logits"]
+    pieces = Spread(rows, tuple(FAR * i for i in range(len(rows))))
+    stride = rows.shape[1]  # a number that no other argument is
+    launches = tuple(
+        dataclasses.replace(one, arguments=tuple(FAR if a == stride else a for a in one.arguments))
+        for one in case.launches
+    )
+    assert all(FAR in one.arguments for one in launches)
+    case = dataclasses.replace(
+        case, arrays={**case.arrays, "logits": pieces}, launches=launches, part=None
+    )
+
+    assert faults(case, run) == []

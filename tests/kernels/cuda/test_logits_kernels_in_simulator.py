@@ -6,22 +6,37 @@ import pytest
 
 from bench.gpu.cases.logits import draw_adjust_case, draw_logprobs_case
 from bench.gpu.numerics import check_case
-from kernels.cuda import adjust_logits, logprobs
+from kernels.cuda import adjust_logits, block_reductions, logprob_sums, logprobs, row_splits
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.largest_logits import LargestLogitsVariant
 from kernels.cuda.logprobs import LogprobsVariant
 from kernels.cuda.sampling import SamplingVariant
 from tests.kernels.cuda.simulation import Source, simulate
 from tests.simt import Fault, Race
 
-# Two warps see all that sixteen do, and are simulated faster.
-LOGPROBS = LogprobsVariant(threads=64)
+# Two warps see all that eight do, and are simulated faster; one warp has a split to itself.
+LOGPROBS, ONE_WARP = LogprobsVariant(threads=64), LogprobsVariant(threads=32)
 ADJUST = AdjustLogitsVariant(threads=64)
 
 
-@pytest.mark.parametrize("vocab", [7, 150])
-def test_log_probabilities_are_those_of_the_specification(vocab):
-    assert check_case(draw_logprobs_case(LOGPROBS, vocab), simulate).faults == ()
+@pytest.mark.parametrize(
+    ("variant", "vocab", "rounds"), [(LOGPROBS, 7, 1), (LOGPROBS, 380, 1), (ONE_WARP, 400, 3)]
+)
+def test_log_probabilities_are_those_of_the_specification(variant, vocab, rounds):
+    assert check_case(draw_logprobs_case(variant, vocab, rounds=rounds), simulate).faults == ()
+
+
+@pytest.mark.slow
+def test_candidates_for_the_likeliest_are_few_where_there_are_many_splits():
+    case = draw_logprobs_case(ONE_WARP, 20 * row_splits.STRIP)
+
+    outputs = simulate(case)
+
+    assert case.faults(outputs) == []
+    lengths = outputs["totals"][:, logprob_sums.LISTED]
+    assert 20 <= lengths[1] <= 100  # 20 were asked for, of 2560
+    assert lengths[5] == 0  # none
 
 
 @pytest.mark.parametrize("vocab", [40, 150])
@@ -35,12 +50,16 @@ def test_adjusted_logits_are_those_of_the_specification(vocab):
 def test_larger_vocabularies_and_all_threads(vocab, seed):
     for case in (
         draw_logprobs_case(LogprobsVariant(), vocab, seed=seed),
+        draw_logprobs_case(ONE_WARP, 3 * vocab, seed=seed),
         draw_adjust_case(AdjustLogitsVariant(), vocab, seed=seed),
     ):
         assert check_case(case, simulate).faults == ()
 
 
 LOGPROBS_SOURCE = Source(logprobs, "make_logprobs", LOGPROBS)
+SUMS_SOURCE = Source(logprob_sums, "make_logprob_sums", ONE_WARP.sums)
+REDUCTIONS = Source(logprobs, "make_logprobs", LOGPROBS, library=block_reductions)
+SPLITS = Source(logprob_sums, "make_logprob_sums", ONE_WARP.sums, library=row_splits)
 ADJUST_SOURCE = Source(adjust_logits, "make_adjust_logits", ADJUST)
 
 
@@ -50,24 +69,38 @@ def test_a_deleted_barrier_is_noticed(line):
         simulate(draw_adjust_case(ADJUST, 150), kernels=ADJUST_SOURCE.without(line))
 
 
+@pytest.mark.parametrize("line", REDUCTIONS.synchronisations())
+def test_a_deleted_barrier_of_the_agreement_is_noticed(line):
+    with pytest.raises(Race, match="shared memory"):
+        simulate(draw_logprobs_case(LOGPROBS, 60), kernels=REDUCTIONS.without(line))
+
+
 @pytest.mark.parametrize(
     ("source", "old", "new"),
     [
-        (LOGPROBS_SOURCE, "key < best", "key <= best"),
-        (LOGPROBS_SOURCE, "add_float64(shifted, -log_total)", "shifted"),
+        (LOGPROBS_SOURCE, "many[j] < best", "many[j] <= best"),
+        (LOGPROBS_SOURCE, "top_logprobs[first + i] = float32(add_float64(shifted, -log_total))",
+         "top_logprobs[first + i] = float32(shifted)"),
         (LOGPROBS_SOURCE, "first = sample * MAX_LOGPROBS", "first = sample * 19"),
+        (SUMS_SOURCE, "key >= lowest", "key > lowest"),
+        (SUMS_SOURCE, "weight if v < vocab else int64(0)", "weight"),
+        (SPLITS, "rank == n - 1", "rank == n - 2"),
+        (SPLITS, "> own:", ">= own:"),
         (ADJUST_SOURCE, "if logit < 0", "if logit < 1"),
-        (ADJUST_SOURCE, "count & OUTPUT_MASK", "count"),
-        (ADJUST_SOURCE, "if i < num_prompt", "if i <= num_prompt"),
+        (ADJUST_SOURCE, "taken[i] & OUTPUT_MASK", "taken[i]"),
+        (ADJUST_SOURCE, "if begin + i * threads < num_prompt", "if begin <= num_prompt"),
         (ADJUST_SOURCE, "add_float32(logit, bias_values[i])", "bias_values[i]"),
-        (ADJUST_SOURCE, "count > 0 and abs(logit) <= LARGEST_FINITE", "count > 0"),
+        (ADJUST_SOURCE, "float32(math.inf)", "float32(0)"),
+        (ADJUST_SOURCE, "own + tokens[i], 0)", "own + tokens[i], 1)"),
     ],
-)
+)  # fmt: skip
 def test_broken_arithmetic_gives_other_bits(source, old, new):
-    if source is LOGPROBS_SOURCE:
+    if source is ADJUST_SOURCE:
+        case = draw_adjust_case(ADJUST, 150)
+    elif source is LOGPROBS_SOURCE:
         case = draw_logprobs_case(LOGPROBS, 60)
     else:
-        case = draw_adjust_case(ADJUST, 150)
+        case = draw_logprobs_case(ONE_WARP, 600)  # five splits
 
     try:
         outputs = simulate(case, kernels=source.with_replaced(old, new))
@@ -76,7 +109,9 @@ def test_broken_arithmetic_gives_other_bits(source, old, new):
     assert case.faults(outputs)
 
 
-@pytest.mark.parametrize("variant", [SamplingVariant, LogprobsVariant, AdjustLogitsVariant])
+@pytest.mark.parametrize(
+    "variant", [SamplingVariant, LogprobsVariant, AdjustLogitsVariant, LargestLogitsVariant]
+)
 @pytest.mark.parametrize("threads", [0, 48, 2048])
 def test_a_number_of_threads_no_kernel_is_written_for_is_refused(variant, threads):
     with pytest.raises(UnsupportedVariantError, match="multiple of 32 up to 1024"):

@@ -1,4 +1,4 @@
-"""The sampling kernel chooses the very tokens of the specification, thread by thread."""
+"""The sampling kernels choose the very tokens of the specification, thread by thread."""
 
 from __future__ import annotations
 
@@ -6,76 +6,133 @@ import pytest
 
 from bench.gpu.cases.sampling import EVERYTHING, SETTINGS, draw_case
 from bench.gpu.numerics import check_case
-from kernels.cuda import block_reductions, sampling, weight_search
+from kernels.cuda import (
+    largest_logits,
+    row_splits,
+    sampling,
+    sampling_shortlist,
+    sampling_weights,
+    weight_search,
+)
 from kernels.cuda.sampling import SamplingVariant
 from tests.kernels.cuda.simulation import Source, simulate
 from tests.simt import Fault, Race
 
-VARIANT = SamplingVariant(threads=64)  # two warps see all that sixteen do, and are simulated faster
+# Two warps see all that eight do, and are simulated faster; one warp has a split to itself.
+VARIANT, ONE_WARP = SamplingVariant(threads=64), SamplingVariant(threads=32)
 
 # Every setting once, every row at least once.
 SPREAD = [(setting, (setting * 5 + setting // 8) % 8) for setting in range(len(SETTINGS))]
 
 
-@pytest.mark.parametrize("vocab", [45, 1100])
-def test_the_tokens_are_those_of_the_specification(vocab):
-    pairs = SPREAD if vocab < 100 else [(2, 0), (4, 2), (6, 1)]
-
-    assert check_case(draw_case(VARIANT, vocab, pairs), simulate).faults == ()
+@pytest.mark.parametrize(
+    ("variant", "vocab", "rounds", "pairs"),
+    [
+        (ONE_WARP, 45, 1, SPREAD),
+        (ONE_WARP, 300, 1, [(2, 0), (0, 1), (5, 0), (6, 7)]),  # three splits, the last one ragged
+        (VARIANT, 380, 1, [(4, 2), (12, 1), (1, 5)]),  # two splits, of two strips and of one
+        (ONE_WARP, 400, 3, [(11, 5), (0, 3), (3, 6)]),  # one of three strips, and one of one
+    ],
+)
+def test_the_tokens_are_those_of_the_specification(variant, vocab, rounds, pairs):
+    assert check_case(draw_case(variant, vocab, pairs, rounds=rounds), simulate).faults == ()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("vocab", [1, 45, 513, 2100])
-def test_every_setting_on_every_kind_of_row(vocab, seed):
-    case = draw_case(VARIANT, vocab, EVERYTHING, seed=seed)
+@pytest.mark.parametrize(
+    ("variant", "vocab", "rounds"),
+    [(VARIANT, 1, 1), (VARIANT, 45, 1), (ONE_WARP, 513, 1), (ONE_WARP, 513, 2), (VARIANT, 2100, 2)],
+)
+def test_every_setting_on_every_kind_of_row(variant, vocab, rounds, seed):
+    pairs = EVERYTHING if vocab < 100 else EVERYTHING[seed::3]
+
+    case = draw_case(variant, vocab, pairs, rounds=rounds, seed=seed)
 
     assert check_case(case, simulate).faults == ()
 
 
-KERNEL = Source(sampling, "make_sampling", VARIANT)
-SEARCH = Source(sampling, "make_sampling", VARIANT, library=weight_search)
-REDUCTIONS = Source(sampling, "make_sampling", VARIANT, library=block_reductions)
+@pytest.mark.slow
+def test_more_splits_than_a_warp_has_lanes():
+    case = draw_case(ONE_WARP, 4500, [(0, 0), (4, 2), (2, 1), (6, 0)])
 
-# top-k and top-p on rows with equals, so that the search and its ties are at work.
+    assert check_case(case, simulate).faults == ()
+
+
+def test_few_samples_fill_the_device_and_many_have_splits_for_every_lane():
+    first = SamplingVariant().largest
+
+    def splits(num_samples: int, vocab: int) -> int:
+        share = first.plan_share(num_samples, vocab, num_multiprocessors=132)
+        assert share % (first.threads // 32) == 0
+        return row_splits.num_splits(vocab, share)
+
+    assert splits(1, 128_256) == splits(8, 128_256) == 126  # a strip a warp
+    assert 32 <= splits(64, 128_256) < splits(8, 128_256)
+    assert splits(256, 128_256) == 42
+    assert splits(256, 32_000) == 32
+    assert splits(3, 1) == 1
+
+
+KERNEL = Source(sampling, "make_sampling", VARIANT)
+WEIGHTS = Source(sampling_weights, "make_sampling_weights", VARIANT.weights)
+SEARCH = Source(sampling, "make_sampling", VARIANT, library=weight_search)
+
+# top-k and top-p on rows with equals, so that the search is at work.
 HARD = [(4, 2), (6, 3), (11, 5)]
 
 
 @pytest.mark.parametrize(
     ("source", "line"),
-    [
-        (source, line)
-        for source in (KERNEL, SEARCH, REDUCTIONS)
-        for line in source.synchronisations()
-    ],
+    [(source, line) for source in (KERNEL, WEIGHTS, SEARCH) for line in source.synchronisations()],
     ids=lambda value: str(value) if isinstance(value, int) else "",
 )
 def test_a_deleted_barrier_is_noticed(source, line):
     case = draw_case(VARIANT, 70, HARD)
 
-    with pytest.raises(Race, match="shared memory"):
+    with pytest.raises(Race):
         simulate(case, kernels=source.without(line), seed=1)
 
 
 @pytest.mark.parametrize(
-    ("source", "old", "new"),
+    ("module", "old", "new", "pairs"),
     [
-        (KERNEL, "int32(bad == 0)", "1"),
-        (KERNEL, "lane >= 1 << step", "lane > 1 << step"),
-        (KERNEL, "after += running", "pass"),
-        (SEARCH, "seen + cuda.popc(tied & lower_lanes) >= ties", "False"),
-        (SEARCH, "weight < threshold or", "weight < 0 or"),
-        (SEARCH, "takes_part = weight >> shift == prefix", "takes_part = True"),
-        (SEARCH, "likely > threshold", "likely < threshold"),
-        (SEARCH, "fewest = middle + 1", "fewest = most"),
-        (SEARCH, "lowest > threshold or", "lowest < threshold or"),
+        (sampling, "int32(best != NOT_FINITE)", "1", [(1, 4)]),
+        (sampling, "many[i] >= cut", "many[i] > cut", [(3, 3)] * 4),
+        (sampling, "weight_key(weight, v) < cut", "weight == 0", [(3, 3), (3, 0)]),
+        (sampling, "before + sum_up_to_lane", "sum_up_to_lane", [(1, 0), (1, 6)]),
+        (largest_logits, "numbers[i] > largest", "numbers[i] >= largest", [(0, 3)]),
+        (largest_logits, "is_finite = is_finite and", "is_finite =", [(1, 4)]),
+        (sampling_weights, "weight >= least", "weight > 0", [(5, 0), (5, 2)]),
+        (sampling_weights, "first + 32 * i < vocab and", "", [(1, 0), (2, 3)]),
+        (sampling_shortlist, "if number > high:", "if number >= high:", HARD),
+        (sampling_shortlist, "elif number >= low", "elif number > low", HARD),
+        (sampling_shortlist, "if weight >= least:", "if weight > 0:", [(12, 0)] * 6),
+        (weight_search, "keys[i] >> shift == prefix", "True", HARD),
+        (weight_search, "while count > 1", "while count > 20", [(3, 3)] * 4),
+        (weight_search, "last = 63 - cuda", "last = 62 - cuda", HARD),
+        (row_splits, "begin += cuda.popc(which)", "pass", HARD),
     ],
 )
-def test_broken_arithmetic_chooses_a_wrong_token(source, old, new):
-    case = draw_case(VARIANT, 45, [*HARD, (2, 2), (5, 1), (3, 3), (1, 0), (1, 4), (5, 0), (10, 7)])
+def test_broken_arithmetic_chooses_a_wrong_token(module, old, new, pairs):
+    case = draw_case(ONE_WARP, 150, pairs)
 
     try:
-        outputs = simulate(case, kernels=source.with_replaced(old, new))
+        outputs = simulate(case, kernels=broken(module, old, new))
     except Fault:
         return
     assert case.faults(outputs)
+
+
+def broken(module, old, new):
+    """The kernel in whose source, or the source of a library of it, a piece is replaced."""
+    kernels = {
+        sampling: ("make_sampling", ONE_WARP),
+        largest_logits: ("make_largest_logits", ONE_WARP.largest),
+        sampling_weights: ("make_sampling_weights", ONE_WARP.weights),
+        sampling_shortlist: ("make_sampling_shortlist", ONE_WARP.shortlist),
+    }
+    if module in kernels:
+        return Source(module, *kernels[module]).with_replaced(old, new)
+    user = sampling if module is weight_search else sampling_shortlist
+    return Source(user, *kernels[user], library=module).with_replaced(old, new)

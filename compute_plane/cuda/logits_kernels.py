@@ -1,0 +1,162 @@
+"""What is done with logits on a CUDA device, by kernels: adjust them, choose tokens, log-probs.
+
+Few rows are divided among all multiprocessors, in launches one behind the other (`kernels.cuda.
+sampling`); what they leave for each other is scratch memory from torch's allocator. What the grids
+are depends on the numbers of samples, ids and multiprocessors alone, and nothing waits for the
+device, so that all of it can be captured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kernels.cuda.adjust_logits import AdjustLogitsVariant
+from kernels.cuda.logprob_sums import TOTALS
+from kernels.cuda.logprobs import LogprobsVariant
+from kernels.cuda.row_splits import num_splits, num_strips
+from kernels.cuda.sampling import SamplingVariant
+from kernels.cuda.weight_search import ROW_BINS
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.launchers import Launcher
+    from compute_plane.cuda.operations import (
+        AdjustColumns,
+        LogprobColumns,
+        LogprobOutputs,
+        SamplingColumns,
+    )
+    from kernels.cuda.variant import Variant
+
+
+class LogitsKernels:
+    """The operations on logits of `DeviceOperations`."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._adjust = AdjustLogitsVariant()
+        self._sample = SamplingVariant()
+        self._logprobs = LogprobsVariant()
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Every kernel that may be launched."""
+        sample, logprobs = self._sample, self._logprobs
+        return [
+            self._adjust, sample.largest, sample.weights, sample.shortlist, sample, logprobs.sums,
+            logprobs,
+        ]  # fmt: skip
+
+    def adjust_logits(self, out: Tensor, logits: Tensor, columns: AdjustColumns) -> None:
+        """Copy the samples' rows, then apply bias and penalties to the copies."""
+        c = columns
+        torch.index_select(logits, 0, c.logits_rows, out=out)
+        self._launcher.launch(
+            self._adjust,
+            self._adjust.grid(len(out)),
+            out,
+            torch.zeros(out.shape, dtype=torch.int64, device=out.device),
+            c.bias_starts,
+            c.bias_tokens,
+            c.bias_values,
+            c.repetition_penalties,
+            c.presence_penalties,
+            c.frequency_penalties,
+            c.history_starts,
+            c.history_lengths,
+            c.num_prompts,
+            c.history,
+            int(out.shape[1]),
+        )
+
+    def sample(
+        self, out: Tensor, is_finite: Tensor, logits: Tensor, columns: SamplingColumns
+    ) -> None:
+        """Draw in two launches, three or four, by what some sample needs."""
+        c, variant, launch = columns, self._sample, self._launcher.launch
+        num_samples, (stride, vocab) = len(out), logits_strides(logits)
+        share, splits, grid = self._split(num_samples, vocab)
+        has_sums, has_bins = c.needs.draws, c.needs.cuts
+        num_bins = ROW_BINS if has_bins else 0
+        keys = _scratch(out, num_samples, splits)
+        strip_sums = _scratch(out, num_samples if has_sums else 0, num_strips(vocab))
+        bins = _scratch(out, num_samples, num_bins)
+        listed = _scratch(out, num_samples if has_bins else 0, vocab)
+        how = (c.inverse_temperatures, c.top_ks, c.top_ps, c.min_ps)
+        of_logits = (logits, c.logits_rows)
+        sizes = (stride, vocab, share)
+        launch(variant.largest, grid, keys, bins, *of_logits, *sizes, num_bins)
+        if has_sums:
+            launch(variant.weights, grid, strip_sums, bins, keys, *of_logits, *how, *sizes)
+        if has_bins:
+            launch(
+                variant.shortlist, grid, strip_sums, listed, bins, keys, *of_logits, *how, *sizes
+            )
+        launch(
+            variant,
+            variant.grid(num_samples),
+            out,
+            is_finite,
+            keys,
+            strip_sums,
+            bins,
+            listed,
+            *of_logits,
+            *how,
+            c.seeds,
+            c.sample_indexes,
+            c.positions,
+            stride,
+            vocab,
+            splits,
+        )
+
+    def logprobs(self, out: LogprobOutputs, logits: Tensor, columns: LogprobColumns) -> None:
+        """Write log-probabilities."""
+        variant, launch = self._logprobs, self._launcher.launch
+        num_samples, (stride, vocab) = len(columns.tokens), logits_strides(logits)
+        share, splits, grid = self._split(num_samples, vocab)
+        keys, totals, listed = (
+            _scratch(logits, num_samples, width) for width in (splits, TOTALS, vocab)
+        )
+        of_logits = (logits, columns.logits_rows)
+        sizes = (stride, vocab, share)
+        launch(variant.largest, grid, keys, totals, *of_logits, *sizes, TOTALS)
+        launch(
+            variant.sums, grid, totals, listed, keys, *of_logits, columns.num_logprobs,
+            *sizes,
+        )  # fmt: skip
+        launch(
+            variant,
+            variant.grid(num_samples),
+            out.token_logprobs,
+            out.top_tokens,
+            out.top_logprobs,
+            keys,
+            totals,
+            listed,
+            *of_logits,
+            columns.tokens,
+            columns.num_logprobs,
+            stride,
+            vocab,
+            splits,
+        )
+
+    def _split(self, num_samples: int, vocab: int) -> tuple[int, int, tuple[int, int, int]]:
+        """Return the strips of a split, the splits of a row, and the grid over all of them."""
+        first = self._sample.largest
+        share = first.plan_share(num_samples, vocab, self._launcher.num_multiprocessors)
+        splits = num_splits(vocab, share)
+        return share, splits, first.split_grid(num_samples, splits)
+
+
+def logits_strides(logits: Tensor) -> tuple[int, int]:
+    """Return the elements from row to row, and those of a row."""
+    return int(logits.stride(0)), int(logits.shape[1])
+
+
+def _scratch(beside: Tensor, num_samples: int, width: int) -> Tensor:
+    return torch.empty((num_samples, width), dtype=torch.int64, device=beside.device)

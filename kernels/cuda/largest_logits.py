@@ -1,0 +1,106 @@
+"""The largest logit of each split of a row: the first launch of `sampling` and of `logprobs`.
+
+One number a split says all that later launches ask: its largest key (`ordered_floats`), which names
+the logit and its token, or `NOT_FINITE` where one of its logits is not finite. The same launch
+clears what the next one adds to.
+
+A thread compares floats and makes one key in the end: 22 instructions a logit in the compiled code,
+which let a multiprocessor take 23 bytes a cycle, and all of a large device about as much as its
+memory gives. Reads are of 4 bytes, because a row begins anywhere (vocabularies of odd length); a
+warp's are 128 bytes all the same, and with 40 warps of four reads each there are 20 KB under way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numba import cuda, float32, int32, int64
+
+from kernels.cuda.block_reductions import LARGEST_FINITE, block_max
+from kernels.cuda.lanes import lane_and_warp
+from kernels.cuda.long_rows import READS, read_ahead
+from kernels.cuda.ordered_floats import NO_KEY, NOT_FINITE, order_key
+from kernels.cuda.row_splits import STRIP, SplitVariant, strips_of
+from kernels.cuda.variant import Expectation, Pointer, Scalar
+
+BELOW_ALL = float32(-math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class LargestLogitsVariant(SplitVariant):
+    """The compile-time parameter: threads of a block, whole warps."""
+
+    @property
+    def name(self) -> str:
+        """Entry point of the machine code."""
+        return f"largest_logits_t{self.threads}"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Types of the kernel's parameters."""
+        return ("int64*", "int64*", "float32*", "int32*", "int64", "int32", "int32", "int32")
+
+    @property
+    def expectation(self) -> Expectation:
+        """Five blocks of 256 threads to a multiprocessor."""
+        return Expectation(48, ("LDG", "SHFL"))
+
+    def kernel(self) -> Callable[..., None]:
+        """Make the plain kernel function."""
+        return make_largest_logits(self)
+
+
+def make_largest_logits(variant: LargestLogitsVariant) -> Callable[..., None]:
+    """Return the kernel with its compile-time parameters bound."""
+    threads, warps = variant.threads, variant.threads // 32
+
+    def largest_logits(
+        keys: Pointer,
+        cleared: Pointer,
+        logits: Pointer,
+        logits_rows: Pointer,
+        logits_stride: Scalar,
+        vocab: Scalar,
+        share: Scalar,
+        num_cleared: Scalar,
+    ) -> None:
+        """Write keys[k, s], the largest key of split s = blockIdx.x of sample k = blockIdx.y.
+
+        `keys`: [K, splits]. `cleared`: [K, num_cleared], all become 0. `logits`: [R, V], rows
+        `logits_stride` elements apart; sample k has row logits_rows[k].
+        """
+        split, splits = cuda.blockIdx.x, cuda.gridDim.x
+        sample = int64(cuda.blockIdx.y)
+        thread = cuda.threadIdx.x
+        lane, warp = lane_and_warp()
+        row = int64(logits_rows[sample]) * logits_stride
+        of_warps = cuda.shared.array(warps, int64)
+        numbers = cuda.local.array(READS, float32)
+
+        if split == 0:
+            for i in range(thread, num_cleared, threads):
+                cleared[sample * num_cleared + i] = int64(0)
+
+        largest, token, is_finite = BELOW_ALL, 0, True
+        begin = split * share
+        for strip in range(begin + warp, min(begin + share, strips_of(vocab)), warps):
+            first = int32(strip * STRIP + lane)
+            read_ahead(numbers, logits, row, first, 32, vocab)
+            for i in range(READS):
+                v = int32(first + 32 * i)
+                if v < vocab:
+                    is_finite = is_finite and abs(numbers[i]) <= LARGEST_FINITE  # NaN is not
+                    if numbers[i] > largest:  # of equals the first, which is the lowest id
+                        largest, token = numbers[i], v
+        key = int64(NO_KEY)
+        if not is_finite:
+            key = int64(NOT_FINITE)
+        elif largest > BELOW_ALL:
+            key = order_key(largest, token)
+        key = block_max(key, of_warps)
+        if thread == 0:
+            keys[sample * splits + split] = key
+
+    return largest_logits
