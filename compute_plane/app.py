@@ -15,10 +15,17 @@ from compute_plane.errors import PlaneDraining
 from compute_plane.executor import simulated
 from compute_plane.executor.batch_checks import FEATURES, SWAP, SlotLimits
 from compute_plane.executor.device_thread import DeviceThread
+from compute_plane.executor.interface import PipelinedExecutor
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.slots import SlotTable
-from compute_plane.facts import PlaneAssets, PlaneFacts, software_version
+from compute_plane.facts import (
+    BATCHES_IN_TURN,
+    MAX_BATCHES_IN_FLIGHT,
+    PlaneAssets,
+    PlaneFacts,
+    software_version,
+)
 from compute_plane.model.loader import LoadedModel, load_model
 from compute_plane.model.source import ModelLocation, locate_model
 from compute_plane.rpc.server import PlaneServer, check_address
@@ -116,6 +123,9 @@ class ComputePlane:
             tells_prompts_apart=built.tells_prompts_apart,
             max_message_bytes=MAX_PLANE_MESSAGE_BYTES,
             software_version=software_version(),
+            max_batches_in_flight=MAX_BATCHES_IN_FLIGHT
+            if isinstance(built.executor, PipelinedExecutor)
+            else BATCHES_IN_TURN,
         )
         self._executor = built.executor
         self._sessions = SessionLedger()

@@ -11,8 +11,10 @@ from compute_plane.executor.batch_checks import SlotLimits
 from compute_plane.model.spec import ModelSpec
 from planes.transport import PROTOCOL_VERSION
 
-MAX_BATCHES_IN_FLIGHT: Final = 2
+BATCHES_IN_TURN: Final = 2
 """Batches of one stream under way: one runs, the next waits ready."""
+MAX_BATCHES_IN_FLIGHT: Final = 3
+"""The same where steps are launched ahead: two are launched, the next waits ready."""
 
 DISTRIBUTION: Final = "hetero-paged-infer"
 
@@ -36,7 +38,7 @@ class PlaneFacts:
     software_version: str
     tells_prompts_apart: bool = False
     protocol_version: int = PROTOCOL_VERSION
-    max_batches_in_flight: int = MAX_BATCHES_IN_FLIGHT
+    max_batches_in_flight: int = BATCHES_IN_TURN
 
 
 @dataclass(frozen=True, slots=True)

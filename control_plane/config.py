@@ -141,7 +141,11 @@ class ControlPlaneConfig(SchedulingLimits):
         help="http(s)://HOST:PORT of an OpenTelemetry collector that gets a span of every request",
     )
     pipeline_depth: int = setting(
-        2, help="batches under way at once; 1: wait for each", minimum=1, maximum=2
+        3,
+        help="batches under way at once, at most; 1: wait for each; 3: one more than 2 where the "
+        "device waits for them",
+        minimum=1,
+        maximum=3,
     )
     compute_grace: float = setting(
         30.0,

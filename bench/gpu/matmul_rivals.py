@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from kernels.cuda.quantized_formats import FORMATS
+
 Problem: TypeAlias = Any  # matmul_bandwidth.Problem, which imports this module
 Tensor: TypeAlias = Any
 Rival: TypeAlias = Callable[[Problem, int], tuple[Callable[[], None], int, int]]
 
-INT4_GROUP = 32
 INNER_K_TILES = 8  # of torch's layout, the one its users take
 
 
@@ -60,12 +61,13 @@ def torch_int8(problem: Problem, working_set: int) -> tuple[Callable[[], None], 
 
 
 def torch_int4(problem: Problem, working_set: int) -> tuple[Callable[[], None], int, int]:
-    """torch's product with weights of four bits, a scale and a minimum for 32 of them."""
+    """torch's product with weights of four bits, a scale and a minimum for each of our spans."""
     import torch
 
     x, shape = problem.x, problem.shape
     size = (shape.num_outputs, shape.num_inputs // 2)
-    groups = (shape.num_inputs // INT4_GROUP, shape.num_outputs, 2)
+    group = FORMATS[shape.weights].span
+    groups = (shape.num_inputs // group, shape.num_outputs, 2)
     matrix_bytes = math.prod(size) + x.element_size() * math.prod(groups)
     scales_and_minima = torch.randn(groups, dtype=x.dtype, device=x.device)
     matrices = [
@@ -77,7 +79,7 @@ def torch_int4(problem: Problem, working_set: int) -> tuple[Callable[[], None], 
 
     def visit() -> None:
         for weights in matrices:
-            torch._weight_int4pack_mm(x, weights, INT4_GROUP, scales_and_minima)
+            torch._weight_int4pack_mm(x, weights, group, scales_and_minima)
 
     return visit, *_moved(problem, matrix_bytes, len(matrices))
 

@@ -98,29 +98,36 @@ class BatchLayout:
         return places[tokens]
 
     def columns(self, num_padded: int | None = None) -> dict[str, Array]:
-        """Return the columns of the tokens.
+        """Return the columns of the tokens; those of prefill rows only if there are any.
 
         `num_padded`: as how many rows a step of decoding rows is to appear.
         """
         sent, order = self.tokens, self._token_order
-        decode, prefill = np.split(self._row_order, [self.num_decode])
-        query_lens, seq_lens = self._query_lens[prefill], self._seq_lens[prefill]
-        tiles = plan_tiles(query_lens, seq_lens, self._tile_tokens)
+        decode = self._row_order[: self.num_decode]
         columns: dict[str, Array] = {
             "token_ids": sent.token_ids[order],
             "positions": sent.positions[order],
             "kv_slots": sent.kv_slots[order],
             "decode_lens": self._seq_lens[decode].astype(np.int32),
             "decode_tables": self._tables(decode),
+        }
+        if not self.is_decode:
+            columns |= self._prefill_columns()
+        if num_padded is not None:
+            _pad(columns, num_padded)
+        return columns
+
+    def _prefill_columns(self) -> dict[str, Array]:
+        prefill = self._row_order[self.num_decode :]
+        query_lens, seq_lens = self._query_lens[prefill], self._seq_lens[prefill]
+        tiles = plan_tiles(query_lens, seq_lens, self._tile_tokens)
+        return {
             "prefill_lens": seq_lens.astype(np.int32),
             "prefill_tables": self._tables(prefill),
             "cu_query_lens": np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
             "tile_rows": tiles.rows,
             "tile_tokens": tiles.tokens,
         }
-        if num_padded is not None:
-            _pad(columns, num_padded)
-        return columns
 
     def tensors(self, columns: dict[str, Tensor]) -> StepTensors:
         """Return the step over its columns on the device."""
@@ -168,8 +175,9 @@ class BatchLayout:
 
 def _pad(columns: dict[str, Array], num_rows: int) -> None:
     """Append rows that read nothing and write nothing."""
-    missing = num_rows - len(columns["decode_lens"])
     for name in (*DECODE_COLUMNS, "decode_tables"):
+        column = columns[name]
         value = PADDING_SLOT if name == "kv_slots" else 0
-        widths = [(0, missing)] + [(0, 0)] * (columns[name].ndim - 1)
-        columns[name] = np.pad(columns[name], widths, constant_values=value)
+        padded = np.full((num_rows, *column.shape[1:]), value, dtype=column.dtype)
+        padded[: len(column)] = column
+        columns[name] = padded

@@ -10,9 +10,9 @@ every array begins at a multiple of that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,18 +30,19 @@ TORCH_TYPES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One array of a layout: where it begins, and what it is."""
+class Field(NamedTuple):
+    """One array of a layout: where it begins, and what it is; made for every array of a step."""
 
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    size: int
+    """Elements."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the array."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * self.size
 
 
 class Layout:
@@ -54,10 +55,10 @@ class Layout:
         self.fields: dict[str, Field] = {}
         end = 0
         for name, (dtype, shape) in arrays.items():
-            field = Field(end, np.dtype(dtype), shape)
-            TORCH_TYPES[field.dtype]  # known
-            self.fields[name] = field
-            end += -(-field.num_bytes // ALIGNMENT) * ALIGNMENT
+            one = Field(end, np.dtype(dtype), shape, math.prod(shape))
+            TORCH_TYPES[one.dtype]  # known
+            self.fields[name] = one
+            end += -(-one.num_bytes // ALIGNMENT) * ALIGNMENT
         self.num_bytes = end
 
     @classmethod
@@ -67,29 +68,29 @@ class Layout:
 
     def fill(self, buffer: Tensor, arrays: Mapping[str, Array]) -> None:
         """Copy arrays into a host buffer of bytes; each must have its field's shape."""
-        target: Array = buffer.numpy()
-        for name, field in self.fields.items():
-            if arrays[name].shape != field.shape:
-                raise ValueError(f"{name} must be {field.shape}, got {arrays[name].shape}")
-            flat = target[field.offset : field.offset + field.num_bytes].view(field.dtype)
-            flat[:] = arrays[name].reshape(-1)
+        for name, target in self.views(buffer.numpy()).items():
+            if arrays[name].shape != target.shape:
+                raise ValueError(f"{name} must be {target.shape}, got {arrays[name].shape}")
+            target[...] = arrays[name]
+
+    def views(self, memory: Array) -> dict[str, Array]:
+        """Return the arrays in bytes of the host, as views of them."""
+        return {
+            name: np.ndarray(one.shape, one.dtype, memory, one.offset)
+            for name, one in self.fields.items()
+        }
 
     def arrays(self, buffer: Tensor) -> dict[str, Array]:
         """Return the arrays in a host buffer, as copies."""
-        source: Array = buffer.numpy()
-        return {
-            name: source[field.offset : field.offset + field.num_bytes]
-            .view(field.dtype)
-            .reshape(field.shape)
-            .copy()
-            for name, field in self.fields.items()
-        }
+        return {name: view.copy() for name, view in self.views(buffer.numpy()).items()}
 
     def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
         """Return the arrays in a buffer of bytes as tensors of its memory."""
-        return {
-            name: buffer[field.offset : field.offset + field.num_bytes]
-            .view(TORCH_TYPES[field.dtype])
-            .view(field.shape)
-            for name, field in self.fields.items()
-        }
+        whole = len(buffer) // ALIGNMENT * ALIGNMENT
+        as_type = {dtype: buffer[:whole].view(kind) for dtype, kind in TORCH_TYPES.items()}
+        found = {}
+        for name, one in self.fields.items():
+            first = one.offset // one.dtype.itemsize
+            flat = as_type[one.dtype][first : first + one.size]
+            found[name] = flat if len(one.shape) == 1 else flat.view(one.shape)
+        return found

@@ -8,6 +8,9 @@ step, so it is queued behind the graph, not in it.
 
     step of 5 rows   token_ids │ a b c d e 0 0 0 │ ──copy──▶ │ graph of 8 rows │ ──▶ logits [8, V]
                      tables    │ 8 × 3 blocks    │ ──copy──▶ │ tables [8, M]   │
+
+Graphs share the memory of their inputs (`decode_inputs`): no two of them run at a time. A step that
+asks for nothing but tokens is written there by the host itself (`decode_steps`).
 """
 
 from __future__ import annotations
@@ -16,14 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import torch
 from torch import Tensor
 
-from compute_plane.cuda.batch_layout import StepTensors
-from compute_plane.cuda.operations import PADDING_SLOT
+from compute_plane.cuda.decode_inputs import GraphInputs, InputMemory, bytes_of_inputs
 from compute_plane.errors import GraphCaptureError, GraphReplayError
 
 if TYPE_CHECKING:
+    from compute_plane.cuda.batch_layout import StepTensors
     from compute_plane.cuda.drivers import Driver, Graph
     from compute_plane.cuda.model import LlamaModel
     from compute_plane.model.spec import ModelSpec
@@ -50,18 +52,18 @@ def batch_sizes(max_rows: int) -> list[int]:
 def bytes_of_graphs(spec: ModelSpec, sizes: Sequence[int], block_size: int) -> int:
     """Return what graphs of some numbers of rows take together, at most.
 
-    Each keeps its logits and its block tables; the tensors of the layers they share, and those are
-    small beside `SHARED_BYTES`, as is what the driver keeps of a graph.
+    Each keeps its logits. They share their inputs, and the tensors of the layers, which are small
+    beside `SHARED_BYTES`, as is what the driver keeps of a graph.
     """
-    row = FLOAT_BYTES * (spec.vocab_size + -(-spec.context_length // block_size))
-    return SHARED_BYTES + row * sum(sizes)
+    inputs = bytes_of_inputs(max(sizes), -(-spec.context_length // block_size))
+    return SHARED_BYTES + FLOAT_BYTES * spec.vocab_size * sum(sizes) + inputs
 
 
 @dataclass(slots=True)
 class _DecodeGraph:
     """A graph and the memory it works on. `logits` is set when it is captured."""
 
-    inputs: StepTensors
+    inputs: GraphInputs
     logits: Tensor | None = None
     graph: Graph | None = None
 
@@ -81,24 +83,27 @@ class DecodeGraphs:
         self._table_width = table_width
         self._longest = longest
         self._graphs: dict[int, _DecodeGraph] = {}
+        self._captured: tuple[int, ...] = ()
+        self._memory: InputMemory | None = None
 
     @property
     def captured(self) -> tuple[int, ...]:
         """The numbers of rows there are graphs for, the smallest first."""
-        return tuple(sorted(self._graphs))
+        return self._captured
 
     def rung(self, num_rows: int) -> int | None:
         """Return the smallest captured number of rows that holds `num_rows`; None if none does."""
-        return next((size for size in self.captured if size >= num_rows), None)
+        return next((size for size in self._captured if size >= num_rows), None)
 
     def capture(self, num_rows: int) -> None:
         """Capture a step of `num_rows`, unless that was done. Raises GraphCaptureError."""
         if num_rows in self._graphs or not self._driver.has_graphs:
             return
-        made = _DecodeGraph(self._padding(num_rows))
+        step = (inputs := self._padding(num_rows)).step
+        made = _DecodeGraph(inputs)
 
         def work() -> None:
-            made.logits = self._model.logits(self._model.run(made.inputs), None)
+            made.logits = self._model.logits(self._model.run(step), None)
 
         try:
             made.graph = self._driver.capture(work)
@@ -108,6 +113,7 @@ class DecodeGraphs:
                 f"(--no-cuda-graph does without): {_one_line(error)}"
             ) from error
         self._graphs[num_rows] = made
+        self._captured = tuple(sorted(self._graphs))
 
     def capture_ladder(self, max_rows: int, max_bytes: int) -> list[int]:
         """Capture the rungs up to `max_rows` that fit into `max_bytes`; return those left out.
@@ -132,52 +138,51 @@ class DecodeGraphs:
         self._driver.release_unused()
         return self._driver.total_bytes() - (self._driver.free_bytes() or 0)
 
+    def inputs(self, num_rows: int) -> GraphInputs:
+        """Return where the graph of a rung reads its inputs. Raises GraphReplayError."""
+        return self._graph(num_rows).inputs
+
     def replay(self, step: StepTensors) -> Tensor:
         """Queue a step that was padded to a rung; return the logits of its rows, float32 [R, V].
 
         They stay until a graph is replayed again. Raises GraphReplayError.
         """
-        made = self._graphs[step.num_decode]
-        inputs = made.inputs
-        inputs.token_ids.copy_(step.token_ids)
-        inputs.positions.copy_(step.positions)
-        inputs.kv_slots.copy_(step.kv_slots)
-        inputs.decode_lens.copy_(step.decode_lens)
-        # What lies right of a row's own blocks is never read.
-        inputs.decode_tables[:, : step.decode_tables.shape[1]].copy_(step.decode_tables)
+        inputs = self._graph(step.num_decode).inputs
+        inputs.take(step)
+        return self.run(step.num_decode)
+
+    def run(self, num_rows: int) -> Tensor:
+        """Queue the graph of a rung whose inputs are there already; return as `replay` does."""
+        made = self._graph(num_rows)
         if made.graph is None or made.logits is None:
-            raise GraphReplayError(f"the graph of {step.num_decode} rows was never captured")
+            raise GraphReplayError(f"the graph of {num_rows} rows was never captured")
         try:
             made.graph.replay()
         except RuntimeError as error:
             raise GraphReplayError(
-                f"the graph of {step.num_decode} rows failed: {_one_line(error)}"
+                f"the graph of {num_rows} rows failed: {_one_line(error)}"
             ) from error
         return made.logits
 
+    def _graph(self, num_rows: int) -> _DecodeGraph:
+        made = self._graphs.get(num_rows)
+        if made is None:
+            raise GraphReplayError(f"there is no graph of {num_rows} rows")
+        return made
+
     def _release(self, num_rows: int) -> None:
         made = self._graphs.pop(num_rows)
+        self._captured = tuple(sorted(self._graphs))
         made.logits = None
         if made.graph is not None:
             made.graph.release()
 
-    def _padding(self, num_rows: int) -> StepTensors:
+    def _padding(self, num_rows: int) -> GraphInputs:
         """Return the inputs of a graph: rows of padding, so that capturing writes no block."""
-
-        def column(value: int, dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.full(shape, value, dtype=dtype, device=self._driver.device)
-
         with self._driver.computing():
-            return StepTensors(
-                token_ids=column(0, torch.int32, num_rows),
-                positions=column(0, torch.int32, num_rows),
-                kv_slots=column(PADDING_SLOT, torch.int64, num_rows),
-                num_decode=num_rows,
-                decode_tables=column(0, torch.int32, num_rows, self._table_width),
-                decode_lens=column(0, torch.int32, num_rows),
-                longest=self._longest,
-                prefill=None,
-            )
+            if self._memory is None or self._memory.num_rows < num_rows:
+                self._memory = InputMemory(self._driver, num_rows, self._table_width)
+            return GraphInputs(self._memory, num_rows, self._longest)
 
 
 def _one_line(error: BaseException) -> str:

@@ -3,6 +3,8 @@
     check → host columns → one copy → block copies → layers → logits → samples → one copy → answer
                                                      └ replayed as a graph where all rows decode ┘
 
+Decode steps that want nothing but tokens take a shorter way to the same (`decode_steps`).
+
 `launch` does everything up to the copy back and returns at once; `StepUnderWay.answer` waits.
 `execute` is one after the other. On torch's CPU device the same code runs with
 `reference_operations`, each call done when it returns: that is how it is tested without a GPU.
@@ -24,6 +26,7 @@ from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import plan_copies
 from compute_plane.cuda.columns import Layout
 from compute_plane.cuda.decode_graphs import DecodeGraphs
+from compute_plane.cuda.decode_steps import DecodeSteps, DecodeUnderWay, TakenStep
 from compute_plane.cuda.last_samples import LastSamples
 from compute_plane.cuda.model import LlamaModel
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS, SamplingPlan, plan_sampling
@@ -103,6 +106,9 @@ class CudaExecutor:
         self._graphs = DecodeGraphs(driver, self._model, table_width=table_width, longest=longest)
         self._last = LastSamples(spec.vocab_size)
         self._ring = StagingRing(driver, MAX_STEPS_UNDER_WAY)
+        self._decode = DecodeSteps(
+            driver, self._graphs, operations, self._last, self._shape, longest
+        )
 
     @property
     def graphs(self) -> DecodeGraphs:
@@ -124,12 +130,15 @@ class CudaExecutor:
         """
         self._graphs.capture(batch_size)
 
-    def launch(self, batch: ExecutionBatch) -> StepUnderWay:
+    def launch(self, batch: ExecutionBatch) -> StepUnderWay | DecodeUnderWay:
         """Queue one step, of which tokens may be samples of the step launched before.
 
         Raises ValidationError, with nothing changed, if the batch is malformed; ExecutionError if
         too many steps are under way; DeviceLostError.
         """
+        taken = None if self._keep_logits else self._decode.take(batch)
+        if taken is not None:
+            return self._launch_decode(taken)
         layout = BatchLayout(
             batch,
             self._shape,
@@ -159,6 +168,16 @@ class CudaExecutor:
             berth.abandon()
             raise
         return StepUnderWay(batch, plan, berth, self._spec.vocab_size, digests, done)
+
+    def _launch_decode(self, taken: TakenStep) -> DecodeUnderWay:
+        """Queue a step that goes the short way (`decode_steps`)."""
+        berth = self._ring.take()
+        try:
+            with self._driver.computing():
+                return self._decode.launch(taken, berth)
+        except BaseException:  # as in `launch`
+            berth.abandon()
+            raise
 
     def _rung(self, batch: ExecutionBatch, layout: BatchLayout) -> int | None:
         """Return as how many rows a graph runs the batch; None: it is launched eagerly."""

@@ -85,7 +85,7 @@ def run_largest_step(
     plan = _plan(batch, layout, spec.vocab_size)
     columns = {**layout.columns(), **(plan.columns if has_head else {})}
     columns["kv_slots"] = np.full_like(columns["kv_slots"], PADDING_SLOT)
-    for tables in ("decode_tables", "prefill_tables"):
+    for tables in {"decode_tables", "prefill_tables"} & columns.keys():
         columns[tables] = np.zeros_like(columns[tables])
     inputs_of = Layout.of(columns)
     more_bytes = bytes_of_tables(spec, sizes)

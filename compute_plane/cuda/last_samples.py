@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from planes.errors import ValidationError
 
@@ -38,6 +39,21 @@ class LastSamples:
         self._vocab_size = vocab_size
         self._tokens: Tensor | None = None
         self._places: Array = np.zeros(0, dtype=np.int64)  # of sample k among the tokens
+        self._is_in_order = True  # place k is that of sample k
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the step launched last."""
+        return len(self._places)
+
+    def are_in_order(self, sources: Array, every: Array) -> bool:
+        """Whether rows await the first samples one after the other, where `every` is 0, 1, 2, …."""
+        return self._is_in_order and bool((sources == every).all())
+
+    def places(self, samples: Array) -> Array:
+        """Return where samples are among the tokens."""
+        places: Array = self._places[samples]
+        return places
 
     def columns(
         self, batch: ExecutionBatch, layout: BatchLayout, plan: SamplingPlan
@@ -80,9 +96,9 @@ class LastSamples:
     def fill_in(self, inputs: dict[str, Tensor]) -> None:
         """Queue the copies of a step whose columns are on the device."""
         if "awaited_tokens" in inputs:
-            self._copy(inputs["token_ids"], inputs["awaited_tokens"], inputs["awaited_samples"])
+            self.put(inputs["token_ids"], inputs["awaited_tokens"], inputs["awaited_samples"])
         if "awaited_histories" in inputs:
-            self._copy(inputs["history"], inputs["awaited_histories"], inputs["history_samples"])
+            self.put(inputs["history"], inputs["awaited_histories"], inputs["history_samples"])
 
     def keep(self, tokens: Tensor, plan: SamplingPlan) -> None:
         """Take the samples of a step that was queued: `tokens` [K], in the plan's order."""
@@ -90,7 +106,23 @@ class LastSamples:
         self._places = np.empty(len(plan.sample_order), dtype=np.int64)
         self._places[plan.sample_order] = np.arange(len(plan.sample_order))
 
-    def _copy(self, target: Tensor, places: Tensor, samples: Tensor) -> None:
+        self._is_in_order = False
+
+    def keep_in_order(self, tokens: Tensor) -> None:
+        """Take the samples of a step that was queued, in the order of the batch."""
+        self._tokens = tokens
+        if not self._is_in_order or len(self._places) != len(tokens):
+            self._places = np.arange(len(tokens))
+        self._is_in_order = True
+
+    def put_first(self, target: Tensor, count: int) -> None:
+        """Queue the copy of the first samples to the first places of `target`."""
+        if self._tokens is not None:
+            tokens = self._tokens if len(self._tokens) == count else self._tokens[:count]
+            torch.clamp(tokens, 0, self._vocab_size - 1, out=target[:count])
+
+    def put(self, target: Tensor, places: Tensor, samples: Tensor) -> None:
+        """Queue the copy of some samples to some places of `target`."""
         if self._tokens is None or not len(places):
             return
         tokens = self._tokens.index_select(0, samples)

@@ -8,7 +8,7 @@ collected. Device memory for inputs is one buffer: steps run one after the other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from torch import Tensor
@@ -30,14 +30,36 @@ class Berth:
         self._driver = driver
         self._inputs = driver.host_buffer(FIRST_BYTES)
         self._results = driver.host_buffer(FIRST_BYTES)
+        self._device_results: Tensor | None = None
         self._layout: Layout | None = None
         self._done: Event | None = None
         self.is_taken = False
 
+    def device_results(self, num_bytes: int) -> Tensor:
+        """Return device memory that is this step's until it is collected, and then the next's."""
+        if self._device_results is None or len(self._device_results) < num_bytes:
+            self._device_results = self._driver.device_buffer(num_bytes)
+        return self._device_results
+
+    def fill_bytes(self, parts: Sequence[Array]) -> Tensor:
+        """Write arrays of bytes one behind the other into the host buffer; return its bytes."""
+        num_bytes = sum([len(part) for part in parts])
+        self._make_room(num_bytes)
+        filled = self._inputs[:num_bytes]
+        memory: Array = filled.numpy()
+        end = 0
+        for part in parts:
+            first, end = end, end + len(part)
+            memory[first:end] = part
+        return filled
+
+    def _make_room(self, num_bytes: int) -> None:
+        if num_bytes > len(self._inputs):
+            self._inputs = self._driver.host_buffer(_grown(self._inputs, num_bytes))
+
     def fill_inputs(self, layout: Layout, arrays: Mapping[str, Array]) -> Tensor:
         """Write arrays into the host buffer; return its bytes."""
-        if layout.num_bytes > len(self._inputs):
-            self._inputs = self._driver.host_buffer(_grown(self._inputs, layout.num_bytes))
+        self._make_room(layout.num_bytes)
         filled = self._inputs[: layout.num_bytes]
         layout.fill(filled, arrays)
         return filled

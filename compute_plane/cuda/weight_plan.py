@@ -262,6 +262,8 @@ class WeightPlan:
         for planned in self._everything():
             num_elements = planned.num_outputs * planned.num_inputs
             for tensor in planned.tensors:
+                if len(tensor.shape) == 1:  # a norm's weights: no matrix, and not in `conversions`
+                    continue
                 key = tensor.format.label, planned.target.label
                 num_bytes[key] += planned.num_bytes * tensor.num_elements // num_elements
         return tuple(

@@ -1,11 +1,11 @@
 """A step that only goes on where the step before stopped, made from that one.
 
 Most steps of a busy plane are such: the same rows in the same order, each one token further, in the
-block it was writing already. What `SlotTable` checks then depends on nothing that the step before
-did not have: slots, limits, the tables and who writes which block. So the batch is compared with
-the one that would continue the step before, and only what moves on is made anew. Everything else
-takes the ordinary way; `tests/properties/test_decode_runs_equal_ordinary_steps.py` holds both
-against each other.
+block it was writing already or in a new one that no row holds. What `SlotTable` checks then depends
+on nothing that the step before did not have: slots, limits, the tables and who writes which block.
+So the batch is compared with the one that would continue the step before, and only what moves on is
+made anew. Everything else takes the ordinary way;
+`tests/properties/test_decode_runs_equal_ordinary_steps.py` holds both against each other.
 
 Array letters: T tokens, S rows; here both are the same.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compute_plane.executor.batch_checks import SlotLimits
-from compute_plane.executor.interface import ExecutionBatch
+from compute_plane.executor.interface import BoolArray, ExecutionBatch
 from compute_plane.executor.row_stage import LiveRows, sampling_rows
 from compute_plane.executor.samples_ahead import SamplesAhead
 from compute_plane.executor.slot_state import SlotMemory, SlotNumbers
@@ -43,12 +43,14 @@ class PreparedStep:
 class DecodeRun:
     """What a step that has run leaves for the steps that continue it.
 
-    `num_left`: steps that may follow before a row enters another block or reaches the longest
-    sequence. Valid if the step before was the latest one and ran without a fault, or is under way
-    without one that is known.
+    `num_left`: steps that may follow before a row reaches the longest sequence. Valid if the step
+    before was the latest one and ran without a fault, or is under way without one that is known.
     """
 
-    __slots__ = ("_batch", "_columns", "_first", "_lines", "_next", "num_left")
+    __slots__ = (
+        "_batch", "_block_size", "_columns", "_first", "_held", "_lines", "_next", "_num_blocks",
+        "_num_inside", "num_left",
+    )  # fmt: skip
 
     def __init__(self, first: PreparedStep, numbers: SlotNumbers, limits: SlotLimits) -> None:
         sent, ends = first.rows.batch, first.rows.ends
@@ -60,9 +62,12 @@ class DecodeRun:
             sent.query_lens.tobytes(),
             sent.sampled_rows.tobytes(),
         )
+        self._block_size, self._num_blocks = limits.block_size, limits.num_blocks
         self._next = ends.tobytes()  # the positions of the step that continues this one
-        room = int((-ends % limits.block_size).min())
-        self.num_left = min(room, limits.max_sequence_tokens - int(ends.max()))
+        # Steps in which every row stays in its block.
+        self._num_inside = int((-ends % limits.block_size).min())
+        self._held: BoolArray | None = None  # [num_blocks], once a row has entered another block
+        self.num_left = limits.max_sequence_tokens - int(ends.max())
 
     @staticmethod
     def begins_with(step: PreparedStep) -> bool:
@@ -85,7 +90,7 @@ class DecodeRun:
             )
         )
 
-    def is_continued_by(self, batch: StepBatch) -> bool:
+    def is_continued_by(self, batch: StepBatch, numbers: SlotNumbers, memory: SlotMemory) -> bool:
         """Whether a batch is the step before again, one token further, and nothing else."""
         return (
             self.num_left > 0
@@ -99,9 +104,43 @@ class DecodeRun:
             and not (batch.swap_out or batch.swap_in or batch.digest_blocks.size)
             and not (batch.starts or batch.copies or batch.prompt_logprobs or batch.unsupported)
             and not (batch.token_counts.size or batch.token_ids.size)
-            and not (batch.new_block_counts.size or batch.new_block_ids.size)
             and not (batch.sampled_slots.size or batch.released.size)
+            and self._grows_by_free_blocks(batch, numbers, memory)
         )
+
+    def _grows_by_free_blocks(
+        self, batch: StepBatch, numbers: SlotNumbers, memory: SlotMemory
+    ) -> bool:
+        """Whether just the rows that enter another block get one each, which no row holds."""
+        counts, ids = batch.new_block_counts, batch.new_block_ids
+        if self._num_inside > 0:
+            return not (counts.size or ids.size)
+        if counts.size != len(self._lines):
+            return False
+        places, offsets = np.divmod(batch.positions, self._block_size)
+        enters = offsets == 0
+        num_entering = np.count_nonzero(enters)
+        if (
+            num_entering == 0
+            or (counts != enters).any()
+            or ids.size != num_entering
+            or (numbers.num_blocks[batch.slots[enters]] != places[enters]).any()
+            or int(ids.min()) < 0
+            or int(ids.max()) >= self._num_blocks
+        ):
+            return False
+        held = self._held_blocks(batch.positions, memory)
+        return not held[ids].any() and (num_entering == 1 or len(set(ids.tolist())) == ids.size)
+
+    def _held_blocks(self, positions: Int64Array, memory: SlotMemory) -> BoolArray:
+        """Return which blocks hold tokens of the rows before these positions, [num_blocks]."""
+        if self._held is None:
+            num_used = -(-positions // self._block_size)
+            columns = np.arange(int(num_used.max(initial=0)))
+            tables = memory.tables[:, : columns.size][self._lines]
+            self._held = np.zeros(self._num_blocks, dtype=np.bool_)
+            self._held[tables[columns < num_used[:, None]]] = True
+        return self._held
 
     def follow(
         self,
@@ -126,6 +165,8 @@ class DecodeRun:
             first.rows.targets,
             first.rows.poisoned_rows,
         )
+        if batch.new_block_ids.size:
+            self._enter_blocks(batch, numbers, memory)
         numbers.num_computed[batch.slots] = ends
         whole = replace(
             self._batch,
@@ -136,8 +177,23 @@ class DecodeRun:
             input_sources=None if ahead is None else ahead.sources(self._lines, memory),
         )
         self._next = ends.tobytes()
+        self._num_inside -= 1
         self.num_left -= 1
         return PreparedStep(whole, rows, first.involved, first.num_samples, self)
+
+    def _enter_blocks(self, batch: StepBatch, numbers: SlotNumbers, memory: SlotMemory) -> None:
+        """Append new blocks to the tables of their rows."""
+        entering = np.flatnonzero(batch.new_block_counts)
+        places = batch.positions[entering] // self._block_size
+        memory.tables[self._lines[entering], places] = batch.new_block_ids
+        numbers.num_blocks[batch.slots[entering]] += 1
+        self._held_blocks(batch.positions, memory)[batch.new_block_ids] = True
+        ends = batch.positions + 1
+        width = -(-int(ends.max()) // self._block_size)
+        tables = memory.tables[:, :width][self._lines]
+        tables.flags.writeable = False
+        self._batch = replace(self._batch, block_tables=tables)
+        self._num_inside = int((-ends % self._block_size).min()) + 1  # this step is one of them
 
 
 def _shared(batch: ExecutionBatch | None) -> ExecutionBatch:

@@ -15,6 +15,7 @@ from compute_plane.executor.interface import (
     TopLogprobs,
 )
 from compute_plane.executor.row_stage import LiveRows
+from compute_plane.executor.sampling_rows import are_plain
 from compute_plane.executor.step import PromptLogprobs
 from planes.errors import ExecutionError
 
@@ -37,11 +38,13 @@ def check_logprobs(batch: ExecutionBatch, output: ExecutionOutput, vocab_size: i
             raise ExecutionError(
                 f"the executor must return {wanted} most likely prompt tokens, got {got}"
             )
-    asked = [
-        (k, (1, min(row.num_logprobs, vocab_size)))
-        for k, row in enumerate(batch.sampling)
-        if row.num_logprobs is not None
-    ]
+    asked = []
+    if not are_plain(batch.sampling):
+        asked = [
+            (k, (1, min(row.num_logprobs, vocab_size)))
+            for k, row in enumerate(batch.sampling)
+            if row.num_logprobs is not None
+        ]
     answered = [(entry.sample, _shape(entry.top)) for entry in output.sample_logprobs]
     if answered != asked:
         raise ExecutionError(

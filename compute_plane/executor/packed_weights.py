@@ -40,9 +40,10 @@ from compute_plane.model.errors import printable
 from compute_plane.model.quantize import converted_tensor
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import (
+    ALL_ROWS,
     IntArray,
-    OrderedRows,
     RawTensor,
+    Rows,
     TensorFormat,
     TensorSource,
 )
@@ -195,14 +196,13 @@ def _plan_layer(plan: _Plan, source: TensorSource, layer: int) -> PackedLayer:
     down, gate_up = tensor(layout.DOWN), [tensor(r) for r in (layout.GATE, layout.UP)]
     order = plan.input_order(down)
     if order is not None:
-        gate_up = [replace(rows, stored=OrderedRows(rows.stored, order)) for rows in gate_up]
         down = replace(down, input_order=None)
     return PackedLayer(
         attn_norm=plan.vector(tensor(layout.ATTN_NORM)),
         qkv=plan.fused([tensor(r) for r in (layout.QUERY, layout.KEY, layout.VALUE)]),
         o=plan.matrix([tensor(layout.OUTPUT)]),
         mlp_norm=plan.vector(tensor(layout.MLP_NORM)),
-        gate_up=plan.fused(gate_up),
+        gate_up=plan.fused(gate_up, order),
         down=plan.matrix([down]),
     )
 
@@ -213,7 +213,7 @@ class _Plan:
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
         self._vectors: list[tuple[RawTensor, int]] = []
-        self._matrices: list[tuple[list[RawTensor], TensorFormat, PackedMatrix]] = []
+        self._matrices: list[_PlannedMatrix] = []
         self.elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()
         self.num_bytes = 0
 
@@ -223,8 +223,13 @@ class _Plan:
         self._vectors.append((tensor, start))
         return start
 
-    def matrix(self, tensors: Sequence[RawTensor], first_column: int = 0) -> PackedMatrix:
-        """Take a place for a matrix of the rows of all `tensors`, which run in one way."""
+    def matrix(
+        self, tensors: Sequence[RawTensor], first_column: int = 0, row_order: IntArray | None = None
+    ) -> PackedMatrix:
+        """Take a place for a matrix of the rows of all `tensors`, which run in one way.
+
+        `row_order`: the order in which the rows of each are packed; None: the model's.
+        """
         target = format_to_run(tensors[0], self._dtype)
         n, k = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
         size = _packed_bytes(target, n, k)
@@ -233,12 +238,14 @@ class _Plan:
             target.label, n, k, self._take(size), size, first_column,
             None if order is None else order.astype(np.int32),
         )  # fmt: skip
-        self._matrices.append((list(tensors), target, matrix))
+        self._matrices.append(_PlannedMatrix(tensors, target, matrix, row_order))
         for tensor in tensors:
             self.elements[tensor.format, target] += tensor.num_elements
         return matrix
 
-    def fused(self, tensors: Sequence[RawTensor]) -> tuple[PackedMatrix, ...]:
+    def fused(
+        self, tensors: Sequence[RawTensor], row_order: IntArray | None = None
+    ) -> tuple[PackedMatrix, ...]:
         """Take places for matrices with the same input: one for each run that is read alike."""
         matrices: list[PackedMatrix] = []
         column = 0
@@ -249,7 +256,7 @@ class _Plan:
             return target, None if order is None else order.tobytes()
 
         for _, run in itertools.groupby(tensors, way_of):
-            matrices.append(self.matrix(list(run), column))
+            matrices.append(self.matrix(list(run), column, row_order))
             column += matrices[-1].n
         return tuple(matrices)
 
@@ -262,29 +269,30 @@ class _Plan:
         jobs = []
         for tensor, start in self._vectors:
             out = memory[start : start + 4 * tensor.num_elements]
-            jobs.append(_Job([tensor], TensorFormat.F32, out, is_vector=True))
-        for tensors, target, matrix in self._matrices:
+            jobs.append(_Job([tensor], TensorFormat.F32, out, ALL_ROWS, is_vector=True))
+        for planned in self._matrices:
+            tensors, target, matrix = planned.tensors, planned.target, planned.matrix
             whole = memory[matrix.address : matrix.address + matrix.num_bytes]
             if any(tensor.shape[0] % PANEL_COLUMNS for tensor in tensors[:-1]):
                 # A panel holds rows of two tensors: they are packed together.
-                jobs.append(_Job(tensors, target, whole))
+                jobs.append(_Job(tensors, target, whole, planned.rows(ALL_ROWS)))
                 continue
             panel = _packed_bytes(target, PANEL_COLUMNS, matrix.k)
             first = 0
             for tensor in tensors:
                 num_panels = -(-tensor.shape[0] // PANEL_COLUMNS)
                 out = whole[first * panel : (first + num_panels) * panel]
-                jobs += _pieces(tensor, target, out, panel)
+                jobs += _pieces(planned, tensor, out, panel)
                 first += num_panels
         return jobs
 
     def converted(self) -> list[tuple[RawTensor, TensorFormat]]:
         """Return the tensors that run in another format than their file's, with that format."""
         return [
-            (tensor, target)
-            for tensors, target, _ in self._matrices
-            for tensor in tensors
-            if tensor.format is not target
+            (tensor, planned.target)
+            for planned in self._matrices
+            for tensor in planned.tensors
+            if tensor.format is not planned.target
         ]
 
     def _take(self, num_bytes: int) -> int:
@@ -294,17 +302,30 @@ class _Plan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _PlannedMatrix:
+    """What a matrix is packed from; its address is an offset yet. `row_order`: of each tensor."""
+
+    tensors: Sequence[RawTensor]
+    target: TensorFormat
+    matrix: PackedMatrix
+    row_order: IntArray | None
+
+    def rows(self, run: slice) -> Rows:
+        """Return which rows of a tensor a run of the packed ones is."""
+        return run if self.row_order is None else self.row_order[run]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     """Tensors to be converted and packed into `out`, one behind the other.
 
-    `first_row`, `end_row`: of the only tensor, if not all its rows.
+    `which`: the rows of each, in the order in which they are packed.
     """
 
     tensors: Sequence[RawTensor]
     target: TensorFormat
     out: UInt8Array
-    first_row: int = 0
-    end_row: int | None = None
+    which: Rows
     is_vector: bool = False
 
     @property
@@ -313,10 +334,7 @@ class _Job:
 
     def run(self) -> None:
         """Do it. Raises ModelFileError if a weight is not finite or does not fit."""
-        parts = [
-            converted_tensor(tensor, self.target, self.first_row, self.end_row)
-            for tensor in self.tensors
-        ]
+        parts = [converted_tensor(tensor, self.target, self.which) for tensor in self.tensors]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if self.is_vector:
             self.out[:] = rows.reshape(-1)
@@ -325,15 +343,17 @@ class _Job:
 
 
 def _pieces(
-    tensor: RawTensor, target: TensorFormat, out: UInt8Array, panel_bytes: int
+    planned: _PlannedMatrix, tensor: RawTensor, out: UInt8Array, panel_bytes: int
 ) -> list[_Job]:
-    """Cut the packing of one tensor; reordering of rows is done for all of them at once."""
+    """Cut the packing of one tensor; heads are put in order for all rows of it at once."""
+    target = planned.target
     if tensor.interleaved_heads:
-        return [_Job([tensor], target, out)]
+        return [_Job([tensor], target, out, planned.rows(ALL_ROWS))]
     step = ROWS_AT_ONCE // PANEL_COLUMNS * panel_bytes
+    runs = (slice(first, first + ROWS_AT_ONCE) for first in range(0, tensor.shape[0], ROWS_AT_ONCE))
     return [
-        _Job([tensor], target, out[step * i : step * (i + 1)], first, first + ROWS_AT_ONCE)
-        for i, first in enumerate(range(0, tensor.shape[0], ROWS_AT_ONCE))
+        _Job([tensor], target, out[step * i : step * (i + 1)], planned.rows(run))
+        for i, run in enumerate(runs)
     ]
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from compute_plane.errors import InvalidBatch
 from compute_plane.executor.batch_checks import SlotLimits, refuse_where
-from compute_plane.executor.interface import BoolArray, Penalties, SamplingRow
+from compute_plane.executor.interface import BoolArray
+from compute_plane.executor.sampling_rows import SamplingRows
 from compute_plane.executor.slot_state import SlotMemory, SlotNumbers, ragged_index
 from compute_plane.executor.step import EMPTY, Int64Array, StepBatch
 
@@ -221,34 +222,11 @@ def check_samples(
         staged.is_fresh[target] = False
 
 
-def sampling_rows(memory: SlotMemory, staged: SlotNumbers, live: LiveRows) -> list[SamplingRow]:
+def sampling_rows(memory: SlotMemory, staged: SlotNumbers, live: LiveRows) -> SamplingRows:
     """Return how each sample is drawn, [K], by the parameters of the slot that takes it."""
-    positions = live.ends[live.batch.sampled_rows].tolist()
-    rows = []
-    for target, position in zip(live.targets.tolist(), positions, strict=True):
-        line = staged.line[target]
-        key = memory.sampling[line]
-        penalties = None
-        if key.has_penalties:
-            penalties = Penalties(
-                key.repetition_penalty,
-                key.presence_penalty,
-                key.frequency_penalty,
-                memory.tokens[line, :position],
-                int(staged.num_prompt[target]),
-            )
-        rows.append(
-            SamplingRow(
-                key.temperature,
-                key.top_p,
-                key.seed,
-                key.sample_index,
-                position,
-                key.top_k,
-                key.min_p,
-                penalties,
-                key.logit_bias,
-                key.num_logprobs,
-            )
-        )
-    return rows
+    lines = staged.line[live.targets]
+    keys = memory.keys_of(lines)
+    histories = None
+    if keys.have_penalties:
+        histories = (memory.tokens, lines.tolist(), staged.num_prompt[live.targets].tolist())
+    return SamplingRows(keys, live.ends[live.batch.sampled_rows], histories)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from compute_plane.executor.batch_checks import SlotLimits
 from compute_plane.executor.interface import BoolArray, Int32Array
+from compute_plane.executor.sampling_rows import SamplingKeys
 from compute_plane.executor.step import SamplingKey
 
 Int64Array = npt.NDArray[np.int64]
@@ -73,6 +74,14 @@ class SlotMemory:
         self.tables: Int32Array = np.zeros((num_lines, limits.max_table_len), dtype=np.int32)
         self.sampling = [GREEDY] * num_lines
         self.free_lines = list(range(num_lines - 1, -1, -1))
+        self._last_keys = SamplingKeys(())
+
+    def keys_of(self, lines: Int64Array) -> SamplingKeys:
+        """Return how tokens are drawn in some lines; the same object again while that is so."""
+        keys = tuple([self.sampling[line] for line in lines.tolist()])
+        if keys != self._last_keys.keys:
+            self._last_keys = SamplingKeys(keys)
+        return self._last_keys
 
 
 def ragged_index(firsts: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:

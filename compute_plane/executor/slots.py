@@ -73,7 +73,7 @@ class SlotTable:
         what is not known of them: they must end, and the batch is prepared again.
         """
         run, self._run = self._run, None  # valid again once this step has run without a fault
-        if run is not None and run.is_continued_by(batch):
+        if run is not None and run.is_continued_by(batch, self._numbers, self._memory):
             return run.follow(batch, self._numbers, self._memory, self._last_ahead)
         check_columns(batch, self.limits)
         staged = self._numbers.copy()

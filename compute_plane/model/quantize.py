@@ -28,7 +28,7 @@ from compute_plane.model.group_blocks import (
     uint8_to_q8_z,
 )
 from compute_plane.model.k_quants import quants_of_4_bits_k, quants_of_5_bits, scales_and_minima
-from compute_plane.model.tensor import RawTensor, TensorFormat, in_model_order
+from compute_plane.model.tensor import ALL_ROWS, RawTensor, Rows, TensorFormat, in_model_order
 
 UInt8Array = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
@@ -41,16 +41,14 @@ CHUNK_ELEMENTS: Final = 1 << 16
 """Elements converted at a time: the temporaries stay in cache."""
 
 
-def converted_tensor(
-    tensor: RawTensor, target: TensorFormat, first_row: int = 0, end_row: int | None = None
-) -> UInt8Array:
+def converted_tensor(tensor: RawTensor, target: TensorFormat, which: Rows = ALL_ROWS) -> UInt8Array:
     """Return a tensor's rows, or some of them, in a format, uint8 [R, bytes of a row].
 
-    In the model's row order; a view of the file where it has them so. Formats without blocks have
-    the columns in the model's order, those with blocks keep the tensor's `input_order`. Raises
-    ModelFileError if a weight is not finite or too large for the format.
+    `which`: in the model's row order. A view of the file where it has them so. Formats without
+    blocks have the columns in the model's order, those with blocks keep the tensor's `input_order`.
+    Raises ModelFileError if a weight is not finite or too large for the format.
     """
-    stored = tensor.rows(slice(first_row, end_row))
+    stored = tensor.rows(which)
     path, name = tensor.path, tensor.stored_name
     try:
         rows = convert_rows(stored, tensor.format, target, path=path, name=name)

@@ -71,23 +71,6 @@ class StoredRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OrderedRows:
-    """Stored rows in another order: row i is row order[i] of `stored`."""
-
-    stored: StoredRows
-    order: IntArray
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[rows, bytes of a row]."""
-        return self.stored.shape
-
-    def __getitem__(self, which: Rows, /) -> UInt8Array:
-        """Return some rows, uint8 [R, bytes of a row]."""
-        return self.stored[self.order[which]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class RawTensor:
     """One tensor, still in its file's format and usually still in the mapped file.
 

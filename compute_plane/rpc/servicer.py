@@ -110,7 +110,13 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
         context: grpc.ServicerContext,
     ) -> Iterator[compute_pb2.ExecutionOutput]:
         """Run batches, two under way at once, until the controller ends the stream."""
-        stream = ExecuteStream(request_iterator, self._device, self._sessions, context.cancel)
+        stream = ExecuteStream(
+            request_iterator,
+            self._device,
+            self._sessions,
+            context.cancel,
+            self._facts.max_batches_in_flight,
+        )
         try:
             self._add(stream)
             if not context.add_callback(stream.end):

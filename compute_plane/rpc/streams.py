@@ -2,8 +2,8 @@
 
     gRPC ──▶ reader thread ──▶ device queue ──▶ device thread ──▶ outbox ──▶ RPC thread ──▶ gRPC
 
-At most `MAX_BATCHES_IN_FLIGHT` batches are between the two gRPC ends; the reader does not read on
-while that many are, so a controller that sends faster is held back by flow control.
+At most `max_in_flight` batches, as Describe says, are between the two gRPC ends; the reader does
+not read on while that many are, so a controller that sends faster is held back by flow control.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from compute_plane.executor.device_thread import DeviceThread
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.step import StepReply
 from compute_plane.executor.work import Answer
-from compute_plane.facts import MAX_BATCHES_IN_FLIGHT
 from compute_plane.rpc.convert import batch_from_proto, header_from_proto
 from planes.errors import EngineError
 from protos.hetero.compute.v1 import compute_pb2
@@ -36,6 +35,7 @@ class ExecuteStream:
     """The stream of one controller.
 
     `requests` is gRPC's iterator of batches. `cut_off` ends the call at once; from any thread.
+    `max_in_flight`: batches between both ends.
     """
 
     def __init__(
@@ -44,12 +44,14 @@ class ExecuteStream:
         device: DeviceThread,
         sessions: SessionLedger,
         cut_off: Callable[[], object],
+        max_in_flight: int,
     ) -> None:
         self._requests = requests
         self._device = device
         self._sessions = sessions
         self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
-        self._room = threading.Semaphore(MAX_BATCHES_IN_FLIGHT)
+        self._max_in_flight = max_in_flight
+        self._room = threading.Semaphore(max_in_flight)
         self._has_ended = threading.Event()
         self._cut_off = cut_off
         self._is_over = threading.Event()
@@ -83,7 +85,7 @@ class ExecuteStream:
         finally:
             self._has_ended.set()
             self._is_over.set()
-            self._room.release(MAX_BATCHES_IN_FLIGHT)  # the reader may wait for it
+            self._room.release(self._max_in_flight)  # the reader may wait for it
             self._sessions.detach(self)
 
     def _cut_off_if_stuck(self) -> None:
@@ -117,6 +119,6 @@ class ExecuteStream:
             except EngineError as error:
                 ending = error
                 break
-        for _ in range(MAX_BATCHES_IN_FLIGHT - 1):  # until every reply is out
+        for _ in range(self._max_in_flight - 1):  # until every reply is out
             self._room.acquire()
         self._outbox.put(ending)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +15,8 @@ from control_plane.api.convert import options_from_proto, params_from_proto, pro
 from control_plane.api.engine_access import EngineAccess
 from control_plane.api.interceptors import current_request_id
 from control_plane.engine.frontend import EngineFrontend, Generation
+from control_plane.engine.send_patience import send_patience
 from control_plane.engine.streams import SEND_PATIENCE_S
-from control_plane.errors import SlowReaderError
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -85,15 +84,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: _Request, context: _Context, received: Sequence[int] = ()
     ) -> None:
         engine = self._access.require(request.model)
-        async with await _submit(engine, request, received) as generation:
+        async with (
+            await _submit(engine, request, received) as generation,
+            send_patience(SEND_PATIENCE_S) as patience,
+        ):
             async for event in events(generation, _head(engine)):
-                try:
-                    async with asyncio.timeout(SEND_PATIENCE_S):
-                        await context.write(event)
-                except TimeoutError:
-                    raise SlowReaderError(
-                        f"the client took nothing for {SEND_PATIENCE_S:g} s"
-                    ) from None
+                patience.begin()
+                await context.write(event)
+                patience.end()
 
 
 async def _submit(engine: EngineFrontend, request: _Request, received: Sequence[int]) -> Generation:

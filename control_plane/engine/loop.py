@@ -6,7 +6,8 @@
 
 Everything here runs on one thread, the engine thread: that of `EngineThread`, or the caller's who
 uses `step`. With a pipeline depth of 2 the plane computes one batch while the next one is put
-together; with 1 each batch is waited for. The tokens are the same.
+together; with 1 each batch is waited for, with 3 a device that waits for batches gets one more
+(`steps_in_flight`). The tokens are the same.
 
 The compute plane may vanish at any moment, or not answer in time. Then nothing that was sent
 counts: the scheduler forgets slots and blocks (`lose_epoch`), the link is opened again, and every
@@ -49,9 +50,9 @@ _log = structlog.get_logger(__name__)
 class LoopOptions:
     """How the loop runs.
 
-    `pipeline_depth`: batches under way at once. `max_queued_requests`: waiting requests, however
-    many samples they have, before new ones are refused. `compute_grace_s`: how long requests
-    outlive the compute plane.
+    `pipeline_depth`: batches under way at once, at most. `max_queued_requests`: waiting requests,
+    however many samples they have, before new ones are refused. `compute_grace_s`: how long
+    requests outlive the compute plane.
     """
 
     pipeline_depth: int = 2
@@ -198,7 +199,7 @@ class EngineLoop:
         if not self._is_linked and not self._open_link():
             return
         try:
-            while len(self._sent) < self._options.pipeline_depth:
+            while len(self._sent) < self._sent.depth(self._options.pipeline_depth):
                 output = self._scheduler.schedule(self._clock())
                 if output is None:
                     return

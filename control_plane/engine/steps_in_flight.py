@@ -14,6 +14,15 @@ from control_plane.engine.step_gauges import StepGauges
 from control_plane.errors import LinkError
 from control_plane.metrics.plane_meter import PlaneMeter
 
+USUAL_DEPTH = 2
+"""Batches under way while the device does not wait for them: one runs, the next one is there."""
+
+DRY_SHARE = 20
+"""A device that waited for a twentieth of a step's time, although there was work, ran dry."""
+
+DRY_STEPS = 256
+"""For so many steps behind such a one, a third batch is sent ahead."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -32,6 +41,10 @@ class StepsInFlight:
     Its health follows progress: `is_stalled` from the moment a step is overdue until a result has
     come, or `calm`. Nothing under way is no stall. `clock`: monotonic seconds. `meter`: is told of
     every step that came back.
+
+    One batch that waits at the plane is enough as long as a step takes longer than its result and
+    the next batch are on their way. Where the device has waited, two are, for some time: of a
+    request that ends, one token more is computed for nothing, and a new one begins a step later.
     """
 
     def __init__(self, clock: Callable[[], float], meter: PlaneMeter | None = None) -> None:
@@ -43,6 +56,7 @@ class StepsInFlight:
         self._patience_s = 0.0  # of the oldest
         self._had_work = False
         self._is_overdue = False
+        self._num_dry = 0  # steps for which the device counts as one that runs dry
         self.gauges = StepGauges()
         self.is_stalled = False
         self.num_stalls = 0
@@ -73,8 +87,16 @@ class StepsInFlight:
             num_tokens=sent.cost.num_tokens,
         )
         self.gauges.note(result, had_work=self._had_work)
+        if self._had_work and result.idle_us * DRY_SHARE > result.execute_us:
+            self._num_dry = DRY_STEPS
+        elif self._num_dry:
+            self._num_dry -= 1
         self.is_stalled = False
         self._begin_oldest()
+
+    def depth(self, most: int) -> int:
+        """Return how many batches are to be under way, if there may be `most`."""
+        return most if self._num_dry else min(most, USUAL_DEPTH)
 
     def note_work(self, *, is_left: bool) -> None:
         """Note after a result whether there is work for the plane to go on with."""
@@ -88,6 +110,7 @@ class StepsInFlight:
         """
         self._steps.clear()
         self._had_work = False
+        self._num_dry = 0
         if not self._is_overdue:
             self._deadlines.forget()
         self._is_overdue = False

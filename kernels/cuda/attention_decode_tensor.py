@@ -28,9 +28,12 @@ dimensions is free as long as queries agree: words 0 and 1 go into one product, 
 next, and queries (B) are read the same way, a head where the keys have a token.
 
 *Scores* (C). Lane holds tokens `quad_row` and `quad_row` + 8 of the heads 2·quad and 2·quad + 1.
-Peak and mass of these two heads live in the same lane; a maximum over tokens is three shuffles
-over the quad rows. *Weights*: the scores' tile, rounded and packed two heads a word, transposed by
-one instruction a half, is the B of the second product.
+Peak and mass of these two heads live in the same lane; a maximum over tokens is three shuffles over
+the quad rows. Any peak serves that keeps powers of two in range, so the peaks follow the largest
+scores only once one of a column tile's heads is ahead by 8: the shuffles, and scaling the sums
+anew, are needed in a warp's first tile of a chunk and hardly ever after it. *Weights*: the scores'
+tile, rounded and packed two heads a word, transposed by one instruction a half, is the B of the
+second product.
 
 *Values* (A of the second product, transposed). A lane reads 16 bytes, 8 dimensions, of each of the
 tokens 2·quad, 2·quad + 1 and the same + 8; the eight quad rows read 128 bytes of a token, one
@@ -60,10 +63,10 @@ flight. A second set would cost the registers of a third of the warps and gain n
 registers a thread three blocks of four warps fit: 96 KB, almost four times the need; two column
 tiles need up to 255, two blocks fit, 64 KB. At D 64 a tile is half as large, and four blocks fit,
 64 KB. Arithmetic is far from a limit: a tile at D 128 is about 280 instructions of a warp, 70
-cycles of a multiprocessor's four schedulers, while its 8 KB take about 400 cycles to arrive.
-Merging the warps once a chunk adds about a quarter to that, and two barriers, during which every
-warp's next tile is already under way. Reads are of whole 32-byte sectors, 64 or 128 bytes beside
-each other.
+cycles of a multiprocessor's four schedulers, while its 8 KB take about 400 cycles to arrive; some
+50 of them are left out where no peak rises. Merging the warps once a chunk adds about a quarter to
+that, and two barriers, during which every warp's next tile is already under way. Reads are of whole
+32-byte sectors, 64 or 128 bytes beside each other.
 
 *Waves*, at D 128 and 8 kv heads: 396 blocks are at work at a time. 128 rows are 1024 blocks, the
 last 232 of which still are two to a multiprocessor for the most part. 64 rows are 512: the last 116
@@ -76,7 +79,8 @@ the merge.
 
 Of a pool of 8 bits half as many bytes are in flight, 48 KB at D 128, and the same tokens take half
 the time; widening adds some 130 instructions to a tile at D 128, so about 100 cycles of arithmetic
-stand beside 200 of memory.
+stand beside 200 of memory. With more than eight heads a group, or at D 64, the arithmetic with the
+merges takes nearly as long as the memory (docs/cuda-kernel-counts.md).
 """
 
 from __future__ import annotations
@@ -89,6 +93,7 @@ from numba import cuda, float32, int32, int64, uint32
 from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, cut_row
 from kernels.cuda.attention_decode_pool import make_decode_pool
 from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
+from kernels.cuda.attention_variant import SLACK
 from kernels.cuda.instructions.conversions import (
     FULL_WARP,
     PAIR_CONVERSIONS,
@@ -196,6 +201,7 @@ def make_tensor_decode(
         sums = cuda.local.array(sums_shape, float32)
         peak = cuda.local.array(states, float32)
         mass = cuda.local.array(states, float32)
+        top = cuda.local.array(states, float32)
         shrink = cuda.local.array(states, float32)
         total = cuda.shared.array(total_shape, float32)
         total_peak = cuda.local.array(head_tiles, float32)
@@ -263,19 +269,28 @@ def make_tensor_decode(
                         is_valid = i // 2 * 8 < valid_of_lane
                         score = scores[n, i] * scale_log2e
                         scores[n, i] = score if is_valid else MINUS_INFINITY
+                rises = False
                 for j in range(states):
                     n, odd = j // 2, j % 2
-                    top = maximum(peak[j], maximum(scores[n, odd], scores[n, 2 + odd]))
-                    for step in range(3):
-                        top = maximum(top, cuda.shfl_xor_sync(FULL_WARP, top, 4 << step))
-                    shrink[j] = exp2(peak[j] - top)
-                    peak[j] = top
+                    top[j] = maximum(scores[n, odd], scores[n, 2 + odd])
+                    rises |= top[j] > peak[j] + SLACK
+                if cuda.ballot_sync(FULL_WARP, rises) != 0:
+                    for j in range(states):
+                        new_peak = maximum(peak[j], top[j])
+                        for step in range(3):
+                            other = cuda.shfl_xor_sync(FULL_WARP, new_peak, 4 << step)
+                            new_peak = maximum(new_peak, other)
+                        shrink[j] = exp2(peak[j] - new_peak)
+                        peak[j] = new_peak
+                        mass[j] *= shrink[j]
+                    for m in range(head_tiles * products):
+                        for c in range(4):
+                            sums[m, c] *= shrink[m // products * 2 + c % 2]
+                for j in range(states):
+                    n, odd = j // 2, j % 2
                     for i in range(odd, 4, 2):
-                        scores[n, i] = exp2(scores[n, i] - top)
-                    mass[j] = mass[j] * shrink[j] + (scores[n, odd] + scores[n, 2 + odd])
-                for m in range(head_tiles * products):
-                    for c in range(4):
-                        sums[m, c] *= shrink[m // products * 2 + c % 2]
+                        scores[n, i] = exp2(scores[n, i] - peak[j])
+                    mass[j] += scores[n, odd] + scores[n, 2 + odd]
                 for n in range(head_tiles):
                     for half in range(2):
                         if has_scales:

@@ -71,6 +71,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.attention_prefill_pool import TILE_KEYS, make_prefill_pool, sum_columns
 from kernels.cuda.attention_tiles import find_tile, keys_seen
+from kernels.cuda.attention_variant import SLACK
 from kernels.cuda.instructions.async_copies import commit_copies, copy_async, wait_for_copies
 from kernels.cuda.instructions.conversions import (
     FULL_WARP,
@@ -81,7 +82,7 @@ from kernels.cuda.instructions.conversions import (
     word_to_float32,
 )
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES
-from kernels.cuda.instructions.vectors import load_vector, load_word, store_word
+from kernels.cuda.instructions.vectors import load_vector, load_word, store_vector
 from kernels.cuda.lanes import lane_and_warp
 from kernels.cuda.variant import Pointer, Scalar
 
@@ -94,8 +95,6 @@ TILE_ROWS = WARPS * WARP_ROWS
 PARKED_STEPS, PARKED_STEPS_8_BITS = {64: 0, 96: 0, 128: 4}, {64: 0, 96: 0, 128: 7}
 
 ONE_TWICE = {"bfloat16": 0x3F80_3F80, "float16": 0x3C00_3C00}
-# Weights are at most 2⁸ above what they would be with the true peak: a float16 holds them.
-SLACK = float32(8)
 MINUS_INFINITY = float32(-math.inf)
 
 
@@ -109,7 +108,6 @@ def make_tensor_prefill(
     copy_scales, add_keys, add_values = pool_.copy_scales, pool_.add_keys, pool_.add_values
     has_scales, head_elements, stage = pool_.has_scales, pool_.head_elements, pool_.stage
     shift, mask, vector_elements = pool_.shift, pool_.mask, pool_.vector
-    word_elements = vector_elements // 4
     most_tokens = TILE_ROWS // group  # of a tile
     block_shift = block_size.bit_length() - 1
     steps = head_size // 16
@@ -173,6 +171,7 @@ def make_tensor_prefill(
         scores = cuda.local.array((score_fragments, 4), float32)
         weights = cuda.local.array((2, 4), uint32)
         sums = cuda.local.array((sum_fragments, 4), float32)
+        elements = cuda.local.array(4, int64)  # where the queries of `r` begin
         peak = cuda.local.array(4, float32)
         shrink = cuda.local.array(4, float32)
         ones = (uint32(one_twice), uint32(one_twice))
@@ -183,17 +182,20 @@ def make_tensor_prefill(
             place = int32(first_place + 8 * r + (lane >> 2))
             token = int64(first_query + min(place // group, end_token - 1))
             head = kv_head * group + place % group
-            element = token * query_stride + head * head_size
+            elements[r] = token * query_stride + head * head_size
             for step in range(resident):
-                both = query_words(query, element + 16 * step, lane & 3)
+                both = query_words(query, elements[r] + 16 * step, lane & 3)
                 for half in range(2):
                     queries[r // 2 * resident + step, 2 * half + r % 2] = both[half]
-            for step in range(parked):
-                both = query_words(query, element + 16 * (resident + step), lane & 3)
-                vector = parking + (r // 2 * parked + step) * parked_elements
-                for half in range(2):
-                    store_word(tiles, vector + (2 * half + r % 2) * word_elements, both[half])
             peak[r] = MINUS_INFINITY
+        for m in range(2):
+            for step in range(parked):
+                for i in range(2):
+                    element = elements[2 * m + i] + 16 * (resident + step)
+                    both = query_words(query, element, lane & 3)
+                    for half in range(2):
+                        words[0, 2 * half + i] = both[half]
+                store_vector(tiles, parking + (m * parked + step) * parked_elements, words, 0)
         for n in range(sum_fragments):
             for i in range(4):
                 sums[n, i] = float32(0)

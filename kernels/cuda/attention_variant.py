@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from numba import float32
+
 from kernels.cuda.quantized_kv import POOL_DTYPES, pool_pointer, pool_suffix, require_pool_dtype
 from kernels.cuda.variant import STORAGE_TYPES, require_between, require_one_of
 
@@ -15,6 +17,10 @@ MAX_GROUP = 16
 BLOCK_SIZES = (16, 32)
 
 LOG2_E = math.log2(math.e)
+
+# In 16 bits a peak follows the largest score only once that is ahead by this: then weights are at
+# most 2⁸ above what they would be with the true peak, which a float16 holds.
+SLACK = float32(8)
 
 # scale_log2e, query_stride, table_width, block_stride, key_offset, value_offset: the softmax's
 # scale · log2(e), so that powers of two do, and where things lie, counted in elements.

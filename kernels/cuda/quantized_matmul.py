@@ -18,12 +18,12 @@ has 8 / strands panels. With 4 strands of 14 spans:
 
 Scales. The products of a span, the k's that share a scale, are summed with the bare integers, which
 bfloat16 and float16 hold exactly; the sum is multiplied once by its d, in float32. Scaling the
-fragments instead would round every weight to 16 bits (2⁻⁹ in bfloat16), and takes eight
-instructions on pairs a tile for the four on sums that replace them at 8 rows of x: for the one a
-tile where a span has four. A zero point is taken off while the weights are widened, by the
-instruction that takes off a constant anyway: differences of integers are exact too. The minimum of
-Q4_1 is no integer: it is multiplied with the sum of x's k's, which is the product with a tile of
-ones, two tensor instructions more for both tiles of W, and no lane has to ask another for anything.
+fragments instead would round every weight to 16 bits (2⁻⁹ in bfloat16), and take 16 instructions on
+pairs a tile where the sums take 8 a span at 8 rows of x, 2 a tile if a span has four. A zero point
+is taken off while the weights are widened, by the instruction that takes off a constant anyway (of
+8 bits by one more): differences of integers are exact too. The minimum of Q4_1 is no integer: it is
+multiplied with the sum of x's k's, which is the product with a tile of ones, two tensor
+instructions more for both tiles of W, and no lane has to ask another for anything.
 
 What is in flight. By Little's law 4.8 TB/s over some 0.8 µs are 30 KB a multiprocessor. A lane
 keeps a *ring* of tiles on their way in registers: a tile is multiplied, then its registers are
@@ -50,12 +50,12 @@ instructions each, and the loop has, on 9.0:
     Q8_0_G128       1040          200         73         73
     Q8_Z_G128       1048          202         95         95
 
-44 of the 59 widen four weights in bfloat16: 16 to mask, 16 to take 136 off, 12 to shift, of which
-float16 needs 4. From some 32 rows on it is the tensor cores: 16 of their instructions a tile at two
-cycles or more each, 24 with a minimum; around them are 120 others with Q4_0, and 75 with Q4_0_G128.
-64 rows are two blocks side by side, the weights coming from the second cache for one of them. x
-burdens that cache: with 8 strands no warp shares it, and 8 rows are 512 bytes a tile, as many as
-the weights; 64 are 4 KB.
+44 of the 59 widen a lane's 32 weights in bfloat16: 16 to mask, 16 to take 136 off, 12 to shift, of
+which float16 needs 4. From some 32 rows on it is the tensor cores: 16 of their instructions a tile
+at two cycles or more each, 24 with a minimum; around them are 120 others with Q4_0, and 75 with
+Q4_0_G128. 64 rows are two blocks side by side, the weights coming from the second cache for one of
+them. x burdens that cache: with 8 strands no warp shares it, and 8 rows are 512 bytes a tile, as
+many as the weights; 64 are 4 KB.
 
 The ladder:
   v1  a scale for every tile of 32 k's, beside its weights. Registers only, no shared memory but for

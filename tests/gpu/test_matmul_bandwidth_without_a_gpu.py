@@ -6,10 +6,11 @@ import ctypes
 
 import numpy as np
 import pytest
+import torch
 
 from bench.gpu import matmul_bandwidth
 from bench.gpu.matmul_bandwidth import MEASURED, SHAPES, MatmulShape, as_graph, measure_matmul
-from bench.gpu.matmul_rivals import torch_int8, torch_matmul
+from bench.gpu.matmul_rivals import torch_int4, torch_int8, torch_matmul
 from kernels.cuda.quantized_formats import FORMATS
 from tests.simt import launch
 
@@ -106,6 +107,20 @@ def test_torchs_weights_fill_the_working_set(monkeypatch):
         visit()
         assert num_matrices == 3
         assert num_bytes == 3 * (matrix_bytes + ROWS_BYTES)
+
+
+@pytest.mark.parametrize(("weights", "group"), [("Q4_1", 32), ("Q4_Z_G128", 128)])
+def test_torchs_weights_of_four_bits_have_scales_for_as_many(monkeypatch, weights, group):
+    monkeypatch.setattr(torch, "_convert_weight_to_int4pack", lambda q, _: q)
+    groups = []
+    monkeypatch.setattr(torch, "_weight_int4pack_mm", lambda *given: groups.append(given[2]))
+    problem = matmul_bandwidth.Problem(MatmulShape(3, 256, 40, weights), "cpu")
+
+    visit, num_bytes, _ = torch_int4(problem, 1)
+    visit()
+
+    assert groups == [group]
+    assert num_bytes == 256 * 40 // 2 + 4 * 40 * 256 // group + 2 * 3 * (256 + 40)
 
 
 def test_what_runs_on_a_cpu_is_not_captured():

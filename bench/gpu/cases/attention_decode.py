@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
-from bench.gpu.cases.block_pool import LAYER, BlockPool, draw_pool
+from bench.gpu.cases.block_pool import LAYER, BlockPool, draw_pool, with_raised_keys
 from kernels.cuda.attention_chunks import MIN_CHUNK_TILES, TILE_TOKENS
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_merge import MergeVariant
@@ -58,6 +58,7 @@ def draw_case(
         num_kv_heads=num_kv_heads, block_size=variant.block_size, head_size=variant.head_size,
         kv_dtype=variant.kv_dtype,
     )  # fmt: skip
+    pool = with_raised_keys(pool)
     num_heads = num_kv_heads * variant.group
     query = rng.standard_normal((len(seq_lens), num_heads + 1, variant.head_size))
     stored_query = to_stored(variant.dtype, query)

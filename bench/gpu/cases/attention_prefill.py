@@ -8,18 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
-from bench.gpu.cases.block_pool import LAYER, NO_BLOCK, BlockPool, draw_pool, to_pool
+from bench.gpu.cases.block_pool import LAYER, NO_BLOCK, BlockPool, draw_pool, with_raised_keys
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_tiles import plan_tiles
 from kernels.cuda.attention_variant import LOG2_E
 from kernels.reference.paged_attention import paged_attention
 
 SPARE_TILES = 2  # entries of the tile list that do nothing
-
-# From this token on a row's keys are so much longer that its largest score rises by far: only then
-# the peak of 16-bit kernels follows. In float32 such scores would cost the digits that are tested.
-RISE_AT = 64
-RISE = {"float32": 1.0, "float16": 8.0, "bfloat16": 8.0}
 
 # A pool of eight bits: weights are rounded once more, by 2⁻⁹, after a value's scale was multiplied
 # to them, and their sum is not of what the values were weighted with.
@@ -62,7 +57,7 @@ def draw_case(
         num_kv_heads=num_kv_heads, block_size=variant.block_size, head_size=variant.head_size,
         kv_dtype=variant.kv_dtype,
     )  # fmt: skip
-    pool = dataclasses.replace(pool, pool=raise_keys(pool, RISE[variant.dtype]))
+    pool = with_raised_keys(pool)
     num_tokens, num_heads = int(query_lens.sum()), num_kv_heads * variant.group
     query = rng.standard_normal((num_tokens, num_heads + 1, variant.head_size))
     stored_query = to_stored(variant.dtype, query)
@@ -80,16 +75,6 @@ def draw_case(
         dataclasses.replace(pool, tables=pool.tables[one_row], seq_lens=pool.seq_lens[one_row]),
     )
     return dataclasses.replace(case, part=(part, lambda outputs: {"out": outputs["out"][tokens]}))
-
-
-def raise_keys(pool: BlockPool, factor: float) -> Array:
-    """Return the stored pool with the keys from token RISE_AT on multiplied by a power of two."""
-    values = pool.exact
-    first = RISE_AT // values.shape[4]
-    for row, seq_len in enumerate(pool.seq_lens):
-        end = -(-int(seq_len) // values.shape[4])
-        values[pool.tables[row, first:end], LAYER, 0] *= factor
-    return to_pool(pool.dtype, pool.kv_dtype, values)
 
 
 def make_case(variant: PrefillVariant, query: Array, query_lens: Array, pool: BlockPool) -> Case:

@@ -8,6 +8,7 @@ behind the end of each table.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,12 @@ from kernels.cuda.quantized_kv import decode_heads, encode_heads
 
 NO_BLOCK = 2**30  # an id no pool has
 LAYERS, LAYER = 2, 1  # of the pool, and the one the kernels work on
+
+# From this token on a row's keys can be so much longer that its largest score rises by far: only
+# then the peak of 16-bit kernels follows. In float32 such scores would cost the digits that are
+# tested.
+RISE_AT = 64
+RISE = {"float32": 1.0, "float16": 8.0, "bfloat16": 8.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +106,13 @@ def draw_pool(
         codes[...] = np.where(np.isnan(values), unknown, codes)
     lengths = np.array(seq_lens, np.int32)
     return BlockPool(dtype, pool, tables, lengths, head_size, kv_dtype)
+
+
+def with_raised_keys(pool: BlockPool) -> BlockPool:
+    """Return the pool with the keys from token RISE_AT on multiplied by a power of two."""
+    values = pool.exact
+    first = RISE_AT // values.shape[4]
+    for row, seq_len in enumerate(pool.seq_lens):
+        end = -(-int(seq_len) // values.shape[4])
+        values[pool.tables[row, first:end], LAYER, 0] *= RISE[pool.dtype]
+    return dataclasses.replace(pool, pool=to_pool(pool.dtype, pool.kv_dtype, values))

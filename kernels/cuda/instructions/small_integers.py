@@ -21,9 +21,10 @@ float16 has bits enough to leave a nibble where it is, at bits 4 … 7: there it
 the multiply-add, which multiplies anyway, takes a sixteenth of it. So only every other nibble of a
 half has to be shifted to its place. bfloat16's fraction has seven bits: all but the first have.
 
-What is taken off may be a zero point of its own for each row. It is made ready once, as a word of
-two halves −(magic + z), and costs the weights nothing: the multiply-add takes off a register in the
-place of a constant. Differences of two bytes, −255 … 255, are exact in bfloat16 too.
+What is taken off may be a zero point of its own for each row, made ready once as a word of two
+equal halves. For nibbles these are −(magic + z), which costs the weights nothing: the multiply-add
+takes off a register in the place of a constant. For bytes, whose two magic numbers cancel, they are
+−z, one multiply-add more. Differences of two bytes, −255 … 255, are exact in bfloat16 too.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _nibbles_less(magic: Magic) -> Intrinsic:
 
 
 def _in_both_halves(at: Emitter, word: Value, byte: int) -> Value:
-    """Write a byte of a word to the low bytes of both halves; what is above them is anything."""
+    """Write a byte of a word to the low bytes of both halves, zeros above them."""
     selector = ir.Constant(I32, byte * 0x101 | 0x4040)
     operands = [word, ir.Constant(I32, 0), selector]
     return at.assembly("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", I32, operands)

@@ -279,7 +279,7 @@ def played_cuda() -> Iterator[World]:
     played: dict[str, Any] = {
         "set_device": world.set_device,
         "Stream": lambda *_: world.new_stream(),
-        "Event": lambda: Event(world),
+        "Event": lambda **_: Event(world),
         "stream": world.stream,
         "current_stream": lambda *_: world.current,
         "synchronize": world.synchronize,

@@ -112,18 +112,23 @@ def test_a_plane_runs_batches_swaps_and_poisons_like_any_other(plane: TorchHarne
     assert [failure.row for failure in output.row_failures] == [0]
 
 
-def test_two_batches_in_flight_give_the_tokens_of_batches_in_turn(plane: TorchHarness) -> None:
+@pytest.mark.parametrize("depth", [2, 3])
+def test_batches_in_flight_give_the_tokens_of_batches_in_turn(
+    plane: TorchHarness, depth: int
+) -> None:
+    assert plane.describe().max_batches_in_flight == 3
     controller = plane.open()
     batches = [prefill(0, 1, 2), *(decode(position) for position in range(4, 8))]
     expected = [controller.run(**parts) for parts in batches]
     controller = plane.open()
     with controller.stream() as stream:
-        stream.send(controller.batch(**batches[0]))
+        for parts in batches[: depth - 1]:
+            stream.send(controller.batch(**parts))
         found = []
-        for parts in batches[1:]:
+        for parts in batches[depth - 1 :]:
             stream.send(controller.batch(**parts))
             found.append(stream.receive())
-        found.append(stream.receive())
+        found += [stream.receive() for _ in range(depth - 1)]
     assert [output.step_id for output in found] == [1, 2, 3, 4, 5]
     assert [list(output.sampled_token_ids) for output in found] == expected
 

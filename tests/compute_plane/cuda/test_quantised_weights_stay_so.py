@@ -211,6 +211,8 @@ def test_what_runs_in_another_format_than_the_file_s_is_told_with_its_loss() -> 
     (told,) = weights.conversions
     assert (told.stored, told.runs_as, told.num_matrices) == ("F32", "BF16", SPEC.num_layers)
     assert 1e-4 < told.relative_error < 4e-3
+    matrix_bytes = 2 * SPEC.hidden_size * SPEC.intermediate_size
+    assert told.num_bytes == SPEC.num_layers * matrix_bytes  # norms are converted too, not counted
 
 
 def test_the_plane_says_what_the_weights_are(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def all_kinds_of_steps(executor: CudaExecutor) -> None:
     third = executor.launch(small)
     second.answer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor._last, "keep", fail)  # its results are on their way
+        for name in ("keep", "keep_in_order"):  # its results are on their way
+            patch.setattr(executor._last, name, fail)
         with pytest.raises(RuntimeError, match="ill"):
             executor.launch(small)
     executor.launch(small).answer()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from compute_plane.executor.packed_weights import PackedWeights, pack_weights
+from compute_plane.model.errors import ModelFileError
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.executor.tiny_llama import (
     ArraySource,
@@ -114,3 +115,12 @@ def test_rows_of_gate_and_up_are_packed_in_the_order_in_which_down_wants_them() 
         found, expected = packed(MIXES["down alone"], formats), packed(None, formats, turned)
         assert found.layers[1].down.input_order is None
         np.testing.assert_array_equal(found.memory, expected.memory)
+
+
+def test_a_weight_at_fault_is_told_with_the_row_that_its_file_has_it_in() -> None:
+    gate = WEIGHTS.layers[1].gate.copy()
+    gate[37, 5] = np.nan
+    layers = (WEIGHTS.layers[0], dataclasses.replace(WEIGHTS.layers[1], gate=gate))
+    spoilt = dataclasses.replace(WEIGHTS, layers=layers)
+    with pytest.raises(ModelFileError, match="holds nan at row 37, column 5"):
+        packed(MIXES["down alone"], {"down": Q8_0}, spoilt)

@@ -74,7 +74,7 @@ def test_every_weight_is_scale_times_quant_less_zero_point(tiny, tmp_path, label
             some = np.array([0, 9, 31])
             np.testing.assert_array_equal(tensor.rows(some), tensor.rows()[some])
             np.testing.assert_array_equal(tensor.rows(slice(9, 30)), tensor.rows()[9:30])
-            floats = converted_tensor(tensor, TensorFormat.F32, 3, 20)
+            floats = converted_tensor(tensor, TensorFormat.F32, slice(3, 20))
             np.testing.assert_array_equal(floats.view("<f4"), values[3:20])
 
 

@@ -133,7 +133,11 @@ def test_batches_under_way_are_answered_before_a_draining_plane_ends_the_stream(
         yield batches[2]
 
     stream = streams.ExecuteStream(
-        requests(), own_plane.plane._device, own_plane.plane._sessions, cut_off=lambda: None
+        requests(),
+        own_plane.plane._device,
+        own_plane.plane._sessions,
+        cut_off=lambda: None,
+        max_in_flight=2,
     )
     replies = stream.replies()
     steps: list[int] = []
@@ -162,6 +166,7 @@ def test_a_stream_that_is_ended_but_not_read_is_cut_off(
         own_plane.plane._device,
         own_plane.plane._sessions,
         was_cut_off.set,
+        2,
     )
     replies = stream.replies()
     next(replies)  # while nobody reads, gRPC does not come back for the next one

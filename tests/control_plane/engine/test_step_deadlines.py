@@ -14,7 +14,7 @@ from control_plane.engine.deadlines import (
     StepDeadlines,
 )
 from control_plane.engine.step_gauges import NUM_KEPT, StepGauges, percentile_99
-from control_plane.engine.steps_in_flight import StepsInFlight
+from control_plane.engine.steps_in_flight import DRY_STEPS, StepsInFlight
 from control_plane.errors import LinkError
 
 DECODE = StepCost(num_tokens=32, num_pairs=32 * 100)
@@ -191,3 +191,24 @@ def test_only_the_last_steps_count():
     assert gauges.read().plane_step_s == pytest.approx(10e-6)
     assert percentile_99(list(range(1, 101))) == 99
     assert percentile_99([5]) == 5
+
+
+def after(steps: StepsInFlight, step_id: int, *, idle_us: int) -> list[int]:
+    """Let a step of a millisecond come back; how many may be under way then, of at most 1, 2, 3."""
+    steps.add(StepBatch(step_id))
+    steps.take(StepResult(step_id, [], execute_us=1000, idle_us=idle_us))
+    return [steps.depth(most) for most in (1, 2, 3)]
+
+
+def test_a_third_batch_goes_ahead_for_some_steps_where_the_device_has_waited_for_work():
+    steps = StepsInFlight(lambda: 0.0)
+    assert after(steps, 1, idle_us=500) == [1, 2, 2]  # nobody wanted anything of it
+    steps.note_work(is_left=True)
+    assert after(steps, 2, idle_us=50) == [1, 2, 2]
+    assert after(steps, 3, idle_us=51) == [1, 2, 3]
+    for step_id in range(4, 3 + DRY_STEPS):
+        assert after(steps, step_id, idle_us=0) == [1, 2, 3]
+    assert after(steps, 3 + DRY_STEPS, idle_us=0) == [1, 2, 2]
+    assert after(steps, 4 + DRY_STEPS, idle_us=900) == [1, 2, 3]
+    steps.clear()
+    assert steps.depth(3) == 2

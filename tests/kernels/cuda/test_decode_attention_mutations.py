@@ -132,7 +132,7 @@ def test_a_shuffle_that_some_lanes_skip_is_a_fault(break_source):
         # Values behind the row's end are NaN, and so are their scores.
         (TENSOR, 3, 1, "_make_16_bits", "values[4 * s + j, word] = uint32(0)", "pass"),
         (TENSOR, 3, 1, "make_tensor_decode", "score if is_valid else MINUS_INFINITY", "score"),
-        (TENSOR, 16, 1, "make_tensor_decode", "top, 4 << step", "top, 2 << step"),
+        (TENSOR, 16, 1, "make_tensor_decode", "new_peak, 4 << s", "new_peak, 2 << s"),
         (TENSOR, 16, 1, "make_tensor_decode", "(weights[n, 0], w", "(weights[n, 1], w"),
         (TENSOR, 16, 1, "_make_16_bits", "8 * half * head_size", "half * head_size"),
         (TENSOR, 69, 1, "make_tensor_decode", "(splits - 1) * chunk", "splits * chunk"),
@@ -164,5 +164,24 @@ def test_broken_arithmetic_gives_a_wrong_answer(
 ):
     break_source(factory, old, new)
     case = draw_case(variant, (tokens,), num_kv_heads=1, splits=splits)
+
+    assert case.errors(simulate(case))["out"] > 2 * case.expected["out"].tolerance
+
+
+@pytest.mark.parametrize(
+    ("dtype", "old", "new"),
+    [
+        ("bfloat16", "mass[j] *= shrink[j]", "pass"),
+        ("bfloat16", "sums[m, c] *= shrink[m // products * 2 + c % 2]", "pass"),
+        ("float16", "> peak[j] + SLACK", "> peak[j] + SLACK * SLACK"),  # beyond a float16
+    ],
+)
+def test_a_peak_that_rises_in_a_later_tile_is_followed(dtype, old, new, monkeypatch, break_source):
+    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 16)  # a sharer has several of a chunk
+    case = draw_case(DecodeVariant(dtype, 64, 2, 16), (150,), num_kv_heads=1)
+    break_source("make_tensor_decode", old, old)
+    assert case.faults(simulate(case)) == []
+
+    break_source("make_tensor_decode", old, new)
 
     assert case.errors(simulate(case))["out"] > 2 * case.expected["out"].tolerance

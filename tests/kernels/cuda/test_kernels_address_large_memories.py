@@ -8,11 +8,21 @@ import numpy as np
 import pytest
 
 from bench.gpu.case import Case
-from bench.gpu.cases import attention_decode, attention_prefill, draw_cases, logits, sampling
+from bench.gpu.cases import (
+    attention_decode,
+    attention_prefill,
+    draw_cases,
+    logits,
+    quantized_matmul,
+    sampling,
+)
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.logprobs import LogprobsVariant
+from kernels.cuda.quantized_formats import PANEL_ROWS
+from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.quantized_rows import QuantizedRowsVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.sampling import SamplingVariant
 from tests.kernels.cuda.compiled import run_compiled
@@ -86,6 +96,27 @@ def test_blocks_are_copied_to_and_from_far_places(run):
     moved = np.where(pairs < 0, pairs, pairs + far).astype(np.int32)
 
     assert faults(dataclasses.replace(case, arrays={**pools, "pairs": moved}), run) == []
+
+
+@pytest.mark.parametrize("weights", ["Q4_Z_G64", "Q8_0"])
+def test_rows_of_far_panels_are_unpacked(weights, run):
+    case = draw_cases(QuantizedRowsVariant(weights, "float16"))[1]
+    panels = case.arrays["packed"].reshape(2, -1)
+    far = FAR // panels.shape[1]
+    packed = Spread(panels, tuple((far + i) * panels.shape[1] for i in range(2)))
+    rows = case.arrays["rows"] + np.int32(far * PANEL_ROWS)
+
+    case = dataclasses.replace(case, arrays={**case.arrays, "packed": packed, "rows": rows})
+
+    assert faults(case, run) == []
+
+
+def test_products_are_written_to_rows_far_apart(run):
+    case = quantized_matmul.draw_case(
+        QuantizedMatmulVariant("Q8_0", "bfloat16", 8), 2, 20, 1, 3, alone=0
+    )
+
+    assert faults(spread(case, "out", -1), run) == []
 
 
 @pytest.mark.parametrize(

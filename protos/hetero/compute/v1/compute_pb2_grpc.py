@@ -88,7 +88,7 @@ class ComputeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request_iterator, context):
-        """Batches in, outputs out, in step order. Two batches (Describe.max_batches_in_flight) may be
+        """Batches in, outputs out, in step order. Describe.max_batches_in_flight batches may be
         under way. A refused batch is answered in-band; the stream goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -46,7 +46,7 @@ class ComputeServiceStub:
     nothing is taken and nothing forgotten: the same session goes on after its stream broke.
     """
     Execute: _grpc.StreamStreamMultiCallable[_compute_pb2.ExecutionBatch, _compute_pb2.ExecutionOutput]
-    """Batches in, outputs out, in step order. Two batches (Describe.max_batches_in_flight) may be
+    """Batches in, outputs out, in step order. Describe.max_batches_in_flight batches may be
     under way. A refused batch is answered in-band; the stream goes on.
     """
     ExecuteOne: _grpc.UnaryUnaryMultiCallable[_compute_pb2.ExecutionBatch, _compute_pb2.ExecutionOutput]
@@ -65,7 +65,7 @@ class ComputeServiceAsyncStub(ComputeServiceStub):
     nothing is taken and nothing forgotten: the same session goes on after its stream broke.
     """
     Execute: _aio.StreamStreamMultiCallable[_compute_pb2.ExecutionBatch, _compute_pb2.ExecutionOutput]  # type: ignore[assignment]
-    """Batches in, outputs out, in step order. Two batches (Describe.max_batches_in_flight) may be
+    """Batches in, outputs out, in step order. Describe.max_batches_in_flight batches may be
     under way. A refused batch is answered in-band; the stream goes on.
     """
     ExecuteOne: _aio.UnaryUnaryMultiCallable[_compute_pb2.ExecutionBatch, _compute_pb2.ExecutionOutput]  # type: ignore[assignment]
@@ -105,7 +105,7 @@ class ComputeServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_compute_pb2.ExecutionBatch],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_compute_pb2.ExecutionOutput], _abc.AsyncIterator[_compute_pb2.ExecutionOutput]]:
-        """Batches in, outputs out, in step order. Two batches (Describe.max_batches_in_flight) may be
+        """Batches in, outputs out, in step order. Describe.max_batches_in_flight batches may be
         under way. A refused batch is answered in-band; the stream goes on.
         """
 

@@ -1,0 +1,153 @@
+"""A CUDA device of which only the host's side is there: what a step costs the host shows, alone.
+
+`CudaExecutor` runs on it with the kernels' own operations. Tensors lie in host memory; copies are
+made; launches and graphs do nothing but hand their arguments over; a step is done so many
+microseconds after it began, as `PlayedDriver.step_us` says, whatever is in it. What the CUDA
+runtime takes of the host (some microseconds for each of its calls) is missing; the calls are
+counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compute_plane.cuda.build import build_on, planned_weights
+from compute_plane.cuda.drivers import CpuDriver, Event, Graph
+from compute_plane.cuda.kernel_operations import KernelOperations
+from compute_plane.cuda.operations import SamplingColumns
+from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
+from kernels.cuda.variant import Variant
+
+MULTIPROCESSORS = 132
+PLENTY_BYTES = 1 << 36
+
+
+@dataclass(slots=True)
+class Calls:
+    """Of the runtime, by kind."""
+
+    copies: int = 0
+    launches: int = 0
+    replays: int = 0
+    events: int = 0
+
+    def take(self) -> Calls:
+        """Return them, and count from 0."""
+        taken = Calls(self.copies, self.launches, self.replays, self.events)
+        self.copies = self.launches = self.replays = self.events = 0
+        return taken
+
+
+class PlayedEvent:
+    """A moment on the device's clock."""
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+
+    def is_done(self) -> bool:
+        return time.perf_counter() >= self._at
+
+    def wait(self) -> None:
+        """Sleep, as a thread does that waits for an event without spinning."""
+        left = self._at - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+
+
+class _Graph:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def replay(self) -> None:
+        self._calls.replays += 1
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+
+class PlayedDriver(CpuDriver):
+    """Streams, events and graphs of the device. `step_us`: of every step, 0 is at once."""
+
+    has_graphs = True
+
+    def __init__(self, step_us: float) -> None:
+        super().__init__()
+        self.step_us = step_us
+        self.calls = Calls()
+        self._free_at = 0.0
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        self.calls.copies += 1
+        super().copy(target, source)
+
+    def download(self, target: Tensor, source: Tensor) -> Event:
+        """Copy; the step is over when the device is through with it."""
+        self.calls.copies += 1
+        self.calls.events += 1
+        super().download(target, source)
+        self._free_at = max(self._free_at, time.perf_counter()) + self.step_us / 1e6
+        return PlayedEvent(self._free_at)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        work()
+        return _Graph(self.calls)
+
+    def total_bytes(self) -> int:
+        return PLENTY_BYTES
+
+    def free_bytes(self) -> int | None:
+        return PLENTY_BYTES
+
+
+class CountingLauncher:
+    """A `Launcher` that does what one does before the driver is called."""
+
+    device = torch.device("cpu")
+    num_multiprocessors = MULTIPROCESSORS
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def prepare(self, variants: Sequence[Variant]) -> None:
+        """Compile nothing."""
+
+    def launch(
+        self,
+        variant: Variant,
+        grid: tuple[int, int, int],  # noqa: ARG002 - the protocol's
+        *arguments: Tensor | float,
+    ) -> None:
+        """Hand the arguments over to nobody."""
+        values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in arguments]
+        if len(values) != len(variant.arguments):
+            raise TypeError(f"{variant.name} takes {len(variant.arguments)} arguments")
+        self._calls.launches += 1
+
+
+class PlayedOperations(KernelOperations):
+    """The kernels' operations, of which sampling alone has a result: the first token, finite."""
+
+    def sample(
+        self, out: Tensor, is_finite: Tensor, logits: Tensor, columns: SamplingColumns
+    ) -> None:
+        super().sample(out, is_finite, logits, columns)
+        out.zero_()
+        is_finite.fill_(1)
+
+
+def build_played(context: ExecutorContext, step_us: float) -> tuple[BuiltExecutor, PlayedDriver]:
+    """Build the CUDA executor on such a device, as `build_cuda` does on a real one."""
+    if context.model is None:
+        raise ValueError("the CUDA executor needs a model")
+    torch.set_num_threads(1)  # what is the device's on a real one is done here, on one core
+    driver = PlayedDriver(step_us)
+    plan = planned_weights(context, context.model, torch.device("cuda"))
+    operations = PlayedOperations(
+        CountingLauncher(driver.calls), context.spec, plan.dtype, context.block_size, plan.quantized
+    )
+    return build_on(context, context.model, plan, driver, operations), driver

@@ -1,0 +1,183 @@
+"""The inputs of decode graphs on the device, and how the host's bytes come to lie there.
+
+All graphs read one memory: one runs at a time. For a graph of R rows it is laid out as
+
+    │ draws of R samples │ tokens, positions, lengths, slots, sample positions │ S × W blocks │
+      stay from step       of R rows: new in every step                          sent only if
+      to step                                                                    they are new
+
+and beside it are the block tables [R, M] that kernels read, as wide as the longest sequence there
+can be: the blocks that a step has sent are copied there on the device. So a step is one copy, of
+the middle alone, or to either side as far as something has changed.
+
+Array letters: R rows of the graph, S rows of the step, M table width, W blocks sent of a row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from compute_plane.cuda.batch_layout import StepTensors
+from compute_plane.cuda.columns import ALIGNMENT, Layout
+from compute_plane.cuda.operations import EVERYTHING, PADDING_SLOT, DrawNeeds, SamplingColumns
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from compute_plane.cuda.columns import Array
+    from compute_plane.cuda.drivers import Driver
+
+INT_BYTES: Final = 4
+MAX_VIEWS: Final = 64
+"""Tensors of block tables that are kept made, by their shape: few at a time, others later."""
+
+STAYING: Final = {
+    "draw_rows": np.int32,
+    "top_ks": np.int32,
+    "sample_indexes": np.int32,
+    "seeds": np.int64,
+    "inverse_temperatures": np.float64,
+    "top_ps": np.float64,
+    "min_ps": np.float64,
+    "awaited_tokens": np.int64,
+    "awaited_samples": np.int64,
+}
+"""Columns of the step's samples that stay, and of tokens that are samples of the step before."""
+MOVING: Final = {
+    "token_ids": np.int32,
+    "positions": np.int32,
+    "decode_lens": np.int32,
+    "kv_slots": np.int64,
+    "sample_positions": np.int64,
+}
+"""Columns that every step has anew."""
+DRAWS: Final = (
+    "inverse_temperatures", "top_ks", "top_ps", "min_ps", "seeds", "sample_indexes",
+)  # fmt: skip
+
+
+def rows_layout(num_rows: int) -> Layout:
+    """Return the columns of a graph of so many rows."""
+    return Layout({name: (dtype, (num_rows,)) for name, dtype in (STAYING | MOVING).items()})
+
+
+def bytes_of_inputs(num_rows: int, table_width: int) -> int:
+    """Return what the inputs of graphs of up to so many rows take."""
+    return rows_layout(num_rows).num_bytes + 2 * INT_BYTES * num_rows * table_width + ALIGNMENT
+
+
+class InputMemory:
+    """The memory of the inputs of graphs of up to `num_rows` rows, zeroed.
+
+    What lies there, as far as the host knows, else None: `staying`, a `HostRows.staying` of the
+    staying columns; `tables_sent`, the array that tables were copied from.
+    """
+
+    def __init__(self, driver: Driver, num_rows: int, table_width: int) -> None:
+        self.num_rows = num_rows
+        table_bytes = INT_BYTES * num_rows * table_width
+        self.columns: Tensor = driver.device_buffer(rows_layout(num_rows).num_bytes + table_bytes)
+        self.columns.zero_()
+        tables = driver.device_buffer(table_bytes)
+        self.tables: Tensor = tables.view(torch.int32).view(num_rows, table_width)
+        self.tables.zero_()
+        self.forget()
+
+    def forget(self) -> None:
+        """Note that anything may lie there."""
+        self.staying: object = None
+        self.tables_sent: Array | None = None
+
+
+class GraphInputs:
+    """The inputs of the graph of R rows: padding at first.
+
+    `step`: as the graph has them. `layout`: of the columns in the memory's bytes.
+    """
+
+    def __init__(self, memory: InputMemory, num_rows: int, longest: int) -> None:
+        self.memory = memory
+        self.num_rows = num_rows
+        self.layout = rows_layout(num_rows)
+        self.first_moving = self.layout.fields["token_ids"].offset
+        self.columns = self.layout.tensors(memory.columns)
+        self.step = StepTensors(
+            self.columns["token_ids"],
+            self.columns["positions"],
+            self.columns["kv_slots"],
+            num_rows,
+            memory.tables[:num_rows],
+            self.columns["decode_lens"],
+            longest,
+            None,
+        )
+        self._sent_tables: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._draws: dict[tuple[int, DrawNeeds], SamplingColumns] = {}
+        memory.forget()
+        for name in MOVING:
+            self.columns[name].zero_()
+        self.step.kv_slots.fill_(PADDING_SLOT)
+
+    def take(self, step: StepTensors) -> None:
+        """Queue copies of a step's tensors, padded to R rows."""
+        self.memory.forget()
+        own = self.step
+        own.token_ids.copy_(step.token_ids)
+        own.positions.copy_(step.positions)
+        own.kv_slots.copy_(step.kv_slots)
+        own.decode_lens.copy_(step.decode_lens)
+        # What lies right of a row's own blocks is never read.
+        own.decode_tables[:, : step.decode_tables.shape[1]].copy_(step.decode_tables)
+
+    def take_tables(self, shape: tuple[int, ...]) -> None:
+        """Queue the copy of blocks that were sent, [S, W], to the tables that the graph reads."""
+        pair = self._sent_tables.get(shape)
+        if pair is None:
+            rows, width = shape
+            first = self.layout.num_bytes
+            sent = self.memory.columns[first : first + INT_BYTES * rows * width]
+            pair = self.step.decode_tables[:rows, :width], sent.view(torch.int32).view(shape)
+            if len(self._sent_tables) == MAX_VIEWS:
+                self._sent_tables.clear()
+            self._sent_tables[shape] = pair
+        target, source = pair
+        target.copy_(source)
+
+    def draws(self, num_samples: int, needs: DrawNeeds) -> SamplingColumns:
+        """Return the columns of the first samples, and what they need."""
+        made = self._draws.get((num_samples, needs))
+        if made is None:
+            columns = {name: column[:num_samples] for name, column in self.columns.items()}
+            made = self._draws[num_samples, needs] = SamplingColumns(
+                logits_rows=columns["draw_rows"],
+                positions=columns["sample_positions"],
+                needs=needs,
+                **{name: columns[name] for name in DRAWS},
+            )
+        return made
+
+
+class HostRows:
+    """The columns of a graph of R rows as the host fills them in; they stay from step to step.
+
+    `arrays`: by name, [R] each. `staying`: what the staying columns say, whatever it is called.
+    `needs`: of the samples that they say it of.
+    """
+
+    def __init__(self, inputs: GraphInputs) -> None:
+        self.bytes: Array = np.zeros(inputs.layout.num_bytes, dtype=np.uint8)
+        self.arrays = inputs.layout.views(self.bytes)
+        self.arrays["kv_slots"].fill(PADDING_SLOT)
+        self.num_rows = 0
+        self.staying: object = None
+        self.needs: DrawNeeds = EVERYTHING
+
+    def resize(self, num_rows: int) -> None:
+        """Make rows from `num_rows` on padding again."""
+        if num_rows < self.num_rows:
+            for name in MOVING:
+                self.arrays[name][num_rows:] = PADDING_SLOT if name == "kv_slots" else 0
+        self.num_rows = num_rows

@@ -1,0 +1,105 @@
+"""How the samples of a step are drawn: a sequence of `SamplingRow` that is made only where read.
+
+What a row says is its slot's, but for the position, and slots keep it from start to start. So steps
+share the *keys* of their samples as long as those are the same, and an executor that has seen them
+needs the positions only; one that reads rows gets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from compute_plane.executor.interface import Int32Array, Penalties, SamplingRow
+from compute_plane.executor.step import Int64Array, SamplingKey
+
+
+class SamplingKeys:
+    """The keys of the samples of a step, in order; the same object as long as they are the same.
+
+    `are_plain`: nothing but temperature, top-k, top-p and min-p is asked for by any.
+    """
+
+    __slots__ = ("are_plain", "have_penalties", "keys")
+
+    def __init__(self, keys: tuple[SamplingKey, ...]) -> None:
+        self.keys = keys
+        self.have_penalties = any(key.has_penalties for key in keys)
+        self.are_plain = not self.have_penalties and all(
+            key.logit_bias is None and key.num_logprobs is None for key in keys
+        )
+
+
+class SamplingRows(Sequence[SamplingRow]):
+    """The samples of a step, K of them.
+
+    `positions` [K]: of the tokens to be drawn. `histories`: where there are penalties, the memory
+    of tokens, the line of each sample in it, and its tokens that are prompt. Rows are made together
+    when the first one is read.
+    """
+
+    __slots__ = ("_histories", "_rows", "keys", "positions")
+
+    def __init__(
+        self,
+        keys: SamplingKeys,
+        positions: Int64Array,
+        histories: tuple[Int32Array, list[int], list[int]] | None,
+    ) -> None:
+        self.keys = keys
+        self.positions = positions
+        self._histories = histories
+        self._rows: list[SamplingRow] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys.keys)
+
+    def __iter__(self) -> Iterator[SamplingRow]:
+        return iter(self._made())
+
+    @overload
+    def __getitem__(self, index: int) -> SamplingRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SamplingRow]: ...
+    def __getitem__(self, index: int | slice) -> SamplingRow | Sequence[SamplingRow]:
+        return self._made()[index]
+
+    def _made(self) -> list[SamplingRow]:
+        if self._rows is None:
+            self._rows = [
+                SamplingRow(
+                    key.temperature,
+                    key.top_p,
+                    key.seed,
+                    key.sample_index,
+                    position,
+                    key.top_k,
+                    key.min_p,
+                    self._penalties(sample, key, position),
+                    key.logit_bias,
+                    key.num_logprobs,
+                )
+                for sample, (key, position) in enumerate(
+                    zip(self.keys.keys, self.positions.tolist(), strict=True)
+                )
+            ]
+        return self._rows
+
+    def _penalties(self, sample: int, key: SamplingKey, position: int) -> Penalties | None:
+        if self._histories is None or not key.has_penalties:
+            return None
+        tokens, lines, num_prompts = self._histories
+        return Penalties(
+            key.repetition_penalty,
+            key.presence_penalty,
+            key.frequency_penalty,
+            tokens[lines[sample], :position],
+            num_prompts[sample],
+        )
+
+
+def are_plain(sampling: Sequence[SamplingRow]) -> bool:
+    """Whether no sample asks for more than temperature, top-k, top-p and min-p."""
+    if isinstance(sampling, SamplingRows):
+        return sampling.keys.are_plain
+    return all(row.is_plain for row in sampling)

@@ -1,0 +1,192 @@
+"""What the compiler made of the attention kernels, executed: right, what it may not do, counts.
+
+Counts of what is moved are taken on shapes without ragged ends; they are counts, not times.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.gpu.cases import attention_decode, attention_prefill, draw_cases
+from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.attention_merge import MergeVariant
+from kernels.cuda.attention_prefill import PrefillVariant
+from kernels.cuda.attention_variant import HEAD_SIZES, MAX_GROUP
+from kernels.cuda.build import link
+from tests.kernels.cuda.compiled import replaced, run_compiled, text_of, without
+from tests.ptx import Fault, InFlight, Meter, Race, launch
+from tests.ptx.launcher import read_program
+from tests.ptx.loops import instructions_for_a_product, loop_of, machine_loop, traffic_of
+
+PREFILL, DECODE = PrefillVariant("bfloat16", 64, 3, 16), DecodeVariant("bfloat16", 64, 3, 16)
+
+# Of HMMA m16n8k16 a scheduler starts one in 8 cycles or more, 13 at 250 TFLOP/s: so many
+# instructions may go with one, itself included.
+MOST_FOR_A_PRODUCT = 13
+
+
+@pytest.mark.parametrize(
+    "variant", [DECODE, MergeVariant("bfloat16", 64, 3), PREFILL], ids=lambda variant: variant.name
+)
+def test_compiled_attention_gives_what_the_specification_says(variant):
+    (case,) = draw_cases(variant)
+
+    assert case.faults(run_compiled(case)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [DecodeVariant, PrefillVariant])
+@pytest.mark.parametrize("pool", ["16 bits", "float32", "int8", "float8"])
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+@pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
+def test_attention_of_every_group_is_right(kind, pool, head_size, group):
+    # The dtype of 16 bits and the block size take turns.
+    dtype = ("bfloat16", "float16")[(group + head_size // 32) % 2]
+    dtype = "float32" if pool == "float32" else dtype
+    kv_dtype = pool if pool in ("int8", "float8") else None
+    variant = kind(dtype, head_size, group, (16, 32)[group // 2 % 2], kv_dtype)
+    (case,) = draw_cases(variant, seed=group)
+
+    assert case.faults(run_compiled(case)) == []
+
+
+# --- what must be noticed -------------------------------------------------------------------------
+
+
+def small_case(variant):
+    if variant == PREFILL:
+        return attention_prefill.draw_case(PREFILL, ((3, 150), (0, 5)), num_kv_heads=1)
+    return attention_decode.draw_case(DECODE, (260, 0, 31), num_kv_heads=1)
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind", "count"),
+    [
+        (PREFILL, "bar.sync", 1),
+        (PREFILL, "cp.async.commit_group", 1),
+        (PREFILL, "cp.async.wait_group", 1),
+        (DECODE, "bar.sync", 2),
+    ],
+)
+def test_no_barrier_commit_or_wait_can_be_left_out(variant, kind, count):
+    texts = list(without(text_of(variant), kind))
+    assert len(texts) == count
+
+    for text in texts:
+        with pytest.raises((Race, InFlight), match="line "):
+            run_compiled(small_case(variant), texts={variant.name: text})
+
+
+def test_no_read_of_a_tile_can_move_before_the_barrier():
+    # What the compiler would be free to do with assembly that does not say it reads memory.
+    lines = text_of(PREFILL).splitlines()
+    barrier = next(i for i, line in enumerate(lines) if "bar.sync" in line)
+    read = next(i for i in range(barrier, len(lines)) if "ldmatrix" in lines[i])
+    lines.insert(read + 1, lines.pop(barrier))
+
+    with pytest.raises(Fault):
+        run_compiled(small_case(PREFILL), texts={PREFILL.name: "\n".join(lines)})
+
+
+MMA = r"(mma\.\S+ \{[^}]*\}, )\{(%r\d+),(%r\d+),(%r\d+),(%r\d+)\}, \{(%r\d+),(%r\d+)\}"
+
+
+@pytest.mark.parametrize(
+    ("variant", "pattern", "replacement"),
+    [
+        (PREFILL, MMA, r"\1{\2,\4,\3,\5}, {\6,\7}"),  # the quarters of A in another order
+        (PREFILL, MMA, r"\1{\2,\3,\4,\5}, {\7,\6}"),  # the halves of B
+        (PREFILL, r"\.f32\.bf16\.bf16\.f32", ".f32.f16.f16.f32"),
+        (PREFILL, r"(ldmatrix\S+)\.trans", r"\1"),
+        (PREFILL, r"(ldmatrix\S+) \{(%r\d+),(%r\d+)", r"\1 {\3,\2"),
+        (PREFILL, r"(cvt\.rn\.bf16x2\.f32 %r\d+), (%f\d+), (%f\d+)", r"\1, \3, \2"),
+        (PREFILL, r"(cp\.async\.cg\S+ \[%r\d+\], \[%rd\d+\], 16), %r\d+", r"\1, 0"),
+        (PREFILL, r"(cp\.async\.cg\S+ \[%r\d+)\]", r"\1+16]"),
+        (PREFILL, r"ex2\.approx\.ftz", "rcp.approx.ftz"),
+        (DECODE, MMA, r"\1{\2,\4,\3,\5}, {\6,\7}"),
+        (DECODE, MMA, r"\1{\2,\3,\4,\5}, {\7,\6}"),
+        (DECODE, r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", "mov.b32"),
+        (DECODE, r"(prmt\.b32 %r\d+), (%r\d+), (%r\d+)", r"\1, \3, \2"),
+        (DECODE, r"shfl\.sync\.bfly", "shfl.sync.up"),
+        (DECODE, r"max\.f32", "min.f32"),
+        (DECODE, r"ld\.global\.nc\.v4\.u32 \t?\{(%r\d+), (%r\d+)", r"ld.global.nc.v4.u32 {\2, \1"),
+    ],
+)
+def test_a_changed_instruction_is_noticed(variant, pattern, replacement):
+    case = small_case(variant)
+
+    try:
+        outputs = run_compiled(case, texts=replaced(variant, pattern, replacement))
+    except Fault:
+        return
+    assert case.faults(outputs)
+
+
+def test_the_cases_of_these_pass_with_the_kernels_as_they_are():
+    for variant in (PREFILL, DECODE):
+        case = small_case(variant)
+        assert case.faults(run_compiled(case)) == []
+
+
+# --- what is moved --------------------------------------------------------------------------------
+
+EVERY_KIND = [
+    (kind, dtype, head_size, group, 16, kv_dtype)
+    for kind in (DecodeVariant, PrefillVariant)
+    for head_size in HEAD_SIZES
+    for dtype, kv_dtype in (("bfloat16", None), ("float16", "int8"), ("bfloat16", "float8"))
+    for group in (3, 16)
+]
+SLOW_KINDS = [pytest.param(x[0](*x[1:]), marks=pytest.mark.slow) for x in EVERY_KIND]
+
+
+def even_case(variant):
+    if isinstance(variant, DecodeVariant):
+        return attention_decode.draw_case(variant, (512, 512), num_kv_heads=1)
+    return attention_prefill.draw_case(variant, ((64, 512),), num_kv_heads=1)
+
+
+@pytest.mark.parametrize("variant", [DECODE, PREFILL, *SLOW_KINDS], ids=lambda x: x.name)
+def test_attention_moves_no_more_than_it_needs(variant):
+    meter, case = Meter(), even_case(variant)
+    assert case.faults(run_compiled(case, meters={variant.name: meter})) == []
+    program = read_program(text_of(variant))
+    loop = set(loop_of(program))
+
+    from_pool = traffic_of(program, meter, "global", loop)
+    in_shared = traffic_of(program, meter, "shared", None)
+
+    assert from_pool.units == from_pool.least > 0
+    assert in_shared.units == in_shared.least > 0  # no conflict of banks, in the loop or out of it
+    if isinstance(variant, DecodeVariant):
+        assert traffic_of(program, meter, "shared", loop).units == 0
+    else:
+        assert instructions_for_a_product(program, meter) < MOST_FOR_A_PRODUCT
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [PREFILL, *(one for one in SLOW_KINDS if isinstance(one.values[0], PrefillVariant))],
+    ids=lambda x: x.name,
+)
+def test_the_machine_code_of_prefill_has_few_instructions_beside_its_products(variant):
+    cubin, _ = link(variant.name, text_of(variant), (9, 0))
+
+    loop = machine_loop(cubin, "sm_90")
+
+    assert loop is not None
+    assert loop.total() / loop["HMMA"] < MOST_FOR_A_PRODUCT
+
+
+def test_reads_that_begin_within_a_sector_are_counted():
+    case = even_case(DECODE)
+    (one,) = case.launches
+    meter = Meter()
+    arguments = [case.arrays[x].copy() if isinstance(x, str) else x for x in one.arguments]
+    arguments[-2] += 8  # the keys' offset, by 16 bytes
+
+    launch(text_of(DECODE), one.grid, arguments, written=(0, 5), meter=meter)
+
+    program = read_program(text_of(DECODE))
+    moved = traffic_of(program, meter, "global", set(loop_of(program)))
+    assert moved.units > moved.least
