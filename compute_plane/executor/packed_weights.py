@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.executor.packing_jobs import PackingJob, PlannedMatrix, packed_bytes
 from compute_plane.executor.weight_formats import (
     Conversion,
     describe_formats,
@@ -37,25 +38,19 @@ from compute_plane.memory.huge_pages import huge_page_array
 from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit
 from compute_plane.model import layout
 from compute_plane.model.errors import printable
-from compute_plane.model.quantize import converted_tensor
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import (
     ALL_ROWS,
     IntArray,
     RawTensor,
-    Rows,
     TensorFormat,
     TensorSource,
 )
-from kernels.cpu.float_packing import FLOAT_TYPES, pack_float_rows, packed_float_bytes
-from kernels.cpu.int8_packing import PANEL_COLUMNS, pack_int8_rows, packed_int8_bytes
 
 UInt8Array = npt.NDArray[np.uint8]
 Int32Array = npt.NDArray[np.int32]
 
 ALIGNMENT: Final = 64
-ROWS_AT_ONCE: Final = 1024
-"""Rows of a matrix one thread packs in one go; a multiple of a panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +77,7 @@ class PackedLayer:
     """One decoder layer; `attn_norm`, `mlp_norm`: addresses of float32 [hidden].
 
     `qkv`: columns q, k, v; `gate_up`: columns gate, up. One matrix, or several where formats or
-    orders of inputs differ.
+    orders of inputs differ. `down` has no order of its own: what gate and up give is in it.
     """
 
     attn_norm: int
@@ -152,7 +147,7 @@ def pack_weights(
     jobs = sorted(plan.jobs(memory), key=lambda job: -job.num_bytes)
     # NumPy lets go of the interpreter lock inside its loops, so threads pack side by side.
     with ThreadPoolExecutor(num_threads, thread_name_prefix="weights") as pool:
-        for _ in pool.map(_Job.run, jobs):
+        for _ in pool.map(PackingJob.run, jobs):
             pass
         conversions = measure_conversions(plan.converted(), pool)
     source.forget_pages()
@@ -213,7 +208,7 @@ class _Plan:
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
         self._vectors: list[tuple[RawTensor, int]] = []
-        self._matrices: list[_PlannedMatrix] = []
+        self._matrices: list[tuple[PlannedMatrix, PackedMatrix]] = []
         self.elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()
         self.num_bytes = 0
 
@@ -232,13 +227,13 @@ class _Plan:
         """
         target = format_to_run(tensors[0], self._dtype)
         n, k = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
-        size = _packed_bytes(target, n, k)
+        size = packed_bytes(target, n, k)
         order = self.input_order(tensors[0])
         matrix = PackedMatrix(
             target.label, n, k, self._take(size), size, first_column,
             None if order is None else order.astype(np.int32),
         )  # fmt: skip
-        self._matrices.append(_PlannedMatrix(tensors, target, matrix, row_order))
+        self._matrices.append((PlannedMatrix(tensors, target, row_order), matrix))
         for tensor in tensors:
             self.elements[tensor.format, target] += tensor.num_elements
         return matrix
@@ -264,33 +259,21 @@ class _Plan:
         """Return the order in which a matrix, as it runs, wants its inputs; None: the model's."""
         return input_order_of(tensor, format_to_run(tensor, self._dtype))
 
-    def jobs(self, memory: UInt8Array) -> list[_Job]:
+    def jobs(self, memory: UInt8Array) -> list[PackingJob]:
         """Return what is to be done, in pieces that threads can share."""
         jobs = []
         for tensor, start in self._vectors:
             out = memory[start : start + 4 * tensor.num_elements]
-            jobs.append(_Job([tensor], TensorFormat.F32, out, ALL_ROWS, is_vector=True))
-        for planned in self._matrices:
-            tensors, target, matrix = planned.tensors, planned.target, planned.matrix
-            whole = memory[matrix.address : matrix.address + matrix.num_bytes]
-            if any(tensor.shape[0] % PANEL_COLUMNS for tensor in tensors[:-1]):
-                # A panel holds rows of two tensors: they are packed together.
-                jobs.append(_Job(tensors, target, whole, planned.rows(ALL_ROWS)))
-                continue
-            panel = _packed_bytes(target, PANEL_COLUMNS, matrix.k)
-            first = 0
-            for tensor in tensors:
-                num_panels = -(-tensor.shape[0] // PANEL_COLUMNS)
-                out = whole[first * panel : (first + num_panels) * panel]
-                jobs += _pieces(planned, tensor, out, panel)
-                first += num_panels
+            jobs.append(PackingJob([tensor], TensorFormat.F32, out, ALL_ROWS, is_vector=True))
+        for planned, matrix in self._matrices:
+            jobs += planned.jobs(memory[matrix.address : matrix.address + matrix.num_bytes])
         return jobs
 
     def converted(self) -> list[tuple[RawTensor, TensorFormat]]:
         """Return the tensors that run in another format than their file's, with that format."""
         return [
             (tensor, planned.target)
-            for planned in self._matrices
+            for planned, _ in self._matrices
             for tensor in planned.tensors
             if tensor.format is not planned.target
         ]
@@ -299,73 +282,3 @@ class _Plan:
         start = self.num_bytes
         self.num_bytes = -(-(start + num_bytes) // ALIGNMENT) * ALIGNMENT
         return start
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _PlannedMatrix:
-    """What a matrix is packed from; its address is an offset yet. `row_order`: of each tensor."""
-
-    tensors: Sequence[RawTensor]
-    target: TensorFormat
-    matrix: PackedMatrix
-    row_order: IntArray | None
-
-    def rows(self, run: slice) -> Rows:
-        """Return which rows of a tensor a run of the packed ones is."""
-        return run if self.row_order is None else self.row_order[run]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """Tensors to be converted and packed into `out`, one behind the other.
-
-    `which`: the rows of each, in the order in which they are packed.
-    """
-
-    tensors: Sequence[RawTensor]
-    target: TensorFormat
-    out: UInt8Array
-    which: Rows
-    is_vector: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        return self.out.nbytes
-
-    def run(self) -> None:
-        """Do it. Raises ModelFileError if a weight is not finite or does not fit."""
-        parts = [converted_tensor(tensor, self.target, self.which) for tensor in self.tensors]
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if self.is_vector:
-            self.out[:] = rows.reshape(-1)
-        else:
-            _pack(self.target, rows, self.tensors[0].shape[1], self.out)
-
-
-def _pieces(
-    planned: _PlannedMatrix, tensor: RawTensor, out: UInt8Array, panel_bytes: int
-) -> list[_Job]:
-    """Cut the packing of one tensor; heads are put in order for all rows of it at once."""
-    target = planned.target
-    if tensor.interleaved_heads:
-        return [_Job([tensor], target, out, planned.rows(ALL_ROWS))]
-    step = ROWS_AT_ONCE // PANEL_COLUMNS * panel_bytes
-    runs = (slice(first, first + ROWS_AT_ONCE) for first in range(0, tensor.shape[0], ROWS_AT_ONCE))
-    return [
-        _Job([tensor], target, out[step * i : step * (i + 1)], planned.rows(run))
-        for i, run in enumerate(runs)
-    ]
-
-
-def _packed_bytes(target: TensorFormat, n: int, k: int) -> int:
-    size: Callable[[str, int, int], int] = (
-        packed_float_bytes if target.label in FLOAT_TYPES else packed_int8_bytes
-    )
-    return size(target.label, n, k)
-
-
-def _pack(target: TensorFormat, rows: UInt8Array, k: int, out: UInt8Array) -> None:
-    if target.label in FLOAT_TYPES:
-        pack_float_rows(target.label, rows, k, out)
-    else:
-        pack_int8_rows(target.label, rows, k, out)

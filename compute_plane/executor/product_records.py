@@ -111,8 +111,6 @@ class ProductRecords:
     ) -> list[int] | None:
         if len(gate_up) != 1 or self.format_of(down) != RowFormat.BF16:
             return None
-        if down.input_order is not None:  # it writes no rows of float32, which could be sorted
-            return None
         [matrix] = gate_up
         product = gated_product_of(matrix.format, matrix.k, matrix.n, self.format_of(matrix))
         if product is None:

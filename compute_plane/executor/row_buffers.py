@@ -76,7 +76,7 @@ def gated_product_of(
 
 
 class RowBuffers:
-    """The rows a product reads: written by `row_inputs`, read by the product right behind it.
+    """The rows a product reads: written by `row_inputs`, read by the records right behind it.
 
     `gated`: address of bfloat16 rows of `max_k` elements that a product writes while it reads its
     own.

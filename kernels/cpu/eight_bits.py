@@ -1,7 +1,7 @@
 """Keys and values in eight bits, as LLVM IR: codes and scales of rows, and codes as bfloat16.
 
-What codes mean is said in `kernels.reference.quantized_kv`; these write the same bytes. bfloat16
-holds every code of both types exactly.
+What codes mean is said in `kernels.reference.quantized_kv`; these write the same bytes, but in rows
+whose scale is NaN, where codes mean nothing. bfloat16 holds every code of both types exactly.
 
 A float8 is s eeee mmm. Put into a bfloat16, whose exponent has a bias of 127 instead of 7, it is
 
@@ -10,7 +10,7 @@ A float8 is s eeee mmm. Put into a bfloat16, whose exponent has a bias of 127 in
 
 All sets of 512 bits have the instruction that looks up 32 numbers of 16 bits at once (VPERMW); it
 replaces the lanes where e is 0. Elsewhere both are one formula in float32: with r as in the first
-line, the number is the smaller of r and 2 · r − 2^−6, which meet where e is 1.
+line, the number is the smaller of r and 2 · r − 2^−6, which meet in 2^−6 (e is 1, m is 0).
 
 The code 1111 111 stands for NaN, but nobody writes it: it is read as 480, so that what lies in
 places never written is a number, and a weight of 0 times it is 0.

@@ -29,6 +29,7 @@ MIXES: dict[str, dict[str, int]] = {
     "all that read one input in one order": {"q_": 1, "k_": 1, "v_": 1, "gate": 2, "up_": 2},
     "each in its own": {"q_": 1, "k_": 2, "v_": 3, "o_": 4, "gate": 5, "up_": 6, "down": 7},
     "some in none": {"k_": 1, "up_": 2},
+    "two that are not neighbours in one": {"q_": 1, "v_": 1},
     "attention's output": {"o_": 1},
     "down alone": {"down": 1},
     "the head": {"lm_head": 1},

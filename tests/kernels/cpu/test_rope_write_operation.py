@@ -103,6 +103,7 @@ def test_a_row_has_the_codes_and_the_scale_of_the_specification(dtype: str) -> N
     qkv[6, 64:] = LARGEST[dtype]
     qkv[6, 65:128] = halves[:63]
     qkv[6, 129:] = -halves[63:126]
+    qkv[7, [70, 150]] = np.finfo(np.float32).max  # beside which all else is nothing
     setting.rope(qkv, frequencies_of(64), np.zeros(16, np.int64), np.arange(16))
     rows = qkv[:, 64:].reshape(16, 2, 64).swapaxes(0, 1)[None, None, :, None]
     expected = encode_blocks(layout, np.ascontiguousarray(rows))
