@@ -80,6 +80,7 @@ class LlamaModel:
             gate_up = self._project(normed, layer.gate_up)
             gated = self._empty(num_tokens, self._spec.intermediate_size)
             operations.silu_mul(gated, gate_up)
+            del gate_up  # `down` may gather its input: its memory serves
             added = self._project(gated, layer.down)
         if added is None:
             raise ValueError("a model has at least one layer")

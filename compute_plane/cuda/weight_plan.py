@@ -58,8 +58,6 @@ RUNS_AS: Final[Mapping[TensorFormat, TensorFormat]] = {
     **OWN_FORMAT,
     TensorFormat.UINT4: TensorFormat.Q4_Z,
     TensorFormat.UINT8: TensorFormat.Q8_Z,
-    TensorFormat.Q4_Z: TensorFormat.Q4_Z,
-    TensorFormat.Q8_Z: TensorFormat.Q8_Z,
 }
 """What `auto` runs a file's format as, before it is asked whether there is a kernel."""
 ORDER_TYPE: Final = torch.int32

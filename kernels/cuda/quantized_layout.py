@@ -179,22 +179,6 @@ def unpack_matrix(
     return QuantizedMatrix(quants - np.int8(fmt.offset), d, m[0] if m else None, zeros)
 
 
-def split_rows(label: str, rows: UInt8Array) -> QuantizedMatrix:
-    """Take apart rows of blocks as `pack_rows` takes them, with a scale for each block."""
-    fmt = weight_format(label)
-    blocks = np.ascontiguousarray(rows).view(_block_type(fmt))  # [N, blocks]
-    stored = blocks["q"]
-    if fmt.bits == 4:  # byte j of a block holds k = j in its low half, k = j + 16 in its high half
-        stored = np.concatenate([stored & 15, stored >> 4], axis=-1)
-    quants = stored.reshape(len(rows), -1).view(np.int8) - np.int8(fmt.offset)
-    return QuantizedMatrix(
-        quants,
-        blocks["d"],
-        blocks["m"] if fmt.has_minimum else None,
-        blocks["z"] if fmt.has_zeros else None,
-    )
-
-
 def _block_type(fmt: WeightFormat) -> np.dtype[Any]:
     """Return a block of 32 weights: d, maybe m or z, and q."""
     minimum = [("m", "<f2")] if fmt.has_minimum else []

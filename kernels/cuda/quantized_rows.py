@@ -13,15 +13,17 @@ of 16 bytes. With `quad` of the row's tile, and `slot` of the block's 32 rows of
 
 so the four threads of a row write 64 bytes of it a tile, 256 in all. Where rows are in order, the
 block has a panel: warp i reads the i-th word of each lane of the tile, all four warps the same 512
-bytes, of which memory is asked once. Where rows are tokens, the four threads of a row read a
-quarter of 64 bytes a tile: of a row of Q4_0 less is read than is written.
+bytes, of which memory is asked once. Where rows are tokens, the four threads of a row use a quarter
+of the 64 bytes that memory gives for them a tile of four bits, and a few of the 32 that it gives
+for a scale: about as much is read as is written.
 
 The weights are widened as in the product, multiplied in float32 and rounded once. A zero point is
 taken off as a minimum is added, −z · d, which float32 holds: so it is the product (q − z) · d that
 is rounded.
 
-Limits. Memory: 2 bytes written for 0.56 read or fewer. A thread has TILES loads under way; a block
-of 128 threads needs few registers, so a multiprocessor holds as many as it may.
+Limits. Memory: 2 bytes written for 0.5 to 1.1 read, where rows are in order. A thread has TILES
+loads under way; a block of 128 threads needs few registers, so a multiprocessor holds as many as it
+may.
 
 The ladder:
   v1  a scale for every tile.

@@ -15,7 +15,7 @@ from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.matrices import DenseMatrix, Matrix, QuantizedMatrix
 from compute_plane.cuda.reference_operations import ReferenceOperations
-from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
+from compute_plane.cuda.weight_plan import RUNS_AS, WeightPlan, plan_weights
 from compute_plane.cuda.weights import DTYPES, DeviceWeights
 from compute_plane.executor.registry import build_executor
 from compute_plane.model import layout
@@ -185,7 +185,7 @@ class Relabelled:
         pass
 
 
-@pytest.mark.parametrize("stored", TensorFormat)
+@pytest.mark.parametrize("stored", RUNS_AS)
 def test_a_format_without_a_kernel_runs_as_the_nearest_that_has_one(stored: TensorFormat) -> None:
     source = Relabelled(tiny_model(SPEC).source, stored)
     (planned,) = plan_weights(SPEC, source, "bfloat16").layers[0].down

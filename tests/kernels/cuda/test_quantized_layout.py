@@ -15,11 +15,11 @@ from kernels.cuda.quantized_layout import (
     QuantizedMatrix,
     pack_matrix,
     pack_rows,
-    split_rows,
     unpack_matrix,
 )
 from kernels.reference.quantized_matmul import quantized_matmul
 
+NUMBERS = (("m", "<f2"), ("z", "i1"))
 BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q4_Z": 19, "Q8_Z": 35}
 
 
@@ -36,6 +36,19 @@ def draw_rows(label: str, num_outputs: int, num_spans: int) -> np.ndarray:
     numbers = np.concatenate(beside, axis=-1)
     blocks[..., : numbers.shape[-1]] = np.repeat(numbers, fmt.span_tiles, axis=1)
     return blocks.reshape(num_outputs, -1)
+
+
+def split_rows(label: str, rows: np.ndarray) -> QuantizedMatrix:
+    """Take rows of blocks apart as model files have them, the numbers block by block."""
+    fmt = FORMATS[label]
+    beside = [("m", "<f2")] if fmt.has_minimum else [("z", "i1")] if fmt.has_zeros else []
+    blocks = rows.view(np.dtype([("d", "<f2"), *beside, ("q", "u1", 4 * fmt.bits)]))
+    stored = blocks["q"]
+    if fmt.bits == 4:  # byte j of a block holds k = j in its low half, k = j + 16 in its high half
+        stored = np.concatenate([stored & 15, stored >> 4], axis=-1)
+    quants = stored.reshape(len(rows), -1).view(np.int8) - np.int8(fmt.offset)
+    numbers = [blocks[name] if (name, dtype) in beside else None for name, dtype in NUMBERS]
+    return QuantizedMatrix(quants, blocks["d"], *numbers)
 
 
 def assert_same(found: QuantizedMatrix, expected: QuantizedMatrix, repeats: int = 1) -> None:
