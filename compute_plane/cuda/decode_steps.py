@@ -228,10 +228,11 @@ class DecodeSteps:
             keys = rows = [row._replace(position=0) for row in sampling]
         staying = (keys, batch.sampled_rows.tobytes())
         if host.staying != staying:
-            host.staying = staying
+            host.staying = None  # a parameter that no column holds leaves the others half filled in
             arrays["draw_rows"][:num_samples] = batch.sampled_rows
             host.needs = needs_of(rows)
             _fill_draws(arrays, rows)
+            host.staying = staying
 
     def _upload(
         self,
@@ -250,8 +251,8 @@ class DecodeSteps:
         tables = batch.block_tables
         sends_tables = memory.tables_sent is not tables
         if sends_tables:
-            width = -(-int(batch.seq_lens.max()) // self._shape.block_size)
-            tables = np.ascontiguousarray(tables[:, :width])
+            # All of them: a later step with the same tables may be the first to read the last ones.
+            tables = np.ascontiguousarray(tables[:, : inputs.step.decode_tables.shape[1]])
             parts.append(tables.reshape(-1).view(np.uint8))
         filled = berth.fill_bytes(parts)
         memory.forget()

@@ -109,7 +109,7 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
         request_iterator: Iterator[compute_pb2.ExecutionBatch],
         context: grpc.ServicerContext,
     ) -> Iterator[compute_pb2.ExecutionOutput]:
-        """Run batches, two under way at once, until the controller ends the stream."""
+        """Run batches, as many under way as Describe says, until the controller ends the stream."""
         stream = ExecuteStream(
             request_iterator,
             self._device,

@@ -162,6 +162,17 @@ class Group:
     num_running: int = 0
 
 
+class LeftBlock(NamedTuple):
+    """A block that a sequence took a copy of, in a step, and left to others.
+
+    `is_own`: the sequence had filled it; else it had borrowed it.
+    """
+
+    step_id: int
+    block_id: int
+    is_own: bool
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sample of a request, seen from the scheduler: waiting, or running with its KV blocks.
@@ -173,7 +184,7 @@ class Sequence:
     sequence that have been sent and not committed; `num_pending_tokens` the samples among them
     whose value is not known yet. `num_saved_tokens`: tokens whose KV is in the host pool.
     `num_borrowed_blocks`: blocks at the beginning of its table that others filled. `left_blocks`:
-    (step, block) of those it filled itself and left to others when it took a copy in that step.
+    those it left to others when it took a copy.
 
     `needs_start`: the compute plane does not know the slot as this sequence, or not all its tokens;
     `is_on_plane`: its slot is started there, with this sequence's table. `shares_tail`: its
@@ -206,7 +217,7 @@ class Sequence:
     is_done: bool = False
     discards: bool = False
     was_admitted: bool = False
-    left_blocks: list[tuple[int, int]] = field(default_factory=list)
+    left_blocks: list[LeftBlock] = field(default_factory=list)
     chain: TokenChain | None = None
     logprobs: TokenLogprobs | None = None
     is_beam: bool = field(init=False)

@@ -10,7 +10,7 @@ from control_plane.core.filled_blocks import FilledBlocks
 from control_plane.core.host_pool import HostPool
 from control_plane.core.kv_interface import KVCacheManagerProtocol, SharingKVCacheManagerProtocol
 from control_plane.core.queue import WaitingQueue
-from control_plane.core.request import RequestState, Sequence
+from control_plane.core.request import LeftBlock, RequestState, Sequence
 from control_plane.core.slots import SlotPool
 
 
@@ -213,14 +213,14 @@ class RunningSet:
         if not is_secured:
             return False
         copy = sharing.unshare(seq.seq_id, index)
-        if index >= seq.num_borrowed_blocks:
-            seq.left_blocks = [*self._left_blocks(seq), (step_id, copy.source)]
+        is_own = index >= seq.num_borrowed_blocks
+        seq.left_blocks = [*self._left_blocks(seq), LeftBlock(step_id, copy.source, is_own)]
         seq.num_borrowed_blocks = min(seq.num_borrowed_blocks, index)
         return BlockCopy(seq.slot, *copy)
 
-    def _left_blocks(self, seq: Sequence) -> list[tuple[int, int]]:
+    def _left_blocks(self, seq: Sequence) -> list[LeftBlock]:
         """Return those of its `left_blocks` that rows without a result may have filled."""
-        return [left for left in seq.left_blocks if left[0] > self.last_committed_step]
+        return [left for left in seq.left_blocks if left.step_id > self.last_committed_step]
 
     def _secure(self, seq: Sequence, num_new: int) -> bool:
         """See to it that `num_new` blocks can be allocated; False: the sequence must wait.
@@ -252,11 +252,19 @@ class RunningSet:
             )
 
     def suspects(self, failed: Sequence) -> tuple[set[int], list[int]]:
-        """Return the blocks that a sequence filled itself, and those that it borrowed."""
+        """Return the blocks that a sequence filled itself, and those that it borrowed.
+
+        Also those that it has a copy of by now: what it copied may have been no numbers.
+        """
         table = self._kv.get_block_table(failed.seq_id) or []
         num_borrowed = failed.num_borrowed_blocks
-        own = {*table[num_borrowed:], *(block for _, block in self._left_blocks(failed))}
-        return own, table[:num_borrowed]
+        own, borrowed = set(table[num_borrowed:]), table[:num_borrowed]
+        for left in self._left_blocks(failed):
+            if left.is_own:
+                own.add(left.block_id)
+            else:
+                borrowed.append(left.block_id)
+        return own, borrowed
 
     def borrows(self, seq: Sequence, block_ids: set[int]) -> bool:
         """Whether the sequence borrowed one of these blocks."""

@@ -102,14 +102,14 @@ class MovingMachine(RuleBasedStateMachine):
         for side in self.sides:
             side.now += seconds
 
-    @precondition(lambda self: any(len(side.in_flight) < 2 for side in self.sides))
+    @precondition(lambda self: any(len(side.in_flight) < 3 for side in self.sides))
     @rule(fail_row=st.sampled_from([None, None, 0, 2]), refuse=st.sampled_from([0, 0, 0, 0, 0, 1]))
     def send(self, fail_row, refuse):
         for side in self.sides:
-            if len(side.in_flight) < 2:
+            if len(side.in_flight) < 3:
                 side.send(fail_row=fail_row, refuse=bool(refuse))
 
-    @rule(side=st.integers(0, 1), num_steps=st.integers(1, 8), depth=st.sampled_from([2, 1]))
+    @rule(side=st.integers(0, 1), num_steps=st.integers(1, 8), depth=st.sampled_from([3, 2, 1]))
     def run_steps(self, side, num_steps, depth):
         self.sides[side].run_steps(num_steps, depth)
 
@@ -126,7 +126,7 @@ class MovingMachine(RuleBasedStateMachine):
 
     def teardown(self):
         for side in getattr(self, "sides", ()):
-            side.finish(depth=2)
+            side.finish(depth=3)
 
 
 def run_machine(max_examples: int, num_steps: int) -> None:
@@ -172,7 +172,7 @@ def test_a_request_that_moves_after_any_number_of_steps_gets_what_it_gets_alone(
         sides[0].lose_epoch(9)
         assert sides[0].give_away(sides[1], begins_anew=False) == num_live
         for side in sides:
-            side.finish(depth=2)
+            side.finish(depth=3)
 
 
 def test_a_request_that_moves_leaves_nothing_on_the_host():

@@ -118,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def time(self, seconds):
         self.world.now += seconds
 
-    @precondition(lambda self: len(self.world.in_flight) < 2)
+    @precondition(lambda self: len(self.world.in_flight) < 3)
     @rule()
     def send(self):
         self.world.send()
@@ -128,16 +128,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def commit(self):
         self.world.commit()
 
-    @rule(num_steps=st.integers(1, 8), depth=st.sampled_from([2, 1]))
+    @rule(num_steps=st.integers(1, 8), depth=st.sampled_from([3, 2, 1]))
     def run_steps(self, num_steps, depth):
         self.world.run_steps(num_steps, depth)
 
-    @precondition(lambda self: len(self.world.in_flight) < 2)
+    @precondition(lambda self: len(self.world.in_flight) < 3)
     @rule(row=st.integers(0, 3))
     def send_with_a_failing_row(self, row):
         self.world.send(fail_row=row)
 
-    @precondition(lambda self: len(self.world.in_flight) < 2)
+    @precondition(lambda self: len(self.world.in_flight) < 3)
     @rule()
     def send_and_have_it_refused(self):
         self.world.send(refuse=True)
@@ -153,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "world"):
-            self.world.finish(depth=2)
+            self.world.finish(depth=3)
 
 
 def test_any_mix_of_events_leaves_every_output_as_if_alone():
@@ -208,7 +208,7 @@ def test_thousands_of_arrivals_in_a_small_pool_get_what_they_get_alone(
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 8])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_two_requests_that_fit_only_one_at_a_time_both_get_what_they_get_alone(
     depth, num_host_blocks
 ):
@@ -223,7 +223,7 @@ def test_two_requests_that_fit_only_one_at_a_time_both_get_what_they_get_alone(
     assert (stats.num_swaps >= 1) == (num_host_blocks > 0)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("num_decoding", [2, 3])
 def test_newcomers_do_not_keep_taking_the_block_that_a_decode_row_waits_for(depth, num_decoding):
     # One token a step, and prompts that are owed every second one: a newcomer took the free block,
@@ -239,7 +239,7 @@ def test_newcomers_do_not_keep_taking_the_block_that_a_decode_row_waits_for(dept
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 32])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_beams_of_two_searches_that_fit_only_one_at_a_time_do_not_block_each_other(
     depth, num_host_blocks
 ):
@@ -253,7 +253,7 @@ def test_beams_of_two_searches_that_fit_only_one_at_a_time_do_not_block_each_oth
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("num_host_blocks", [0, 5, 32])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3])
 def test_beams_that_had_to_give_way_need_no_more_than_one_prompt_and_a_tail_each(
     depth, num_host_blocks, prefix_cache
 ):
@@ -284,4 +284,15 @@ def test_a_fork_that_writes_into_the_block_of_an_ended_parent_takes_it_out_of_th
         world.commit()
     world.run_steps(2, 1)
     world.submit([*parent.input_tokens, *parent.output_tokens], 3)  # would find that block
-    world.finish(depth=2)
+    world.finish(depth=3)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_fork_that_copied_what_a_failed_row_wrote_is_computed_anew(depth):
+    memory = Memory(num_blocks=8, block_size=2, prefix_cache=True, roles_matter=False)
+    config = SchedulerConfig(max_batch_size=8, max_total_tokens=64, memory_threshold=1.0)
+    world = World(config, memory)
+    parent = world.submit([1, 4], 4, ignore_eos=True)
+    world.send(fail_row=0)
+    world.fork(parent, 10)
+    world.finish(depth=depth)

@@ -323,3 +323,31 @@ def test_a_failing_replay_leaves_the_buffers_free_and_the_memory_unknown() -> No
             executor.execute(batch)
     device.replay_failure = None
     assert executor.execute(batch).next_tokens.tolist() == expected
+
+
+def test_parameters_that_no_column_holds_are_refused_every_time() -> None:
+    executor = with_graphs()
+    executor._pools.device.zero_()
+    batch = shared_tables(decode_batch())
+    expected = executor.execute(batch).next_tokens.tolist()
+    wrong = replace(batch, sampling=[row._replace(seed=-1) for row in batch.sampling])
+    for _ in range(2):
+        with pytest.raises(OverflowError):
+            executor.execute(wrong)
+    assert executor.execute(batch).next_tokens.tolist() == expected
+
+
+def test_shared_tables_may_hold_blocks_that_a_later_step_is_the_first_to_read() -> None:
+    found = []
+    for may in (True, False):
+        executor = with_graphs()
+        counted = Counted(executor, may=may)
+        executor._pools.device.normal_(generator=torch.Generator().manual_seed(7))
+        before = shared_tables(decode_batch(BLOCK_SIZE - 1))
+        after = decode_batch(BLOCK_SIZE)
+        # Blocks that a graph which never got them would not read.
+        later = replace(after, block_tables=before.block_tables)
+        found.append([executor.execute(one).next_tokens.tolist() for one in (before, later)])
+        found[-1].append(executor._pools.device.double().sum().item())
+        assert counted.num_short == 2 * may
+    assert found[0] == found[1]
