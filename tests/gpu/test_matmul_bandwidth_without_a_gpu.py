@@ -112,6 +112,7 @@ def test_torchs_weights_fill_the_working_set(monkeypatch):
 @pytest.mark.parametrize(("weights", "group"), [("Q4_1", 32), ("Q4_Z_G128", 128)])
 def test_torchs_weights_of_four_bits_have_scales_for_as_many(monkeypatch, weights, group):
     monkeypatch.setattr(torch, "_convert_weight_to_int4pack", lambda q, _: q)
+    monkeypatch.setattr(matmul_bandwidth, "WORKING_SET_BYTES", 1)
     groups = []
     monkeypatch.setattr(torch, "_weight_int4pack_mm", lambda *given: groups.append(given[2]))
     problem = matmul_bandwidth.Problem(MatmulShape(3, 256, 40, weights), "cpu")
