@@ -40,9 +40,10 @@ run: export RUN_PROMPT := $(value PROMPT)
 run: .venv/.run ## Print real text from a real model. PROMPT="…" RUN_ARGS="--max-tokens 20 …"
 	@$(BIN)/hetero-infer --input "$$RUN_PROMPT" $(RUN_ARGS)
 
-# A file stays in one worker, files start in the order of tests/conftest.py. Tests start hundreds of
-# processes: without bytecode each would compile what it imports.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# A file stays in one worker, files start in the order of tests/conftest.py. Three workers keep two
+# cores busy while tests wait for servers. Tests start hundreds of processes: without bytecode each
+# would compile what it imports.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 
 test: .venv/.test ## The tests: under 6 minutes on 2 cores.
