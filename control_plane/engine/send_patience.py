@@ -15,23 +15,28 @@ from control_plane.errors import SlowReaderError
 
 
 class SendPatience:
-    """Watches the sends of one task; made by `send_patience`."""
+    """Watches the sends of one stream, which may overlap; made by `send_patience`."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self._began: float | None = None
+        self._num_sends = 0
+        self._began = 0.0  # or when the last one of those under way together was over
         self._timer = self._loop.call_later(patience_s, self._look)
         self.has_ended = False
 
     def begin(self) -> None:
         """Note that a send begins."""
-        self._began = self._loop.time()
+        if not self._num_sends:
+            self._began = self._loop.time()
+        self._num_sends += 1
 
     def end(self) -> None:
-        """Note that it is over."""
-        self._began = None
+        """Note that one is over."""
+        self._num_sends -= 1
+        if self._num_sends:
+            self._began = self._loop.time()
 
     def close(self) -> None:
         """Watch no longer."""
@@ -39,7 +44,7 @@ class SendPatience:
 
     def _look(self) -> None:
         now = self._loop.time()
-        due = (now if self._began is None else self._began) + self._patience_s
+        due = (self._began if self._num_sends else now) + self._patience_s
         if due > now:
             self._timer = self._loop.call_at(due, self._look)
         elif self._task is not None:
@@ -49,9 +54,9 @@ class SendPatience:
 
 @asynccontextmanager
 async def send_patience(patience_s: float) -> AsyncIterator[SendPatience]:
-    """Watch the sends of the current task, between `begin` and `end` each.
+    """Watch the sends of a block and of the tasks it waits for, between `begin` and `end` each.
 
-    Raises SlowReaderError where one takes longer than `patience_s`.
+    Raises SlowReaderError where none is over for longer than `patience_s`.
     """
     patience = SendPatience(patience_s)
     try:

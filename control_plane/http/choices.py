@@ -125,15 +125,15 @@ async def send_stream(
         if events:
             await connection.send_events(*events)
 
-    await connection.start_events()
-    try:
-        await answers.read(take)
-        if include_usage:
-            usage = completion_usage(answers.counts)
-            await connection.send_events(heading.over(shape.chunk_object, choices=[], usage=usage))
-        await connection.send_done()
-    except EngineError as error:
-        note_error(error.reason)
-        failure = describe_error(error, field_names)
-        await connection.send_events({"error": failure.error}, name="error")
-    await connection.end_events()
+    async with connection.events():
+        try:
+            await answers.read(take)
+            if include_usage:
+                usage = completion_usage(answers.counts)
+                last = heading.over(shape.chunk_object, choices=[], usage=usage)
+                await connection.send_events(last)
+            await connection.send_done()
+        except EngineError as error:
+            note_error(error.reason)
+            failure = describe_error(error, field_names)
+            await connection.send_events({"error": failure.error}, name="error")

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from control_plane.engine.send_patience import SendPatience, send_patience
 from control_plane.engine.streams import SEND_PATIENCE_S
+from control_plane.errors import SlowReaderError
 from control_plane.http.json_text import Spelled, spell, to_json
 from control_plane.metrics.visits import note_streamed
 
@@ -36,6 +38,7 @@ class Connection:
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._patience: SendPatience | None = None
 
     async def send_json(self, body: object) -> None:
         """Write a whole answer, in which some may be `Spelled`."""
@@ -50,12 +53,23 @@ class Connection:
             await asyncio.sleep(0)
         await self._send({"type": "http.response.body", "body": pieces[-1]})
 
-    async def start_events(self) -> None:
-        """Begin a stream of events: from here on an error is an event, no status."""
+    @contextlib.asynccontextmanager
+    async def events(self) -> AsyncIterator[None]:
+        """Write a stream of events in the block, in which an error is an event, no status.
+
+        Raises ClientDisconnect where the client takes nothing for too long.
+        """
         note_streamed()
         await self._send(
             {"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS}
         )
+        try:
+            async with send_patience(SEND_PATIENCE_S) as self._patience:
+                yield
+        except SlowReaderError:
+            _log.info("http client takes nothing", seconds=SEND_PATIENCE_S)
+            raise ClientDisconnect from None
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def send_events(self, *data: object, name: str | None = None) -> None:
         """Write events at once; `name`: of each of them."""
@@ -67,17 +81,15 @@ class Connection:
         """Write the event that ends OpenAI's streams."""
         await self._write(DONE)
 
-    async def end_events(self) -> None:
-        """End the stream."""
-        await self._send({"type": "http.response.body", "body": b""})
-
     async def _write(self, data: bytes) -> None:
+        patience = self._patience
+        if patience is None:
+            raise RuntimeError("events are written within `events`")
+        patience.begin()
         try:
-            async with asyncio.timeout(SEND_PATIENCE_S):
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        except TimeoutError:
-            _log.info("http client takes nothing", seconds=SEND_PATIENCE_S)
-            raise ClientDisconnect from None
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            patience.end()
 
 
 class Reply(Response):

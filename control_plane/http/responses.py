@@ -58,22 +58,21 @@ async def answer_response(
             await connection.send_json(draft.ended(answers.counts))
             return
         events = _Events(connection)
-        await connection.start_events()
-        await events.begin(draft)
 
         async def forward(_: int, piece: Piece) -> None:
             entries = draft.add(piece)
             if piece.text or entries:
                 await events.delta(draft, piece.text, entries)
 
-        try:
-            await answers.read(forward)
-            await events.end(draft, answers.counts)
-        except EngineError as error:
-            note_error(error.reason)
-            failure = describe_error(error, NAMES).error
-            await events.send("response.failed", response=draft.failed(failure))
-        await connection.end_events()
+        async with connection.events():
+            await events.begin(draft)
+            try:
+                await answers.read(forward)
+                await events.end(draft, answers.counts)
+            except EngineError as error:
+                note_error(error.reason)
+                failure = describe_error(error, NAMES).error
+                await events.send("response.failed", response=draft.failed(failure))
 
 
 class _Draft:

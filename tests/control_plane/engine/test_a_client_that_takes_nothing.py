@@ -90,6 +90,25 @@ def test_the_time_of_a_send_counts_from_its_own_beginning(monkeypatch: pytest.Mo
         run(monkeypatch, work)
 
 
+def test_of_sends_that_overlap_the_one_that_is_left_is_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(patience: SendPatience, clock: FakeTime) -> None:
+        patience.begin()
+        clock.pass_to(130.0)
+        patience.begin()
+        clock.pass_to(150.0)
+        patience.end()  # the client took something
+        clock.pass_to(209.0)
+        await asyncio.sleep(0)
+        assert asyncio.current_task().cancelling() == 0
+        clock.pass_to(210.0)
+        await asyncio.sleep(0)
+
+    with pytest.raises(SlowReaderError):
+        run(monkeypatch, work)
+
+
 def test_who_is_cancelled_by_somebody_else_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(patience: SendPatience, clock: FakeTime) -> None:
         patience.begin()

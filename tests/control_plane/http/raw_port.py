@@ -145,7 +145,6 @@ async def _answer_at_length(connection: Connection) -> None:
 
 
 async def _stream(connection: Connection) -> None:
-    await connection.start_events()
-    for _ in range(LARGE >> 20):
-        await connection.send_events("x" * (1 << 20))
-    await connection.end_events()
+    async with connection.events():
+        for _ in range(LARGE >> 20):
+            await connection.send_events("x" * (1 << 20))

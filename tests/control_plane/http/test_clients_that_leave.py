@@ -9,6 +9,8 @@ import json
 import pytest
 import structlog
 
+from control_plane.engine import send_patience
+from control_plane.engine.send_patience import SendPatience
 from control_plane.http import reply
 
 CASES = [
@@ -96,18 +98,65 @@ def test_a_client_that_leaves_while_the_answer_is_written_ends_its_request(on_lo
     on_loop(test)
 
 
-def test_a_client_that_takes_nothing_for_long_is_taken_for_gone(on_loop, monkeypatch):
+@pytest.mark.parametrize("prompt", ["Hi", ["Hi", "there"]])
+def test_a_client_that_takes_nothing_for_long_is_taken_for_gone(on_loop, monkeypatch, prompt):
     monkeypatch.setattr(reply, "SEND_PATIENCE_S", 0.01)
 
     async def test(served):
         served.engine.hold = 3
-        caller = Caller(served, "/v1/completions", {"prompt": "Hi", "stream": True})
+        caller = Caller(served, "/v1/completions", {"prompt": prompt, "stream": True})
         with no_fault(served):
             task = caller.call()
             await caller.has_sent.wait()
             caller.may_send.clear()
             await task
-        assert len(served.engine.cancelled) == 1
+        assert len(served.engine.cancelled) == len(served.engine.submitted)
+
+    on_loop(test)
+
+
+def test_a_stream_whose_next_token_is_late_goes_on(on_loop, monkeypatch):
+    monkeypatch.setattr(reply, "SEND_PATIENCE_S", 0.001)
+    looks = asyncio.Semaphore(0)
+
+    class Watched(SendPatience):
+        def _look(self) -> None:
+            super()._look()
+            looks.release()
+
+    monkeypatch.setattr(send_patience, "SendPatience", Watched)
+
+    async def test(served):
+        served.engine.hold = 3
+        caller = Caller(served, "/v1/completions", {"prompt": "Hi", "stream": True})
+        task = caller.call()
+        for _ in range(3):
+            await looks.acquire()
+        served.engine.go.set()
+        await task
+        assert b"".join(m.get("body", b"") for m in caller.sent).endswith(reply.DONE)
+        assert served.engine.cancelled == []
+
+    on_loop(test)
+
+
+def test_a_stream_has_one_timer_however_many_events_it_has(on_loop, monkeypatch):
+    timers = []
+
+    async def test(served):
+        loop = asyncio.get_running_loop()
+        call_at = loop.call_at
+
+        def noting_call_at(when: float, *rest, **named):
+            timers.append(when)
+            return call_at(when, *rest, **named)
+
+        monkeypatch.setattr(loop, "call_at", noting_call_at)
+        body = {"prompt": "Hi" * 20, "max_tokens": 50, "stream": True}
+        caller = Caller(served, "/v1/completions", body)
+        await caller.call()
+        assert len(caller.sent) > 20
+        assert len(timers) == 2  # one for its body, one for all its events
 
     on_loop(test)
 
