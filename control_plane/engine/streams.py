@@ -57,9 +57,9 @@ class _Unread:
     """What came of one sample and was not taken yet."""
 
     offset: int
-    text: list[str] = dataclasses.field(default_factory=list)
-    token_ids: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    text: list[str]
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
     end_token: EndToken | None = None
@@ -232,17 +232,17 @@ class RequestStream:
         text, token_ids, logprobs = piece
         news = self._unread.get(index)
         if news is None:
-            news = self._unread[index] = _Unread(offset)
-        elif len(news.token_ids) + len(token_ids) > self._max_unread_tokens:
+            news = _Unread(offset, [text], [*token_ids], [*logprobs])
+            self._unread[index] = news
+            return news
+        if len(news.token_ids) + len(token_ids) > self._max_unread_tokens:
             raise SlowReaderError(
                 f"the reader is too slow: more than {self._max_unread_tokens} tokens of the answer "
                 "(max_unread_tokens) wait for it"
             )
-        if text:
-            news.text.append(text)
+        news.text.append(text)
         news.token_ids.extend(token_ids)
-        if logprobs:
-            news.logprobs.extend(logprobs)
+        news.logprobs.extend(logprobs)
         return news
 
     def _close(self, end: RequestEnd) -> None:

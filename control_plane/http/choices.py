@@ -10,7 +10,7 @@ from typing import Protocol
 from control_plane.http.answers import Answers, Piece
 from control_plane.http.backend import LoadedEngine
 from control_plane.http.errors import describe_error
-from control_plane.http.json_text import Spelled, spell
+from control_plane.http.json_text import Spelled, spell, to_json
 from control_plane.http.reply import Connection
 from control_plane.http.usage import completion_usage
 from control_plane.metrics.visits import note_error
@@ -71,6 +71,20 @@ class Heading:
         }
 
 
+class ChunkSpeller:
+    """Spells the chunks of one answer: what all of them say once, their choice each time."""
+
+    def __init__(self, heading: Heading, kind: str, *, has_usage: bool) -> None:
+        # OpenAI: every chunk has a usage if the last one has.
+        rest: dict[str, object] = {"usage": None} if has_usage else {}
+        around = to_json(heading.over(kind, choices=[], **rest)).rsplit(b"[]", 1)
+        self._before, self._after = around[0] + b"[", b"]" + around[1]
+
+    def around(self, *choice: bytes) -> Spelled:
+        """Return the chunk of a choice that is spelled."""
+        return Spelled([self._before, *choice, self._after])
+
+
 async def send_whole(
     connection: Connection, answers: Answers, heading: Heading, shape: ChoiceShape
 ) -> None:
@@ -103,11 +117,7 @@ async def send_stream(
 ) -> None:
     """Write the pieces as they come, one event each, and the end of each choice as its own."""
     begun = [False] * answers.num_choices
-    # OpenAI: every chunk has a usage if the last one has.
-    rest: dict[str, object] = {"usage": None} if include_usage else {}
-
-    def over(choice: dict[str, object]) -> dict[str, object]:
-        return heading.over(shape.chunk_object, choices=[choice], **rest)
+    chunks = ChunkSpeller(heading, shape.chunk_object, has_usage=include_usage)
 
     async def take(index: int, piece: Piece) -> None:
         events: list[object] = []
@@ -115,13 +125,13 @@ async def send_stream(
             begun[index] = True
             first = await shape.first(index, answers)
             if first is not None:
-                events.append(Spelled(await spell(over(first))))
+                events.append(chunks.around(*await spell(first)))
         if piece.text or piece.logprobs:
-            rest_to_come = piece._replace(finish_reason=None, end_token=None)
-            events.append(over(shape.chunk(index, rest_to_come)))
+            content = Piece(piece.text, piece.token_ids, piece.logprobs)
+            events.append(chunks.around(to_json(shape.chunk(index, content))))
         if piece.finish_reason is not None:
             end = Piece("", finish_reason=piece.finish_reason, end_token=piece.end_token)
-            events.append(over(shape.chunk(index, end)))
+            events.append(chunks.around(to_json(shape.chunk(index, end))))
         if events:
             await connection.send_events(*events)
 

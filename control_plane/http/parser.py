@@ -18,6 +18,9 @@ STEPS_A_TURN = 64
 """Events that are taken from the parser at a time: 1–2 ms of chunks of one byte each."""
 
 MAX_HEAD_LINES = 200
+_CHUNKED = b"\r\nTransfer-Encoding: chunked\r\n"
+"""What h11 writes in the head of an answer whose length it was not told."""
+
 _MAX_RAW_HEAD_BYTES = MAX_HEAD_BYTES + 4 * MAX_HEAD_LINES + 256
 """With what stands between them: whatever `Edge` lets through, and little more."""
 
@@ -40,6 +43,7 @@ class MeteredParser(h11.Connection):
         self.refusal = (HTTPStatus.BAD_REQUEST, "Invalid HTTP request received.", "invalid_http")
         self._num_steps_left = STEPS_A_TURN
         self._num_small_chunks = 0
+        self._sends_chunks = False
 
     def refill(self) -> None:
         """Let it take as many steps as it may in one turn."""
@@ -72,6 +76,20 @@ class MeteredParser(h11.Connection):
         elif isinstance(event, h11.Data):
             self._count(event)
         return event
+
+    def send(self, event: Any) -> Any:  # noqa: ANN401 - as h11 has it
+        """Spell an event of ours; the next piece of a chunked body without asking what it changes.
+
+        It changes nothing, and h11 takes 5 µs to find that out.
+        """
+        if type(event) is h11.Data and self._sends_chunks and event.data:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
+        spelled = super().send(event)
+        if type(event) is h11.Response:
+            self._sends_chunks = _CHUNKED in spelled
+        elif type(event) is h11.EndOfMessage:
+            self._sends_chunks = False
+        return spelled
 
     def _count(self, piece: h11.Data) -> None:
         self.num_body_bytes_left = max(0, self.num_body_bytes_left - len(piece.data))

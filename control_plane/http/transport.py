@@ -26,6 +26,7 @@ class WatchedTransport:
         on_close: Callable[[], None],
     ) -> None:
         self._transport = transport
+        self.write = transport.write  # for every event of every stream: not by `__getattr__`
         self._loop = loop
         self._on_close = on_close
         self._timer: asyncio.TimerHandle | None = None

@@ -82,6 +82,7 @@ class Buffered:
     def __init__(self, *sizes: int) -> None:
         self.sizes = list(sizes)
         self.is_aborted = asyncio.Event()
+        self.write = None
 
     def get_write_buffer_size(self) -> int:
         return self.sizes.pop(0)
