@@ -18,6 +18,12 @@ sanitizers        kernels watched by compute-sanitizer
 suites            the black-box tests on the device
 kernel_parts      what the report says of kernels
 findings          what a part has found so far
+one_by_one        cases and shapes of a part: none that fails takes the others with it
 part_process      a part in a process of its own, within its time
+report            what all parts found, in one run or several
+needed_kernels    which kernels that takes, built where there is no GPU
+bundle            what a GPU machine without a network lacks, packed
+bundled_packages  which Python packages these are
+pieces            a file in pieces of a limited size
 provenance        what machine and which versions a report is of
 """

@@ -1,30 +1,33 @@
 """Check and measure kernels and engine on this GPU: `python -m bench.gpu --out report.json`.
 
-Exit code 0: everything right; 1: something is wrong, or a part did not come to its end; 2: no CUDA
-device, or a package is missing. A target that is missed stands in the report and is no fault.
+Exit code 0: everything ran and is right; 1: something is wrong, or a part did not come to its end
+(`--continue` does what is missing); 2: no CUDA device, or a package is missing. A target that is
+missed stands in the report and is no fault.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
-import json
 import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from bench.gpu.device import why_no_device
-from bench.gpu.findings import PartOptions
+from bench.gpu.findings import PartOptions, line_of
 from bench.gpu.part_process import Part, run_part
+from bench.gpu.report import Report
 from kernels.cuda.build_ahead import take_over
 from kernels.cuda.quantized_kv import QUANTIZED_DTYPES
 
-REPORT_VERSION = 3
-SECONDS: Final = 600.0
+SECONDS: Final = 570.0
+"""Machines are lent by ten minutes, in which Python must start and the report be copied, too."""
 
 PARTS: Final = (
     Part("numerics", "bench.gpu.kernel_parts:numerics", 120),
@@ -46,40 +49,57 @@ NEEDED: Final = (
     "tokenizers", "typer", "uvloop",
 )  # fmt: skip
 """Modules of others that the parts import. What only tests need is missed by them."""
-
-SHOWN: Final = 25
-"""Faults that are printed; the report has them all."""
-WIDTH: Final = 160
+STARTS: Final = ("compute_plane.cuda.cuda_driver", "control_plane.app", "bench.gpu.needed_kernels")
+"""Modules of ours whose import shows whether those of others are new enough."""
 
 
 def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
     """Run and return the exit code."""
+    began = time.monotonic()
     options = _parse(arguments, parts)
-    reason = why_no_device()
-    if reason is not None:
-        print(f"no CUDA device: {reason}", file=sys.stderr)
+    hindrances = list(what_hinders())
+    if hindrances:
+        print("\n".join(hindrances), file=sys.stderr)
         return 2
-    missing = missing_modules(NEEDED)
-    if missing:
-        print(
-            f"{sys.executable} lacks {', '.join(missing)}: pip install '.[cuda,test]', or name a "
-            "folder that has them in PYTHONPATH",
-            file=sys.stderr,
-        )
+    run = _describe_run(options.commit)
+    try:
+        report = _report_of(options, run)
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 2
-    report = _begin_report(options.commit)
-    device = report["device"]
+    device = run["device"]
     print(f"{device['name']}, capability {device['capability']}", flush=True)
-    print(f"kernel compiler: {report['software']['compiler']}", flush=True)
+    print(f"kernel compiler: {run['software']['compiler']}", flush=True)
     told = PartOptions(_kernel_cache(options), 0.0, options.kv_cache_dtype)
     if options.prebuilt is not None:
-        report["taken_over"] = take_over(options.prebuilt, told.machine_code)
-        print(f"{report['taken_over']} kernels were built elsewhere", flush=True)
+        run["taken_over"] = take_over(options.prebuilt, told.machine_code)
+        print(f"{run['taken_over']} kernels were built elsewhere", flush=True)
     wanted = [part for part in parts if part.name in options.only] if options.only else parts
-    fill_report(report, wanted, told, options.out, options.seconds)
-    print("\n".join(summary_of(report)))
+    if options.goes_on and not options.only:
+        wanted = [part for part in wanted if not report.is_done(part.name)]
+    fill_report(report, wanted, told, options.out, began + options.seconds)
+    print("\n".join(report.summary()))
     print(f"report: {options.out}", flush=True)
-    return 1 if report["failures"] else 0
+    return 1 if report.failures() else 0
+
+
+def what_hinders() -> Iterator[str]:
+    """Yield a line for each reason why nothing can run here."""
+    reason = why_no_device()
+    if reason is not None:
+        yield f"no CUDA device: {reason}"
+    missing = missing_modules(NEEDED)
+    if missing:
+        yield (
+            f"{sys.executable} lacks {', '.join(missing)}: pip install '.[cuda,test]', or name a "
+            "folder that has them in PYTHONPATH"
+        )
+        return
+    for name in STARTS:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - whatever versions do that do not go together
+            yield f"{name} cannot be imported by {sys.executable}: {line_of(error)}"
 
 
 def missing_modules(names: Sequence[str]) -> list[str]:
@@ -95,37 +115,29 @@ def _is_there(name: str) -> bool:
 
 
 def fill_report(
-    report: dict[str, Any], parts: Sequence[Part], told: PartOptions, out: Path, seconds: float
+    report: Report, parts: Sequence[Part], told: PartOptions, out: Path, ends: float
 ) -> None:
-    """Run parts one after the other; the file holds after each what is known by then."""
-    started = time.perf_counter()
+    """Run parts one after the other; the file holds after each what is known by then.
+
+    `ends`: when all their time is over, by the monotonic clock.
+    """
+    report.write()
     for part in parts:
-        left = seconds - (time.perf_counter() - started)
         print(f"-- {part.name}", flush=True)
-        run_part(part, told, left, out.with_suffix(f".{part.name}.json")).merge_into(
-            report, part.name
-        )
-        report["seconds"] = time.perf_counter() - started
-        out.write_text(json.dumps(report, indent=1) + "\n")
+        here = replace(told, begin_at=report.begin_at(part.name))
+        file = out.with_suffix(f".{part.name}.json")
+        report.add(part.name, run_part(part, here, ends - time.monotonic(), file))
+        report.write()
 
 
-def summary_of(report: dict[str, Any]) -> Iterator[str]:
-    """Yield lines for people: parts, targets, faults; the last lines of all."""
-    yield "== parts"
-    for name, ending in report["parts"].items():
-        why = f": {ending['why']}" if "why" in ending else ""
-        yield f"{name:<20} {ending['status']:<9} {ending['seconds']:6.1f} s{why}"[:WIDTH]
-    missed = [target for target in report["targets"] if not target["met"]]
-    yield f"== targets: {len(missed)} of {len(report['targets'])} missed"
-    for target in report["targets"]:
-        word, limit = ("≤", "at_most") if "at_most" in target else ("≥", "at_least")
-        verdict = "met" if target["met"] else "MISSED"
-        figures = f"{target['value']:9.3g} {word} {target[limit]:<6g} {verdict:<7}"
-        yield f"{figures} {target['name']}"[:WIDTH]
-    yield f"== faults: {len(report['failures'])}"
-    yield from (failure[:WIDTH] for failure in report["failures"][:SHOWN])
-    if len(report["failures"]) > SHOWN:
-        yield f"… and {len(report['failures']) - SHOWN} more in the report"
+def _report_of(options: argparse.Namespace, run: dict[str, Any]) -> Report:
+    """Return the report to fill. Raises ValueError where the one that is there cannot go on."""
+    if not options.goes_on or not options.out.exists():
+        return Report(options.out, run)
+    earlier = Report.read(options.out)
+    if earlier.devices != {run["device"]["name"]}:
+        raise ValueError(f"{options.out} is of another device: {', '.join(earlier.devices)}")
+    return Report(options.out, run, earlier=earlier)
 
 
 def _kernel_cache(options: argparse.Namespace) -> Path:
@@ -154,6 +166,10 @@ def _parse(arguments: Sequence[str] | None, parts: Sequence[Part]) -> argparse.N
         help="what the engine's parts keep keys and values in",
     )  # fmt: skip
     parser.add_argument(
+        "--continue", dest="goes_on", action="store_true",
+        help="keep what FILE has of parts that came to their end, and do the others",
+    )  # fmt: skip
+    parser.add_argument(
         "--commit", metavar="HASH", help="what is checked out, where there is no git to ask"
     )
     parser.add_argument(
@@ -164,7 +180,7 @@ def _parse(arguments: Sequence[str] | None, parts: Sequence[Part]) -> argparse.N
     return parser.parse_args(arguments)
 
 
-def _begin_report(commit: str | None) -> dict[str, Any]:
+def _describe_run(commit: str | None) -> dict[str, Any]:
     from bench.gpu.provenance import (
         describe_commit,
         describe_device,
@@ -173,26 +189,12 @@ def _begin_report(commit: str | None) -> dict[str, Any]:
     )
 
     return {
-        "report_version": REPORT_VERSION,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([sys.executable, *sys.orig_argv[1:]]),
         **describe_commit(commit),
         "device": describe_device(),
         "machine": describe_machine(),
         "software": describe_software(),
-        "parts": {},
-        "targets": [],
-        "kernels": {},
-        "numerics": [],
-        "copy": None,
-        "decode_attention": [],
-        "prefill_attention": [],
-        "quantized_matmul": [],
-        "engine_steps": None,
-        "engine_serving": [],
-        "throughput": None,
-        "suites": {},
-        "failures": [],
     }
 
 

@@ -11,6 +11,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from bench.gpu.device import compiled
+
 Problem: TypeAlias = Any  # decode_bandwidth.Problem, which imports this module
 Tensor: TypeAlias = Any
 Rival: TypeAlias = Callable[[Problem], tuple[Callable[[], None], int]]
@@ -35,18 +37,17 @@ def torch_sdpa(problem: Problem) -> tuple[Callable[[], None], int]:
 
 def torch_flex(problem: Problem) -> tuple[Callable[[], None], int]:
     """torch's flex_attention, compiled, on keys and values gathered beforehand."""
-    import torch
     from torch.nn.attention.flex_attention import flex_attention
 
     if problem.query.device.type != "cuda":
         raise RuntimeError("compiled for CUDA devices only")
-    compiled = torch.compile(flex_attention, dynamic=False)
+    attend = compiled(flex_attention)
     layers, num_bytes = _gather_equal_rows(problem)
     query = problem.query[:, :, None]
 
     def visit_layers() -> None:
         for keys, values in layers:
-            compiled(query, keys, values, scale=problem.scale, enable_gqa=True)
+            attend(query, keys, values, scale=problem.scale, enable_gqa=True)
 
     return visit_layers, num_bytes
 

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,10 @@ Say = Callable[[str], None]
 # Behind each array on the device; an output's must be there after the launch.
 GUARD_BYTES, GUARD_BYTE = 256, 0xA5
 
-WARM_UP_S = 0.05
+WARM_UP_S, LONGEST_WARM_UP_S = 0.05, 1.0
+LEAST_WARM_UP_RUNS = 4
+FASTER = 0.99
+"""Of the time before: a device whose runs still get that much shorter is raising its clock."""
 
 _SIGNED = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64}
 
@@ -142,23 +146,46 @@ def current_stream(device: str) -> int:
 def milliseconds(queue_work: Callable[[], object], repeats: int) -> list[float]:
     """Return how long the device took for each of `repeats` runs, once it is warm.
 
-    It is after two runs, and after `WARM_UP_S`: an idle device raises its clock only by and by.
+    It is after a few runs and `WARM_UP_S`, and when runs get no shorter: an idle device raises its
+    clock only by and by.
+    """
+    began = time.perf_counter()
+    warming: list[float] = []
+    while len(warming) < LEAST_WARM_UP_RUNS or _is_warming_up(warming, began):
+        warming.append(_milliseconds_of(queue_work))
+    return [_milliseconds_of(queue_work) for _ in range(repeats)]
+
+
+def _is_warming_up(times_ms: Sequence[float], began: float) -> bool:
+    """Whether there was no time yet, or the last three runs were shorter than those before."""
+    took = time.perf_counter() - began
+    if took < WARM_UP_S or took > LONGEST_WARM_UP_S:
+        return took < WARM_UP_S
+    return statistics.median(times_ms[-3:]) < FASTER * statistics.median(times_ms[-6:-3])
+
+
+def _milliseconds_of(queue_work: Callable[[], object]) -> float:
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    queue_work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def compiled(function: Callable[..., Any], **options: object) -> Callable[..., Any]:
+    """Return torch's compilation of a function, for one shape.
+
+    What it has compiled before is forgotten: of one function it compiles eight at most, and would
+    run the ninth shape uncompiled without saying so.
     """
     import torch
 
-    times: list[float] = []
-    warm_at = time.perf_counter() + WARM_UP_S
-    runs = 0
-    while len(times) < repeats:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        queue_work()
-        end.record()
-        end.synchronize()
-        runs += 1
-        if runs > 2 and time.perf_counter() > warm_at:
-            times.append(float(start.elapsed_time(end)))
-    return times
+    torch.compiler.reset()
+    made: Callable[..., Any] = torch.compile(function, dynamic=False, **options)
+    return made
 
 
 def summary(times_ms: Sequence[float]) -> dict[str, float]:

@@ -122,13 +122,20 @@ def measure_steps(
             if uses_graphs
             else replace(work, batches=[rows for rows in work.batches if rows in GRAPH_BATCHES])
         )
-        with executor_on(model, some, plane, uses_graphs=uses_graphs) as made:
+        what = f"decode steps {'with' if uses_graphs else 'without'} graphs"
+        with (
+            found.attempt(what),
+            executor_on(model, some, plane, uses_graphs=uses_graphs) as made,
+        ):
             for rows in some.batches:
+                found.begin(f"{what}, {rows} rows")
                 times = step_milliseconds(made, rows, work)
-                result = results.setdefault(rows, {"rows": rows, "context": work.context})
+                if rows not in results:
+                    results[rows] = {"rows": rows, "context": work.context}
+                    figures["batches"].append(results[rows])
+                result = results[rows]
                 result["graphs" if uses_graphs else "eager"] = summary(times)
                 if uses_graphs:
-                    figures["batches"].append(result)
                     num_bytes = read_bytes(shape, plane, rows * work.context)
                     _compare_with_memory(found, result, gb_per_s, num_bytes)
                 else:
@@ -159,9 +166,11 @@ def _compare_with_memory(
 
 
 def _compare_with_eager(found: Findings, result: dict[str, Any]) -> None:
-    graphs, eager = result["graphs"]["median_ms"], result["eager"]["median_ms"]
-    result["graphs_of_eager"] = graphs / eager
+    eager = result["eager"]["median_ms"]
     found.say(f"decode step of {result['rows']:3} rows without graphs {eager:8.3f} ms")
+    if "graphs" not in result:  # they failed
+        return
+    result["graphs_of_eager"] = result["graphs"]["median_ms"] / eager
     found.target(
         f"decode step of {result['rows']} rows with graphs over without",
         result["graphs_of_eager"],

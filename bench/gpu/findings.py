@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,22 @@ from typing import Any
 class PartOptions:
     """What every part is told.
 
-    `kernel_cache`: as a compute plane's flag of that name. `seconds`: what it may take; a part that
-    has more to measure than that ends earlier. `kv_cache_dtype`: what the engine keeps keys and
-    values in, as its flag says it.
+    `kernel_cache`: as a compute plane's flag of that name. `seconds`: what it may take from now on;
+    a part that has more to measure than that ends earlier. `kv_cache_dtype`: what the engine keeps
+    keys and values in, as its flag says it. `begin_at`: the first of its cases, shapes or folders
+    that an earlier process has not come to.
     """
 
     kernel_cache: Path
     seconds: float
     kv_cache_dtype: str = "auto"
+    begin_at: int = 0
+    made_at: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def ends(self) -> float:
+        """When its time is over, by the monotonic clock."""
+        return self.made_at + self.seconds
 
     @property
     def machine_code(self) -> Path:
@@ -33,13 +45,14 @@ class PartOptions:
 
     def to_json(self) -> str:
         """Return it for `from_json`."""
-        return json.dumps({**asdict(self), "kernel_cache": str(self.kernel_cache)})
+        told = (str(self.kernel_cache), self.seconds, self.kv_cache_dtype, self.begin_at)
+        return json.dumps(told)
 
     @classmethod
     def from_json(cls, text: str) -> PartOptions:
-        """Read what `to_json` returned."""
-        fields = json.loads(text)
-        return cls(**{**fields, "kernel_cache": Path(fields["kernel_cache"])})
+        """Read what `to_json` returned; the seconds begin anew."""
+        kernel_cache, *others = json.loads(text)
+        return cls(Path(kernel_cache), *others)
 
 
 @dataclass(slots=True)
@@ -47,18 +60,38 @@ class Findings:
     """Figures by their place in the report, what is wrong, and targets met or missed.
 
     `values`: top-level keys of the report. `failures`: a line for each thing that is wrong.
-    `targets`: a name, a figure, the most or the least that it should be.
+    `targets`: a name, a figure, the most or the least that it should be. `doing`: what is
+    under way. `go_on_at`: where another process is to begin; None: nothing is left to do.
     """
 
     path: Path | None = None
     values: dict[str, Any] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     targets: list[dict[str, Any]] = field(default_factory=list)
+    doing: str = ""
+    go_on_at: int | None = None
 
     def say(self, line: str) -> None:
         """Print a line, and keep what there is."""
         print(line, flush=True)
         self.save()
+
+    def begin(self, what: str) -> None:
+        """Note what is begun: it is named if the part ends there."""
+        self.doing = what
+        self.save()
+
+    @contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Begin something; what it raises is a fault, and no end of what comes after."""
+        self.begin(what)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs in the report
+            traceback.print_exc()
+            self.failures.append(f"{self.doing}: {line_of(error)}")
+            self.say(self.failures[-1])
+        self.doing = ""
 
     def target(
         self,
@@ -80,6 +113,18 @@ class Findings:
         if self.path is None:
             return
         part = self.path.with_suffix(".part")
-        content = {"values": self.values, "failures": self.failures, "targets": self.targets}
+        content = {
+            "values": self.values,
+            "failures": self.failures,
+            "targets": self.targets,
+            "doing": self.doing,
+            "go_on_at": self.go_on_at,
+        }
         part.write_text(json.dumps(content))
         os.replace(part, self.path)
+
+
+def line_of(error: Exception) -> str:
+    """Return an exception as a line: its class and the first line of what it says."""
+    line = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {line}"

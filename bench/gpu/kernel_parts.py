@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.gpu.device import KernelLoader, milliseconds
 from bench.gpu.findings import Findings, PartOptions
+from bench.gpu.one_by_one import one_by_one
 from kernels.cuda.operations import OPERATIONS
 from kernels.cuda.variant import Variant
 
@@ -26,39 +27,45 @@ RIVALS_S: Final = 15.0
 def numerics(found: Findings, options: PartOptions) -> None:
     """Build and check a spread of the variants, and those that are measured or run a model."""
     from bench.gpu.needed_kernels import needed_variants
-    from bench.gpu.numerics import check_variants
+    from bench.gpu.numerics import check_variant
 
     loader = KernelLoader(options.machine_code, found.say)
     variants = needed_variants()
-    loader.prepare(variants)
+    loader.prepare(variants[options.begin_at :])
     note = _Notes(found)
-    check_variants(variants, loader.run_case, progress=note)
+
+    def check(numbered: tuple[int, Variant]) -> None:
+        check_variant(numbered[1], numbered[0], loader.run_case, note)
+
+    one_by_one(found, options, list(enumerate(variants)), lambda one: one[1].name, check)
     note.say_by_operation()
 
 
 def every_variant(found: Findings, options: PartOptions) -> None:
     """Build and check all the other variants, as far as time goes."""
     from bench.gpu.needed_kernels import needed_variants
-    from bench.gpu.numerics import check_variants
+    from bench.gpu.numerics import check_variant
     from kernels.cuda.operations import all_variants
 
-    ends = time.monotonic() + options.seconds
     loader = KernelLoader(options.machine_code, found.say)
     known = set(needed_variants())
     others = [variant for variant in all_variants(every=True) if variant not in known]
     # Operations have hundreds or one: those that time cuts off should be of all of them.
     random.Random(0).shuffle(others)
     note = _Notes(found)
-    checked, slowest = 0, 0.0
-    while checked < len(others) and time.monotonic() + slowest < ends:
-        began = time.monotonic()
-        some = others[checked : checked + AT_ONCE]
-        loader.prepare(some)
-        check_variants(some, loader.run_case, progress=note)
-        checked += len(some)
-        slowest = max(slowest, time.monotonic() - began)
-    found.values["variants_left_out"] = len(others) - checked
+
+    def build_some(number: int) -> None:
+        first = number // AT_ONCE * AT_ONCE
+        if number in (options.begin_at, first):
+            loader.prepare(others[number : first + AT_ONCE])
+
+    def check(numbered: tuple[int, Variant]) -> None:
+        check_variant(numbered[1], numbered[0], loader.run_case, note)
+
+    numbered = list(enumerate(others))
+    one_by_one(found, options, numbered, lambda one: one[1].name, check, build_some)
     note.say_by_operation()
+    checked = len(others) if found.go_on_at is None else found.go_on_at
     found.say(f"{checked} of {len(others)} other variants were checked")
 
 
@@ -91,20 +98,22 @@ def decode_attention(found: Findings, options: PartOptions) -> None:
     from bench.gpu.decode_bandwidth import (
         SHAPES,
         Problem,
+        Shape,
         measure_copy,
         measure_decode,
         measure_rivals,
     )
-    from bench.gpu.provenance import describe_device
 
-    ends = time.monotonic() + options.seconds
     loader = KernelLoader(options.machine_code, found.say)
     loader.prepare([variant for shape in SHAPES for variant in shape.variants])
     found.values["copy"] = copy = measure_copy(milliseconds)
     found.values["decode_attention"] = results = []
     found.say(f"device copy           {copy['gb_per_s']:8.0f} GB/s read + written")
-    multiprocessors = describe_device()["multiprocessors"]
-    for shape in SHAPES:
+    multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    measured: list[tuple[Shape, dict[str, Any]]] = []
+
+    def measure(shape: Shape) -> None:
+        torch.cuda.empty_cache()
         result = measure_decode(
             shape,
             loader.load,
@@ -116,6 +125,7 @@ def decode_attention(found: Findings, options: PartOptions) -> None:
         _note_kernels(found, loader, *shape.variants)
         result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
         results.append(result)
+        measured.append((shape, result))
         found.failures += [f"{shape.name}: {fault}" for fault in result["faults"]]
         found.say(
             f"{shape.name:<66} {result['gb_per_s']:6.0f} GB/s read, "
@@ -124,11 +134,12 @@ def decode_attention(found: Findings, options: PartOptions) -> None:
         if shape.least_fraction is not None:
             fraction = result["fraction_of_copy"]
             found.target(f"{shape.name}, of the copy", fraction, at_least=shape.least_fraction)
-        torch.cuda.empty_cache()
+
+    one_by_one(found, options, SHAPES, lambda shape: shape.name, measure)
     _measure_rivals(
         found,
-        ends,
-        zip(SHAPES, results, strict=True),
+        options,
+        measured,
         lambda shape: measure_rivals(Problem(shape, "cuda"), milliseconds, found.say),
         ("gb_per_s", "GB/s read"),
     )
@@ -138,27 +149,37 @@ def prefill_attention(found: Findings, options: PartOptions) -> None:
     """Measure operations a second of prefill attention; then others'."""
     import torch
 
-    from bench.gpu.prefill_speed import SHAPES, Problem, measure_prefill, measure_rivals
+    from bench.gpu.prefill_speed import (
+        SHAPES,
+        PrefillShape,
+        Problem,
+        measure_prefill,
+        measure_rivals,
+    )
 
-    ends = time.monotonic() + options.seconds
     loader = KernelLoader(options.machine_code, found.say)
     loader.prepare([shape.variant for shape in SHAPES])
     found.values["prefill_attention"] = results = []
-    for shape in SHAPES:
+    measured: list[tuple[PrefillShape, dict[str, Any]]] = []
+
+    def measure(shape: PrefillShape) -> None:
+        torch.cuda.empty_cache()
         kernel = loader.load(shape.variant)
         result = measure_prefill(shape, kernel, milliseconds, found.say, rivals={})
         _note_kernels(found, loader, shape.variant)
         results.append(result)
+        measured.append((shape, result))
         found.failures += [f"{shape.name}: {fault}" for fault in result["faults"]]
         found.say(f"{shape.name:<66} {result['tflop_per_s']:6.0f} TFLOP/s")
         if shape.least_tflop_per_s is not None:
             speed = result["tflop_per_s"]
             found.target(f"{shape.name}, TFLOP/s", speed, at_least=shape.least_tflop_per_s)
-        torch.cuda.empty_cache()
+
+    one_by_one(found, options, SHAPES, lambda shape: shape.name, measure)
     _measure_rivals(
         found,
-        ends,
-        zip(SHAPES, results, strict=True),
+        options,
+        measured,
         lambda shape: measure_rivals(Problem(shape, "cuda"), milliseconds, found.say),
         ("tflop_per_s", "TFLOP/s"),
     )
@@ -166,7 +187,7 @@ def prefill_attention(found: Findings, options: PartOptions) -> None:
 
 def _measure_rivals(
     found: Findings,
-    ends: float,
+    options: PartOptions,
     shapes: Iterable[tuple[Any, dict[str, Any]]],
     measure: Callable[[Any], dict[str, Any]],
     figure: tuple[str, str],
@@ -180,10 +201,11 @@ def _measure_rivals(
 
     key, unit = figure
     for shape, result in shapes:
-        if time.monotonic() + RIVALS_S >= ends:
+        if time.monotonic() + RIVALS_S >= options.ends:
             found.say("no time was left for others on the remaining shapes")
             return
-        found.say(f"{shape.name}, others:")
+        found.begin(f"{shape.name}, others")
+        found.say(f"{found.doing}:")
         result["rivals"] = measure(shape)
         for rival, figures in result["rivals"].items():
             if key in figures:
@@ -196,14 +218,16 @@ def quantized_matmul(found: Findings, options: PartOptions) -> None:
     import torch
 
     from bench.gpu.decode_bandwidth import measure_copy
-    from bench.gpu.matmul_bandwidth import SHAPES, measure_matmul
+    from bench.gpu.matmul_bandwidth import SHAPES, MatmulShape, measure_matmul
     from bench.gpu.matmul_rivals import RIVALS
 
     loader = KernelLoader(options.machine_code, found.say)
     loader.prepare([shape.variant for shape in SHAPES])
     copy = measure_copy(milliseconds)
     found.values["quantized_matmul"] = results = []
-    for shape in SHAPES:
+
+    def measure(shape: MatmulShape) -> None:
+        torch.cuda.empty_cache()
         # The rivals' weights are their own, the same beside each of our formats: once is enough.
         rivals = RIVALS if shape.weights == SHAPES[0].weights else {}
         result = measure_matmul(shape, loader.load, milliseconds, found.say, rivals=rivals)
@@ -220,7 +244,8 @@ def quantized_matmul(found: Findings, options: PartOptions) -> None:
             if "gb_per_s" in figures:
                 microseconds = figures["microseconds_per_product"]
                 found.say(f"    {rival:<62} {figures['gb_per_s']:6.0f} GB/s, {microseconds:.1f} µs")
-        torch.cuda.empty_cache()
+
+    one_by_one(found, options, SHAPES, lambda shape: shape.name, measure)
 
 
 def _note_kernels(found: Findings, loader: KernelLoader, *variants: Variant) -> None:

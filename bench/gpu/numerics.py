@@ -5,7 +5,7 @@ What runs it is a `Runner`: the GPU (`bench.gpu.device`), or the simulator in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,20 +24,12 @@ class NumericsResult:
     faults: tuple[str, ...]
 
 
-def check_variants(
-    variants: Iterable[Variant],
-    run: Runner,
-    *,
-    progress: Callable[[NumericsResult], None] | None = None,
-) -> list[NumericsResult]:
-    """Check each variant on cases of its own."""
-    results = []
-    for seed, variant in enumerate(variants):
-        for case in draw_cases(variant, seed=seed):
-            results.append(check_case(case, run))
-            if progress is not None:
-                progress(results[-1])
-    return results
+def check_variant(
+    variant: Variant, seed: int, run: Runner, note: Callable[[NumericsResult], None]
+) -> None:
+    """Check a variant on cases of its own, each noted as soon as it is known."""
+    for case in draw_cases(variant, seed=seed):
+        note(check_case(case, run))
 
 
 def check_case(case: Case, run: Runner) -> NumericsResult:

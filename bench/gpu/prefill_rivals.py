@@ -11,6 +11,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from bench.gpu.device import compiled
+
 Problem: TypeAlias = Any  # prefill_speed.Problem, which imports this module
 Tensor: TypeAlias = Any
 Rival: TypeAlias = Callable[[Problem], Callable[[], Tensor]]
@@ -35,7 +37,6 @@ def torch_sdpa(problem: Problem) -> Callable[[], Tensor]:
 
 def torch_flex(problem: Problem) -> Callable[[], Tensor]:
     """torch's flex_attention, compiled, on keys and values gathered beforehand."""
-    import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     device = problem.query.device
@@ -49,9 +50,9 @@ def torch_flex(problem: Problem) -> Callable[[], Tensor]:
     mask = create_block_mask(
         is_visible, None, None, problem.shape.query_len, problem.shape.seq_len, str(device)
     )
-    compiled = torch.compile(flex_attention, dynamic=False)
+    attend = compiled(flex_attention)
     query, (keys, values) = problem.queries_by_row(), problem.gathered()
-    return lambda: compiled(
+    return lambda: attend(
         query, keys, values, block_mask=mask, scale=problem.scale, enable_gqa=True
     )
 

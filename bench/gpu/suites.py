@@ -39,25 +39,27 @@ def suites(found: Findings, options: PartOptions) -> None:
     at_once = ["-n", str(workers), "--dist", "loadfile"] if has_workers else []
     # What other versions of libraries warn of is no news of the device.
     quiet = ["-o", "filterwarnings=default", "--disable-warnings", "--tb=short", "-rfE"]
-    flags = ["--device=cuda", "-m", "not slow and not gpu", *quiet, *at_once]
-    run_suites(found, FOLDERS, flags, options.seconds)
+    # A file that lacks a package takes no others with it.
+    flags = ["--device=cuda", "-m", "not slow and not gpu", "--continue-on-collection-errors"]
+    run_suites(found, FOLDERS, [*flags, *quiet, *at_once], options)
 
 
 def run_suites(
-    found: Findings, folders: Sequence[str], flags: Sequence[str], seconds: float
+    found: Findings, folders: Sequence[str], flags: Sequence[str], options: PartOptions
 ) -> None:
     """Run pytest on each folder; the report gets `suites`, by folder.
 
-    What has not run when `seconds` are over is interrupted, which is a fault.
+    A folder that is not done when time is over is interrupted, and counted as far as it came. It is
+    where a report that is continued goes on.
     """
-    ends = time.monotonic() + seconds - STOP_S
     results: dict[str, Any] = {}
     found.values["suites"] = results
-    for folder in folders:
-        left = ends - time.monotonic()
+    for number, folder in list(enumerate(folders))[options.begin_at :]:
+        found.begin(folder)
+        left = options.ends - STOP_S - time.monotonic()
         if left <= 0:
-            found.failures.append(f"{folder}: no time was left")
-            continue
+            found.go_on_at = number
+            return
         with tempfile.TemporaryDirectory() as directory:
             report = Path(directory) / "report.xml"
             command = [
@@ -66,21 +68,24 @@ def run_suites(
             ]  # fmt: skip
             status, is_cut = _run(command, left)
             counts = counted(report.read_text(encoding="utf-8")) if report.exists() else None
+        if counts is not None:
+            results[folder] = counts
+            found.say(
+                f"{folder}: {counts['passed']} passed, {counts['failed']} failed, "
+                f"{counts['skipped']} skipped"
+            )
+        if is_cut:
+            found.go_on_at = number
+            return
         if counts is None or status not in (PASSED, FAILED, INTERRUPTED):
             found.failures.append(f"{folder}: pytest ended with status {status}")
             continue
-        results[folder] = counts
-        if is_cut:
-            found.failures.append(f"{folder}: interrupted, for its time was over")
-        elif status == INTERRUPTED:
+        if status == INTERRUPTED:
             found.failures.append(f"{folder}: not every test could be collected and run")
         elif not counts["passed"] + counts["failed"]:
             found.failures.append(f"{folder}: every test was skipped")
         found.failures += [f"{folder}: {name}" for name in counts["failed_tests"]]
-        found.say(
-            f"{folder}: {counts['passed']} passed, {counts['failed']} failed, "
-            f"{counts['skipped']} skipped"
-        )
+    found.doing = ""
 
 
 def _run(command: Sequence[str], seconds: float) -> tuple[int, bool]:

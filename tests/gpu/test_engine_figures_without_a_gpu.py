@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.gpu import engine_rival, engine_serving, engine_steps
+from bench.gpu import engine_rival, engine_serving, engine_steps, suites
 from bench.gpu.engine_steps import PlaneFlags
-from bench.gpu.findings import Findings
+from bench.gpu.findings import Findings, PartOptions
 from bench.gpu.random_model import ONE_BILLION, TINY, write_model
 from bench.gpu.suites import counted, run_suites
 from compute_plane.model.loader import load_model
@@ -39,6 +40,25 @@ def test_a_step_reads_every_weight_once_and_two_rows_of_keys_and_values_a_token(
     flags = PlaneFlags("cuda", "bfloat16", "int8")
     read = [engine_steps.read_bytes(ONE_BILLION, flags, tokens) for tokens in (0, 3)]
     assert read == [2 * ONE_BILLION.num_parameters, read[0] + 3 * 16 * 2 * 8 * (64 + 4)]
+
+
+def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch):
+    executor_on = engine_steps.executor_on
+
+    def fails_with_graphs(*given, uses_graphs):
+        if uses_graphs:
+            raise RuntimeError("capture failed")
+        return executor_on(*given, uses_graphs=uses_graphs)
+
+    monkeypatch.setattr(engine_steps, "executor_on", fails_with_graphs)
+    work = engine_steps.Workload(batches=(1,), context=20, steps=2, warm_up=1, repeats=2)
+    found = Findings()
+    flags = PlaneFlags("cpu", "float32")
+    engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
+    assert found.failures == ["decode steps with graphs: RuntimeError: capture failed"]
+    (one,) = found.values["engine_steps"]["batches"]
+    assert one["eager"]["median_ms"] > 0
+    assert found.targets == []
 
 
 def test_steps_are_measured_with_and_without_graphs(model):
@@ -124,10 +144,15 @@ def test_a_rival_that_gives_too_little_is_no_figure(monkeypatch):
         engine_rival.measure(job)
 
 
+def within(seconds: float) -> PartOptions:
+    return PartOptions(Path("not used"), seconds)
+
+
 def test_suites_that_do_not_run_are_faults():
     found = Findings()
     golden = "tests/golden/test_formats_keep_their_accuracy.py"
-    run_suites(found, [golden, "tests/not_there"], ["--device=cuda:4095", "-m", "not slow"], 600)
+    flags = ["--device=cuda:4095", "-m", "not slow"]
+    run_suites(found, [golden, "tests/not_there"], flags, within(600))
     counts = found.values["suites"][golden]
     assert (counts["passed"], counts["failed"], counts["skipped"]) == (0, 0, 2)
     assert found.failures == [
@@ -160,14 +185,39 @@ class SlowTests:
         self.status = 2
 
 
-def test_a_suite_whose_time_is_over_is_counted_as_far_as_it_came(monkeypatch):
+def test_a_suite_whose_time_is_over_is_counted_and_is_where_another_run_begins(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", SlowTests)
     found = Findings()
-    run_suites(found, ["tests/long"], [], 60)
+    run_suites(
+        found, ["tests/done", "tests/long", "tests/later"], [], replace(within(60), begin_at=1)
+    )
     assert found.values["suites"]["tests/long"]["passed"] == 1
-    assert found.failures == ["tests/long: interrupted, for its time was over"]
-    run_suites(found, ["tests/later"], [], 1)
-    assert found.failures[1:] == ["tests/later: no time was left"]
+    assert list(found.values["suites"]) == ["tests/long"]
+    assert (found.failures, found.doing, found.go_on_at) == ([], "tests/long", 1)
+
+    found = Findings()
+    run_suites(found, ["tests/later"], [], within(1))
+    assert (found.values, found.doing, found.go_on_at) == ({"suites": {}}, "tests/later", 0)
+
+
+@pytest.mark.parametrize("has_workers", [True, False])
+def test_a_file_that_lacks_a_package_is_named_and_the_others_run(
+    tmp_path, monkeypatch, has_workers
+):
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--device')\n"
+    )
+    (tmp_path / "test_lacks.py").write_text("import no_such_package\n")
+    (tmp_path / "test_right.py").write_text("def test_it():\n    pass\n")
+    monkeypatch.setattr(suites, "FOLDERS", (str(tmp_path),))
+    if not has_workers:
+        monkeypatch.setattr(suites.importlib.util, "find_spec", lambda _: None)
+    found = Findings()
+    suites.suites(found, within(120))
+    counts = found.values["suites"][str(tmp_path)]
+    assert (counts["passed"], counts["failed"]) == (1, 1)
+    (failure,) = found.failures
+    assert "test_lacks" in failure
 
 
 def test_a_suite_is_counted_and_what_failed_is_named():

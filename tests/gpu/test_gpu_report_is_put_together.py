@@ -29,13 +29,18 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(report, "why_no_device", lambda: None)
     device = {"name": "none at all", "capability": "9.0"}
     monkeypatch.setattr(provenance, "describe_device", lambda: device)
+    # The compiler takes seconds to say that it works.
+    monkeypatch.setattr(provenance, "describe_compiler", lambda: "works")
     monkeypatch.setattr(part_process, "GRACE_S", 0.5)
 
     def run(*parts: Part, flags: tuple[str, ...] = ()) -> tuple[int, dict]:
         out = tmp_path / "report.json"
         code = report.main(["--out", str(out), *flags], parts)
-        return code, json.loads(out.read_text())
+        found = json.loads(out.read_text())
+        assert found["runs"][-1]["machine"]["cores"] > 0
+        return code, found
 
+    run.out = tmp_path / "report.json"
     return run
 
 
@@ -44,25 +49,23 @@ def test_a_part_that_raises_dies_or_hangs_does_not_lose_the_others(run, capsys, 
         part("finds"), part("raises"), part("dies"), part("hangs", 1.0), part("finds_a_fault")
     )
     assert code == 1
-    assert found["engine_steps"] == {"kv_cache_dtype": "auto"}
-    assert found["kernels"] == {"first": 1, "second": 2}
-    assert found["numerics"] == ["one case", "another case"]
-    # What a part had found before its end is there.
-    assert (found["suites"], found["throughput"], found["copy"]) == ({"begun": True}, 3, 7)
-    endings = {name: ending["status"] for name, ending in found["parts"].items()}
+    values = {name: part["values"] for name, part in found["parts"].items()}
+    assert values == {
+        "finds": {"engine_steps": {"kv_cache_dtype": "auto"}, "numerics": ["one case"]},
+        "finds_a_fault": {"numerics": ["another case"]},
+        # What a part had found before its end is there.
+        "raises": {"suites": {"begun": True}}, "dies": {"throughput": 3}, "hangs": {"copy": 7},
+    }  # fmt: skip
+    endings = {name: part["status"] for name, part in found["parts"].items()}
     assert endings == {
         "finds": "done", "raises": "raised", "dies": "crashed", "hangs": "cut",
         "finds_a_fault": "done",
     }  # fmt: skip
     assert found["failures"] == [
-        "raises: raised: ValueError: no",
+        "raises: raised: ValueError: no, at the third case",
         "dies: crashed: signal 6",
         "hangs: cut: it took longer than 1 s",
         "a kernel is wrong",
-    ]
-    assert [(target["name"], target["met"]) for target in found["targets"]] == [
-        ("a share", False),
-        ("a speed", True),
     ]
     # A terminal that shows the last lines only shows the essence.
     _, _, last = capsys.readouterr().out.partition("== parts\n")
@@ -83,10 +86,9 @@ def test_a_missed_target_is_no_fault_and_time_that_ran_out_is_one(run):
     flags = ("--only", "finds", "--kv-cache-dtype", "int8", "--commit", "abc")
     code, found = run(part("finds"), part("finds_a_fault"), flags=flags)
     assert code == 0
-    assert found["engine_steps"] == {"kv_cache_dtype": "int8"}
     assert list(found["parts"]) == ["finds"]
-    assert found["commit"]
-    assert found["machine"]["cores"] > 0
+    assert found["parts"]["finds"]["values"]["engine_steps"] == {"kv_cache_dtype": "int8"}
+    assert found["runs"][0]["commit"]
     code, found = run(part("finds"), flags=("--seconds", "0"))
     assert code == 1
     assert found["failures"] == ["finds: left out: no time was left"]
@@ -94,9 +96,9 @@ def test_a_missed_target_is_no_fault_and_time_that_ran_out_is_one(run):
 
 def test_what_a_part_has_found_is_in_a_file_while_it_runs(run, tmp_path):
     run(part("looks_at_its_file"))
-    assert json.loads((tmp_path / "report.json").read_text())["copy"] == {
-        "files": ["report.looks_at_its_file.json"]
-    }
+    found = json.loads((tmp_path / "report.json").read_text())
+    files = ["report.json", "report.looks_at_its_file.json"]
+    assert found["parts"]["looks_at_its_file"]["values"] == {"copy": {"files": files}}
     assert [path.name for path in tmp_path.glob("*.json")] == ["report.json"]
 
 
@@ -107,7 +109,7 @@ def test_machine_code_made_elsewhere_is_taken_over_where_a_plane_looks_for_it(ru
     cache = tmp_path / "cache"
     flags = ("--prebuilt", str(carried), "--kernel-cache", str(cache))
     _, found = run(part("finds"), flags=flags)
-    assert found["taken_over"] == 1
+    assert found["runs"][0]["taken_over"] == 1
     (taken,) = (cache / "cuda").iterdir()
     assert taken.name == f"silu.sm_90.0123.{toolchain_hash()}.cubin"
 
@@ -119,6 +121,81 @@ def test_a_missing_package_is_one_line(monkeypatch, capsys, tmp_path):
     shown = capsys.readouterr()
     assert "lacks no_such_thing, no_such_thing.inside: pip install" in shown.err
     assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+def test_packages_that_do_not_go_together_are_told_before_a_part_is_run(
+    monkeypatch, capsys, tmp_path
+):
+    (tmp_path / "made_for_others.py").write_text("raise RuntimeError('grpcio is too old\\nhere')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(report, "why_no_device", lambda: None)
+    monkeypatch.setattr(report, "STARTS", ("made_for_others",))
+    assert report.main(["--out", str(tmp_path / "report.json")]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("made_for_others cannot be imported by ")
+    assert shown.endswith(": RuntimeError: grpcio is too old\n")
+
+
+def test_a_part_that_loses_the_device_goes_on_behind_what_lost_it(run):
+    code, found = run(part("loses_the_device_twice"))
+    assert code == 1
+    made = found["parts"]["loses_the_device_twice"]
+    assert made["status"] == "done"
+    assert made["values"] == {"numerics": ["a", "c", "e"], "kernels": {"a": 0, "c": 2, "e": 4}}
+    assert found["failures"] == ["b: the device was lost", "d: the device was lost"]
+
+
+def test_a_device_that_is_lost_again_and_again_ends_the_part(run, monkeypatch):
+    monkeypatch.setattr(part_process, "MOST_PROCESSES", 2)
+    _, found = run(part("loses_the_device_twice"))
+    made = found["parts"]["loses_the_device_twice"]
+    assert (made["status"], made["go_on_at"]) == ("unfinished", 4)
+    assert made["why"] == "the device was lost too often"
+
+
+def test_what_does_not_end_is_named_and_the_others_are_done(run):
+    _, found = run(part("waits_for_ever_at_b"))
+    assert found["parts"]["waits_for_ever_at_b"]["values"] == {"numerics": ["a", "c"]}
+    assert found["failures"] == ["b: not done in 1 s"]
+
+
+def test_a_continued_report_keeps_what_is_done_and_goes_on_where_time_was_over(run):
+    parts = (part("finds"), part("comes_half_way"), part("raises"))
+    _, first = run(*parts)
+    halfway = first["parts"]["comes_half_way"]
+    assert (halfway["status"], halfway["why"]) == ("unfinished", "no time was left")
+    assert halfway["values"] == {"numerics": ["a", "b"]}
+    first["parts"]["finds"]["values"] = {"copy": "kept"}
+    run.out.write_text(json.dumps(first))
+
+    code, second = run(*parts, flags=("--continue",))
+    assert code == 1
+    assert len(second["runs"]) == 2
+    kept, halfway, again = second["parts"].values()
+    assert kept["values"] == {"copy": "kept"}
+    assert halfway["values"] == {"numerics": ["a", "b", "c", "d", "e"]}
+    assert [made["run"] for made in (kept, halfway, again)] == [0, 1, 1]
+    # Not twice: what a part that is run again had found is replaced.
+    assert second["failures"] == ["raises: raised: ValueError: no, at the third case"]
+
+    _, third = run(*parts, flags=("--continue", "--only", "finds"))
+    assert third["parts"]["finds"]["values"] != {"copy": "kept"}
+    assert third["parts"]["comes_half_way"] == halfway
+
+
+def test_a_report_of_another_device_is_not_continued(run, monkeypatch, capsys):
+    run(part("finds"))
+    device = {"name": "another", "capability": "8.0"}
+    monkeypatch.setattr(provenance, "describe_device", lambda: device)
+    before = run.out.read_text()
+    assert report.main(["--out", str(run.out), "--continue"], (part("finds"),)) == 2
+    assert "is of another device: none at all" in capsys.readouterr().err
+    assert run.out.read_text() == before
+
+
+def test_a_figure_that_json_does_not_have_is_a_word(run):
+    _, found = run(part("finds_infinity"))
+    assert found["parts"]["finds_infinity"]["values"] == {"numerics": [{"error": "inf"}, "nan"]}
 
 
 def test_every_module_of_others_that_is_imported_is_looked_for_beforehand():

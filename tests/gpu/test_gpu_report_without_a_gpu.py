@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import types
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from bench.gpu import __main__ as report
-from bench.gpu import decode_bandwidth
+from bench.gpu import decode_bandwidth, device
 from bench.gpu.cases import draw_cases
 from bench.gpu.decode_bandwidth import Shape, measure_decode
 from bench.gpu.decode_rivals import torch_sdpa
@@ -185,3 +187,49 @@ def test_torch_is_given_the_same_problem(monkeypatch):
     problem.out = answers[-1][:, :, 0]
 
     assert problem.error_of_last_layer() <= 1e-5
+
+
+class RisingClock:
+    """Plays a device whose clock rises from run to run, as fast as its events are asked for."""
+
+    def __init__(self, *milliseconds: float) -> None:
+        self.left = list(milliseconds)
+        self.now = 0.0
+
+    def run(self) -> None:
+        self.now += self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+    def event(self, *, enable_timing: bool):
+        assert enable_timing
+        made = types.SimpleNamespace(at=0.0, synchronize=lambda: None)
+        made.record = lambda: setattr(made, "at", self.now)
+        made.elapsed_time = lambda end: end.at - made.at
+        return made
+
+
+def test_nothing_is_timed_while_the_clock_still_rises(monkeypatch):
+    clock = RisingClock(90, 80, 70, 60, 50, 40, 30, 20, 10)
+    monkeypatch.setattr(torch.cuda, "Event", clock.event)
+    monkeypatch.setattr(device, "WARM_UP_S", 0.0)
+    assert device.milliseconds(clock.run, 3) == [10, 10, 10]
+
+
+def test_what_gets_no_faster_is_timed_soon(monkeypatch):
+    clock = RisingClock(90, 10)
+    monkeypatch.setattr(torch.cuda, "Event", clock.event)
+    monkeypatch.setattr(device, "WARM_UP_S", 0.0)
+    runs = []
+    assert device.milliseconds(lambda: runs.append(clock.run()), 2) == [10, 10]
+    assert len(runs) == 6 + 2
+
+
+def test_a_ninth_shape_is_compiled_too():
+    """torch runs a function as it is once it has compiled it for eight shapes."""
+    compiler = CompileCounter()
+
+    def double(x):
+        return x * 2
+
+    for size in range(2, 14):
+        device.compiled(double, backend=compiler)(torch.ones(size))
+    assert compiler.frame_count == 12

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from cuda import pathfinder
 
 from bench.gpu import sanitizers
 from bench.gpu.findings import Findings, PartOptions
@@ -27,7 +29,8 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         program.write_text(
             f"#!{sys.executable}\nimport sys\nfrom pathlib import Path\n"
             "log = next(a for a in sys.argv if a.startswith('--log-file='))\n"
-            f"Path(log.partition('=')[2]).write_text({text!r})\nsys.exit({code})\n"
+            f"Path(log.partition('=')[2]).write_text({text!r})\n"
+            f"print('ran 3 of 31 variants')\nsys.exit({code})\n"
         )
         program.chmod(0o755)
         monkeypatch.setattr(sanitizers.shutil, "which", lambda _: str(program))
@@ -47,6 +50,7 @@ def test_a_clean_run_is_no_fault(played, tmp_path):
     assert found.failures == []
     statuses = {tool: result["status"] for tool, result in found.values["sanitizers"].items()}
     assert statuses == {"memcheck": "clean", "racecheck": "clean"}
+    assert found.values["sanitizers"]["memcheck"]["variants"] == [3, 31]
 
 
 def test_what_a_tool_finds_is_a_fault_of_its_name(played, tmp_path):
@@ -73,6 +77,28 @@ def test_a_tool_that_watched_nothing_is_never_clean(played, tmp_path, text, code
 
 def test_a_machine_without_the_tool_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(sanitizers.shutil, "which", lambda _: None)
+    monkeypatch.setattr(pathfinder, "find_nvidia_binary_utility", lambda _: None)
     found = run(tmp_path)
-    assert found.values["sanitizers"] == {"missing": "compute-sanitizer is not on the PATH"}
+    why = "compute-sanitizer is neither on the PATH nor in a CUDA toolkit"
+    assert found.values["sanitizers"] == {"missing": why}
     assert found.failures == []
+
+
+def test_a_tool_that_only_a_toolkit_has_is_found(monkeypatch):
+    monkeypatch.setattr(sanitizers.shutil, "which", lambda _: None)
+    monkeypatch.setattr(pathfinder, "find_nvidia_binary_utility", lambda name: f"/toolkit/{name}")
+    assert sanitizers.find_program() == "/toolkit/compute-sanitizer"
+
+
+def test_a_tool_whose_time_is_over_takes_what_it_watches_with_it(tmp_path):
+    """Otherwise the watched program would keep the device busy while the next tool runs."""
+    program, alive = tmp_path / "tool", tmp_path / "alive"
+    os.mkfifo(alive)
+    # The watched program holds the fifo open for writing, and so does nobody else.
+    program.write_text(f"#!/bin/sh\nsh -c 'exec 3>{alive}; sleep 600; true' &\nwait\n")
+    program.chmod(0o755)
+    with open(os.open(alive, os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        result = sanitizers.watch(str(program), "memcheck", ["x"], 1.0)
+        assert result["status"] == "cut"
+        os.set_blocking(reader.fileno(), True)
+        assert reader.read() == ""

