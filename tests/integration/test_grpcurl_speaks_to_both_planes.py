@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.devices import Target
 from tests.integration.conftest import Deployment
 
 pytestmark = pytest.mark.model
@@ -23,6 +24,13 @@ CONTROL = "hetero.inference.v1.InferenceService"
 MODELS = "hetero.inference.v1.ModelService"
 ADMIN = "hetero.inference.v1.AdminService"
 COMPUTE = "hetero.compute.v1.ComputeService"
+
+
+@pytest.fixture(autouse=True)
+def tool(target: Target) -> None:
+    """Without the tool fail; on a machine that only has the GPU, skip: the CPU showed it."""
+    if GRPCURL is None and target.device != "cpu":
+        pytest.skip("grpcurl is not installed beside this Python")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
