@@ -80,7 +80,7 @@ class MeteredParser(h11.Connection):
     def send(self, event: Any) -> Any:  # noqa: ANN401 - as h11 has it
         """Spell an event of ours; the next piece of a chunked body without asking what it changes.
 
-        It changes nothing, and h11 takes 5 µs to find that out.
+        It changes nothing, and h11 takes 4 µs to find that out.
         """
         if type(event) is h11.Data and self._sends_chunks and event.data:
             return b"%x\r\n%b\r\n" % (len(event.data), event.data)
