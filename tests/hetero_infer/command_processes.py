@@ -10,7 +10,7 @@ from pathlib import Path
 
 COMMAND = [sys.executable, "-P", "-m", "hetero_infer"]
 SIMULATED = ["--executor", "simulated"]
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def private_directories(environ) -> list[Path]:

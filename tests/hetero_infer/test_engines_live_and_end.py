@@ -22,7 +22,7 @@ from hetero_infer.compute_beside import ComputeBeside
 from hetero_infer.plane_process import PlaneStartError
 from tests.hetero_infer.small_engine import SMALL, run_alone
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def test_a_compute_plane_that_dies_is_replaced_and_nothing_is_lost(capsys):

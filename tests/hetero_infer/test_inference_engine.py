@@ -17,7 +17,7 @@ from hetero_infer import (
 )
 from tests.hetero_infer.small_engine import SMALL, run_alone
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from hetero_infer.local_planes import compute_socket, control_socket, private_di
 from hetero_infer.plane_process import PlaneProcess, PlaneStartError, wait_all_ready
 from planes.address import MAX_UNIX_PATH_BYTES, Address
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 ARGUMENTS = """
 import argparse, os, signal, sys, time

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from control_plane.core.generation_params import GenerationParams
 from hetero_infer.client import Client, Delta
@@ -99,10 +100,16 @@ def test_a_second_signal_to_serve_cuts_the_requests_off_that_it_waits_for(enviro
     params = GenerationParams(max_tokens=60000, seed=1, ignore_eos=True)
     with started(environ, "serve", "--grpc-port", "0", *endless, *SIMULATED) as process:
         match = serving(process)
-        with Client(parse_address(match["address"])) as client:
+        with (
+            Client(parse_address(match["address"])) as client,
+            grpc.insecure_channel(match["address"]) as channel,
+        ):
             events = client.stream("Hello", params)
             next(events)
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
             process.terminate()
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING  # it has heard
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(HURRY_AFTER_S + 0.1)  # else it is the same wish
             process.terminate()

@@ -11,7 +11,7 @@ from hetero_infer.plane_process import PlaneProcess, PlaneStartError
 from hetero_infer.supervision import MAX_RESTARTS, STEADY_S, SupervisedPlane
 from planes.errors import ExecutionError
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture

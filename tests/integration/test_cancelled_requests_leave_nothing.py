@@ -27,7 +27,7 @@ def test_a_client_that_goes_frees_its_blocks_within_two_steps(server, how):
     with grpc.insecure_channel(server.address.target) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         stream = stub.GenerateStream(
-            request("Once upon a time", 1500), timeout=0.5 if how == "deadline" else None
+            request("Once upon a time", 1500), timeout=1.0 if how == "deadline" else None
         )
         next(stream)
         if how == "cancel":

@@ -39,8 +39,8 @@ def alone(target) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def ample(alone) -> list[list[list[int]]]:
-    """What the twelve say one after the other."""
-    return alone.ask_in_turn(TWELVE)
+    """What the twelve say together where there is room for all."""
+    return alone.ask_together(TWELVE)
 
 
 SMALL_POOLS = [

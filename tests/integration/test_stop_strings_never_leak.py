@@ -33,7 +33,7 @@ NUM_TOKENS = 24
 LONGEST_PIECE = 24
 NUM_WORKERS = 16
 NAMES = ("fact", "python", "chinese", "emoji")
-SETS_OF_A_PROMPT = 5
+SETS_OF_A_PROMPT = 3
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ class Case:
 
     @property
     def params(self) -> dict[str, Any]:
-        greedy = {"max_tokens": 8, "temperature": 0.0, "top_p": 1.0, "seed": 1}
+        greedy = {"max_tokens": 6, "temperature": 0.0, "top_p": 1.0, "seed": 1}
         return greedy | self.sampling
 
 

@@ -23,7 +23,7 @@ from tests.integration.asking import Server, check_tokens, request
 pytestmark = pytest.mark.model
 
 NUM_REQUESTS = 24
-NUM_TOKENS = 32
+NUM_TOKENS = 24
 
 SUBJECTS = ("lake", "clock", "bridge", "violin", "desert", "orchard", "harbour", "comet")
 REQUESTS = [
@@ -57,7 +57,7 @@ class TwoPlanes:
         """Steps run in the plane's life, as it says itself."""
         with grpc.insecure_channel(self.addresses[index].target) as channel:
             stub = compute_pb2_grpc.ComputeServiceStub(channel)
-            return int(stub.Describe(compute_pb2.DescribeRequest(), timeout=10).last_step)
+            return int(stub.Describe(compute_pb2.DescribeRequest(), timeout=60).last_step)
 
     def wait_until_used(self, index: int, server: Server) -> None:
         """Ask until requests go there, two at a time, so that both planes are wanted."""

@@ -8,7 +8,7 @@ import pytest
 from planes.errors import ConfigError
 from planes.ready import announce_ready, watch_lifeline
 
-PATIENCE_S = 10.0
+PATIENCE_S = 120.0
 
 
 def test_ready_is_one_line_and_the_end_of_the_pipe():

@@ -48,7 +48,7 @@ def test_the_watchdog_is_fed_only_while_all_is_well(manager_socket):
 
     manager.feed_watchdog(is_well, stop)
     for _ in range(6):
-        assert asked.acquire(timeout=10)
+        assert asked.acquire(timeout=60)
     stop.set()
     receiver.setblocking(False)
     assert [receiver.recv(100) for _ in range(2)] == [b"WATCHDOG=1"] * 2

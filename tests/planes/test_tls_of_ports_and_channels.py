@@ -59,7 +59,7 @@ def serving(tls):
 def ask(address, files: ClientFiles | None) -> bytes:
     tls = None if files is None else ClientTls(files)
     with open_channel(address, ALONE, tls) as channel:
-        return channel.unary_unary(METHOD)(b"hello", timeout=10)
+        return channel.unary_unary(METHOD)(b"hello", timeout=60)
 
 
 def is_refused(address, files) -> bool:

@@ -9,7 +9,6 @@ thread itself included.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index as as_integer
@@ -70,20 +69,16 @@ class CheckedArray:
     ) -> None:
         self._name = name
         self._shape = values.shape
-        self._strides = [math.prod(self._shape[axis + 1 :]) for axis in range(len(self._shape))]
+        self._num_axes = len(values.shape)
         self._flat = values.reshape(-1)
         self._current = current
         self._alignment = alignment or values.itemsize
 
     def __getitem__(self, index: Index) -> Any:
-        element = self._element(index)
-        self._note_reads(element, 1)
-        return self._flat[element]
+        return self._flat[self._element(index)]
 
     def __setitem__(self, index: Index, value: Any) -> None:
-        element = self._element(index)
-        self._note_writes(element, 1)
-        self._flat[element] = value
+        self._flat[self._element(index)] = value
 
     def read_row(self, row: Any, length: int) -> np.ndarray:
         """Read the first elements of a row of an array of two axes."""
@@ -119,16 +114,17 @@ class CheckedArray:
     def _element(self, index: Index) -> int:
         """Return the flat index. Raises OutOfBounds."""
         # Most of a simulation's time goes by here: the usual forms of a good index come first.
-        shape = self._shape
         try:
             if type(index) is not tuple:
                 element = as_integer(index)
-                if 0 <= element < shape[0] and len(shape) == 1:
+                if self._num_axes == 1 and 0 <= element < self._shape[0]:
                     return element
-            elif len(index) == 2 == len(shape):
-                row, column = as_integer(index[0]), as_integer(index[1])
-                if 0 <= row < shape[0] and 0 <= column < shape[1]:
-                    return row * shape[1] + column
+            elif len(index) == 2 == self._num_axes:
+                row, column = index
+                row, column = as_integer(row), as_integer(column)
+                num_rows, num_columns = self._shape
+                if 0 <= row < num_rows and 0 <= column < num_columns:
+                    return row * num_columns + column
         except TypeError:  # no integer: refused below, with its name
             pass
         return self._any_element(index)
@@ -138,14 +134,14 @@ class CheckedArray:
         if len(indices) != len(self._shape):
             raise Unsupported(f"{self._name}: {len(indices)} indices for {len(self._shape)} axes")
         element = 0
-        for one, size, stride in zip(indices, self._shape, self._strides, strict=True):
+        for one, size in zip(indices, self._shape, strict=True):
             if not isinstance(one, (int, np.integer)):
                 raise Unsupported(f"{self._name}: index {one!r} is not an integer")
             if not 0 <= one < size:
                 shown = ", ".join(str(int(i)) for i in indices)
                 message = f"{self._name}[{shown}] of shape {self._shape} by {self._current()}"
                 raise OutOfBounds(message)
-            element += int(one) * stride
+            element = element * size + int(one)
         return element
 
     def _run(self, element: Any, num_bytes: int) -> tuple[int, int]:
@@ -173,6 +169,16 @@ class SharedArray(CheckedArray):
         self._reads: dict[int, dict[Thread, Access]] = {}
         self._atomics: dict[int, dict[Thread, Access]] = {}
         self._copies: dict[int, Thread] = {}  # elements an asynchronous copy is writing
+
+    def __getitem__(self, index: Index) -> Any:
+        element = self._element(index)
+        self._note_reads(element, 1)
+        return self._flat[element]
+
+    def __setitem__(self, index: Index, value: Any) -> None:
+        element = self._element(index)
+        self._note_writes(element, 1)
+        self._flat[element] = value
 
     def add_atomically(self, index: Index, value: Any) -> Any:
         """Add to an element; return what it held. Atomic accesses do not race with each other."""
@@ -322,6 +328,9 @@ class SpreadArray(SharedArray):
 
 class ReadOnlyArray(CheckedArray):
     """Global memory that the kernel may not write, so that reads need no bookkeeping."""
+
+    def __setitem__(self, index: Index, value: Any) -> None:
+        self._note_writes(self._element(index), 1)
 
     def _note_writes(self, _first: int, _count: int) -> None:
         raise Unsupported(f"{self._name} was given as read-only and is written")

@@ -7,6 +7,14 @@ import pytest
 from numba import cuda, float32, uint32
 
 from kernels.cuda.instructions.eight_bits import BYTES_AT_ONCE, STORE_CODES, WIDEN_FLOAT8
+from kernels.cuda.instructions.placed_bytes import (
+    FIRST_COLUMN,
+    MINUS_OFFSET,
+    NEXT_COLUMN,
+    PLACE_COLUMN,
+    PLACE_WORDS,
+    PLACINGS,
+)
 from kernels.reference.quantized_kv import from_float8, to_float8
 from tests.simt import launch, tensor
 
@@ -40,6 +48,67 @@ def test_every_float8_is_itself(dtype, to_float32):
                 found[:, 2 * half + j][is_number[:, places]],
                 sign * expected[:, places][is_number[:, places]],
             )
+
+
+TO_FLOAT32 = {"bfloat16": tensor.widen_bfloat16, "float16": tensor.widen_float16}
+NUMBER_OF = {"int8": CODES.view(np.int8).astype(np.float32), "float8": from_float8(CODES)}
+
+
+def expected_of(dtypes):
+    """Return what the 256 codes are when placed: (number + offset) · unit, as float64."""
+    placing = PLACINGS[dtypes]
+    return (NUMBER_OF[dtypes[0]].astype(np.float64) + placing.offset) * placing.unit
+
+
+def assert_placed(dtypes, words, codes):
+    """Compare the halves of `words` with `codes`, but for codes that are no number."""
+    found = TO_FLOAT32[dtypes[1]](np.ascontiguousarray(words).view(np.uint16))
+    expected = expected_of(dtypes)[np.ravel(codes)]
+    is_number = ~np.isnan(expected)
+    np.testing.assert_array_equal(found.astype(np.float64)[is_number], expected[is_number])
+
+
+@pytest.mark.parametrize("dtypes", PLACINGS, ids="-".join)
+def test_every_byte_is_placed_as_its_number_and_the_offset(dtypes):
+    place_words = PLACE_WORDS[dtypes]
+
+    def places(out, words):
+        pairs = cuda.local.array((1, 4), uint32)
+        first = words[cuda.threadIdx.x]
+        place_words(pairs, 0, first, first ^ uint32(0x80808080))
+        for j in range(4):
+            out[4 * cuda.threadIdx.x + j] = pairs[0, j]
+
+    out = np.zeros(256, np.uint32)
+    launch(places, (1, 1, 1), 64, (out, CODES.view(np.uint32)))
+
+    codes = CODES.reshape(64, 4)[:, [0, 2, 1, 3]]
+    assert_placed(dtypes, out, np.hstack([codes, codes ^ 0x80]))
+
+
+@pytest.mark.parametrize("dtypes", PLACINGS, ids="-".join)
+def test_a_column_of_two_words_is_placed_in_a_word(dtypes):
+    place_column = PLACE_COLUMN[dtypes]
+
+    def places(out, words):
+        first = words[cuda.threadIdx.x]
+        second = first ^ uint32(0x80808080)
+        for j in range(4):
+            placed = place_column(first, second, FIRST_COLUMN + j * NEXT_COLUMN)
+            out[4 * cuda.threadIdx.x + j] = placed
+
+    out = np.zeros(256, np.uint32)
+    launch(places, (1, 1, 1), 64, (out, CODES.view(np.uint32)))
+
+    assert_placed(dtypes, out, np.stack([CODES, CODES ^ 0x80], axis=1))
+
+
+@pytest.mark.parametrize("dtypes", PLACINGS, ids="-".join)
+def test_the_offset_is_the_same_for_both_floats(dtypes):
+    placing = PLACINGS[dtypes]
+    if placing.offset:
+        (half, _) = TO_FLOAT32[dtypes[1]](np.array([MINUS_OFFSET], np.uint32).view(np.uint16))
+        assert half == -placing.offset * placing.unit
 
 
 @pytest.mark.parametrize(

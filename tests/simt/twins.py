@@ -15,6 +15,7 @@ import numba
 import numpy as np
 
 from kernels.cuda.instructions import (
+    addresses,
     async_copies,
     atomics,
     conversions,
@@ -78,8 +79,8 @@ def _load_words(num_words: int, words: Words, i: Any, source: CheckedArray, elem
     words.write_row(i, source.read_words(element, num_words))
 
 
-def _store_vector(target: CheckedArray, element: Any, words: Words, i: Any) -> None:
-    target.write_words(element, words.read_row(i, 4))
+def _store_words(num_words: int, target: CheckedArray, element: Any, words: Words, i: Any) -> None:
+    target.write_words(element, words.read_row(i, num_words))
 
 
 def _load_word(source: CheckedArray, element: Any) -> np.uint32:
@@ -188,6 +189,8 @@ def _pair_twins() -> dict[Any, Any]:
 
 # Twins that need nothing but their arguments.
 PLAIN: dict[Any, Any] = {
+    addresses.kept: np.int64,
+    addresses.multiply_add_wide: lambda a, b, c: np.int64(int(a) * int(b) + int(c)),
     conversions.exp2: lambda x: np.exp2(np.float32(x)),
     conversions.reciprocal: lambda x: np.float32(1) / np.float32(x),
     conversions.reciprocal_root: lambda x: np.float32(1) / np.sqrt(np.float32(x)),
@@ -213,11 +216,11 @@ PLAIN: dict[Any, Any] = {
     atomics.add_shared_int64: SharedArray.add_atomically,
     atomics.fetch_add_int64: SharedArray.add_atomically,
     atomics.exchange_int64: SharedArray.exchange_atomically,
-    vectors.load_vector: partial(_load_words, 4),
+    **{vectors.LOAD_WORDS[n]: partial(_load_words, n) for n in vectors.LOAD_WORDS},
+    **{vectors.STORE_WORDS[n]: partial(_store_words, n) for n in vectors.STORE_WORDS},
     vectors.load_constant_vector: partial(_load_words, 4),
     vectors.load_constant_pair: partial(_load_words, 2),
     vectors.load_constant_word: partial(_load_words, 1),
-    vectors.store_vector: _store_vector,
     vectors.load_word: _load_word,
     vectors.store_word: _store_word,
     tiles.choose_bytes: _choose_bytes,

@@ -69,7 +69,7 @@ class Process:
         os.close(self._ready)
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=60)
         self._stderr.close()
 
 

@@ -22,7 +22,7 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(
     fake_plane.may_run.clear()
     running = generate(stub, max_tokens=30)
     assert next(running).WhichOneof("event") == "started"
-    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
     control_plane.terminate()
     assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -57,7 +57,7 @@ def test_sigterm_before_the_compute_plane_came_ends_it_in_order(launch, fake_pla
     port = free_port()
     process = launch(f"--grpc-port={port}")
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        grpc.channel_ready_future(channel).result(timeout=20)
+        grpc.channel_ready_future(channel).result(timeout=60)
         process.terminate()
         assert process.wait()[0] == 0
     fake_plane.start()
@@ -105,7 +105,7 @@ def test_without_its_parent_it_drains_for_a_moment_only(launch, fake_plane):
     with grpc.insecure_channel(process.ready()) as channel:
         fake_plane.may_run.clear()
         stub = Services(channel)
-        running = generate(stub, timeout=20, max_tokens=30)
+        running = generate(stub, timeout=60, max_tokens=30)
         next(running)
         os.close(write)
         with pytest.raises(grpc.RpcError) as caught:
@@ -123,9 +123,9 @@ def test_a_drain_does_not_wait_for_a_compute_plane_that_is_gone(launch, fake_pla
     with grpc.insecure_channel(process.ready()) as channel:
         fake_plane.may_run.clear()
         stub = Services(channel)
-        running = generate(stub, timeout=20, max_tokens=200)
+        running = generate(stub, timeout=60, max_tokens=200)
         next(running)
-        fake_plane.steps_seen.acquire(timeout=20)
+        fake_plane.steps_seen.acquire(timeout=60)
         if lost_first:
             fake_plane.server.stop(None)
             process.wait_for_log("link lost")

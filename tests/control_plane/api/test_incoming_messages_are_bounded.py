@@ -61,7 +61,7 @@ async def serving(interceptor=None, **options):
 
 async def echoes(address, data=b"x"):
     async with grpc.aio.insecure_channel(address) as channel:
-        return await channel.unary_unary(ECHO)(data, timeout=20)
+        return await channel.unary_unary(ECHO)(data, timeout=60)
 
 
 async def refusal(call) -> tuple[grpc.StatusCode, str]:

@@ -96,7 +96,7 @@ def test_memory_says_what_is_used_and_what_of_it_is_empty(stub, fake_plane):
     fake_plane.may_run.clear()
     stream = stub.GenerateStream(ask("x" * 13, max_tokens=5))
     assert next(stream).HasField("started")
-    assert fake_plane.steps_seen.acquire(timeout=10)
+    assert fake_plane.steps_seen.acquire(timeout=60)
     memory = stub.GetMemoryStats(pb.GetMemoryStatsRequest())
     assert (memory.used_blocks, memory.num_sequences) == (4, 1)
     assert memory.utilization == 4 / 64
@@ -119,7 +119,7 @@ def test_requests_are_listed_with_their_states_and_times(stub, fake_plane):
     fake_plane.may_run.clear()
     stream = stub.GenerateStream(ask("now", max_tokens=2, n=2, priority=-3))
     request_id = next(stream).started.request_id
-    assert fake_plane.steps_seen.acquire(timeout=10)
+    assert fake_plane.steps_seen.acquire(timeout=60)
     (running,) = stub.ListRequests(pb.ListRequestsRequest()).requests
     assert (running.request_id, running.priority, running.prompt_tokens) == (request_id, -3, 3)
     assert states(running.states) == ["PENDING", "PREFILL"]

@@ -351,7 +351,7 @@ def test_each_service_has_its_health(channel):
     for service in SERVICES:
         request = health_pb2.HealthCheckRequest(service=service)
         assert health.Check(request).status == SERVING
-        watch = health.Watch(request, timeout=20)
+        watch = health.Watch(request, timeout=60)
         assert next(watch).status == SERVING
         watch.cancel()
 
@@ -366,7 +366,7 @@ def test_a_drained_server_takes_nothing_new_and_finishes_what_runs(
         stream = stub.GenerateStream(ask("hello", max_tokens=20))
         assert next(stream).HasField("started")
         watch = health_pb2_grpc.HealthStub(channel).Watch(
-            health_pb2.HealthCheckRequest(service=SERVICES[0]), timeout=20
+            health_pb2.HealthCheckRequest(service=SERVICES[0]), timeout=60
         )
         assert next(watch).status == SERVING
         assert stub.Drain(pb.DrainRequest()).num_requests == 1

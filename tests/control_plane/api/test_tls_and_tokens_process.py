@@ -87,7 +87,7 @@ def answer(address, **how) -> str:
     with route.open() as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         try:
-            return stub.Generate(request, metadata=route.metadata, timeout=20).text
+            return stub.Generate(request, metadata=route.metadata, timeout=60).text
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
 
@@ -106,7 +106,7 @@ def test_a_client_with_the_authority_and_a_token_gets_its_answer(served, authori
 def test_https_serves_the_same(served, authority, token):
     address = served.http
     context = ssl.create_default_context(cafile=authority.ca)
-    with httpx.Client(base_url=f"https://{address}", verify=context, timeout=20) as client:
+    with httpx.Client(base_url=f"https://{address}", verify=context, timeout=60) as client:
         assert client.get("/readyz").status_code == 200
         assert client.get("/v1/models").status_code == 401
         client.headers["Authorization"] = f"Bearer {token[1]}"
@@ -115,7 +115,7 @@ def test_https_serves_the_same(served, authority, token):
         completion = client.post("/v1/completions", json=body)
         assert completion.json()["usage"]["completion_tokens"] == 3
     with pytest.raises(httpx.HTTPError):
-        httpx.get(f"http://{address}/readyz", timeout=20)
+        httpx.get(f"http://{address}/readyz", timeout=60)
 
 
 def test_the_compute_plane_answers_only_to_certificates_of_its_authority(

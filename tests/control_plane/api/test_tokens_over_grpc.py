@@ -60,7 +60,7 @@ class Deployment:
             text=prompt, sampling=pb.SamplingParams(max_tokens=max_tokens, seed=0, n=1), **fields
         )
         stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
-        return stub.GenerateStream(request, metadata=self.metadata(name), timeout=20)
+        return stub.GenerateStream(request, metadata=self.metadata(name), timeout=60)
 
     async def generate(self, name, **fields):
         """The last event of a stream read to its end."""
@@ -153,7 +153,7 @@ def test_every_method_of_every_service_wants_a_token(on_server):
                 ((), "TOKEN_MISSING"),
                 ((("authorization", "Bearer wrong"),), "TOKEN_UNKNOWN"),
             ):
-                made = call(b"\xff not a message", metadata=metadata, timeout=20)
+                made = call(b"\xff not a message", metadata=metadata, timeout=60)
                 answer = made.read() if method.server_streaming else made
                 assert await refusal(answer) == (UNAUTHENTICATED, reason, 0), name
 
@@ -173,7 +173,7 @@ def test_two_authorizations_are_none(on_server):
 def test_health_and_reflection_ask_for_no_token(on_server):
     async def story(served):
         health = health_pb2_grpc.HealthStub(served.channel)
-        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=20)
+        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=60)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
         call = stub.ServerReflectionInfo()

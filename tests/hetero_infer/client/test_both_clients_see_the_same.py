@@ -26,7 +26,7 @@ from hetero_infer import (
 PARAMS = GenerationParams(max_tokens=9, seed=7, ignore_eos=True)
 ENDLESS = GenerationParams(max_tokens=1800, seed=7, ignore_eos=True)
 ASKED = [{"role": "user", "content": "hi"}]
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture

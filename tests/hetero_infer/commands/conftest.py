@@ -12,7 +12,7 @@ from hetero_infer.commands.server import own_server
 from hetero_infer.config import EngineConfig, child_environment
 
 COMMAND = [sys.executable, "-P", "-m", "hetero_infer"]
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 MAX_MODEL_LEN = 1024
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from http.client import HTTPConnection
 
 import grpc
@@ -16,7 +17,7 @@ from protos.hetero.inference.v1 import inference_pb2 as pb
 from tests.integration.asking import PATIENCE_S, Server
 
 PROMPT = "The capital of France is"
-NUM_TOKENS = 6
+NUM_TOKENS = 4
 PAUSE_S = 0.2
 """Between one round and the next: the tests share two cores with what they test."""
 
@@ -89,6 +90,13 @@ class Ports:
             by_http, by_http_stream,
         ]  # fmt: skip
 
+    @cached_property
+    def text(self) -> str:
+        """What each way has given in peace; asked for once."""
+        texts = {way() for way in self.ways()}
+        assert len(texts) == 1, texts
+        return texts.pop()
+
     def check_at_rest(self) -> None:
         """Nothing is left of anybody's requests, and the next one is answered."""
         server = self.server
@@ -105,7 +113,7 @@ class Ports:
             answer = health.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         assert self.get_json("/readyz") == {"status": "ok", "state": "open"}
-        assert {way() for way in self.ways()} == {self.ways()[0]()}
+        assert {way() for way in self.ways()} == {self.text}
 
 
 @contextmanager
@@ -115,8 +123,7 @@ def neighbour(ports: Ports, least: int = 4) -> Iterator[None]:
     `least`: so many answers at least must have come in the time. The deployment must be at rest
     afterwards.
     """
-    in_peace = {way() for way in ports.ways()}
-    assert len(in_peace) == 1, in_peace
+    in_peace = ports.text
     texts: list[str] = []
     errors: list[BaseException] = []
     is_over = threading.Event()
@@ -137,5 +144,5 @@ def neighbour(ports: Ports, least: int = 4) -> Iterator[None]:
         asking.join()
     if errors:
         raise errors[0]
-    assert set(texts) == in_peace
+    assert set(texts) == {in_peace}
     ports.check_at_rest()

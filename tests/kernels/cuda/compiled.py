@@ -1,26 +1,70 @@
-"""Runs a case's launches from the PTX that the compiler makes of its kernels, or broken ones."""
+"""Runs a case's launches from the PTX that the compiler makes of its kernels, or broken ones.
+
+The compiler takes seconds for a kernel, and files of tests share kernels: its PTX is kept beside
+the product's own machine code, a file for each variant, for as long as no source below `kernels`
+and no part of the compiler is another. Nothing is kept of sources that may have been written while
+this process read them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import re
+import time
 from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
+import kernels
 from bench.gpu.case import Array, Case
-from kernels.cuda.build import compile_ptx
+from compute_plane.config import ComputePlaneConfig
+from compute_plane.executor.kernel_cache import make_private_directory
+from kernels.cuda import build
 from kernels.cuda.variant import Variant
 from tests.ptx import Meter, launch
 
+PACKAGE = Path(str(kernels.__file__)).parent
+SETTLED_SINCE = time.time() - 60.0
+"""Sources that were written later may not be what this process has imported."""
+
+compile_ptx = build.compile_ptx  # itself, whatever a test puts in its place
+
 
 def text_of(variant: Variant) -> str:
-    """Return a variant's PTX, compiled once a process."""
+    """Return a variant's PTX, compiled once for the sources as they are."""
     return _text_of(cast("Hashable", variant))
 
 
 @cache
 def _text_of(variant: Any) -> str:
-    return compile_ptx(variant)
+    if any(source.stat().st_mtime > SETTLED_SINCE for source in PACKAGE.rglob("*.py")):
+        return compile_ptx(variant)
+    return kept_text(variant, ComputePlaneConfig().kernel_cache_root / "ptx", sources_hash())
+
+
+def kept_text(variant: Variant, directory: Path, made_from: str) -> str:
+    """Return a variant's PTX from its file, or compile it if that was made from anything else."""
+    make_private_directory(directory)
+    file = directory / f"{variant.name}.ptx"
+    label = f"// {made_from} {variant!r}"
+    with contextlib.suppress(FileNotFoundError):
+        first, _, text = file.read_text(encoding="utf-8").partition("\n")
+        if first == label:
+            return text
+    text = compile_ptx(variant)
+    build.write_whole(file, f"{label}\n{text}".encode())
+    return text
+
+
+@cache
+def sources_hash() -> str:
+    """Return a hash of all that PTX is made from: every file of `kernels`, and the compiler."""
+    digest = hashlib.sha256(build.toolchain_hash().encode())
+    for source in sorted(PACKAGE.rglob("*.py")):
+        digest.update(f"{source.relative_to(PACKAGE)}\0".encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def run_compiled(

@@ -15,6 +15,7 @@ from kernels.cuda.errors import CompileError
 from kernels.cuda.operations import all_variants
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.variant import Expectation
+from tests.kernels.cuda import compiled
 
 HOPPER = (9, 0)
 USUAL = Expectation(registers=128)
@@ -54,7 +55,9 @@ def faults_of(variant) -> list[str]:
     return check.faults(variant, usage, ptx, "sm_90", counts)
 
 
-def test_the_check_passes_for_a_spread_of_variants(capsys):
+def test_the_check_passes_for_a_spread_of_variants(monkeypatch, capsys):
+    monkeypatch.setattr(build, "compile_ptx", compiled.text_of)  # other tests run some of them
+
     assert check.main(["--jobs", "1"]) == 0
 
     *lines, summary = capsys.readouterr().out.splitlines()
@@ -63,6 +66,19 @@ def test_the_check_passes_for_a_spread_of_variants(capsys):
     for variant in variants:
         for arch in ("sm_80", "sm_90"):
             assert any(f"{variant.name} " in line and arch in line for line in lines)
+
+
+def test_ptx_is_kept_until_what_it_is_made_from_changes(tmp_path):
+    kept = tmp_path / "ptx"
+    entry = ".visible .entry scaler("
+    text = compiled.kept_text(Scaler(), kept, "a state of the sources")
+    assert entry in text
+    (file,) = kept.iterdir()
+    file.write_text(file.read_text().replace(text, "kept"))
+
+    assert compiled.kept_text(Scaler(), kept, "a state of the sources") == "kept"
+    assert entry in compiled.kept_text(Scaler(in_float64=True), kept, "a state of the sources")
+    assert entry in compiled.kept_text(Scaler(in_float64=True), kept, "another")
 
 
 def test_machine_code_is_an_elf_file_whose_entry_point_bears_the_variants_name():
