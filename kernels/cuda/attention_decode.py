@@ -21,7 +21,8 @@ what does the work:
 
     attention_decode_tensor     16-bit floats, tensor cores
     attention_decode_float32    float32, ordinary cores
-    attention_decode_pool       how the latter read a pool of 16 bits, or of 8
+    attention_decode_pool       how the former read a pool of 16 bits, or of 8
+    attention_decode_layout     how its sums lie in lanes and warps
     attention_chunks            who computes which tokens, what a row's bits depend on, the plan
     attention_partials          how results of warps and chunks merge
     attention_merge             the second kernel, where the chunks of a row are split over blocks
@@ -54,8 +55,12 @@ The ladder:
       shuffles for 16 tokens and 2 heads; splits with a merge, and bits that do not depend on them.
   v3  The block of a tile is looked up a tile earlier: the assembler had moved the lookup down to
       its use, so that the reads of keys waited for it.
-  v4  this. Peaks follow scores only where they must: an eighth of the instructions of a tile left
+  v4  Peaks follow scores only where they must: an eighth of the instructions of a tile left
       out, which counts where a pool of eight bits leaves few cycles for each.
+  v5  this. Bytes are placed, not widened, and what that leaves wrong is taken off scores and sums;
+      score, scale and peak in one fused step; the row's end in a branch of its own; places by one
+      multiply-add each; sums of warps merged 16 bytes at a time, outputs written 8. A tile's
+      instructions fall by a third to two fifths with eight bits, by a tenth to a fifth with 16.
 All compiled and simulated; no gain is stated, because none has been measured: `make gpu` does.
 """
 
@@ -67,7 +72,8 @@ from typing import ClassVar
 
 from kernels.cuda.attention_chunks import BYTES_FOR_BANDWIDTH, SHARERS, TILE_TOKENS, plan_splits
 from kernels.cuda.attention_decode_float32 import WARP_BYTES_IN_FLIGHT, make_float32_decode
-from kernels.cuda.attention_decode_tensor import HEADS_OF_TILE, make_tensor_decode
+from kernels.cuda.attention_decode_layout import HEADS_OF_TILE
+from kernels.cuda.attention_decode_tensor import make_tensor_decode
 from kernels.cuda.attention_merge import MergeVariant
 from kernels.cuda.attention_partials import THREADS, PartialLayout
 from kernels.cuda.attention_variant import PLACES, AttentionVariant, every_shape

@@ -50,12 +50,25 @@ def float32_layout(group: int) -> PartialLayout:
     heads = -(-group // parts)
 
     @cuda.jit(device=True, inline="always")
-    def place(entry: Scalar, warp: Scalar, lane: Scalar) -> tuple[Scalar, Scalar]:
+    def find(r: Scalar, warp: Scalar) -> tuple[Scalar, Scalar]:
+        """Return where a warp's number r is: a head is an entry, a warp has one dimension."""
+        return r, warp
+
+    @cuda.jit(device=True, inline="always")
+    def place(r: Scalar, warp: Scalar, lane: Scalar) -> tuple[Scalar, Scalar]:
         """Return head and dimension; the dimension is past the end where a lane has none."""
-        return entry, 4 * lane + warp
+        return r, 4 * lane + warp
 
     return PartialLayout(
-        parts=parts, heads=heads, entries=heads, slots=heads, heads_of_slot=1, place=place
+        parts=parts,
+        heads=heads,
+        entries=heads,
+        slots=heads,
+        heads_of_slot=1,
+        width={1: 1, 2: 2, 3: 1, 4: 4}[heads],
+        are_beside=False,
+        find=find,
+        place=place,
     )
 
 
@@ -65,7 +78,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
     functions = make_partial_functions(layout, "float32", head_size, group)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
     parts, heads = layout.parts, layout.heads
-    total_shape = (layout.entries, THREADS)
+    total_shape = layout.entries * THREADS
     token_lanes = 16 if head_size == 64 else 32
     tokens_of_read = 32 // token_lanes
     tokens_of_turn = READS_AT_ONCE * tokens_of_read
@@ -118,7 +131,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
         sums = cuda.local.array((heads, 4), float32)
         peak = cuda.local.array(heads, float32)
         mass = cuda.local.array(heads, float32)
-        total = cuda.shared.array(total_shape, float32)
+        total = cuda.shared.array(total_shape, float32, alignment=16)
         total_peak = cuda.local.array(heads, float32)
         total_mass = cuda.local.array(heads, float32)
         clear(total, total_peak, total_mass)

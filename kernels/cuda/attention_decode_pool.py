@@ -6,8 +6,8 @@ asks for the same dimensions of the same tokens of both, but for the order in wh
 *16 bits.* The words read are the tensor core's.
 
 *8 bits* (`quantized_kv`). The bytes stay bytes until the moment of the product: a tile takes half
-the registers, and the memory half the time. `widen` makes four words of two, from the bytes 0 and 2
-and the bytes 1 and 3 of each.
+the registers, and the memory half the time. Then they are not widened, only put where a 16-bit
+float has such bits (`instructions.placed_bytes`): what is multiplied is (number + offset) · unit.
 
 Keys: a lane reads 16 bytes for every 64 dimensions, 8 for the last 32 of D 96:
 
@@ -18,29 +18,42 @@ and a word, four dimensions, is a product's share: its bytes 0 and 2 for one hal
 columns, 1 and 3 for the other. Queries are put into that order once, at the start.
 
 Values: 8 bytes of a strip of 64 dimensions, 4 of one of 32: the lane's dimensions are those of the
-other pool, so sums, partials and the merge are the same. Halves of two neighbouring tokens' words
-are exchanged first, and widening does the rest:
+other pool, so sums, partials and the merge are the same. A word of the tile takes a column of two
+neighbouring tokens' words:
 
-    token 2·quad      word   d0 d1 d2 d3     lower halves   d0 d1 e0 e1  →  d0 e0 │ d1 e1
-    token 2·quad + 1  word   e0 e1 e2 e3     upper halves   d2 d3 e2 e3  →  d2 e2 │ d3 e3
+    token 2·quad      word   d0 d1 d2 d3     →   d0 e0 │ d1 e1 │ d2 e2 │ d3 e3
+    token 2·quad + 1  word   e0 e1 e2 e3
+
+*Units and offsets* are taken off where they meet few numbers. Of scores: the unit's inverse is one
+factor with the key's scale and the softmax's, and the products begin with −offset · Σ query, which
+is the same for every token. Of sums: one product more a tile adds up −offset · Σ weight, and both
+are taken off when a chunk is merged. Queries and weights are raised by a power of two, so that
+nothing between is too small for a float32.
 
 A token's scales wait in the lanes that have its scores: a key's is multiplied to the score, a
-value's to the weight before that is rounded. Behind the row's end a value's scale may be NaN and
-counts as 0; the bytes are harmless. The product of weights and values is one of bfloat16 whatever
-the model's dtype is: a code of eight bits is exact in it, and weight times scale, a number of any
-size, has its full precision, where in float16 the many small weights beside a large one would
-vanish (below 2⁻²⁴).
+value's to the weight before that is rounded. Behind the row's end both may be NaN and count as 1
+and 0; the bytes are harmless. The product of weights and values is one of bfloat16 whatever the
+model's dtype is: a code of eight bits is exact in it, and weight times scale, a number of nearly
+any size (up to 2³⁹), has its full precision, where in float16 the many small weights beside a large
+one would vanish (below 2⁻²⁴).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import cuda, uint32
+from numba import cuda, float32, uint32
 
 from kernels.cuda.attention_chunks import TILE_TOKENS
-from kernels.cuda.instructions.conversions import word_to_float32
-from kernels.cuda.instructions.eight_bits import WIDEN
+from kernels.cuda.instructions.conversions import PAIR_CONVERSIONS, word_to_float32
+from kernels.cuda.instructions.placed_bytes import (
+    FIRST_COLUMN,
+    NEXT_COLUMN,
+    PLACE_COLUMN,
+    PLACE_WORDS,
+    PLACINGS,
+    RAISED,
+)
 from kernels.cuda.instructions.tiles import LOWER_HALVES, UPPER_HALVES, choose_bytes
 from kernels.cuda.instructions.vectors import (
     load_constant_pair,
@@ -56,28 +69,42 @@ from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar
 class DecodePool:
     """One kind of pool. `head_elements`: elements of a kv head of a block, of K or of V.
 
-    `key_rows`, `value_rows`: of four words, the arrays that hold a lane's share of a tile.
+    `has_scales`: a token has one of its key and one of its value, float32, the first of a block at
+    `first_scale` of the head. `has_offsets`: each element has 128 units too many.
     `value_dtype`: of values and weights in their product, `VALUE_DTYPE_8_BITS` or the model's.
+    `score_unit`, `sum_unit`: what products with keys and with values are to be multiplied by;
+    `weight_unit`: what weights are, with their scales, before.
+    `key_dims`: dimensions of a key that a lane reads beside each other.
+    `key_rows`, `value_rows`: of four words, the arrays that hold a lane's share of a tile.
 
     Device functions:
 
         load_query(queries, i, query, first, c, quad)   its vector c of the head at `first`, for
                                                         the products 2·c and 2·c + 1
-        load_keys(keys, scales, pool, head, slot, lane) of the 16 tokens from `slot` of the block,
-                                                        whose kv head begins at element `head`
-        load_values(values, scales, pool, head, slot, lane)
+        load_keys(keys, pool, first, lane)              of a tile: `first` is the element of token
+                                                        `quad_row`, dimension `key_dims` · quad
+        load_values(values, pool, first, lane)          `first` of token 2 · quad, dimension
+                                                        8 · quad_row
+        load_scales(scales, pool, element)              of the token at `element` and 8 further
         clear_values(values, num_valid, quad)           zeros from token `num_valid` of the tile on
         key_tile(keys, m), value_tile(values, m)        the operand A of product m
     """
 
     has_scales: bool
+    has_offsets: bool
     value_dtype: str
+    score_unit: float
+    weight_unit: float
+    sum_unit: float
     head_elements: int
+    key_dims: int
+    first_scale: int
     key_rows: int
     value_rows: int
     load_query: DeviceFunction
     load_keys: DeviceFunction
     load_values: DeviceFunction
+    load_scales: DeviceFunction
     clear_values: DeviceFunction
     key_tile: DeviceFunction
     value_tile: DeviceFunction
@@ -99,20 +126,20 @@ def _make_load_values(
     wide_strips, strips = head_size // 64, -(-head_size // 64)
 
     @cuda.jit(device=True, inline="always")
-    def load_values_of(
-        values: Local, pool: Pointer, head: Scalar, slot: Scalar, lane: Scalar
-    ) -> None:
-        """values[4s + j] = the lane's dimensions in strip s of its token j: 0, 1, 8, 9 further."""
-        quad_row = lane // 4
-        first = head + slot * head_size + lane % 4 * 2 * head_size
+    def load_values_of(values: Local, pool: Pointer, first: Scalar, lane: Scalar) -> None:
+        """values[4s + j] = the lane's dimensions in strip s of its token j: 0, 1, 8, 9 further.
+
+        `first`: the element of the lane's token 0 where its dimensions in the first strip begin.
+        """
         for s in range(wide_strips):
             for j in range(4):
                 element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
-                load_eight(values, 4 * s + j, pool, element + 8 * quad_row)
+                load_eight(values, 4 * s + j, pool, element)
         for s in range(wide_strips, strips):
+            narrower = 4 * (lane // 4)  # four dimensions a lane, not eight
             for j in range(4):
                 element = first + (j // 2 * 8 + j % 2) * head_size + 64 * s
-                load_four(values, 4 * s + j, pool, element + 4 * quad_row)
+                load_four(values, 4 * s + j, pool, element - narrower)
 
     return load_values_of
 
@@ -129,21 +156,16 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> DecodePool:
         load_constant_vector(queries, i, query, first + 32 * c + 8 * quad)
 
     @cuda.jit(device=True, inline="always")
-    def load_keys(
-        keys: Local, _scales: Local, pool: Pointer, head: Scalar, slot: Scalar, lane: Scalar
-    ) -> None:
+    def load_keys(keys: Local, pool: Pointer, first: Scalar, _lane: Scalar) -> None:
         """keys[half · columns + c] = 32c … of the lane's dimensions of its token in that half."""
-        first = head + slot * head_size + (lane // 4 * head_size + lane % 4 * 8)
         for half in range(2):
             for c in range(columns):
                 element = first + 8 * half * head_size + 32 * c
                 load_constant_vector(keys, half * columns + c, pool, element)
 
     @cuda.jit(device=True, inline="always")
-    def load_values(
-        values: Local, _scales: Local, pool: Pointer, head: Scalar, slot: Scalar, lane: Scalar
-    ) -> None:
-        load_values_of(values, pool, head, slot, lane)
+    def load_scales(_scales: Local, _pool: Pointer, _element: Scalar) -> None:
+        pass
 
     @cuda.jit(device=True, inline="always")
     def clear_values(values: Local, num_valid: Scalar, quad: Scalar) -> None:
@@ -172,13 +194,20 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> DecodePool:
 
     return DecodePool(
         has_scales=False,
+        has_offsets=False,
         value_dtype=dtype,
+        score_unit=1.0,
+        weight_unit=1.0,
+        sum_unit=1.0,
         head_elements=block_size * head_size,
+        key_dims=8,
+        first_scale=0,
         key_rows=2 * columns,
         value_rows=4 * strips,
         load_query=load_query,
         load_keys=load_keys,
-        load_values=load_values,
+        load_values=load_values_of,
+        load_scales=load_scales,
         clear_values=clear_values,
         key_tile=key_tile,
         value_tile=value_tile,
@@ -190,7 +219,10 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
     wide_columns = 2 * wide_strips  # of the queries' vectors of 8, those that 16 bytes of keys need
     first_scale = block_size * head_size
     load_values_of = _make_load_values(head_size, load_constant_pair, load_constant_word)
-    widen_keys, widen_values = WIDEN[kv_dtype, dtype], WIDEN[kv_dtype, VALUE_DTYPE_8_BITS]
+    of_keys, of_values = (kv_dtype, dtype), (kv_dtype, VALUE_DTYPE_8_BITS)
+    place_keys, place_values = PLACE_WORDS[of_keys], PLACE_COLUMN[of_values]
+    raised, pairs_of = RAISED[dtype], PAIR_CONVERSIONS[dtype]
+    low_of, high_of, pack = pairs_of.low, pairs_of.high, pairs_of.pack
 
     @cuda.jit(device=True, inline="always")
     def load_query(
@@ -198,38 +230,30 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
     ) -> None:
         dim = c // 2 * 64 + 16 * quad + c % 2 * 8 if c < wide_columns else 32 * c + 8 * quad
         load_constant_vector(queries, i, query, first + dim)
+        for word in range(4):
+            both = queries[i, word]
+            low, high = low_of(both) * float32(raised), high_of(both) * float32(raised)
+            queries[i, word] = pack(low, high)
         for word in range(0, 4, 2):
             low, high = queries[i, word], queries[i, word + 1]
             queries[i, word] = choose_bytes(low, high, LOWER_HALVES)
             queries[i, word + 1] = choose_bytes(low, high, UPPER_HALVES)
 
     @cuda.jit(device=True, inline="always")
-    def load_scales(scales: Local, pool: Pointer, head: Scalar, token: Scalar) -> None:
-        """Of the tokens in slots `token` and `token` + 8."""
+    def load_scales(scales: Local, pool: Pointer, element: Scalar) -> None:
         for half in range(2):
-            word = load_word(pool, head + first_scale + 4 * (token + 8 * half))
-            scales[half] = word_to_float32(word)
+            scales[half] = word_to_float32(load_word(pool, element + 32 * half))
 
     @cuda.jit(device=True, inline="always")
-    def load_keys(
-        keys: Local, scales: Local, pool: Pointer, head: Scalar, slot: Scalar, lane: Scalar
-    ) -> None:
+    def load_keys(keys: Local, pool: Pointer, first: Scalar, lane: Scalar) -> None:
         """keys[half · strips + s] = the lane's bytes in strip s of its token in that half."""
-        token, quad = slot + lane // 4, lane % 4
-        load_scales(scales, pool, head, token)
         for half in range(2):
-            first = head + (token + 8 * half) * head_size
             for s in range(wide_strips):
-                load_constant_vector(keys, half * strips + s, pool, first + 64 * s + 16 * quad)
+                element = first + 8 * half * head_size + 64 * s
+                load_constant_vector(keys, half * strips + s, pool, element)
             for s in range(wide_strips, strips):
-                load_constant_pair(keys, half * strips + s, pool, first + 64 * s + 8 * quad)
-
-    @cuda.jit(device=True, inline="always")
-    def load_values(
-        values: Local, scales: Local, pool: Pointer, head: Scalar, slot: Scalar, lane: Scalar
-    ) -> None:
-        load_scales(scales, pool, head, slot + lane // 4)
-        load_values_of(values, pool, head, slot, lane)
+                element = first + 8 * half * head_size + 64 * s - 8 * (lane % 4)
+                load_constant_pair(keys, half * strips + s, pool, element)
 
     @cuda.jit(device=True, inline="always")
     def clear_values(values: Local, num_valid: Scalar, quad: Scalar) -> None:
@@ -238,28 +262,37 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
     @cuda.jit(device=True, inline="always")
     def key_tile(keys: Local, m: Scalar) -> tuple[Scalar, Scalar, Scalar, Scalar]:
         words = cuda.local.array((1, 4), uint32)
-        widen_keys(words, 0, keys[m // 4, m % 4], keys[strips + m // 4, m % 4])
+        place_keys(words, 0, keys[m // 4, m % 4], keys[strips + m // 4, m % 4])
         return (words[0, 0], words[0, 2], words[0, 1], words[0, 3])
 
     @cuda.jit(device=True, inline="always")
     def value_tile(values: Local, m: Scalar) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-        words = cuda.local.array((1, 4), uint32)
         s, word = m // 4 * 4, m % 4 // 2
-        halves = LOWER_HALVES if m % 2 == 0 else UPPER_HALVES
-        near = choose_bytes(values[s, word], values[s + 1, word], halves)
-        far = choose_bytes(values[s + 2, word], values[s + 3, word], halves)
-        widen_values(words, 0, near, far)
-        return (words[0, 0], words[0, 1], words[0, 2], words[0, 3])
+        even = FIRST_COLUMN + m % 2 * 2 * NEXT_COLUMN
+        odd = even + NEXT_COLUMN
+        return (
+            place_values(values[s, word], values[s + 1, word], even),
+            place_values(values[s, word], values[s + 1, word], odd),
+            place_values(values[s + 2, word], values[s + 3, word], even),
+            place_values(values[s + 2, word], values[s + 3, word], odd),
+        )
 
     return DecodePool(
         has_scales=True,
+        has_offsets=PLACINGS[of_keys].offset != 0,
         value_dtype=VALUE_DTYPE_8_BITS,
+        score_unit=1 / (PLACINGS[of_keys].unit * raised),
+        weight_unit=RAISED[VALUE_DTYPE_8_BITS],
+        sum_unit=1 / (PLACINGS[of_values].unit * RAISED[VALUE_DTYPE_8_BITS]),
         head_elements=head_bytes(head_size, block_size),
+        key_dims=16,
+        first_scale=first_scale,
         key_rows=2 * strips,
         value_rows=4 * strips,
         load_query=load_query,
         load_keys=load_keys,
-        load_values=load_values,
+        load_values=load_values_of,
+        load_scales=load_scales,
         clear_values=clear_values,
         key_tile=key_tile,
         value_tile=value_tile,

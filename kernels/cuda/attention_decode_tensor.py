@@ -23,11 +23,11 @@ pool of 16 bits; those of 8 bits are drawn in `attention_decode_pool`, which rea
     lane of the quad row       0   │   1    │    2    │    3    │  0, the next vector
     words of its vector     0 1 2 3
 
-The tensor core wants the words of dimensions 2·quad and 2·quad + 8 here, but the order of the
-dimensions is free as long as queries agree: words 0 and 1 go into one product, 2 and 3 into the
-next, and queries (B) are read the same way, a head where the keys have a token.
+The order of the dimensions is free as long as queries agree: words 0 and 1 go into one product, 2
+and 3 into the next, and queries (B) are read the same way, a head where the keys have a token.
 
 *Scores* (C). Lane holds tokens `quad_row` and `quad_row` + 8 of the heads 2·quad and 2·quad + 1.
+Scaling them and taking the peak off is one step, of which the power of two is a weight (`powers`).
 Peak and mass of these two heads live in the same lane; a maximum over tokens is three shuffles over
 the quad rows. Any peak serves that keeps powers of two in range, so the peaks follow the largest
 scores only once one of a column tile's heads is ahead by 8: the shuffles, and scaling the sums
@@ -43,44 +43,29 @@ and 2·i + 1 as rows 8 … 15, so its words are halves of two neighbouring token
     token 2·quad      word i   [ dim 2i │ dim 2i+1 ]     lower halves → a0 (row quad_row)
     token 2·quad + 1  word i   [ dim 2i │ dim 2i+1 ]     upper halves → a1 (row quad_row + 8)
 
-Head size 96 has one strip of 64 and one of 32, read by 8 bytes a lane: 4 dimensions, 2 tiles.
-
-*Sums* (C): tile i of strip s, in words of a lane:
-
-    c0  dim 64s + 8·quad_row + 2i,     head 2·quad       c1  the same dim, head 2·quad + 1
-    c2  dim 64s + 8·quad_row + 2i + 1, head 2·quad       c3  the same dim, head 2·quad + 1
+Head size 96 has one strip of 64 and one of 32, read by 8 bytes a lane: 4 dimensions, 2 tiles. The
+sums (C) are drawn in `attention_decode_layout`.
 
 Slots past the row's end hold anything, NaN included. Their scores are replaced by -∞; their weight
 is then 0, but 0 · NaN is NaN, so in the one tile where the row ends their values become zeros.
 
-What limits it (an argument; `make gpu` measures). The pool is read once, so the memory should be
-the limit: 4.8 TB/s over 132 multiprocessors are 36 KB a microsecond each, and at 700 ns latency
-that needs 25 KB in flight in each. A tile of keys and values at D 128 is 8 KB a warp. Registers are
-what it lies in, and they are loaded anew the moment the products have consumed them: keys of the
-next tile right after the scores, values right after the sums. While a warp waits for its keys its
-values are under way too, so without a second set of registers nearly all of its 8 KB are always in
-flight. A second set would cost the registers of a third of the warps and gain nothing. At 168
-registers a thread three blocks of four warps fit: 96 KB, almost four times the need; two column
+What limits it (an argument; `make gpu` measures). The pool is read once, so memory should be the
+limit: 4.8 TB/s over 132 multiprocessors are 36 KB a microsecond each, which at 700 ns latency needs
+25 KB in flight in each. A tile of keys and values at D 128 is 8 KB a warp. Registers are what it
+lies in, and they are loaded anew the moment the products have consumed them: keys of the next tile
+right after the scores, values right after the sums. While a warp waits for its keys its values are
+under way too, so without a second set of registers nearly all of its 8 KB are always in flight. At
+168 registers a thread three blocks of four warps fit: 96 KB, almost four times the need; two column
 tiles need up to 255, two blocks fit, 64 KB. At D 64 a tile is half as large, and four blocks fit,
-64 KB. Arithmetic is far from a limit: a tile at D 128 is about 280 instructions of a warp, 70
+64 KB. Arithmetic is far from a limit: a tile at D 128 is about 170 instructions of a warp, 45
 cycles of a multiprocessor's four schedulers, while its 8 KB take about 400 cycles to arrive; some
-50 of them are left out where no peak rises. Merging the warps once a chunk adds about a quarter to
-that, and two barriers, during which every warp's next tile is already under way. Reads are of whole
-32-byte sectors, 64 or 128 bytes beside each other.
+70 more run where a peak rises, and a dozen where the row ends. Merging the warps once a chunk adds
+about a fifth to that, and two barriers, during which every warp's next tile is already under way.
+Reads are of whole 32-byte sectors, 64 or 128 bytes beside each other.
 
-*Waves*, at D 128 and 8 kv heads: 396 blocks are at work at a time. 128 rows are 1024 blocks, the
-last 232 of which still are two to a multiprocessor for the most part. 64 rows are 512: the last 116
-run with 32 KB in flight in each of as many multiprocessors, 3.7 MB, while the memory takes 3.4 (4.8
-TB/s for 700 ns): enough as long as they do not wait, so the tail, a quarter of the work, may be
-somewhat slower than the rest. Splitting fills it, but each chunk's partials of 5 KB, written and
-read, are 8 % of its 128 KB. One row of 32768 tokens has 64 chunks of 512 and is split over 32
-blocks: 256 blocks, two to a multiprocessor, 97 % of them busy, 64 KB in flight, partials 4 %, and
-the merge.
-
-Of a pool of 8 bits half as many bytes are in flight, 48 KB at D 128, and the same tokens take half
-the time; widening adds some 130 instructions to a tile at D 128, so about 100 cycles of arithmetic
-stand beside 200 of memory. With more than eight heads a group, or at D 64, the arithmetic with the
-merges takes nearly as long as the memory (docs/cuda-kernel-counts.md).
+Of a pool of 8 bits half as many bytes are in flight, 48 KB at D 128 and 32 KB at D 64, and the same
+tokens take half the time; placing bytes adds some 110 instructions to a tile at D 128 (float8 some
+190), so about 60 cycles of arithmetic stand beside 200 of memory (docs/cuda-kernel-counts.md).
 """
 
 from __future__ import annotations
@@ -91,43 +76,24 @@ from collections.abc import Callable
 from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, cut_row
+from kernels.cuda.attention_decode_layout import HEADS_OF_TILE, tensor_layout
 from kernels.cuda.attention_decode_pool import make_decode_pool
-from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
+from kernels.cuda.attention_partials import THREADS, make_partial_functions
 from kernels.cuda.attention_variant import SLACK
+from kernels.cuda.instructions.addresses import kept, multiply_add_wide
 from kernels.cuda.instructions.conversions import (
     FULL_WARP,
     PAIR_CONVERSIONS,
     exp2,
     maximum,
 )
+from kernels.cuda.instructions.exact_float32 import multiply_add
+from kernels.cuda.instructions.placed_bytes import MINUS_OFFSET
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES, transpose_tile
 from kernels.cuda.lanes import lane_and_warp
 from kernels.cuda.variant import Pointer, Scalar
 
-HEADS_OF_TILE = 8  # columns of a tensor core's tile
 MINUS_INFINITY = float32(-math.inf)
-
-
-def tensor_layout(head_size: int, group: int) -> PartialLayout:
-    """Return how the sums of a block lie in its threads."""
-    head_tiles, products = -(-group // HEADS_OF_TILE), head_size // 16
-
-    @cuda.jit(device=True, inline="always")
-    def place(entry: Scalar, warp: Scalar, lane: Scalar) -> tuple[Scalar, Scalar]:
-        """Return head and dimension of number `warp` of the lane's sums of tile `entry`."""
-        head = entry // products * HEADS_OF_TILE + lane % 4 * 2 + warp % 2
-        strip, tile = entry % products // 4, entry % products % 4
-        dims_of_lane = min(8, (head_size - 64 * strip) // 8)
-        return head, 64 * strip + lane // 4 * dims_of_lane + 2 * tile + warp // 2
-
-    return PartialLayout(
-        parts=1,
-        heads=group,
-        entries=head_tiles * products,
-        slots=head_tiles,
-        heads_of_slot=2,
-        place=place,
-    )
 
 
 def make_tensor_decode(
@@ -137,19 +103,22 @@ def make_tensor_decode(
     pool_ = make_decode_pool(dtype, kv_dtype, head_size, block_size)
     load_query, load_keys, load_values = pool_.load_query, pool_.load_keys, pool_.load_values
     clear_values, key_tile, value_tile = pool_.clear_values, pool_.key_tile, pool_.value_tile
-    has_scales, head_elements = pool_.has_scales, pool_.head_elements
+    has_scales, has_offsets = pool_.has_scales, pool_.has_offsets
+    load_scales, first_scale = pool_.load_scales, pool_.first_scale
+    head_elements, key_dims = pool_.head_elements, pool_.key_dims
+    score_unit, weight_unit = float32(pool_.score_unit), float32(pool_.weight_unit)
     layout = tensor_layout(head_size, group)
-    functions = make_partial_functions(layout, dtype, head_size, group)
+    functions = make_partial_functions(layout, dtype, head_size, group, pool_.sum_unit)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
     multiply_keys, multiply_values = MULTIPLY_TILES[dtype], MULTIPLY_TILES[pool_.value_dtype]
     pack = PAIR_CONVERSIONS[pool_.value_dtype].pack
     head_tiles = layout.slots
-    states = 2 * head_tiles  # heads whose peak and mass a lane keeps
+    minus_offset = (MINUS_OFFSET, MINUS_OFFSET, MINUS_OFFSET, MINUS_OFFSET)
+    states, total_shape = 2 * head_tiles, layout.entries * THREADS  # heads that a lane has peaks of
     products = head_size // 16  # tiles of dimensions
     columns = head_size // 32  # vectors of a query that a lane holds, of two products each
     queries_shape, sums_shape = (head_tiles * columns, 4), (layout.entries, 4)
     keys_shape, values_shape = (pool_.key_rows, 4), (pool_.value_rows, 4)
-    total_shape = (layout.entries, THREADS)
 
     @cuda.jit(device=True, inline="always")
     def following(
@@ -196,17 +165,32 @@ def make_tensor_decode(
         values = cuda.local.array(values_shape, uint32)
         key_scales = cuda.local.array(2, float32)  # of the tokens quad_row, quad_row + 8
         value_scales = cuda.local.array(2, float32)
+        key_factors = cuda.local.array(2, float32)  # what a score is to be multiplied by
+        value_factors = cuda.local.array(2, float32)  # what a weight is
         scores = cuda.local.array((head_tiles, 4), float32)
+        starts = cuda.local.array((head_tiles, 4), float32)
+        powers = cuda.local.array((head_tiles, 4), float32)
+        offsets = cuda.local.array((head_tiles, 4), float32)
         weights = cuda.local.array((head_tiles, 2), uint32)
         sums = cuda.local.array(sums_shape, float32)
         peak = cuda.local.array(states, float32)
         mass = cuda.local.array(states, float32)
-        top = cuda.local.array(states, float32)
         shrink = cuda.local.array(states, float32)
-        total = cuda.shared.array(total_shape, float32)
+        total = cuda.shared.array(total_shape, float32, alignment=16)
         total_peak = cuda.local.array(head_tiles, float32)
         total_mass = cuda.local.array(head_tiles, float32)
         clear(total, total_peak, total_mass)
+
+        # What the keys' offset adds to each score is the same for all tokens: begun with, less.
+        for n in range(head_tiles):
+            for i in range(4):
+                starts[n, i] = float32(0)
+            if has_offsets:
+                for q in range(n * columns, (n + 1) * columns):
+                    for word in range(0, 4, 2):
+                        b = (queries[q, word], queries[q, word + 1])
+                        multiply_keys(starts, n, minus_offset, b)
+        unit = scale_log2e * score_unit
 
         # The warp's tiles, of all chunks of this block, one behind the other: `tile` is computed
         # with while `next_tile` is read. Its block was looked up a tile before, on the way through
@@ -215,16 +199,25 @@ def make_tensor_decode(
         seq_len = int32(seq_lens[row])
         num_tiles, chunk_tiles = cut_row(seq_len)
         table = int32(row * table_width)
-        base = kv_head * head_elements
+        stride = int32(block_stride)
+        of_head = kv_head * head_elements
+        first_key = kept(key_offset + of_head + quad_row * head_size + quad * key_dims)
+        first_value = kept(value_offset + of_head + quad * 2 * head_size + quad_row * 8)
+        key_scale = kept(key_offset + of_head + first_scale + 4 * quad_row)
+        value_scale = kept(value_offset + of_head + first_scale + 4 * quad_row)
         next_tile = int32(split * chunk_tiles + warp)
         next_end = int32((split + 1) * chunk_tiles)
         block = int32(0)
         if next_tile < num_tiles:
             block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
-            place = int64(block) * block_stride + base
-            slot = int32(next_tile * TILE_TOKENS % block_size)
-            load_keys(keys, key_scales, pool, key_offset + place, slot, lane)
-            load_values(values, value_scales, pool, value_offset + place, slot, lane)
+            slot = next_tile * TILE_TOKENS % block_size
+            element = multiply_add_wide(block, stride, first_key) + slot * head_size
+            load_keys(keys, pool, element, lane)
+            element = multiply_add_wide(block, stride, first_value) + slot * head_size
+            load_values(values, pool, element, lane)
+            load_scales(key_scales, pool, multiply_add_wide(block, stride, key_scale) + slot * 4)
+            element = multiply_add_wide(block, stride, value_scale) + slot * 4
+            load_scales(value_scales, pool, element)
             next_tile, next_end = following(next_tile, next_end, splits, chunk_tiles)
             if next_tile < num_tiles:
                 block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
@@ -237,6 +230,9 @@ def make_tensor_decode(
             for m in range(head_tiles * products):
                 for c in range(4):
                     sums[m, c] = float32(0)
+            for n in range(head_tiles):
+                for c in range(4):
+                    offsets[n, c] = float32(0)
             end = int32(min(num_tiles, (chunk + 1) * chunk_tiles))
             tile = int32(chunk * chunk_tiles + warp)
             while tile < end:
@@ -245,62 +241,78 @@ def make_tensor_decode(
                 # scores = K · Qᵀ
                 for n in range(head_tiles):
                     for i in range(4):
-                        scores[n, i] = float32(0)
+                        scores[n, i] = starts[n, i]
                 for m in range(products):
                     a = key_tile(keys, m)
                     for n in range(head_tiles):
                         q, word = n * columns + m // 2, m % 2 * 2
                         multiply_keys(scores, n, a, (queries[q, word], queries[q, word + 1]))
-                if has_scales:
-                    for n in range(head_tiles):
-                        for i in range(4):
-                            scores[n, i] *= key_scales[i // 2]
+                for half in range(2):
+                    key_factors[half] = unit * key_scales[half] if has_scales else unit
+                    value_factors[half] = value_scales[half] * weight_unit if has_scales else unit
 
-                place = int64(block) * block_stride + base
-                slot = int32(next_tile * TILE_TOKENS % block_size)
+                slot = next_tile * TILE_TOKENS % block_size
                 if has_next:
-                    load_keys(keys, key_scales, pool, key_offset + place, slot, lane)
+                    element = multiply_add_wide(block, stride, first_key) + slot * head_size
+                    load_keys(keys, pool, element, lane)
+                    element = multiply_add_wide(block, stride, key_scale) + slot * 4
+                    load_scales(key_scales, pool, element)
 
                 # Online softmax of each head over the tile's 16 tokens.
                 num_valid = int32(seq_len - tile * TILE_TOKENS)
-                valid_of_lane = int32(num_valid - quad_row)
+                if num_valid < TILE_TOKENS:
+                    valid_of_lane = int32(num_valid - quad_row)
+                    for half in range(2):
+                        if valid_of_lane <= int32(8 * half):
+                            key_factors[half] = float32(1)
+                            value_factors[half] = float32(0)
+                            for n in range(head_tiles):
+                                scores[n, 2 * half] = MINUS_INFINITY
+                                scores[n, 2 * half + 1] = MINUS_INFINITY
+                    clear_values(values, num_valid, quad)
+                rises = False
                 for n in range(head_tiles):
                     for i in range(4):
-                        is_valid = i // 2 * 8 < valid_of_lane
-                        score = scores[n, i] * scale_log2e
-                        scores[n, i] = score if is_valid else MINUS_INFINITY
-                rises = False
-                for j in range(states):
-                    n, odd = j // 2, j % 2
-                    top[j] = maximum(scores[n, odd], scores[n, 2 + odd])
-                    rises |= top[j] > peak[j] + SLACK
+                        j = 2 * n + i % 2
+                        powers[n, i] = multiply_add(scores[n, i], key_factors[i // 2], -peak[j])
+                    for odd in range(2):
+                        rises |= maximum(powers[n, odd], powers[n, 2 + odd]) > SLACK
                 if cuda.ballot_sync(FULL_WARP, rises) != 0:
                     for j in range(states):
-                        new_peak = maximum(peak[j], top[j])
+                        n, odd = j // 2, j % 2
+                        new_peak = maximum(
+                            scores[n, odd] * key_factors[0], scores[n, 2 + odd] * key_factors[1]
+                        )
+                        new_peak = maximum(peak[j], new_peak)
                         for step in range(3):
                             other = cuda.shfl_xor_sync(FULL_WARP, new_peak, 4 << step)
                             new_peak = maximum(new_peak, other)
                         shrink[j] = exp2(peak[j] - new_peak)
                         peak[j] = new_peak
                         mass[j] *= shrink[j]
+                        for i in range(odd, 4, 2):
+                            powers[n, i] = multiply_add(
+                                scores[n, i], key_factors[i // 2], -new_peak
+                            )
+                            if has_offsets:
+                                offsets[n, i] *= shrink[j]
                     for m in range(head_tiles * products):
                         for c in range(4):
                             sums[m, c] *= shrink[m // products * 2 + c % 2]
-                for j in range(states):
-                    n, odd = j // 2, j % 2
-                    for i in range(odd, 4, 2):
-                        scores[n, i] = exp2(scores[n, i] - peak[j])
-                    mass[j] += scores[n, odd] + scores[n, 2 + odd]
                 for n in range(head_tiles):
+                    for i in range(4):
+                        powers[n, i] = exp2(powers[n, i])
+                    for odd in range(2):
+                        mass[2 * n + odd] += powers[n, odd] + powers[n, 2 + odd]
                     for half in range(2):
+                        low, high = powers[n, 2 * half], powers[n, 2 * half + 1]
                         if has_scales:
-                            is_valid = 8 * half < valid_of_lane
-                            scale = value_scales[half] if is_valid else float32(0)
-                            scores[n, 2 * half] *= scale
-                            scores[n, 2 * half + 1] *= scale
-                        both = pack(scores[n, 2 * half], scores[n, 2 * half + 1])
-                        weights[n, half] = transpose_tile(both)
-                clear_values(values, num_valid, quad)
+                            low *= value_factors[half]
+                            high *= value_factors[half]
+                        weights[n, half] = transpose_tile(pack(low, high))
+                    if has_offsets:
+                        b = (weights[n, 0], weights[n, 1])
+                        multiply_values(offsets, n, minus_offset, b)
 
                 # sums += Vᵀ · weights
                 for m in range(products):
@@ -309,7 +321,10 @@ def make_tensor_decode(
                         multiply_values(sums, n * products + m, a, (weights[n, 0], weights[n, 1]))
 
                 if has_next:
-                    load_values(values, value_scales, pool, value_offset + place, slot, lane)
+                    element = multiply_add_wide(block, stride, first_value) + slot * head_size
+                    load_values(values, pool, element, lane)
+                    element = multiply_add_wide(block, stride, value_scale) + slot * 4
+                    load_scales(value_scales, pool, element)
                     next_tile, next_end = following(next_tile, next_end, splits, chunk_tiles)
                     if next_tile < num_tiles:
                         block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
@@ -319,6 +334,10 @@ def make_tensor_decode(
             for j in range(states):
                 for step in range(3):
                     mass[j] += cuda.shfl_xor_sync(FULL_WARP, mass[j], 4 << step)
+            if has_offsets:
+                for m in range(head_tiles * products):
+                    for c in range(4):
+                        sums[m, c] += offsets[m // products, c]
             merge_warps(
                 sums, peak, mass, total, total_peak, total_mass, partials, row, kv_head, chunk
             )

@@ -34,7 +34,7 @@ from kernels.cuda.attention_chunks import (
     cut_row,
 )
 from kernels.cuda.attention_decode_float32 import float32_layout
-from kernels.cuda.attention_decode_tensor import tensor_layout
+from kernels.cuda.attention_decode_layout import tensor_layout
 from kernels.cuda.attention_partials import (
     THREADS,
     PartialLayout,

@@ -8,15 +8,18 @@ Everything here goes lane by lane. The four sharers of a chunk (`attention_chunk
 block of threads, hold sums of different tokens but of the same heads and dimensions, in the same
 lanes and registers: rows of four numbers, `sums[entry, 0 … 3]`. To merge them, each warp scales its
 own to the common peak and lays them down in shared memory; then every thread adds up a quarter of
-its lane's, number `warp` of each row, and owns that for the rest of the kernel:
+its lane's, and owns that for the rest of the kernel. Which quarter is the layout's affair: it says
+by `find` which entry and number is number r of those that a warp owns,
 
-                       sums[entry, 0]   sums[entry, 1]   sums[entry, 2]   sums[entry, 3]
-    laid down by       all warps        all warps        all warps        all warps
-    added up, owned    by warp 0        by warp 1        by warp 2        by warp 3
+    lane's numbers, laid down by all warps      r     0  1  2  3   4  5  6  7   …
+                                                of warp 0 │    ·    │    ·    │      added up and
+                                                of warp 1 │    ·    │    ·    │      owned by that
+                                                of warp 2 │    ·    │    ·    │      warp
+                                                of warp 3 │    ·    │    ·    │
 
-Lanes are neighbours in shared memory, so no access conflicts. Which head and dimension an entry is
-of is the kernel's affair; it says so by `place`, and only the very last step asks. The entries of a
-thread belong to `slots` heads, one slot after the other.
+and by `place` which head and dimension that is. `width` of them beside each other are laid down,
+read and kept in one access of up to 16 bytes. Lanes are neighbours in shared memory, so no access
+conflicts. The numbers of a thread belong to `slots` heads, one slot after the other.
 
 *Partials*, the results of chunks when the chunks of a row are split over several blocks, lie in
 memory as the threads own them, [S, 64 chunks, U units, record, 128 threads] in float32, so that
@@ -30,11 +33,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import cuda, float32
+from numba import cuda, float32, uint32
 
 from kernels.cuda.attention_chunks import MAX_CHUNKS, NO_PEAK, SHARERS
-from kernels.cuda.instructions.conversions import CONVERSIONS, exp2, maximum, reciprocal
+from kernels.cuda.instructions.conversions import (
+    CONVERSIONS,
+    PAIR_CONVERSIONS,
+    exp2,
+    float32_to_word,
+    maximum,
+    reciprocal,
+    word_to_float32,
+)
 from kernels.cuda.instructions.exact_float32 import multiply_add, multiply_float32
+from kernels.cuda.instructions.vectors import LOAD_WORDS, STORE_WORDS
 from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar
 
 THREADS = 32 * SHARERS  # of a block
@@ -45,10 +57,15 @@ class PartialLayout:
     """How the results of a block of threads lie in its threads.
 
     `parts`: blocks of threads that a group is dealt out to, `heads` to each. `entries`: rows of
-    four sums of a lane. `slots`: the heads that one number of the rows is of, entries / slots rows
-    each. `heads_of_slot`: 2 where numbers 0 and 2 of a row are of one head, 1 and 3 of another,
-    else 1. `place(entry, warp, lane)`: head in the part and dimension of what a thread owns; a head
-    past the part or the group is nobody's.
+    four sums of a lane, and so many numbers does a thread own of them. `slots`: the heads that one
+    number of the rows is of, entries / slots rows each. `heads_of_slot`: 2 where numbers 0 and 2 of
+    a row are of one head, 1 and 3 of another, else 1; then a warp owns those of number
+    warp % heads_of_slot. `width`: numbers of a thread that go together, 1, 2 or 4.
+    `are_beside`: whether these are neighbouring dimensions of one head.
+
+    `find(r, warp)`: entry and number of what a thread of a warp owns as its number r.
+    `place(r, warp, lane)`: its head in the part and its dimension; a head past the part or the
+    group is nobody's.
     """
 
     parts: int
@@ -56,6 +73,9 @@ class PartialLayout:
     entries: int
     slots: int
     heads_of_slot: int
+    width: int
+    are_beside: bool
+    find: DeviceFunction
     place: DeviceFunction
 
     @property
@@ -102,20 +122,32 @@ def quotient(total: Scalar, mass: Scalar) -> Scalar:
 
 
 def make_partial_functions(
-    layout: PartialLayout, dtype: str, head_size: int, group: int
+    layout: PartialLayout, dtype: str, head_size: int, group: int, sum_unit: float = 1.0
 ) -> PartialFunctions:
-    """Return the device functions of decode attention in one layout."""
-    parts, heads, place = layout.parts, layout.heads, layout.place
+    """Return the device functions of decode attention in one layout.
+
+    The warps' sums are in units of 1 / `sum_unit`; whatever is merged of them is in ones.
+    """
+    parts, heads, find, place = layout.parts, layout.heads, layout.find, layout.place
     entries, slots, record = layout.entries, layout.slots, layout.record
+    width, beside = layout.width, layout.width if layout.are_beside else 1
     heads_of_slot, entries_of_slot = layout.heads_of_slot, entries // slots
     states = slots * heads_of_slot  # heads of a lane before the merge
-    from_float32 = CONVERSIONS[dtype][1]
+    from_float32, one = CONVERSIONS[dtype][1], float32(sum_unit)
+    load_words, store_words = LOAD_WORDS[width], STORE_WORDS[width]
+    store_output = STORE_WORDS[max(1, beside // 2)]
+    pack: DeviceFunction = PAIR_CONVERSIONS[dtype].pack if beside > 1 else None
+    words_of_warp = entries * SHARERS * 32  # that one lays down
+    laid_down_shape = SHARERS * words_of_warp
 
     @cuda.jit(device=True, inline="always")
-    def clear(total: Local, total_peak: Local, total_mass: Local) -> None:
+    def clear(total: Pointer, total_peak: Local, total_mass: Local) -> None:
         """Begin with the result of no token at all."""
-        for i in range(entries):
-            total[i, cuda.threadIdx.x] = float32(0)
+        nothing = cuda.local.array((1, 4), uint32)
+        for k in range(width):
+            nothing[0, k] = uint32(0)
+        for r in range(0, entries, width):
+            store_words(total, r * THREADS + cuda.threadIdx.x * width, nothing, 0)
         for slot in range(slots):
             total_peak[slot] = NO_PEAK
             total_mass[slot] = float32(0)
@@ -123,22 +155,23 @@ def make_partial_functions(
     @cuda.jit(device=True, inline="always")
     def merge_warps(
         sums: Local, peak: Local, mass: Local,
-        total: Local, total_peak: Local, total_mass: Local,
+        total: Pointer, total_peak: Local, total_mass: Local,
         partials: Pointer, row: Scalar, unit: Scalar, chunk: Scalar,
     ) -> None:  # fmt: skip
         """Merge the warps' results into the chunk's, and that into the row's or into `partials`.
 
         `sums` [entries, 4], `peak` and `mass` [slots · heads_of_slot] of the warp; `peak` is used
-        up. `total` [entries, threads] in shared memory, which each thread touches its own column
-        of once a chunk and has no registers to spare for, and `total_peak`, `total_mass` [slots]
-        are the row's so far. All threads of the block must call it.
+        up. `total` [entries · threads] in shared memory, which each thread touches its own part of
+        once a chunk and has no registers to spare for, and `total_peak`, `total_mass` [slots] are
+        the row's so far. All threads of the block must call it.
         """
         lane = cuda.threadIdx.x % 32
         warp = cuda.threadIdx.x // 32
         peaks = cuda.shared.array((SHARERS, states, 32), float32)
         tops = cuda.shared.array((SHARERS, states, 32), float32)
         masses = cuda.shared.array((SHARERS, states, 32), float32)
-        laid_down = cuda.shared.array((SHARERS, entries, 4, 32), float32)
+        laid_down = cuda.shared.array(laid_down_shape, float32, alignment=16)
+        words = cuda.local.array((1, 4), uint32)
 
         # Shared memory is written in two rounds. What the first writes is read before the second
         # barrier, what the second writes after it: so the next chunk's first round, which some
@@ -153,10 +186,15 @@ def make_partial_functions(
             peak[j] = exp2(peak[j] - top)  # from here on what to scale by
             tops[warp, j, lane] = top
             masses[warp, j, lane] = mass[j] * peak[j]
-        for i in range(entries):
-            for number in range(4):
-                j = i // entries_of_slot * heads_of_slot + number % heads_of_slot
-                laid_down[warp, i, number, lane] = sums[i, number] * peak[j]
+            peak[j] *= one
+        for owner in range(SHARERS):
+            for r in range(0, entries, width):
+                for k in range(width):
+                    i, number = find(r + k, owner)
+                    j = i // entries_of_slot * heads_of_slot + number % heads_of_slot
+                    words[0, k] = float32_to_word(sums[i, number] * peak[j])
+                laid = (owner * entries + r) * 32 + lane * width
+                store_words(laid_down, warp * words_of_warp + laid, words, 0)
         cuda.syncthreads()
 
         is_split = cuda.gridDim.z > 1
@@ -176,43 +214,68 @@ def make_partial_functions(
             top, shrink[slot], share[slot] = shares(total_peak[slot], chunk_peak)
             total_peak[slot] = top
             total_mass[slot] = scaled_sum(total_mass[slot], shrink[slot], chunk_mass, share[slot])
-        for i in range(entries):
-            slot = i // entries_of_slot
-            chunk_sum = laid_down[0, i, warp, lane]
-            for other in range(1, SHARERS):
-                chunk_sum += laid_down[other, i, warp, lane]
+        chunk_sums = cuda.local.array(4, float32)
+        for r in range(0, entries, width):
+            laid = (warp * entries + r) * 32 + lane * width
+            for other in range(SHARERS):
+                load_words(words, 0, laid_down, other * words_of_warp + laid)
+                for k in range(width):
+                    part = word_to_float32(words[0, k])
+                    chunk_sums[k] = part if other == 0 else chunk_sums[k] + part
             if is_split:
-                partials[first + i * THREADS] = chunk_sum
+                for k in range(width):
+                    partials[first + (r + k) * THREADS] = chunk_sums[k]
             else:
-                so_far = total[i, cuda.threadIdx.x]
-                so_far = scaled_sum(so_far, shrink[slot], chunk_sum, share[slot])
-                total[i, cuda.threadIdx.x] = so_far
+                own = r * THREADS + cuda.threadIdx.x * width
+                load_words(words, 0, total, own)
+                for k in range(width):
+                    # Chosen, not indexed: these loops are too long to be unrolled, and what is
+                    # indexed by what is not known to the compiler cannot be a register.
+                    old_share, new_share = shrink[0], share[0]
+                    for slot in range(1, slots):
+                        is_later = (r if beside > 1 else r + k) >= slot * entries_of_slot
+                        old_share = shrink[slot] if is_later else old_share
+                        new_share = share[slot] if is_later else new_share
+                    so_far = word_to_float32(words[0, k])
+                    so_far = scaled_sum(so_far, old_share, chunk_sums[k], new_share)
+                    words[0, k] = float32_to_word(so_far)
+                store_words(total, own, words, 0)
 
     @cuda.jit(device=True, inline="always")
     def find_output(
-        row: Scalar, unit: Scalar, entry: Scalar, warp: Scalar, lane: Scalar
+        row: Scalar, unit: Scalar, r: Scalar, warp: Scalar, lane: Scalar
     ) -> tuple[Scalar, Scalar]:
-        """Return whether a thread's entry is anybody's, and its index in `out` [S, H, D]."""
-        head, dim = place(entry, warp, lane)
+        """Return whether a thread's number r is anybody's, and its index in `out` [S, H, D]."""
+        head, dim = place(r, warp, lane)
         head_of_group = unit % parts * heads + head
         is_output = head < heads and head_of_group < group and dim < head_size
         kv_head_of_all = row * (cuda.gridDim.y // parts) + unit // parts
         return is_output, (kv_head_of_all * group + head_of_group) * head_size + dim
 
     @cuda.jit(device=True, inline="always")
-    def write_out(out: Pointer, total: Local, total_mass: Local, row: Scalar, unit: Scalar) -> None:
+    def write_out(
+        out: Pointer, total: Pointer, total_mass: Local, row: Scalar, unit: Scalar
+    ) -> None:
         """Write what this thread owns of the row's output."""
         lane = cuda.threadIdx.x % 32
         warp = cuda.threadIdx.x // 32
-        for i in range(entries):
-            is_output, output = find_output(row, unit, i, warp, lane)
-            # Chosen, not indexed: this loop is too long to be unrolled, and what is indexed by what
-            # is not known to the compiler cannot be a register.
-            mass = total_mass[0]
-            for slot in range(1, slots):
-                mass = total_mass[slot] if i >= slot * entries_of_slot else mass
-            if is_output:
-                value = quotient(total[i, cuda.threadIdx.x], mass)
-                out[output] = from_float32(value)
+        words = cuda.local.array((1, 4), uint32)
+        results = cuda.local.array(4, float32)
+        for first in range(0, entries, width):
+            load_words(words, 0, total, first * THREADS + cuda.threadIdx.x * width)
+            for k in range(width):
+                mass = total_mass[0]
+                for slot in range(1, slots):
+                    mass = total_mass[slot] if first + k >= slot * entries_of_slot else mass
+                results[k] = quotient(word_to_float32(words[0, k]), mass)
+            for r in range(first, first + width, beside):
+                is_output, output = find_output(row, unit, r, warp, lane)
+                if is_output:
+                    if beside == 1:
+                        out[output] = from_float32(results[r - first])
+                    else:
+                        for k in range(0, beside, 2):
+                            words[0, k // 2] = pack(results[k], results[k + 1])
+                        store_output(out, output, words, 0)
 
     return PartialFunctions(clear, merge_warps, find_output, write_out)

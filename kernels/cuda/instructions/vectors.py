@@ -20,8 +20,6 @@ from numba.cuda import types
 
 from kernels.cuda.instructions.emit import I32, Emitter, Intrinsic, Value, instruction
 
-_VECTOR = ir.VectorType(I32, 4)
-
 
 def _load(num_words: int, *, is_constant: bool) -> Intrinsic:
     kind = ir.VectorType(I32, num_words)
@@ -38,13 +36,19 @@ def _load(num_words: int, *, is_constant: bool) -> Intrinsic:
     return instruction(types.void, [None] * 4, emit)
 
 
-def _store(at: Emitter) -> Value:
-    vector = ir.Constant(_VECTOR, ir.Undefined)
-    for i, register in enumerate(at.row(2, 3, 4)):
-        vector = at.builder.insert_element(vector, at.builder.load(register), ir.Constant(I32, i))
-    address = at.builder.bitcast(at.element(0, 1), _VECTOR.as_pointer())
-    at.builder.store(vector, address, align=16)
-    return at.nothing()
+def _store(num_words: int) -> Intrinsic:
+    kind = ir.VectorType(I32, num_words)
+
+    def emit(at: Emitter) -> Value:
+        vector = ir.Constant(kind, ir.Undefined)
+        for i, register in enumerate(at.row(2, 3, 4)[:num_words]):
+            word = at.builder.load(register)
+            vector = at.builder.insert_element(vector, word, ir.Constant(I32, i))
+        address = at.builder.bitcast(at.element(0, 1), kind.as_pointer())
+        at.builder.store(vector, address, align=4 * num_words)
+        return at.nothing()
+
+    return instruction(types.void, [None] * 4, emit)
 
 
 def _load_word(at: Emitter) -> Value:
@@ -61,6 +65,11 @@ def _store_word(at: Emitter) -> Value:
 # shared.
 load_vector = _load(4, is_constant=False)
 
+# The same of one, two or four words: words[i, 0 … n - 1], at a multiple of 4·n bytes.
+LOAD_WORDS: dict[int, Intrinsic] = {
+    1: _load(1, is_constant=False), 2: _load(2, is_constant=False), 4: load_vector,
+}  # fmt: skip
+
 # The same from global memory that nobody writes while the kernel runs: the read may be moved over
 # any write and goes by the read-only path.
 load_constant_vector = _load(4, is_constant=True)
@@ -72,7 +81,10 @@ load_constant_pair = _load(2, is_constant=True)
 load_constant_word = _load(1, is_constant=True)
 
 # store_vector(target, element, words, i): the vector at `target[element]` = words[i, :].
-store_vector = instruction(types.void, [None] * 4, _store)
+store_vector = _store(4)
+
+# The same of one, two or four words.
+STORE_WORDS: dict[int, Intrinsic] = {1: _store(1), 2: _store(2), 4: store_vector}
 
 # load_word(source, element): the four bytes at `source[element]`, a multiple of four, as a uint32.
 load_word = instruction(uint32, [None] * 2, _load_word)

@@ -30,18 +30,19 @@ from tests.kernels.cuda.simulation import simulate
 from tests.simt.memory import Spread
 
 FAR = 2**32 + 2**12  # neither 32 bits with a sign nor without hold a multiple of it
+LARGEST_BLOCK = 2**31 - 2**12  # its stride is 32 bits with a sign, where the third begins is not
 
 # Where the scalars stand among the arguments, from the end.
 BLOCK_STRIDE, QUERY_STRIDE = -3, -5
 
 
-def spread(case: Case, name: str, argument: int) -> Case:
-    """Return the case with the rows of an array FAR apart, and the argument that says so."""
+def spread(case: Case, name: str, argument: int, far: int = FAR) -> Case:
+    """Return the case with the rows of an array `far` apart, and the argument that says so."""
     array = case.arrays[name]
-    pieces = Spread(array, tuple(FAR * i for i in range(len(array))))
+    pieces = Spread(array, tuple(far * i for i in range(len(array))))
     first, *others = case.launches
     arguments = list(first.arguments)
-    arguments[argument] = FAR
+    arguments[argument] = far
     launches = (dataclasses.replace(first, arguments=tuple(arguments)), *others)
     return dataclasses.replace(case, arrays={**case.arrays, name: pieces}, launches=launches)
 
@@ -72,7 +73,8 @@ def test_attention_finds_blocks_and_queries(kind, dtype, kv_dtype, run):
     else:
         case = attention_prefill.draw_case(variant, ((2, 18), (1, 3)), num_kv_heads=1)
 
-    case = spread(spread(case, "pool", BLOCK_STRIDE), "query", QUERY_STRIDE)
+    case = spread(spread(case, "pool", BLOCK_STRIDE, LARGEST_BLOCK), "query", QUERY_STRIDE)
+    assert case.arrays["block_tables"].max() > 2
 
     assert faults(case, run) == []
 
