@@ -49,7 +49,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=1024, help="tokens of a row, stages only")
     parser.add_argument("--steps", type=int, help="decode steps of a run")
     parser.add_argument("--temperature", type=float, default=0.0, help="stages only")
+    parser.add_argument("--asking", type=int, help="rows that ask for what follows; default: all")
     parser.add_argument("--penalty", type=float, default=1.0, help="of repetition, stages only")
+    parser.add_argument("--biases", type=int, default=0, help="tokens of a bias, stages only")
+    parser.add_argument("--logprobs", type=int, help="most likely tokens listed, stages only")
+    parser.add_argument(
+        "--waiting", type=int, default=0,
+        help="sequences that a step has no room for: so many of its rows are others in the next; "
+        "stages only",
+    )  # fmt: skip
     parser.add_argument("--step-us", type=float, help="microseconds that the device takes a step")
     parser.add_argument("--repeat", type=int, default=3, help="runs with --step-us")
     parser.add_argument("--out", type=Path, help="a file for the figures, as JSON")
@@ -63,7 +71,17 @@ def _levels(text: str | None, default: Sequence[int]) -> Sequence[int]:
 def _stages(model: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
     results = []
     for rows in _levels(given.rows, (1, 32, 128, 256)):
-        work = StageWork(rows, given.context, given.steps or 320, given.temperature, given.penalty)
+        work = StageWork(
+            rows,
+            given.context,
+            given.steps or 320,
+            given.temperature,
+            num_asking=rows + given.waiting if given.asking is None else given.asking,
+            penalty=given.penalty,
+            num_biases=given.biases,
+            num_logprobs=given.logprobs,
+            num_waiting=given.waiting,
+        )
         with played_executor(model, work) as (executor, driver, limits):
             result = StageRun(executor, driver, limits, work).measure()
         results.append(result)
@@ -105,7 +123,7 @@ def played_executor(
         made.append(build_played(context, 0.0))
         return made[-1][0]
 
-    num_blocks = work.rows * (-(-(work.context + work.steps) // BLOCK_SIZE) + 1)
+    num_blocks = work.num_sequences * (-(-(work.context + work.steps) // BLOCK_SIZE) + 1)
     with tempfile.TemporaryDirectory() as directory:
         ComputePlane(
             ComputePlaneConfig(
@@ -124,7 +142,7 @@ def played_executor(
     if not isinstance(built.executor, PipelinedExecutor):
         raise TypeError(f"{type(built.executor).__name__} launches no steps")
     limits = SlotLimits(
-        max_slots=max(work.rows, 8),
+        max_slots=max(work.num_sequences, 8),
         max_rows=work.rows,
         max_tokens=16384,
         block_size=BLOCK_SIZE,

@@ -19,7 +19,7 @@ from torch import Tensor
 from compute_plane.cuda.build import build_on, planned_weights
 from compute_plane.cuda.drivers import CpuDriver, Event, Graph
 from compute_plane.cuda.kernel_operations import KernelOperations
-from compute_plane.cuda.operations import SamplingColumns
+from compute_plane.cuda.operations import LogprobColumns, LogprobOutputs, SamplingColumns
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from kernels.cuda.variant import Variant
 
@@ -130,7 +130,7 @@ class CountingLauncher:
 
 
 class PlayedOperations(KernelOperations):
-    """The kernels' operations, of which sampling alone has a result: the first token, finite."""
+    """The kernels' operations, of which what is answered has a result: the first token, likely."""
 
     def sample(
         self, out: Tensor, is_finite: Tensor, logits: Tensor, columns: SamplingColumns
@@ -138,6 +138,11 @@ class PlayedOperations(KernelOperations):
         super().sample(out, is_finite, logits, columns)
         out.zero_()
         is_finite.fill_(1)
+
+    def logprobs(self, out: LogprobOutputs, logits: Tensor, columns: LogprobColumns) -> None:
+        super().logprobs(out, logits, columns)
+        for tensor in (out.token_logprobs, out.top_tokens, out.top_logprobs):
+            tensor.zero_()
 
 
 def build_played(context: ExecutorContext, step_us: float) -> tuple[BuiltExecutor, PlayedDriver]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeVar
 
 from bench.host.played_device import PlayedDriver
@@ -48,14 +48,26 @@ ANY_EPOCH: Final = 1 << 63
 class StageWork:
     """Rows that decode together, from about `context` tokens on, for so many steps.
 
-    No two rows of a block's length enter their blocks together. `penalty`: of repetition.
+    No two rows of a block's length enter their blocks together. `num_asking`: rows with a `penalty`
+    of repetition (1: none), a bias of `num_biases` tokens and `num_logprobs` most likely tokens.
+    `num_waiting`: sequences beyond a step's rows; so many rows of every step are others than in the
+    step before.
     """
 
     rows: int
     context: int = 1024
     steps: int = 320
     temperature: float = 0.0
+    num_asking: int = 0
     penalty: float = 1.0
+    num_biases: int = 0
+    num_logprobs: int | None = None
+    num_waiting: int = 0
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that decode, in a step or not."""
+        return self.rows + self.num_waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +140,7 @@ class StageRun:
         calls = asdict(self._driver.calls.take())
         return {
             "rows": self._work.rows,
-            "context": self._work.context,
+            "work": asdict(self._work),
             "steps": num_counted,
             "medians_us": times.medians(),
             "means_us": times.means(),
@@ -172,7 +184,7 @@ def _scheduler(limits: SlotLimits, work: StageWork) -> Scheduler:
     scheduler = Scheduler(
         SchedulerConfig(
             max_batch_size=work.rows,
-            max_num_seqs=work.rows,
+            max_num_seqs=work.num_sequences,
             max_model_len=limits.max_sequence_tokens,
             max_total_tokens=limits.max_tokens,
             memory_threshold=1.0,
@@ -180,13 +192,17 @@ def _scheduler(limits: SlotLimits, work: StageWork) -> Scheduler:
         KVCacheManager(limits.num_blocks, limits.block_size),
     )
     params = GenerationParams(
-        max_tokens=work.steps,
-        temperature=work.temperature,
-        seed=0,
-        ignore_eos=True,
-        repetition_penalty=work.penalty,
+        max_tokens=work.steps, temperature=work.temperature, seed=0, ignore_eos=True
     )
-    for number in range(work.rows):
+    asking = replace(
+        params,
+        repetition_penalty=work.penalty,
+        logit_bias=dict.fromkeys(range(work.num_biases), 1.0),
+        num_logprobs=work.num_logprobs,
+    )
+    for number in range(work.num_sequences):
         prompt = [number] * (work.context - number % limits.block_size)
-        scheduler.add_request(Request(number, prompt, params))
+        scheduler.add_request(
+            Request(number, prompt, asking if number < work.num_asking else params)
+        )
     return scheduler

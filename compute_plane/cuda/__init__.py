@@ -10,7 +10,8 @@
     block_pools            KV pool and host pool: copies, swaps, digests
     pool_size              how many blocks: what weights, the largest_step and graphs leave
     decode_graphs          decode steps captured once for each batch size of a ladder
-    decode_steps           steps that want nothing but tokens, by a short way to the graphs' inputs
+    decode_steps           steps in which every row decodes, by a short way to the graphs' inputs
+    decode_wants           what their samples want, and what of it stays from step to step
     operations             what a device must compute, as a Protocol
     reference_operations   the same on torch's CPU device, by `kernels.reference`
     kernel_operations      the same by `kernels.cuda`; launchers: how a kernel is launched

@@ -13,6 +13,7 @@ from compute_plane.executor.interface import (
     SampleLogprobs,
     TopLogprobs,
 )
+from compute_plane.executor.sampling_rows import logprobs_asked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,11 +33,41 @@ def answer(
     block_digests: Sequence[int],
 ) -> ExecutionOutput:
     """Return the output of a step from the columns of `sampling_step.results_layout`."""
-    samples, prompts = plan.sample_order, plan.prompt_order
-    failed = batch.sampled_rows[_as_sent(results["is_finite"], samples) == 0]
-    failed_rows = dict.fromkeys(failed.tolist(), NOT_FINITE)
-    logprobs = _as_sent(results["prompt_logprobs"], prompts)
-    tops = _tops(results, "prompt_", prompts)
+    order = plan.sample_order
+    is_finite = results["is_finite"]
+    failed_rows: dict[int, str] = {}
+    if not is_finite.all():
+        failed = batch.sampled_rows[_as_sent(is_finite, order) == 0]
+        failed_rows = dict.fromkeys(failed.tolist(), NOT_FINITE)
+    of_prompts, top_of_prompts = _prompts(batch, plan, results, vocab_size, failed_rows)
+    return ExecutionOutput(
+        next_tokens=_as_sent(results["tokens"], order),
+        failed_rows=failed_rows,
+        logits=_as_sent(results["logits"], order) if "logits" in results else None,
+        prompt_logprobs=of_prompts,
+        sample_logprobs=_sample_logprobs(batch, plan, results, vocab_size),
+        prompt_top_logprobs=top_of_prompts,
+        block_digests=block_digests,
+    )
+
+
+def _prompts(
+    batch: ExecutionBatch,
+    plan: SamplingPlan,
+    results: dict[str, Array],
+    vocab_size: int,
+    failed_rows: dict[int, str],
+) -> tuple[Sequence[Array], Sequence[TopLogprobs]]:
+    """Return the log-probabilities of prompts; rows of which one is NaN are failed rows."""
+    if not batch.prompt_logprob_rows:
+        return (), ()
+    order = plan.prompt_order
+    logprobs, tops = np.zeros(0, dtype=np.float32), None
+    if len(order):
+        logprobs, tops = (
+            _as_sent(results["prompt_logprobs"], order),
+            _tops(results, "prompt_", order),
+        )
     of_prompts: list[Array] = []
     top_of_prompts: list[TopLogprobs] = []
     counts = batch.prompt_num_logprobs or [0] * len(batch.prompt_logprob_rows)
@@ -50,15 +81,7 @@ def answer(
         top_of_prompts.append(_first(tops, places, min(count, vocab_size)))
         if np.isnan(logprobs[places]).any():
             failed_rows[int(row)] = NOT_FINITE
-    return ExecutionOutput(
-        next_tokens=_as_sent(results["tokens"], samples),
-        failed_rows=failed_rows,
-        logits=_as_sent(results["logits"], samples) if "logits" in results else None,
-        prompt_logprobs=of_prompts,
-        sample_logprobs=_sample_logprobs(batch, plan, results, vocab_size),
-        prompt_top_logprobs=top_of_prompts,
-        block_digests=block_digests,
-    )
+    return of_prompts, top_of_prompts
 
 
 def _sample_logprobs(
@@ -66,16 +89,11 @@ def _sample_logprobs(
 ) -> list[SampleLogprobs]:
     if not len(results["logprobs"]):
         return []
-    logprobs = _as_sent(results["logprobs"], plan.sample_order)
+    logprobs = _as_sent(results["logprobs"], plan.sample_order).tolist()
     tops = _tops(results, "", plan.sample_order)
     return [
-        SampleLogprobs(
-            k,
-            float(logprobs[k]),
-            _first(tops, slice(k, k + 1), min(row.num_logprobs, vocab_size)),
-        )
-        for k, row in enumerate(batch.sampling)
-        if row.num_logprobs is not None
+        SampleLogprobs(k, logprobs[k], _first(tops, slice(k, k + 1), min(count, vocab_size)))
+        for k, count in logprobs_asked(batch.sampling)
     ]
 
 
@@ -99,6 +117,8 @@ def _first(tops: TopLogprobs | None, places: slice, count: int) -> TopLogprobs:
 
 def _as_sent(values: Array, order: Array) -> Array:
     """Return values, of which the i-th belongs to place order[i], by place."""
+    if (order[1:] > order[:-1]).all():
+        return values
     sent = np.empty_like(values)
     sent[order] = values
     return sent

@@ -5,8 +5,8 @@
                 decode          prefill
 
 A row of one token is attended by the decode kernel, whatever it is, a longer one by the prefill
-kernel; everything else treats all tokens alike. For a captured graph the decoding rows are padded
-to the number it was captured for: a padding row has no tokens to attend to and writes no keys.
+kernel; everything else treats all tokens alike. (Steps of decoding rows only that a captured graph
+holds go another way, `decode_steps`.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from compute_plane.cuda.operations import PADDING_SLOT, PrefillRows
+from compute_plane.cuda.operations import PrefillRows
 from compute_plane.executor.interface import BoolArray, ExecutionBatch
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
 from kernels.cuda.attention_tiles import plan_tiles
@@ -26,9 +26,6 @@ from planes.errors import ValidationError
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
-
-DECODE_COLUMNS = ("token_ids", "positions", "kv_slots", "decode_lens")
-"""Columns with one entry a row where all rows decode; beside them the block tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +94,8 @@ class BatchLayout:
         places[self._token_order] = np.arange(len(places))
         return places[tokens]
 
-    def columns(self, num_padded: int | None = None) -> dict[str, Array]:
-        """Return the columns of the tokens; those of prefill rows only if there are any.
-
-        `num_padded`: as how many rows a step of decoding rows is to appear.
-        """
+    def columns(self) -> dict[str, Array]:
+        """Return the columns of the tokens; those of prefill rows only if there are any."""
         sent, order = self.tokens, self._token_order
         decode = self._row_order[: self.num_decode]
         columns: dict[str, Array] = {
@@ -113,8 +107,6 @@ class BatchLayout:
         }
         if not self.is_decode:
             columns |= self._prefill_columns()
-        if num_padded is not None:
-            _pad(columns, num_padded)
         return columns
 
     def _prefill_columns(self) -> dict[str, Array]:
@@ -171,13 +163,3 @@ class BatchLayout:
                 f"{token} of the batch must be at {expected[token]}, got {sent.positions[token]}",
                 field="positions",
             )
-
-
-def _pad(columns: dict[str, Array], num_rows: int) -> None:
-    """Append rows that read nothing and write nothing."""
-    for name in (*DECODE_COLUMNS, "decode_tables"):
-        column = columns[name]
-        value = PADDING_SLOT if name == "kv_slots" else 0
-        padded = np.full((num_rows, *column.shape[1:]), value, dtype=column.dtype)
-        padded[: len(column)] = column
-        columns[name] = padded

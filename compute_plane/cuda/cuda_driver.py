@@ -109,8 +109,13 @@ class CudaDriver:
         self._compute = torch.cuda.Stream(device)
         self._copy = torch.cuda.Stream(device)
         self._computing = _Computing(device, self._compute)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
+        self.num_graphs = 0
+        """Graphs that were captured and not released."""
         self._pinned = PinnedMemory()
+        # Sums of long products are added in float32 to their end, not in the rows' dtype.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
     def host_buffer(self, num_bytes: int) -> Tensor:
         """Return pinned memory."""
@@ -149,6 +154,10 @@ class CudaDriver:
         with self.computing():
             work()
         torch.cuda.synchronize(self.device)
+        if self.num_graphs == 0:
+            # torch gives a pool up with the last graph in it, and refuses to use it again as long
+            # as something of it is held; its products' workspace is, which the first capture made.
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # A capture that fails leaves its own stream current; the context around it puts that right.
         with (
@@ -157,6 +166,7 @@ class CudaDriver:
             torch.cuda.graph(graph, pool=self._pool),
         ):
             work()
+        self.num_graphs += 1
         return _CudaGraph(graph, self)
 
     def total_bytes(self) -> int:
@@ -193,3 +203,4 @@ class _CudaGraph:
 
     def release(self) -> None:
         self._graph.reset()
+        self._driver.num_graphs -= 1

@@ -2,15 +2,14 @@
 
 A graph repeats the very launches it was captured from, on the very memory, so a graph exists for
 each number of rows of a ladder, and a step takes the smallest that holds its rows; the rows that
-are missing are padding. Its inputs are tensors of its own, which a step's are copied into on the
-device; its output is the logits of all its rows. What is asked of the logits differs from step to
-step, so it is queued behind the graph, not in it.
+are missing are padding. Its inputs lie at places of its own, where every step is written
+(`decode_steps`); its output is the logits of all its rows. What is asked of the logits differs from
+step to step, so it is queued behind the graph, not in it.
 
     step of 5 rows   token_ids │ a b c d e 0 0 0 │ ──copy──▶ │ graph of 8 rows │ ──▶ logits [8, V]
-                     tables    │ 8 × 3 blocks    │ ──copy──▶ │ tables [8, M]   │
+                     tables    │ 5 × 3 blocks    │ ──copy──▶ │ tables [8, M]   │
 
-Graphs share the memory of their inputs (`decode_inputs`): no two of them run at a time. A step that
-asks for nothing but tokens is written there by the host itself (`decode_steps`).
+Graphs share the memory of their inputs (`decode_inputs`): no two of them run at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from compute_plane.cuda.decode_inputs import GraphInputs, InputMemory, bytes_of_
 from compute_plane.errors import GraphCaptureError, GraphReplayError
 
 if TYPE_CHECKING:
-    from compute_plane.cuda.batch_layout import StepTensors
     from compute_plane.cuda.drivers import Driver, Graph
     from compute_plane.cuda.model import LlamaModel
     from compute_plane.model.spec import ModelSpec
@@ -81,7 +79,8 @@ class DecodeGraphs:
         self._driver = driver
         self._model = model
         self._table_width = table_width
-        self._longest = longest
+        self.longest = longest
+        """Tokens of a sequence, at most."""
         self._graphs: dict[int, _DecodeGraph] = {}
         self._captured: tuple[int, ...] = ()
         self._memory: InputMemory | None = None
@@ -142,17 +141,11 @@ class DecodeGraphs:
         """Return where the graph of a rung reads its inputs. Raises GraphReplayError."""
         return self._graph(num_rows).inputs
 
-    def replay(self, step: StepTensors) -> Tensor:
-        """Queue a step that was padded to a rung; return the logits of its rows, float32 [R, V].
+    def run(self, num_rows: int) -> Tensor:
+        """Queue the graph of a rung whose inputs are there; return its logits, float32 [R, V].
 
         They stay until a graph is replayed again. Raises GraphReplayError.
         """
-        inputs = self._graph(step.num_decode).inputs
-        inputs.take(step)
-        return self.run(step.num_decode)
-
-    def run(self, num_rows: int) -> Tensor:
-        """Queue the graph of a rung whose inputs are there already; return as `replay` does."""
         made = self._graph(num_rows)
         if made.graph is None or made.logits is None:
             raise GraphReplayError(f"the graph of {num_rows} rows was never captured")
@@ -182,7 +175,7 @@ class DecodeGraphs:
         with self._driver.computing():
             if self._memory is None or self._memory.num_rows < num_rows:
                 self._memory = InputMemory(self._driver, num_rows, self._table_width)
-            return GraphInputs(self._memory, num_rows, self._longest)
+            return GraphInputs(self._memory, num_rows, self.longest)
 
 
 def _one_line(error: BaseException) -> str:

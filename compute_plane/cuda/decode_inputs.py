@@ -2,9 +2,9 @@
 
 All graphs read one memory: one runs at a time. For a graph of R rows it is laid out as
 
-    │ draws of R samples │ tokens, positions, lengths, slots, sample positions │ S × W blocks │
-      stay from step       of R rows: new in every step                          sent only if
-      to step                                                                    they are new
+    │ how R samples are drawn, │ tokens, positions, lengths, slots, │ S × W blocks │
+    │ adjusted, listed         │ places of R rows and samples       │              │
+      stays from step to step    new in every step                    sent only if they are new
 
 and beside it are the block tables [R, M] that kernels read, as wide as the longest sequence there
 can be: the blocks that a step has sent are copied there on the device. So a step is one copy, of
@@ -22,7 +22,7 @@ import torch
 
 from compute_plane.cuda.batch_layout import StepTensors
 from compute_plane.cuda.columns import ALIGNMENT, Layout
-from compute_plane.cuda.operations import EVERYTHING, PADDING_SLOT, DrawNeeds, SamplingColumns
+from compute_plane.cuda.operations import PADDING_SLOT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,15 @@ STAYING: Final = {
     "inverse_temperatures": np.float64,
     "top_ps": np.float64,
     "min_ps": np.float64,
+    "sample_rows": np.int32,
+    "sample_counts": np.int32,
+    "adjust_rows": np.int32,
+    "repetition_penalties": np.float32,
+    "presence_penalties": np.float32,
+    "frequency_penalties": np.float32,
+    "history_starts": np.int64,
+    "num_prompts": np.int32,
+    "bias_starts": np.int32,
     "awaited_tokens": np.int64,
     "awaited_samples": np.int64,
 }
@@ -52,16 +61,18 @@ MOVING: Final = {
     "decode_lens": np.int32,
     "kv_slots": np.int64,
     "sample_positions": np.int64,
+    "history_lengths": np.int32,
+    "history_rows": np.int64,
+    "history_ends": np.int64,
 }
 """Columns that every step has anew."""
-DRAWS: Final = (
-    "inverse_temperatures", "top_ks", "top_ps", "min_ps", "seeds", "sample_indexes",
-)  # fmt: skip
 
 
 def rows_layout(num_rows: int) -> Layout:
     """Return the columns of a graph of so many rows."""
-    return Layout({name: (dtype, (num_rows,)) for name, dtype in (STAYING | MOVING).items()})
+    arrays = {name: (dtype, (num_rows,)) for name, dtype in (STAYING | MOVING).items()}
+    arrays["bias_starts"] = STAYING["bias_starts"], (num_rows + 1,)
+    return Layout(arrays)
 
 
 def bytes_of_inputs(num_rows: int, table_width: int) -> int:
@@ -115,22 +126,10 @@ class GraphInputs:
             None,
         )
         self._sent_tables: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
-        self._draws: dict[tuple[int, DrawNeeds], SamplingColumns] = {}
         memory.forget()
         for name in MOVING:
             self.columns[name].zero_()
         self.step.kv_slots.fill_(PADDING_SLOT)
-
-    def take(self, step: StepTensors) -> None:
-        """Queue copies of a step's tensors, padded to R rows."""
-        self.memory.forget()
-        own = self.step
-        own.token_ids.copy_(step.token_ids)
-        own.positions.copy_(step.positions)
-        own.kv_slots.copy_(step.kv_slots)
-        own.decode_lens.copy_(step.decode_lens)
-        # What lies right of a row's own blocks is never read.
-        own.decode_tables[:, : step.decode_tables.shape[1]].copy_(step.decode_tables)
 
     def take_tables(self, shape: tuple[int, ...]) -> None:
         """Queue the copy of blocks that were sent, [S, W], to the tables that the graph reads."""
@@ -146,25 +145,12 @@ class GraphInputs:
         target, source = pair
         target.copy_(source)
 
-    def draws(self, num_samples: int, needs: DrawNeeds) -> SamplingColumns:
-        """Return the columns of the first samples, and what they need."""
-        made = self._draws.get((num_samples, needs))
-        if made is None:
-            columns = {name: column[:num_samples] for name, column in self.columns.items()}
-            made = self._draws[num_samples, needs] = SamplingColumns(
-                logits_rows=columns["draw_rows"],
-                positions=columns["sample_positions"],
-                needs=needs,
-                **{name: columns[name] for name in DRAWS},
-            )
-        return made
-
 
 class HostRows:
     """The columns of a graph of R rows as the host fills them in; they stay from step to step.
 
-    `arrays`: by name, [R] each. `staying`: what the staying columns say, whatever it is called.
-    `needs`: of the samples that they say it of.
+    `arrays`: by name, [R] each, `bias_starts` [R + 1]. `staying`: what the staying columns say,
+    whatever it is called.
     """
 
     def __init__(self, inputs: GraphInputs) -> None:
@@ -173,7 +159,6 @@ class HostRows:
         self.arrays["kv_slots"].fill(PADDING_SLOT)
         self.num_rows = 0
         self.staying: object = None
-        self.needs: DrawNeeds = EVERYTHING
 
     def resize(self, num_rows: int) -> None:
         """Make rows from `num_rows` on padding again."""

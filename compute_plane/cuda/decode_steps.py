@@ -1,13 +1,13 @@
-"""Decode steps that want nothing but tokens, by the shortest way from the batch to the graph.
+"""Steps in which every row decodes, by the shortest way from the batch to the graph that holds it.
 
-Most steps of a busy plane are such: every row computes one token, a graph holds them all, and of
-each sample nothing but its token is wanted. What such steps have in common is kept: the host's
-columns, which are filled in place, the tensors and views of the device's side, the parameters of
-the draws. Left for each step are its tokens, positions, slots and lengths, in one copy to the
-device, and the tokens that come back in another.
+Most steps of a busy plane are such. What they have in common is kept: the host's columns, which are
+filled in place, the tensors and views of the device's side, what the samples want (`decode_wants`).
+Left for each step are its tokens, positions, slots and lengths, in one copy to the device, and what
+the samples gave in another. Log-probabilities, penalties and biases cost a run of steps their
+launches, and what is sent once.
 
-Whatever is unusual about a batch, and whatever is wrong with it, takes the ordinary way, which says
-so (`executor`); the tests hold both against each other.
+What no graph holds, log-probabilities of prompts, and whatever is wrong with a batch are left to
+the ordinary way, which says what is wrong (`executor`); the tests hold both against each other.
 
 Array letters: R rows of the graph, S rows, K samples, W width of the batch's block tables.
 """
@@ -20,41 +20,51 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.cuda.answers import NOT_FINITE
-from compute_plane.cuda.columns import Layout
+from compute_plane.cuda.answers import answer
+from compute_plane.cuda.columns import ALIGNMENT, Layout
+from compute_plane.cuda.decode_checks import DecodeChecks
 from compute_plane.cuda.decode_graphs import LADDER
 from compute_plane.cuda.decode_inputs import HostRows
-from compute_plane.cuda.sampling_columns import needs_of
+from compute_plane.cuda.decode_wants import NOT_RAGGED, DecodeWants, Ragged, keys_of
+from compute_plane.cuda.operations import MAX_LOGPROBS
+from compute_plane.cuda.sampling_step import GroupWork, results_layout
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput
-from compute_plane.executor.sampling_rows import SamplingRows, are_plain
-from kernels.reference.sampling import inverse
+from compute_plane.executor.sampling_rows import SamplingRows
+from compute_plane.executor.token_layout import check_copies
+from planes.errors import ValidationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
+    from compute_plane.cuda.block_pools import BlockPools
     from compute_plane.cuda.decode_graphs import DecodeGraphs
     from compute_plane.cuda.decode_inputs import GraphInputs
     from compute_plane.cuda.drivers import Driver, Event
     from compute_plane.cuda.last_samples import LastSamples
     from compute_plane.cuda.operations import DeviceOperations
-    from compute_plane.cuda.staging import Berth
-    from compute_plane.executor.interface import SamplingRow
-    from compute_plane.executor.step import SamplingKey
+    from compute_plane.cuda.staging import Berth, StagingRing
     from compute_plane.executor.token_layout import PoolShape
 
 Array = npt.NDArray[Any]
 
 MOST_ROWS: Final = LADDER[-1]
+MAX_WORKS: Final = 1024
+"""Of tensors that are kept made, by what they depend on."""
+RESULT_BYTES: Final = 4 * MOST_ROWS * (3 + 2 * MAX_LOGPROBS) + 5 * ALIGNMENT
+"""Results of that many samples with log-probabilities take no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeUnderWay:
-    """Such a step that is queued; a `LaunchedStep`. `done`: when its tokens are in the berth."""
+    """Such a step that is queued; a `LaunchedStep`. `done`: when its results are in the berth."""
 
     batch: ExecutionBatch
+    wants: DecodeWants
     berth: Berth
+    vocab_size: int
+    block_digests: Sequence[int]
     done: Event
 
     def wait(self) -> None:
@@ -62,145 +72,118 @@ class DecodeUnderWay:
         self.done.wait()
 
     def answer(self) -> ExecutionOutput:
-        """Wait for the step and return its tokens; once only. Raises DeviceLostError."""
+        """Wait for the step and return what it produced; once only. Raises DeviceLostError."""
         results = self.berth.collect()
-        is_finite = results["is_finite"]
-        if is_finite.all():
-            return ExecutionOutput(results["tokens"])
-        failed = self.batch.sampled_rows[is_finite == 0].tolist()
-        return ExecutionOutput(results["tokens"], dict.fromkeys(failed, NOT_FINITE))
+        return answer(self.batch, self.wants.plan, results, self.vocab_size, self.block_digests)
 
 
 @dataclass(frozen=True, slots=True)
 class TakenStep:
-    """A batch that goes this way: the graph's rows, the slot of the pool that each row writes."""
+    """A batch that goes this way: the graph's rows, the slot of the pool that each row writes.
+
+    `ragged`: what is sent beside its columns; None: all of that is there.
+    """
 
     batch: ExecutionBatch
     num_graph_rows: int
     kv_slots: Array
+    wants: DecodeWants
+    ragged: Ragged | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Results:
-    """Where the results of K samples lie on the device, and how: [K] each."""
+class _Work:
+    """What is done with the logits, and where its results lie on the device, and how."""
 
     layout: Layout
     memory: Tensor
     tokens: Tensor
-    is_finite: Tensor
+    group: GroupWork
 
 
 class DecodeSteps:
-    """Launches the steps that it takes. `longest`: tokens of a sequence, at most."""
+    """Launches the steps that it takes. `keep_logits`: as in `CudaExecutor`."""
 
     def __init__(
         self,
         driver: Driver,
         graphs: DecodeGraphs,
         operations: DeviceOperations,
+        pools: BlockPools,
+        ring: StagingRing,
         last: LastSamples,
         shape: PoolShape,
-        longest: int,
+        *,
+        keep_logits: bool,
     ) -> None:
         self._driver = driver
         self._graphs = graphs
         self._operations = operations
+        self._pools = pools
+        self._ring = ring
         self._last = last
         self._shape = shape
-        self._longest = longest
+        self._checks = DecodeChecks(shape, graphs.longest, last, MOST_ROWS)
+        self._keep_logits = keep_logits
         self._hosts: dict[GraphInputs, HostRows] = {}
-        self._results: dict[tuple[Berth, int], _Results] = {}
+        self._works: dict[object, _Work] = {}
         self._every: Array = np.arange(MOST_ROWS)
+        self._keys: object = None
+        self._wants: DecodeWants | None = None
+        self._ragged: Ragged | None = None
+        self._sent: Mapping[str, Tensor] = {}
 
     def take(self, batch: ExecutionBatch) -> TakenStep | None:
         """Return the batch as it goes this way; None: it goes the ordinary one."""
-        num_rows = len(batch.query_lens)
-        if (
-            batch.copies
-            or batch.prompt_logprob_rows
-            or batch.digest_blocks
-            or not 0 < num_rows <= MOST_ROWS
-        ):
+        num_rows, num_samples = len(batch.query_lens), len(batch.sampling)
+        most = max(num_rows, num_samples)
+        if batch.prompt_logprob_rows or not (num_rows and num_samples) or most > MOST_ROWS:
             return None
-        rung = self._graphs.rung(num_rows)
-        if (
-            rung is None
-            or not 0 < len(batch.sampling) <= rung
-            or not are_plain(batch.sampling)
-            or not self._is_sound(batch, num_rows)
-        ):
+        rung = self._graphs.rung(most)
+        kv_slots = None if rung is None else self._checks.kv_slots(batch)
+        if rung is None or kv_slots is None:
             return None
-        positions, size = batch.positions, self._shape.block_size
-        places = positions // size
-        kv_slots = batch.block_tables[self._every[:num_rows], places].astype(np.int64) * size
-        kv_slots += positions - places * size
-        if len(set(kv_slots.tolist())) != num_rows:
+        try:
+            check_copies(batch.copies, self._shape)
+            wants = self._wants_of(batch)
+            ragged = self._ragged_of(wants, batch)
+        except ValidationError:
             return None
-        return TakenStep(batch, rung, kv_slots)
+        return TakenStep(batch, rung, kv_slots, wants, ragged)
 
     def launch(self, step: TakenStep, berth: Berth) -> DecodeUnderWay:
         """Queue a step. Raises GraphReplayError, and what the runtime reports."""
-        batch, rung = step.batch, step.num_graph_rows
-        num_rows, num_samples = len(batch.query_lens), len(batch.sampling)
+        batch, rung, wants = step.batch, step.num_graph_rows, step.wants
         inputs = self._graphs.inputs(rung)
+        ragged = self._send(step, berth)
         host = self._host_rows(inputs)
-        self._fill(host, step)
-        sources = batch.input_sources
-        in_order, num_awaited = False, 0
-        if sources is not None:
-            in_order = self._last.are_in_order(sources, self._every[:num_rows])
-            if not in_order:
-                awaited = np.flatnonzero(sources >= 0)
-                num_awaited = len(awaited)
-                host.arrays["awaited_tokens"][:num_awaited] = awaited
-                host.arrays["awaited_samples"][:num_awaited] = self._last.places(sources[awaited])
+        self._fill(host, step, ragged)
+        num_awaited, in_order = self._fill_awaited(host, batch)
+        num_grown = self._fill_histories(host, step, ragged)
         self._upload(inputs, host, batch, berth, is_whole=num_awaited > 0)
+        columns = inputs.columns
         if in_order:
-            self._last.put_first(inputs.step.token_ids, num_rows)
+            self._last.put_first(inputs.step.token_ids, len(batch.query_lens))
         elif num_awaited:
-            columns = inputs.columns
             self._last.put(
                 columns["token_ids"],
                 columns["awaited_tokens"][:num_awaited],
                 columns["awaited_samples"][:num_awaited],
             )
+        if num_grown:
+            tokens = columns["token_ids"].index_select(0, columns["history_rows"][:num_grown])
+            self._sent["history"].index_copy_(0, columns["history_ends"][:num_grown], tokens)
         logits = self._graphs.run(rung)
-        results = self._results_of(berth, num_samples)
-        draws = inputs.draws(num_samples, host.needs)
-        self._operations.sample(results.tokens, results.is_finite, logits, draws)
-        done = berth.fetch(results.layout, results.memory)
-        self._last.keep_in_order(results.tokens)
-        return DecodeUnderWay(batch, berth, done)
-
-    def _is_sound(self, batch: ExecutionBatch, num_rows: int) -> bool:
-        """Whether all rows decode, and nothing that becomes an address is out of its range."""
-        shape, tables = self._shape, batch.block_tables
-        tokens, positions, seq_lens = batch.input_tokens, batch.positions, batch.seq_lens
-        sampled, sources = batch.sampled_rows, batch.input_sources
-        every = (batch.query_lens, tokens, positions, seq_lens, sampled, tables)
-        if any(array.dtype != np.int32 for array in every) or tables.ndim != 2:
-            return False
-        if not (
-            len(tokens) == len(positions) == len(seq_lens) == len(tables) == num_rows
-            and len(sampled) == len(batch.sampling)
-        ):
-            return False
-        if sources is not None and not (
-            sources.shape == (num_rows,)
-            and sources.min() >= -1
-            and sources.max() < self._last.num_samples
-        ):
-            return False
-        return bool(
-            (batch.query_lens == 1).all()
-            and (positions + 1 == seq_lens).all()
-            and positions.min() >= 0
-            and seq_lens.max() <= min(self._longest, tables.shape[1] * shape.block_size)
-            # As unsigned numbers: a negative one is too large.
-            and tokens.view(np.uint32).max() < shape.vocab_size
-            and sampled.view(np.uint32).max() < num_rows
-            and tables.view(np.uint32).max() < shape.num_blocks
-        )
+        work = self._work(inputs, berth, wants)
+        work.group.run(logits, self._sent, self._operations)
+        done = berth.fetch(work.layout, work.memory)
+        if wants.is_in_order:
+            self._last.keep_in_order(work.tokens)
+        else:
+            self._last.keep(work.tokens, wants.plan)
+        digests = [self._pools.digest(block) for block in batch.digest_blocks]
+        self._ragged = ragged
+        return DecodeUnderWay(batch, wants, berth, self._shape.vocab_size, digests, done)
 
     def _host_rows(self, inputs: GraphInputs) -> HostRows:
         host = self._hosts.get(inputs)
@@ -208,31 +191,99 @@ class DecodeSteps:
             host = self._hosts[inputs] = HostRows(inputs)
         return host
 
-    def _fill(self, host: HostRows, step: TakenStep) -> None:
-        """Fill the host's columns in."""
-        batch, arrays = step.batch, host.arrays
-        num_rows, num_samples = len(batch.query_lens), len(batch.sampling)
+    def _wants_of(self, batch: ExecutionBatch) -> DecodeWants:
+        """Return the plan of a step's samples, the same one while their keys are the same."""
+        sampling = batch.sampling
+        keys = sampling.keys if isinstance(sampling, SamplingRows) else keys_of(sampling)
+        if self._wants is None or keys != self._keys:
+            self._wants = DecodeWants.of(keys_of(sampling), self._shape.vocab_size)
+            self._keys = keys
+        return self._wants
+
+    def _ragged_of(self, wants: DecodeWants, batch: ExecutionBatch) -> Ragged | None:
+        """Return what a step must send beside its columns; None: it is all there."""
+        if not (len(wants.adjusted) or batch.copies):
+            return NOT_RAGGED
+        last = self._ragged
+        if (
+            last is not None
+            and last.upload == self._ring.num_uploads
+            and last.is_continued_by(wants, batch)
+        ):
+            return None
+        return Ragged.of(wants, batch, self._shape.vocab_size)
+
+    def _send(self, step: TakenStep, berth: Berth) -> Ragged:
+        """Queue the copy of what has no fixed length, and of blocks; return what is there."""
+        ragged, self._ragged = step.ragged or self._ragged, None
+        if ragged is None:
+            raise ValueError("a step that sends nothing goes on from one that has")
+        if step.ragged is None:
+            ragged.grow()
+        elif ragged is not NOT_RAGGED:
+            self._sent = self._ring.upload(berth, Layout.of(ragged.arrays), ragged.arrays)
+            ragged.upload = self._ring.num_uploads
+            self._pools.run(ragged.copies, self._sent["block_pairs"], self._operations)
+        return ragged
+
+    def _fill(self, host: HostRows, step: TakenStep, ragged: Ragged) -> None:
+        """Fill the host's columns in, but for what `_fill_awaited` and `_fill_histories` do."""
+        batch, arrays, wants = step.batch, host.arrays, step.wants
+        num_rows, sampling = len(batch.query_lens), batch.sampling
         host.resize(num_rows)
         arrays["token_ids"][:num_rows] = batch.input_tokens
         arrays["positions"][:num_rows] = batch.positions
         arrays["decode_lens"][:num_rows] = batch.seq_lens
         arrays["kv_slots"][:num_rows] = step.kv_slots
-        sampling = batch.sampling
-        keys: object
-        rows: Sequence[SamplingRow | SamplingKey]
-        if isinstance(sampling, SamplingRows):
-            arrays["sample_positions"][:num_samples] = sampling.positions
-            keys, rows = sampling.keys, sampling.keys.keys
-        else:
-            arrays["sample_positions"][:num_samples] = [row.position for row in sampling]
-            keys = rows = [row._replace(position=0) for row in sampling]
-        staying = (keys, batch.sampled_rows.tobytes())
+        positions = (
+            sampling.positions
+            if isinstance(sampling, SamplingRows)
+            else np.array([row.position for row in sampling], dtype=np.int64)
+        )
+        if not wants.is_in_order:
+            positions = positions[wants.plan.sample_order]
+        arrays["sample_positions"][: len(sampling)] = positions
+        staying = (wants, batch.sampled_rows.tobytes(), ragged)
         if host.staying != staying:
             host.staying = None  # a parameter that no column holds leaves the others half filled in
-            arrays["draw_rows"][:num_samples] = batch.sampled_rows
-            host.needs = needs_of(rows)
-            _fill_draws(arrays, rows)
+            wants.fill(arrays, batch.sampled_rows, ragged)
             host.staying = staying
+
+    def _fill_awaited(self, host: HostRows, batch: ExecutionBatch) -> tuple[int, bool]:
+        """Fill in which tokens are samples of the step before; return how many are listed.
+
+        And whether, instead, the rows await the first samples, one after the other.
+        """
+        sources = batch.input_sources
+        if sources is None:
+            return 0, False
+        if self._last.are_in_order(sources, self._every[: len(sources)]):
+            return 0, True
+        awaited = np.flatnonzero(sources >= 0)
+        host.arrays["awaited_tokens"][: len(awaited)] = awaited
+        host.arrays["awaited_samples"][: len(awaited)] = self._last.places(sources[awaited])
+        return len(awaited), False
+
+    def _fill_histories(self, host: HostRows, step: TakenStep, ragged: Ragged) -> int:
+        """Fill in how long histories are; return how many get a token on the device.
+
+        The last token of one that was sent by now is missing only where it is awaited.
+        """
+        batch, wants, num_adjusted = step.batch, step.wants, len(ragged.lengths)
+        if not num_adjusted:
+            return 0
+        arrays = host.arrays
+        arrays["history_lengths"][:num_adjusted] = ragged.lengths
+        rows = batch.sampled_rows[wants.plan.adjusted_order]
+        grows = ragged.lengths > 0
+        if step.ragged is not None:
+            if batch.input_sources is None:
+                return 0
+            grows &= batch.input_sources[rows] >= 0
+        which = np.flatnonzero(grows)
+        arrays["history_rows"][: len(which)] = rows[which]
+        arrays["history_ends"][: len(which)] = ragged.starts[which] + ragged.lengths[which] - 1
+        return len(which)
 
     def _upload(
         self,
@@ -263,31 +314,18 @@ class DecodeSteps:
         # What can still be written may be another's next time.
         memory.tables_sent = None if batch.block_tables.flags.writeable else batch.block_tables
 
-    def _results_of(self, berth: Berth, num_samples: int) -> _Results:
-        """Return where a step in this berth puts its results."""
-        made = self._results.get((berth, num_samples))
+    def _work(self, inputs: GraphInputs, berth: Berth, wants: DecodeWants) -> _Work:
+        """Return what a step in this berth does with the logits."""
+        key = inputs, berth, wants.shape
+        made = self._works.get(key)
         if made is None:
-            layout = _results_layout(num_samples)
-            memory = berth.device_results(_results_layout(MOST_ROWS).num_bytes)
-            memory = memory[: layout.num_bytes]
-            tensors = layout.tensors(memory)
-            made = _Results(layout, memory, tensors["tokens"], tensors["is_finite"])
-            self._results[berth, num_samples] = made
+            layout = results_layout(
+                wants.plan, self._shape.vocab_size, keep_logits=self._keep_logits
+            )
+            memory = berth.device_results(max(layout.num_bytes, RESULT_BYTES))[: layout.num_bytes]
+            results = layout.tensors(memory)
+            group = GroupWork.of(wants.group, inputs.columns, results)
+            if len(self._works) == MAX_WORKS:
+                self._works.clear()
+            made = self._works[key] = _Work(layout, memory, results["tokens"], group)
         return made
-
-
-def _fill_draws(arrays: Mapping[str, Array], rows: Sequence[SamplingRow | SamplingKey]) -> None:
-    """Fill in how samples are drawn."""
-    every = slice(len(rows))
-    arrays["inverse_temperatures"][every] = [
-        inverse(row.temperature) if row.temperature else 0.0 for row in rows
-    ]
-    arrays["top_ks"][every] = [row.top_k for row in rows]
-    arrays["top_ps"][every] = [row.top_p for row in rows]
-    arrays["min_ps"][every] = [row.min_p for row in rows]
-    arrays["sample_indexes"][every] = [row.sample_index for row in rows]
-    arrays["seeds"][every] = np.array([row.seed for row in rows], np.uint64).view(np.int64)
-
-
-def _results_layout(num_samples: int) -> Layout:
-    return Layout(dict.fromkeys(("tokens", "is_finite"), (np.int32, (num_samples,))))

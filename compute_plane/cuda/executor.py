@@ -1,9 +1,9 @@
 """The CUDA executor: a batch in, queued on the device, its answer out.
 
     check → host columns → one copy → block copies → layers → logits → samples → one copy → answer
-                                                     └ replayed as a graph where all rows decode ┘
 
-Decode steps that want nothing but tokens take a shorter way to the same (`decode_steps`).
+Steps in which every row decodes take a shorter way to the same: their layers and logits are one
+graph (`decode_steps`).
 
 `launch` does everything up to the copy back and returns at once; `StepUnderWay.answer` waits.
 `execute` is one after the other. On torch's CPU device the same code runs with
@@ -29,7 +29,7 @@ from compute_plane.cuda.decode_graphs import DecodeGraphs
 from compute_plane.cuda.decode_steps import DecodeSteps, DecodeUnderWay, TakenStep
 from compute_plane.cuda.last_samples import LastSamples
 from compute_plane.cuda.model import LlamaModel
-from compute_plane.cuda.sampling_columns import LOGITS_ROWS, SamplingPlan, plan_sampling
+from compute_plane.cuda.sampling_columns import SamplingPlan, plan_sampling
 from compute_plane.cuda.sampling_step import results_layout, run_group
 from compute_plane.cuda.staging import Berth, StagingRing
 from compute_plane.executor.interface import (
@@ -107,8 +107,9 @@ class CudaExecutor:
         self._last = LastSamples(spec.vocab_size)
         self._ring = StagingRing(driver, MAX_STEPS_UNDER_WAY)
         self._decode = DecodeSteps(
-            driver, self._graphs, operations, self._last, self._shape, longest
-        )
+            driver, self._graphs, operations, pools, self._ring, self._last, self._shape,
+            keep_logits=keep_logits,
+        )  # fmt: skip
 
     @property
     def graphs(self) -> DecodeGraphs:
@@ -136,7 +137,7 @@ class CudaExecutor:
         Raises ValidationError, with nothing changed, if the batch is malformed; ExecutionError if
         too many steps are under way; DeviceLostError.
         """
-        taken = None if self._keep_logits else self._decode.take(batch)
+        taken = self._decode.take(batch)
         if taken is not None:
             return self._launch_decode(taken)
         layout = BatchLayout(
@@ -146,12 +147,11 @@ class CudaExecutor:
             tile_tokens=self._operations.tile_tokens,
         )
         layout.check_lengths(self._longest)
-        rung = self._rung(batch, layout)
         wanted = layout.places(wanted_tokens(batch, layout.tokens))
-        plan = plan_sampling(batch, wanted, self._spec.vocab_size, all_rows=rung is not None)
+        plan = plan_sampling(batch, wanted, self._spec.vocab_size)
         copies = plan_copies(batch.copies)
         columns = {
-            **layout.columns(rung),
+            **layout.columns(),
             **plan.columns,
             **self._last.columns(batch, layout, plan),
             "block_pairs": copies.pairs,
@@ -162,7 +162,7 @@ class CudaExecutor:
                 inputs = self._ring.upload(berth, Layout.of(columns), columns)
                 self._last.fill_in(inputs)
                 self._pools.run(copies, inputs["block_pairs"], self._operations)
-                done = self._compute(layout, rung, plan, inputs, berth)
+                done = self._compute(layout, plan, inputs, berth)
             digests = [self._pools.digest(block) for block in batch.digest_blocks]
         except BaseException:  # whatever it is: a berth that is not freed is lost
             berth.abandon()
@@ -179,16 +179,9 @@ class CudaExecutor:
             berth.abandon()
             raise
 
-    def _rung(self, batch: ExecutionBatch, layout: BatchLayout) -> int | None:
-        """Return as how many rows a graph runs the batch; None: it is launched eagerly."""
-        if not layout.is_decode or batch.prompt_logprob_rows or len(batch.sampling) > LOGITS_ROWS:
-            return None
-        return self._graphs.rung(layout.num_decode)
-
     def _compute(
         self,
         layout: BatchLayout,
-        rung: int | None,
         plan: SamplingPlan,
         inputs: dict[str, torch.Tensor],
         berth: Berth,
@@ -198,15 +191,10 @@ class CudaExecutor:
         results_of = results_layout(plan, spec.vocab_size, keep_logits=self._keep_logits)
         buffer = self._driver.device_buffer(results_of.num_bytes)
         results = results_of.tensors(buffer)
-        if rung is not None:
-            logits = self._graphs.replay(step)
-            for group in plan.groups:
-                run_group(group, logits, inputs, results, self._operations)
-        else:
-            hidden = self._model.run(step)
-            for group in plan.groups:
-                logits = self._model.logits(hidden, inputs["out_tokens"][group.out_tokens])
-                run_group(group, logits, inputs, results, self._operations)
+        hidden = self._model.run(step)
+        for group in plan.groups:
+            logits = self._model.logits(hidden, inputs["out_tokens"][group.out_tokens])
+            run_group(group, logits, inputs, results, self._operations)
         done = berth.fetch(results_of, buffer)
         self._last.keep(results["tokens"], plan)
         return done

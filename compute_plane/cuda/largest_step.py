@@ -16,6 +16,7 @@ import numpy as np
 from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import BlockPools
 from compute_plane.cuda.columns import Layout
+from compute_plane.cuda.decode_wants import ROOM
 from compute_plane.cuda.host_layers import rows_for_the_host
 from compute_plane.cuda.model import LlamaModel
 from compute_plane.cuda.operations import MAX_LOGPROBS, PADDING_SLOT
@@ -114,8 +115,8 @@ def bytes_of_tables(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def bytes_of_histories(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Return what the histories of penalties take, at most."""
-    return min(INT_BYTES * sizes.max_rows * spec.context_length, MOST_HISTORY_BYTES)
+    """Return what the histories of penalties take, at most, with room to grow."""
+    return min(INT_BYTES * sizes.max_rows * (spec.context_length + ROOM), MOST_HISTORY_BYTES)
 
 
 def _plan(batch: ExecutionBatch, layout: BatchLayout, vocab_size: int) -> SamplingPlan:

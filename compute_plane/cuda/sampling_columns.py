@@ -13,7 +13,7 @@ Array letters: K samples, P prompt targets, A adjusted samples, O logits rows of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.cuda.operations import MAX_LOGPROBS, DrawNeeds
-from compute_plane.executor.interface import ExecutionBatch, Int32Array, Penalties, SamplingRow
+from compute_plane.executor.interface import (
+    ExecutionBatch,
+    Int32Array,
+    LogitBias,
+    Penalties,
+    SamplingRow,
+)
 from compute_plane.executor.logits_groups import group_logits
 from kernels.reference.sampling import inverse
 from planes.errors import ValidationError
@@ -37,6 +43,15 @@ LOGITS_ROWS: Final = 256
 NO_HISTORY: Final = np.zeros(0, dtype=np.int32)
 NO_PENALTIES: Final = Penalties(1.0, 0.0, 0.0, NO_HISTORY, 0)
 NO_LOGPROBS: Final = -1
+DRAW_TYPES: Final = {
+    "inverse_temperatures": np.float64,
+    "top_ks": np.int32,
+    "top_ps": np.float64,
+    "min_ps": np.float64,
+    "seeds": np.int64,
+    "sample_indexes": np.int32,
+}
+"""Columns that say how samples are drawn, but for their positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +89,11 @@ class SamplingPlan:
     adjusted_order: Int64Array
 
 
-def plan_sampling(
-    batch: ExecutionBatch, wanted: Int64Array, vocab_size: int, *, all_rows: bool = False
-) -> SamplingPlan:
+def plan_sampling(batch: ExecutionBatch, wanted: Int64Array, vocab_size: int) -> SamplingPlan:
     """Return the columns of a step's wants.
 
     `wanted`: for each want the token of the step, as the device numbers them, behind which logits
-    are wanted. `all_rows`: the logits of all tokens are there already, so a want's logits row is
-    its token, and there is one group. Raises ValidationError for what would become a bad address.
+    are wanted. Raises ValidationError for what would become a bad address.
     """
     num_samples = len(batch.sampling)
     check_tokens(batch.sampling, vocab_size)
@@ -97,7 +109,8 @@ def plan_sampling(
     prompts: list[Int64Array] = []
     logits_rows = np.zeros(len(wanted), dtype=np.int32)
     num_out = num_adjusted = sample_end = prompt_end = 0
-    for tokens, members, rows in _groups(wanted, all_rows=all_rows):
+    for found in group_logits(wanted, LOGITS_ROWS, LOGITS_ROWS):
+        tokens, members, rows = found.out_tokens, found.wanted, found.rows
         logits_rows[members] = rows
         of_samples = members[members < num_samples]
         of_samples = of_samples[np.argsort(is_adjusted[of_samples], kind="stable")]
@@ -156,12 +169,23 @@ def check_tokens(sampling: Sequence[SamplingRow], vocab_size: int) -> None:
     for row in sampling:
         if row.is_plain:
             continue
-        if row.logit_bias is not None:
-            _check_ids("sampling.logit_bias.token_ids", row.logit_bias.token_ids, vocab_size)
+        check_ways((row,), vocab_size)
         if row.penalties is not None:
-            _check_ids("sampling.penalties.history", row.penalties.history, vocab_size)
-        if row.num_logprobs is not None:
-            _check_count("sampling.num_logprobs", row.num_logprobs)
+            check_history(row.penalties.history, vocab_size)
+
+
+def check_ways(ways: Iterable[SamplingRow | SamplingKey], vocab_size: int) -> None:
+    """Raise ValidationError for biases and counts, as above."""
+    for way in ways:
+        if way.logit_bias is not None:
+            _check_ids("sampling.logit_bias.token_ids", way.logit_bias.token_ids, vocab_size)
+        if way.num_logprobs is not None:
+            _check_count("sampling.num_logprobs", way.num_logprobs)
+
+
+def check_history(tokens: Int32Array, vocab_size: int) -> None:
+    """Raise ValidationError for a history, as above."""
+    _check_ids("sampling.penalties.history", tokens, vocab_size)
 
 
 def _check_ids(field: str, tokens: Int32Array, vocab_size: int) -> None:
@@ -183,53 +207,62 @@ def _prompt_counts(batch: ExecutionBatch) -> Int32Array:
     return np.repeat(np.asarray(counts, dtype=np.int32), lengths)
 
 
-def _groups(
-    wanted: Int64Array, *, all_rows: bool
-) -> list[tuple[Int64Array, Int64Array, Int64Array]]:
-    """Return of each group its tokens, its wants and their rows."""
-    if all_rows:
-        return [(np.zeros(0, dtype=np.int64), np.arange(len(wanted)), wanted)]
-    return [
-        (group.out_tokens, group.wanted, group.rows)
-        for group in group_logits(wanted, LOGITS_ROWS, LOGITS_ROWS)
-    ]
-
-
 def _joined(parts: list[Int64Array]) -> Int64Array:
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
 def _draw_columns(rows: list[SamplingRow], logits_rows: Array) -> dict[str, Array]:
     """Return the columns of `SamplingColumns`, and whose log-probabilities are wanted."""
-    temperatures = [row.temperature for row in rows]
-    counts = [NO_LOGPROBS if row.num_logprobs is None else row.num_logprobs for row in rows]
+    columns = {name: np.empty(len(rows), dtype=dtype) for name, dtype in DRAW_TYPES.items()}
+    fill_draws(columns, rows)
     return {
+        **columns,
         "draw_rows": logits_rows.astype(np.int32),
-        "inverse_temperatures": np.array([inverse(t) if t else 0.0 for t in temperatures]),
-        "top_ks": np.array([row.top_k for row in rows], dtype=np.int32),
-        "top_ps": np.array([row.top_p for row in rows], dtype=np.float64),
-        "min_ps": np.array([row.min_p for row in rows], dtype=np.float64),
-        "seeds": np.array([row.seed for row in rows], dtype=np.uint64).view(np.int64),
-        "sample_indexes": np.array([row.sample_index for row in rows], dtype=np.int32),
         "sample_positions": np.array([row.position for row in rows], dtype=np.int64),
         "sample_rows": logits_rows.astype(np.int32),
-        "sample_counts": np.array(counts, dtype=np.int32),
+        "sample_counts": np.array(counts_of(rows), dtype=np.int32),
+    }
+
+
+def fill_draws(columns: Mapping[str, Array], ways: Sequence[SamplingRow | SamplingKey]) -> None:
+    """Fill in, at the first places of the columns `DRAW_TYPES`, how samples are drawn."""
+    every = slice(len(ways))
+    columns["inverse_temperatures"][every] = [
+        inverse(way.temperature) if way.temperature else 0.0 for way in ways
+    ]
+    columns["top_ks"][every] = [way.top_k for way in ways]
+    columns["top_ps"][every] = [way.top_p for way in ways]
+    columns["min_ps"][every] = [way.min_p for way in ways]
+    columns["sample_indexes"][every] = [way.sample_index for way in ways]
+    columns["seeds"][every] = np.array([way.seed for way in ways], np.uint64).view(np.int64)
+
+
+def counts_of(ways: Sequence[SamplingRow | SamplingKey]) -> list[int]:
+    """Return how many most likely tokens samples ask for; NO_LOGPROBS: no log-probability."""
+    return [NO_LOGPROBS if way.num_logprobs is None else way.num_logprobs for way in ways]
+
+
+def bias_columns(biases: Sequence[LogitBias | None]) -> dict[str, Array]:
+    """Return the biases of samples one behind the other, and where each one's begin, [A + 1]."""
+    given = [bias for bias in biases if bias is not None]
+    lengths = [0 if bias is None else len(bias.token_ids) for bias in biases]
+    tokens = [bias.token_ids for bias in given]
+    return {
+        "bias_starts": np.cumsum([0, *lengths]).astype(np.int32),
+        "bias_tokens": np.concatenate([NO_HISTORY, *tokens]).astype(np.int32),
+        "bias_values": np.concatenate(
+            [np.zeros(0, np.float32), *[bias.values for bias in given]]
+        ).astype(np.float32),
     }
 
 
 def _adjust_columns(rows: list[SamplingRow], logits_rows: Array) -> dict[str, Array]:
     """Return the columns of `AdjustColumns`; at least one row."""
     penalties = [row.penalties or NO_PENALTIES for row in rows]
-    biases = [row.logit_bias for row in rows]
-    num_biases = [0 if bias is None else len(bias.token_ids) for bias in biases]
     lengths = np.array([len(p.history) for p in penalties], dtype=np.int32)
-    tokens = [bias.token_ids for bias in biases if bias is not None]
-    values = [bias.values for bias in biases if bias is not None]
     return {
         "adjust_rows": logits_rows.astype(np.int32),
-        "bias_starts": np.cumsum([0, *num_biases]).astype(np.int32),
-        "bias_tokens": np.concatenate([NO_HISTORY, *tokens]).astype(np.int32),
-        "bias_values": np.concatenate([np.zeros(0, np.float32), *values]).astype(np.float32),
+        **bias_columns([row.logit_bias for row in rows]),
         "repetition_penalties": np.array([p.repetition for p in penalties], dtype=np.float32),
         "presence_penalties": np.array([p.presence for p in penalties], dtype=np.float32),
         "frequency_penalties": np.array([p.frequency for p in penalties], dtype=np.float32),

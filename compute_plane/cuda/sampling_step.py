@@ -5,6 +5,8 @@ The results of a step are columns of one buffer, so that they go back as one cop
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,6 +20,7 @@ from compute_plane.cuda.operations import (
     LogprobOutputs,
     SamplingColumns,
 )
+from compute_plane.cuda.sampling_columns import DRAW_TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,9 +28,6 @@ if TYPE_CHECKING:
     from compute_plane.cuda.operations import DeviceOperations, DrawNeeds
     from compute_plane.cuda.sampling_columns import GroupPlan, SamplingPlan
 
-DRAW_COLUMNS: Final = (
-    "inverse_temperatures", "top_ks", "top_ps", "min_ps", "seeds", "sample_indexes",
-)  # fmt: skip
 PENALTY_COLUMNS: Final = (
     "repetition_penalties", "presence_penalties", "frequency_penalties", "history_starts",
     "history_lengths", "num_prompts",
@@ -38,8 +38,6 @@ def results_layout(plan: SamplingPlan, vocab_size: int, *, keep_logits: bool) ->
     """Return the columns that come back; those of log-probabilities are empty if none asks."""
     num_samples, num_prompts = len(plan.sample_order), len(plan.prompt_order)
     num_asked = num_samples if any(group.has_logprobs for group in plan.groups) else 0
-    has_tops = num_prompts and bool(plan.columns["prompt_counts"].any())
-    num_tops = num_prompts if has_tops else 0
     int32, float32 = np.int32, np.float32
     arrays: dict[str, tuple[Any, tuple[int, ...]]] = {
         "tokens": (int32, (num_samples,)),
@@ -47,81 +45,157 @@ def results_layout(plan: SamplingPlan, vocab_size: int, *, keep_logits: bool) ->
         "logprobs": (float32, (num_asked,)),
         "top_tokens": (int32, (num_asked, MAX_LOGPROBS)),
         "top_logprobs": (float32, (num_asked, MAX_LOGPROBS)),
-        "prompt_logprobs": (float32, (num_prompts,)),
-        "prompt_top_tokens": (int32, (num_tops, MAX_LOGPROBS)),
-        "prompt_top_logprobs": (float32, (num_tops, MAX_LOGPROBS)),
     }
+    if num_prompts:
+        num_tops = num_prompts if plan.columns["prompt_counts"].any() else 0
+        arrays |= {
+            "prompt_logprobs": (float32, (num_prompts,)),
+            "prompt_top_tokens": (int32, (num_tops, MAX_LOGPROBS)),
+            "prompt_top_logprobs": (float32, (num_tops, MAX_LOGPROBS)),
+        }
     if keep_logits:
         arrays["logits"] = (float32, (num_samples, vocab_size))
     return Layout(arrays)
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Samples that are drawn together, and where their results go."""
+
+    tokens: Tensor
+    is_finite: Tensor
+    columns: SamplingColumns
+
+    def run(self, logits: Tensor, operations: DeviceOperations) -> None:
+        """Queue it, with logits [R, V]."""
+        operations.sample(self.tokens, self.is_finite, logits, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Tokens whose log-probabilities are wanted, and where they go."""
+
+    out: LogprobOutputs
+    columns: LogprobColumns
+
+    def run(self, logits: Tensor, operations: DeviceOperations) -> None:
+        """Queue it, with logits [R, V]."""
+        operations.logprobs(self.out, logits, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """Everything that a group wants of its logits, as tensors; None: nothing of the kind.
+
+    `adjusted`: drawn from logits that are adjusted first, by the columns `adjustments`. `kept`:
+    where the samples' logits go, and their rows.
+    """
+
+    plain: Drawing | None
+    adjusted: Drawing | None
+    adjustments: dict[str, Tensor]
+    kept: tuple[Tensor, Tensor] | None
+    samples: Listing | None
+    prompts: Listing | None
+
+    @classmethod
+    def of(
+        cls, group: GroupPlan, columns: Mapping[str, Tensor], results: Mapping[str, Tensor]
+    ) -> GroupWork:
+        """Return the work of a group over a step's columns and results."""
+        first, end, middle = group.samples.start, group.samples.stop, group.num_plain
+        plain, adjusted = slice(first, first + middle), slice(first + middle, end)
+        return cls(
+            _drawing(plain, group.plain_needs, columns, results),
+            _drawing(adjusted, group.adjusted_needs, columns, results),
+            _adjustments(group.adjusted, columns) if end > adjusted.start else {},
+            (results["logits"][group.samples], columns["sample_rows"][group.samples])
+            if "logits" in results and end > first
+            else None,
+            _listing(
+                group.samples, columns["sample_rows"], results["tokens"], columns["sample_counts"],
+                results, "",
+            )
+            if group.has_logprobs
+            else None,
+            _listing(
+                group.prompts, columns["prompt_rows"], columns["prompt_targets"],
+                columns["prompt_counts"], results, "prompt_",
+            )
+            if group.prompts.stop > group.prompts.start
+            else None,
+        )  # fmt: skip
+
+    def run(
+        self, logits: Tensor, ragged: Mapping[str, Tensor], operations: DeviceOperations
+    ) -> None:
+        """Queue it, with logits [R, V]. `ragged`: biases and histories of all adjusted samples."""
+        if self.plain is not None:
+            self.plain.run(logits, operations)
+        if self.adjusted is not None:
+            shape = len(self.adjusted.tokens), logits.shape[1]
+            own = torch.empty(shape, dtype=torch.float32, device=logits.device)
+            how = AdjustColumns(
+                bias_tokens=ragged["bias_tokens"],
+                bias_values=ragged["bias_values"],
+                history=ragged["history"],
+                **self.adjustments,
+            )
+            operations.adjust_logits(own, logits, how)
+            self.adjusted.run(own, operations)
+        if self.kept is not None:
+            target, rows = self.kept
+            target.copy_(logits.index_select(0, rows))
+        if self.samples is not None:
+            self.samples.run(logits, operations)
+        if self.prompts is not None:
+            self.prompts.run(logits, operations)
+
+
 def run_group(
     group: GroupPlan,
     logits: Tensor,
-    columns: dict[str, Tensor],
-    results: dict[str, Tensor],
+    columns: Mapping[str, Tensor],
+    results: Mapping[str, Tensor],
     operations: DeviceOperations,
 ) -> None:
     """Queue everything that a group wants of its logits [R, V]."""
-    first, end = group.samples.start, group.samples.stop
-    plain, adjusted = slice(first, first + group.num_plain), slice(first + group.num_plain, end)
-    if group.num_plain:
-        _sample(plain, group.plain_needs, logits, columns, results, operations)
-    if group.adjusted.stop > group.adjusted.start:
-        own = torch.empty(
-            (end - adjusted.start, logits.shape[1]), dtype=torch.float32, device=logits.device
-        )
-        operations.adjust_logits(own, logits, _adjust_columns(group.adjusted, columns))
-        _sample(adjusted, group.adjusted_needs, own, columns, results, operations)
-    if "logits" in results and end > first:
-        rows = columns["sample_rows"][group.samples].long()
-        results["logits"][group.samples] = logits.index_select(0, rows)
-    if group.has_logprobs:
-        s = group.samples
-        wanted = LogprobColumns(
-            columns["sample_rows"][s], results["tokens"][s], columns["sample_counts"][s]
-        )
-        out = LogprobOutputs(
-            results["logprobs"][s], results["top_tokens"][s], results["top_logprobs"][s]
-        )
-        operations.logprobs(out, logits, wanted)
-    if group.prompts.stop > group.prompts.start:
-        p = group.prompts
-        wanted = LogprobColumns(
-            columns["prompt_rows"][p], columns["prompt_targets"][p], columns["prompt_counts"][p]
-        )
-        out = LogprobOutputs(
-            results["prompt_logprobs"][p],
-            results["prompt_top_tokens"][p],
-            results["prompt_top_logprobs"][p],
-        )
-        operations.logprobs(out, logits, wanted)
+    GroupWork.of(group, columns, results).run(logits, columns, operations)
 
 
-def _sample(
-    which: slice,
-    needs: DrawNeeds,
-    logits: Tensor,
-    columns: dict[str, Tensor],
-    results: dict[str, Tensor],
-    operations: DeviceOperations,
-) -> None:
+def _drawing(
+    which: slice, needs: DrawNeeds, columns: Mapping[str, Tensor], results: Mapping[str, Tensor]
+) -> Drawing | None:
+    if which.stop == which.start:
+        return None
     drawn = SamplingColumns(
         logits_rows=columns["draw_rows"][which],
         positions=columns["sample_positions"][which],
         needs=needs,
-        **{name: columns[name][which] for name in DRAW_COLUMNS},
+        **{name: columns[name][which] for name in DRAW_TYPES},
     )
-    operations.sample(results["tokens"][which], results["is_finite"][which], logits, drawn)
+    return Drawing(results["tokens"][which], results["is_finite"][which], drawn)
 
 
-def _adjust_columns(which: slice, columns: dict[str, Tensor]) -> AdjustColumns:
-    return AdjustColumns(
-        logits_rows=columns["adjust_rows"][which],
-        bias_starts=columns["bias_starts"][which.start : which.stop + 1],
-        bias_tokens=columns["bias_tokens"],
-        bias_values=columns["bias_values"],
-        history=columns["history"],
+def _adjustments(which: slice, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the columns of `AdjustColumns` with one entry a sample."""
+    return {
+        "logits_rows": columns["adjust_rows"][which],
+        "bias_starts": columns["bias_starts"][which.start : which.stop + 1],
         **{name: columns[name][which] for name in PENALTY_COLUMNS},
+    }
+
+
+def _listing(
+    which: slice,
+    rows: Tensor,
+    tokens: Tensor,
+    counts: Tensor,
+    results: Mapping[str, Tensor],
+    prefix: str,
+) -> Listing:
+    out = (f"{prefix}logprobs", f"{prefix}top_tokens", f"{prefix}top_logprobs")
+    return Listing(
+        LogprobOutputs(*[results[name][which] for name in out]),
+        LogprobColumns(rows[which], tokens[which], counts[which]),
     )

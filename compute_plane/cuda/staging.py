@@ -13,7 +13,7 @@ from typing import Final
 
 from torch import Tensor
 
-from compute_plane.cuda.columns import Array, Layout
+from compute_plane.cuda.columns import ALIGNMENT, Array, Layout
 from compute_plane.cuda.drivers import Driver, Event
 from compute_plane.errors import DeviceLostError
 from planes.errors import ExecutionError
@@ -29,6 +29,8 @@ class Berth:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._inputs = driver.host_buffer(FIRST_BYTES)
+        self._num_filled = 0
+        self._outgrown: list[Tensor] = []  # what the device may still copy from
         self._results = driver.host_buffer(FIRST_BYTES)
         self._device_results: Tensor | None = None
         self._layout: Layout | None = None
@@ -42,10 +44,11 @@ class Berth:
         return self._device_results
 
     def fill_bytes(self, parts: Sequence[Array]) -> Tensor:
-        """Write arrays of bytes one behind the other into the host buffer; return its bytes."""
-        num_bytes = sum([len(part) for part in parts])
-        self._make_room(num_bytes)
-        filled = self._inputs[:num_bytes]
+        """Write arrays of bytes one behind the other into the host buffer; return its bytes.
+
+        They lie behind what was filled in before: the device may not have copied that yet.
+        """
+        filled = self._room(sum([len(part) for part in parts]))
         memory: Array = filled.numpy()
         end = 0
         for part in parts:
@@ -53,16 +56,20 @@ class Berth:
             memory[first:end] = part
         return filled
 
-    def _make_room(self, num_bytes: int) -> None:
-        if num_bytes > len(self._inputs):
-            self._inputs = self._driver.host_buffer(_grown(self._inputs, num_bytes))
-
     def fill_inputs(self, layout: Layout, arrays: Mapping[str, Array]) -> Tensor:
-        """Write arrays into the host buffer; return its bytes."""
-        self._make_room(layout.num_bytes)
-        filled = self._inputs[: layout.num_bytes]
+        """Write arrays into the host buffer, as above; return its bytes."""
+        filled = self._room(layout.num_bytes)
         layout.fill(filled, arrays)
         return filled
+
+    def _room(self, num_bytes: int) -> Tensor:
+        """Return so many bytes of the host buffer that were not filled in yet."""
+        first = self._num_filled
+        if first + num_bytes > len(self._inputs):
+            self._outgrown.append(self._inputs)
+            self._inputs, first = self._driver.host_buffer(_grown(self._inputs, num_bytes)), 0
+        self._num_filled = first + -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        return self._inputs[first : first + num_bytes]
 
     def fetch(self, layout: Layout, results: Tensor) -> Event:
         """Have the device's results copied here, once all that is queued by now is done.
@@ -106,6 +113,8 @@ class Berth:
     def free(self) -> None:
         """Give the berth back, with nothing fetched."""
         self._done = self._layout = None
+        self._num_filled = 0
+        self._outgrown.clear()
         self.is_taken = False
 
 
@@ -119,6 +128,8 @@ class StagingRing:
         self._driver = driver
         self._berths = [Berth(driver) for _ in range(num_steps)]
         self._device_inputs = driver.device_buffer(_rounded(device_bytes))
+        self.num_uploads = 0
+        """Uploads so far: what the last one brought is there while this stays."""
 
     def take(self) -> Berth:
         """Return a free berth. Raises ExecutionError if the step of none was collected."""
@@ -137,6 +148,7 @@ class StagingRing:
 
         They are valid until the next upload is queued.
         """
+        self.num_uploads += 1
         filled = berth.fill_inputs(layout, arrays)
         if layout.num_bytes > len(self._device_inputs):
             self._device_inputs = self._driver.device_buffer(_rounded(layout.num_bytes))

@@ -15,7 +15,7 @@ from compute_plane.executor.interface import (
     TopLogprobs,
 )
 from compute_plane.executor.row_stage import LiveRows
-from compute_plane.executor.sampling_rows import are_plain
+from compute_plane.executor.sampling_rows import logprobs_asked
 from compute_plane.executor.step import PromptLogprobs
 from planes.errors import ExecutionError
 
@@ -38,13 +38,9 @@ def check_logprobs(batch: ExecutionBatch, output: ExecutionOutput, vocab_size: i
             raise ExecutionError(
                 f"the executor must return {wanted} most likely prompt tokens, got {got}"
             )
-    asked = []
-    if not are_plain(batch.sampling):
-        asked = [
-            (k, (1, min(row.num_logprobs, vocab_size)))
-            for k, row in enumerate(batch.sampling)
-            if row.num_logprobs is not None
-        ]
+    asked = [
+        (sample, (1, min(count, vocab_size))) for sample, count in logprobs_asked(batch.sampling)
+    ]
     answered = [(entry.sample, _shape(entry.top)) for entry in output.sample_logprobs]
     if answered != asked:
         raise ExecutionError(

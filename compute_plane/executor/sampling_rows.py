@@ -17,17 +17,15 @@ from compute_plane.executor.step import Int64Array, SamplingKey
 class SamplingKeys:
     """The keys of the samples of a step, in order; the same object as long as they are the same.
 
-    `are_plain`: nothing but temperature, top-k, top-p and min-p is asked for by any.
+    `asked`: the samples whose log-probabilities are wanted, and how many most likely tokens each.
     """
 
-    __slots__ = ("are_plain", "have_penalties", "keys")
+    __slots__ = ("asked", "have_penalties", "keys")
 
     def __init__(self, keys: tuple[SamplingKey, ...]) -> None:
         self.keys = keys
         self.have_penalties = any(key.has_penalties for key in keys)
-        self.are_plain = not self.have_penalties and all(
-            key.logit_bias is None and key.num_logprobs is None for key in keys
-        )
+        self.asked = _asked(keys)
 
 
 class SamplingRows(Sequence[SamplingRow]):
@@ -53,6 +51,10 @@ class SamplingRows(Sequence[SamplingRow]):
 
     def __len__(self) -> int:
         return len(self.keys.keys)
+
+    def penalties(self, sample: int) -> Penalties | None:
+        """Return what the row of a sample would say."""
+        return self._penalties(sample, self.keys.keys[sample], int(self.positions[sample]))
 
     def __iter__(self) -> Iterator[SamplingRow]:
         return iter(self._made())
@@ -98,8 +100,14 @@ class SamplingRows(Sequence[SamplingRow]):
         )
 
 
-def are_plain(sampling: Sequence[SamplingRow]) -> bool:
-    """Whether no sample asks for more than temperature, top-k, top-p and min-p."""
-    if isinstance(sampling, SamplingRows):
-        return sampling.keys.are_plain
-    return all(row.is_plain for row in sampling)
+def logprobs_asked(sampling: Sequence[SamplingRow]) -> list[tuple[int, int]]:
+    """Return the samples whose log-probabilities are wanted, and how many most likely tokens."""
+    return sampling.keys.asked if isinstance(sampling, SamplingRows) else _asked(sampling)
+
+
+def _asked(ways: Sequence[SamplingRow | SamplingKey]) -> list[tuple[int, int]]:
+    return [
+        (sample, way.num_logprobs)
+        for sample, way in enumerate(ways)
+        if way.num_logprobs is not None
+    ]

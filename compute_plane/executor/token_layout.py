@@ -6,13 +6,20 @@ is touched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.executor.interface import BoolArray, CopyKind, ExecutionBatch, Int32Array
+from compute_plane.executor.interface import (
+    BlockCopy,
+    BoolArray,
+    CopyKind,
+    ExecutionBatch,
+    Int32Array,
+)
 from planes.errors import ValidationError
 
 Int64Array = npt.NDArray[np.int64]
@@ -137,14 +144,20 @@ def _check_requests(batch: ExecutionBatch, shape: PoolShape) -> None:
                 field="prompt_logprob_targets",
             )
         _check_range("prompt_logprob_targets", targets, shape.vocab_size)
-    if batch.copies:
-        device: list[int] = []
-        host: list[int] = []
-        for copy in batch.copies:
-            (host if copy.kind is CopyKind.SWAP_IN else device).append(copy.source)
-            (host if copy.kind is CopyKind.SWAP_OUT else device).append(copy.destination)
-        _check_range("copies", np.asarray(device), shape.num_blocks)
-        _check_range("copies", np.asarray(host), shape.num_host_blocks)
+    check_copies(batch.copies, shape)
+
+
+def check_copies(copies: Sequence[BlockCopy], shape: PoolShape) -> None:
+    """Check that blocks are copied between blocks that there are. Raises ValidationError."""
+    if not copies:
+        return
+    device: list[int] = []
+    host: list[int] = []
+    for copy in copies:
+        (host if copy.kind is CopyKind.SWAP_IN else device).append(copy.source)
+        (host if copy.kind is CopyKind.SWAP_OUT else device).append(copy.destination)
+    _check_range("copies", np.asarray(device), shape.num_blocks)
+    _check_range("copies", np.asarray(host), shape.num_host_blocks)
 
 
 def _check_range(name: str, values: npt.NDArray[np.generic], limit: int) -> None:

@@ -74,6 +74,18 @@ class Event:
             self.world.join(HOST, self.clock)
 
 
+class Pool:
+    """Memory that graphs are captured into; torch gives it up with the last graph in it."""
+
+    def __init__(self) -> None:
+        self.num_graphs: int | None = None
+
+    def join(self) -> None:
+        if self.num_graphs == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        self.num_graphs = (self.num_graphs or 0) + 1
+
+
 class Graph:
     """Keeps what is queued while it is captured; a replay does it again, into the same memory.
 
@@ -82,6 +94,7 @@ class Graph:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.pool: Pool | None = None
         self.nodes: list[tuple[Callable[[], Any], list[Tensor]]] = []
 
     def replay(self) -> None:
@@ -93,6 +106,9 @@ class Graph:
 
     def reset(self) -> None:
         self.nodes.clear()
+        if self.pool is not None and self.pool.num_graphs is not None:
+            self.pool.num_graphs -= 1
+        self.pool = None
 
 
 class World(MemoryOrder, TorchFunctionMode):
@@ -228,8 +244,10 @@ class World(MemoryOrder, TorchFunctionMode):
             self.become(before)
 
     @contextlib.contextmanager
-    def graph(self, graph: Graph, pool: object = None) -> Iterator[None]:  # noqa: ARG002
+    def graph(self, graph: Graph, pool: Pool) -> Iterator[None]:
         self.synchronize()
+        pool.join()
+        graph.pool = pool
         with self.stream(self.new_stream()):
             self.capturing = graph
             try:
@@ -283,7 +301,7 @@ def played_cuda() -> Iterator[World]:
         "stream": world.stream,
         "current_stream": lambda *_: world.current,
         "synchronize": world.synchronize,
-        "graph_pool_handle": lambda: None,
+        "graph_pool_handle": Pool,
         "CUDAGraph": lambda: Graph(world),
         "graph": world.graph,
         "mem_get_info": lambda *_: (MEMORY_BYTES, MEMORY_BYTES),

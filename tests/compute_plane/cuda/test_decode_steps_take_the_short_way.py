@@ -1,8 +1,7 @@
-"""Decode steps that want nothing but tokens take a short way to the graph; nobody can tell."""
+"""Steps in which all rows decode take a short way to their graph; nobody can tell."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,16 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.errors import GraphReplayError
-from compute_plane.executor.batch_checks import SlotLimits
-from compute_plane.executor.interface import BlockCopy, ExecutionBatch, SamplingRow
-from compute_plane.executor.sessions import SessionLedger
-from compute_plane.executor.slots import SlotTable
-from compute_plane.executor.step import SamplingKey, StepBatch, StepHeader, StepReply
-from compute_plane.executor.step_pipeline import StepPipeline
-from compute_plane.executor.work import Answer, Work
+from compute_plane.executor.interface import ExecutionBatch
 from planes.errors import ValidationError
+from tests.compute_plane.cuda.drawn_steps import (
+    RUNGS,
+    Counted,
+    decode_batch,
+    drawn_batches,
+    pipelined,
+    tokens_of,
+    with_graphs,
+)
 from tests.compute_plane.cuda.played_cuda import played_cuda, played_device
 from tests.compute_plane.cuda.torch_executors import (
     BLOCK_SIZE,
@@ -29,17 +30,7 @@ from tests.compute_plane.cuda.torch_executors import (
     RecordingDriver,
     torch_executor,
 )
-from tests.compute_plane.executor.slot_batches import start, step
 from tests.golden.batch_driver import int32
-
-LIMITS = SlotLimits(
-    max_slots=8, max_rows=8, max_tokens=64, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS,
-    vocab_size=SPEC.vocab_size, context_length=SPEC.context_length,
-)  # fmt: skip
-NUM_SLOTS = 6
-BLOCKS_A_SLOT = 40
-RUNGS = (8, 4, 2)
-"""The largest first, as a plane captures them: they share the memory of their inputs then."""
 
 
 class SizedDriver(RecordingDriver):
@@ -58,106 +49,6 @@ class SizedDriver(RecordingDriver):
         return sizes
 
 
-class Counted:
-    """Lets an executor take the short way, or never, and counts."""
-
-    def __init__(self, executor: CudaExecutor, *, may: bool = True) -> None:
-        self.num_short = 0
-        self._take, self._may = executor._decode.take, may
-        executor._decode.take = self  # type: ignore[assignment,method-assign]
-
-    def __call__(self, batch: ExecutionBatch) -> object:
-        taken = self._take(batch) if self._may else None
-        self.num_short += taken is not None
-        return taken
-
-
-class Controller:
-    """Draws steps: all slots or some, in any order, now and then one that begins anew."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._has_one_key = seed % 3 == 0
-        self._lengths = [0] * NUM_SLOTS
-        self._held = [0] * NUM_SLOTS
-
-    def _key(self) -> SamplingKey:
-        drawn = self._random
-        if self._has_one_key:  # so that only the tokens tell slots apart
-            return SamplingKey(0.0, 1.0, 5, 0)
-        key = SamplingKey(drawn.choice([0.0, 0.7, 1.2]), 0.9, drawn.randrange(1 << 63), 0)
-        kind = drawn.randrange(48)
-        if kind == 0:
-            return replace(key, repetition_penalty=1.5)
-        return replace(key, top_k=5, min_p=0.01) if kind < 16 else key
-
-    def _begin(self, slot: int) -> tuple[object, tuple[int, int, int]]:
-        length = self._random.randint(1, 9)
-        self._lengths[slot] = length
-        self._held[slot] = -(-length // BLOCK_SIZE)
-        prompt = self._random.choices(range(SPEC.vocab_size), k=length)
-        blocks = range(BLOCKS_A_SLOT * slot, BLOCKS_A_SLOT * slot + self._held[slot])
-        return start(slot, prompt, blocks, self._key()), (slot, 0, length)
-
-    def first(self) -> StepBatch:
-        begun = [self._begin(slot) for slot in range(NUM_SLOTS)]
-        return step([row for _, row in begun], starts=[one for one, _ in begun])  # type: ignore[misc]
-
-    def next(self) -> StepBatch:
-        drawn = self._random
-        slots = list(range(NUM_SLOTS))
-        kind = drawn.randrange(16)
-        if kind == 0:
-            drawn.shuffle(slots)
-        elif kind == 1:
-            slots = sorted(drawn.sample(slots, drawn.randint(1, NUM_SLOTS)))
-        starts, rows, new_blocks = [], [], []
-        restarted = drawn.choice(slots) if kind == 2 else None
-        for slot in slots:
-            if slot == restarted or self._lengths[slot] == BLOCKS_A_SLOT * BLOCK_SIZE:
-                begun, row = self._begin(slot)
-                starts.append(begun)
-                new_blocks.append([])
-            else:
-                row = (slot, self._lengths[slot], 1)
-                grows = self._lengths[slot] == self._held[slot] * BLOCK_SIZE
-                new_blocks.append([BLOCKS_A_SLOT * slot + self._held[slot]] if grows else [])
-                self._held[slot] += grows
-                self._lengths[slot] += 1
-            rows.append(row)
-        return step(rows, starts=starts, new_blocks=new_blocks if any(new_blocks) else [])  # type: ignore[arg-type]
-
-
-def pipelined(executor: CudaExecutor, batches: list[StepBatch]) -> list[list[int]]:
-    """Send everything as fast as it is taken, two under way; the tokens."""
-    sessions, answers = SessionLedger(), list[Answer]()
-    pipeline = StepPipeline(executor, SlotTable(LIMITS), sessions, lambda _: None)
-    session = sessions.open("test", take_over=False).session
-    for step_id, batch in enumerate(batches, 1):
-        header = StepHeader(session, sessions.epoch, step_id, step_id - 1)
-        pipeline.take(Work(header, batch, answers.append, 0))
-    pipeline.finish_all()
-    tokens = []
-    for answer in answers:
-        assert isinstance(answer, StepReply)
-        assert answer.result is not None, answer
-        assert not answer.result.row_failures
-        tokens.append(answer.result.sampled_token_ids.tolist())
-    return tokens
-
-
-def drawn_batches(seed: int, count: int) -> list[StepBatch]:
-    controller = Controller(seed)
-    return [controller.first(), *(controller.next() for _ in range(count))]
-
-
-def with_graphs(driver: RecordingDriver | None = None) -> CudaExecutor:
-    executor = torch_executor(driver=driver or RecordingDriver())
-    for rung in RUNGS:
-        executor.capture_decode_graph(rung)
-    return executor
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_steps_give_the_tokens_of_the_ordinary_way(seed: int) -> None:
     batches = drawn_batches(seed, 60)
@@ -165,7 +56,7 @@ def test_drawn_steps_give_the_tokens_of_the_ordinary_way(seed: int) -> None:
     for may in (True, False):
         executor = with_graphs()
         counted = Counted(executor, may=may)
-        found.append(pipelined(executor, batches))
+        found.append(tokens_of(pipelined(executor, batches)))
         assert (counted.num_short > 15) == may
     assert found[0] == found[1]
 
@@ -179,26 +70,10 @@ def test_accesses_of_both_ways_to_one_memory_are_in_order() -> None:
         for rung in RUNGS:
             executor.capture_decode_graph(rung)
         counted = Counted(executor)
-        found = pipelined(executor, batches)
+        found = tokens_of(pipelined(executor, batches))
     assert world.races == []
     assert counted.num_short > 10
-    assert found == pipelined(torch_executor(), batches)
-
-
-def decode_batch(position: int = 5, rows: int = 2) -> ExecutionBatch:
-    """Rows in two blocks of their own each."""
-    ones = np.ones(rows, dtype=np.int32)
-    return ExecutionBatch(
-        input_tokens=int32(range(1, rows + 1)),
-        positions=ones * position,
-        seq_lens=ones * (position + 1),
-        block_tables=np.arange(2 * rows, dtype=np.int32).reshape(rows, 2),
-        is_prefill=np.zeros(rows, dtype=np.bool_),
-        prompt_lens=ones,
-        query_lens=ones,
-        sampled_rows=int32(range(rows)),
-        sampling=[SamplingRow(0.0, 1.0, row, 0, position + 1) for row in range(rows)],
-    )
+    assert found == tokens_of(pipelined(torch_executor(), batches))
 
 
 def shared_tables(batch: ExecutionBatch) -> ExecutionBatch:
@@ -231,8 +106,8 @@ def test_a_step_like_the_one_before_sends_nothing_but_what_moves() -> None:
     assert sizes(larger) == [executor._graphs.inputs(4).layout.num_bytes + 24]
     assert sizes(batch) == [whole + 16]  # the graph of four rows reads the same memory
     asks = [row._replace(num_logprobs=0) for row in batch.sampling]
-    sizes(replace(batch, sampling=asks))  # the ordinary way
-    assert sizes(batch) == [whole + 16]
+    assert sizes(replace(batch, sampling=asks)) == [whole]
+    assert sizes(batch) == [whole]
 
 
 @pytest.mark.parametrize("poisoned", [0, 1])
@@ -296,8 +171,6 @@ def test_what_is_wrong_is_left_to_the_ordinary_way_which_says_so(
 @pytest.mark.parametrize(
     "unusual",
     [
-        {"copies": [BlockCopy(9, 10)]},
-        {"digest_blocks": [9]},
         {"prompt_logprob_rows": [0], "prompt_logprob_targets": [int32([1])]},
         {"sampled_rows": int32([]), "sampling": []},
         {"positions": np.array([5, 5])},

@@ -72,11 +72,9 @@ def batch_of(ways: list[SamplingRow], prompts: list[tuple[list[int], int]]) -> E
     )
 
 
-def run(
-    batch: ExecutionBatch, wanted: np.ndarray, logits: np.ndarray, **how: bool
-) -> ExecutionOutput:
+def run(batch: ExecutionBatch, wanted: np.ndarray, logits: np.ndarray) -> ExecutionOutput:
     """Run all wants; want i is for the logits behind token wanted[i]."""
-    plan = plan_sampling(batch, wanted, VOCAB, **how)
+    plan = plan_sampling(batch, wanted, VOCAB)
     layout = Layout.of(plan.columns)
     buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8)
     layout.fill(buffer, plan.columns)
@@ -84,10 +82,8 @@ def run(
     results_of = results_layout(plan, VOCAB, keep_logits=True)
     kept = torch.full((results_of.num_bytes,), 0xA5, dtype=torch.uint8)
     for group in plan.groups:
-        rows = torch.from_numpy(logits)
-        if not how:
-            rows = rows[columns["out_tokens"][group.out_tokens]]
-            assert len(rows) <= sampling_columns.LOGITS_ROWS
+        rows = torch.from_numpy(logits)[columns["out_tokens"][group.out_tokens]]
+        assert len(rows) <= sampling_columns.LOGITS_ROWS
         run_group(group, rows, columns, results_of.tensors(kept), ReferenceOperations())
     return answer(batch, plan, results_of.arrays(kept), VOCAB, [])
 
@@ -112,12 +108,9 @@ def test_every_want_gets_what_the_reference_gives_it(wants, prompts, bad, data) 
         st.lists(st.integers(0, NUM_TOKENS - 1), min_size=num_targets, max_size=num_targets)
     )
     tokens = np.array([token for _, token in wants] + behind, dtype=np.int64)
-    all_rows = data.draw(st.booleans())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling_columns, "LOGITS_ROWS", 3)
-        output = run(
-            batch_of(ways, prompts), tokens, logits, **({"all_rows": True} if all_rows else {})
-        )
+        output = run(batch_of(ways, prompts), tokens, logits)
 
     expected = [token_of(way, logits[token]) for way, token in wants]
     assert output.next_tokens.tolist() == expected

@@ -1,0 +1,80 @@
+"""What is looked at before a step of decoding rows is launched: nothing wrong becomes an address.
+
+It says no more than whether all is well: what is wrong is said by the ordinary way's checks
+(`batch_layout`, `compute_plane.executor.token_layout`), which take longer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.last_samples import LastSamples
+    from compute_plane.executor.interface import ExecutionBatch
+    from compute_plane.executor.token_layout import PoolShape
+
+Array = npt.NDArray[Any]
+
+
+class DecodeChecks:
+    """Checks steps of up to `most_rows` rows. `longest`: tokens of a sequence, at most."""
+
+    def __init__(self, shape: PoolShape, longest: int, last: LastSamples, most_rows: int) -> None:
+        self._shape = shape
+        self._longest = longest
+        self._last = last
+        self._every: Array = np.arange(most_rows)
+
+    def kv_slots(self, batch: ExecutionBatch) -> Array | None:
+        """Return the slot of the pool that each row writes, int64 [S]; None: something is wrong."""
+        num_rows = len(batch.query_lens)
+        if not self._is_sound(batch, num_rows):
+            return None
+        positions, size = batch.positions, self._shape.block_size
+        places = positions // size
+        kv_slots: Array
+        kv_slots = batch.block_tables[self._every[:num_rows], places].astype(np.int64) * size
+        kv_slots += positions - places * size
+        return kv_slots if len(set(kv_slots.tolist())) == num_rows else None
+
+    def _is_sound(self, batch: ExecutionBatch, num_rows: int) -> bool:
+        """Whether all rows decode, and nothing that becomes an address is out of its range."""
+        shape, tables = self._shape, batch.block_tables
+        tokens, positions, seq_lens = batch.input_tokens, batch.positions, batch.seq_lens
+        sampled, sources = batch.sampled_rows, batch.input_sources
+        every = (batch.query_lens, tokens, positions, seq_lens, sampled, tables)
+        if any(array.dtype != np.int32 for array in every) or tables.ndim != 2:
+            return False
+        if not (
+            len(tokens) == len(positions) == len(seq_lens) == len(tables) == num_rows
+            and len(sampled) == len(batch.sampling)
+        ):
+            return False
+        if sources is not None and not (
+            sources.shape == (num_rows,)
+            and sources.min() >= -1
+            and sources.max() < self._last.num_samples
+        ):
+            return False
+        return bool(
+            (batch.query_lens == 1).all()
+            and (positions + 1 == seq_lens).all()
+            and positions.min() >= 0
+            and seq_lens.max() <= min(self._longest, tables.shape[1] * shape.block_size)
+            # As unsigned numbers: a negative one is too large.
+            and tokens.view(np.uint32).max() < shape.vocab_size
+            and sampled.view(np.uint32).max() < num_rows
+            and (
+                tables.view(np.uint32).max() < shape.num_blocks
+                or _are_in_range(tables, seq_lens, shape)
+            )
+        )
+
+
+def _are_in_range(tables: Array, seq_lens: Array, shape: PoolShape) -> bool:
+    """Whether the entries that mean something are blocks of the pool."""
+    is_used = np.arange(tables.shape[1]) < -(-seq_lens // shape.block_size)[:, None]
+    return bool(tables.view(np.uint32)[is_used].max() < shape.num_blocks)
