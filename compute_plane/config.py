@@ -35,7 +35,7 @@ from planes.tls_files import ServerFiles, check_plaintext, server_files, uses_tl
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8", "float8")
 INSTRUCTION_SETS: Final = (
-    "auto", "amx", "avx512_bf16", "avx512", "avx2_vnni", "avx2", "neon", "generic",
+    "auto", "amx", "zen4", "avx512_bf16", "avx512", "avx2_vnni", "avx2", "neon", "generic",
 )  # fmt: skip
 """Those of `kernels.cpu.instruction_set`, whose import would bring the compiler."""
 DEVICES: Final = ("auto", "cpu", "cuda", "cuda:N")

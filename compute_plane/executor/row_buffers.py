@@ -92,6 +92,7 @@ class RowBuffers:
                 RowInput.OUT_SCALES: beside,
                 RowInput.OUT_SCALED_SUMS: beside,
                 RowInput.OUT_SUMS: beside,
+                RowInput.OUT_PAIR_SUMS: beside,
             }
             self._places[row_format] = {
                 name: arena.take(size).ctypes.data for name, size in sizes.items()
@@ -109,4 +110,5 @@ class RowBuffers:
             Product.INPUT_SCALES: places[RowInput.OUT_SCALES],
             Product.INPUT_SCALED_SUMS: places[RowInput.OUT_SCALED_SUMS],
             Product.INPUT_SUMS: places[RowInput.OUT_SUMS],
+            Product.INPUT_PAIR_SUMS: places[RowInput.OUT_PAIR_SUMS],
         }

@@ -20,7 +20,7 @@ from kernels.cpu.kv_layout import to_bfloat16
 from kernels.cpu.matrix_product import Product
 from kernels.cpu.operation import StepWord
 from kernels.cpu.row_inputs import group_bytes, row_bytes
-from kernels.cpu.row_values import RowFormat
+from kernels.cpu.row_values import LARGEST_INT8, RowFormat
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -29,6 +29,7 @@ ROWS: Final = (1, 8, 32, 256)
 GATE_UP: Final = (2 * INTERMEDIATE, HIDDEN)
 LM_HEAD: Final = (VOCAB, HIDDEN)
 
+LARGEST: Final = int(LARGEST_INT8)
 SCALE: Final = 0.01
 DISTINCT_ROWS: Final = 256
 """Rows that are drawn; the others repeat them."""
@@ -111,7 +112,7 @@ def _input(row_format: RowFormat, rows: int, k: int, bench: Workbench) -> dict[i
         return {Product.INPUT: bench.place(values)}
     if row_format == RowFormat.BF16:
         return {Product.INPUT: bench.place(to_bfloat16(values))}
-    integers = bench.random.integers(-127, 128, (rows, k), np.int8)
+    integers = bench.random.integers(-LARGEST, LARGEST + 1, (rows, k), np.int8)
     sums = integers.reshape(rows, -1, GROUP).sum(axis=2, dtype=np.int32)
     scales = np.full(sums.shape, SCALE, np.float32)
     return {
@@ -119,6 +120,7 @@ def _input(row_format: RowFormat, rows: int, k: int, bench: Workbench) -> dict[i
         Product.INPUT_SCALES: bench.place(scales),
         Product.INPUT_SCALED_SUMS: bench.place(scales * sums),
         Product.INPUT_SUMS: bench.place(sums),
+        Product.INPUT_PAIR_SUMS: bench.place(sums),
     }
 
 

@@ -93,6 +93,7 @@ class FloatTiles:
         wide = chosen.vector_bits == 512
         self.sub_blocks = SUB_BLOCKS if wide else 1
         self._columns = 4 if wide else 1
+        self._locality = chosen.fetch_locality
         self.scores: Any = emitted(types.void, *[types.int64] * 6)(self._named("scores"))
         self.values: Any = emitted(types.void, *[types.int64] * 5)(self._named("values"))
 
@@ -149,7 +150,7 @@ class FloatTiles:
             kind = F32X if is_float else I32X
             vectors = [load(builder, offset(builder, k, down), kind, VECTOR_BYTES) for k in keys]
             for address in ahead:
-                prefetch(builder, offset(builder, address, down))
+                prefetch(builder, offset(builder, address, down), self._locality)
             if self._storage == "bfloat16":
                 parts = [[half(builder, v) for v in vectors] for half in (bf16_low, bf16_high)]
             else:
@@ -235,7 +236,8 @@ class FloatTiles:
                 ]
                 vectors = [load(builder, at, kind, VECTOR_BYTES) for at in places_at]
                 for c in range(columns):
-                    prefetch(builder, offset(builder, ahead, down, VECTOR_BYTES * c))
+                    at = offset(builder, ahead, down, VECTOR_BYTES * c)
+                    prefetch(builder, at, self._locality)
                 if self._storage == "bfloat16":
                     halves = [bf16_low] if is_half else [bf16_low, bf16_high]
                     parts = [[half(builder, v) for v in vectors] for half in halves]

@@ -152,19 +152,28 @@ def _tile(
         integers = _integer_sums(builder, fmt, chosen, tiles, values, biases)
         factors = [panel_factors(builder, fmt, chosen, tile) for tile in tiles]
         for row, of_row, sums_of_row in zip(places, totals, integers, strict=True):
-            scale = _broadcast_float(builder, offset(builder, row.scales, below))
-            if fmt.has_minimum:
-                scaled_sum = _broadcast_float(builder, offset(builder, row.scaled_sums, below))
-            for total, biased, factor in zip(of_row, sums_of_row, factors, strict=True):
-                product = fma(builder, builder.bitcast(biased, F32X), factor.d, factor.bias)
-                added = fma(builder, product, scale, builder.load(total))
-                if factor.m is not None:
-                    added = fma(builder, factor.m, scaled_sum, added)
-                builder.store(added, total)
+            scales = [offset(builder, at, below) for at in (row.scales, row.scaled_sums)]
+            add_scaled(builder, of_row, sums_of_row, factors, *scales)
 
     counted_loop(builder, groups, body)
     for index, total in enumerate(chain(*totals)):
         store(builder, builder.load(total), offset(builder, out, VECTOR_BYTES * index))
+
+
+def add_scaled(
+    builder: Builder, totals: list[Value], biased: list[Value], factors: list[PanelFactors],
+    scale_at: Value, scaled_sum_at: Value,
+) -> None:  # fmt: skip
+    """Add a group's integer sums of a row, BIAS and all, to its variables of each panel."""
+    scale = _broadcast_float(builder, scale_at)
+    has_minimum = factors[0].m is not None
+    scaled_sum = _broadcast_float(builder, scaled_sum_at) if has_minimum else None
+    for total, integers, factor in zip(totals, biased, factors, strict=True):
+        product = fma(builder, builder.bitcast(integers, F32X), factor.d, factor.bias)
+        added = fma(builder, product, scale, builder.load(total))
+        if factor.m is not None:
+            added = fma(builder, factor.m, scaled_sum, added)
+        builder.store(added, total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ rows and of weights it takes is its operation's matter (`int8_products`, `float_
     INPUT    M rows of K elements, C-contiguous, as `row_inputs` writes them:
              int8 rows      q int8 [M, K] at INPUT, and beside it, for each group of 32 elements,
                             INPUT_SCALES float32 [M, K/32], INPUT_SCALED_SUMS float32 [M, K/32]
-                            (scale · Σ q) and INPUT_SUMS int32 [M, K/32] (Σ q)
+                            (scale · Σ q) and INPUT_SUMS int32 [M, K/32] (Σ q); where the set
+                            makes two products of one, INPUT_PAIR_SUMS int32 [M, K/32]
+                            (`int8_pair_tile`)
              bfloat16 rows  uint16 [M, K]
              float32 rows   float32 [M, K]
     WEIGHTS  N columns in panels of 16 (`int8_packing`, `float_packing`)
@@ -56,6 +58,7 @@ class Product(IntEnum):
     """The header word that holds M: StepWord.NUM_TOKENS or NUM_OUT_ROWS."""
     OUT_FIRST_WORD = 13
     """The header word that holds the first row of OUT: FIRST_TOKEN of hidden rows, else ZERO."""
+    INPUT_PAIR_SUMS = 14
 
 
 def sums_writer(panels: int) -> Any:  # noqa: ANN401 - Numba's objects

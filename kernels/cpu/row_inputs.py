@@ -54,7 +54,8 @@ class RowInput(IntEnum):
     OUT_SCALES = 9
     OUT_SCALED_SUMS = 10
     OUT_SUMS = 11
-    """9–11: int8 rows only (`kernels.cpu.matrix_product`)."""
+    OUT_PAIR_SUMS = 14
+    """9–11 and 14: int8 rows only (`kernels.cpu.matrix_product`)."""
     WEIGHT = 12
     """rms_norm only: float32 [K]."""
     ORDER = WEIGHT
@@ -72,7 +73,7 @@ def row_bytes(row_format: RowFormat, rows: int, k: int) -> int:
 
 
 def group_bytes(rows: int, k: int) -> int:
-    """Return the bytes of each of OUT_SCALES, OUT_SCALED_SUMS and OUT_SUMS."""
+    """Return the bytes of each of OUT_SCALES, OUT_SCALED_SUMS, OUT_SUMS and OUT_PAIR_SUMS."""
     return 4 * rows * (k // GROUP)
 
 
@@ -108,7 +109,7 @@ def _ordered(builder: Builder, source: Value, *operands: Value) -> None:
 
 def _rows(emitter: RowMaker, *, is_gathered: bool = False) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the kernel that makes rows with an emitter."""
-    make_row = emitted(types.void, *[types.int64] * 9)(emitter)
+    make_row = emitted(types.void, *[types.int64] * 10)(emitter)
 
     @inlined()
     def make_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
@@ -116,6 +117,7 @@ def _rows(emitter: RowMaker, *, is_gathered: bool = False) -> Any:  # noqa: ANN4
         k, row_format = word(record, RowInput.K), word(record, RowInput.FORMAT)
         out, scales = word(record, RowInput.OUT), word(record, RowInput.OUT_SCALES)
         scaled_sums, sums = word(record, RowInput.OUT_SCALED_SUMS), word(record, RowInput.OUT_SUMS)
+        pair_sums = word(record, RowInput.OUT_PAIR_SUMS)
         weight, epsilon = word(record, RowInput.WEIGHT), word(record, RowInput.EPSILON)
         num_rows = word(header, word(record, RowInput.ROWS_WORD))
         first = word(header, word(record, RowInput.SOURCE_FIRST_WORD))
@@ -131,6 +133,7 @@ def _rows(emitter: RowMaker, *, is_gathered: bool = False) -> Any:  # noqa: ANN4
             make_row(
                 source + 4 * taken * stride, k, weight, epsilon, row_format,
                 out + row * k * element_bytes, scales + down, scaled_sums + down, sums + down,
+                pair_sums + down,
             )  # fmt: skip
 
     return make_rows

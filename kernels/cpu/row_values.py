@@ -5,13 +5,15 @@ gated or as they are), then the format. What is left of a row whose length is no
 through memory filled up with zeros, and so through the same instructions.
 
     int8       per group of 32: absmax = max |x|, scale = absmax / 127, q = x · 127 / absmax rounded
-               to nearest, ties to even; scaled_sum = scale · Σ q; sum = Σ q
+               to nearest, ties to even; scaled_sum = scale · Σ q; sum = Σ q; 120 in place of 127,
+               and the pair sum too, where two products are made of one (`int8_pair_tile`)
     bfloat16   rounded to nearest, ties to even; by one instruction where the set has it, which
                makes subnormal numbers zeros, as its products would
     float32    as it is
 
 Sums of squares run in 32 lanes, element e in lane e mod 32, each in order; then the lanes are added
-in halves. Every step is exact or rounded once, so the bits are the same on every instruction set.
+in halves. Every step is exact or rounded once, so the bits are the same on every instruction set,
+but for int8 rows that have 120 steps.
 
 A group that holds an infinity or a NaN gets the scale NaN: everything made of that row shows it. A
 group whose absmax is below 2^-100 is taken for zeros.
@@ -28,6 +30,7 @@ from numba.core import cgutils
 
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import GROUP
+from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
 from kernels.cpu.int8_tile import BIAS, BIAS_BITS
 from kernels.cpu.vector_ir import (
     F32,
@@ -70,9 +73,10 @@ class RowFormat(IntEnum):
 
 HALF_BYTES: Final = 4 * LANES
 GROUP_BYTES: Final = 4 * GROUP
-LARGEST_INT8: Final = 127.0
+PAIRS_PRODUCTS: Final = selected_instruction_set().pairs_products
+LARGEST_INT8: Final = float(PAIR_OFFSET) if PAIRS_PRODUCTS else 127.0
 SMALLEST_BITS: Final = 0x0D800000
-"""2^-100: 127 divided by anything above it is finite."""
+"""2^-100: LARGEST_INT8 divided by anything above it is finite."""
 INFINITE_BITS: Final = 0x7F800000
 MAGNITUDE_MASK: Final = 0x7FFFFFFF
 HIGHEST_EXPONENT: Final = 88.0
@@ -230,7 +234,8 @@ def write_row(
 ) -> None:  # fmt: skip
     """Emit the loop over a row. `row_format`: a RowFormat, int64.
 
-    `outs`: addresses of the row's elements, and of its scales, scaled sums and sums (int8 only).
+    `outs`: addresses of the row's elements, and of its scales, scaled sums, sums and pair sums
+    (int8 only; the last where the set has them).
     """
     place = _buffer(builder, GROUP_BYTES)
 
@@ -275,7 +280,7 @@ def _write_floats(
 
 def _write_int8(builder: Builder, pair: Pair, index: Value, outs: list[Value]) -> None:
     """Quantise a group of 32 and write its values, scale, scaled sum and sum."""
-    values_at, *beside = outs
+    values_at, *beside, pair_sums_at = outs
     magnitudes = [
         builder.and_(builder.bitcast(x, I32X), constant(I32X, MAGNITUDE_MASK)) for x in pair
     ]
@@ -302,6 +307,15 @@ def _write_int8(builder: Builder, pair: Pair, index: Value, outs: list[Value]) -
     below = builder.lshr(index, i64(3))  # 4 bytes a group of 32
     for value, at in zip((scale, scaled_total, total), beside, strict=True):
         store(builder, value, offset(builder, at, below))
+    if PAIRS_PRODUCTS:
+        store(builder, _pair_sum(builder, *integers), offset(builder, pair_sums_at, below))
+
+
+def _pair_sum(builder: Builder, x: Value, partner: Value) -> Value:
+    """Return the sum of x · x' + a · x + b · x' of a group, as `int8_pair_tile` has it."""
+    first = builder.mul(x, builder.add(partner, constant(I32X, PAIR_OFFSET)))
+    lanes = builder.add(first, builder.mul(partner, constant(I32X, PARTNER_OFFSET)))
+    return call(builder, "llvm.vector.reduce.add.v16i32", I32, [lanes])
 
 
 def _add_lanes(builder: Builder, vector: Value) -> Value:

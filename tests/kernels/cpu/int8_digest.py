@@ -1,4 +1,7 @@
-"""Prints what int8 operations compute with an instruction set, as one number: `… NAME [all]`."""
+"""Prints what int8 operations compute with an instruction set: `… NAME [all]`.
+
+Two numbers: of rows as the set makes them, and of products, whose rows are the same on every set.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ select_instruction_set(sys.argv[1])
 import numpy as np  # noqa: E402 - the set must be chosen before anything is compiled
 
 from kernels.cpu import row_inputs  # noqa: E402
+from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET  # noqa: E402
 from kernels.cpu.row_values import RowFormat  # noqa: E402
 from tests.kernels.cpu.operation_calls import (  # noqa: E402
     Int8Rows,
@@ -24,8 +28,8 @@ from tests.kernels.cpu.operation_calls import (  # noqa: E402
 )
 
 random = np.random.default_rng(0)
-digest = hashlib.sha256()
-rows, k, n = 37, 160, 50
+of_rows, of_products = hashlib.sha256(), hashlib.sha256()
+rows, k, n = 67, 160, 50
 makers = {"normed": row_inputs.normed_rows, "gated": row_inputs.gated_rows}
 labels = ["Q4_1", "Q4_0", "Q8_0"]
 if "all" not in sys.argv:
@@ -37,15 +41,24 @@ for maker in makers.values():
     header, _ = step_header(rows)
     floats = np.empty((rows, k - 7), np.float32)
     run(maker, row_record(source, k - 7, RowFormat.FLOAT32, floats, weight), header)
-    digest.update(floats)
+    of_rows.update(floats)
     x = Int8Rows.empty(rows, k)
     run(maker, row_record(source, k, RowFormat.INT8, x, weight), header)
     for part in (x.values, x.scales, x.scaled_sums, x.sums):
-        digest.update(part[:rows])
+        of_rows.update(part[:rows])
+values = random.integers(-PAIR_OFFSET, PAIR_OFFSET + 1, (rows, k), np.int8)
+groups = values.reshape(rows, -1, 2, 16).astype(np.int32)
+first, partner = groups[:, :, 0], groups[:, :, 1]
+scales = random.uniform(0.01, 1, (rows, k // 32)).astype(np.float32)
+sums = groups.sum(axis=(2, 3), dtype=np.int32)
+pair_sums = (first * partner + PAIR_OFFSET * first + PARTNER_OFFSET * partner).sum(
+    axis=2, dtype=np.int32
+)
+x = Int8Rows(values, scales, scales * sums.astype(np.float32), sums, pair_sums)
 for label in labels:
     packed = packed_weights(label, random_blocks(label, n, k, random), k)
     for count in (1, 9, rows):
         out = np.empty((count, n), np.float32)
         product(label, packed, x, count, n, out)
-        digest.update(out)
-sys.stdout.write(digest.hexdigest())
+        of_products.update(out)
+sys.stdout.write(f"{of_rows.hexdigest()} {of_products.hexdigest()}")

@@ -42,6 +42,7 @@ class Int8Rows:
     scales: Float32Array
     scaled_sums: Float32Array
     sums: npt.NDArray[np.int32]
+    pair_sums: npt.NDArray[np.int32]
 
     @classmethod
     def empty(cls, rows: int, k: int, extra: int = 3) -> Int8Rows:
@@ -51,6 +52,7 @@ class Int8Rows:
             np.full(shape, np.nan, np.float32),
             np.full(shape, np.nan, np.float32),
             np.full(shape, 12345, np.int32),
+            np.full(shape, 54321, np.int32),
         )
 
     def rows(self, first: int, end: int) -> Int8Rows:
@@ -59,6 +61,7 @@ class Int8Rows:
             self.scales[first:end].copy(),
             self.scaled_sums[first:end].copy(),
             self.sums[first:end].copy(),
+            self.pair_sums[first:end].copy(),
         )
 
     def decoded(self, rows: int) -> npt.NDArray[np.float64]:
@@ -92,6 +95,7 @@ def row_record(
         record[RowInput.OUT_SCALES] = out.scales.ctypes.data
         record[RowInput.OUT_SCALED_SUMS] = out.scaled_sums.ctypes.data
         record[RowInput.OUT_SUMS] = out.sums.ctypes.data
+        record[RowInput.OUT_PAIR_SUMS] = out.pair_sums.ctypes.data
     else:
         record[RowInput.OUT] = out.ctypes.data
     if weight is not None:
@@ -120,6 +124,7 @@ def product(
     record[Product.INPUT_SCALES] = rows.scales.ctypes.data
     record[Product.INPUT_SCALED_SUMS] = rows.scaled_sums.ctypes.data
     record[Product.INPUT_SUMS] = rows.sums.ctypes.data
+    record[Product.INPUT_PAIR_SUMS] = rows.pair_sums.ctypes.data
     record[Product.WEIGHTS] = packed.ctypes.data
     record[Product.K], record[Product.N] = k, n
     record[Product.OUT], record[Product.OUT_STRIDE] = out.ctypes.data, out.shape[1]

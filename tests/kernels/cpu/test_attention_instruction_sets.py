@@ -13,7 +13,7 @@ from kernels.cpu.instruction_set import supported_sets
 from kernels.cpu.kv_layout import VALUE_BYTES
 from tests.kernels.cpu import attention_driver
 
-ROUNDING_SETS = ("amx", "avx512_bf16")
+ROUNDING_SETS = ("amx", "zen4", "avx512_bf16")
 """Sets that round queries and weights to bfloat16, each in its own order."""
 
 

@@ -7,9 +7,10 @@ import numpy.typing as npt
 import pytest
 
 from kernels.cpu import row_inputs
+from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
 from kernels.cpu.operation import Operation, StepWord
 from kernels.cpu.row_inputs import RowInput
-from kernels.cpu.row_values import RowFormat
+from kernels.cpu.row_values import LARGEST_INT8, PAIRS_PRODUCTS, RowFormat
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.silu_mul import silu_mul
 from tests.kernels.cpu.operation_calls import (
@@ -108,9 +109,10 @@ def test_int8_rows_are_the_float_rows_in_groups_of_32(k: int) -> None:
     run(row_inputs.normed_rows, row_record(x, k, RowFormat.INT8, out, weight), header)
     groups = out.values[:9].reshape(9, -1, 32).astype(np.float64)
     absmax = np.abs(exact).max(axis=2)
-    np.testing.assert_allclose(out.scales[:9], absmax / 127, rtol=3e-7)
-    assert np.abs(groups).max(axis=2).min() == 127
-    assert np.abs(groups * (absmax / 127)[..., None] - exact).max() <= 0.501 * absmax.max() / 127
+    step = absmax / LARGEST_INT8
+    np.testing.assert_allclose(out.scales[:9], step, rtol=3e-7)
+    assert np.abs(groups).max(axis=2).min() == LARGEST_INT8
+    assert np.abs(groups * step[..., None] - exact).max() <= 0.501 * step.max()
     assert (out.sums[:9] == groups.sum(axis=2)).all()
     assert (out.scaled_sums[:9] == out.scales[:9] * out.sums[:9].astype(np.float32)).all()
     assert (out.values[9:] == 77).all()
@@ -119,8 +121,16 @@ def test_int8_rows_are_the_float_rows_in_groups_of_32(k: int) -> None:
 
 def test_halves_are_rounded_to_the_even_integer() -> None:
     x = np.zeros((1, 32), np.float32)
-    x[0, :5] = 127.0, 0.5, 1.5, -2.5, -3.5
-    assert quantised(x).values[0, :5].tolist() == [127, 0, 2, -2, -4]
+    x[0, :5] = LARGEST_INT8, 0.5, 1.5, -2.5, -3.5
+    assert quantised(x).values[0, :5].tolist() == [LARGEST_INT8, 0, 2, -2, -4]
+
+
+@pytest.mark.skipif(not PAIRS_PRODUCTS, reason="the set makes no two products of one")
+def test_pair_sums_are_what_the_rows_add_to_products_of_pairs() -> None:
+    rows = quantised(drawn(7, 96))
+    first, partner = np.moveaxis(rows.values[:7].reshape(7, 3, 2, 16).astype(np.int32), 2, 0)
+    expected = (first * partner + PAIR_OFFSET * first + PARTNER_OFFSET * partner).sum(axis=2)
+    np.testing.assert_array_equal(rows.pair_sums[:7], expected)
 
 
 def test_groups_of_zeros_and_of_tiny_numbers_become_zeros() -> None:

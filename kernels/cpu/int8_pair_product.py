@@ -1,0 +1,83 @@
+"""The loop around the tiles that make two products of one: a run of panels times all rows.
+
+    for runs of panels that the second-level cache holds        prepared here, once
+        for tiles of 5 rows
+            for pairs of panels of the run                      the rows stay in the first level
+
+The last tile begins where it is whole: what it computes a second time is not written.
+
+Scratch memory of a worker:  │ sums of a tile │ prepared panels │
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kernels.cpu.instruction_set import selected_instruction_set
+from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Int8Format
+from kernels.cpu.int8_pair_tile import (
+    PREPARED_BYTES,
+    TILE_PANELS,
+    TILE_ROWS,
+    pair_preparer,
+    pair_tile,
+)
+from kernels.cpu.matrix_product import sums_writer
+from kernels.cpu.operation import inlined
+
+PAIR_ROWS: Final = 64
+"""From so many rows on it pays to prepare panels; a tile must have its rows."""
+RUN_BYTES: Final = 384 << 10
+"""Of the prepared panels that a tile of rows meets before the next one comes."""
+SUMS_ROW_BYTES: Final = 4 * TILE_PANELS * PANEL_COLUMNS
+SUMS_BYTES: Final = TILE_ROWS * SUMS_ROW_BYTES
+
+
+def pair_scratch_bytes(k: int) -> int:
+    """Return the scratch memory a worker needs for a product with `k` inputs."""
+    return SUMS_BYTES + max(RUN_BYTES, TILE_PANELS * (k // GROUP) * PREPARED_BYTES)
+
+
+def pair_product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return the product of a 4-bit format with PAIR_ROWS rows or more.
+
+    (x, scales, scaled_sums, sums, pair_sums, rows, groups, weights, first, end, n, out, stride,
+    accumulate, memory): panels `first` to `end` of a matrix of n columns.
+    """
+    chosen = selected_instruction_set()
+    prepare, tile = pair_preparer(fmt, chosen), pair_tile(fmt, chosen)
+    write_sums = sums_writer(TILE_PANELS)
+    tile_bytes = fmt.tile_bytes
+
+    @inlined()
+    def multiply(
+        x: int, scales: int, scaled_sums: int, sums: int, pair_sums: int, num_rows: int,
+        groups: int, weights: int, first: int, end: int, n: int, out: int, stride: int,
+        accumulate: int, memory: int,
+    ) -> None:  # fmt: skip
+        prepared = memory + SUMS_BYTES
+        panel, size = groups * tile_bytes, groups * PREPARED_BYTES
+        run = max(1, RUN_BYTES // (TILE_PANELS * size)) * TILE_PANELS
+        for start in range(first, end, run):
+            stop = min(start + run, end)
+            for p in range(start, stop):
+                prepare(weights + p * panel, groups, panel, prepared + (p - start) * size)
+            for r in range(0, num_rows, TILE_ROWS):
+                row = min(r, num_rows - TILE_ROWS)
+                known = r - row
+                down = 4 * row * groups
+                for p in range(start, stop, TILE_PANELS):
+                    second = size if p + 1 < stop else 0
+                    tile(
+                        x + row * groups * GROUP, scales + down, scaled_sums + down, sums + down,
+                        pair_sums + down, groups, prepared + (p - start) * size, second, memory,
+                    )  # fmt: skip
+                    column = p * PANEL_COLUMNS
+                    columns = min(n, stop * PANEL_COLUMNS) - column
+                    target = out + 4 * (r * stride + column)
+                    write_sums(
+                        memory + known * SUMS_ROW_BYTES, TILE_ROWS - known, columns, target,
+                        stride, accumulate,
+                    )  # fmt: skip
+
+    return multiply
