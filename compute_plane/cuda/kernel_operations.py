@@ -17,7 +17,9 @@ from torch import Tensor
 from compute_plane.cuda.logits_kernels import LogitsKernels
 from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.operations import (
+    UNCHANGED,
     AdjustColumns,
+    HeadChanges,
     LogprobColumns,
     LogprobOutputs,
     PrefillRows,
@@ -83,7 +85,9 @@ class KernelOperations:
             self._silu.grid(1, spec.intermediate_size)
             self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False)
             self._add_norm = RmsNormVariant(dtype, spec.hidden_size)
-            self._rope = RopeWriteKvVariant(dtype, spec.head_dim, block_size, kv_dtype)
+            self._rope = RopeWriteKvVariant(
+                dtype, spec.head_dim, block_size, kv_dtype, spec.has_qkv_bias, spec.has_head_norms
+            )
             self._decode = DecodeVariant(dtype, spec.head_dim, group, block_size, kv_dtype)
             self._prefill = PrefillVariant(dtype, spec.head_dim, group, block_size, kv_dtype)
             self._quantized = QuantizedKernels(launcher, dtype, quantized)
@@ -149,8 +153,9 @@ class KernelOperations:
         angles: tuple[Tensor, Tensor],
         positions: Tensor,
         kv_slots: Tensor,
+        changes: HeadChanges = UNCHANGED,
     ) -> None:
-        """Rotate the queries, write keys and values."""
+        """Rotate the queries, write keys and values; a variant does not touch what it has not."""
         num_tokens, num_heads, _ = out.shape
         num_kv_heads = pool.shape[3]
         self._launcher.launch(
@@ -165,6 +170,9 @@ class KernelOperations:
             num_heads,
             num_kv_heads,
             *layer_strides(pool, layer),
+            out if changes.bias is None else changes.bias,
+            *(changes.norms or (out, out)),
+            changes.eps,
         )
 
     def attention_decode(

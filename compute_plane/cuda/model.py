@@ -1,6 +1,7 @@
-"""The walk of a step's tokens through a Llama-family model.
+"""The walk of a step's tokens through a model.
 
-    embedding → for each layer:  norm → QKV → rotate, write K and V → attention → O
+    embedding → for each layer:  norm → QKV → biases, norms of heads, rotate, write K and V
+                                 → attention → O
                                  add, norm → gate, up → SiLU · up → down
               → for the tokens whose logits are wanted:  add, norm → logits
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from compute_plane.cuda.matrices import Projection, project
+from compute_plane.cuda.operations import HeadChanges
 from compute_plane.model.rope import inverse_frequencies
 
 if TYPE_CHECKING:
@@ -56,6 +58,10 @@ class LlamaModel:
         self._pool = pool
         self._operations = operations
         self._angles = rotary_angles(spec, max_positions, pool.device)
+        self._changes = [
+            HeadChanges(layer.qkv_bias, layer.head_norms, spec.rms_norm_eps)
+            for layer in weights.layers
+        ]
 
     @property
     def vocab_size(self) -> int:
@@ -109,8 +115,9 @@ class LlamaModel:
         qkv = self._project(normed, layer.qkv)
         queries = self._empty(num_tokens, spec.num_heads, spec.head_dim)
         operations.rope_write_kv(
-            queries, pool, index, qkv, self._angles, step.positions, step.kv_slots
-        )
+            queries, pool, index, qkv, self._angles, step.positions, step.kv_slots,
+            self._changes[index],
+        )  # fmt: skip
         attended = torch.empty_like(queries)
         if num_decode:
             operations.attention_decode(

@@ -48,6 +48,22 @@ class PrefillRows:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadChanges:
+    """What becomes of heads before they are rotated; `kernels.reference.rope`. None: nothing.
+
+    `bias`: [(H + 2·G)·D]. `norms`: of query heads and of key heads, [D] each; `eps`: of both.
+    Whether there are any is the same in all layers of a model.
+    """
+
+    bias: Tensor | None = None
+    norms: tuple[Tensor, Tensor] | None = None
+    eps: float = 0.0
+
+
+UNCHANGED: Final = HeadChanges()
+
+
+@dataclass(frozen=True, slots=True)
 class AdjustColumns:
     """Logit bias and penalties of K samples; `kernels.reference.logit_adjustments`.
 
@@ -180,13 +196,14 @@ class DeviceOperations(Protocol):
         angles: tuple[Tensor, Tensor],
         positions: Tensor,
         kv_slots: Tensor,
+        changes: HeadChanges = UNCHANGED,
     ) -> None:
         """Rotate the queries into `out`; put rotated keys and plain values into a layer of `pool`.
 
         `out`: [T, H, D]. `pool`: blocks as in `block_pools`. `qkv`: [T, (H + 2·G)·D]: H query
         heads, G key heads, G value heads of each token. `angles`: cosines and sines,
         [positions, D/2] each. `positions`: int32 [T]. `kv_slots`: int64 [T], block · B + offset; a
-        negative one writes nothing to the pool.
+        negative one writes nothing to the pool. All heads with `changes`, before rotation.
         """
         ...
 

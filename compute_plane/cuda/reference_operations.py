@@ -17,7 +17,9 @@ from torch import Tensor
 
 from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.operations import (
+    UNCHANGED,
     AdjustColumns,
+    HeadChanges,
     LogprobColumns,
     LogprobOutputs,
     PrefillRows,
@@ -25,6 +27,7 @@ from compute_plane.cuda.operations import (
 )
 from compute_plane.cuda.reference_blocks import block_size_of, read_blocks, write_tokens
 from kernels.cuda.quantized_layout import unpack_matrix
+from kernels.reference import rope
 from kernels.reference.exponential import exp
 from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
 from kernels.reference.logprobs import log_softmax, most_likely
@@ -32,7 +35,6 @@ from kernels.reference.paged_attention import paged_attention
 from kernels.reference.philox import uniform
 from kernels.reference.quantized_matmul import dequantized
 from kernels.reference.rms_norm import rms_norm
-from kernels.reference.rope import rope_write_kv
 from kernels.reference.sampling import WEIGHT_ONE, draw, first_by_weight, nucleus
 from kernels.reference.silu_mul import silu_mul
 
@@ -91,6 +93,7 @@ class ReferenceOperations:
         angles: tuple[Tensor, Tensor],
         positions: Tensor,
         kv_slots: Tensor,
+        changes: HeadChanges = UNCHANGED,
     ) -> None:
         """Rotate the queries, write keys and values; by way of a pool of one layer and B = 1."""
         num_tokens, _, head_dim = out.shape
@@ -99,7 +102,8 @@ class ReferenceOperations:
         queries = np.empty(out.shape, dtype=np.float32)
         written = np.empty((num_tokens, 1, 2, num_kv_heads, 1, head_dim), dtype=np.float32)
         places = np.arange(num_tokens, dtype=np.int64)
-        rope_write_kv(floats(qkv), cosines, sines, written, 0, places, queries)
+        of_rows = _on_host(changes)
+        rope.rope_write_kv(floats(qkv), cosines, sines, written, 0, places, queries, of_rows)
         out.copy_(torch.from_numpy(queries))
         is_kept = kv_slots >= 0
         write_tokens(pool, layer, kv_slots[is_kept], written[is_kept.numpy(), 0, :, :, 0])
@@ -215,6 +219,15 @@ def floats(tensor: Tensor) -> Array:
     """Return a tensor as float32: its own memory if it is float32, else converted."""
     array: Array = tensor.float().numpy()
     return array
+
+
+def _on_host(changes: HeadChanges) -> rope.HeadChanges:
+    """Return changes of heads as the specification has them."""
+    norms = None
+    if changes.norms is not None:
+        norms = floats(changes.norms[0]), floats(changes.norms[1])
+    bias = None if changes.bias is None else floats(changes.bias)
+    return rope.HeadChanges(bias, norms, changes.eps)
 
 
 def _attend(

@@ -18,7 +18,6 @@ the file to the device by itself, and the host never holds the whole model.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +25,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from compute_plane.cuda.matrices import DenseMatrix, Matrix, Projection, QuantizedMatrix
-from compute_plane.cuda.weights import DTYPES, DeviceLayer, DeviceWeights
+from compute_plane.cuda.matrices import DenseMatrix, Projection
+from compute_plane.cuda.planned_matrix import DENSE_FORMATS, PlannedMatrix
+from compute_plane.cuda.weights import DeviceLayer, DeviceWeights
 from compute_plane.executor.weight_formats import (
     AUTO,
     OWN_FORMAT,
@@ -40,29 +39,19 @@ from compute_plane.executor.weight_formats import (
     measure_conversions,
 )
 from compute_plane.model import layout
-from compute_plane.model.quantize import converted_tensor
-from compute_plane.model.tensor import IntArray, RawTensor, TensorFormat
-from kernels.cuda.quantized_formats import FORMATS, label_for, packed_bytes
-from kernels.cuda.quantized_layout import pack_rows
+from compute_plane.model.tensor import RawTensor, TensorFormat
+from kernels.cuda.quantized_formats import FORMATS
 
 if TYPE_CHECKING:
     from compute_plane.model.spec import ModelSpec
     from compute_plane.model.tensor import TensorSource
 
-DENSE_FORMATS: Final = {
-    "float32": TensorFormat.F32,
-    "bfloat16": TensorFormat.BF16,
-    "float16": TensorFormat.F16,
-}
 RUNS_AS: Final[Mapping[TensorFormat, TensorFormat]] = {
     **OWN_FORMAT,
     TensorFormat.UINT4: TensorFormat.Q4_Z,
     TensorFormat.UINT8: TensorFormat.Q8_Z,
 }
 """What `auto` runs a file's format as, before it is asked whether there is a kernel."""
-ORDER_TYPE: Final = torch.int32
-"""Of the order of inputs."""
-TORCH_TYPES: Final = {DENSE_FORMATS[name]: dtype for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,69 +70,6 @@ class QuantizedUses:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlannedMatrix:
-    """Tensors of the same input whose rows become one matrix, or one that is a vector."""
-
-    tensors: tuple[RawTensor, ...]
-    target: TensorFormat
-
-    @property
-    def is_quantised(self) -> bool:
-        """Whether it stays quantised."""
-        return self.target.label in FORMATS
-
-    @property
-    def label(self) -> str:
-        """The label of its format: of a quantised one, with the span that its scales are for."""
-        if not self.is_quantised:
-            return self.target.label
-        group = math.gcd(*(tensor.scale_group for tensor in self.tensors))
-        return label_for(self.target.label, group)
-
-    @property
-    def num_inputs(self) -> int:
-        """Inputs K."""
-        return self.tensors[0].shape[-1]
-
-    @property
-    def num_outputs(self) -> int:
-        """Outputs N; of a vector 1."""
-        return sum(tensor.num_elements for tensor in self.tensors) // self.num_inputs
-
-    @property
-    def input_order(self) -> IntArray | None:
-        """The order of the inputs, if it is not the model's and the matrix stays quantised."""
-        return self.tensors[0].input_order if self.is_quantised else None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes on the device."""
-        if self.is_quantised:
-            order_bytes = 0 if self.input_order is None else ORDER_TYPE.itemsize * self.num_inputs
-            packed = packed_bytes(self.label, self.num_outputs, self.num_inputs)
-            return packed + order_bytes
-        return self.num_outputs * self.target.row_bytes(self.num_inputs)
-
-    def place(self, device: torch.device) -> Matrix:
-        """Read, convert and copy it to a device.
-
-        Raises ModelFileError if a weight is not finite or too large for its format.
-        """
-        parts = [converted_tensor(tensor, self.target) for tensor in self.tensors]
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if self.is_quantised:
-            packed = torch.from_numpy(pack_rows(self.label, rows, self.num_inputs))
-            order = None
-            if self.input_order is not None:
-                order = torch.from_numpy(self.input_order).to(device, ORDER_TYPE)
-            shape = self.num_outputs, self.num_inputs
-            return QuantizedMatrix(self.label, packed.to(device), *shape, order)
-        # A view of the mapped file is read-only, which torch warns of: that is copied.
-        stored = torch.from_numpy(np.require(rows, requirements=("C", "W")))
-        return DenseMatrix(stored.view(TORCH_TYPES[self.target]).to(device))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class PlannedLayer:
     """One decoder layer, as in `DeviceLayer`."""
 
@@ -153,6 +79,14 @@ class PlannedLayer:
     mlp_norm: PlannedMatrix
     gate_up: tuple[PlannedMatrix, ...]
     down: tuple[PlannedMatrix, ...]
+    qkv_bias: PlannedMatrix | None
+    head_norms: tuple[PlannedMatrix, PlannedMatrix] | None
+
+    @property
+    def vectors(self) -> tuple[PlannedMatrix, ...]:
+        """Everything else."""
+        biases = () if self.qkv_bias is None else (self.qkv_bias,)
+        return (self.attn_norm, self.mlp_norm, *biases, *(self.head_norms or ()))
 
     @property
     def matrices(self) -> tuple[PlannedMatrix, ...]:
@@ -162,7 +96,7 @@ class PlannedLayer:
     @property
     def num_bytes(self) -> int:
         """Bytes on the device."""
-        return sum(part.num_bytes for part in (self.attn_norm, self.mlp_norm, *self.matrices))
+        return sum(part.num_bytes for part in (*self.vectors, *self.matrices))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,6 +166,9 @@ class WeightPlan:
             assert isinstance(matrix, DenseMatrix)
             return matrix.values.view(-1)
 
+        def pair(one: PlannedMatrix, other: PlannedMatrix) -> tuple[Tensor, Tensor]:
+            return vector(one), vector(other)
+
         def projection(*parts: PlannedMatrix) -> Projection:
             return Projection(tuple(placed[part] for part in parts))
 
@@ -245,6 +182,8 @@ class WeightPlan:
                     mlp_norm=vector(layer.mlp_norm),
                     gate_up=projection(*layer.gate_up),
                     down=projection(*layer.down),
+                    qkv_bias=None if layer.qkv_bias is None else vector(layer.qkv_bias),
+                    head_norms=layer.head_norms and pair(*layer.head_norms),
                 )
                 for layer in self.layers
             ),
@@ -272,7 +211,7 @@ class WeightPlan:
         """Return all that is to be placed, what is tied once."""
         everything = [self.embedding, self.final_norm, self.lm_head]
         for layer in self.layers:
-            everything += [layer.attn_norm, layer.mlp_norm, *layer.matrices]
+            everything += [*layer.vectors, *layer.matrices]
         return list(dict.fromkeys(everything))
 
     def _matrices(self) -> list[tuple[RawTensor, TensorFormat]]:
@@ -297,8 +236,8 @@ def plan_weights(
         own = RUNS_AS[tensor.format]
         return own if configured == AUTO and own.label in FORMATS else DENSE_FORMATS[dtype]
 
-    def vector(name: str) -> PlannedMatrix:
-        return PlannedMatrix((source.tensor(name),), DENSE_FORMATS[dtype])
+    def vector(*names: str) -> PlannedMatrix:
+        return PlannedMatrix(tuple(map(source.tensor, names)), DENSE_FORMATS[dtype])
 
     def kind_of(tensor: RawTensor) -> tuple[TensorFormat, bytes | None]:
         target, order = format_of(tensor), tensor.input_order
@@ -313,6 +252,7 @@ def plan_weights(
         def name(role: str) -> str:
             return layout.layer_tensor(index, role)
 
+        biases, norms = layout.qkv_biases(spec, index), layout.head_norms(spec, index)
         return PlannedLayer(
             attn_norm=vector(name(layout.ATTN_NORM)),
             qkv=joined(name(layout.QUERY), name(layout.KEY), name(layout.VALUE)),
@@ -320,6 +260,8 @@ def plan_weights(
             mlp_norm=vector(name(layout.MLP_NORM)),
             gate_up=joined(name(layout.GATE), name(layout.UP)),
             down=joined(name(layout.DOWN)),
+            qkv_bias=vector(*biases) if biases else None,
+            head_norms=(vector(norms[0]), vector(norms[1])) if norms else None,
         )
 
     (embedding,) = joined(layout.EMBEDDING)

@@ -24,6 +24,8 @@ class DeviceLayer:
     """One decoder layer; matrices are [output features, input features], vectors [hidden].
 
     `qkv`: (H + 2·G)·D outputs, the query heads first. `gate_up`: 2·F outputs, the gate first.
+    `qkv_bias`: [(H + 2·G)·D]; `head_norms`: [D] each, for query and for key heads. None where the
+    architecture has none.
     """
 
     attn_norm: Tensor
@@ -32,6 +34,8 @@ class DeviceLayer:
     mlp_norm: Tensor
     gate_up: Projection
     down: Projection
+    qkv_bias: Tensor | None = None
+    head_norms: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
-"""A Llama-family model as a table of operations: which kernel, on what, after what.
+"""A model as a table of operations: which kernel, on what, after what.
 
     before   rope angles · embedding                                            once a piece
-    layer    write:  norm → QKV → rotate, write K and V
+    layer    write:  norm → QKV → biases, norms of heads, rotate, write K and V
              read:   attention → O, added to hidden → norm → gate, up, SiLU · up → down, added
     after    norm of the rows whose logits are wanted → logits                  once 64 rows
 
@@ -173,7 +173,7 @@ class LlamaTable:
             write=(
                 *rows(normed_rows, layer.qkv, norm(layer.attn_norm)),
                 *products.beside_each_other(layer.qkv, self._qkv, heads_width),
-                self._rope_write(index),
+                self._rope_write(index, layer),
             ),
             read=(
                 *self._attention(index),
@@ -199,8 +199,9 @@ class LlamaTable:
     def _layer_address(self, index: int) -> int:
         return self._pool.address + index * self._pool.layout.layer_bytes
 
-    def _rope_write(self, index: int) -> int:
+    def _rope_write(self, index: int, layer: PackedLayer) -> int:
         spec, layout = self._spec, self._pool.layout
+        query_norm, key_norm = layer.head_norms or (0, 0)
         return self.table.add(
             ROPE_WRITE[layout.dtype],
             StepWord.TOKEN_CHUNKS,
@@ -216,6 +217,10 @@ class LlamaTable:
                 RopeWrite.HEAD_DIM: spec.head_dim,
                 RopeWrite.NUM_HEADS: spec.num_heads,
                 RopeWrite.NUM_KV_HEADS: spec.num_kv_heads,
+                RopeWrite.BIAS: layer.qkv_bias or 0,
+                RopeWrite.QUERY_NORM: query_norm,
+                RopeWrite.KEY_NORM: key_norm,
+                RopeWrite.EPSILON: self._epsilon(),
             },
         )
 
@@ -240,14 +245,17 @@ class LlamaTable:
         ]
 
     def _norm_operands(self, weight: int) -> dict[int, int]:
-        epsilon = np.array([self._spec.rms_norm_eps], dtype=np.float32)
         return {
             RowInput.SOURCE: self._hidden,
             RowInput.SOURCE_STRIDE: self._spec.hidden_size,
             RowInput.SOURCE_FIRST_WORD: StepWord.FIRST_TOKEN,
             RowInput.WEIGHT: weight,
-            RowInput.EPSILON: int(epsilon.view(np.uint32)[0]),
+            RowInput.EPSILON: self._epsilon(),
         }
+
+    def _epsilon(self) -> int:
+        """Return the bits of the norms' epsilon as float32."""
+        return int(np.float32(self._spec.rms_norm_eps).view(np.uint32))
 
     def _floats(self, count: int) -> int:
         """Return the address of float32 memory that lives as long as the table."""

@@ -3,6 +3,9 @@
     region    │ embedding │ layer 0: attn_norm, q·k·v, o, mlp_norm, gate·up, down │ layer 1 … │
               final norm │ lm_head, unless it is tied │       each part from a multiple of 64 bytes
 
+Where a layer has them, the biases of q, k and v, as one vector, and the norms of heads are behind
+it.
+
 Matrices that see the same input are one: the rows of q, k and v follow each other, and those of
 gate and up, so that one product computes them all. Where a file stores them in formats that run
 differently, or wants their inputs in different orders, there are several, each with the column of
@@ -78,6 +81,8 @@ class PackedLayer:
 
     `qkv`: columns q, k, v; `gate_up`: columns gate, up. One matrix, or several where formats or
     orders of inputs differ. `down` has no order of its own: what gate and up give is in it.
+    `qkv_bias`: address of float32 [(H + 2·G)·D]; `head_norms`: of two float32 [D], for query and
+    for key heads. None where the architecture has none.
     """
 
     attn_norm: int
@@ -86,6 +91,8 @@ class PackedLayer:
     mlp_norm: int
     gate_up: tuple[PackedMatrix, ...]
     down: PackedMatrix
+    qkv_bias: int | None = None
+    head_norms: tuple[int, int] | None = None
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
@@ -135,7 +142,9 @@ def pack_weights(
     """
     plan = _Plan(dtype)
     embedding = None if first_layer else plan.matrix([source.tensor(layout.EMBEDDING)])
-    layers = [_plan_layer(plan, source, layer) for layer in range(first_layer, spec.num_layers)]
+    layers = [
+        _plan_layer(plan, spec, source, layer) for layer in range(first_layer, spec.num_layers)
+    ]
     final_norm = plan.vector(source.tensor(layout.FINAL_NORM))
     lm_head = embedding if spec.tie_embeddings else None
     if lm_head is None:
@@ -157,6 +166,9 @@ def pack_weights(
     def placed(matrix: PackedMatrix) -> PackedMatrix:
         return replace(matrix, address=base + matrix.address)
 
+    def moved(norms: tuple[int, int] | None) -> tuple[int, int] | None:
+        return None if norms is None else (base + norms[0], base + norms[1])
+
     packed_head = placed(lm_head)
     packed_embedding = None if embedding is None else placed(embedding)
     if embedding is lm_head:
@@ -172,6 +184,8 @@ def pack_weights(
                 mlp_norm=base + layer.mlp_norm,
                 gate_up=tuple(map(placed, layer.gate_up)),
                 down=placed(layer.down),
+                qkv_bias=None if layer.qkv_bias is None else base + layer.qkv_bias,
+                head_norms=moved(layer.head_norms),
             )
             for layer in layers
         ),
@@ -182,13 +196,15 @@ def pack_weights(
     )
 
 
-def _plan_layer(plan: _Plan, source: TensorSource, layer: int) -> PackedLayer:
+def _plan_layer(plan: _Plan, spec: ModelSpec, source: TensorSource, layer: int) -> PackedLayer:
     """Plan one layer; addresses are offsets yet."""
 
     def tensor(role: str) -> RawTensor:
         return source.tensor(layout.layer_tensor(layer, role))
 
     down, gate_up = tensor(layout.DOWN), [tensor(r) for r in (layout.GATE, layout.UP)]
+    biases = layout.qkv_biases(spec, layer)
+    norms = [source.tensor(name) for name in layout.head_norms(spec, layer)]
     order = plan.input_order(down)
     if order is not None:
         down = replace(down, input_order=None)
@@ -199,6 +215,8 @@ def _plan_layer(plan: _Plan, source: TensorSource, layer: int) -> PackedLayer:
         mlp_norm=plan.vector(tensor(layout.MLP_NORM)),
         gate_up=plan.fused(gate_up, order),
         down=plan.matrix([down]),
+        qkv_bias=plan.vector(*map(source.tensor, biases)) if biases else None,
+        head_norms=(plan.vector(norms[0]), plan.vector(norms[1])) if norms else None,
     )
 
 
@@ -212,10 +230,12 @@ class _Plan:
         self.elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()
         self.num_bytes = 0
 
-    def vector(self, tensor: RawTensor) -> int:
-        """Take a place for a vector of float32 and return its offset."""
-        start = self._take(4 * tensor.num_elements)
-        self._vectors.append((tensor, start))
+    def vector(self, *tensors: RawTensor) -> int:
+        """Take a place for a vector of float32, of all `tensors`, and return its offset."""
+        start = at = self._take(4 * sum(tensor.num_elements for tensor in tensors))
+        for tensor in tensors:
+            self._vectors.append((tensor, at))
+            at += 4 * tensor.num_elements
         return start
 
     def matrix(

@@ -1,4 +1,4 @@
-"""Llama models in GGUF files."""
+"""Models in GGUF files."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError, pr
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.mapped_file import forget_pages
-from compute_plane.model.spec import FrequencyDivisors, ModelSpec
+from compute_plane.model.spec import ARCHITECTURES, FrequencyDivisors, ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat
 
-ARCHITECTURE = "llama"
+LLAMA = "llama"
 
-# Keys that change the arithmetic in ways this package does not compute, if they are there at all.
+# Keys of an architecture that change the arithmetic in ways this package does not compute, if they
+# are there at all.
 UNSUPPORTED_KEYS = (
-    "llama.attention.scale",
-    "llama.attention.key_length_mla",
-    "llama.attention.temperature_length",
-    "llama.attn_logit_softcapping",
-    "llama.embedding_scale",
-    "llama.final_logit_softcapping",
-    "llama.logit_scale",
-    "llama.residual_scale",
-    "adapter.type",
+    "attention.scale",
+    "attention.key_length_mla",
+    "attention.temperature_length",
+    "attn_logit_softcapping",
+    "embedding_scale",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
 )
 
 
@@ -35,41 +35,42 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
     """Return the model's numbers, checked against the tensors of the file.
 
     `name` replaces the name in the file. Raises ModelFileError for a contradiction,
-    UnsupportedModelError for a model that is not plain Llama.
+    UnsupportedModelError for a model that is none of the architectures, plain.
     """
     keys = GgufMetadata(file)
     architecture = keys.require_text("general.architecture")
-    if architecture != ARCHITECTURE:
+    if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
             file.path,
-            f"architecture {printable(architecture)} is not supported; supported is {ARCHITECTURE} "
-            f"(Llama, and Mistral without a sliding window)",
+            f"architecture {printable(architecture)} is not supported; supported are "
+            f"{', '.join(ARCHITECTURES)} (Llama, Mistral without a sliding window, Qwen2, Qwen3)",
         )
-    hidden_size = keys.require_integer("llama.embedding_length")
-    num_heads = keys.require_integer("llama.attention.head_count")
-    num_kv_heads = keys.integer("llama.attention.head_count_kv")
-    context_length = keys.require_integer("llama.context_length")
-    rope_theta = keys.number("llama.rope.freq_base")
+    prefix = f"{architecture}."
+    hidden_size = keys.require_integer(prefix + "embedding_length")
+    num_heads = keys.require_integer(prefix + "attention.head_count")
+    num_kv_heads = keys.integer(prefix + "attention.head_count_kv")
+    context_length = keys.require_integer(prefix + "context_length")
+    rope_theta = keys.number(prefix + "rope.freq_base")
     stored_name = keys.text("general.name")
     spec = ModelSpec(
         name=name or printable(stored_name or file.path.stem),
-        architecture=ARCHITECTURE,
-        vocab_size=_vocab_size(file, keys),
-        num_layers=keys.require_integer("llama.block_count"),
+        architecture=architecture,
+        vocab_size=_vocab_size(file, keys, prefix),
+        num_layers=keys.require_integer(prefix + "block_count"),
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-        head_dim=_head_dim(file, keys, hidden_size, num_heads),
+        head_dim=_head_dim(file, keys, prefix, hidden_size, num_heads),
         hidden_size=hidden_size,
-        intermediate_size=keys.require_integer("llama.feed_forward_length"),
+        intermediate_size=keys.require_integer(prefix + "feed_forward_length"),
         context_length=context_length,
         rope_theta=10000.0 if rope_theta is None else rope_theta,
-        rope_scaling=_rope_scaling(file, keys),
-        rms_norm_eps=keys.require_number("llama.attention.layer_norm_rms_epsilon"),
+        rope_scaling=_rope_scaling(file, keys, prefix),
+        rms_norm_eps=keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
         tie_embeddings=layout.gguf_name(layout.LM_HEAD) not in file.tensors,
         num_parameters=0,
         weight_format="",
     )
-    _refuse_variants(file, keys, context_length)
+    _refuse_variants(file, keys, prefix, context_length)
     stored = {
         tensor_name: (entry.format, entry.shape)
         for tensor_name, entry in file.tensors.items()
@@ -84,9 +85,10 @@ class GgufSource:
     def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
         self._file = file
         self._names = tuple(layout.tensor_shapes(spec))
+        # Only Llama's rows lie as llama.cpp turns neighbouring elements.
         self._interleaved_heads = {
             layout.layer_tensor(layer, role): heads
-            for layer in range(spec.num_layers)
+            for layer in range(spec.num_layers if spec.architecture == LLAMA else 0)
             for role, heads in (
                 (layout.QUERY, spec.num_heads),
                 (layout.KEY, spec.num_kv_heads),
@@ -128,31 +130,33 @@ def _rows(file: GgufFile, entry: TensorEntry) -> np.ndarray[tuple[int, ...], np.
     return flat.reshape(-1, entry.format.row_bytes(entry.shape[-1]))
 
 
-def _vocab_size(file: GgufFile, keys: GgufMetadata) -> int:
+def _vocab_size(file: GgufFile, keys: GgufMetadata, prefix: str) -> int:
     """Return the embedding's row count, which the declared size must not contradict."""
     embedding = file.tensors.get(layout.gguf_name(layout.EMBEDDING))
     if embedding is None:
         raise ModelFileError(file.path, f"missing tensors: {layout.gguf_name(layout.EMBEDDING)}")
     rows = embedding.shape[0]
-    declared = keys.integer("llama.vocab_size")
+    declared = keys.integer(prefix + "vocab_size")
     if declared is not None and declared != rows:
         raise ModelFileError(
-            file.path, f"llama.vocab_size is {declared}, but the embedding has {rows} rows"
+            file.path, f"{prefix}vocab_size is {declared}, but the embedding has {rows} rows"
         )
     return rows
 
 
-def _head_dim(file: GgufFile, keys: GgufMetadata, hidden_size: int, num_heads: int) -> int:
-    head_dim = keys.integer("llama.attention.key_length")
+def _head_dim(
+    file: GgufFile, keys: GgufMetadata, prefix: str, hidden_size: int, num_heads: int
+) -> int:
+    head_dim = keys.integer(prefix + "attention.key_length")
     if head_dim is None:
         if num_heads < 1 or hidden_size % num_heads:
             raise ModelFileError(
                 file.path,
-                f"llama.embedding_length {hidden_size} is not a multiple of "
-                f"llama.attention.head_count {num_heads}",
+                f"{prefix}embedding_length {hidden_size} is not a multiple of "
+                f"{prefix}attention.head_count {num_heads}",
             )
         head_dim = hidden_size // num_heads
-    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+    for key in (prefix + "attention.value_length", prefix + "rope.dimension_count"):
         size = keys.integer(key)
         if size is not None and size != head_dim:
             raise UnsupportedModelError(
@@ -161,16 +165,16 @@ def _head_dim(file: GgufFile, keys: GgufMetadata, hidden_size: int, num_heads: i
     return head_dim
 
 
-def _rope_scaling(file: GgufFile, keys: GgufMetadata) -> FrequencyDivisors | None:
-    kind = keys.text("llama.rope.scaling.type")
+def _rope_scaling(file: GgufFile, keys: GgufMetadata, prefix: str) -> FrequencyDivisors | None:
+    kind = keys.text(prefix + "rope.scaling.type")
     if kind not in (None, "none"):
         raise UnsupportedModelError(
             file.path, f"RoPE scaling {printable(kind or '')} is not supported"
         )
-    linear = keys.number("llama.rope.scale_linear")
+    linear = keys.number(prefix + "rope.scale_linear")
     if linear not in (None, 1.0):
         raise UnsupportedModelError(
-            file.path, f"RoPE scaling linear (llama.rope.scale_linear {linear}) is not supported"
+            file.path, f"RoPE scaling linear ({prefix}rope.scale_linear {linear}) is not supported"
         )
     entry = file.tensors.get(layout.GGUF_ROPE_DIVISORS)
     if entry is None:
@@ -184,18 +188,18 @@ def _rope_scaling(file: GgufFile, keys: GgufMetadata) -> FrequencyDivisors | Non
     return FrequencyDivisors(tuple(_rows(file, entry).view("<f4")[0].tolist()))
 
 
-def _refuse_variants(file: GgufFile, keys: GgufMetadata, context_length: int) -> None:
+def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str, context_length: int) -> None:
     """Refuse what shares the architecture's name but computes something else."""
-    if keys.integer("llama.expert_count"):
+    if keys.integer(prefix + "expert_count"):
         raise UnsupportedModelError(file.path, "mixtures of experts are not supported")
-    window = keys.integer("llama.attention.sliding_window")
+    window = keys.integer(prefix + "attention.sliding_window")
     if window and window < context_length:
         raise UnsupportedModelError(
             file.path,
             f"a sliding window ({window}) below the context length ({context_length}) "
             f"is not supported",
         )
-    if keys.boolean("llama.attention.causal") is False:
+    if keys.boolean(prefix + "attention.causal") is False:
         raise UnsupportedModelError(file.path, "attention that is not causal is not supported")
     if (keys.integer("split.count") or 1) > 1:
         raise UnsupportedModelError(file.path, "models split over several files are not supported")
@@ -204,6 +208,6 @@ def _refuse_variants(file: GgufFile, keys: GgufMetadata, context_length: int) ->
         raise UnsupportedModelError(
             file.path, f"quantization version must be 2, got {quantization}"
         )
-    for key in UNSUPPORTED_KEYS:
+    for key in (*(prefix + key for key in UNSUPPORTED_KEYS), "adapter.type"):
         if keys.has(key):
             raise UnsupportedModelError(file.path, f"{key} is not supported")

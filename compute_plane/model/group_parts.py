@@ -90,8 +90,8 @@ def take_group_matrices(
     """Take the parts of quantised matrices out of a checkpoint's tensors; return the matrices.
 
     By canonical name. `shapes`: of what the model has, by the same: a matrix is made of nothing
-    else. Old tools wrote a bias of zeros beside each: it is taken out too. Raises ModelFileError
-    naming the tensor at fault.
+    else. Old tools wrote a bias of zeros beside each: where the model has none, it is taken out
+    too. Raises ModelFileError naming the tensor at fault.
     """
     names = PART_NAMES[quantization.method]
     parts_of: dict[str, dict[str, StoredTensor]] = {}
@@ -106,13 +106,14 @@ def take_group_matrices(
         if canonical == layout.EMBEDDING:
             raise UnsupportedModelError(path, f"{shown}: an embedding is not read so")
         if len(shapes.get(canonical, ())) != 2:
-            raise ModelFileError(path, f"{shown} is of no matrix that a Llama model has")
+            raise ModelFileError(path, f"{shown} is of no matrix that the model has")
         if canonical in tensors:
             raise ModelFileError(path, f"{shown} is beside a plain weight")
         matrix = _Parts(module, parts, quantization, shapes[canonical]).matrix()
-        bias = tensors.get(f"{module}.bias")
+        bias_name = f"{module}.{layout.BIAS}"
+        bias = None if bias_name in shapes else tensors.get(bias_name)
         if bias is not None and bias.dtype in FLOATS and not bias.array().any():
-            del tensors[f"{module}.bias"]
+            del tensors[bias_name]
         matrices[canonical] = RawTensor(
             name=canonical,
             stored_name=f"{module}.{names.scales}",  # for errors: integers are never too large

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.spec import Llama3Scaling, ModelSpec, RopeScaling
 
-MODEL_TYPES = ("llama", "mistral")
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
-
-# What a Mistral configuration means where it says nothing; Llama has other defaults.
-MISTRAL_KV_HEADS = 8
+MISTRAL = "mistral"
 MISTRAL_SLIDING_WINDOW = 4096
+"""What a Mistral configuration means where it says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelType:
+    """What a `model_type` stands for, and what its configurations mean where they say nothing.
+
+    `architecture`: ours. `class_name`: of the model in transformers. `num_kv_heads`: None: as many
+    as there are heads. `head_dim`: None: hidden_size / heads.
+    """
+
+    architecture: str
+    class_name: str
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+
+
+MODEL_TYPES: Final = {
+    "llama": ModelType("llama", "LlamaForCausalLM"),
+    MISTRAL: ModelType("llama", "MistralForCausalLM", num_kv_heads=8),
+    "qwen2": ModelType("qwen2", "Qwen2ForCausalLM", num_kv_heads=32),
+    "qwen3": ModelType("qwen3", "Qwen3ForCausalLM", num_kv_heads=32, head_dim=128),
+}
 
 
 def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
@@ -20,28 +42,27 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
     `tie_embeddings` is what the configuration says, `num_parameters` and `weight_format` are empty:
     the reader of the tensors completes them. How its matrices are quantised is not looked at here
     (`compute_plane.model.group_config`). Raises ModelFileError for a missing or wrong value,
-    UnsupportedModelError for a model that is not plain Llama.
+    UnsupportedModelError for a model that is none of the types, plain.
     """
     model_type = config.text("model_type")
     if model_type not in MODEL_TYPES:
         shown = "none" if model_type is None else printable(model_type)
         raise UnsupportedModelError(
-            config.path, f"model_type {shown} is not supported; supported are llama and mistral"
+            config.path,
+            f"model_type {shown} is not supported; supported are {', '.join(MODEL_TYPES)}",
         )
-    is_mistral = model_type == "mistral"
+    kind = MODEL_TYPES[model_type]
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
     context_length = config.integer("max_position_embeddings")
     spec = ModelSpec(
         name=name,
-        architecture="llama",
+        architecture=kind.architecture,
         vocab_size=config.integer("vocab_size"),
         num_layers=config.integer("num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=config.integer(
-            "num_key_value_heads", MISTRAL_KV_HEADS if is_mistral else num_heads
-        ),
-        head_dim=_head_dim(config, hidden_size, num_heads),
+        num_kv_heads=config.integer("num_key_value_heads", kind.num_kv_heads or num_heads),
+        head_dim=_head_dim(config, kind, hidden_size, num_heads),
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
         context_length=context_length,
@@ -52,12 +73,14 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         num_parameters=0,
         weight_format="",
     )
-    _refuse_variants(config, is_mistral=is_mistral, context_length=context_length)
+    _refuse_variants(config, model_type, context_length)
     return spec
 
 
-def _head_dim(config: JsonObject, hidden_size: int, num_heads: int) -> int:
+def _head_dim(config: JsonObject, kind: ModelType, hidden_size: int, num_heads: int) -> int:
     head_dim = config.optional_integer("head_dim")
+    if head_dim is None:
+        head_dim = kind.head_dim
     if head_dim is not None:
         return head_dim
     if num_heads < 1 or hidden_size % num_heads:
@@ -100,18 +123,24 @@ def _rope_scaling(config: JsonObject, context_length: int) -> RopeScaling | None
     )
 
 
-def _refuse_variants(config: JsonObject, *, is_mistral: bool, context_length: int) -> None:
+def _refuse_variants(config: JsonObject, model_type: str, context_length: int) -> None:
     """Refuse what shares the model type but computes something else."""
+    kind = MODEL_TYPES[model_type]
     architectures = config.raw("architectures")
+    # Llama's and Mistral's classes compute the same; files name either.
+    names = [
+        other.class_name
+        for other in MODEL_TYPES.values()
+        if other.architecture == kind.architecture
+    ]
     if architectures is not None and not (
-        isinstance(architectures, list) and any(name in ARCHITECTURES for name in architectures)
+        isinstance(architectures, list) and any(name in names for name in architectures)
     ):
         raise UnsupportedModelError(
             config.path,
-            f"architectures must name {' or '.join(ARCHITECTURES)}, "
-            f"got {printable(repr(architectures))}",
+            f"architectures must name {' or '.join(names)}, got {printable(repr(architectures))}",
         )
-    if is_mistral:
+    if model_type == MISTRAL:
         window = (
             config.optional_integer("sliding_window")
             if config.has("sliding_window")
@@ -123,7 +152,7 @@ def _refuse_variants(config: JsonObject, *, is_mistral: bool, context_length: in
                 f"a sliding_window ({window}) below max_position_embeddings ({context_length}) "
                 f"is not supported",
             )
-    for key in ("attention_bias", "mlp_bias"):
+    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if config.boolean(key):
             raise UnsupportedModelError(config.path, f"{key} = true is not supported")
     activation = config.text("hidden_act") or "silu"

@@ -1,4 +1,4 @@
-"""Which tensors a Llama model has, what shape each has, and what GGUF calls them.
+"""Which tensors a model has, what shape each has, and what GGUF calls them.
 
 The canonical names are those of Hugging Face checkpoints.
 
@@ -15,6 +15,11 @@ The canonical names are those of Hugging Face checkpoints.
     model.layers.N.mlp.down_proj.weight              blk.N.ffn_down.weight     [hidden, intermediate]
     model.norm.weight                                output_norm.weight        [hidden]
     lm_head.weight (unless tied)                     output.weight             [V, hidden]
+  Qwen2 has besides, and likewise of k and v [G·D]:
+    model.layers.N.self_attn.q_proj.bias             blk.N.attn_q.bias         [H·D]
+  Qwen3 has besides:
+    model.layers.N.self_attn.q_norm.weight           blk.N.attn_q_norm.weight  [D]
+    model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.spec import ModelSpec, faults_of
+from compute_plane.model.spec import ARCHITECTURES, ModelSpec, faults_of
 from compute_plane.model.tensor import TensorFormat
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -37,10 +42,15 @@ QUERY = "self_attn.q_proj"
 KEY = "self_attn.k_proj"
 VALUE = "self_attn.v_proj"
 OUTPUT = "self_attn.o_proj"
+QUERY_NORM = "self_attn.q_norm"
+KEY_NORM = "self_attn.k_norm"
 MLP_NORM = "post_attention_layernorm"
 GATE = "mlp.gate_proj"
 UP = "mlp.up_proj"
 DOWN = "mlp.down_proj"
+
+WEIGHT = "weight"
+BIAS = "bias"
 
 GGUF_LAYER_NAMES = {
     ATTN_NORM: "attn_norm",
@@ -48,6 +58,8 @@ GGUF_LAYER_NAMES = {
     KEY: "attn_k",
     VALUE: "attn_v",
     OUTPUT: "attn_output",
+    QUERY_NORM: "attn_q_norm",
+    KEY_NORM: "attn_k_norm",
     MLP_NORM: "ffn_norm",
     GATE: "ffn_gate",
     UP: "ffn_up",
@@ -63,17 +75,30 @@ GGUF_ROPE_DIVISORS = "rope_freqs.weight"
 MAX_NAMED = 5
 
 
-def layer_tensor(layer: int, role: str) -> str:
+def layer_tensor(layer: int, role: str, part: str = WEIGHT) -> str:
     """Return the canonical name of a layer's tensor; `role` is one of this module's constants."""
-    return f"model.layers.{layer}.{role}.weight"
+    return f"model.layers.{layer}.{role}.{part}"
+
+
+def qkv_biases(spec: ModelSpec, layer: int) -> list[str]:
+    """Return the names of a layer's biases of queries, keys and values; empty if it has none."""
+    roles = (QUERY, KEY, VALUE) if spec.has_qkv_bias else ()
+    return [layer_tensor(layer, role, BIAS) for role in roles]
+
+
+def head_norms(spec: ModelSpec, layer: int) -> list[str]:
+    """Return the names of a layer's norms of query and key heads; empty if it has none."""
+    roles = (QUERY_NORM, KEY_NORM) if spec.has_head_norms else ()
+    return [layer_tensor(layer, role) for role in roles]
 
 
 def gguf_name(canonical: str) -> str:
     """Return what a GGUF file calls a canonical tensor."""
     if canonical in GGUF_GLOBAL_NAMES:
         return GGUF_GLOBAL_NAMES[canonical]
-    layer, role = canonical.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
-    return f"blk.{layer}.{GGUF_LAYER_NAMES[role]}.weight"
+    layer, role = canonical.removeprefix("model.layers.").split(".", 1)
+    role, _, part = role.rpartition(".")
+    return f"blk.{layer}.{GGUF_LAYER_NAMES[role]}.{part}"
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -94,6 +119,9 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     for layer in range(spec.num_layers):
         for role, shape in layer_shapes.items():
             shapes[layer_tensor(layer, role)] = shape
+        sizes = (spec.query_size, spec.kv_size, spec.kv_size)
+        shapes |= {name: (n,) for name, n in zip(qkv_biases(spec, layer), sizes, strict=False)}
+        shapes |= dict.fromkeys(head_norms(spec, layer), (spec.head_dim,))
     shapes[FINAL_NORM] = (hidden,)
     if not spec.tie_embeddings:
         shapes[LM_HEAD] = (spec.vocab_size, hidden)
@@ -135,11 +163,12 @@ def check_layout(
                 f"tensor {name} has shape {list(stored[name][1])}, the model needs {list(shape)}",
             )
     extra = sorted(name for name in stored if name not in expected)
-    biases = [name for name in extra if name.endswith(".bias")]
+    biases = [name for name in extra if name.endswith(f".{BIAS}")]
     if biases:
         raise UnsupportedModelError(path, f"biases are not supported: {_listed(biases)}")
     if extra:
-        raise ModelFileError(path, f"tensors that a Llama model does not have: {_listed(extra)}")
+        title = ARCHITECTURES[spec.architecture].title
+        raise ModelFileError(path, f"tensors that a {title} model does not have: {_listed(extra)}")
 
     parameters: Counter[str] = Counter()
     for stored_format, shape in stored.values():

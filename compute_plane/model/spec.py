@@ -1,9 +1,10 @@
-"""What a model of the Llama family is: its numbers, without its weights."""
+"""What a decoder of the Llama kind is: its architecture and its numbers, without its weights."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 MAX_LAYERS = 4096
 MAX_VOCAB_SIZE = 1 << 21
@@ -39,17 +40,40 @@ RopeScaling = Llama3Scaling | FrequencyDivisors
 
 
 @dataclass(frozen=True, slots=True)
+class Architecture:
+    """In what one of the architectures differs from the others; all else they have in common.
+
+    `title`: its name for people. `has_qkv_bias`: the products that give queries, keys and values
+    have biases. `has_head_norms`: every query and key head is normalised (RMSNorm, one weight for
+    all query heads and one for all key heads of a layer) before it is rotated.
+    """
+
+    title: str
+    has_qkv_bias: bool = False
+    has_head_norms: bool = False
+
+
+ARCHITECTURES: Final = {
+    "llama": Architecture("Llama"),
+    "qwen2": Architecture("Qwen2", has_qkv_bias=True),
+    "qwen3": Architecture("Qwen3", has_head_norms=True),
+}
+"""By the names that GGUF files have for them."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The shape of a Llama-family decoder.
+    """The shape of a decoder of the Llama kind.
 
     RMSNorm before attention and MLP, rotary positions in the half-split convention (element i of a
-    head turns with element i + D/2), grouped-query attention, SiLU-gated MLP, no biases anywhere
-    (a model with biases is refused when it is read).
+    head turns with element i + D/2), grouped-query attention, SiLU-gated MLP, no biases but those
+    of the architecture (a model with others is refused when it is read).
 
-    `architecture`: "llama", also for Mistral models without a sliding window, which are the same.
-    `head_dim`: need not be hidden_size / num_heads. `tie_embeddings`: the embedding is also the
-    output matrix. `num_parameters`: tied matrices count once. `weight_format`: the storage format
-    that holds most parameters, such as "Q4_1" or "BF16". `rope_scaling`: None for plain RoPE.
+    `architecture`: one of ARCHITECTURES; "llama" also for Mistral models without a sliding window,
+    which are the same. `head_dim`: need not be hidden_size / num_heads. `tie_embeddings`: the
+    embedding is also the output matrix. `num_parameters`: tied matrices count once.
+    `weight_format`: the storage format that holds most parameters, such as "Q4_1" or "BF16".
+    `rope_scaling`: None for plain RoPE.
     """
 
     name: str
@@ -68,6 +92,16 @@ class ModelSpec:
     tie_embeddings: bool
     num_parameters: int
     weight_format: str
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return ARCHITECTURES[self.architecture].has_qkv_bias
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Whether query and key heads are normalised before they are rotated."""
+        return ARCHITECTURES[self.architecture].has_head_norms
 
     @property
     def query_size(self) -> int:

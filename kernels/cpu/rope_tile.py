@@ -1,4 +1,4 @@
-"""Sines, rotation and the store of one token's keys and values, as LLVM IR.
+"""Sines, biases, head norms, rotation and the store of one token's K and V, as LLVM IR.
 
 Everything goes element by element in vectors of 16 lanes; a row that is no multiple of 16 ends in a
 masked vector. All float32 arithmetic is written out with fused multiply-adds, so the bits are the
@@ -16,7 +16,9 @@ from numba import types
 from kernels.cpu.eight_bits import row_codes, row_scale
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
+from kernels.cpu.row_values import inverse_root_mean_square
 from kernels.cpu.vector_ir import (
+    F32,
     F32X,
     I16,
     I16X,
@@ -136,6 +138,36 @@ def _signed(builder: Builder, x: Value, quarter: Value) -> Value:
     """Return x, negated where bit 1 of `quarter` is set."""
     sign = builder.shl(builder.and_(quarter, constant(I32X, 2)), constant(I32X, 30))
     return builder.bitcast(builder.xor(builder.bitcast(x, I32X), sign), F32X)
+
+
+@emitted(types.void, *[types.int64] * 4)
+def add_bias(builder: Builder, x: Value, bias: Value, count: Value, out: Value) -> None:
+    """Write x + bias, float32 [count], to `out`."""
+
+    def body(at: Value, mask: Value | None) -> None:
+        both = (_load(builder, offset(builder, base, at), mask) for base in (x, bias))
+        _store(builder, builder.fadd(*both), offset(builder, out, at), mask)
+
+    _masked_vectors(builder, count, body)
+
+
+@emitted(types.void, *[types.int64] * 5)
+def norm_head(
+    builder: Builder, x: Value, weight: Value, dim: Value, epsilon: Value, out: Value
+) -> None:
+    """Write x · weight / sqrt(mean(x²) + epsilon) of one head, float32 [dim], to `out`.
+
+    `epsilon`: the bits of a float32. `out` may be x.
+    """
+    bits = builder.bitcast(builder.trunc(epsilon, I32), F32)
+    factor = broadcast(builder, inverse_root_mean_square(builder, x, dim, bits))
+
+    def body(at: Value, mask: Value | None) -> None:
+        value, scale = (_load(builder, offset(builder, base, at), mask) for base in (x, weight))
+        scaled = builder.fmul(builder.fmul(value, factor), scale)
+        _store(builder, scaled, offset(builder, out, at), mask)
+
+    _masked_vectors(builder, dim, body)
 
 
 @emitted(types.void, *[types.int64] * 4, types.float32, types.int64)

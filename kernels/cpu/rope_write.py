@@ -3,6 +3,9 @@
 `rope_angles` runs once a piece; `ROPE_WRITE` holds one operation a pool type, run in every layer.
 Both go token by token (StepWord.TOKEN_CHUNKS). Queries come out scaled for attention: by
 log2(e) / √D, because attention takes powers of 2 instead of e.
+
+Where the record names a bias or norms of heads (`kernels.reference.rope.HeadChanges`), heads are
+changed on their way, in scratch memory; where it names none, they are read where they lie.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from kernels.cpu.operation import (
 )
 from kernels.cpu.rope_tile import (
     STORE_CODES,
+    add_bias,
     copy_padded,
+    norm_head,
     rotate_head,
     sines_of_position,
     store_bfloat16,
@@ -70,11 +75,18 @@ class RopeWrite(IntEnum):
     HEAD_DIM = 10
     NUM_HEADS = 11
     NUM_KV_HEADS = 12
+    BIAS = 13
+    """float32 [(H + 2·G)·D], or 0: nothing is added."""
+    QUERY_NORM = 14
+    """float32 [D], or 0: heads are not normalised; the same of KEY_NORM."""
+    KEY_NORM = 15
+    EPSILON = 16
+    """The bits of a float32."""
 
 
 def rope_scratch_bytes(head_dim: int) -> int:
     """Return the bytes of scratch memory a worker needs for `rope_write`."""
-    return PLACES_BYTES + 2 * 4 * (-(-head_dim // 16) * 16)
+    return PLACES_BYTES + 3 * 4 * (-(-head_dim // 16) * 16)
 
 
 @operation()
@@ -92,6 +104,21 @@ def rope_angles(record: int, header: int, chunk: int, num_chunks: int, worker: i
             word(record, RopeAngles.COSINES) + row,
             word(record, RopeAngles.SINES) + row,
         )
+
+
+@inlined()
+def changed_head(x: int, bias: int, weight: int, dim: int, epsilon: int, out: int) -> int:
+    """Return where a head lies once its bias is added and it is normalised: at x, or at `out`.
+
+    `bias`, `weight`: float32 [dim], or 0: not this.
+    """
+    if bias != 0:
+        add_bias(x, bias, dim, out)
+        x = out
+    if weight != 0:
+        norm_head(x, weight, dim, epsilon, out)
+        x = out
+    return x
 
 
 def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> Any:  # noqa: ANN401
@@ -113,6 +140,9 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
         scale = types.float32(LOG2_E / math.sqrt(dim))
         places = int64_at(memory)
         key, value = memory + PLACES_BYTES, memory + PLACES_BYTES + 4 * padded
+        changed = value + 4 * padded
+        query_norm, key_norm = word(record, RopeWrite.QUERY_NORM), word(record, RopeWrite.KEY_NORM)
+        epsilon = word(record, RopeWrite.EPSILON)
         floats = float32_at(key)
         for i in range(dim, padded):
             floats[i] = types.float32(0)
@@ -121,9 +151,13 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
             cosines = word(record, RopeWrite.COSINES) + 4 * half * (first_token + token)
             sines = word(record, RopeWrite.SINES) + 4 * half * (first_token + token)
             out = word(record, RopeWrite.QUERIES) + 4 * (first_token + token) * num_heads * dim
+            bias = word(record, RopeWrite.BIAS)
+            step = 4 * dim if bias != 0 else 0
             for head in range(num_heads):
                 shift = 4 * dim * head
-                rotate_head(x + shift, cosines, sines, half, scale, out + shift)
+                query = changed_head(x + shift, bias, query_norm, dim, epsilon, changed)
+                rotate_head(query, cosines, sines, half, scale, out + shift)
+                bias += step
             block = kv_places[token] // block_size
             offset = kv_places[token] - block * block_size
             sub, lane = offset // SUB_BLOCK_TOKENS, offset % SUB_BLOCK_TOKENS
@@ -132,8 +166,13 @@ def _make_write_tokens(store_token: Callable[..., None], value_bytes: int) -> An
             sub_block += sub * (head_bytes // sub_blocks)
             x += 4 * num_heads * dim
             for _ in range(num_kv_heads):
-                rotate_head(x, cosines, sines, half, types.float32(1), key)
-                copy_padded(x + 4 * num_kv_heads * dim, dim, value)
+                own_key = changed_head(x, bias, key_norm, dim, epsilon, changed)
+                rotate_head(own_key, cosines, sines, half, types.float32(1), key)
+                own_value = changed_head(
+                    x + 4 * num_kv_heads * dim, bias + num_kv_heads * step, 0, dim, epsilon, changed
+                )
+                copy_padded(own_value, dim, value)
+                bias += step
                 places[0] = sub_block + lane * pair * value_bytes
                 places[1] = sub_block + size + lane // pair * padded * pair * value_bytes
                 places[1] += lane % pair * value_bytes

@@ -18,6 +18,10 @@ head agree on its largest magnitude, by shuffles, before they write; to that end
 two of which have nothing to do at D 96. Keys are quantised as they come from the rotation, in
 float32, by the specification's own operations.
 
+Some architectures change heads before: a bias is added (`has_bias`), query and key heads are
+normalised (`has_head_norms`; `kernels.reference.rope.HeadChanges`), all of it in float32. For a
+norm the threads of a head add up their squares by shuffles, and are a power of two again.
+
 The grid is (T tokens, pieces of a token); token t's keys and values go to slot kv_slots[t] =
 block · B + offset of the pool [N, L, 2, G, B, D]; a negative slot is padding and writes nothing to
 the pool. Angles come from tables by position, in float32, so that a captured graph need not be told
@@ -33,7 +37,12 @@ from dataclasses import dataclass
 from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.attention_variant import BLOCK_SIZES, HEAD_SIZES
-from kernels.cuda.instructions.conversions import FULL_WARP, float32_to_word, word_to_float32
+from kernels.cuda.instructions.conversions import (
+    FULL_WARP,
+    float32_to_word,
+    reciprocal_root,
+    word_to_float32,
+)
 from kernels.cuda.instructions.eight_bits import STORE_CODES
 from kernels.cuda.instructions.elements import LOAD_CONSTANT_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
 from kernels.cuda.instructions.exact_float32 import divide_float32
@@ -59,13 +68,16 @@ class RopeWriteKvVariant:
     """The compile-time parameters: `dtype` of `qkv` and `out`, `head_size` D, `block_size` B.
 
     The pool has that dtype too unless `kv_dtype` is given: "int8" or "float8", with 16-bit floats
-    only. Raises UnsupportedVariantError for what the kernel is not written for.
+    only. `has_bias`, `has_head_norms`: what is done with heads before they are rotated. Raises
+    UnsupportedVariantError for what the kernel is not written for.
     """
 
     dtype: str
     head_size: int
     block_size: int
     kv_dtype: str | None = None
+    has_bias: bool = False
+    has_head_norms: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("dtype", STORAGE_TYPES, self.dtype)
@@ -77,7 +89,8 @@ class RopeWriteKvVariant:
     def name(self) -> str:
         """Entry point of the machine code."""
         shape = f"d{self.head_size}_b{self.block_size}"
-        return f"rope_write_kv_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}"
+        changes = "_bias" * self.has_bias + "_norms" * self.has_head_norms
+        return f"rope_write_kv_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}{changes}"
 
     @property
     def pairs(self) -> int:
@@ -85,9 +98,14 @@ class RopeWriteKvVariant:
         return self.head_size // 2 // VECTOR_LENGTHS[self.dtype]
 
     @property
+    def has_shuffles(self) -> bool:
+        """Whether the threads of a head tell each other anything."""
+        return self.kv_dtype is not None or self.has_head_norms
+
+    @property
     def head_threads(self) -> int:
         """Threads of a head: a pair each, and for shuffles a power of two."""
-        return self.pairs if self.kv_dtype is None else 1 << (self.pairs - 1).bit_length()
+        return 1 << (self.pairs - 1).bit_length() if self.has_shuffles else self.pairs
 
     @property
     def threads(self) -> int:
@@ -100,12 +118,13 @@ class RopeWriteKvVariant:
         element = STORAGE_TYPES[self.dtype] + "*"
         pool = pool_pointer(self.dtype, self.kv_dtype)
         pointers = (element, pool, element, "float32*", "float32*", "int32*", "int64*")
-        return (*pointers, "int32", "int32", "int64", "int64", "int64")
+        changes = (element, element, element, "float32")
+        return (*pointers, "int32", "int32", "int64", "int64", "int64", *changes)
 
     @property
     def expectation(self) -> Expectation:
         """Few registers: as many warps as fit hide the memory's latency."""
-        if self.kv_dtype is not None:
+        if self.has_shuffles:
             return Expectation(64, ("LDG.128", "STG.128", "SHFL"))
         return Expectation(64, ("LDG.128", "STG.128"))
 
@@ -123,7 +142,8 @@ def variants(*, every: bool) -> list[RopeWriteKvVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
         return [
-            RopeWriteKvVariant(dtype, head_size, block_size, kv_dtype)
+            RopeWriteKvVariant(dtype, head_size, block_size, kv_dtype, has_bias, has_head_norms)
+            for has_bias, has_head_norms in ((False, False), (True, False), (False, True))
             for dtype, kv_dtype in POOL_DTYPES
             for head_size in HEAD_SIZES
             for block_size in BLOCK_SIZES
@@ -132,6 +152,8 @@ def variants(*, every: bool) -> list[RopeWriteKvVariant]:
         RopeWriteKvVariant("bfloat16", 64, 16),
         RopeWriteKvVariant("float32", 128, 16),
         RopeWriteKvVariant("float16", 96, 16, "float8"),
+        RopeWriteKvVariant("bfloat16", 128, 16, has_bias=True),
+        RopeWriteKvVariant("bfloat16", 128, 16, "float8", has_head_norms=True),
     ]
 
 
@@ -153,6 +175,7 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
     limit = float32(LARGEST[kv_dtype or "int8"])
     steps = head_threads.bit_length() - 1  # shuffles over the threads of a head
     has_scales = kv_dtype is not None
+    has_bias, has_head_norms = variant.has_bias, variant.has_head_norms
 
     def rope_write_kv(
         out: Pointer,
@@ -167,12 +190,17 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
         block_stride: Scalar,
         key_offset: Scalar,
         value_offset: Scalar,
+        bias: Pointer,
+        query_norm: Pointer,
+        key_norm: Pointer,
+        eps: Scalar,
     ) -> None:
         """Rotate and place one pair of vectors of token blockIdx.x.
 
         `out`: [T, H, D]. `qkv`: [T, H + 2·G, D]. `cosines`, `sines`: [positions, D/2] float32.
-        `positions`, `kv_slots`: [T]. The last three, in elements of the pool, choose its layer (see
-        `attention_decode`).
+        `positions`, `kv_slots`: [T]. `block_stride`, `key_offset`, `value_offset`, in elements of
+        the pool, choose its layer (see `attention_decode`). `bias`: [H + 2·G, D]; `query_norm`,
+        `key_norm`: [D]; what the variant does not have is not touched.
         """
         token = int64(cuda.blockIdx.x)
         pair = cuda.blockIdx.y * threads + cuda.threadIdx.x
@@ -186,7 +214,36 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
             first = (token * (num_heads + 2 * num_kv_heads) + head) * head_size + dim
             load_constant_floats(values, 0, qkv, first)
             load_constant_floats(values, 1, qkv, first + half)
+            if has_bias:
+                added = cuda.local.array((2, length), float32)
+                load_constant_floats(added, 0, bias, head * head_size + dim)
+                load_constant_floats(added, 1, bias, head * head_size + dim + half)
+                for i in range(length):
+                    for j in range(2):
+                        values[j, i] += added[j, i]
 
+        if has_head_norms:
+            squares = float32(0)
+            if is_mine:
+                for i in range(length):
+                    for j in range(2):
+                        squares += values[j, i] * values[j, i]
+            for step in range(steps):
+                squares += cuda.shfl_xor_sync(FULL_WARP, squares, 1 << step)
+            factor = reciprocal_root(squares / float32(head_size) + eps)
+            if is_mine and head < num_heads + num_kv_heads:
+                weights = cuda.local.array((2, length), float32)
+                if head < num_heads:
+                    load_constant_floats(weights, 0, query_norm, dim)
+                    load_constant_floats(weights, 1, query_norm, dim + half)
+                else:
+                    load_constant_floats(weights, 0, key_norm, dim)
+                    load_constant_floats(weights, 1, key_norm, dim + half)
+                for i in range(length):
+                    for j in range(2):
+                        values[j, i] = values[j, i] * factor * weights[j, i]
+
+        if is_mine:
             if head < num_heads + num_kv_heads:
                 cosine = cuda.local.array((angle_vectors, 4), float32)
                 sine = cuda.local.array((angle_vectors, 4), float32)

@@ -1,5 +1,8 @@
 """Rotary position embedding and the write of K and V into the block pool, in one pass.
 
+Some architectures change heads on their way there (`HeadChanges`): first a bias is added to all of
+them, then query and key heads are normalised, each by itself, then these are rotated.
+
 Half-split convention (Hugging Face checkpoints): element d of a head is paired with d + D/2,
     out[d]       = x[d]       · cos[d] − x[d + D/2] · sin[d]
     out[d + D/2] = x[d + D/2] · cos[d] + x[d]       · sin[d]
@@ -8,9 +11,29 @@ Half-split convention (Hugging Face checkpoints): element d of a head is paired 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 import numpy as np
 
 from kernels.interface import Float32Array, Int64Array
+from kernels.reference.rms_norm import rms_norm
+
+
+@dataclass(frozen=True, slots=True)
+class HeadChanges:
+    """What becomes of heads before they are rotated; None: nothing.
+
+    `bias`: [(H + 2·G)·D], of a token's query, key and value heads. `norms`: [D] each, the weights
+    of RMSNorm over a query head and over a key head; `eps`: of both.
+    """
+
+    bias: Float32Array | None = None
+    norms: tuple[Float32Array, Float32Array] | None = None
+    eps: float = 0.0
+
+
+UNCHANGED: Final = HeadChanges()
 
 
 def rope_write_kv(
@@ -21,8 +44,9 @@ def rope_write_kv(
     layer: int,
     kv_slots: Int64Array,
     out: Float32Array,
+    changes: HeadChanges = UNCHANGED,
 ) -> None:
-    """Rotate Q into `out`, and put rotated K and plain V into the pool.
+    """Rotate Q into `out`, and put rotated K and plain V into the pool; all with `changes`.
 
     `qkv`: [T, (H + 2·G)·D]: the H query heads, then G key heads, then G value heads of each token.
     `cosines`, `sines`: [T, D/2], of the angles of each token's position.
@@ -32,12 +56,26 @@ def rope_write_kv(
     """
     num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
     num_tokens, num_heads = out.shape[:2]
+    if changes.bias is not None:
+        qkv = qkv + changes.bias
     heads = qkv.reshape(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
-    out[:] = rotate(heads[:, :num_heads], cosines, sines)
-    keys = rotate(heads[:, num_heads : num_heads + num_kv_heads], cosines, sines)
+    queries, keys = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
+    if changes.norms is not None:
+        queries = normed(queries, changes.norms[0], changes.eps)
+        keys = normed(keys, changes.norms[1], changes.eps)
+    out[:] = rotate(queries, cosines, sines)
+    keys = rotate(keys, cosines, sines)
     blocks, offsets = np.divmod(kv_slots, block_size)
     kv_pool[blocks, layer, 0, :, offsets] = keys
     kv_pool[blocks, layer, 1, :, offsets] = heads[:, num_heads + num_kv_heads :]
+
+
+def normed(heads: Float32Array, weight: Float32Array, eps: float) -> Float32Array:
+    """Return `heads` [T, heads, D], each normalised by itself; `weight`: [D]."""
+    rows = np.ascontiguousarray(heads).reshape(-1, heads.shape[2])
+    out = np.empty_like(rows)
+    rms_norm(rows, weight, eps, out)
+    return out.reshape(heads.shape)
 
 
 def rotate(x: Float32Array, cosines: Float32Array, sines: Float32Array) -> Float32Array:

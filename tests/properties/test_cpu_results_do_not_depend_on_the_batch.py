@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import zip_longest
 
 import numpy as np
@@ -21,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compute_plane.executor.cpu import CpuExecutor
+from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import TensorFormat
 from kernels.cpu.instruction_set import selected_instruction_set, supported_sets
 from tests.compute_plane.executor.tiny_llama import (
@@ -30,12 +32,12 @@ from tests.compute_plane.executor.tiny_llama import (
     tiny_spec,
     tiny_weights,
 )
+from tests.compute_plane.model.llama_weights import LlamaWeights
 from tests.devices import Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 from tests.judging import check_logits
 
 SPEC = tiny_spec(quantisable=True)
-WEIGHTS = tiny_weights(SPEC)
 NUM_BLOCKS = 400
 BLOCK_SIZES = {"float32": 16, "bfloat16": 16, "int8": 24, "float8": 24}
 NEW_TOKENS = 3
@@ -53,6 +55,9 @@ KINDS = {
     "Q4_0, int8 pool": ("auto", {EVERY: Q4_0}, "int8"),
     "float8 pool": ("auto", {EVERY: Q8_0}, "float8"),
     "Q4_1 in orders of its own": ("auto", {EVERY: Q4_1}, "bfloat16"),
+    "Qwen2 in Q4_1": ("auto", {EVERY: Q4_1}, "bfloat16"),
+    "Qwen3 in float32": ("float32", {}, "float32"),
+    "Qwen3, int8 pool": ("auto", {EVERY: BF16}, "int8"),
     "mixed": ("auto", {"q_proj": Q8_0, "v_proj": BF16, "gate": F16, EVERY: Q4_1}, "bfloat16"),
 }
 
@@ -64,12 +69,21 @@ ORDERS = {
 """Seeds of the orders in which matrices of a kind have their inputs; k has the model's."""
 
 
+@cache
+def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
+    """Return the numbers and the weights of a kind's model."""
+    architecture = {"Qwen2": "qwen2", "Qwen3": "qwen3"}.get(kind[:5], "llama")
+    spec = tiny_spec(quantisable=True, architecture=architecture)
+    return spec, tiny_weights(spec)
+
+
 @contextmanager
 def executor_of(kind: str, num_threads: int = 2) -> Iterator[CpuExecutor]:
     dtype, formats, kv_dtype = KINDS[kind]
-    pool = pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZES[kv_dtype], kv_dtype)
+    spec, weights = model_of(kind)
+    pool = pool_for(spec, NUM_BLOCKS, BLOCK_SIZES[kv_dtype], kv_dtype)
     with tiny_executor(
-        SPEC, WEIGHTS, pool, dtype=dtype, formats=formats, orders=ORDERS.get(kind),
+        spec, weights, pool, dtype=dtype, formats=formats, orders=ORDERS.get(kind),
         num_threads=num_threads, keep_logits=True,
     ) as made:  # fmt: skip
         yield made
@@ -150,7 +164,7 @@ def driver_of(kind: str, target: Target) -> Iterator[BatchDriver]:
         if target.keeps_bits:
             executor = stack.enter_context(executor_of(kind))
         else:
-            model = model_in_memory(SPEC, WEIGHTS, formats, ORDERS.get(kind))
+            model = model_in_memory(*model_of(kind), formats, ORDERS.get(kind))
             running = target.running(
                 model, num_blocks=NUM_BLOCKS, block_size=block_size, dtype=dtype,
                 kv_cache_dtype=kv_dtype, keep_logits=True,
@@ -230,7 +244,7 @@ for kind in t.KINDS:
         assert [story.seen for story in together] == [story.seen for story in each], kind
         print(kind, t.digest(together), sep=chr(9))
 """
-SAME_ON_EVERY_SET = ["float32"]
+SAME_ON_EVERY_SET = ["float32", "Qwen3 in float32"]
 
 
 @pytest.mark.slow

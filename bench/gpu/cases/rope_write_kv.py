@@ -12,11 +12,12 @@ import numpy as np
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from bench.gpu.cases.block_pool import LAYER, LAYERS, layer_strides, to_pool, to_values
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
-from kernels.reference.rope import rope_write_kv
+from kernels.reference.rope import HeadChanges, rope_write_kv
 
 NUM_HEADS, NUM_KV_HEADS = 6, 2
 NUM_BLOCKS = 3
 INFINITY = {"bfloat16": 0x7F80, "float16": 0x7C00}
+EPS = 1e-6
 
 
 def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
@@ -36,6 +37,16 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
         heads = qkv.reshape(num_tokens, -1, dim)
         heads[0, -1, dim // 2] = INFINITY[variant.dtype]
         heads[2, NUM_HEADS] = 0
+    width = (NUM_HEADS + 2 * NUM_KV_HEADS) * dim
+    bias = to_stored(variant.dtype, 0.5 * rng.standard_normal(width))
+    norms = to_stored(variant.dtype, rng.uniform(0.5, 1.5, (2, dim)))
+    query_norm, key_norm = norms[0], norms[1].copy()
+    exact_norms = to_float64(variant.dtype, query_norm), to_float64(variant.dtype, key_norm)
+    changes = HeadChanges(
+        to_float64(variant.dtype, bias) if variant.has_bias else None,
+        exact_norms if variant.has_head_norms else None,
+        EPS,
+    )
     frequencies = 10000.0 ** (-np.arange(dim // 2) / (dim // 2))
     angles = np.arange(positions.max() + 1)[:, None] * frequencies
     cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -47,7 +58,7 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
     rope_write_kv(
         to_float64(variant.dtype, qkv), cosines[positions].astype(np.float64),
         sines[positions].astype(np.float64), with_spare, LAYER,
-        np.where(slots < 0, NUM_BLOCKS * size, slots), exact_out,
+        np.where(slots < 0, NUM_BLOCKS * size, slots), exact_out, changes,
     )  # fmt: skip
     tolerance = TOLERANCES[variant.dtype]
     expected_pool = Expected(variant.dtype, with_spare[:-1], tolerance)
@@ -71,6 +82,9 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
                 "sines": sines,
                 "positions": positions,
                 "kv_slots": slots,
+                "bias": bias,
+                "query_norm": query_norm,
+                "key_norm": key_norm,
             },
             (
                 Launch(
@@ -79,6 +93,7 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
                     (
                         "out", "pool", "qkv", "cosines", "sines", "positions", "kv_slots",
                         NUM_HEADS, NUM_KV_HEADS, *layer_strides(pool.shape, LAYER),
+                        "bias", "query_norm", "key_norm", EPS,
                     ),
                 ),
             ),

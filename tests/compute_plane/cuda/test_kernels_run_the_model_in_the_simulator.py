@@ -137,12 +137,19 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
 
 
 @pytest.mark.parametrize(
-    "pool_dtype", ["bfloat16", "int8", pytest.param("float8", marks=pytest.mark.slow)]
+    ("architecture", "pool_dtype"),
+    [
+        ("llama", "bfloat16"),
+        ("llama", "int8"),
+        pytest.param("llama", "float8", marks=pytest.mark.slow),
+        ("qwen2", "bfloat16"),
+        ("qwen3", "int8"),
+    ],
 )
 def test_a_decode_beside_a_prefill_on_kernels_gives_the_reference_s_logits_and_token(
-    pool_dtype: str,
+    architecture: str, pool_dtype: str
 ) -> None:
-    spec = replace(SPEC, num_layers=1, num_heads=2, num_kv_heads=1)
+    spec = replace(SPEC, architecture=architecture, num_layers=1, num_heads=2, num_kv_heads=1)
     found = []
     kernels = KernelOperations(
         SimulatedLauncher(), spec, "bfloat16", BLOCK_SIZE, pool_dtype=pool_dtype

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from compute_plane.model.spec import Llama3Scaling, ModelSpec
-from tests.compute_plane.model.llama_weights import LlamaWeights
+from tests.compute_plane.model.llama_weights import LlamaWeights, layer_fields
 
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "q",
-    "self_attn.k_proj": "k",
-    "self_attn.v_proj": "v",
-    "self_attn.o_proj": "o",
-    "post_attention_layernorm": "mlp_norm",
-    "mlp.gate_proj": "gate",
-    "mlp.up_proj": "up",
-    "mlp.down_proj": "down",
+CLASSES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 
 
-def transformers_model(spec: ModelSpec, weights: LlamaWeights) -> LlamaForCausalLM:
+def transformers_model(spec: ModelSpec, weights: LlamaWeights) -> PreTrainedModel:
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": spec.rope_theta}
     if isinstance(spec.rope_scaling, Llama3Scaling):
         rope |= {
@@ -31,7 +33,8 @@ def transformers_model(spec: ModelSpec, weights: LlamaWeights) -> LlamaForCausal
             "high_freq_factor": spec.rope_scaling.high_freq_factor,
             "original_max_position_embeddings": spec.rope_scaling.original_context_length,
         }
-    config = LlamaConfig(
+    make_config, make_model = CLASSES[spec.architecture]
+    config = make_config(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
@@ -51,8 +54,8 @@ def transformers_model(spec: ModelSpec, weights: LlamaWeights) -> LlamaForCausal
         "lm_head.weight": weights.lm_head,
     }
     for index, layer in enumerate(weights.layers):
-        for theirs, ours in LAYER_NAMES.items():
-            state[f"model.layers.{index}.{theirs}.weight"] = getattr(layer, ours)
-    model = LlamaForCausalLM(config).eval()
+        for name, field in layer_fields(spec, index).items():
+            state[name] = getattr(layer, field)
+    model = make_model(config).eval()
     model.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
     return model

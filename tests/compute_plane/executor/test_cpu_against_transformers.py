@@ -16,16 +16,24 @@ from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 
 @pytest.mark.parametrize(
-    ("scaling", "tied"),
-    [(None, False), (None, True), (Llama3Scaling(8.0, 1.0, 4.0, 64), False)],
-    ids=["plain", "tied", "llama3"],
+    ("architecture", "scaling", "tied"),
+    [
+        ("llama", None, False),
+        ("llama", None, True),
+        ("llama", Llama3Scaling(8.0, 1.0, 4.0, 64), False),
+        ("qwen2", None, True),
+        ("qwen3", None, False),
+    ],
+    ids=["plain", "tied", "llama3", "qwen2", "qwen3"],
 )
-def test_the_logits_of_every_position_equal_those_of_transformers(scaling, tied) -> None:
+def test_the_logits_of_every_position_equal_those_of_transformers(
+    architecture, scaling, tied
+) -> None:
     import torch
 
     from tests.compute_plane.executor.llama_of_transformers import transformers_model
 
-    spec = tiny_spec(scaling, tied=tied)
+    spec = tiny_spec(scaling, tied=tied, architecture=architecture)
     weights = tiny_weights(spec)
     tokens = np.random.default_rng(1).integers(0, spec.vocab_size, 90)
     with torch.inference_mode():

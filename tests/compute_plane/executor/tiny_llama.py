@@ -18,11 +18,15 @@ from compute_plane.model.quantize import convert_rows
 from compute_plane.model.spec import ModelSpec, RopeScaling
 from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.cpu.kv_layout import KvLayout
-from tests.compute_plane.model.llama_weights import ROLES, LlamaLayer, LlamaWeights
+from tests.compute_plane.model.llama_weights import LlamaLayer, LlamaWeights, layer_fields
 
 
 def tiny_spec(
-    rope_scaling: RopeScaling | None = None, *, tied: bool = False, quantisable: bool = False
+    rope_scaling: RopeScaling | None = None,
+    *,
+    tied: bool = False,
+    quantisable: bool = False,
+    architecture: str = "llama",
 ) -> ModelSpec:
     """Return a shape in which no two sizes are equal by accident.
 
@@ -30,7 +34,7 @@ def tiny_spec(
     """
     return ModelSpec(
         name="tiny",
-        architecture="llama",
+        architecture=architecture,
         vocab_size=131,
         num_layers=2,
         num_heads=6,
@@ -55,8 +59,17 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
     def matrix(*shape: int) -> np.ndarray:
         return random.standard_normal(shape, dtype=np.float32) * np.float32(0.15)
 
-    def norm() -> np.ndarray:
-        return random.uniform(0.5, 1.5, spec.hidden_size).astype(np.float32)
+    def norm(size: int = spec.hidden_size) -> np.ndarray:
+        return random.uniform(0.5, 1.5, size).astype(np.float32)
+
+    def changes() -> dict[str, np.ndarray]:
+        """What some architectures have besides; of Llama's other weights nothing changes."""
+        sizes = {"q_bias": spec.query_size, "k_bias": spec.kv_size, "v_bias": spec.kv_size}
+        heads = ("query_norm", "key_norm")
+        found = {name: matrix(n) * 4 for name, n in sizes.items()} if spec.has_qkv_bias else {}
+        return found | (
+            {name: norm(spec.head_dim) for name in heads} if spec.has_head_norms else {}
+        )
 
     embedding = matrix(spec.vocab_size, spec.hidden_size) * 4
     return LlamaWeights(
@@ -72,6 +85,7 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
                 gate=matrix(spec.intermediate_size, spec.hidden_size),
                 up=matrix(spec.intermediate_size, spec.hidden_size),
                 down=matrix(spec.hidden_size, spec.intermediate_size),
+                **changes(),
             )
             for _ in range(spec.num_layers)
         ),
@@ -99,8 +113,8 @@ class ArraySource:
             layout.LM_HEAD: weights.lm_head,
         }
         for index, layer in enumerate(weights.layers):
-            for role, name in ROLES.items():
-                arrays[layout.layer_tensor(index, role)] = getattr(layer, name)
+            for name, field in layer_fields(spec, index).items():
+                arrays[name] = getattr(layer, field)
         self._tensors = {}
         for name in layout.tensor_shapes(spec):
             array, kind = arrays[name], _format_of(name, formats or {})
@@ -136,7 +150,7 @@ def model_in_memory(
 
 def _format_of(name: str, formats: Mapping[str, TensorFormat]) -> TensorFormat:
     """Return the format a tensor is stored in: by the part of its name that `formats` has."""
-    if "norm" in name:
+    if "norm" in name or name.endswith(layout.BIAS):
         return TensorFormat.F32
     return next((kind for part, kind in formats.items() if part in name), TensorFormat.F32)
 

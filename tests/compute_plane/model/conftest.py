@@ -42,6 +42,7 @@ class TinyModel:
     intermediate_size: int = 96
     tied: bool = True
     seed: int = 7
+    architecture: str = "llama"
     weights: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,6 +63,13 @@ class TinyModel:
                 prefix + "mlp.up_proj.weight": (inner, hidden),
                 prefix + "mlp.down_proj.weight": (hidden, inner),
             }
+            if self.architecture == "qwen2":
+                shapes[prefix + "self_attn.q_proj.bias"] = (query,)
+                shapes[prefix + "self_attn.k_proj.bias"] = (kv,)
+                shapes[prefix + "self_attn.v_proj.bias"] = (kv,)
+            if self.architecture == "qwen3":
+                shapes[prefix + "self_attn.q_norm.weight"] = (self.head_dim,)
+                shapes[prefix + "self_attn.k_norm.weight"] = (self.head_dim,)
         shapes["model.norm.weight"] = (hidden,)
         if not self.tied:
             shapes["lm_head.weight"] = (len(TOKENS), hidden)
@@ -71,8 +79,8 @@ class TinyModel:
 
     def config(self) -> dict[str, Any]:
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": [f"{self.architecture.capitalize()}ForCausalLM"],
+            "model_type": self.architecture,
             "vocab_size": len(TOKENS),
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -95,6 +103,8 @@ GGUF_PARTS = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -110,8 +120,9 @@ def name_in_gguf(name: str) -> str:
     }
     if name in fixed:
         return fixed[name]
-    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{GGUF_PARTS[part]}.weight"
+    module, _, kind = name.rpartition(".")
+    _, _, layer, part = module.split(".", 3)
+    return f"blk.{layer}.{GGUF_PARTS[part]}.{kind}"
 
 
 def interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
@@ -133,7 +144,7 @@ def write_gguf(
 
     `stored`: the rows of some tensors as they shall lie in the file, uint8, and their kind.
     """
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, model.architecture)
     writer.add_name("tiny")
     writer.add_block_count(model.num_layers)
     writer.add_context_length(512)
@@ -148,7 +159,7 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(TOKENS))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre("smollm" if model.architecture == "llama" else "qwen2")
     writer.add_token_list(TOKENS)
     writer.add_token_types([3] * len(SPECIALS) + [1] * (len(TOKENS) - len(SPECIALS)))
     writer.add_token_merges(MERGES)
@@ -162,7 +173,9 @@ def write_gguf(
         matrix_kind = kind if values.ndim > 1 else GgmlType.F32
         is_given = stored is not None and name in stored
         rows, matrix_kind = stored[name] if is_given else (values, matrix_kind)
-        if name.endswith("q_proj.weight"):
+        if model.architecture != "llama":
+            pass  # whose rows alone are turned
+        elif name.endswith("q_proj.weight"):
             rows = interleave(rows, model.num_heads)
         elif name.endswith("k_proj.weight"):
             rows = interleave(rows, model.num_kv_heads)

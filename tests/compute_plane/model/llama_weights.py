@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from compute_plane.model import layout
 from compute_plane.model.loader import LoadedModel
+from compute_plane.model.spec import ModelSpec
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -19,7 +20,8 @@ class LlamaLayer:
 
     `attn_norm`, `mlp_norm`: [hidden]. `q`: [H·D, hidden], `k`, `v`: [G·D, hidden],
     `o`: [hidden, H·D]. `gate`, `up`: [intermediate, hidden], `down`: [hidden, intermediate].
-    The rows of `q` and `k` are in the half-split order (`compute_plane.model.rope`).
+    The rows of `q` and `k` are in the half-split order (`compute_plane.model.rope`). The biases are
+    Qwen2's, [H·D] and [G·D]; `query_norm`, `key_norm`, [D], Qwen3's.
     """
 
     attn_norm: Float32Array
@@ -31,6 +33,11 @@ class LlamaLayer:
     gate: Float32Array
     up: Float32Array
     down: Float32Array
+    q_bias: Float32Array | None = None
+    k_bias: Float32Array | None = None
+    v_bias: Float32Array | None = None
+    query_norm: Float32Array | None = None
+    key_norm: Float32Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +50,7 @@ class LlamaWeights:
     lm_head: Float32Array
 
 
-ROLES = {
+_ROLES = {
     layout.ATTN_NORM: "attn_norm",
     layout.QUERY: "q",
     layout.KEY: "k",
@@ -57,6 +64,14 @@ ROLES = {
 """A tensor's role in a layer → the layer's field."""
 
 
+def layer_fields(spec: ModelSpec, layer: int) -> dict[str, str]:
+    """Return the canonical names of a layer's tensors, each with the field of `LlamaLayer`."""
+    fields = {layout.layer_tensor(layer, role): field for role, field in _ROLES.items()}
+    biases, norms = layout.qkv_biases(spec, layer), layout.head_norms(spec, layer)
+    fields |= dict(zip(biases, ("q_bias", "k_bias", "v_bias"), strict=False))
+    return fields | dict(zip(norms, ("query_norm", "key_norm"), strict=False))
+
+
 def decoded_weights(model: LoadedModel) -> LlamaWeights:
     """Decode every tensor of a model. Raises ModelFileError if a weight is not finite."""
     arrays = {name: model.source.tensor(name).to_float32() for name in model.source.names}
@@ -64,7 +79,7 @@ def decoded_weights(model: LoadedModel) -> LlamaWeights:
         embedding=arrays[layout.EMBEDDING],
         layers=tuple(
             LlamaLayer(
-                **{field: arrays[layout.layer_tensor(n, role)] for role, field in ROLES.items()}
+                **{field: arrays[name] for name, field in layer_fields(model.spec, n).items()}
             )
             for n in range(model.spec.num_layers)
         ),

@@ -102,9 +102,9 @@ def test_a_model_that_declares_bos_says_so(tiny, tmp_path):
 
 
 UNSUPPORTED = {
-    "architecture qwen2": (
+    "architecture qwen3moe": (
         "general.architecture",
-        lambda w: w.add_string("general.architecture", "qwen2"),
+        lambda w: w.add_string("general.architecture", "qwen3moe"),
     ),
     "RoPE scaling yarn": (None, lambda w: w.add_string("llama.rope.scaling.type", "yarn")),
     "linear": (None, lambda w: w.add_float32("llama.rope.scale_linear", 4.0)),

@@ -78,7 +78,7 @@ DAMAGED = {
         Scheme(CT),
         {"weight_packed": cut(64, 11), "weight_shape": torch.tensor([64, 88])},
     ),
-    "model.visual.qweight is of no matrix that a Llama model has": (
+    "model.visual.qweight is of no matrix that the model has": (
         Scheme(),
         {"model.visual.qweight": torch.zeros((8, 64), dtype=torch.int32)},
     ),

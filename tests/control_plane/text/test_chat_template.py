@@ -31,6 +31,10 @@ def reference(source, messages, **kwargs):
         "  {{ m.content | trim }}\n{% endfor %}",
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
         "{% endfor %}{{ ns.n }}",
+        # What Qwen's templates are made of.
+        "{%- for m in messages[::-1] %}{% if m.content is string and m.content.startswith(' ') %}"
+        "{{- loop.index0 }}{{ m.content.split('你')[-1].lstrip() }}{% endif %}{% endfor %}"
+        "{%- if enable_thinking is defined and enable_thinking is false %}no{% endif %}",
     ],
 )
 def test_it_renders_what_transformers_renders(source):

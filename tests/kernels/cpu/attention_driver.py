@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kernels.cpu.instruction_set import select_instruction_set
 from kernels.cpu.kv_layout import KvLayout, decode_blocks, from_bfloat16
 from kernels.reference.paged_attention import paged_attention
-from kernels.reference.rope import rope_write_kv
+from kernels.reference.rope import UNCHANGED, HeadChanges, rope_write_kv
 
 if __name__ == "__main__":  # before anything is emitted
     select_instruction_set(sys.argv[1])
@@ -109,6 +109,7 @@ class Setting:
     def rope(
         self, qkv: Array, frequencies: Array, positions: Array, places: Array, layer: int = 0,
         first_token: int = 0, chunks: int = 1, workers: int = 1,
+        changes: HeadChanges = UNCHANGED,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         """Run both rope operations; return queries [T, H·D], cosines and sines [T, D/2]."""
         num_tokens, dim = len(qkv), self.layout.head_dim
@@ -135,6 +136,10 @@ class Setting:
             (RopeWrite.BLOCK_SIZE, self.layout.block_size), (RopeWrite.HEAD_DIM, dim),
             (RopeWrite.NUM_HEADS, self.num_heads),
             (RopeWrite.NUM_KV_HEADS, self.layout.num_kv_heads),
+            (RopeWrite.BIAS, address_of(changes.bias)),
+            (RopeWrite.QUERY_NORM, address_of(changes.norms and changes.norms[0])),
+            (RopeWrite.KEY_NORM, address_of(changes.norms and changes.norms[1])),
+            (RopeWrite.EPSILON, np.float32(changes.eps).view(np.uint32)),
         ):  # fmt: skip
             record[word] = value
         run_chunks(ROPE_WRITE[self.layout.dtype], record, header, chunks, workers)
@@ -257,6 +262,11 @@ def make_case(
         len(positions) * num_kv_heads, expected,
     )  # fmt: skip
     return Case(setting, tables, lengths, positions, queries, expected.reshape(len(positions), -1))
+
+
+def address_of(array: Array | None) -> int:
+    """Return where an array lies; 0 for none."""
+    return 0 if array is None else array.ctypes.data
 
 
 def codes_widened(dtype: str) -> Array:

@@ -1,16 +1,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kernels.cpu.kv_layout import VALUE_BYTES, KvLayout, decode_blocks, encode_blocks
 from kernels.reference.quantized_kv import LARGEST, from_float8
-from kernels.reference.rope import rope_write_kv
+from kernels.reference.rope import UNCHANGED, HeadChanges, rope_write_kv
 from tests.kernels.cpu.attention_driver import Setting, frequencies_of
 
 SHAPES = [(9, 3, 64, 16), (2, 1, 2, 1), (4, 2, 40, 24), (2, 2, 80, 8), (3, 1, 30, 5)]
+
+
+def drawn_changes(num_heads: int, num_kv_heads: int, head_dim: int, seed: int) -> HeadChanges:
+    """Return a bias that outweighs what it is added to, and norms."""
+    random = np.random.default_rng(seed)
+    bias = random.standard_normal((num_heads + 2 * num_kv_heads) * head_dim, np.float32) * 8
+    query, key = random.uniform(0.5, 2, (2, head_dim)).astype(np.float32)
+    return HeadChanges(bias, (query, key), 1e-6)
+
+
+def parts_of(changes: HeadChanges) -> dict[str, HeadChanges]:
+    """Return what architectures have of them: nothing, biases, norms; and both."""
+    norms = replace(changes, bias=None)
+    return {
+        "nothing": UNCHANGED, "biases": HeadChanges(changes.bias), "norms": norms, "both": changes
+    }  # fmt: skip
 
 
 def units_off(got: np.ndarray, exact: np.ndarray) -> float:
@@ -30,11 +47,13 @@ def test_cosines_and_sines_are_within_two_units_up_to_far_positions() -> None:
         assert units_off(sines, np.sin(angles)) <= 2
 
 
+@pytest.mark.parametrize("what", ["nothing", "biases", "norms", "both"])
 @pytest.mark.parametrize("dtype", list(VALUE_BYTES))
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "block_size"), SHAPES)
 def test_queries_and_the_pool_are_those_of_the_reference(
-    dtype: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+    dtype: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, what: str
 ) -> None:
+    changes = parts_of(drawn_changes(num_heads, num_kv_heads, head_dim, 5))[what]
     random = np.random.default_rng(head_dim)
     layout = KvLayout(dtype, 2, num_kv_heads, block_size, head_dim)
     setting = Setting(layout, num_heads, 8)
@@ -45,14 +64,16 @@ def test_queries_and_the_pool_are_those_of_the_reference(
     width = (num_heads + 2 * num_kv_heads) * head_dim
     qkv = random.standard_normal((num_tokens, width)).astype(np.float32)
     queries, cosines, sines = setting.rope(
-        qkv, frequencies_of(head_dim), positions, places, layer=1, first_token=2, chunks=3
-    )
+        qkv, frequencies_of(head_dim), positions, places, layer=1, first_token=2, chunks=3,
+        changes=changes,
+    )  # fmt: skip
     shape = (8, 2, 2, num_kv_heads, block_size, head_dim)
     pool = np.full(shape, np.nan, np.float32)
     rotated = np.empty((num_tokens, num_heads, head_dim), np.float32)
-    rope_write_kv(qkv, cosines, sines, pool, 1, places, rotated)
+    rope_write_kv(qkv, cosines, sines, pool, 1, places, rotated, changes)
     scale = np.float32(math.log2(math.e) / math.sqrt(head_dim))
-    np.testing.assert_allclose(queries, rotated.reshape(num_tokens, -1) * scale, rtol=0, atol=1e-6)
+    close = 1e-6 if changes.bias is None else 1e-5
+    np.testing.assert_allclose(queries, rotated.reshape(num_tokens, -1) * scale, 0, close)
     written = ~np.isnan(pool)
     expected = decode_blocks(layout, encode_blocks(layout, np.nan_to_num(pool)))
     got = decode_blocks(layout, setting.data)
@@ -60,7 +81,7 @@ def test_queries_and_the_pool_are_those_of_the_reference(
     step = {"float32": 1e-6, "bfloat16": 2.0**-7, "int8": 1 / 100, "float8": 2.0**-3}[dtype]
     difference = np.abs(got - expected)[written]
     assert (difference <= step * np.maximum(np.abs(expected[written]), 1)).all()
-    assert np.mean(difference > 1e-6) < 0.02
+    assert np.mean(difference > close) < 0.02
     # Nothing else of the pool was touched, but for the padding of the tokens' own elements.
     blocks = np.unique(places // block_size)
     others = np.setdiff1d(np.arange(8), blocks)
@@ -70,19 +91,24 @@ def test_queries_and_the_pool_are_those_of_the_reference(
     )
 
 
+@pytest.mark.parametrize("what", ["nothing", "both"])
 @pytest.mark.parametrize("dtype", list(VALUE_BYTES))
-def test_a_token_is_the_same_bits_whoever_is_written_beside_it(dtype: str) -> None:
+def test_a_token_is_the_same_bits_whoever_is_written_beside_it(dtype: str, what: str) -> None:
+    changes = parts_of(drawn_changes(4, 2, 48, 6))[what]
     random = np.random.default_rng(1)
     layout = KvLayout(dtype, 1, 2, 16, 48)
     qkv = random.standard_normal((16, 8 * 48)).astype(np.float32)
     positions, places = np.arange(100, 116), np.arange(16)
     together, alone = Setting(layout, 4, 1), Setting(layout, 4, 1)
-    queries, _, _ = together.rope(qkv, frequencies_of(48), positions, places, chunks=4, workers=2)
+    queries, _, _ = together.rope(
+        qkv, frequencies_of(48), positions, places, chunks=4, workers=2, changes=changes
+    )
     for token in [*range(1, 16, 2), *range(0, 16, 2)]:
         one = slice(token, token + 1)
         query, _, _ = alone.rope(
-            np.ascontiguousarray(qkv[one]), frequencies_of(48), positions[one], places[one]
-        )
+            np.ascontiguousarray(qkv[one]), frequencies_of(48), positions[one], places[one],
+            changes=changes,
+        )  # fmt: skip
         np.testing.assert_array_equal(query[0], queries[token])
     np.testing.assert_array_equal(alone.data, together.data)
 

@@ -33,6 +33,12 @@ MODULES = (copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul)
         RopeWriteKvVariant("float32", 128, 16),
         RopeWriteKvVariant("bfloat16", 64, 16, "int8"),
         RopeWriteKvVariant("float16", 96, 32, "float8"),
+        RopeWriteKvVariant("bfloat16", 64, 16, has_bias=True),
+        RopeWriteKvVariant("float16", 96, 32, "int8", has_bias=True),
+        RopeWriteKvVariant("float16", 96, 16, has_head_norms=True),
+        RopeWriteKvVariant("float32", 128, 16, has_head_norms=True),
+        RopeWriteKvVariant("bfloat16", 64, 16, "int8", has_head_norms=True),
+        RopeWriteKvVariant("float32", 64, 16, has_bias=True, has_head_norms=True),
         SiluMulVariant("bfloat16"),
         SiluMulVariant("float16"),
         SiluMulVariant("float32"),
@@ -77,6 +83,8 @@ SILU_SOURCE = Source(silu_mul, "make_silu_mul", SILU)
 INT8 = RopeWriteKvVariant("float16", 96, 16, "int8")
 INT8_SOURCE = Source(rope_write_kv, "make_rope_write_kv", INT8)
 ROPE_SOURCE = Source(rope_write_kv, "make_rope_write_kv", ROPE)
+CHANGED = RopeWriteKvVariant("float16", 96, 16, has_bias=True, has_head_norms=True)
+CHANGED_SOURCE = Source(rope_write_kv, "make_rope_write_kv", CHANGED)
 COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
 
 
@@ -91,10 +99,14 @@ COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
         (ROPE_SOURCE, ROPE, "low * cos - high", "low * cos + high"),
         (ROPE_SOURCE, ROPE, "if slot >= 0", "if slot >= -99"),
         (ROPE_SOURCE, ROPE, "offset = value_offset", "pass"),
-        (INT8_SOURCE, INT8, "1 << step", "1"),
+        (INT8_SOURCE, INT8, "largest, 1 << step", "largest, 1"),
         (INT8_SOURCE, INT8, "largest = max(largest, int32(", "largest = max(0, int32("),
         (INT8_SOURCE, INT8, "is_mine and dim < half", "is_mine"),
         (INT8_SOURCE, INT8, "% block_size * SCALE_BYTES", "% 8 * SCALE_BYTES"),
+        (CHANGED_SOURCE, CHANGED, "bias, head * head_size + dim)", "bias, dim)"),
+        (CHANGED_SOURCE, CHANGED, "FULL_WARP, squares, 1 << step", "FULL_WARP, squares, 1"),
+        (CHANGED_SOURCE, CHANGED, "squares / float32(head_size)", "squares / float32(half)"),
+        (CHANGED_SOURCE, CHANGED, "weights, 0, key_norm", "weights, 0, query_norm"),
         (COPY_SOURCE, COPY, "if source_block >= 0", "if True"),
         (COPY_SOURCE, COPY, "target_block * block_words + word", "word"),
     ],
