@@ -33,8 +33,8 @@ nothing between is too small for a float32.
 A token's scales wait in the lanes that have its scores: a key's is multiplied to the score, a
 value's to the weight before that is rounded. Behind the row's end both may be NaN and count as 1
 and 0; the bytes are harmless. The product of weights and values is one of bfloat16 whatever the
-model's dtype is: a code of eight bits is exact in it, and weight times scale, a number of nearly
-any size (up to 2³⁹), has its full precision, where in float16 the many small weights beside a large
+model's dtype is: a code of eight bits is exact in it, and weight times scale (scales up to 2³⁹)
+has its full precision, where in float16 the many small weights beside a large
 one would vanish (below 2⁻²⁴).
 """
 

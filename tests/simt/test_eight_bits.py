@@ -1,11 +1,18 @@
-"""Bytes of the KV pool become 16-bit floats exactly, and float32 the nearest byte."""
+"""Bytes of the KV pool become 16-bit floats exactly, and float32 the nearest byte.
+
+What becomes of bytes is asked twice: of the twins, and of what the compiler makes of instructions.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from numba import cuda, float32, uint32
 
+from kernels.cuda.build import compile_ptx
 from kernels.cuda.instructions.eight_bits import BYTES_AT_ONCE, STORE_CODES, WIDEN_FLOAT8
 from kernels.cuda.instructions.placed_bytes import (
     FIRST_COLUMN,
@@ -15,18 +22,49 @@ from kernels.cuda.instructions.placed_bytes import (
     PLACE_WORDS,
     PLACINGS,
 )
+from kernels.cuda.variant import Expectation
 from kernels.reference.quantized_kv import from_float8, to_float8
+from tests import ptx
 from tests.simt import launch, tensor
 
 CODES = np.arange(256, dtype=np.uint8)
 NUMBERS = CODES[CODES & 0x7F != 0x7F]  # the others are NaN, which is never written
 
 
+@dataclass(frozen=True)
+class OfWords:
+    """A kernel of 64 threads that makes words of words."""
+
+    function: Callable[..., None]
+    name: str = "of_words"
+    threads: int = 64
+    arguments: tuple[str, ...] = ("uint32*", "uint32*")
+    expectation: Expectation = Expectation(registers=255)  # noqa: RUF009 - it is frozen
+
+    def kernel(self):
+        return self.function
+
+
+@pytest.fixture(params=["twins", "compiled"])
+def words_of(request):
+    """What runs a kernel(out, words) on all 256 codes, four a word, and returns `out` [256]."""
+
+    def run(kernel):
+        out = np.zeros(256, np.uint32)
+        if request.param == "twins":
+            launch(kernel, (1, 1, 1), 64, (out, CODES.view(np.uint32)))
+        else:
+            ptx.launch(compile_ptx(OfWords(kernel)), (1, 1, 1), [out, CODES.view(np.uint32)])
+        return out
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("dtype", "to_float32"),
     [("bfloat16", tensor.widen_bfloat16), ("float16", tensor.widen_float16)],
 )
-def test_every_float8_is_itself(dtype, to_float32):
+def test_every_float8_is_itself(dtype, to_float32, words_of):
     widen_float8 = WIDEN_FLOAT8[dtype]
 
     def widens(out, words):
@@ -36,10 +74,7 @@ def test_every_float8_is_itself(dtype, to_float32):
         for j in range(4):
             out[4 * cuda.threadIdx.x + j] = pairs[0, j]
 
-    out = np.zeros(256, np.uint32)
-    launch(widens, (1, 1, 1), 64, (out, CODES.view(np.uint32)))
-
-    found = to_float32(out.view(np.uint16)).reshape(64, 4, 2)
+    found = to_float32(words_of(widens).view(np.uint16)).reshape(64, 4, 2)
     expected = from_float8(CODES).reshape(64, 4)
     is_number = ~np.isnan(expected)
     for half, sign in enumerate((1, -1)):
@@ -69,7 +104,7 @@ def assert_placed(dtypes, words, codes):
 
 
 @pytest.mark.parametrize("dtypes", PLACINGS, ids="-".join)
-def test_every_byte_is_placed_as_its_number_and_the_offset(dtypes):
+def test_every_byte_is_placed_as_its_number_and_the_offset(dtypes, words_of):
     place_words = PLACE_WORDS[dtypes]
 
     def places(out, words):
@@ -79,15 +114,12 @@ def test_every_byte_is_placed_as_its_number_and_the_offset(dtypes):
         for j in range(4):
             out[4 * cuda.threadIdx.x + j] = pairs[0, j]
 
-    out = np.zeros(256, np.uint32)
-    launch(places, (1, 1, 1), 64, (out, CODES.view(np.uint32)))
-
     codes = CODES.reshape(64, 4)[:, [0, 2, 1, 3]]
-    assert_placed(dtypes, out, np.hstack([codes, codes ^ 0x80]))
+    assert_placed(dtypes, words_of(places), np.hstack([codes, codes ^ 0x80]))
 
 
 @pytest.mark.parametrize("dtypes", PLACINGS, ids="-".join)
-def test_a_column_of_two_words_is_placed_in_a_word(dtypes):
+def test_a_column_of_two_words_is_placed_in_a_word(dtypes, words_of):
     place_column = PLACE_COLUMN[dtypes]
 
     def places(out, words):
@@ -97,10 +129,7 @@ def test_a_column_of_two_words_is_placed_in_a_word(dtypes):
             placed = place_column(first, second, FIRST_COLUMN + j * NEXT_COLUMN)
             out[4 * cuda.threadIdx.x + j] = placed
 
-    out = np.zeros(256, np.uint32)
-    launch(places, (1, 1, 1), 64, (out, CODES.view(np.uint32)))
-
-    assert_placed(dtypes, out, np.stack([CODES, CODES ^ 0x80], axis=1))
+    assert_placed(dtypes, words_of(places), np.stack([CODES, CODES ^ 0x80], axis=1))
 
 
 @pytest.mark.parametrize("dtypes", PLACINGS, ids="-".join)

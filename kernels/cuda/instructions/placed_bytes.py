@@ -40,7 +40,7 @@ from numba.cuda import types
 from kernels.cuda.instructions.emit import I32, Emitter, Intrinsic, Value, instruction
 
 RAISED: Final = {"bfloat16": 2.0**80, "float16": 1.0}
-"""What to multiply the other operand by, of up to 2⁴⁶, by the floats' dtype."""
+"""What to multiply the other operand by, of up to 2⁴⁷, by the floats' dtype."""
 
 FIRST_COLUMN: Final = 0xC480
 NEXT_COLUMN: Final = 0x1111

@@ -33,7 +33,7 @@ compile_ptx = build.compile_ptx  # itself, whatever a test puts in its place
 
 
 def text_of(variant: Variant) -> str:
-    """Return a variant's PTX, compiled once for the sources as they are."""
+    """Return the PTX of a variant of the product, compiled once for the sources as they are."""
     return _text_of(cast("Hashable", variant))
 
 

@@ -13,7 +13,7 @@ import pytest
 from bench.gpu.case import to_stored
 from bench.gpu.cases import draw_cases
 from bench.gpu.cases.attention_decode import draw_case, make_case
-from bench.gpu.cases.block_pool import LAYER, draw_pool
+from bench.gpu.cases.block_pool import LAYER, draw_pool, to_pool
 from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_merge import MergeVariant
@@ -39,11 +39,30 @@ def short_chunks(monkeypatch):
         (DecodeVariant("bfloat16", 64, 3, 16, "int8"), (67,), 2),
         (DecodeVariant("float16", 96, 2, 32, "float8"), (0, 19), 1),
         (DecodeVariant("bfloat16", 128, 9, 32, "float8"), (9,), 1),
+        # A warp's later tiles in a block's second half; heads of two slots through three chunks.
+        (DecodeVariant("bfloat16", 64, 16, 32, "int8"), (133, 0), 1),
     ],
     ids=lambda value: getattr(value, "name", None) or str(value),
 )
 def test_decode_attention_equals_the_specification(variant, seq_lens, splits):
     case = draw_case(variant, seq_lens, splits=splits, num_kv_heads=len(seq_lens) % 2 + 1)
+
+    assert case.faults(simulate(case)) == []
+
+
+@pytest.mark.parametrize("token", [65, 73])
+def test_one_score_far_above_all_before_it_is_followed_in_either_half_of_a_tile(token, monkeypatch):
+    # The token's tile is not its warp's first, and two to the power of its score is no float32.
+    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 16)
+    rng = np.random.default_rng(0)
+    pool = draw_pool(
+        rng, "bfloat16", (80,), num_kv_heads=1, block_size=16, head_size=64, kv_dtype="int8"
+    )
+    values = pool.exact
+    values[pool.tables[0, token // 16], LAYER, 0, 0, token % 16] = 20.0
+    pool = dataclasses.replace(pool, pool=to_pool("bfloat16", "int8", values))
+    query = to_stored("bfloat16", np.ones((1, 3, 64)))
+    case = make_case(DecodeVariant("bfloat16", 64, 2, 16, "int8"), query, pool)
 
     assert case.faults(simulate(case)) == []
 

@@ -27,10 +27,14 @@ FLOAT32 = DecodeVariant("float32", 64, 5, 16)  # two parts, of three heads and o
 FLOAT32_HALF = DecodeVariant("float32", 64, 2, 16)
 INT8 = DecodeVariant("bfloat16", 64, 3, 16, "int8")
 FLOAT8 = DecodeVariant("float16", 96, 1, 16, "float8")
+TWO_SLOTS = DecodeVariant("bfloat16", 64, 16, 32, "int8")
 
 # Where the warp's first tile is looked up, and where the one after the next.
 FIRST_TILE = "if next_tile < num_tiles:\n            block"
 LATER_TILE = "if next_tile < num_tiles:\n" + 24 * " "
+
+# What follows lines of the loop where the next tile is read.
+IF, LOAD = "\n" + 16 * " " + "if", "\n" + 20 * " " + "load"
 
 # A factory → the module it is in, and those that call it.
 FACTORIES: dict[str, tuple[ModuleType, ...]] = {
@@ -151,6 +155,11 @@ def test_a_shuffle_that_some_lanes_skip_is_a_fault(break_source):
         (INT8, 16, 1, "_make_8_bits", "words[0, 2], words[0, 1], w", "words[0, 1], words[0, 2], w"),
         (INT8, 16, 1, "_make_8_bits", "m % 2 * 2 * NEXT_COLUMN", "0"),
         (INT8, 16, 1, "_make_8_bits", "low_of(both) * float32(raised)", "low_of(both)"),
+        (TWO_SLOTS, 133, 1, "make_tensor_decode", "% block_size" + IF, "% 1" + IF),
+        (TWO_SLOTS, 133, 1, "make_tensor_decode", "y_scale) + slot * 4" + LOAD, "y_scale)" + LOAD),
+        (TWO_SLOTS, 133, 1, "make_tensor_decode", "e_scale) + slot * 4" + LOAD, "e_scale)" + LOAD),
+        (TWO_SLOTS, 133, 1, "make_partial_functions", "= shrink[slot] if", "= shrink[0] if"),
+        (TWO_SLOTS, 133, 1, "make_partial_functions", "= share[slot] if", "= share[0] if"),
         (FLOAT8, 16, 1, "_make_8_bits", "if c < wide_columns else 32 * c + 8 * quad", ""),
         (FLOAT8, 16, 1, "_make_load_values", "narrower = 4 *", "narrower = 8 *"),
         (FLOAT8, 16, 1, "_make_8_bits", "64 * s - 8 * (lane % 4)", "64 * s"),
@@ -177,16 +186,19 @@ def test_broken_arithmetic_gives_a_wrong_answer(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "old", "new"),
+    ("dtype", "kv_dtype", "old", "new"),
     [
-        ("bfloat16", "mass[j] *= shrink[j]", "pass"),
-        ("bfloat16", "sums[m, c] *= shrink[m // products * 2 + c % 2]", "pass"),
-        ("float16", "> SLACK", "> SLACK * SLACK"),  # beyond a float16
+        ("bfloat16", None, "mass[j] *= shrink[j]", "pass"),
+        ("bfloat16", None, "sums[m, c] *= shrink[m // products * 2 + c % 2]", "pass"),
+        ("bfloat16", "int8", "offsets[n, i] *= shrink[j]", "pass"),
+        ("float16", None, "> SLACK", "> SLACK * SLACK"),  # beyond a float16
     ],
 )
-def test_a_peak_that_rises_in_a_later_tile_is_followed(dtype, old, new, monkeypatch, break_source):
+def test_a_peak_that_rises_in_a_later_tile_is_followed(
+    dtype, kv_dtype, old, new, monkeypatch, break_source
+):
     monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 16)  # a sharer has several of a chunk
-    case = draw_case(DecodeVariant(dtype, 64, 2, 16), (150,), num_kv_heads=1)
+    case = draw_case(DecodeVariant(dtype, 64, 2, 16, kv_dtype), (150,), num_kv_heads=1)
     break_source("make_tensor_decode", old, old)
     assert case.faults(simulate(case)) == []
 
