@@ -202,7 +202,8 @@ def _scheduler(limits: SlotLimits, work: StageWork) -> Scheduler:
     )
     for number in range(work.num_sequences):
         prompt = [number] * (work.context - number % limits.block_size)
+        wanted = asking if number < work.num_asking else params
         scheduler.add_request(
-            Request(number, prompt, asking if number < work.num_asking else params)
+            Request(number, prompt, replace(wanted, seed=number))  # none is like another
         )
     return scheduler

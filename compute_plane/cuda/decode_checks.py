@@ -63,7 +63,8 @@ class DecodeChecks:
             (batch.query_lens == 1).all()
             and (positions + 1 == seq_lens).all()
             and positions.min() >= 0
-            and seq_lens.max() <= min(self._longest, tables.shape[1] * shape.block_size)
+            # Of positions: the length behind the largest number is none.
+            and positions.max() < min(self._longest, tables.shape[1] * shape.block_size)
             # As unsigned numbers: a negative one is too large.
             and tokens.view(np.uint32).max() < shape.vocab_size
             and sampled.view(np.uint32).max() < num_rows

@@ -222,7 +222,7 @@ class DecodeSteps:
             ragged.grow()
         elif ragged is not NOT_RAGGED:
             self._sent = self._ring.upload(berth, Layout.of(ragged.arrays), ragged.arrays)
-            ragged.upload = self._ring.num_uploads
+            ragged.upload, ragged.arrays = self._ring.num_uploads, {}
             self._pools.run(ragged.copies, self._sent["block_pairs"], self._operations)
         return ragged
 

@@ -71,12 +71,12 @@ class DecodeWants:
     def of(cls, keys: Sequence[SamplingKey], vocab_size: int) -> DecodeWants:
         """Plan samples with these keys. Raises ValidationError for a bad address."""
         check_ways(keys, vocab_size)
-        is_adjusted = np.array(
-            [key.has_penalties or key.logit_bias is not None for key in keys], dtype=np.bool_
-        )
-        order = np.argsort(is_adjusted, kind="stable")
-        num_plain = len(keys) - int(np.count_nonzero(is_adjusted))
-        ordered = [keys[k] for k in order.tolist()]
+        is_adjusted = [key.logit_bias is not None or key.has_penalties for key in keys]
+        num_plain = is_adjusted.count(False)
+        order, ordered = np.arange(len(keys)), keys
+        if num_plain < len(keys):
+            order = np.argsort(np.array(is_adjusted), kind="stable")
+            ordered = [keys[k] for k in order.tolist()]
         plain, adjusted = ordered[:num_plain], ordered[num_plain:]
         group = GroupPlan(
             out_tokens=slice(0, 0),
@@ -128,9 +128,10 @@ class DecodeWants:
 class Ragged:
     """What is sent beside the columns: arrays of no fixed length, and how the step copies blocks.
 
-    `wants`: of whom. `starts`, `lengths`, `num_prompts` [A]: of the histories; `bias_starts`
-    [A + 1]. `num_left`: steps of the run that find room behind the histories. `rows`: the array of
-    sampled rows by which the run is known. `upload`: the upload that has brought it, by number.
+    `wants`: of whom. `arrays`: none once they were sent. `starts`, `lengths`, `num_prompts` [A]: of
+    the histories; `bias_starts` [A + 1]. `num_left`: steps of the run that find room behind the
+    histories. `rows`: the array of sampled rows by which the run is known. `upload`: the upload
+    that has brought it, by number.
     """
 
     wants: DecodeWants | None

@@ -227,9 +227,9 @@ def _draw_columns(rows: list[SamplingRow], logits_rows: Array) -> dict[str, Arra
 def fill_draws(columns: Mapping[str, Array], ways: Sequence[SamplingRow | SamplingKey]) -> None:
     """Fill in, at the first places of the columns `DRAW_TYPES`, how samples are drawn."""
     every = slice(len(ways))
-    columns["inverse_temperatures"][every] = [
-        inverse(way.temperature) if way.temperature else 0.0 for way in ways
-    ]
+    temperatures = [way.temperature for way in ways]
+    inverses = {one: inverse(one) if one else 0.0 for one in set(temperatures)}  # mostly a few
+    columns["inverse_temperatures"][every] = [inverses[one] for one in temperatures]
     columns["top_ks"][every] = [way.top_k for way in ways]
     columns["top_ps"][every] = [way.top_p for way in ways]
     columns["min_ps"][every] = [way.min_p for way in ways]

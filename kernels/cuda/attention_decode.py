@@ -59,8 +59,9 @@ The ladder:
       out, which counts where a pool of eight bits leaves few cycles for each.
   v5  this. Bytes are placed, not widened, and what that leaves wrong is taken off scores and sums;
       score, scale and peak in one fused step; the row's end in a branch of its own; places by one
-      multiply-add each; sums of warps merged 16 bytes at a time, outputs written 8 (4 at D 96). A tile's
-      instructions fall by a third to two fifths with eight bits, by a tenth to a fifth with 16.
+      multiply-add each; sums of warps merged 16 bytes at a time, outputs written 8 (4 at D 96).
+      A tile's instructions fall by a third to two fifths with eight bits, by a tenth to a fifth
+      with 16.
 All compiled and simulated; no gain is stated, because none has been measured: `make gpu` does.
 """
 

@@ -76,7 +76,8 @@ class Controller:
     """Draws steps: all slots or some, in any order, now and then one that begins anew.
 
     `asks`: slots want penalties, biases and log-probabilities as well, and some steps begin two
-    samples of one prompt, copy and swap blocks, or give a slot a prefix that is not finite.
+    samples of one prompt, copy and swap blocks, give a slot a prefix that is not finite, or are
+    refused.
     """
 
     def __init__(self, seed: int, *, asks: bool = False) -> None:
@@ -123,6 +124,8 @@ class Controller:
             drawn.shuffle(slots)
         elif kind == 1:
             slots = sorted(drawn.sample(slots, drawn.randint(1, NUM_SLOTS)))
+        if self._asks and kind == 6:
+            return step([(drawn.choice(slots), 0, 1)] * 2)  # which no plane takes
         if self._asks and kind == 3:
             return self._two_of_one_prompt(drawn.sample(slots, 2))
         starts, rows, new_blocks, copies = [], [], [], []
@@ -171,18 +174,33 @@ class Controller:
         return step([row], starts=[begun, twin], sampled=[0, 0], sampled_slots=[slot, other])
 
 
-def pipelined(executor: CudaExecutor, batches: Sequence[StepBatch]) -> list[StepResult]:
-    """Send everything as fast as it is taken, two under way; what is answered."""
+def is_refused(batch: StepBatch) -> bool:
+    """Whether a drawn step names a slot twice."""
+    return len(set(batch.slots.tolist())) < batch.slots.size
+
+
+def pipelined(
+    executor: CudaExecutor, batches: Sequence[StepBatch], *, waits_every: int = 0
+) -> list[StepResult]:
+    """Send everything as fast as it is taken, two under way; what is answered, but for refusals.
+
+    `waits_every`: behind so many steps the next one is sent when all is answered; 0: never.
+    """
     sessions, answers = SessionLedger(), list[Answer]()
     pipeline = StepPipeline(executor, SlotTable(LIMITS), sessions, lambda _: None)
     session = sessions.open("test", take_over=False).session
     for step_id, batch in enumerate(batches, 1):
         header = StepHeader(session, sessions.epoch, step_id, step_id - 1)
         pipeline.take(Work(header, batch, answers.append, 0))
+        if waits_every and step_id % waits_every == 0:
+            pipeline.finish_all()
     pipeline.finish_all()
     results = []
-    for answer in answers:
+    for batch, answer in zip(batches, answers, strict=True):
         assert isinstance(answer, StepReply)
+        if is_refused(batch):
+            assert answer.refusal is not None
+            continue
         assert answer.result is not None, answer
         results.append(answer.result)
     return results

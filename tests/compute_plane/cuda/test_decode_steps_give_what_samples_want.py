@@ -17,6 +17,7 @@ from tests.compute_plane.cuda.drawn_steps import (
     Counted,
     decode_batch,
     drawn_batches,
+    is_refused,
     pipelined,
     with_graphs,
 )
@@ -56,14 +57,14 @@ def tokens_and_failures(result: StepResult) -> tuple[list[int], set[object]]:
     return tokens, failed  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_drawn_steps_give_what_they_give_when_launched_eagerly(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "waits_every"), [(0, 0), (1, 0), (2, 0), (3, 9), (4, 4), (5, 2)])
+def test_drawn_steps_give_what_they_give_when_launched_eagerly(seed: int, waits_every: int) -> None:
     batches = drawn_batches(seed, 90, asks=True)
     found = []
     for may in (True, False):
         executor = with_graphs()
         counted = Counted(executor, may=may)
-        found.append(pipelined(executor, batches))
+        found.append(pipelined(executor, batches, waits_every=waits_every))
         assert (counted.num_short > 50) == may
     assert_same(*found)
 
@@ -74,6 +75,7 @@ def test_what_is_drawn_has_all_that_may_happen() -> None:
     assert any(batch.sampled_slots.size for batch in batches)
     assert any(batch.copies for batch in batches)
     assert any(batch.swap_in for batch in batches)
+    assert any(is_refused(batch) for batch in batches)
     assert sum(bool(result.row_failures) for result in results) > 3
     assert sum(bool(result.sample_logprobs) for result in results) > 9
 
@@ -141,6 +143,15 @@ def test_histories_that_have_no_room_left_are_sent_again() -> None:
     again[1] = again[ROOM + 2] = 2
     assert copies == again
     assert_same(results, pipelined(torch_executor(), batches))
+
+
+def test_the_host_keeps_no_history_that_it_has_sent() -> None:
+    executor = with_graphs()
+    pipelined(executor, run_of([PENALISED, replace(PENALISED, seed=2)], 3))
+    ragged = executor._decode._ragged
+    assert ragged is not None
+    assert len(ragged.lengths) == 2
+    assert not ragged.arrays
 
 
 def test_biases_are_sent_again_behind_a_step_that_used_their_memory() -> None:

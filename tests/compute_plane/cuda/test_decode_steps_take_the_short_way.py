@@ -134,6 +134,11 @@ def changed(name: str, row: int, value: int) -> Callable[[ExecutionBatch], Execu
     return change
 
 
+def wrapped(batch: ExecutionBatch) -> ExecutionBatch:
+    """With a length that is one more than the largest number."""
+    return changed("seq_lens", 0, -(2**31))(batch)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -142,6 +147,7 @@ def changed(name: str, row: int, value: int) -> Callable[[ExecutionBatch], Execu
         (changed("positions", 0, 4), "positions"),
         (changed("positions", 0, -1), "positions"),
         (changed("seq_lens", 0, 99), "seq_lens"),
+        (lambda b: changed("positions", 0, 2**31 - 1)(wrapped(b)), "seq_lens"),
         (changed("query_lens", 1, 0), "query_lens"),
         (changed("sampled_rows", 0, 2), "sampled_rows"),
         (lambda b: replace(b, block_tables=b.block_tables + NUM_BLOCKS), "block_tables"),
