@@ -22,9 +22,11 @@ from kernels.cpu.row_inputs import (
     plain_rows,
     row_bytes,
 )
-from kernels.cpu.row_values import RowFormat
+from kernels.cpu.row_values import PAIRS_PRODUCTS, RowFormat
 
 ROWS: Final = (32, 256)
+BESIDE: Final = 4 if PAIRS_PRODUCTS else 3
+"""Numbers that are written beside a group of an int8 row."""
 EPSILON_BITS: Final = int(np.array([1e-5], np.float32).view(np.uint32)[0])
 
 MAKERS: Final = (
@@ -43,7 +45,7 @@ def row_cases() -> list[KernelCase]:
             for rows in ROWS:
                 written = row_bytes(row_format, rows, k)
                 if row_format == RowFormat.INT8:
-                    written += 3 * group_bytes(rows, k)
+                    written += BESIDE * group_bytes(rows, k)
                 cases.append(
                     KernelCase(
                         name=f"{name} to {row_format.name.lower()} {rows} × {k}",
@@ -74,6 +76,7 @@ def _prepare_rows(
             RowInput.OUT_SCALES: bench.zeros(group_bytes(rows, k)),
             RowInput.OUT_SCALED_SUMS: bench.zeros(group_bytes(rows, k)),
             RowInput.OUT_SUMS: bench.zeros(group_bytes(rows, k)),
+            RowInput.OUT_PAIR_SUMS: bench.zeros(group_bytes(rows, k)),
             RowInput.WEIGHT: bench.floats(k),
             RowInput.EPSILON: EPSILON_BITS,
         },

@@ -11,7 +11,8 @@
     generic      what LLVM makes of it     widened to float32     what LLVM makes of it
 
 zen4 is avx512_bf16 of an AMD processor, where units that add stand beside those that multiply:
-many rows meet 4-bit weights by half as many multiplications (`kernels.cpu.int8_pair_tile`).
+many rows meet 4-bit weights by half as many multiplications (`kernels.cpu.int8_pair_tile`). Zen 5
+has its features too, and so takes it; it was measured on Zen 4 only.
 
 A kernel is written once, over vectors of 16 float32 or int32 lanes; LLVM splits them into what the
 processor has. Only the rows of this table are told apart in the sources.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from compute_plane.executor.thread_team import ThreadTeam
 from hetero_infer.bench import kernels, plots
 from hetero_infer.bench.kernel_cases import KernelCase, all_cases
 from hetero_infer.bench.kernel_workbench import Workbench, seconds_of
+from hetero_infer.bench.product_cases import product_cases
 from hetero_infer.bench.report import to_object, to_text
 from hetero_infer.bench.roof_kernels import (
     ACCUMULATORS,
@@ -28,8 +30,12 @@ from hetero_infer.bench.roof_kernels import (
     roof_read,
 )
 from hetero_infer.bench.roofs import Roofs, RoofSample
+from hetero_infer.bench.row_cases import row_cases
 from hetero_infer.bench.settings import KernelSettings
 from kernels.cpu.instruction_set import INSTRUCTION_SETS
+from kernels.cpu.matrix_product import Product
+from kernels.cpu.operation import RECORD_WORDS
+from kernels.cpu.row_inputs import RowInput
 from planes.errors import ConfigError
 
 
@@ -126,6 +132,25 @@ def test_every_case_has_a_name_of_its_own_and_a_roof_there_is():
         assert case.num_bytes > 0
         assert case.peak is None or case.peak in arithmetic_roofs(SET), case.name
         assert (case.num_operations > 0) == (case.peak is not None), case.name
+
+
+ROW_PLACES = [word for word in RowInput if word.name.startswith("OUT")]
+PRODUCT_PLACES = [word for word in Product if word.name.startswith("INPUT")]
+
+
+@pytest.mark.parametrize(
+    ("cases", "pattern", "places"),
+    [(row_cases, "* to int8 32 *", ROW_PLACES), (product_cases, "product Q* 8 *", PRODUCT_PLACES)],
+)
+def test_cases_of_int8_rows_have_a_place_for_all_that_stands_beside_them(
+    bench, cases, pattern, places
+):
+    for case in kernels.matching(cases(), pattern):
+        entries = case.prepare(bench)
+        ((record, _),) = entries
+        words = (ctypes.c_int64 * RECORD_WORDS).from_address(record)
+        assert all(words[place] for place in places), case.name
+        bench.team.run(entries)
 
 
 def test_a_pattern_picks_cases_and_one_that_picks_none_is_refused():

@@ -22,6 +22,8 @@ Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
 KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
+BEHIND_SCRATCH = 4096
+"""Bytes that no operation may write."""
 
 
 def run(
@@ -70,13 +72,16 @@ class Int8Rows:
 
 
 def step_header(rows: int, k: int = 32, first: int = 0) -> tuple[Int64Array, UInt8Array]:
-    """Return a header of `rows` tokens, and the scratch memory it names: full of NaN."""
+    """Return a header of `rows` tokens, and the scratch memory it names, with BEHIND_SCRATCH bytes
+    behind it: full of NaN."""
     header = np.zeros(HEADER_WORDS, np.int64)
-    scratch = np.full(int8_scratch_bytes(k) + 64, 0xFF, np.uint8)
+    size = int8_scratch_bytes(k)
+    scratch = np.full(64 + size + BEHIND_SCRATCH, 0xFF, np.uint8)
+    scratch = scratch[-scratch.ctypes.data % 64 :][: size + BEHIND_SCRATCH]
     header[StepWord.NUM_TOKENS] = rows
     header[StepWord.FIRST_TOKEN] = first
-    header[StepWord.SCRATCH] = scratch.ctypes.data + -scratch.ctypes.data % 64
-    header[StepWord.SCRATCH_BYTES] = len(scratch) - 64
+    header[StepWord.SCRATCH] = scratch.ctypes.data
+    header[StepWord.SCRATCH_BYTES] = size
     return header, scratch
 
 
@@ -131,10 +136,11 @@ def product(
     record[Product.ACCUMULATE] = int(accumulate)
     record[Product.ROWS_WORD] = StepWord.NUM_TOKENS
     record[Product.OUT_FIRST_WORD] = StepWord.FIRST_TOKEN
-    header, _scratch = step_header(num_rows, k, first)
+    header, scratch = step_header(num_rows, k, first)
     # Every worker's scratch memory is the same: they do not run at once.
     header[StepWord.SCRATCH_BYTES] = 0
     run(INT8_PRODUCTS[label], record, header, chunks, worker)
+    assert (scratch[-BEHIND_SCRATCH:] == 0xFF).all()
 
 
 def random_blocks(label: str, n: int, k: int, random: np.random.Generator) -> UInt8Array:

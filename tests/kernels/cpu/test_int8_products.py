@@ -12,17 +12,22 @@ import numpy.typing as npt
 import pytest
 
 from kernels.cpu.int8_packing import INT8_FORMATS
-from kernels.cpu.int8_products import AMX_ROWS, PAIR_ROWS
+from kernels.cpu.int8_pair_product import PAIR_ROWS, SUMS_BYTES
+from kernels.cpu.int8_pair_tile import TILE_PANELS, TILE_ROWS
+from kernels.cpu.int8_products import AMX_ROWS, PAIRS_PRODUCTS
 from kernels.cpu.row_values import LARGEST_INT8
+from tests.kernels.cpu import operation_calls
 from tests.kernels.cpu.operation_calls import (
     Float32Array,
     Int8Rows,
+    Int64Array,
     UInt8Array,
     decoded_weights,
     packed_weights,
     product,
     quantised,
     random_blocks,
+    step_header,
 )
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -98,6 +103,40 @@ def test_any_cut_into_chunks_in_any_order_gives_the_same_bits(label: str, rows: 
         out = np.full((rows, n), UNTOUCHED)
         product(label, packed, x, rows, n, out, chunks=chunks)
         assert (out.view(np.int32) == whole.view(np.int32)).all()
+
+
+@pytest.mark.parametrize("label", FORMATS)
+@pytest.mark.parametrize("k", [4096, 8224])
+def test_panels_that_go_by_in_several_runs_give_the_same_bits(label: str, k: int) -> None:
+    n = 100
+    _, packed, x = make(label, PAIR_ROWS + 1, n, k)
+    together = multiplied(label, packed, x, PAIR_ROWS + 1, n)
+    alone = multiplied(label, packed, x, 3, n)
+    assert (together[:3].view(np.int32) == alone.view(np.int32)).all()
+    last = multiplied(label, packed, x.rows(PAIR_ROWS - 2, PAIR_ROWS + 1), 3, n)
+    assert (together[-3:].view(np.int32) == last.view(np.int32)).all()
+
+
+@pytest.mark.skipif(not PAIRS_PRODUCTS, reason="the set makes no two products of one")
+@pytest.mark.parametrize("label", [f for f in FORMATS if INT8_FORMATS[f].is_nibbles])
+def test_an_odd_last_panel_is_computed_twice_and_not_beside_one_that_is_not_prepared(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[UInt8Array] = []
+
+    def keep(rows: int, k: int = 32, first: int = 0) -> tuple[Int64Array, UInt8Array]:
+        header, scratch = step_header(rows, k, first)
+        kept.append(scratch)
+        return header, scratch
+
+    n = 3 * 16
+    _, packed, x = make(label, PAIR_ROWS, n, 64)
+    monkeypatch.setattr(operation_calls, "step_header", keep)
+    out = multiplied(label, packed, x, PAIR_ROWS, n)
+    (scratch,) = kept
+    last = scratch[:SUMS_BYTES].view(np.float32).reshape(TILE_ROWS, TILE_PANELS, 16)
+    for panel in range(TILE_PANELS):
+        assert (last[:, panel] == out[-TILE_ROWS:, -16:]).all()
 
 
 @pytest.mark.parametrize("label", FORMATS)

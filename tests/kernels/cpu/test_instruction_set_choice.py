@@ -1,0 +1,42 @@
+"""Which instruction sets are found on a processor, best first."""
+
+from __future__ import annotations
+
+import platform
+
+import llvmlite.binding
+import pytest
+
+from compute_plane import config
+from kernels.cpu import instruction_set
+from kernels.cpu.instruction_set import AVX512_NEEDS, INSTRUCTION_SETS, supported_sets
+
+AVX2 = ("avx2", "fma", "f16c")
+AVX512_BF16 = (*AVX2, *AVX512_NEEDS, "avx512bf16")
+AMX = ("amx-tile", "amx-int8", "amx-bf16")
+
+
+@pytest.mark.parametrize(
+    ("features", "names"),
+    [
+        ((*AVX512_BF16, "sse4a"), ["zen4", "avx512_bf16", "avx512", "avx2", "generic"]),
+        (AVX512_BF16, ["avx512_bf16", "avx512", "avx2", "generic"]),
+        ((*AVX512_BF16, *AMX), ["amx", "avx512_bf16", "avx512", "avx2", "generic"]),
+        ((*AVX2, "sse4a"), ["avx2", "generic"]),
+        ((), ["generic"]),
+    ],
+    ids=["AMD with bfloat16", "Intel with bfloat16", "Intel with AMX", "older AMD", "none"],
+)
+def test_a_processor_has_the_sets_whose_features_it_has(
+    monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...], names: list[str]
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(
+        llvmlite.binding, "get_host_cpu_features", lambda: dict.fromkeys(features, True)
+    )
+    monkeypatch.setattr(instruction_set, "_tile_registers_granted", lambda: True)
+    assert [found.name for found in supported_sets()] == names
+
+
+def test_the_option_offers_every_set() -> None:
+    assert ("auto", *INSTRUCTION_SETS) == config.INSTRUCTION_SETS
