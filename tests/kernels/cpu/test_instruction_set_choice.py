@@ -8,6 +8,7 @@ import llvmlite.binding
 import pytest
 
 from compute_plane import config
+from compute_plane.executor import build_cpu
 from kernels.cpu import instruction_set
 from kernels.cpu.instruction_set import AVX512_NEEDS, INSTRUCTION_SETS, supported_sets
 
@@ -40,3 +41,11 @@ def test_a_processor_has_the_sets_whose_features_it_has(
 
 def test_the_option_offers_every_set() -> None:
     assert ("auto", *INSTRUCTION_SETS) == config.INSTRUCTION_SETS
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("amx", 512), ("zen4", 256), ("avx2", 256)])
+def test_without_amx_running_streams_wait_for_smaller_chunks_of_prompts(
+    monkeypatch: pytest.MonkeyPatch, name: str, tokens: int
+) -> None:
+    monkeypatch.setattr(instruction_set, "_selected", INSTRUCTION_SETS[name])
+    assert build_cpu.chosen_prefill_chunk() == tokens
