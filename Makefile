@@ -46,7 +46,7 @@ run: .venv/.run ## Print real text from a real model. PROMPT="…" RUN_ARGS="--m
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 
-test: .venv/.test ## The tests: under 6 minutes on 2 cores.
+test: .venv/.test ## The tests: 6 to 7 minutes on 2 cores.
 	@$(PYTEST) -m "not slow and not gpu" $(TEST_ARGS)
 
 test-slow: .venv/.test ## Full grids and long campaigns.
