@@ -72,6 +72,12 @@ class SlotTable:
         While steps are under way it may raise SampleAwaited as well, and a refusal may be due to
         what is not known of them: they must end, and the batch is prepared again.
         """
+        if len(self._ahead) > 1:
+            # Only samples of the last one have a name (`ExecutionBatch.input_sources`): rows would
+            # compute, and histories count, the 0 in the places of the others.
+            raise RuntimeError(
+                f"a step is prepared while {len(self._ahead)} are not answered; at most 1 may be"
+            )
         run, self._run = self._run, None  # valid again once this step has run without a fault
         if run is not None and run.is_continued_by(batch, self._numbers, self._memory):
             return run.follow(batch, self._numbers, self._memory, self._last_ahead)
@@ -237,8 +243,8 @@ class SlotTable:
     def count_ahead(self, prepared: PreparedStep) -> SamplesAhead:
         """Count the samples of a step just launched, so that the next one can be prepared.
 
-        Steps end in the order they were launched, each by `complete_ahead` or `fail_ahead`, and
-        none is prepared while `MAX_STEPS_UNDER_WAY` have not.
+        Steps end in the order they were launched, each by `complete_ahead` or `fail_ahead`; the
+        next one can be prepared once all before this one have (`MAX_STEPS_UNDER_WAY`).
         """
         ahead = SamplesAhead.count(prepared, self._numbers, self._memory)
         self._ahead.append(ahead)

@@ -50,6 +50,15 @@ def test_a_step_is_launched_before_the_one_before_it_is_read(driven: Driven):
     assert [driven.tokens() for _ in range(2)] == [[token] * 2 for token in alone(TEXT, 3)[1:]]
 
 
+def test_no_step_is_prepared_before_all_but_the_last_are_answered():
+    """Samples of two steps ahead of it would be missing where histories are read."""
+    slots = SlotTable(LIMITS)
+    slots.count_ahead(slots.prepare(prompts(0)))
+    slots.count_ahead(slots.prepare(decode(4, 0)))
+    with pytest.raises(RuntimeError, match="while 2 are not answered; at most 1"):
+        slots.prepare(decode(5, 0))
+
+
 def test_a_step_whose_tokens_are_known_by_then_names_no_samples(driven: Driven):
     driven.begin(0)
     driven.send(decode(4, 0))
