@@ -15,6 +15,7 @@ from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.model.spec import ModelSpec
 from tests.compute_plane.executor.tiny_llama import (
     ArraySource,
     pool_for,
@@ -30,26 +31,27 @@ def cut_executor(
     num_device_layers: int = 2,
     driver: Driver | None = None,
     *,
+    model: ModelSpec = SPEC,
     dtype: torch.dtype = torch.float32,
     num_host_blocks: int = 0,
     operations: DeviceOperations | None = None,
 ) -> HostLayersExecutor:
     """Return the executor over two pools of NaN, as previous owners might have left them."""
     driver = driver or CpuDriver()
-    spec = first_layers(SPEC, num_device_layers)
+    spec = first_layers(model, num_device_layers)
     pools = BlockPools(
         spec, driver, dtype=dtype, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS,
         num_host_blocks=num_host_blocks,
     )  # fmt: skip
     pools.device.fill_(float("nan"))
     pools.host.fill_(float("nan"))
-    source = ArraySource(SPEC, tiny_weights(SPEC), None)
-    plan = plan_weights(SPEC, source, str(dtype).removeprefix("torch."))
+    source = ArraySource(model, tiny_weights(model), None)
+    plan = plan_weights(model, source, str(dtype).removeprefix("torch."))
     weights = first_weights(plan, num_device_layers).place(driver.device)
-    behind = replace(SPEC, num_layers=SPEC.num_layers - num_device_layers)
+    behind = replace(model, num_layers=model.num_layers - num_device_layers)
     host_pool = pool_for(behind, NUM_BLOCKS, BLOCK_SIZE, "float32", num_host_blocks)
-    packed = pack_weights(SPEC, source, first_layer=num_device_layers)
-    host = CpuExecutor(SPEC, packed, host_pool, num_threads=1, keep_logits=True, max_tokens=512)
+    packed = pack_weights(model, source, first_layer=num_device_layers)
+    host = CpuExecutor(model, packed, host_pool, num_threads=1, keep_logits=True, max_tokens=512)
     return HostLayersExecutor(
         spec, weights, pools, operations or ReferenceOperations(), driver, host, max_tokens=512
     )

@@ -78,11 +78,14 @@ def test_a_limit_below_one_layer_is_refused_with_the_smallest_that_works(
 
 
 @pytest.mark.parametrize("formats", [{}, {"proj": TensorFormat.Q4_0, "v_proj": TensorFormat.F32}])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("tied", "architecture"), [(False, "llama"), (True, "qwen2"), (False, "qwen3")]
+)
 def test_what_is_counted_of_weights_is_what_is_placed(
-    tied: bool, formats: dict[str, TensorFormat]
+    tied: bool, architecture: str, formats: dict[str, TensorFormat]
 ) -> None:
-    spec = replace(tiny_spec(tied=tied, quantisable=True), num_layers=5)
+    spec = tiny_spec(tied=tied, quantisable=True, architecture=architecture)
+    spec = replace(spec, num_layers=5)
     sizes = {"item_bytes": 2, "pool_bytes": 0, "max_tokens": 8}
     source = ArraySource(spec, tiny_weights(spec), formats)
     plan = plan_weights(spec, source, "bfloat16")

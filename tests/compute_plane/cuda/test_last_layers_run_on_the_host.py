@@ -12,6 +12,7 @@ import torch
 from compute_plane.cuda.host_layers import HostLayersExecutor, rows_for_the_host
 from compute_plane.cuda.model import Hidden
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor, SamplingRow
+from compute_plane.model.spec import ARCHITECTURES
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, SPEC, cut_executor
 from tests.compute_plane.cuda.torch_executors import RecordingDriver
@@ -58,13 +59,18 @@ def test_it_is_an_executor_that_runs_one_step_after_the_other(executor: HostLaye
     executor.capture_decode_graph(8)  # there is nothing to capture
 
 
-def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_executor() -> None:
-    pool = pool_for(SPEC, NUM_BLOCKS, BLOCK_SIZE)
-    with tiny_executor(SPEC, tiny_weights(SPEC), pool, num_threads=1) as cpu:
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_executor(
+    architecture: str,
+) -> None:
+    """Biases and norms of heads go with the layers that they belong to."""
+    spec = replace(SPEC, architecture=architecture)
+    pool = pool_for(spec, NUM_BLOCKS, BLOCK_SIZE)
+    with tiny_executor(spec, tiny_weights(spec), pool, num_threads=1) as cpu:
         expected = driver_of(cpu).generate(sequences(), 6)
     for num_device_layers in (1, 2, 3):
         for chunk in (None, 7):
-            executor = cut_executor(num_device_layers)
+            executor = cut_executor(num_device_layers, model=spec)
             assert driver_of(executor).generate(sequences(), 6, chunk) == expected
             executor.close()
 
