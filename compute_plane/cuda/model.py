@@ -21,7 +21,7 @@ from torch import Tensor
 
 from compute_plane.cuda.matrices import Projection, project
 from compute_plane.cuda.operations import HeadChanges
-from compute_plane.model.rope import inverse_frequencies
+from compute_plane.model.rope import attention_factor, inverse_frequencies
 
 if TYPE_CHECKING:
     from compute_plane.cuda.batch_layout import StepTensors
@@ -86,7 +86,7 @@ class LlamaModel:
             gate_up = self._project(normed, layer.gate_up)
             gated = self._empty(num_tokens, self._spec.intermediate_size)
             operations.silu_mul(gated, gate_up)
-            del gate_up  # `down` may gather its input: its memory serves
+            del gate_up  # its memory serves what follows
             added = self._project(gated, layer.down)
         if added is None:
             raise ValueError("a model has at least one layer")
@@ -147,8 +147,9 @@ def rotary_angles(
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the angles of all positions, float32 [positions, D/2] each.
 
-    Computed on the host, so that every device has the same ones.
+    They have the attention factor in them. Computed on the host, so that every device has the same
+    ones.
     """
-    frequencies = torch.from_numpy(inverse_frequencies(spec))
+    frequencies, factor = torch.from_numpy(inverse_frequencies(spec)), attention_factor(spec)
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos().to(device), angles.sin().to(device)
+    return angles.cos().mul_(factor).to(device), angles.sin().mul_(factor).to(device)

@@ -12,7 +12,7 @@ import torch
 from compute_plane.cuda.matrices import DenseMatrix, Matrix, QuantizedMatrix
 from compute_plane.cuda.weights import DTYPES
 from compute_plane.model.quantize import converted_tensor
-from compute_plane.model.tensor import IntArray, RawTensor, TensorFormat
+from compute_plane.model.tensor import ALL_ROWS, IntArray, RawTensor, TensorFormat
 from kernels.cuda.quantized_formats import FORMATS, label_for, packed_bytes
 from kernels.cuda.quantized_layout import pack_rows
 
@@ -28,10 +28,14 @@ TORCH_TYPES: Final = {DENSE_FORMATS[name]: dtype for name, dtype in DTYPES.items
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedMatrix:
-    """Tensors of the same input whose rows become one matrix, or vectors that become one."""
+    """Tensors of the same input whose rows become one matrix, or vectors that become one.
+
+    `row_order`: the order in which the rows of each are placed; None: the model's.
+    """
 
     tensors: tuple[RawTensor, ...]
     target: TensorFormat
+    row_order: IntArray | None = None
 
     @property
     def is_vector(self) -> bool:
@@ -82,7 +86,8 @@ class PlannedMatrix:
 
         Raises ModelFileError if a weight is not finite or too large for its format.
         """
-        parts = [converted_tensor(tensor, self.target) for tensor in self.tensors]
+        which = ALL_ROWS if self.row_order is None else self.row_order
+        parts = [converted_tensor(tensor, self.target, which) for tensor in self.tensors]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=int(self.is_vector))
         if self.is_quantised:
             packed = torch.from_numpy(pack_rows(self.label, rows, self.num_inputs))

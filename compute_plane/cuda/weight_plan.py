@@ -10,7 +10,8 @@
 So it is on the CPU engine (`compute_plane.executor.weight_formats`, ADR 0008), but that a step on
 the device has one dtype, and matrices that are not quantised have it too; that zero points stay
 what they are; and that a matrix whose columns are sorted stays quantised, for its rows are sorted
-likewise (`matrices.project`). Scales are kept once for the largest span there is a layout for
+likewise (`matrices.project`), those of `down` before any step: gate and up have their outputs in
+its order. Scales are kept once for the largest span there is a layout for
 (`kernels.cuda.quantized_formats`) that the file's groups fill. A plan is made from the files'
 headers, so that what does not fit is refused before any weight is read; then each matrix goes from
 the file to the device by itself, and the host never holds the whole model.
@@ -39,7 +40,7 @@ from compute_plane.executor.weight_formats import (
     measure_conversions,
 )
 from compute_plane.model import layout
-from compute_plane.model.tensor import RawTensor, TensorFormat
+from compute_plane.model.tensor import IntArray, RawTensor, TensorFormat
 from kernels.cuda.quantized_formats import FORMATS
 
 if TYPE_CHECKING:
@@ -243,23 +244,27 @@ def plan_weights(
         target, order = format_of(tensor), tensor.input_order
         return target, order.tobytes() if order is not None and target.label in FORMATS else None
 
-    def joined(*names: str) -> tuple[PlannedMatrix, ...]:
+    def joined(*names: str, row_order: IntArray | None = None) -> tuple[PlannedMatrix, ...]:
         tensors = [source.tensor(name) for name in names]
         runs = groupby(tensors, kind_of)
-        return tuple(PlannedMatrix(tuple(run), target) for (target, _), run in runs)
+        return tuple(PlannedMatrix(tuple(run), target, row_order) for (target, _), run in runs)
 
     def layer(index: int) -> PlannedLayer:
         def name(role: str) -> str:
             return layout.layer_tensor(index, role)
 
         biases, norms = layout.qkv_biases(spec, index), layout.head_norms(spec, index)
+        down, order = source.tensor(name(layout.DOWN)), None
+        if format_of(down).label in FORMATS:
+            # Its order becomes that of gate's and up's outputs.
+            down, order = replace(down, input_order=None), down.input_order
         return PlannedLayer(
             attn_norm=vector(name(layout.ATTN_NORM)),
             qkv=joined(name(layout.QUERY), name(layout.KEY), name(layout.VALUE)),
             o=joined(name(layout.OUTPUT)),
             mlp_norm=vector(name(layout.MLP_NORM)),
-            gate_up=joined(name(layout.GATE), name(layout.UP)),
-            down=joined(name(layout.DOWN)),
+            gate_up=joined(name(layout.GATE), name(layout.UP), row_order=order),
+            down=(PlannedMatrix((down,), format_of(down)),),
             qkv_bias=vector(*biases) if biases else None,
             head_norms=(vector(norms[0]), vector(norms[1])) if norms else None,
         )

@@ -11,7 +11,7 @@ import torch
 from structlog.testing import capture_logs
 
 from compute_plane.cuda.build import chosen_dtype
-from compute_plane.cuda.matrices import QuantizedMatrix
+from compute_plane.cuda.matrices import Projection, QuantizedMatrix
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
@@ -184,18 +184,20 @@ def test_scales_are_kept_once_for_the_largest_span_that_the_groups_fill(
     if WIDE.hidden_size % scheme.group_size and scheme.group_size > 0:  # whole groups everywhere
         spec = dataclasses.replace(WIDE, hidden_size=384, num_heads=24)
     written = made(scheme, spec)
-    plan = plan_weights(spec, opened(tmp_path, written, spec), "float32")
+    source = opened(tmp_path, written, spec)
+    plan = plan_weights(spec, source, "float32")
     placed = plan.place(CPU)
     layer = placed.layers[0]
-    for role, projection in (("o_proj", layer.o), ("down_proj", layer.down)):
+    for stored, projection in (("self_attn.o_proj", layer.o), ("mlp.down_proj", layer.down)):
         (matrix,) = projection.parts
         assert isinstance(matrix, QuantizedMatrix)
         assert matrix.format == label
-        (values,) = (w for name, w in written.weights.items() if role in name)
+        (values,) = (w for name, w in written.weights.items() if stored in name)
         found = np.empty(values.shape, np.float32)
         parts = unpack_matrix(matrix.format, matrix.packed.numpy(), *values.shape)
         dequantized(parts.multiplied, parts.scales, parts.minima, found)
-        order = matrix.input_order
+        order = source.tensor(f"model.layers.0.{stored}.weight").input_order
+        assert (matrix.input_order is not None) == (order is not None and "o_proj" in stored)
         np.testing.assert_array_equal(found, values if order is None else values[:, order])
     held = [placed.embedding, *placed.lm_head.parts]
     for projection in (layer.qkv, layer.o, layer.gate_up, layer.down):
@@ -256,6 +258,47 @@ def test_what_reads_inputs_in_one_order_is_one_matrix_on_the_device(tmp_path: Pa
     ]  # fmt: skip
     decoded = plan_weights(SPEC, reordered, "bfloat16", "bfloat16")
     assert len(decoded.layers[0].qkv) == 1
+
+
+@pytest.mark.parametrize(
+    "formats", [{"": TensorFormat.Q8_0}, {"gate": TensorFormat.F16, "": TensorFormat.Q4_1}]
+)
+def test_gate_and_up_give_their_outputs_in_the_order_in_which_down_wants_them(formats) -> None:
+    order = np.random.default_rng(1).permutation(SPEC.intermediate_size)
+    turned = dataclasses.replace(
+        WEIGHTS,
+        layers=tuple(
+            dataclasses.replace(
+                layer, gate=layer.gate[order], up=layer.up[order], down=layer.down[:, order]
+            )
+            for layer in WEIGHTS.layers
+        ),
+    )
+    sources = ArraySource(SPEC, WEIGHTS, formats, {"down": 1}), ArraySource(SPEC, turned, formats)
+    found, expected = (plan_weights(SPEC, one, "float32").place(CPU) for one in sources)
+    for one, other in zip(found.layers, expected.layers, strict=True):
+        assert held_in(one.down) == held_in(other.down)
+        assert held_in(one.gate_up) == held_in(other.gate_up)
+    assert found.num_bytes == expected.num_bytes
+
+    # A matrix that does not stay quantised has its columns in the model's order.
+    dense, plain = (
+        plan_weights(SPEC, ArraySource(SPEC, WEIGHTS, formats, orders), "float32", "float32")
+        .place(CPU)
+        .layers[0]
+        for orders in ({"down": 1}, None)
+    )
+    assert held_in(dense.gate_up) == held_in(plain.gate_up)
+
+
+def held_in(projection: Projection) -> list[tuple[bytes, bool]]:
+    """The bytes of each part, and whether rows that meet it are sorted."""
+    return [
+        (bytes(part.packed.numpy()), part.input_order is not None)
+        if isinstance(part, QuantizedMatrix)
+        else (bytes(part.values.numpy().view(np.uint8)), False)
+        for part in projection.parts
+    ]
 
 
 class Changed:
