@@ -1,9 +1,10 @@
 """How fast products with quantised weights read them, beside a device copy and torch's products.
 
-The matrices are those of a model of eight billion parameters. There are as many of each as make it
-a gigabyte, and a run multiplies with every one once, so no cache holds what the next launch reads.
-The launches are replayed from a CUDA graph, as a decode step is: many take less time than queueing
-them does. Bytes are those that must move: weights and their scales, x and y, once.
+The matrices are those of a model of eight billion parameters, and two of a small one. There are as
+many of each as make it a gigabyte, and a run multiplies with every one once, so no cache holds what
+the next launch reads. The launches are replayed from a CUDA graph, as a decode step is: many take
+less time than queueing them does. Bytes are those that must move: weights and their scales, x and
+y, once.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class MatmulShape:
 
 
 MATRICES = ((4096, 4096), (4096, 14336), (14336, 4096), (4096, 128256))  # K, N
+FEW_OUTPUTS = ((2048, 2048), (8192, 2048))  # of the small one: blocks for half of the device
 MEASURED = {
     "Q8_0": "bfloat16",
     "Q4_0": "bfloat16",
@@ -64,11 +66,14 @@ MEASURED = {
     "Q4_Z_G128": "float16",
 }
 """Formats, each with the dtype of most models that have it: GGUF's; GPTQ's and AWQ's."""
-SHAPES = tuple(
-    MatmulShape(num_rows, num_inputs, num_outputs, weights, dtype)
-    for weights, dtype in MEASURED.items()
-    for num_inputs, num_outputs in MATRICES
-    for num_rows in (1, 8, 32)
+SHAPES = (
+    *(
+        MatmulShape(num_rows, num_inputs, num_outputs, weights, dtype)
+        for weights, dtype in MEASURED.items()
+        for num_inputs, num_outputs in MATRICES
+        for num_rows in (1, 8, 32)
+    ),
+    *(MatmulShape(8, num_inputs, num_outputs, "Q4_0") for num_inputs, num_outputs in FEW_OUTPUTS),
 )
 
 

@@ -131,13 +131,17 @@ def test_what_runs_on_a_cpu_is_not_captured():
     assert as_graph(visit, "cpu") is visit
 
 
-def test_what_most_models_have_is_measured_at_every_matrix_of_one():
+def test_what_most_models_have_is_measured_at_every_matrix_of_one_and_few_outputs_once():
+    *most, square, down = SHAPES
     assert {(shape.weights, shape.dtype) for shape in SHAPES} == set(MEASURED.items())
     assert set(MEASURED) < set(FORMATS)
     assert {FORMATS[label].kind for label in MEASURED} == {"Q8_0", "Q4_0", "Q4_1", "Q4_Z"}
-    assert len(SHAPES) == len(MEASURED) * 12
-    assert {shape.num_rows for shape in SHAPES} == {1, 8, 32}
-    assert {(shape.num_inputs, shape.num_outputs) for shape in SHAPES} == {
+    assert len(most) == len(MEASURED) * 12
+    assert {shape.num_rows for shape in most} == {1, 8, 32}
+    assert [square, down] == [
+        MatmulShape(8, num_inputs, 2048, "Q4_0") for num_inputs in (2048, 8192)
+    ]
+    assert {(shape.num_inputs, shape.num_outputs) for shape in most} == {
         (4096, 4096), (4096, 14336), (14336, 4096), (4096, 128256),
     }  # fmt: skip
     assert {shape.variant.columns for shape in SHAPES} == {8, 32}
