@@ -45,8 +45,8 @@ may take, not what it should: the last two fill what is left."""
 
 NEEDED: Final = (
     "cuda.bindings", "gguf", "google.protobuf", "google.rpc", "grpc", "grpc_health",
-    "grpc_reflection", "grpc_status", "jinja2", "llvmlite", "numba", "numpy", "rich", "structlog",
-    "tokenizers", "typer", "uvloop",
+    "grpc_reflection", "grpc_status", "jinja2", "llvmlite", "numba", "numba_cuda", "numpy", "rich",
+    "structlog", "tokenizers", "typer", "uvloop",
 )  # fmt: skip
 """Modules of others that the parts import. What only tests need is missed by them."""
 STARTS: Final = ("compute_plane.cuda.cuda_driver", "control_plane.app", "bench.gpu.needed_kernels")
@@ -95,11 +95,23 @@ def what_hinders() -> Iterator[str]:
             "folder that has them in PYTHONPATH"
         )
         return
+    if not takes_numba_cuda():
+        yield (
+            f"numba.cuda is numba's own for {sys.executable}, not numba-cuda's, which takes its "
+            "place by a .pth file: those in folders of PYTHONPATH are not read"
+        )
+        return
     for name in STARTS:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - whatever versions do that do not go together
             yield f"{name} cannot be imported by {sys.executable}: {line_of(error)}"
+
+
+def takes_numba_cuda() -> bool:
+    """Whether what is imported as `numba.cuda` is numba-cuda's."""
+    found = importlib.util.find_spec("numba.cuda")
+    return found is not None and "numba_cuda" in Path(found.origin or "").parts
 
 
 def missing_modules(names: Sequence[str]) -> list[str]:
@@ -132,7 +144,10 @@ def fill_report(
 
 def _report_of(options: argparse.Namespace, run: dict[str, Any]) -> Report:
     """Return the report to fill. Raises ValueError where the one that is there cannot go on."""
-    if not options.goes_on or not options.out.exists():
+    if not options.goes_on:
+        return Report(options.out, run)
+    if not options.out.exists():  # on a machine that was given back it must be brought again
+        print(f"{options.out} is not there: nothing to go on from, all parts are run", flush=True)
         return Report(options.out, run)
     earlier = Report.read(options.out)
     if earlier.devices != {run["device"]["name"]}:

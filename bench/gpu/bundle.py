@@ -2,7 +2,7 @@
 
 `python -m bench.gpu.bundle DIR` needs a network and no GPU. DIR gets an archive, in pieces if it
 must be carried so, and `run.sh`. On the GPU machine, in the root of a checkout, that unpacks it
-where temporary files are and runs `make gpu` with it:
+where temporary files are and makes the report with it; `make` need not be there:
 
     sh DIR/run.sh --only decode_attention
 
@@ -41,7 +41,7 @@ SHOWN_BYTES: Final = 2**20
 
 RUN_SH: Final = """\
 #!/bin/sh
-# Unpacks what lies beside this file, once, and runs `make gpu` with it; arguments become GPU_ARGS.
+# Unpacks what lies beside this file, once, and does with it what `make gpu` does, and arguments.
 set -eu
 beside=$(dirname "$0")
 place=${{TMPDIR:-/tmp}}/hetero-gpu-{label}
@@ -52,8 +52,19 @@ if [ ! -e "$place/unpacked" ]; then
 fi
 PYTHONPATH=$place/site${{PYTHONPATH:+:$PYTHONPATH}}
 export PYTHONPATH
-exec make gpu PYTHON="${{PYTHON:-python3}}" GPU_ARGS="--prebuilt $place/kernels{commit} $*"
+exec "${{PYTHON:-python3}}" -m bench.gpu --out "${{GPU_REPORT:-gpu-report.json}}" \
+    --prebuilt "$place/kernels"{commit} "$@"
 """
+
+SITECUSTOMIZE: Final = '''\
+"""Reads the .pth files beside this one, as of installed packages: numba-cuda has one."""
+
+import os
+import site
+
+site.addsitedir(os.path.dirname(__file__))
+'''
+"""Imported by every Python that has the folder in PYTHONPATH, whose .pth files it does not read."""
 
 Install = Callable[[Mapping[str, str], Path, argparse.Namespace], None]
 BuildKernels = Callable[[Path, str], int]
@@ -109,6 +120,7 @@ def main(
         except subprocess.CalledProcessError as error:
             print(f"error: pip ended with status {error.returncode}", file=sys.stderr)
             return 1
+        (stage / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE, encoding="utf-8")
         _print_sizes(stage / "site")
         status = build_kernels(private_directory(stage / "kernels"), options.capability)
         if status != 0:

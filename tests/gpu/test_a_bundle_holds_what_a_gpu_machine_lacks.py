@@ -132,7 +132,9 @@ def made(directory: Path, *flags: str) -> int:
         assert "gguf" in packages
         assert "rich" not in packages
         site.mkdir()
-        (site / "brought.py").write_bytes(os.urandom(5000))
+        (site / "brought.py").write_text("print('read')")
+        (site / "brought.pth").write_text("import brought")
+        (site / "large").write_bytes(os.urandom(5000))
 
     def build_kernels(kernels, wanted):
         assert wanted == "9.0"
@@ -152,20 +154,20 @@ def test_a_bundle_is_unpacked_once_and_the_report_made_with_it(tmp_path, capfd):
 
     temporary.mkdir()
     programs.mkdir()
-    make = programs / "make"
-    make.write_text('#!/bin/sh\necho "$PYTHONPATH"; for a in "$@"; do echo "$a"; done\n')
-    make.chmod(0o755)
+    python = programs / "python3"
+    python.write_text('#!/bin/sh\necho "$PYTHONPATH"; for a in "$@"; do echo "$a"; done\n')
+    python.chmod(0o755)
     environment = {"PATH": f"{programs}:/usr/bin:/bin", "TMPDIR": str(temporary), "PYTHONPATH": "x"}
-    command = ["sh", str(folder / "run.sh"), "--only", "suites"]
+    command = ["sh", str(folder / "run.sh"), "--only", "suites of two words"]
     said = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True
     ).stdout  # fmt: skip
     (place,) = temporary.iterdir()
     path, *arguments = said.splitlines()
     assert path == f"{place}/site:x"
-    assert arguments[:2] == ["gpu", "PYTHON=python3"]
-    assert arguments[2].startswith(f"GPU_ARGS=--prebuilt {place}/kernels")
-    assert arguments[2].endswith(" --only suites")
+    assert arguments[:4] == ["-m", "bench.gpu", "--out", "gpu-report.json"]
+    assert arguments[4:6] == ["--prebuilt", f"{place}/kernels"]
+    assert arguments[-2:] == ["--only", "suites of two words"]
     assert (place / "kernels" / "silu.cubin").read_bytes() == b"code"
     assert place.stat().st_mode & 0o777 == 0o700
 
@@ -215,5 +217,16 @@ def test_the_archive_has_packages_and_kernels_and_nothing_else(tmp_path):
     (piece,) = folder.glob("bundle.tar.gz.*")
     with tarfile.open(piece) as archive:
         assert sorted(archive.getnames()) == [
-            "kernels", "kernels/silu.cubin", "site", "site/brought.py"
+            "kernels", "kernels/silu.cubin", "site", "site/brought.pth", "site/brought.py",
+            "site/large", "site/sitecustomize.py",
         ]  # fmt: skip
+
+
+def test_a_python_that_finds_the_packages_reads_their_pth_files(tmp_path):
+    """By one numba-cuda takes the place of numba's own `numba.cuda`, which has not what we use."""
+    made(tmp_path / "bundle")
+    with tarfile.open(tmp_path / "bundle" / "bundle.tar.gz.000") as archive:
+        archive.extractall(tmp_path, filter="data")
+    command = ["env", f"PYTHONPATH={tmp_path / 'site'}", sys.executable, "-c", "print('ran')"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["read", "ran"]

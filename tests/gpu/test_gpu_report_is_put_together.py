@@ -123,6 +123,20 @@ def test_a_missing_package_is_one_line(monkeypatch, capsys, tmp_path):
     assert (shown.err.count("\n"), shown.out) == (1, "")
 
 
+def test_numbas_own_cuda_in_the_place_of_numba_cudas_is_told(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(report, "why_no_device", lambda: None)
+    assert report.takes_numba_cuda()
+    redirecting = [finder for finder in sys.meta_path if "Numba" in type(finder).__name__]
+    monkeypatch.setattr(
+        sys, "meta_path", [finder for finder in sys.meta_path if finder not in redirecting]
+    )
+    monkeypatch.delitem(sys.modules, "numba.cuda", raising=False)
+    assert report.main(["--out", str(tmp_path / "report.json")]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("numba.cuda is numba's own for ")
+    assert "PYTHONPATH" in shown
+
+
 def test_packages_that_do_not_go_together_are_told_before_a_part_is_run(
     monkeypatch, capsys, tmp_path
 ):
@@ -181,6 +195,12 @@ def test_a_continued_report_keeps_what_is_done_and_goes_on_where_time_was_over(r
     _, third = run(*parts, flags=("--continue", "--only", "finds"))
     assert third["parts"]["finds"]["values"] != {"copy": "kept"}
     assert third["parts"]["comes_half_way"] == halfway
+
+
+def test_a_report_that_is_not_there_is_begun_and_that_is_said(run, capfd):
+    code, found = run(part("finds"), flags=("--continue",))
+    assert (code, len(found["runs"])) == (0, 1)
+    assert "report.json is not there: nothing to go on from" in capfd.readouterr().out
 
 
 def test_a_report_of_another_device_is_not_continued(run, monkeypatch, capsys):
