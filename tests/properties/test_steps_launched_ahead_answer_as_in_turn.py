@@ -111,7 +111,7 @@ class Controller:
         self.tokens = [0] * NUM_SLOTS  # known, and all but the last computed; 0: not started
         self.slots: list[int] = []
         self.next_block = NO_ONES_BLOCK + 1
-        self.shared: tuple[int, int, int, int] | None = None
+        self.shared: dict[int, tuple[int, int, int]] = {}  # by twin: place in its table, blocks
 
     def blocks(self) -> list[int]:
         self.next_block += BLOCKS_A_START
@@ -178,19 +178,20 @@ class Controller:
         sampled = np.append(batch.sampled_rows, row)
         targets = np.append(batch.slots[batch.sampled_rows], twin)
         self.tokens[twin] = self.tokens[slot]
-        self.shared = (twin, num_shared - 1, table[num_shared - 1], own[0])
+        self.shared[twin] = (num_shared - 1, table[num_shared - 1], own[0])
         return replace(
             batch, starts=[*batch.starts, second], sampled_rows=sampled, sampled_slots=targets
         )
 
     def spoilt(self, batch: StepBatch) -> StepBatch:
-        """Copy the block that a twin shares, later; make some mistakes."""
+        """Copy the block that a twin shares, before it writes there; make some mistakes."""
         draw = self.random
-        if self.shared is not None and self.shared[0] in batch.slots:
-            twin, index, source, target = self.shared
-            self.shared = None
-            if not any(item.slot == twin for item in batch.starts):
-                batch = replace(batch, copies=[TableCopy(twin, index, source, target)])
+        started = {item.slot for item in batch.starts}
+        twins = [slot for slot in batch.slots.tolist() if slot in self.shared]
+        shared = [(twin, self.shared.pop(twin)) for twin in twins]
+        copies = [TableCopy(twin, *places) for twin, places in shared if twin not in started]
+        if copies:
+            batch = replace(batch, copies=copies)
         if draw.random() < 0.05 and batch.slots.size:
             positions = batch.positions.copy()
             positions[draw.randrange(positions.size)] += draw.choice([-1, 1])
@@ -267,7 +268,7 @@ def compare(seed: int, num_steps: int) -> Sides:
             sides.open()
             step_id = 0
         step_id += 1
-        known, shared = controller.tokens.copy(), controller.shared
+        known, shared = controller.tokens.copy(), controller.shared.copy()
         batch = controller.next()
         batches.append(batch)
         sides.in_turn.fails = draw.random() < 0.04
