@@ -91,6 +91,22 @@ class GgufMetadata:
         stored = np.dtype(SCALARS[value.type])
         return np.frombuffer(self._file.buffer, stored, value.count, value.offset).astype(np.int64)
 
+    def numbers(self, key: str, max_count: int) -> npt.NDArray[np.float64] | None:
+        """Return an array of finite numbers that are no integers."""
+        value = self._value(key, _FLOATS, "an array of numbers", is_array=True)
+        if value is None:
+            return None
+        self._check_count(key, value, max_count)
+        stored = np.dtype(SCALARS[value.type])
+        numbers = np.frombuffer(self._file.buffer, stored, value.count, value.offset)
+        wrong = np.flatnonzero(~np.isfinite(numbers))
+        if wrong.size:
+            index = int(wrong[0])
+            raise ModelFileError(
+                self._file.path, f"{key}: element {index} must be finite, got {numbers[index]}"
+            )
+        return numbers.astype(np.float64)
+
     def texts(self, key: str, max_count: int) -> list[str] | None:
         """Return an array of strings."""
         value = self._value(key, frozenset((STRING,)), "an array of strings", is_array=True)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
-
 from compute_plane.model.assets import MAX_MODEL_NAME_BYTES, MAX_TEMPLATE_BYTES, ModelAssets
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.gguf_header import GgufFile
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.pre_tokenizers import WORD_SPLITS, WordSplit
+from compute_plane.model.sentence_pieces import sentence_pieces_json
 from compute_plane.model.spec import ModelSpec
+from compute_plane.model.tokenizer_json import CONTROL, USER_DEFINED, Json, tokenizer_json
 
-MODEL = "gpt2"  # what GGUF calls byte-level BPE, whichever model it belongs to
-
-# Token types of GGUF.
-UNKNOWN = 2
-CONTROL = 3
-USER_DEFINED = 4
+# What GGUF calls two kinds of tokenizers, whichever models they belong to.
+BYTE_LEVEL = "gpt2"
+SENTENCE_PIECE = "llama"
+SENTENCE_PIECE_BOS = "<s>"
 
 # Control tokens by which chat and base models end their text. A GGUF file names one end token, but
 # a model may emit another: chat models fall back on the end of their pre-training documents.
 END_TOKENS = (
+    "</s>",
     "<|im_end|>",
     "<|endoftext|>",
     "<|eot_id|>",
@@ -40,7 +39,7 @@ def read_gguf_assets(file: GgufFile, spec: ModelSpec) -> ModelAssets:
 
     Token ids are those of the tokenizer.json that the model was published with. Raises
     ModelFileError for a vocabulary that contradicts itself, UnsupportedModelError for a tokenizer
-    that is no byte-level BPE of a known way of cutting words.
+    that is neither byte-level BPE of a known way of cutting words nor SentencePiece's BPE.
     """
     keys = GgufMetadata(file)
     split = _word_split(file, keys)
@@ -52,14 +51,20 @@ def read_gguf_assets(file: GgufFile, spec: ModelSpec) -> ModelAssets:
     types = _types(file, keys, len(tokens))
     bos = _token_id(file, keys, "tokenizer.ggml.bos_token_id", len(tokens))
     add_bos = keys.boolean("tokenizer.ggml.add_bos_token")
+    if bos is None and split is None and SENTENCE_PIECE_BOS in vocab:
+        bos = vocab[SENTENCE_PIECE_BOS]
     if add_bos is None:
-        add_bos = split.adds_bos and bos is not None
+        add_bos = (split is None or split.adds_bos) and bos is not None
     if add_bos and bos is None:
         raise ModelFileError(
             file.path, "tokenizer.ggml.add_bos_token is set, but tokenizer.ggml.bos_token_id is not"
         )
+    if split is None:
+        document = _of_sentence_pieces(file, keys, vocab, types)
+    else:
+        document = _of_byte_level(split, vocab, types, _merges(file, keys, vocab))
     return ModelAssets(
-        tokenizer_json=_tokenizer_json(split, vocab, types, _merges(file, keys, vocab)),
+        tokenizer_json=document,
         chat_template=keys.text("tokenizer.chat_template", MAX_TEMPLATE_BYTES) or "",
         bos_token_id=bos,
         eos_token_ids=_end_tokens(file, keys, vocab, types),
@@ -70,13 +75,27 @@ def read_gguf_assets(file: GgufFile, spec: ModelSpec) -> ModelAssets:
     )
 
 
-def _word_split(file: GgufFile, keys: GgufMetadata) -> WordSplit:
+def _word_split(file: GgufFile, keys: GgufMetadata) -> WordSplit | None:
+    """Return how a byte-level tokenizer cuts words; None: it is SentencePiece's."""
     model = keys.require_text("tokenizer.ggml.model")
-    if model != MODEL:
+    if model not in (BYTE_LEVEL, SENTENCE_PIECE):
         raise UnsupportedModelError(
             file.path,
-            f"tokenizer {printable(model)} is not supported; supported is {MODEL} (byte-level BPE)",
+            f"tokenizer {printable(model)} is not supported; supported are {BYTE_LEVEL} "
+            f"(byte-level BPE) and {SENTENCE_PIECE} (SentencePiece's BPE)",
         )
+    refused = ["add_eos_token", "remove_extra_whitespaces"]
+    if model == BYTE_LEVEL:
+        refused.append("add_space_prefix")
+    for key in refused:
+        if keys.boolean(f"tokenizer.ggml.{key}"):
+            raise UnsupportedModelError(file.path, f"tokenizer.ggml.{key} = true is not supported")
+    if model == SENTENCE_PIECE:
+        if keys.has("tokenizer.ggml.precompiled_charsmap"):
+            raise UnsupportedModelError(
+                file.path, "tokenizer.ggml.precompiled_charsmap is not supported"
+            )
+        return None
     kind = keys.require_text("tokenizer.ggml.pre")
     split = WORD_SPLITS.get(kind)
     if split is None:
@@ -85,9 +104,6 @@ def _word_split(file: GgufFile, keys: GgufMetadata) -> WordSplit:
             f"pre-tokenizer {printable(kind)} is not supported; supported are "
             f"{', '.join(sorted(WORD_SPLITS))}",
         )
-    for key in ("tokenizer.ggml.add_space_prefix", "tokenizer.ggml.add_eos_token"):
-        if keys.boolean(key):
-            raise UnsupportedModelError(file.path, f"{key} = true is not supported")
     return split
 
 
@@ -145,52 +161,43 @@ def _end_tokens(
     named = [_token_id(file, keys, key, len(vocab)) for key in END_KEYS]
     known = [vocab[token] for token in END_TOKENS if token in vocab]
     ends = [token for token in named if token is not None]
-    ends += [token for token in known if types[token] == CONTROL]
+    # Converters call tokens that were added for chat user-defined ones.
+    ends += [token for token in known if types[token] in (CONTROL, USER_DEFINED)]
     return tuple(dict.fromkeys(ends))
 
 
-def _tokenizer_json(
+def _of_byte_level(
     split: WordSplit, vocab: dict[str, int], types: list[int], merges: list[str]
 ) -> bytes:
     """Return the bytes of a tokenizer.json."""
-    added = [
-        {
-            "id": index,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": types[index] != USER_DEFINED,
-        }
-        for token, index in vocab.items()
-        if types[index] in (UNKNOWN, CONTROL, USER_DEFINED)
-    ]
-    document = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": split.normalizer,
-        "pre_tokenizer": split.pre_tokenizer,
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": split.ignore_merges,
-            "vocab": vocab,
-            "merges": merges,
-        },
+    decoder: Json = {
+        "type": "ByteLevel",
+        "add_prefix_space": True,
+        "trim_offsets": True,
+        "use_regex": True,
     }
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    return tokenizer_json(
+        vocab,
+        types,
+        normalizer=split.normalizer,
+        pre_tokenizer=split.pre_tokenizer,
+        decoder=decoder,
+        bpe={"ignore_merges": split.ignore_merges, "merges": merges},
+    )
+
+
+def _of_sentence_pieces(
+    file: GgufFile, keys: GgufMetadata, vocab: dict[str, int], types: list[int]
+) -> bytes:
+    """Return the bytes of a tokenizer.json. Merges in the file are of no account, scores are."""
+    scores = keys.numbers("tokenizer.ggml.scores", max_count=len(vocab))
+    if scores is None:
+        raise ModelFileError(file.path, "key tokenizer.ggml.scores is missing")
+    if len(scores) != len(vocab):
+        raise ModelFileError(
+            file.path, f"{len(vocab)} tokens, but tokenizer.ggml.scores has {len(scores)}"
+        )
+    adds_space = keys.boolean("tokenizer.ggml.add_space_prefix")
+    return sentence_pieces_json(
+        file.path, vocab, types, scores.tolist(), adds_space=adds_space is not False
+    )

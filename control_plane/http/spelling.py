@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from control_plane.text.detokenizer import make_detokenizer
+from control_plane.text.detokenizer import Detokenizer, make_detokenizer
 from control_plane.text.tokenizer import ByteTokenizer, Tokenizer
 
 
@@ -43,9 +43,10 @@ class Speller:
             known = self._known[token_id] = self._look_up(token_id)
         return known
 
-    def ruler(self, start: int = 0) -> TextRuler:
+    def ruler(self, start: int = 0, *, of_prompt: bool = False) -> TextRuler:
         """Return a new measure of text that grows token by token, and begins at `start`."""
-        return TextRuler(self, self._tokenizer, start)
+        detokenizer = make_detokenizer(self._tokenizer, of_prompt=of_prompt)
+        return TextRuler(self, detokenizer, start)
 
     def _look_up(self, token_id: int) -> SpelledToken:
         tokenizer = self._tokenizer
@@ -66,9 +67,9 @@ class Speller:
 class TextRuler:
     """Says where in a growing text each of its tokens begins, in characters."""
 
-    def __init__(self, speller: Speller, tokenizer: Tokenizer, start: int) -> None:
+    def __init__(self, speller: Speller, detokenizer: Detokenizer, start: int) -> None:
         self._speller = speller
-        self._detokenizer = make_detokenizer(tokenizer)
+        self._detokenizer = detokenizer
         self._length = start
 
     def offsets(self, token_ids: Sequence[int], text: str = "") -> list[int]:

@@ -2,7 +2,9 @@
 
 Two promises, for every tokenizer whose text of more tokens begins with its text of fewer (but for
 characters not yet whole): what was emitted is never taken back, and all that was emitted together
-is `decode` of all tokens, without the characters at its end that are not whole. A character split
+is `decode` of all tokens, without the characters at its end that are not whole. (A tokenizer that
+puts a space in front of every text takes one away in `decode`. What a model generates is not such
+a text but goes on with one: its first space is the model's own, and stays.) A character split
 over tokens is held back until it is whole. So U+FFFD appears only where the model itself wrote
 bytes that are no text and went on; never because a delta, or the last token allowed, cut a
 character in two. (The token ids of a response always hold everything.)
@@ -14,9 +16,13 @@ import codecs
 from collections.abc import Iterable
 from typing import Protocol
 
-from control_plane.text.tokenizer import ByteTokenizer, Tokenizer
-
-REPLACEMENT_CHARACTER = "�"
+from control_plane.text.tokenizer import (
+    EACH_BYTE,
+    REPLACEMENT_CHARACTER,
+    ByteTokenizer,
+    PieceTokenizer,
+    Tokenizer,
+)
 
 
 class Detokenizer(Protocol):
@@ -31,23 +37,33 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
-    """Return the detokenizer that fits the tokenizer."""
+def make_detokenizer(tokenizer: Tokenizer, *, of_prompt: bool = False) -> Detokenizer:
+    """Return the detokenizer that fits the tokenizer.
+
+    `of_prompt`: the tokens are a whole text's and not what follows one.
+    """
     if isinstance(tokenizer, ByteTokenizer):
-        return ByteDetokenizer(tokenizer)
+        return ByteDetokenizer(tokenizer, of_prompt=of_prompt)
     return WindowDetokenizer(tokenizer)
 
 
 class ByteDetokenizer:
     """For vocabularies of byte strings: an incremental UTF-8 decoder, at most 3 bytes behind."""
 
-    def __init__(self, tokenizer: ByteTokenizer) -> None:
+    def __init__(self, tokenizer: ByteTokenizer, *, of_prompt: bool = False) -> None:
         self._token_bytes = tokenizer.token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        errors, self._drops_space = "replace", False
+        if isinstance(tokenizer, PieceTokenizer):
+            errors, self._drops_space = EACH_BYTE, of_prompt and tokenizer.adds_space
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
 
     def push(self, tokens: Iterable[int]) -> str:
         """Take the next tokens and return the text that is certain now."""
-        return self._decoder.decode(b"".join(map(self._token_bytes, tokens)))
+        data = b"".join(map(self._token_bytes, tokens))
+        if self._drops_space and data:
+            self._drops_space = False
+            data = data.removeprefix(b" ")
+        return self._decoder.decode(data)
 
     def finish(self) -> str:
         """Return U+FFFD for held bytes that are no beginning of a character, else nothing.

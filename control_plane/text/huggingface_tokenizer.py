@@ -9,10 +9,13 @@ of the file is not consulted, because the two often disagree and the model's own
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from control_plane.text.tokenizer import EACH_BYTE
 from planes.errors import TokenizationError
 
 if TYPE_CHECKING:
@@ -35,8 +38,9 @@ def load_huggingface_tokenizer(
 ) -> HuggingFaceTokenizer:
     """Read a `tokenizer.json`.
 
-    The result's text is bytes concatenated (`HuggingFaceByteTokenizer`) where the file's decoder is
-    byte-level, as with GPT-2, Llama 3, Qwen and SmolLM. Raises TokenizationError.
+    The result's text is bytes concatenated where the file's decoder is byte-level, as with GPT-2,
+    Llama 3, Qwen and SmolLM (`HuggingFaceByteTokenizer`), or SentencePiece's, as with Llama 2 and
+    Mistral 7B (`SentencePieceTokenizer`). Raises TokenizationError.
     """
     import tokenizers  # here, because a simple tokenizer does without the library
 
@@ -49,8 +53,7 @@ def load_huggingface_tokenizer(
         raise TokenizationError(f"the model's tokenizer.json cannot be read: {error}") from None
     backend.no_truncation()
     backend.no_padding()
-    kind = HuggingFaceByteTokenizer if _is_byte_level(decoder) else HuggingFaceTokenizer
-    return kind(
+    return _kind(decoder)(
         backend,
         bos_token_id=bos_token_id,
         eos_token_id=eos_token_id,
@@ -59,8 +62,27 @@ def load_huggingface_tokenizer(
     )
 
 
-def _is_byte_level(decoder: Any) -> bool:  # noqa: ANN401 - parsed JSON
-    return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+def _kind(decoder: Any) -> Callable[..., HuggingFaceTokenizer]:  # noqa: ANN401 - parsed JSON
+    """Return the class for a decoder."""
+    if not isinstance(decoder, dict):
+        return HuggingFaceTokenizer
+    if decoder.get("type") == "ByteLevel":
+        return HuggingFaceByteTokenizer
+    steps = decoder.get("decoders")
+    if steps == _PIECES:
+        return SentencePieceTokenizer
+    if steps == [*_PIECES, _ONE_SPACE]:
+        return functools.partial(SentencePieceTokenizer, adds_space=True)
+    return HuggingFaceTokenizer
+
+
+_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
+_PIECES: Final = [
+    {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+_ONE_SPACE: Final = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class HuggingFaceTokenizer:
@@ -103,14 +125,22 @@ class HuggingFaceTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out."""
+        return self._decode(tokens, skip_special_tokens=True)
+
+    def decode_with_special(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens spelled as in the vocabulary."""
+        return self._decode(tokens, skip_special_tokens=False)
+
+    def _decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         ids = list(tokens)
         try:
             if len(ids) <= MAX_TOKENS_AT_ONCE:
-                return self._backend.decode(ids, skip_special_tokens=True)
-            return self._backend.decode_batch([ids], skip_special_tokens=True)[0]
+                return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         # As in `encode`; also OverflowError for an id that is no u32.
         except Exception as error:  # noqa: BLE001
             raise TokenizationError(f"token ids cannot be decoded: {error}") from None
+        return text
 
     def token_name(self, token_id: int) -> str | None:
         """Return how the vocabulary spells a token, special ones too; None: it has no such id."""
@@ -182,6 +212,76 @@ class HuggingFaceByteTokenizer(HuggingFaceTokenizer):
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
         except KeyError:
             return token.encode()
+
+
+class SentencePieceTokenizer(HuggingFaceTokenizer):
+    """SentencePiece's BPE with byte fallback: every token is a string of bytes.
+
+    The vocabulary spells a space as U+2581, and `<0x0A>` is one byte. What is decoded is
+    SentencePiece's: the library spoils the characters beside a byte that is no text (to it a run of
+    such tokens is text or not as a whole), so that later tokens would change earlier text.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        pad_token_id: int | None = None,
+        add_bos_token: bool = False,
+        adds_space: bool = False,
+    ) -> None:
+        super().__init__(
+            backend,
+            bos_token_id=bos_token_id,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            add_bos_token=add_bos_token,
+        )
+        self._adds_space = adds_space
+        added = backend.get_added_tokens_decoder()
+        self._special = {
+            token_id: token.content.encode() for token_id, token in added.items() if token.special
+        }
+        self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
+
+    @property
+    def adds_space(self) -> bool:
+        """Whether encoding puts a space in front of a text."""
+        return self._adds_space
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token stands for; none for special tokens and unused ids."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._look_up(token_id)
+        return known
+
+    def _look_up(self, token_id: int) -> bytes:
+        if token_id < 0:
+            raise TokenizationError(f"token id must not be negative, got {token_id}")
+        piece = self.token_name(token_id) if token_id < self.vocab_size else None
+        if piece is None:
+            return b""
+        if _BYTE_PIECE.fullmatch(piece):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace(_SPACE, " ").encode()
+
+    def _decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        pieces = [self.token_bytes(token_id) for token_id in tokens]
+        if not skip_special_tokens:
+            pieces = [
+                self._special.get(token_id, piece)
+                for token_id, piece in zip(tokens, pieces, strict=True)
+            ]
+        data = b"".join(pieces)
+        if self._adds_space:
+            data = data.removeprefix(b" ")
+        return data.decode(errors=EACH_BYTE)
+
+
+_BYTE_PIECE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 def _byte_of_character() -> dict[str, int]:

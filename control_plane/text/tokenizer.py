@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
+
+REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 
 MAX_BYTES_PER_TOKEN = 64
 """A prompt longer than this many bytes for each token of the model's length is refused unread."""
@@ -58,6 +61,15 @@ class PlainTokenizer(Protocol):
 
 
 @runtime_checkable
+class SpellingTokenizer(Protocol):
+    """A tokenizer that can spell special tokens out, which `decode` leaves out."""
+
+    def decode_with_special(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, of special ones their names. Raises TokenizationError."""
+        ...
+
+
+@runtime_checkable
 class ByteTokenizer(Protocol):
     """A tokenizer whose text is the concatenation of its tokens' bytes, read as UTF-8.
 
@@ -68,3 +80,30 @@ class ByteTokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for; none for a special token."""
         ...
+
+
+@runtime_checkable
+class PieceTokenizer(ByteTokenizer, Protocol):
+    """A byte tokenizer as SentencePiece is one: each byte that is no text becomes a U+FFFD.
+
+    The bytes of a token are those it has in the middle of a text. Where a text may begin with a
+    space that only encoding has put there, `decode` leaves that out.
+    """
+
+    @property
+    def adds_space(self) -> bool:
+        """Whether encoding puts a space in front of a text."""
+        ...
+
+
+EACH_BYTE: Final = "hetero.each-byte"
+"""How `bytes.decode` treats errors for a `PieceTokenizer`: one U+FFFD a byte."""
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return REPLACEMENT_CHARACTER * (error.end - error.start), error.end
+
+
+codecs.register_error(EACH_BYTE, _replace_each_byte)

@@ -115,7 +115,7 @@ UNSUPPORTED = {
         lambda w: w.add_rope_dimension_count(8),
     ),
     "llama.logit_scale": (None, lambda w: w.add_logit_scale(0.5)),
-    "tokenizer llama": ("tokenizer.ggml.model", lambda w: w.add_tokenizer_model("llama")),
+    "tokenizer t5": ("tokenizer.ggml.model", lambda w: w.add_tokenizer_model("t5")),
     "pre-tokenizer falcon": ("tokenizer.ggml.pre", lambda w: w.add_tokenizer_pre("falcon")),
     "tokenizer.ggml.add_eos_token": (None, lambda w: w.add_add_eos_token(True)),
     "split over several files": (None, lambda w: w.add_uint16("split.count", 3)),

@@ -33,7 +33,7 @@ def tokenizer_json():
 
 @pytest.fixture(scope="session")
 def metaspace_json():
-    """A SentencePiece-like tokenizer with byte fallback, as Llama 2's."""
+    """A tokenizer with byte fallback whose decoder is none that is read byte by byte."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -53,12 +53,7 @@ def metaspace_json():
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
     tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
+        [decoders.Metaspace(), decoders.ByteFallback(), decoders.Fuse()]
     )
     tokenizer.add_special_tokens(["<s>", "</s>"])
     return tokenizer.to_str().encode()
