@@ -74,7 +74,7 @@ class ControlPlane:
 
     def __init__(self, config: ControlPlaneConfig) -> None:
         self._config = config
-        self._template = TemplateChoice(config.chat_template)
+        self._template = TemplateChoice(config.chat_template, config.chat_template_kwargs)
         self._factories = CoreFactories.load(config.scheduler, config.kv_cache_manager)
         self._tls = None if config.tls_files is None else ServerTls(config.tls_files)
         self._keyring = None if config.api_tokens is None else Keyring(Path(config.api_tokens))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from control_plane.text.template_kwargs import read_template_kwargs
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
 from planes.known_keys import COMPUTE_PLANE_KEYS, FRONT_DOOR_KEYS
@@ -158,6 +159,12 @@ class ControlPlaneConfig(SchedulingLimits):
     )
     chat_template: str | None = setting(
         None, help="file with the chat template to use instead of the model's (Jinja2)"
+    )
+    chat_template_kwargs: str | None = setting(
+        None,
+        help='variables of the chat template, unless requests set them: {"enable_thinking": false}',
+        read=read_template_kwargs,
+        metavar="JSON",
     )
     max_unread_tokens: int = setting(
         2048,

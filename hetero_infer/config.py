@@ -40,6 +40,7 @@ LISTENING = frozenset(
         "allow_numerics_change",
         "api_tokens",
         "chat_template",
+        "chat_template_kwargs",
         "compute_tls_ca",
         "compute_tls_cert",
         "compute_tls_key",
@@ -172,6 +173,7 @@ class ServeConfig(EngineConfig):
     metrics_compat: str | None = as_in(ControlPlaneConfig, "metrics_compat")
     otlp_traces_endpoint: str | None = as_in(ControlPlaneConfig, "otlp_traces_endpoint")
     chat_template: str | None = as_in(ControlPlaneConfig, "chat_template")
+    chat_template_kwargs: str | None = as_in(ControlPlaneConfig, "chat_template_kwargs")
     max_unread_tokens: int = as_in(ControlPlaneConfig, "max_unread_tokens")
     compute: str | None = setting(
         None,

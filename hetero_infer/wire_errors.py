@@ -103,8 +103,9 @@ class _Told:
         """Build the exception without the own constructor of a class that takes more."""
         field = None
         if self._violations:
-            # The wire names the path in the message, the engine the parameter.
-            field = self._violations[0].field.removeprefix("sampling.")
+            # The wire names the path in the message, the engine the parameter; what is an object
+            # in Python is JSON text there.
+            field = self._violations[0].field.removeprefix("sampling.").removesuffix("_json")
         error = cls.__new__(cls)
         EngineError.__init__(error, message, field=field)
         error.retry_after_s = self._retry_after_s

@@ -36,6 +36,7 @@ CONTROL_PLANE_KEYS: Final = frozenset(
     {
         "api_tokens",
         "chat_template",
+        "chat_template_kwargs",
         "compute",
         "compute_grace",
         "compute_tls_ca",

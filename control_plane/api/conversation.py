@@ -18,10 +18,11 @@ from protos.hetero.inference.v1 import inference_pb2
 
 
 class Conversation(NamedTuple):
-    """Messages, and the tools that may be called; None: there are none."""
+    """Messages, the tools that may be called (None: there are none), variables of the template."""
 
     messages: list[dict[str, object]]
     tools: list[dict[str, object]] | None
+    chat_template_kwargs: dict[str, object]
 
 
 async def conversation_from_proto(
@@ -29,7 +30,7 @@ async def conversation_from_proto(
 ) -> Conversation:
     """Return the conversation of a request.
 
-    Raises ValidationError for too many messages, tools or calls, and for what is no JSON in them.
+    Raises ValidationError for too many messages, tools or calls, and for what is no JSON.
     """
     # Numbers first: they are known without a look at what is counted.
     _check_count(len(request.messages), MAX_MESSAGES, "messages")
@@ -42,7 +43,11 @@ async def conversation_from_proto(
 def _read(
     request: inference_pb2.ChatRequest | inference_pb2.ApplyChatTemplateRequest,
 ) -> Conversation:
-    return Conversation(messages_from_proto(request.messages), tools_from_proto(request.tools))
+    return Conversation(
+        messages_from_proto(request.messages),
+        tools_from_proto(request.tools),
+        _json_from_proto(request.chat_template_kwargs_json, "chat_template_kwargs_json"),
+    )
 
 
 def messages_from_proto(

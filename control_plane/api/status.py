@@ -82,6 +82,7 @@ HTTP_STATUS_OF: dict[grpc.StatusCode, int] = {
 PROTO_FIELDS = {
     **{field.name: f"sampling.{field.name}" for field in dataclasses.fields(GenerationParams)},
     "token_ids": "token_ids.ids",
+    "chat_template_kwargs": "chat_template_kwargs_json",
     "continued": "received_token_ids",
 }
 """Where a core parameter's name differs from its path in `GenerateRequest`."""

@@ -37,7 +37,9 @@ class TokenizerServicer(inference_pb2_grpc.TokenizerServiceServicer):
         context: _Context,  # noqa: ARG002 - gRPC's signature
     ) -> inference_pb2.DetokenizeResponse:
         """Return the text of tokens."""
-        text = await self._access.require(request.model).detokenize(request.token_ids.ids)
+        skips = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        engine = self._access.require(request.model)
+        text = await engine.detokenize(request.token_ids.ids, skip_special_tokens=skips)
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def ApplyChatTemplate(

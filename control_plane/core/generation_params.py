@@ -21,7 +21,7 @@ MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_BEAM_WIDTH = 10
 MAX_LENGTH_PENALTY = 10.0
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
 
@@ -49,7 +49,7 @@ class GenerationParams:
     `length_penalty`: what a beam's score is divided by is its length to this power, −10 to 10.
     `early_stopping`: end the search as soon as `beam_width` beams have ended. Neither may be given
     without `beam_width`, other than as its default.
-    `stop`: texts that end a sample where the first of them is complete, at most 4 of 1 to 256
+    `stop`: texts that end a sample where the first of them is complete, at most 16 of 1 to 256
     characters; the text before it is all that is returned.
     `stop_token_ids`: tokens that end a sample like the model's own, `ignore_eos` or not; at most
     64.

@@ -249,10 +249,15 @@ class EngineFrontend:
         with self._place():
             return await self._text.tokenize(text, add_special_tokens=add_special_tokens)
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids; special tokens have none. Raises as `tokenize`."""
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
+        """Return the text of token ids, of special ones their names or nothing.
+
+        Raises as `tokenize`.
+        """
         with self._place():
-            return await self._text.detokenize(token_ids)
+            return await self._text.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def text_of_prompt(self, token_ids: Sequence[int]) -> str:
         """Return the text of a prompt that was submitted: its request has a place already."""
@@ -266,10 +271,13 @@ class EngineFrontend:
         self,
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         *,
         add_generation_prompt: bool = True,
     ) -> ChatPrompt:
         """Return a conversation as the prompt the model was trained on, text and token ids.
+
+        `chat_template_kwargs`: variables of the template, over the operator's defaults.
 
         Raises ValidationError if the model has no template or the messages are longer than any
         prompt may be, TokenizationError if the template refuses them, and for what its principal
@@ -277,7 +285,7 @@ class EngineFrontend:
         """
         with self._place():
             return await self._text.apply_chat_template(
-                messages, tools, add_generation_prompt=add_generation_prompt
+                messages, tools, chat_template_kwargs, add_generation_prompt=add_generation_prompt
             )
 
     @contextlib.contextmanager

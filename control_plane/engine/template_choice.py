@@ -1,4 +1,4 @@
-"""Which chat template is used: the operator's file, or the model's own."""
+"""Which chat template is used: the operator's file, or the model's own; and with which defaults."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import structlog
 from control_plane.engine.bring_up import ConnectedPlane
 from control_plane.text.assets import make_chat_template
 from control_plane.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
+from control_plane.text.conversation import json_object
 from planes.errors import ConfigError, TokenizationError
 
 _log = structlog.get_logger(__name__)
@@ -17,10 +18,12 @@ _log = structlog.get_logger(__name__)
 class TemplateChoice:
     """Reads the operator's file at once, compiles when the model is known.
 
+    `defaults`: variables for conversations that do not set them, the JSON text of an object.
     Raises ConfigError if there is a file and it cannot be read or is no template.
     """
 
-    def __init__(self, file_name: str | None) -> None:
+    def __init__(self, file_name: str | None, defaults: str | None = None) -> None:
+        self._defaults = json_object(defaults or "")
         self._source: str | None = None
         if file_name is not None:
             self._source = _read(file_name)
@@ -34,10 +37,21 @@ class TemplateChoice:
     def make(self, connected: ConnectedPlane) -> ChatTemplate | None:
         """Return the template; None, and a line in the log, if the model's own is unusable."""
         try:
-            return make_chat_template(connected.assets, connected.tokenizer, self._source)
+            template = make_chat_template(
+                connected.assets, connected.tokenizer, self._source, self._defaults
+            )
         except TokenizationError as error:
             _log.warning("chat is not served", error=error.message)
             return None
+        known = frozenset() if template is None else template.variables
+        unread = sorted(self._defaults.keys() - known)
+        if unread:
+            _log.warning(
+                "the chat template does not read what --chat-template-kwargs sets",
+                unread=unread,
+                reads=sorted(known),
+            )
+        return template
 
 
 def _read(file_name: str) -> str:

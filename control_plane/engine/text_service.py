@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import operator
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,12 @@ from control_plane.engine.admission import Admission
 from control_plane.text.bounds import MAX_MESSAGES
 from control_plane.text.chat_template import ChatTemplate, hides_tool_calls
 from control_plane.text.conversation import MAX_TOOLS, check_tools, template_messages
+from control_plane.text.template_kwargs import check_template_kwargs
 from control_plane.text.tokenizer import (
     MAX_BYTES_PER_TOKEN,
     ByteTokenizer,
     PlainTokenizer,
+    SpellingTokenizer,
     Tokenizer,
 )
 from planes.errors import ValidationError
@@ -71,8 +74,21 @@ class TextService:
             return encode(text)
         return await asyncio.to_thread(encode, text)
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids; special tokens have none."""
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
+        """Return the text of token ids, of special ones their names or nothing."""
+        tokenizer = self._tokenizer
+        if skip_special_tokens:
+            decode = tokenizer.decode
+        elif isinstance(tokenizer, SpellingTokenizer):
+            decode = tokenizer.decode_with_special
+        else:
+            raise ValidationError(
+                f"skip_special_tokens must be true: {type(tokenizer).__name__} has no "
+                "decode_with_special",
+                field="skip_special_tokens",
+            )
         limit = self._admission.max_model_len
         if len(token_ids) > limit:
             raise ValidationError(
@@ -82,8 +98,8 @@ class TextService:
             )
         tokens = [self._check_id(token_id) for token_id in token_ids]
         if len(tokens) <= MAX_INLINE_TOKENS:
-            return self._tokenizer.decode(tokens)
-        return await asyncio.to_thread(self._tokenizer.decode, tokens)
+            return decode(tokens)
+        return await asyncio.to_thread(decode, tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes one token stands for, those of U+FFFD where it has no text alone."""
@@ -96,13 +112,14 @@ class TextService:
         self,
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         *,
         add_generation_prompt: bool = True,
     ) -> ChatPrompt:
         """Return a conversation as a prompt. The text has its own BOS where the model wants one.
 
-        Raises ValidationError if the model has no template, or its template no place for tools or
-        tool calls.
+        Raises ValidationError if the model has no template, or its template no place for tools,
+        tool calls or a variable.
         """
         template = self._template
         if template is None:
@@ -111,7 +128,12 @@ class TextService:
             raise ValidationError("messages must not be empty", field="messages")
         # On another thread: a template is a program, it takes its time.
         return await asyncio.to_thread(
-            self._render, template, messages, tools, add_generation_prompt=add_generation_prompt
+            self._render,
+            template,
+            messages,
+            tools or None,
+            chat_template_kwargs or {},
+            add_generation_prompt=add_generation_prompt,
         )
 
     def _render(
@@ -119,25 +141,23 @@ class TextService:
         template: ChatTemplate,
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]] | None,
+        variables: Mapping[str, object],
         *,
         add_generation_prompt: bool,
     ) -> ChatPrompt:
+        check_template_kwargs(variables)
+        template.check_variables(variables)
         self._check_size(messages, tools)
         known = template_messages(messages)
         check_tools(tools or ())
-        text = template.render(
-            known, add_generation_prompt=add_generation_prompt, tools=tools or None
+        render = functools.partial(
+            template.render, add_generation_prompt=add_generation_prompt, variables=variables
         )
-        if tools and text == template.render(known, add_generation_prompt=add_generation_prompt):
+        text = render(known, tools=tools)
+        if tools and text == render(known):
             # They would be ignored without a word.
             raise ValidationError("the model's chat template has no place for tools", field="tools")
-        if hides_tool_calls(
-            template,
-            known,
-            text,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools or None,
-        ):
+        if hides_tool_calls(functools.partial(render, tools=tools), known, text):
             raise ValidationError(
                 "the model's chat template has no place for tool calls", field="messages"
             )

@@ -11,10 +11,12 @@ from pydantic import BaseModel, Field, JsonValue, Tag, model_validator
 from control_plane.core.generation_params import MAX_LOGPROBS
 from control_plane.http.fields import (
     MAX_TOKENS,
+    Conversation,
     HarmlessFields,
     Samples,
     SamplingFields,
     StreamFields,
+    TemplateKwargs,
     Wire,
     one_of,
     text_or_list,
@@ -199,6 +201,7 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
         None, description="calls come back as the text the model writes"
     )
     response_format: TextFormat | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     modalities: list[Literal["text"]] | None = Field(None, min_length=1, max_length=1)
 
     @model_validator(mode="after")
@@ -218,10 +221,10 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
         return self
 
     @cached_property
-    def conversation(self) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-        """Messages and tools as values; tools that must not be called are left out."""
+    def conversation(self) -> Conversation:
+        """The conversation as values; tools that must not be called are left out."""
         tools = [] if self.tool_choice == "none" else self.tools or []
-        return plain_messages(self.messages), plain_tools(tools)
+        return plain_messages(self.messages), plain_tools(tools), self.chat_template_kwargs
 
     def prepare(self) -> None:
         """Make the conversation."""

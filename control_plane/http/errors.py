@@ -33,7 +33,7 @@ _TYPES = {
 _CODES = {"INVALID_REQUEST": "invalid_value", "TOKENIZATION_FAILED": "invalid_value"}
 """Reasons that have another name in OpenAI's API; the others go in lower case."""
 
-_FREE_KEYS = ("logit_bias", "metadata")
+_FREE_KEYS = ("logit_bias", "metadata", "chat_template_kwargs")
 """Fields whose own keys are a caller's."""
 
 PARAM = "param"

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    JsonValue,
     Tag,
     model_validator,
 )
@@ -36,6 +37,8 @@ from control_plane.core.generation_params import (
 )
 from control_plane.core.request_options import MAX_PRIORITY, MAX_SALT_BYTES, RequestOptions
 from control_plane.http.errors import PARAM
+from control_plane.text.bounds import MAX_JSON_BYTES
+from control_plane.text.template_kwargs import MAX_DEPTH, MAX_VARIABLES
 
 MAX_TOKEN_ID: Final = 2**32 - 1
 MAX_TOKENS: Final = 2**31 - 1
@@ -57,6 +60,12 @@ FIELD_NAMES: Final[Mapping[str, str]] = {
     "token_ids": "prompt",
 }
 """Names of the engine that the endpoints spell otherwise; each endpoint adds its own."""
+
+
+Conversation: TypeAlias = tuple[
+    list[dict[str, object]], list[dict[str, object]], Mapping[str, object] | None
+]
+"""Messages, tools and variables of the chat template, as values."""
 
 
 class Wire(BaseModel):
@@ -157,6 +166,17 @@ Metadata: TypeAlias = Annotated[
         Annotated[str, Field(max_length=MAX_METADATA_VALUE)],
     ],
     Field(max_length=MAX_METADATA),
+]
+
+
+TemplateKwargs: TypeAlias = Annotated[
+    dict[str, JsonValue],
+    Field(
+        max_length=MAX_VARIABLES,
+        description="variables of the model's chat template, such as enable_thinking, over the "
+        "server's own defaults; at most "
+        f"{MAX_JSON_BYTES} bytes as JSON, {MAX_DEPTH} objects and lists deep",
+    ),
 ]
 
 

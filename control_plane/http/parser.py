@@ -7,6 +7,7 @@ steps the parser pretends to have no more bytes: whoever drives it goes on at a 
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +21,8 @@ STEPS_A_TURN = 64
 MAX_HEAD_LINES = 200
 _CHUNKED = b"\r\nTransfer-Encoding: chunked\r\n"
 """What h11 writes in the head of an answer whose length it was not told."""
+
+_WHOLE_URL = re.compile(rb"https?://[^/?]*+(?P<rest>.*)", re.IGNORECASE)
 
 _MAX_RAW_HEAD_BYTES = MAX_HEAD_BYTES + 4 * MAX_HEAD_LINES + 256
 """With what stands between them: whatever `Edge` lets through, and little more."""
@@ -71,6 +74,7 @@ class MeteredParser(h11.Connection):
                 self._refuse_head()
             raise
         if isinstance(event, h11.Request):
+            event = _in_origin_form(event)
             self._num_small_chunks = 0
             self.num_body_bytes_left = _length_of(event)
         elif isinstance(event, h11.Data):
@@ -114,6 +118,23 @@ def _num_lines(data: bytes) -> int:
     """Return how many lines a head has that begins here, as far as it is there."""
     ends = [end for end in (data.find(b"\n\r\n"), data.find(b"\n\n")) if end >= 0]
     return data.count(b"\n", 0, min(ends, default=len(data)))
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """Return a request with the path for its target, where that is a whole URL.
+
+    A server must take those (RFC 9112, section 3.2.2). Which host they name is nothing to us.
+    """
+    url = _WHOLE_URL.fullmatch(request.target)
+    if url is None:
+        return request
+    rest = url["rest"]
+    return h11.Request(
+        method=request.method,
+        target=rest if rest.startswith(b"/") else b"/" + rest,
+        headers=list(request.headers),
+        http_version=request.http_version,
+    )
 
 
 def _length_of(request: h11.Request) -> int:

@@ -35,7 +35,11 @@ async def answer_response(
 ) -> None:
     """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
     request_id = current_request_id()
-    prompt = (await engine.frontend.apply_chat_template(request.messages)).token_ids
+    prompt = (
+        await engine.frontend.apply_chat_template(
+            request.messages, chat_template_kwargs=request.chat_template_kwargs
+        )
+    ).token_ids
     request.forget()
     params = request.params(
         max_tokens=request.max_output_tokens or engine.max_new_tokens(len(prompt)),

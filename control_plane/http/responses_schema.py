@@ -13,6 +13,7 @@ from control_plane.http.fields import (
     HarmlessFields,
     SamplingFields,
     StreamFields,
+    TemplateKwargs,
     Wire,
     one_of,
     text_or_list,
@@ -90,6 +91,7 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
     )
     include: list[Literal["message.output_text.logprobs"]] | None = None
     text: TextConfig | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     tools: list[JsonValue] | None = Field(None, max_length=0, description="none are supported")
     tool_choice: Literal["none", "auto"] | None = None
     truncation: Literal["disabled"] | None = None

@@ -55,7 +55,10 @@ def text_routes(backend: Backend) -> APIRouter:
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Turn tokens into text."""
         engine = backend.require_engine(body.model)
-        return JSONResponse({"prompt": await engine.frontend.detokenize(body.tokens)})
+        text = await engine.frontend.detokenize(
+            body.tokens, skip_special_tokens=body.skip_special_tokens is not False
+        )
+        return JSONResponse({"prompt": text})
 
     @router.get("/tokenizer_info", response_model=TokenizerInfo)
     async def tokenizer_info() -> Response:

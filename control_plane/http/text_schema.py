@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, Field, model_validator
 
 from control_plane.http.chat_schema import Messages, Tool, plain_messages, plain_tools
-from control_plane.http.fields import TokenId, Wire, wrong
+from control_plane.http.fields import Conversation, TemplateKwargs, TokenId, Wire, wrong
 from control_plane.text.conversation import MAX_TOOLS
 
 
@@ -19,6 +19,7 @@ class TokenizeRequest(Wire):
     prompt: str | None = Field(None, min_length=1)
     messages: Messages | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    chat_template_kwargs: TemplateKwargs | None = None
     add_generation_prompt: bool | None = Field(None, description="only with messages; default true")
     add_special_tokens: bool | None = Field(None, description="only with prompt; default true")
     return_token_strs: bool | None = None
@@ -27,7 +28,7 @@ class TokenizeRequest(Wire):
     def _check_together(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise wrong("prompt", "either prompt or messages must be given")
-        for name in ("tools", "add_generation_prompt"):
+        for name in ("tools", "chat_template_kwargs", "add_generation_prompt"):
             if self.messages is None and getattr(self, name) is not None:
                 raise wrong(name, f"{name} is only allowed with messages")
         if self.prompt is None and self.add_special_tokens is not None:
@@ -35,9 +36,10 @@ class TokenizeRequest(Wire):
         return self
 
     @cached_property
-    def conversation(self) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-        """Messages and tools as values."""
-        return plain_messages(self.messages or []), plain_tools(self.tools or [])
+    def conversation(self) -> Conversation:
+        """The conversation as values."""
+        messages, tools = plain_messages(self.messages or []), plain_tools(self.tools or [])
+        return messages, tools, self.chat_template_kwargs
 
     def prepare(self) -> None:
         """Make the conversation."""
@@ -63,10 +65,13 @@ class DetokenizeRequest(Wire):
 
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    skip_special_tokens: bool | None = Field(
+        None, description="leave special tokens out, as answers do, or else name them; default true"
+    )
 
 
 class DetokenizeResponse(BaseModel):
-    """Their text; special tokens have none."""
+    """Their text."""
 
     prompt: str
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from control_plane.text.chat_template import ChatTemplate
@@ -48,11 +49,15 @@ def make_tokenizer(assets: ModelAssets) -> Tokenizer:
 
 
 def make_chat_template(
-    assets: ModelAssets, tokenizer: Tokenizer, source: str | None = None
+    assets: ModelAssets,
+    tokenizer: Tokenizer,
+    source: str | None,
+    defaults: Mapping[str, object],
 ) -> ChatTemplate | None:
     """Compile the model's chat template, or `source` in its place; None if there is neither.
 
-    Raises TokenizationError if it is no template.
+    `defaults`: variables for conversations that do not set them. Raises TokenizationError if it is
+    no template.
     """
     source = source or assets.chat_template
     if not source:
@@ -64,4 +69,6 @@ def make_chat_template(
         return tokenizer.token_name(token_id)
 
     eos = assets.eos_token_ids[0] if assets.eos_token_ids else None
-    return ChatTemplate(source, bos_token=name(assets.bos_token_id), eos_token=name(eos))
+    return ChatTemplate(
+        source, bos_token=name(assets.bos_token_id), eos_token=name(eos), defaults=defaults
+    )

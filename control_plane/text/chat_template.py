@@ -1,36 +1,52 @@
 """Chat templates: Jinja2 source from the model's files, rendered in a sandbox.
 
 The environment is the one transformers gives a template: immutable sandbox, `trim_blocks`,
-`lstrip_blocks`, loop controls, `raise_exception`, `strftime_now`, and a `tojson` that keeps
-non-ASCII text and escapes no HTML.
+`lstrip_blocks`, loop controls, `{% generation %}`, `raise_exception`, `strftime_now`, a `dict` that
+only makes one, and a `tojson` that keeps non-ASCII text and escapes no HTML.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 
-from planes.errors import TokenizationError
+from control_plane.text.template_kwargs import FIELD, OWN_VARIABLES
+from planes.errors import TokenizationError, ValidationError
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 MAX_RENDERED_CHARACTERS = 16 << 20
+
+MAX_TOLD: Final = 32
+"""Characters of an unknown name, and names that a template reads, in a message."""
+
+NONE: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class ChatTemplate:
     """A compiled template. Rendering is pure but for `strftime_now`.
 
     `source` comes from the model's files and is not trusted: it can reach nothing but its
-    arguments. Raises TokenizationError, also from `render`.
+    arguments. `defaults`: variables for conversations that do not set them, checked already; those
+    that the template does not read are left out. Raises TokenizationError, also from `render`.
     """
 
     def __init__(
-        self, source: str, *, bos_token: str | None = None, eos_token: str | None = None
+        self,
+        source: str,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        defaults: Mapping[str, object] = NONE,
     ) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise TokenizationError(
@@ -38,10 +54,27 @@ class ChatTemplate:
                 f"got {len(source)}"
             )
         self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            tree = environment.parse(source)
+            self._template = environment.from_string(tree)
+            read = jinja2.meta.find_undeclared_variables(tree)
         except jinja2.TemplateError as error:
             raise TokenizationError(f"the model's chat template is invalid: {error}") from None
+        self.variables = frozenset(read) - OWN_VARIABLES
+        """Names that the template reads and callers may set; those that it sets itself in one
+        branch and reads in another are among them."""
+        self._defaults = {name: defaults[name] for name in defaults if name in self.variables}
+
+    def check_variables(self, names: Iterable[str]) -> None:
+        """Raise ValidationError for a variable that would be ignored without a word."""
+        for name in names:
+            if name not in self.variables:
+                raise ValidationError(f"{FIELD}: {self._says_what_it_reads(name)}", field=FIELD)
+
+    def _says_what_it_reads(self, name: str) -> str:
+        known = ", ".join(sorted(self.variables)[:MAX_TOLD]) or "no other variable"
+        return f"the model's chat template does not read {name[:MAX_TOLD]!r}; it reads {known}"
 
     def render(
         self,
@@ -49,23 +82,27 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
-        documents: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] = NONE,
     ) -> str:
         """Return the prompt text of a conversation; each message has a `role` and a `content`.
 
-        `add_generation_prompt` ends it where the assistant's answer begins. The text holds its own
-        special tokens, BOS included where the model wants one.
+        `add_generation_prompt` ends it where the assistant's answer begins. `variables`: what else
+        the template is told, over the defaults. The text holds its own special tokens, BOS included
+        where the model wants one.
         """
+        context = {
+            "documents": None,
+            **self._defaults,
+            **variables,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            **self._special,
+        }
         pieces: list[str] = []
         length = 0
         try:
-            for piece in self._template.generate(
-                messages=messages,
-                tools=tools,
-                documents=documents,
-                add_generation_prompt=add_generation_prompt,
-                **self._special,
-            ):
+            for piece in self._template.generate(context):
                 length += len(piece)
                 if length > MAX_RENDERED_CHARACTERS:
                     raise TokenizationError(
@@ -84,14 +121,11 @@ class ChatTemplate:
 
 
 def hides_tool_calls(
-    template: ChatTemplate,
+    render: Callable[[Sequence[Mapping[str, object]]], str],
     messages: Sequence[Mapping[str, object]],
     text: str,
-    *,
-    add_generation_prompt: bool,
-    tools: Sequence[Mapping[str, object]] | None,
 ) -> bool:
-    """Whether the template leaves out the tool calls of a conversation that it made `text` of."""
+    """Whether a template leaves out the tool calls of messages that `render` made `text` of."""
     if not any(message.get("tool_calls") for message in messages):
         return False
     without = [
@@ -99,17 +133,36 @@ def hides_tool_calls(
         for message in messages
     ]
     try:
-        same = template.render(without, add_generation_prompt=add_generation_prompt, tools=tools)
+        return render(without) == text
     except TokenizationError:  # it wants them
         return False
-    return same == text
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`: marks what the assistant said, for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class has it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Return what stands between the tags; names set there are unknown behind them."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+class _Dict:
+    """`dict`, with which a template can make one; the class's methods would change others."""
+
+    def __call__(self, *args: Any, **kwargs: object) -> dict[Any, Any]:  # noqa: ANN401 - as of `dict`
+        return dict(*args, **kwargs)
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.globals["dict"] = _Dict()
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -127,7 +180,6 @@ def _strftime_now(date_format: str) -> str:
 
 def _to_json(
     value: object,
-    *,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

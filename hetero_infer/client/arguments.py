@@ -6,8 +6,9 @@ does refuse, it refuses with a TypeError that names no argument.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Set
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from planes.errors import ValidationError
 
@@ -30,6 +31,19 @@ def check_seconds(value: object, field: str) -> None:
     """Raise ValidationError for what is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         refuse(value, field, "a number of seconds")
+
+
+def object_of(given: object, field: str) -> dict[str, Any]:
+    """Return a JSON object; None is an empty one. Raises ValidationError for what is none."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        refuse(given, field, "an object whose keys are texts")
+    try:
+        json.dumps(found := dict(given), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValidationError(f"{field} must be JSON values: {error}", field=field) from None
+    return found
 
 
 def tokens_of(given: object, field: str, expected: str = "token ids") -> tuple[int, ...]:

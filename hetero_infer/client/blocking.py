@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -89,14 +89,24 @@ class Client(StreamingMethods["Stream"]):
         params: GenerationParams | None = None,
         *,
         tools: Sequence[AnyTool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         cache_salt: str = "",
         model: str = "",
         timeout_s: float | None = None,
     ) -> Answer:
-        """Answer a conversation: messages as `Message` or as OpenAI's JSON objects."""
+        """Answer a conversation: messages as `Message` or as OpenAI's JSON objects.
+
+        `chat_template_kwargs`: variables of the model's chat template, such as `enable_thinking`.
+        """
         request = ChatRequest(
-            messages_of(messages), tools_of(tools), params, priority, cache_salt, model
+            messages_of(messages),
+            tools_of(tools),
+            params,
+            priority,
+            cache_salt,
+            model,
+            chat_template_kwargs,
         )
         return self._run(calls.generate(request), timeout_s)
 
@@ -106,21 +116,29 @@ class Client(StreamingMethods["Stream"]):
         """Return the tokens of a text. `add_special_tokens`: as in prompts."""
         return self._run(calls.tokenize(text, add_special_tokens=add_special_tokens), timeout_s)
 
-    def detokenize(self, token_ids: Iterable[int], *, timeout_s: float = RPC_TIMEOUT_S) -> str:
-        """Return the text of tokens; special ones have none."""
-        return self._run(calls.detokenize(token_ids), timeout_s)
+    def detokenize(
+        self,
+        token_ids: Iterable[int],
+        *,
+        skip_special_tokens: bool = True,
+        timeout_s: float = RPC_TIMEOUT_S,
+    ) -> str:
+        """Return the text of tokens. `skip_special_tokens`: special ones have none."""
+        call = calls.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._run(call, timeout_s)
 
     def apply_chat_template(
         self,
         messages: Sequence[AnyMessage],
         *,
         tools: Sequence[AnyTool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         timeout_s: float = RPC_TIMEOUT_S,
     ) -> ChatPrompt:
         """Return the prompt that `chat` makes of a conversation."""
         call = calls.apply_chat_template(
-            messages, tools, add_generation_prompt=add_generation_prompt
+            messages, tools, chat_template_kwargs, add_generation_prompt=add_generation_prompt
         )
         return self._run(call, timeout_s)
 

@@ -5,7 +5,7 @@ Pure: `Client` and `AsyncClient` make them, each in its way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
@@ -13,12 +13,13 @@ from google.protobuf.message import Message as ProtoMessage
 
 from control_plane.telemetry import EngineMetrics
 from hetero_infer.client.answers import Answer
-from hetero_infer.client.arguments import check_flag, check_text, tokens_of
+from hetero_infer.client.arguments import check_flag, check_text, object_of, tokens_of
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.convert import (
     answer_from_proto,
     finish_reason_from_proto,
     messages_to_proto,
+    object_to_proto,
     request_to_proto,
     state_from_proto,
     states_from_proto,
@@ -80,13 +81,16 @@ def tokenize(text: str, *, add_special_tokens: bool) -> Call[tuple[int, ...]]:
     return Call("Tokenizer", "Tokenize", message, read)
 
 
-def detokenize(token_ids: Iterable[int]) -> Call[str]:
+def detokenize(token_ids: Iterable[int], *, skip_special_tokens: bool) -> Call[str]:
     """Ask for the text of tokens. Raises ValidationError for what are none."""
+    check_flag(skip_special_tokens, "skip_special_tokens")
     try:
         ids = inference_pb2.TokenIds(ids=tokens_of(token_ids, "token_ids"))
     except (TypeError, ValueError) as error:
         raise ValidationError(f"token_ids cannot be sent: {error}", field="token_ids") from None
-    message = inference_pb2.DetokenizeRequest(token_ids=ids)
+    message = inference_pb2.DetokenizeRequest(
+        token_ids=ids, skip_special_tokens=skip_special_tokens
+    )
 
     def read(answer: inference_pb2.DetokenizeResponse) -> str:
         return answer.text
@@ -95,7 +99,11 @@ def detokenize(token_ids: Iterable[int]) -> Call[str]:
 
 
 def apply_chat_template(
-    messages: Sequence[AnyMessage], tools: Sequence[AnyTool], *, add_generation_prompt: bool
+    messages: Sequence[AnyMessage],
+    tools: Sequence[AnyTool],
+    chat_template_kwargs: Mapping[str, Any] | None,
+    *,
+    add_generation_prompt: bool,
 ) -> Call[ChatPrompt]:
     """Ask for the prompt that a conversation becomes. Raises ValidationError."""
 
@@ -103,10 +111,12 @@ def apply_chat_template(
         return ChatPrompt(answer.text, tuple(answer.token_ids))
 
     check_flag(add_generation_prompt, "add_generation_prompt")
+    variables = object_of(chat_template_kwargs, "chat_template_kwargs")
     message = inference_pb2.ApplyChatTemplateRequest(
         messages=messages_to_proto(messages_of(messages)),
         tools=tools_to_proto(tools_of(tools)),
         add_generation_prompt=add_generation_prompt,
+        chat_template_kwargs_json=object_to_proto(variables),
     )
     return Call("Tokenizer", "ApplyChatTemplate", message, read)
 

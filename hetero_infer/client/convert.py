@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
 
@@ -58,7 +58,9 @@ def _text_request(request: TextRequest) -> inference_pb2.GenerateRequest:
 
 def _chat_request(request: ChatRequest) -> inference_pb2.ChatRequest:
     message = inference_pb2.ChatRequest(
-        messages=messages_to_proto(request.messages), tools=tools_to_proto(request.tools)
+        messages=messages_to_proto(request.messages),
+        tools=tools_to_proto(request.tools),
+        chat_template_kwargs_json=object_to_proto(request.chat_template_kwargs),
     )
     _add_options(message, request)
     return message
@@ -120,6 +122,11 @@ def tools_to_proto(tools: Iterable[Tool]) -> list[inference_pb2.Tool]:
                 )
             )
     return found
+
+
+def object_to_proto(given: Mapping[str, Any] | None) -> str:
+    """Return the text of a JSON object; of none, and of an empty one, no text."""
+    return json.dumps(given) if given else ""
 
 
 def params_to_proto(params: GenerationParams) -> inference_pb2.SamplingParams:

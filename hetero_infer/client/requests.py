@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from control_plane.core.generation_params import GenerationParams
-from hetero_infer.client.arguments import check_text, refuse, tokens_of
+from hetero_infer.client.arguments import check_text, object_of, refuse, tokens_of
 from hetero_infer.client.conversation import Message, Tool, messages_of, tools_of
 from planes.errors import ValidationError
 
@@ -34,7 +35,11 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A conversation, which the model's chat template makes a prompt of. The rest as above."""
+    """A conversation, which the model's chat template makes a prompt of.
+
+    `chat_template_kwargs`: variables of the template, such as `{"enable_thinking": False}`; None:
+    the server's defaults, which are also those of names that it does not have. The rest as above.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -42,10 +47,13 @@ class ChatRequest:
     priority: int = 0
     cache_salt: str = ""
     model: str = ""
+    chat_template_kwargs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", messages_of(self.messages))
         object.__setattr__(self, "tools", tools_of(self.tools))
+        variables = object_of(self.chat_template_kwargs, "chat_template_kwargs")
+        object.__setattr__(self, "chat_template_kwargs", variables or None)
         _check_rest(self)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from control_plane.core.generation_params import GenerationParams
 from hetero_infer.client.attempts import RESUME_PATIENCE_S, OnLost
@@ -58,6 +58,7 @@ class StreamingMethods(ABC, Generic[StreamT]):
         params: GenerationParams | None = None,
         *,
         tools: Sequence[AnyTool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         cache_salt: str = "",
         model: str = "",
@@ -69,7 +70,13 @@ class StreamingMethods(ABC, Generic[StreamT]):
         """Answer a conversation piece by piece; arguments as of `chat` and `stream`."""
         return self.stream_request(
             ChatRequest(
-                messages_of(messages), tools_of(tools), params, priority, cache_salt, model
+                messages_of(messages),
+                tools_of(tools),
+                params,
+                priority,
+                cache_salt,
+                model,
+                chat_template_kwargs,
             ),
             resume=resume,
             patience_s=patience_s,

@@ -1,8 +1,9 @@
 """What `hetero-infer complete` is to do: prompts from files, from stdin, from JSON Lines.
 
 A line is `{"id"?, "prompt" or "messages", …}`: `prompt` is text or a list of token ids, `messages`
-and `tools` are OpenAI's, everything else has the name of a generation parameter, or is `priority`,
-`cache_salt` or `model`. Without an id a line is called by its number, a file by its name.
+and `tools` are OpenAI's, `chat_template_kwargs` is vLLM's, everything else has the name of a
+generation parameter, or is `priority`, `cache_salt` or `model`. Without an id a line is called by
+its number, a file by its name.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request_options import RequestOptions
 from hetero_infer.client import ChatRequest, TextRequest
+from hetero_infer.client.arguments import object_of
 from hetero_infer.client.conversation import messages_of, tools_of
 from planes.errors import EngineError, ValidationError
 from planes.near_names import did_you_mean
@@ -32,7 +34,11 @@ NOTHING_TO_DO: Final = (
 )
 
 PARAMS: Final = frozenset(field.name for field in dataclasses.fields(GenerationParams))
-KEYS: Final = ("id", "prompt", "messages", "tools", "priority", "cache_salt", "model")
+KWARGS: Final = "chat_template_kwargs"
+CHAT_KEYS: Final = ("tools", KWARGS)
+"""Of a line with messages."""
+
+KEYS: Final = ("id", "prompt", "messages", *CHAT_KEYS, "priority", "cache_salt", "model")
 
 HASH_DIGITS: Final = 16
 
@@ -45,6 +51,7 @@ class Defaults:
 
     params: GenerationParams
     options: RequestOptions
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,8 @@ class Job:
             return None
         decisive = dataclasses.asdict(self.request)
         del decisive["priority"], decisive["cache_salt"]
+        if not decisive.get(KWARGS):  # it came later: without it, all is as before
+            decisive.pop(KWARGS, None)
         usual = dataclasses.asdict(GenerationParams())
         params = decisive["params"].items()
         decisive["params"] = {name: value for name, value in params if value != usual[name]}
@@ -220,8 +229,9 @@ def _request(values: Mapping[str, Any], defaults: Defaults) -> TextRequest | Cha
     if not isinstance(model, str):
         raise ValidationError(f"model must be text, got {model!r}", field="model")
     if "prompt" in values:
-        if "tools" in values:
-            raise ValidationError("tools mean nothing without messages", field="tools")
+        for key in CHAT_KEYS:
+            if key in values:
+                raise ValidationError(f"{key} means nothing without messages", field=key)
         prompt = _prompt(values["prompt"])
         return TextRequest(prompt, params, options.priority, options.cache_salt, model)
     return ChatRequest(
@@ -231,6 +241,7 @@ def _request(values: Mapping[str, Any], defaults: Defaults) -> TextRequest | Cha
         options.priority,
         options.cache_salt,
         model,
+        {**defaults.chat_template_kwargs, **object_of(values.get(KWARGS), KWARGS)},
     )
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
@@ -70,6 +71,7 @@ def chat(settings: Settings, target: ChatSettings, flags: Mapping[str, object]) 
             client,
             params,
             generation,
+            template_kwargs=target.template_kwargs,
             max_model_len=info.max_model_len,
         )
         return Chat(reader, answerer, History(target.system)).run()
@@ -84,9 +86,11 @@ class Answerer:
         params: GenerationParams,
         generation: GenerationConfig,
         *,
+        template_kwargs: Mapping[str, Any],
         max_model_len: int,
     ) -> None:
         self._client = client
+        self._template_kwargs = template_kwargs
         self._params = params
         self._generation = generation
         self._max_model_len = max_model_len
@@ -102,10 +106,14 @@ class Answerer:
         Raises EngineError if there is none; then the history is as it was.
         """
         messages = history.messages
-        params = self._that_fit(len(self._client.apply_chat_template(messages).token_ids))
+        prompt = self._client.apply_chat_template(
+            messages, chat_template_kwargs=self._template_kwargs
+        )
+        params = self._that_fit(len(prompt.token_ids))
         with self._client.chat_stream(
             messages,
             params,
+            chat_template_kwargs=self._template_kwargs,
             priority=self._generation.priority,
             cache_salt=self._generation.cache_salt or "",
             resume=True,

@@ -77,7 +77,8 @@ def complete(
     generation = settings.resolve(GenerationConfig)
     generation.params.validate()
     generation.options.validate()
-    jobs = read_jobs(files, target.input_file, Defaults(generation.params, generation.options))
+    defaults = Defaults(generation.params, generation.options, target.template_kwargs)
+    jobs = read_jobs(files, target.input_file, defaults)
     notices = Notices()
     with contextlib.closing(_results(target, jobs)) as results:
         left = [job for job in jobs if job.key not in results.done]

@@ -6,9 +6,13 @@ something else to these.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from control_plane.text.conversation import json_object
+from control_plane.text.template_kwargs import read_template_kwargs
 from hetero_infer.config import api_token
 from hetero_infer.generation_config import GenerationConfig
 from planes.errors import ConfigError
@@ -78,6 +82,17 @@ class ClientSettings(TargetSettings):
     chat_template: str | None = setting(
         None, help="file with the chat template to use instead of the model's (Jinja2)"
     )
+    chat_template_kwargs: str | None = setting(
+        None,
+        help='variables of the chat template, such as {"enable_thinking": false}',
+        read=read_template_kwargs,
+        metavar="JSON",
+    )
+
+    @property
+    def template_kwargs(self) -> Mapping[str, Any]:
+        """Variables that every conversation is asked with."""
+        return json_object(self.chat_template_kwargs or "")
 
     def validate(self) -> None:
         """Raise ConfigError for what means nothing together."""

@@ -194,7 +194,7 @@ def test_what_cannot_be_resumed_is_refused(stub, request_, field, field_of):
 @pytest.mark.parametrize(
     ("sampling", "field", "said"),
     [
-        ({"stop": ["a"] * 5}, "stop", "at most 4 texts, got 5"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 texts, got 17"),
         ({"stop": ["a" * 257]}, "stop", "got one of 257"),
         ({"stop": [""]}, "stop", "got one of 0"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids", "at most 64"),

@@ -46,7 +46,7 @@ def with_message(**message) -> dict:
         (COMPLETIONS, {"max_token": 3}, "max_token", "Unknown or unsupported parameter"),
         (COMPLETIONS, {"logprobs": 21}, "logprobs", "less than or equal to 20"),
         (COMPLETIONS, {"logprobs": True}, "logprobs", "valid integer"),
-        (COMPLETIONS, {"stop": ["a"] * 5}, "stop", "at most 4 items"),
+        (COMPLETIONS, {"stop": ["a"] * 17}, "stop", "at most 16 items"),
         (COMPLETIONS, {"stop": [""]}, "stop[0]", "at least 1 character"),
         (COMPLETIONS, {"stop": 5}, "stop", "a string or a list of strings, got 5"),
         (COMPLETIONS, {"logit_bias": {"x": 1}}, "logit_bias", "keys must be token ids"),

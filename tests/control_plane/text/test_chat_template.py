@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from control_plane.text.chat_template import ChatTemplate
-from planes.errors import TokenizationError
+from planes.errors import TokenizationError, ValidationError
 
 CHATML = """{% for message in messages %}{% if loop.first and message['role'] != 'system' %}
 {{ '<|im_start|>system\nYou help.<|im_end|>\n' }}
@@ -84,3 +84,34 @@ def test_a_template_that_never_ends_is_cut_off(monkeypatch):
     monkeypatch.setattr("control_plane.text.chat_template.MAX_RENDERED_CHARACTERS", 1000)
     with pytest.raises(TokenizationError, match="at most 1000 characters"):
         ChatTemplate("{% for i in range(99999) %}xxxxxxxxxx{% endfor %}").render(user("x"))
+
+
+def test_no_template_keeps_anything_for_the_next_conversation():
+    keeps = "{{ dict.update(stash, {'seen': messages[0].content}) }}{{ stash }}"
+    template = ChatTemplate(keeps, defaults={"stash": {}})
+    with pytest.raises(TokenizationError, match="has no attribute 'update'"):
+        template.render(user("secret"))
+
+
+def test_variables_are_those_of_the_request_over_the_defaults():
+    source = (
+        "{{ a }}{{ b }}{{ c }}{{ messages | length }}{{ bos_token }}{{ add_generation_prompt }}"
+    )
+    template = ChatTemplate(source, bos_token="<s>", defaults={"a": 1, "b": 2, "messages": []})
+    assert template.render(user("x")) == "121<s>True"
+    assert template.render(user("x"), variables={"b": 3, "c": None}) == "13None1<s>True"
+    # Nobody tells a template what the server tells it.
+    own = {"messages": [], "bos_token": "!", "add_generation_prompt": "!", "self": 1}
+    assert template.render(user("x"), variables=own) == "121<s>True"
+
+
+def test_a_variable_that_is_not_read_is_refused_with_those_that_are():
+    template = ChatTemplate("{{ enable_thinking }}{{ range(2) }}{{ messages }}")
+    template.check_variables(["enable_thinking"])
+    for name in ("enable_thinkin", "range", "messages", "", "x" * 99):
+        with pytest.raises(ValidationError, match=r"it reads enable_thinking$") as caught:
+            template.check_variables(["enable_thinking", name])
+        assert caught.value.field == "chat_template_kwargs"
+        assert repr(name[:32]) in caught.value.message
+    with pytest.raises(ValidationError, match="it reads no other variable"):
+        ChatTemplate("{{ messages }}").check_variables(["x"])

@@ -129,3 +129,14 @@ def test_a_long_text_has_the_tokens_of_its_parts(tokenizer_json):
     ids = tokenizer.encode("hello 你 ")
     assert tokenizer.encode("hello 你 " * 200) == ids * 200
     assert tokenizer.decode(ids * 200) == "hello 你 " * 200
+
+
+def test_special_tokens_are_spelled_out_where_that_is_asked_for(tokenizer_json, metaspace_json):
+    for data, text in ((tokenizer_json, "<|im_start|>hé 你"), (metaspace_json, "hé 你</s>")):
+        tokenizer = load_huggingface_tokenizer(data)
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode_with_special(ids) == text
+        assert tokenizer.decode(ids) != text
+    tokenizer = load_huggingface_tokenizer(tokenizer_json)
+    ids = tokenizer.encode("<|im_start|>hé 你")
+    assert tokenizer.decode_with_special(ids * 200) == "<|im_start|>hé 你" * 200

@@ -14,7 +14,7 @@ from protos.hetero.inference.v1 import inference_pb2_grpc
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}{{ mood }}"
 )
 
 

@@ -97,6 +97,28 @@ def test_a_conversation_is_typed_or_json(client):
         assert "".join(stream.texts()) == whole.text
 
 
+def test_the_template_is_told_what_the_caller_says(client, server):
+    told = {"chat_template_kwargs": {"mood": "(gruff)"}}
+    prompt = client.apply_chat_template(ASKED, **told)
+    assert prompt.text == "[user]hi[assistant](gruff)"
+    whole = client.generate(prompt.token_ids, PARAMS).text
+    assert client.chat(ASKED, PARAMS, **told).text == whole
+    assert client.chat_stream(ASKED, PARAMS, **told).answer().text == whole
+    assert client.chat_stream(ASKED, PARAMS, **told, resume=True).answer().text == whole
+
+    async def story(other):
+        assert await other.apply_chat_template(ASKED, **told) == prompt
+        return (await other.chat(ASKED, PARAMS, **told)).text
+
+    assert in_loop(server, story) == whole
+    for call in (client.chat, client.apply_chat_template):
+        with pytest.raises(ValidationError, match="it reads mood") as caught:
+            call(ASKED, chat_template_kwargs={"mod": 1})
+        assert caught.value.field == "chat_template_kwargs"
+        (violation,) = caught.value.field_violations
+        assert violation.field == "chat_template_kwargs_json"  # as the message spells it
+
+
 def prompt_of(client):
     return client.apply_chat_template(ASKED).token_ids
 

@@ -16,7 +16,7 @@ PATIENCE_S = 120.0
 MAX_MODEL_LEN = 1024
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}{{ mood }}"
 )
 
 

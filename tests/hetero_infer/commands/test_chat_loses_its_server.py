@@ -31,7 +31,7 @@ class LosingClient:
     def model_info(self):
         return SimpleNamespace(model="m", has_chat_template=True, max_model_len=1000)
 
-    def apply_chat_template(self, messages):
+    def apply_chat_template(self, messages, **_keywords):
         self.asked.append([message.content for message in messages])
         return SimpleNamespace(token_ids=(1,))
 

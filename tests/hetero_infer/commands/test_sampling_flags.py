@@ -109,7 +109,7 @@ def test_what_is_no_such_list_is_named_with_its_origin(monkeypatch, tmp_path, fi
         (["--min-p=2"], "min_p (from --min-p) must be at most 1, got 2"),
         (["--presence-penalty=3"], "must be at most 2.0, got 3"),
         (["--stop="], "stop must be texts of 1 to 256 characters, got one of 0"),
-        (["--stop=a"] * 5, "stop must have at most 4 texts, got 5"),
+        (["--stop=a"] * 17, "stop must have at most 16 texts, got 17"),
         (["--logit-bias=5=101"], "logit_bias must be in -100.0 to 100.0, got 101.0 for token 5"),
         (["--logit-bias=5"], "logit_bias (from --logit-bias) must be TOKEN=BIAS"),
         (["--logprobs=21", "--json"], "logprobs (from --logprobs) must be at most 20, got 21"),

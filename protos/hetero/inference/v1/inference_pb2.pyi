@@ -144,10 +144,15 @@ class ChatRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """as in GenerateRequest"""
     priority: _builtins.int
     cache_salt: _builtins.str
+    chat_template_kwargs_json: _builtins.str
+    """A JSON object: variables of the model's chat template, such as {"enable_thinking": false}, over
+    the server's own defaults. Names that the template does not read are refused.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -163,10 +168,11 @@ class ChatRequest(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        chat_template_kwargs_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "priority", b"priority", "sampling", b"sampling", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat_template_kwargs_json", b"chat_template_kwargs_json", "messages", b"messages", "model", b"model", "priority", b"priority", "sampling", b"sampling", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -292,7 +298,7 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts that end a sample; what is returned ends before the one that is complete first. At most
-        4, of 1 to 256 characters. Not with beam_width.
+        16, of 1 to 256 characters. Not with beam_width.
         """
 
     @_builtins.property
@@ -1104,7 +1110,12 @@ class DetokenizeRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    skip_special_tokens: _builtins.bool
+    """Leave special tokens out, as answers do, or else spell them as the vocabulary does; default
+    true.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     def __init__(
@@ -1112,12 +1123,15 @@ class DetokenizeRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         token_ids: Global___TokenIds | None = ...,
+        skip_special_tokens: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
 
 Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
 
@@ -1127,7 +1141,6 @@ class DetokenizeResponse(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Special tokens have none."""
     def __init__(
         self,
         *,
@@ -1149,9 +1162,12 @@ class ApplyChatTemplateRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     add_generation_prompt: _builtins.bool
     """End where the assistant's answer begins; default true."""
+    chat_template_kwargs_json: _builtins.str
+    """as in ChatRequest"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -1163,10 +1179,11 @@ class ApplyChatTemplateRequest(_message.Message):
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
         add_generation_prompt: _builtins.bool | None = ...,
+        chat_template_kwargs_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "model", b"model", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs_json", b"chat_template_kwargs_json", "messages", b"messages", "model", b"model", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
