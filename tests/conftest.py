@@ -1,4 +1,4 @@
-"""What all tests share: where compiled kernels are kept, signals, and who comes first."""
+"""What all tests share: where compiled kernels are kept, signals, and which worker runs what."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -18,8 +19,7 @@ from tests import devices
 from tests.devices import STAND_IN, Target
 from tests.judging import Judge
 
-# Numba's own place for machine code, beside the sources, does not notice that something a kernel
-# imports has changed; the product's cache does. Tests load what the product has compiled, too.
+# Tests load what the product has compiled, and keep for it what they compile.
 prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
 
 # What a shell starts in the background may be deaf to Ctrl-C, and so would be the commands that
@@ -50,6 +50,26 @@ LONGEST_FIRST = (
 )  # fmt: skip
 """What takes long; a worker that gets one of these last keeps the others waiting."""
 
+SHARING_SERVERS = (
+    # `exact_deployment` of tests/integration: the model in float32.
+    (
+        "integration/test_echoed_logprobs_equal_transformers.py",
+        "integration/test_prompt_logprobs_equal_transformers.py",
+        "integration/test_stop_strings_never_leak.py",
+        "integration/test_text_through_both_planes.py",
+    ),
+    # `deployment`: the model as it is served by default.
+    (
+        "integration/hostile/test_fuzzed_protobufs_harm_nobody.py",
+        "integration/hostile/test_raw_http_harms_nobody.py",
+        "integration/test_cancelled_requests_leave_nothing.py",
+        "integration/test_grpcurl_speaks_to_both_planes.py",
+        "integration/test_streams_equal_whole_answers.py",
+    ),
+)
+"""Files that one worker runs, because they use the same servers. Any other worker would start its
+own, which takes seconds."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the suites be told what to run models on."""
@@ -67,6 +87,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return min((ranks[path] for path in (file, *file.parents) if path in ranks), default=99)
 
     items.sort(key=lambda item: rank(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is missing there is one worker
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a worker whole files, as `--dist loadfile` does, and those that share servers together.
+
+    None, which is pytest-xdist's own way, if anything else is asked for.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    together = {f"tests/{name}": names[0] for names in SHARING_SERVERS for name in names}
+
+    class SharedServers(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return together.get(file, file)
+
+    return SharedServers(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 
 from bench.gpu import __main__ as report
 from bench.gpu import decode_bandwidth, device
@@ -225,6 +224,9 @@ def test_what_gets_no_faster_is_timed_soon(monkeypatch):
 
 def test_a_ninth_shape_is_compiled_too():
     """torch runs a function as it is once it has compiled it for eight shapes."""
+    # Imported here: it takes seconds, and every worker imports every file.
+    from torch._dynamo.testing import CompileCounter
+
     compiler = CompileCounter()
 
     def double(x):

@@ -1,8 +1,9 @@
-"""One real deployment for all black-box tests: both planes as processes, the embedded model."""
+"""The real deployments of the black-box tests: both planes as processes, the embedded model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +30,9 @@ class Deployment:
     http: Address
 
 
-@pytest.fixture(scope="session")
-def deployment(target: Target) -> Iterator[Deployment]:
-    config = target.config(dtype="float32")
+@contextmanager
+def _deployed(target: Target, dtype: str) -> Iterator[Deployment]:
+    config = target.config(dtype=dtype)
     with private_directory() as directory:
         compute = compute_socket(directory)
         with (
@@ -46,6 +47,26 @@ def deployment(target: Target) -> Iterator[Deployment]:
             yield Deployment(
                 control=control_plane.address, compute=compute, http=control_plane.http_address
             )
+
+
+@pytest.fixture(scope="session")
+def deployment(target: Target) -> Iterator[Deployment]:
+    """The one for everything that does not depend on what the model says.
+
+    Where bits of a sequence are not promised, near ties are rarer in float32.
+    """
+    with _deployed(target, "auto" if target.keeps_bits else "float32") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def exact_deployment(target: Target) -> Iterator[Deployment]:
+    """The one that says what transformers has said in float32; twice as slow.
+
+    A file that uses it is named in `tests/conftest.py`, beside the others: one worker runs them.
+    """
+    with _deployed(target, "float32") as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -28,8 +28,8 @@ ids_of_runs = pytest.mark.parametrize("run", RUNS, ids=lambda run: run["name"])
 
 
 @pytest.fixture(scope="module")
-def client(deployment) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{deployment.http}", timeout=120) as made:
+def client(exact_deployment) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{exact_deployment.http}", timeout=120) as made:
         yield made
 
 

@@ -96,9 +96,9 @@ def on_transformers(directory, tmp_path_factory) -> Evaluation:
 
 @pytest.mark.parametrize("tokenizer", [FROM_A_DIRECTORY, FROM_THE_SERVER])
 def test_the_harness_gives_the_same_numbers(
-    deployment, directory, on_transformers, tmp_path, tokenizer
+    exact_deployment, directory, on_transformers, tmp_path, tokenizer
 ):
-    url = f"http://{deployment.http}/v1"
+    url = f"http://{exact_deployment.http}/v1"
     model = httpx.get(f"{url}/models").json()["data"][0]["id"]
     said = tokenizer.format(directory=directory)
     ours = evaluate(

@@ -129,12 +129,12 @@ def reason_of(end: Any) -> pb.FinishReason:
 
 
 @pytest.fixture(scope="module")
-def asked(deployment) -> Iterator[Asked]:
+def asked(exact_deployment) -> Iterator[Asked]:
     limits = httpx.Limits(max_connections=NUM_WORKERS)
     with (
-        Server(deployment.control) as server,
+        Server(exact_deployment.control) as server,
         httpx.Client(
-            base_url=f"http://{deployment.http}", timeout=PATIENCE_S, limits=limits
+            base_url=f"http://{exact_deployment.http}", timeout=PATIENCE_S, limits=limits
         ) as http,
     ):
         yield Asked(server, http)
