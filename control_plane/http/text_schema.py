@@ -21,7 +21,9 @@ class TokenizeRequest(Wire):
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     chat_template_kwargs: TemplateKwargs | None = None
     add_generation_prompt: bool | None = Field(None, description="only with messages; default true")
-    add_special_tokens: bool | None = Field(None, description="only with prompt; default true")
+    add_special_tokens: bool | None = Field(
+        None, description="default true with prompt; false with messages, which have their own"
+    )
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -31,8 +33,11 @@ class TokenizeRequest(Wire):
         for name in ("tools", "chat_template_kwargs", "add_generation_prompt"):
             if self.messages is None and getattr(self, name) is not None:
                 raise wrong(name, f"{name} is only allowed with messages")
-        if self.prompt is None and self.add_special_tokens is not None:
-            raise wrong("add_special_tokens", "add_special_tokens is only allowed with prompt")
+        if self.prompt is None and self.add_special_tokens:
+            raise wrong(
+                "add_special_tokens",
+                "add_special_tokens must be false with messages: their template adds its own",
+            )
         return self
 
     @cached_property

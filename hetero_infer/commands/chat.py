@@ -16,7 +16,7 @@ from typing import Any
 from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.errors import DrainingError
-from hetero_infer.client import Client
+from hetero_infer.client import Client, Message
 from hetero_infer.commands.chat_history import History
 from hetero_infer.commands.chat_input import HELP, Command, Said, TurnReader, UnreadableError
 from hetero_infer.commands.chat_interrupts import Interrupts, cancelling
@@ -64,6 +64,10 @@ def chat(settings: Settings, target: ChatSettings, flags: Mapping[str, object]) 
                 f"the model {info.model!r} has no chat template; without one there is only "
                 "`--input` (give a template with --chat-template FILE)",
                 field="chat_template",
+            )
+        if target.template_kwargs:  # what is wrong with them is told before the first turn
+            client.apply_chat_template(
+                [Message("user", "hello")], chat_template_kwargs=target.template_kwargs
             )
         if reader.is_interactive:
             _say(f"{info.model}: /help shows the commands, Ctrl-D ends the chat")

@@ -87,7 +87,7 @@ def test_too_many_messages_tools_or_calls_are_refused(request_, field):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("stop", ["a"] * 5),
+        ("stop", ["a"] * 17),
         ("stop_token_ids", [1] * 65),
         ("logit_bias", dict.fromkeys(range(1025), 0)),
     ],

@@ -36,6 +36,13 @@ def test_a_conversation_has_the_tokens_that_a_chat_has(on_loop):
         body = {"messages": messages, "add_generation_prompt": False}
         answer = checked(await served.post("/tokenize", body), TokenizeResponse)
         assert bytes(answer["tokens"]) == b"<system>x</><user>Hi</>"
+        # vLLM's clients say so; templates have their own special tokens.
+        plain = checked(
+            await served.post("/tokenize", {**body, "add_special_tokens": False}), TokenizeResponse
+        )
+        assert plain == answer
+        error = await served.error("/tokenize", {**body, "add_special_tokens": True})
+        assert error["param"] == "add_special_tokens"
 
     on_loop(test)
 

@@ -11,6 +11,9 @@ COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/r
 REFUSING = "{{ raise_exception('no: ' + messages[0].content) }}"
 
 
+USER = {"messages": [{"role": "user", "content": "x"}]}
+
+
 def calling(arguments) -> dict:
     function = {"name": "f", "arguments": arguments}
     call = {"id": "1", "type": "function", "function": function}
@@ -35,6 +38,9 @@ REFUSED = [
     (CHAT, calling(f'"{TEXT}"'), None),
     (CHAT, calling(f'{{"x": {TEXT}}}'), None),
     (CHAT, calling({"x": TEXT}), None),
+    (CHAT, {**USER, "chat_template_kwargs": {TEXT: TEXT}}, "chat_template_kwargs"),
+    (CHAT, {**USER, "chat_template_kwargs": {"tools": TEXT}}, "chat_template_kwargs"),
+    (CHAT, {**USER, "chat_template_kwargs": TEXT}, "chat_template_kwargs"),
     (
         RESPONSES,
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": 5}]}]},

@@ -77,6 +77,9 @@ function conversationOf(request) {
       parameters_json: JSON.stringify(tool.parameters ?? {}),
     }));
   }
+  if (request.chat_template_kwargs) {
+    found.chat_template_kwargs_json = JSON.stringify(request.chat_template_kwargs);
+  }
   return found;
 }
 
@@ -193,7 +196,8 @@ async function ask(request) {
       return { token_ids: (await call(clients.text, "Tokenize", message)).token_ids ?? [] };
     }
     case "detokenize": {
-      const message = { ...model, token_ids: { ids: request.tokens } };
+      const flags = pick(request, ["skip_special_tokens"]);
+      const message = { ...model, ...flags, token_ids: { ids: request.tokens } };
       return { text: (await call(clients.text, "Detokenize", message)).text ?? "" };
     }
     case "chat_template": {

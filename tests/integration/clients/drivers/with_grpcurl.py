@@ -132,8 +132,10 @@ def call_of(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if op == "tokenize":
         return f"{PACKAGE}.TokenizerService/Tokenize", {**message, "text": request["prompt"]}
     if op == "detokenize":
-        ids = {"token_ids": {"ids": request["tokens"]}}
-        return f"{PACKAGE}.TokenizerService/Detokenize", {**message, **ids}
+        message["token_ids"] = {"ids": request["tokens"]}
+        if "skip_special_tokens" in request:
+            message["skip_special_tokens"] = request["skip_special_tokens"]
+        return f"{PACKAGE}.TokenizerService/Detokenize", message
     if op == "chat_template":
         message |= _conversation(request)
         return f"{PACKAGE}.TokenizerService/ApplyChatTemplate", message
@@ -178,6 +180,8 @@ def _conversation(request: dict[str, Any]) -> dict[str, Any]:
             }
             for tool in request["tools"]
         ]
+    if "chat_template_kwargs" in request:
+        found["chat_template_kwargs_json"] = json.dumps(request["chat_template_kwargs"])
     return found
 
 
