@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     told = PartOptions(_kernel_cache(options), 0.0, options.kv_cache_dtype)
     if options.prebuilt is not None:
         run["taken_over"] = take_over(options.prebuilt, told.machine_code)
-        print(f"{run['taken_over']} kernels were built elsewhere", flush=True)
+        print(_say_of_taken_over(run, told.machine_code), flush=True)
     wanted = [part for part in parts if part.name in options.only] if options.only else parts
     if options.goes_on and not options.only:
         wanted = [part for part in wanted if not report.is_done(part.name)]
@@ -140,6 +140,22 @@ def fill_report(
         file = out.with_suffix(f".{part.name}.json")
         report.add(part.name, run_part(part, here, ends - time.monotonic(), file))
         report.write()
+
+
+def _say_of_taken_over(run: dict[str, Any], machine_code: Path) -> str:
+    """Say what came from elsewhere, and what is still to be compiled: of other sources, it all is."""
+    from bench.gpu.needed_kernels import missing_variants
+    from kernels.cuda.check import capability
+
+    missing = missing_variants(capability(run["device"]["capability"]), machine_code)
+    run["not_taken_over"] = [variant.name for variant in missing]
+    said = f"{run['taken_over']} kernels were built elsewhere"
+    if missing:
+        said += (
+            f"; {len(missing)} that are needed are not among them ({missing[0].name}, …): were "
+            "they built from these sources and for this device?"
+        )
+    return said
 
 
 def _report_of(options: argparse.Namespace, run: dict[str, Any]) -> Report:

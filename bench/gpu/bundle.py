@@ -36,6 +36,8 @@ from kernels.cuda.build import private_directory
 from kernels.cuda.check import capability
 
 ARCHIVE: Final = "bundle.tar.gz"
+LIBRARIES: Final = "nvidia/cu13"
+"""Where packages put the compiler's libraries of CUDA 13."""
 SHOWN_BYTES: Final = 2**20
 """Packages that take more are named with their size."""
 
@@ -52,6 +54,15 @@ if [ ! -e "$place/unpacked" ]; then
 fi
 PYTHONPATH=$place/site${{PYTHONPATH:+:$PYTHONPATH}}
 export PYTHONPATH
+# The compiler's libraries are looked for where these point, not in PYTHONPATH nor behind nvcc.
+if [ -z "${{CUDA_PATH-}}${{CUDA_HOME-}}" ]; then
+    nvcc=$(command -v nvcc || true)
+    if [ -d "$place/site/{libraries}" ]; then
+        export CUDA_HOME="$place/site/{libraries}"
+    elif [ -n "$nvcc" ]; then
+        export CUDA_HOME="$(dirname "$(dirname "$(readlink -f "$nvcc")")")"
+    fi
+fi
 exec "${{PYTHON:-python3}}" -m bench.gpu --out "${{GPU_REPORT:-gpu-report.json}}" \
     --prebuilt "$place/kernels"{commit} "$@"
 """
@@ -160,7 +171,7 @@ def _write_run_sh(directory: Path, pieces: Sequence[Path]) -> str:
     label = digest.hexdigest()[:12]
     commit = describe_commit()["commit"]
     told = "" if commit is None else f" --commit {commit}"
-    script = RUN_SH.format(label=label, archive=ARCHIVE, commit=told)
+    script = RUN_SH.format(label=label, archive=ARCHIVE, commit=told, libraries=LIBRARIES)
     (directory / "run.sh").write_text(script, encoding="utf-8")
     return label
 

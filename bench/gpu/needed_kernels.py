@@ -45,6 +45,11 @@ def needed_variants() -> list[Variant]:
     return list(dict.fromkeys([*all_variants(every=False), *measured, *_of_models()]))
 
 
+def missing_variants(wanted: tuple[int, int], directory: Path) -> list[Variant]:
+    """Return those of them that a cache does not have for a compute capability."""
+    return [one for one in needed_variants() if not build.is_built(one, wanted, directory)]
+
+
 def _of_models() -> Iterator[Variant]:
     """Yield the kernels of the measured model and, where it is installed, of the embedded one."""
     yield from KernelOperations(_Nowhere(), ONE_BILLION.spec(), "bfloat16", BLOCK_SIZE).variants

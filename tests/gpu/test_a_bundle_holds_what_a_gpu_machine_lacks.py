@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from bench.gpu.pieces import Pieces
 from bench.gpu.suites import FOLDERS, ROOT
 
 THERE = """\
-numba-cuda==0.30.0
+numba-cuda==0.30.4
 numpy==2.5.2
 protobuf==6.33.1
 PyYAML==6.0.3
@@ -103,12 +103,14 @@ def test_torch_and_cudas_libraries_are_that_machines_own():
 def test_what_that_machine_has_stays_out_unless_something_refuses_its_version():
     there = packages_there(THERE)
     assert there == {
-        "numba-cuda": "0.30.0", "numpy": "2.5.2", "protobuf": "6.33.1", "pyyaml": "6.0.3",
+        "numba-cuda": "0.30.4", "numpy": "2.5.2", "protobuf": "6.33.1", "pyyaml": "6.0.3",
         "torch": "2.11.0+cu130", "hypothesis": None,
     }  # fmt: skip
     brought = needed_packages("3.12", there)
     assert {"numpy", "protobuf"} < set(brought)
     assert not {"numba-cuda", "pyyaml", "hypothesis"} & set(brought)
+    # One that our numba cannot be imported with.
+    assert "numba-cuda" in needed_packages("3.12", there | {"numba-cuda": "0.30.3"})
     # What only a package needs that stays out is that machine's affair.
     assert "sortedcontainers" in needed_packages("3.12", {})
     assert "sortedcontainers" not in brought
@@ -124,8 +126,8 @@ def test_pieces_together_are_what_was_written(tmp_path, limit, sizes):
     assert b"".join(path.read_bytes() for path in pieces.paths) == b"abcdefghij"
 
 
-def made(directory: Path, *flags: str) -> int:
-    """Make a bundle of one small package and one kernel."""
+def made(directory: Path, *flags: str, brings: Sequence[str] = ()) -> int:
+    """Make a bundle of one small package, some files and one kernel."""
 
     def install(packages, site, options):
         assert (options.python, options.glibc) == ("3.12", "2.28")
@@ -135,6 +137,9 @@ def made(directory: Path, *flags: str) -> int:
         (site / "brought.py").write_text("print('read')")
         (site / "brought.pth").write_text("import brought")
         (site / "large").write_bytes(os.urandom(5000))
+        for name in brings:
+            (site / name).parent.mkdir(parents=True)
+            (site / name).touch()
 
     def build_kernels(kernels, wanted):
         assert wanted == "9.0"
@@ -175,6 +180,43 @@ def test_a_bundle_is_unpacked_once_and_the_report_made_with_it(tmp_path, capfd):
         piece.unlink()
     again = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert again.stdout == said
+
+
+@pytest.mark.parametrize(
+    ("variables", "brings", "expected"),
+    [
+        ({}, False, "{toolkit}"),
+        ({}, True, "{bundle}/site/nvidia/cu13"),
+        ({"CUDA_HOME": "/mine"}, True, "/mine"),
+        ({"CUDA_PATH": "/mine"}, False, ""),
+    ],
+)
+def test_a_compiler_is_found_in_the_bundle_or_a_toolkit_unless_it_is_named(
+    tmp_path, variables, brings, expected
+):
+    made(tmp_path / "bundle", brings=("nvidia/cu13/lib/libnvvm.so.4",) * brings)
+    toolkit = tmp_path / "cuda-13.0"
+    programs = {tmp_path / "python3": '#!/bin/sh\necho "${CUDA_HOME-}"\n', toolkit / "bin/nvcc": ""}
+    for program, text in programs.items():
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    (tmp_path / "nvcc").symlink_to(toolkit / "bin" / "nvcc")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path), **variables}
+    command = ["sh", str(tmp_path / "bundle" / "run.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    (place,) = tmp_path.glob("hetero-gpu-*")
+    assert done.stdout.strip() == expected.format(toolkit=toolkit, bundle=place)
+
+
+def test_that_is_where_the_compilers_packages_put_their_libraries():
+    files = {
+        str(file)
+        for name in ("nvidia-cuda-nvrtc", "nvidia-nvjitlink", "nvidia-nvvm")
+        for file in metadata.files(name) or ()
+    }
+    for library in ("libnvrtc.so.13", "libnvJitLink.so.13", "libnvvm.so.4"):
+        assert f"{bundle.LIBRARIES}/lib/{library}" in files
 
 
 def test_a_piece_that_is_missing_is_noticed(tmp_path):

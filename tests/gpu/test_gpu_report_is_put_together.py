@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import __main__ as report
-from bench.gpu import part_process, provenance
+from bench.gpu import needed_kernels, part_process, provenance
 from bench.gpu.part_process import Part
-from kernels.cuda.build import toolchain_hash
+from kernels.cuda import build
+from kernels.cuda.rms_norm import RmsNormVariant
+from kernels.cuda.silu_mul import SiluMulVariant
 
 HERE = "tests.gpu.parts_that_end_badly"
 
@@ -102,16 +104,23 @@ def test_what_a_part_has_found_is_in_a_file_while_it_runs(run, tmp_path):
     assert [path.name for path in tmp_path.glob("*.json")] == ["report.json"]
 
 
-def test_machine_code_made_elsewhere_is_taken_over_where_a_plane_looks_for_it(run, tmp_path):
-    carried = tmp_path / "carried"
-    carried.mkdir()
-    (carried / "silu.sm_90.0123.4567.cubin").write_bytes(b"code")
-    cache = tmp_path / "cache"
+def test_machine_code_made_elsewhere_is_taken_over_where_a_plane_looks_for_it(
+    run, tmp_path, monkeypatch, capfd
+):
+    silu, norm = SiluMulVariant("float32"), RmsNormVariant("float32", 256)
+    monkeypatch.setattr(needed_kernels, "needed_variants", lambda: [silu, norm])
+    carried, cache = tmp_path / "carried", tmp_path / "cache"
+    build.store(silu, (9, 0), build.private_directory(carried), b"code")
+    (file,) = carried.iterdir()
+    file.rename(file.with_name(file.name.replace(build.toolchain_hash(), "4567")))
     flags = ("--prebuilt", str(carried), "--kernel-cache", str(cache))
     _, found = run(part("finds"), flags=flags)
+    assert build.prebuilt(silu, (9, 0), cache / "cuda") == b"code"
+    assert build.is_built(silu, (9, 0), cache / "cuda")
+    # What it lacks costs a device's minutes: that is said before they are spent.
     assert found["runs"][0]["taken_over"] == 1
-    (taken,) = (cache / "cuda").iterdir()
-    assert taken.name == f"silu.sm_90.0123.{toolchain_hash()}.cubin"
+    assert found["runs"][0]["not_taken_over"] == [norm.name]
+    assert f"elsewhere; 1 that are needed are not among them ({norm.name}" in capfd.readouterr().out
 
 
 def test_a_missing_package_is_one_line(monkeypatch, capsys, tmp_path):
