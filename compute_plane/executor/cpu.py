@@ -33,10 +33,11 @@ from compute_plane.executor.step_headers import PieceArrays, StepHeaders
 from compute_plane.executor.thread_team import Entry, ThreadTeam
 from compute_plane.executor.token_layout import PoolShape, TokenLayout, lay_out_tokens
 from kernels.cpu.attention_items import attention_items, share_long_contexts
+from kernels.cpu.catalogue import sample
 from kernels.cpu.instruction_set import selected_instruction_set
+from kernels.cpu.operands import LOGITS, LOGITS_STRIDE, VOCAB
 from kernels.cpu.operation import StepWord
 from kernels.cpu.sample_record import sampling_scratch_bytes
-from kernels.cpu.sampling import LOGITS, LOGITS_STRIDE, VOCAB, sample
 from planes.errors import ValidationError
 
 if TYPE_CHECKING:

@@ -207,8 +207,8 @@ class GPUExecutor(Protocol):
 MAX_STEPS_UNDER_WAY: Final = 2
 """Steps that are launched and whose answers were not taken.
 
-No more will do: a step is prepared with one before it unanswered, and that one's samples are the only
-tokens that inputs and histories may lack (`samples_ahead`, `SlotTable`).
+No more will do: a step is prepared with one before it unanswered, and that one's samples are the
+only tokens that inputs and histories may lack (`samples_ahead`, `SlotTable`).
 """
 
 

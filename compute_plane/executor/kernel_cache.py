@@ -1,8 +1,7 @@
 """Where the machine code of the CPU kernels is kept between starts.
 
-Numba unpickles what it finds in its cache, so the directory must be this user's alone; and it does
-not see that a kernel's *imports* changed, so the directory's name carries a hash of the kernel
-sources and of everything else the machine code depends on.
+What is found there is run, so the directory must be this user's alone. Its name carries a hash of
+the kernel sources and of everything else the machine code depends on.
 """
 
 from __future__ import annotations
@@ -12,16 +11,18 @@ import os
 import platform
 import stat
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import llvmlite
 import llvmlite.binding
-import numba
 import numpy as np
 
 import compute_plane
 import kernels
+from kernels.cpu.instruction_set import forced_target
+from kernels.cpu.machine_code import keep_code_in
 from planes.errors import ConfigError
 
 PRIVATE_MODE: Final = 0o700
@@ -33,16 +34,16 @@ OTHERS: Final = 0o077
 
 
 def prepare_kernel_cache(root: Path) -> Path:
-    """Let Numba keep its machine code below `root`, and return the directory in use.
+    """Let machine code be kept below `root`, and return the directory in use.
 
-    Must be called before `kernels.cpu` is imported; kernels already imported stay where they are.
-    `root` and the directory are created with mode 0700. Raises ConfigError, naming the path, if one
-    of them is not a directory of this user that only this user can enter, or cannot be created.
+    Must be called when the instruction set is chosen, and before any operation is loaded. `root`
+    and the directory are created with mode 0700. Raises ConfigError, naming the path, if one of
+    them is not a directory of this user that only this user can enter, or cannot be created.
     """
     directory = root / kernel_fingerprint()
     for path in (root, directory):
         make_private_directory(path)
-    numba.config.CACHE_DIR = str(directory)
+    keep_code_in(directory)
     return directory
 
 
@@ -70,14 +71,14 @@ def _fingerprint(folders: Sequence[Path]) -> str:
         for source in sorted(folder.rglob("*.py")):
             digest.update(f"{folder.name}/{source.relative_to(folder)}\0".encode())
             digest.update(source.read_bytes())
-    cpu = numba.config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
-    features = (
-        numba.config.CPU_FEATURES
-        if numba.config.CPU_NAME
-        else llvmlite.binding.get_host_cpu_features().flatten()
+    versions = (
+        platform.python_version(), np.__version__, version("numba"), llvmlite.__version__,
+    )  # fmt: skip
+    target = forced_target() or (
+        llvmlite.binding.get_host_cpu_name(),
+        llvmlite.binding.get_host_cpu_features().flatten(),
     )
-    versions = (platform.python_version(), np.__version__, numba.__version__, llvmlite.__version__)
-    digest.update("\0".join((*versions, cpu, features or "")).encode())
+    digest.update("\0".join((*versions, *target)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -25,25 +25,25 @@ from compute_plane.executor.product_records import ProductRecords
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
 from compute_plane.memory.huge_pages import HugePageArena
-from compute_plane.model.rope import inverse_frequencies
-from kernels.cpu.attention import (
-    ATTENTION,
+from compute_plane.model.rope import attention_factor, inverse_frequencies
+from kernels.cpu.attention_items import MAX_SHARED_ITEMS, rows_per_item
+from kernels.cpu.attention_sizes import (
     attention_partial_floats,
     attention_scratch_bytes,
-    merge_attention,
-)
-from kernels.cpu.attention_context import Attention
-from kernels.cpu.attention_items import MAX_SHARED_ITEMS, rows_per_item
-from kernels.cpu.embedding import EMBEDDINGS, EmbeddingRecord
-from kernels.cpu.operation import StepWord
-from kernels.cpu.rope_write import (
-    ROPE_WRITE,
-    RopeAngles,
-    RopeWrite,
-    rope_angles,
     rope_scratch_bytes,
 )
-from kernels.cpu.row_inputs import RowInput, normed_rows, plain_rows, sampled_rows
+from kernels.cpu.catalogue import (
+    ATTENTION,
+    EMBEDDINGS,
+    ROPE_WRITE,
+    merge_attention,
+    normed_rows,
+    plain_rows,
+    rope_angles,
+    sampled_rows,
+)
+from kernels.cpu.operands import Attention, EmbeddingRecord, RopeAngles, RopeWrite, RowInput
+from kernels.cpu.operation import StepWord
 
 if TYPE_CHECKING:
     from compute_plane.executor.packed_weights import PackedLayer, PackedMatrix, PackedWeights
@@ -142,6 +142,7 @@ class LlamaTable:
                 RopeAngles.COSINES: self._cosines,
                 RopeAngles.SINES: self._sines,
                 RopeAngles.HALF: self._spec.head_dim // 2,
+                RopeAngles.FACTOR: int(np.float32(attention_factor(self._spec)).view(np.uint32)),
             },
         )
 

@@ -23,10 +23,9 @@ from compute_plane.executor.row_buffers import (
     row_format_of,
 )
 from compute_plane.executor.step_table import StepTable
-from kernels.cpu.matrix_product import Product
+from kernels.cpu.catalogue import gated_rows, ordered_rows
+from kernels.cpu.operands import Product, RowFormat, RowInput
 from kernels.cpu.operation import Operation, StepWord
-from kernels.cpu.row_inputs import RowInput, gated_rows, ordered_rows
-from kernels.cpu.row_values import RowFormat
 
 if TYPE_CHECKING:
     from compute_plane.executor.packed_weights import PackedMatrix

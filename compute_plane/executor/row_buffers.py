@@ -5,27 +5,21 @@ from __future__ import annotations
 from typing import Final
 
 from compute_plane.memory.huge_pages import HugePageArena
-from kernels.cpu.float_packing import PANEL_COLUMNS
-from kernels.cpu.float_products import (
+from kernels.cpu.catalogue import (
+    FLOAT_PRODUCTS,
     GATED_PRODUCTS,
-    GROUP_PANELS,
+    INT8_PRODUCTS,
     UNPACKED_PRODUCTS,
-    float_scratch_bytes,
-    product_bf16,
     product_bf16_rows,
-    product_f16,
-    product_f32,
 )
+from kernels.cpu.float_packing import PANEL_COLUMNS
+from kernels.cpu.float_sizes import GROUP_PANELS, float_scratch_bytes
 from kernels.cpu.instruction_set import selected_instruction_set
-from kernels.cpu.int8_products import INT8_PRODUCTS, WIDTH, int8_scratch_bytes
-from kernels.cpu.matrix_product import Product
+from kernels.cpu.int8_sizes import WIDTH, int8_scratch_bytes
+from kernels.cpu.operands import Product, RowFormat, RowInput, group_bytes, row_bytes
 from kernels.cpu.operation import Operation
-from kernels.cpu.row_inputs import RowInput, group_bytes, row_bytes
-from kernels.cpu.row_values import RowFormat
 
 ALIGNMENT: Final = 64
-
-_FLOAT_PRODUCTS: Final = {"F32": product_f32, "F16": product_f16, "BF16": product_bf16}
 
 
 def row_format_of(weight_format: str, *, of_prompt: bool) -> RowFormat:
@@ -55,7 +49,7 @@ def product_of(weight_format: str, k: int, row_format: RowFormat) -> tuple[Opera
     elif row_format == RowFormat.BF16:
         operation = product_bf16_rows
     else:
-        operation = _FLOAT_PRODUCTS[weight_format]
+        operation = FLOAT_PRODUCTS[weight_format]
     scratch_bytes = float_scratch_bytes(k, is_quantised=is_quantised)
     return operation, scratch_bytes, GROUP_PANELS * PANEL_COLUMNS
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.memory.huge_pages import huge_page_array
+from kernels.cpu.board import MAX_CHUNKS
 from kernels.cpu.operation import HEADER_WORDS, StepWord
-from kernels.cpu.step import MAX_CHUNKS
 
 Words = npt.NDArray[np.int64]
 

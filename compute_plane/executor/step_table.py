@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from kernels.cpu.board import MAX_CHUNKS
 from kernels.cpu.operation import (
     CHUNKS,
     FETCH,
@@ -16,7 +17,6 @@ from kernels.cpu.operation import (
     Operation,
     StepWord,
 )
-from kernels.cpu.step import MAX_CHUNKS
 
 Words = npt.NDArray[np.int64]
 

@@ -11,17 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.step import (
-    ENTRY_WORDS,
-    LINE_BYTES,
-    LINE_WORDS,
-    READ_END,
-    WRITE_END,
-    BoardWord,
-    dismiss,
-    lead_step,
-    work,
-)
+from kernels.cpu.board import ENTRY_WORDS, LINE_BYTES, LINE_WORDS, READ_END, WRITE_END, BoardWord
+from kernels.cpu.catalogue import dismiss, lead_step, work
 
 IDLE_SPINS: Final = 2000
 """Looks for the next step before an idle worker sleeps, ≈ 50 µs: longer than the way from one step
@@ -49,6 +40,7 @@ class ThreadTeam:
         self._board[BoardWord.NUM_WORKERS] = num_threads
         self._board[BoardWord.SPINS] = IDLE_SPINS
         self._address = self._board.ctypes.data
+        self._lead_step, self._dismiss = lead_step.to_function(1), dismiss.to_function(1)
         self._capacity = 0
         self._grow(FIRST_CAPACITY)
         self._pipes: list[int] = []
@@ -59,7 +51,10 @@ class ThreadTeam:
             self._board[line + READ_END], self._board[line + WRITE_END] = ends
         self._threads = [
             threading.Thread(
-                target=work, args=(self._address, worker), name=f"worker-{worker}", daemon=True
+                target=work.to_function(2),
+                args=(self._address, worker),
+                name=f"worker-{worker}",
+                daemon=True,
             )
             for worker in range(1, num_threads)
         ]
@@ -73,12 +68,12 @@ class ThreadTeam:
             self._grow(len(table))
         self._entries[: len(table)] = table
         self._board[BoardWord.NUM_ENTRIES] = len(table)
-        lead_step(self._address)
+        self._lead_step(self._address)
 
     def close(self) -> None:
         """End the workers. Nothing may be run any more."""
         if self._threads:
-            dismiss(self._address)
+            self._dismiss(self._address)
         for thread in self._threads:
             thread.join()
         self._threads = []

@@ -11,9 +11,11 @@ from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.gguf_rope import read_rope_scaling
 from compute_plane.model.mapped_file import forget_pages
-from compute_plane.model.spec import ARCHITECTURES, FrequencyDivisors, ModelSpec
-from compute_plane.model.tensor import RawTensor, TensorFormat
+from compute_plane.model.sliding_window import within_window
+from compute_plane.model.spec import ARCHITECTURES, ModelSpec, scaled_context_length
+from compute_plane.model.tensor import RawTensor
 
 LLAMA = "llama"
 
@@ -43,7 +45,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         raise UnsupportedModelError(
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
-            f"{', '.join(ARCHITECTURES)} (Llama, Mistral without a sliding window, Qwen2, Qwen3)",
+            f"{', '.join(ARCHITECTURES)} (Llama, Mistral, Qwen2, Qwen3)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -51,6 +53,8 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
     num_kv_heads = keys.integer(prefix + "attention.head_count_kv")
     context_length = keys.require_integer(prefix + "context_length")
     rope_theta = keys.number(prefix + "rope.freq_base")
+    window_key = prefix + "attention.sliding_window"
+    scaling = read_rope_scaling(file, keys, prefix, context_length)
     stored_name = keys.text("general.name")
     spec = ModelSpec(
         name=name or printable(stored_name or file.path.stem),
@@ -62,15 +66,20 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         head_dim=_head_dim(file, keys, prefix, hidden_size, num_heads),
         hidden_size=hidden_size,
         intermediate_size=keys.require_integer(prefix + "feed_forward_length"),
-        context_length=context_length,
+        context_length=within_window(
+            file.path,
+            scaled_context_length(context_length, scaling),
+            keys.integer(window_key) or None,  # 0: none
+            window_key,
+        ),
         rope_theta=10000.0 if rope_theta is None else rope_theta,
-        rope_scaling=_rope_scaling(file, keys, prefix),
+        rope_scaling=scaling,
         rms_norm_eps=keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
         tie_embeddings=layout.gguf_name(layout.LM_HEAD) not in file.tensors,
         num_parameters=0,
         weight_format="",
     )
-    _refuse_variants(file, keys, prefix, context_length)
+    _refuse_variants(file, keys, prefix)
     stored = {
         tensor_name: (entry.format, entry.shape)
         for tensor_name, entry in file.tensors.items()
@@ -165,40 +174,10 @@ def _head_dim(
     return head_dim
 
 
-def _rope_scaling(file: GgufFile, keys: GgufMetadata, prefix: str) -> FrequencyDivisors | None:
-    kind = keys.text(prefix + "rope.scaling.type")
-    if kind not in (None, "none"):
-        raise UnsupportedModelError(
-            file.path, f"RoPE scaling {printable(kind or '')} is not supported"
-        )
-    linear = keys.number(prefix + "rope.scale_linear")
-    if linear not in (None, 1.0):
-        raise UnsupportedModelError(
-            file.path, f"RoPE scaling linear ({prefix}rope.scale_linear {linear}) is not supported"
-        )
-    entry = file.tensors.get(layout.GGUF_ROPE_DIVISORS)
-    if entry is None:
-        return None
-    if entry.format is not TensorFormat.F32 or len(entry.shape) != 1 or entry.shape[0] > 1 << 12:
-        raise ModelFileError(
-            file.path,
-            f"tensor {layout.GGUF_ROPE_DIVISORS} must be F32 with one dimension, "
-            f"got {entry.format.label} {list(entry.shape)}",
-        )
-    return FrequencyDivisors(tuple(_rows(file, entry).view("<f4")[0].tolist()))
-
-
-def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str, context_length: int) -> None:
+def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:
     """Refuse what shares the architecture's name but computes something else."""
     if keys.integer(prefix + "expert_count"):
         raise UnsupportedModelError(file.path, "mixtures of experts are not supported")
-    window = keys.integer(prefix + "attention.sliding_window")
-    if window and window < context_length:
-        raise UnsupportedModelError(
-            file.path,
-            f"a sliding window ({window}) below the context length ({context_length}) "
-            f"is not supported",
-        )
     if keys.boolean(prefix + "attention.causal") is False:
         raise UnsupportedModelError(file.path, "attention that is not causal is not supported")
     if (keys.integer("split.count") or 1) > 1:

@@ -7,11 +7,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from compute_plane.model.assets import MAX_TEMPLATE_BYTES, ModelAssets
-from compute_plane.model.errors import ModelFileError, printable
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.json_file import JsonObject, read_bounded, read_text
 from compute_plane.model.spec import ModelSpec
 
 TOKENIZER = "tokenizer.json"
+SENTENCE_PIECES = "tokenizer.model"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -25,9 +26,16 @@ def read_hf_assets(directory: Path, config: JsonObject, spec: ModelSpec) -> Mode
     """Return the text side of a model in a directory; `config` is its config.json.
 
     A generation ends at any id of generation_config.json (config.json, if that names none) and at
-    the end token of tokenizer_config.json. Raises ModelFileError naming the file at fault.
+    the end token of tokenizer_config.json. Raises ModelFileError naming the file at fault,
+    UnsupportedModelError for a SentencePiece model alone.
     """
     path = directory / TOKENIZER
+    if not path.exists() and (directory / SENTENCE_PIECES).exists():
+        raise UnsupportedModelError(
+            directory / SENTENCE_PIECES,
+            f"a SentencePiece model is not read from a directory: it needs a {TOKENIZER} beside "
+            "it (or take a GGUF file of the model)",
+        )
     tokenizer_json = read_bounded(path, MAX_TOKENIZER_BYTES)
     tokenizer = _parse(path, tokenizer_json, spec)
     settings = _optional(directory / TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES)

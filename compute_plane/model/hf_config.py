@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.hf_rope import rope_scaling, rope_theta
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.spec import Llama3Scaling, ModelSpec, RopeScaling
+from compute_plane.model.sliding_window import within_window
+from compute_plane.model.spec import ModelSpec, RopeScaling, scaled_context_length
 
 MISTRAL = "mistral"
-MISTRAL_SLIDING_WINDOW = 4096
-"""What a Mistral configuration means where it says nothing."""
+LLAMA = "llama"
+SLIDING_WINDOW = 4096
+"""What a configuration means that has windows and does not say how long they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class ModelType:
 
 
 MODEL_TYPES: Final = {
-    "llama": ModelType("llama", "LlamaForCausalLM"),
+    LLAMA: ModelType("llama", "LlamaForCausalLM"),
     MISTRAL: ModelType("llama", "MistralForCausalLM", num_kv_heads=8),
     "qwen2": ModelType("qwen2", "Qwen2ForCausalLM", num_kv_heads=32),
     "qwen3": ModelType("qwen3", "Qwen3ForCausalLM", num_kv_heads=32, head_dim=128),
@@ -55,6 +58,7 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
     context_length = config.integer("max_position_embeddings")
+    scaling = rope_scaling(config, context_length)
     spec = ModelSpec(
         name=name,
         architecture=kind.architecture,
@@ -65,15 +69,15 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         head_dim=_head_dim(config, kind, hidden_size, num_heads),
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
-        context_length=context_length,
-        rope_theta=_rope_theta(config),
-        rope_scaling=_rope_scaling(config, context_length),
+        context_length=_context_length(config, model_type, context_length, scaling),
+        rope_theta=rope_theta(config),
+        rope_scaling=scaling,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         tie_embeddings=config.boolean("tie_word_embeddings") or False,
         num_parameters=0,
         weight_format="",
     )
-    _refuse_variants(config, model_type, context_length)
+    _refuse_variants(config, model_type)
     return spec
 
 
@@ -91,39 +95,22 @@ def _head_dim(config: JsonObject, kind: ModelType, hidden_size: int, num_heads: 
     return hidden_size // num_heads
 
 
-def _rope_theta(config: JsonObject) -> float:
-    """Newer configurations keep it in `rope_parameters`, older ones at the top."""
-    parameters = config.member("rope_parameters")
-    if parameters is not None and parameters.has("rope_theta"):
-        return parameters.number("rope_theta")
-    return config.number("rope_theta", 10000.0)
-
-
-def _rope_scaling(config: JsonObject, context_length: int) -> RopeScaling | None:
-    parameters = config.member("rope_parameters") or config.member("rope_scaling")
-    if parameters is None:
-        return None
-    kind = parameters.text("rope_type") or parameters.text("type") or "default"
-    if parameters.number("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError(config.path, "partial rotary positions are not supported")
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise UnsupportedModelError(
-            config.path,
-            f"RoPE scaling {printable(kind)} is not supported; supported are default and llama3",
-        )
-    return Llama3Scaling(
-        factor=parameters.number("factor"),
-        low_freq_factor=parameters.number("low_freq_factor"),
-        high_freq_factor=parameters.number("high_freq_factor"),
-        original_context_length=parameters.integer(
-            "original_max_position_embeddings", context_length
-        ),
+def _context_length(
+    config: JsonObject, model_type: str, context_length: int, scaling: RopeScaling | None
+) -> int:
+    length = scaled_context_length(context_length, scaling)
+    # Llama has no windows, Mistral has them unless it says not, Qwen if it says so.
+    has_windows = model_type == MISTRAL or (
+        model_type != LLAMA and config.boolean("use_sliding_window")
     )
+    if not has_windows:
+        return length
+    given = config.has("sliding_window")
+    window = config.optional_integer("sliding_window") if given else SLIDING_WINDOW
+    return within_window(config.path, length, window, "sliding_window")
 
 
-def _refuse_variants(config: JsonObject, model_type: str, context_length: int) -> None:
+def _refuse_variants(config: JsonObject, model_type: str) -> None:
     """Refuse what shares the model type but computes something else."""
     kind = MODEL_TYPES[model_type]
     architectures = config.raw("architectures")
@@ -140,19 +127,7 @@ def _refuse_variants(config: JsonObject, model_type: str, context_length: int) -
             config.path,
             f"architectures must name {' or '.join(names)}, got {printable(repr(architectures))}",
         )
-    if model_type == MISTRAL:
-        window = (
-            config.optional_integer("sliding_window")
-            if config.has("sliding_window")
-            else MISTRAL_SLIDING_WINDOW
-        )
-        if window is not None and window < context_length:
-            raise UnsupportedModelError(
-                config.path,
-                f"a sliding_window ({window}) below max_position_embeddings ({context_length}) "
-                f"is not supported",
-            )
-    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
+    for key in ("attention_bias", "mlp_bias"):
         if config.boolean(key):
             raise UnsupportedModelError(config.path, f"{key} = true is not supported")
     activation = config.text("hidden_act") or "silu"

@@ -7,7 +7,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.model.spec import FrequencyDivisors, Llama3Scaling, ModelSpec
+from compute_plane.model.spec import (
+    FrequencyDivisors,
+    LinearScaling,
+    Llama3Scaling,
+    ModelSpec,
+    YarnScaling,
+)
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -26,10 +32,44 @@ def inverse_frequencies(spec: ModelSpec) -> Float32Array:
     scaling = spec.rope_scaling
     if scaling is None:
         return plain
+    if isinstance(scaling, LinearScaling):
+        scaled: Float32Array = plain / np.float32(scaling.factor)
+        return scaled
+    if isinstance(scaling, YarnScaling):
+        return _yarn(powers, scaling, spec)
     if isinstance(scaling, FrequencyDivisors):
         divisors: Float32Array = np.asarray(scaling.divisors, dtype=np.float32)
-        return plain / divisors
+        scaled = plain / divisors
+        return scaled
     return _llama3(plain, scaling)
+
+
+def attention_factor(spec: ModelSpec) -> float:
+    """Return what cosines and sines are multiplied by, so that scores are by its square."""
+    scaling = spec.rope_scaling
+    return scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+
+
+def _yarn(powers: Float32Array, scaling: YarnScaling, spec: ModelSpec) -> Float32Array:
+    """Return scaled frequencies; `powers`: theta to the exponent of each pair, [D/2] to [D/2]."""
+    one = np.float32(1)
+
+    def pair_that_turns(times: float) -> float:
+        """Return which pair turns so many times in the original context, as a real number."""
+        wavelength = scaling.original_context_length / (times * 2 * math.pi)
+        return spec.head_dim * math.log(wavelength) / (2 * math.log(spec.rope_theta))
+
+    first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, spec.head_dim - 1)
+    span = last - first or 0.001
+    pairs = np.arange(spec.head_dim // 2, dtype=np.float32)
+    ramp = np.clip((pairs - np.float32(first)) / np.float32(span), 0, 1)
+    kept = one - ramp.astype(np.float32)
+    divided = one / (np.float32(scaling.factor) * powers)
+    mixed: Float32Array = divided * (one - kept) + one / powers * kept
+    return mixed
 
 
 def _llama3(plain: Float32Array, scaling: Llama3Scaling) -> Float32Array:

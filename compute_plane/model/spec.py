@@ -11,6 +11,39 @@ MAX_VOCAB_SIZE = 1 << 21
 MAX_CONTEXT_LENGTH = (1 << 31) - 1  # positions are int32
 
 
+LEAST_SCALING: Final = 1e-6
+MOST_SCALING: Final = 1e6
+"""Beyond these the numbers of a scaling make frequencies that float32 cannot hold."""
+
+YARN_BETA_FAST: Final = 32.0
+YARN_BETA_SLOW: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """RoPE frequency scaling by position interpolation: all frequencies are divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """RoPE frequency scaling of YaRN (Peng et al. 2023).
+
+    Pairs that turn more than `beta_fast` times in `original_context_length` positions are kept,
+    those that turn less than `beta_slow` times are divided by `factor`, and those between are
+    interpolated. `truncate`: the first and the last pair between are whole ones. Cosines and sines
+    are multiplied by `attention_factor`.
+    """
+
+    factor: float
+    original_context_length: int
+    attention_factor: float
+    beta_fast: float = YARN_BETA_FAST
+    beta_slow: float = YARN_BETA_SLOW
+    truncate: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
     """RoPE frequency scaling of Llama 3.1 ("llama3" in Hugging Face configurations).
@@ -36,7 +69,33 @@ class FrequencyDivisors:
     divisors: tuple[float, ...]
 
 
-RopeScaling = Llama3Scaling | FrequencyDivisors
+RopeScaling = LinearScaling | YarnScaling | Llama3Scaling | FrequencyDivisors
+
+
+def yarn_attention_factor(factor: float, mscale: float = 0, mscale_all_dim: float = 0) -> float:
+    """Return the attention factor of a model that names none; the last two count together only."""
+
+    def of(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if mscale and mscale_all_dim:
+        below = of(mscale_all_dim)
+        return of(mscale) / below if below else math.inf
+    return of(1.0)
+
+
+def scaled_context_length(context_length: int, scaling: RopeScaling | None) -> int:
+    """Return how many positions a model has for which its file says `context_length`.
+
+    Files of models with linear scaling say what they had before it, and those with YaRN may. (A
+    file with Llama 3 scaling says what it has.)
+    """
+    scaled = float(context_length)
+    if isinstance(scaling, LinearScaling):
+        scaled *= scaling.factor
+    elif isinstance(scaling, YarnScaling):
+        scaled = max(scaled, scaling.original_context_length * scaling.factor)
+    return int(min(scaled, MAX_CONTEXT_LENGTH)) if scaled != context_length else context_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +128,11 @@ class ModelSpec:
     head turns with element i + D/2), grouped-query attention, SiLU-gated MLP, no biases but those
     of the architecture (a model with others is refused when it is read).
 
-    `architecture`: one of ARCHITECTURES; "llama" also for Mistral models without a sliding window,
-    which are the same. `head_dim`: need not be hidden_size / num_heads. `tie_embeddings`: the
-    embedding is also the output matrix. `num_parameters`: tied matrices count once.
-    `weight_format`: the storage format that holds most parameters, such as "Q4_1" or "BF16".
+    `architecture`: one of ARCHITECTURES; "llama" also for Mistral models, which are the same within
+    their sliding window. `head_dim`: need not be hidden_size / num_heads. `context_length`: how
+    many positions are computed exactly. `tie_embeddings`: the embedding is also the output matrix.
+    `num_parameters`: tied matrices count once. `weight_format`: the storage format that holds most
+    parameters, such as "Q4_1" or "BF16".
     `rope_scaling`: None for plain RoPE.
     """
 
@@ -145,6 +205,16 @@ def faults_of(spec: ModelSpec) -> list[str]:
     return faults + _scaling_faults(spec)
 
 
+_SCALING_NUMBERS: Final = (
+    "factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "low_freq_factor",
+    "high_freq_factor",
+)
+
+
 def _scaling_faults(spec: ModelSpec) -> list[str]:
     """Return what is wrong with the RoPE scaling."""
     scaling = spec.rope_scaling
@@ -158,17 +228,27 @@ def _scaling_faults(spec: ModelSpec) -> list[str]:
             ]
         wrong = [d for d in scaling.divisors if not (math.isfinite(d) and d > 0)]
         return [f"RoPE divisors must be positive and finite, got {wrong[0]}"] if wrong else []
-    numbers = (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
-    if not all(math.isfinite(n) and n > 0 for n in numbers):
-        return [f"RoPE scaling factors must be positive and finite, got {numbers}"]
-    if scaling.low_freq_factor >= scaling.high_freq_factor:
-        return [
-            f"RoPE low_freq_factor must be below high_freq_factor, "
-            f"got {scaling.low_freq_factor} and {scaling.high_freq_factor}"
-        ]
+    for name in _SCALING_NUMBERS:
+        value = getattr(scaling, name, 1.0)
+        if not LEAST_SCALING <= value <= MOST_SCALING:
+            return [f"RoPE {name} must be {LEAST_SCALING:g} to {MOST_SCALING:g}, got {value}"]
+    if isinstance(scaling, LinearScaling):
+        return []
     if not 1 <= scaling.original_context_length <= MAX_CONTEXT_LENGTH:
         return [
             f"RoPE original_max_position_embeddings must be 1 to {MAX_CONTEXT_LENGTH}, "
             f"got {scaling.original_context_length}"
         ]
+    if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
+        return [
+            f"RoPE low_freq_factor must be below high_freq_factor, "
+            f"got {scaling.low_freq_factor} and {scaling.high_freq_factor}"
+        ]
+    if isinstance(scaling, YarnScaling) and scaling.beta_slow >= scaling.beta_fast:
+        return [
+            f"RoPE beta_slow must be below beta_fast, "
+            f"got {scaling.beta_slow} and {scaling.beta_fast}"
+        ]
+    if isinstance(scaling, YarnScaling) and spec.rope_theta == 1:
+        return ["rope_theta must be more than 1 for RoPE scaling yarn"]
     return []

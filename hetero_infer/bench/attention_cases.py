@@ -17,18 +17,18 @@ from hetero_infer.bench.kernel_cases import (
     KernelCase,
 )
 from hetero_infer.bench.kernel_workbench import Workbench
-from kernels.cpu.attention import (
-    ATTENTION,
+from kernels.cpu.attention import merge_attention
+from kernels.cpu.attention_items import attention_items, rows_per_item, share_long_contexts
+from kernels.cpu.attention_sizes import (
     attention_partial_floats,
     attention_scratch_bytes,
-    merge_attention,
+    rope_scratch_bytes,
 )
-from kernels.cpu.attention_context import Attention
-from kernels.cpu.attention_items import attention_items, rows_per_item, share_long_contexts
+from kernels.cpu.catalogue import ATTENTION, ROPE_WRITE
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.kv_layout import VALUE_BYTES, KvLayout, encode_blocks
+from kernels.cpu.operands import Attention, RopeWrite
 from kernels.cpu.operation import StepWord
-from kernels.cpu.rope_write import ROPE_WRITE, RopeWrite, rope_scratch_bytes
 
 GROUP: Final = HEADS // KV_HEADS
 QUERY_SIZE: Final = HEADS * HEAD_DIM

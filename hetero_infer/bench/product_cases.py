@@ -17,10 +17,9 @@ from kernels.cpu.float_packing import FLOAT_TYPES, pack_float_rows, packed_float
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, pack_int8_rows, packed_int8_bytes
 from kernels.cpu.kv_layout import to_bfloat16
-from kernels.cpu.matrix_product import Product
+from kernels.cpu.operands import Product, RowFormat, group_bytes, row_bytes
 from kernels.cpu.operation import StepWord
-from kernels.cpu.row_inputs import group_bytes, row_bytes
-from kernels.cpu.row_values import LARGEST_INT8, RowFormat
+from kernels.cpu.row_values import LARGEST_INT8
 
 UInt8Array = npt.NDArray[np.uint8]
 

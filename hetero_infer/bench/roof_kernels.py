@@ -18,10 +18,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from kernels.cpu.compiled import inlined, operation, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import InstructionSet, selected_instruction_set
 from kernels.cpu.integer_dot import IntegerDot, integer_dot
-from kernels.cpu.operation import FIRST_OPERAND, Operation, inlined, operation, word
+from kernels.cpu.operation import FIRST_OPERAND, Operation
 from kernels.cpu.vector_ir import (
     BF16_PAIRS,
     BYTES,

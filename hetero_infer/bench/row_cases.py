@@ -12,17 +12,11 @@ from compute_plane.executor.thread_team import Entry
 from hetero_infer.bench.kernel_cases import HIDDEN, INTERMEDIATE, VOCAB, KernelCase
 from hetero_infer.bench.kernel_workbench import Workbench
 from hetero_infer.bench.product_cases import packed_bytes, packed_weights
-from kernels.cpu.embedding import EMBEDDINGS, EmbeddingRecord
+from kernels.cpu.catalogue import EMBEDDINGS
+from kernels.cpu.operands import EmbeddingRecord, RowFormat, RowInput, group_bytes, row_bytes
 from kernels.cpu.operation import Operation, StepWord
-from kernels.cpu.row_inputs import (
-    RowInput,
-    gated_rows,
-    group_bytes,
-    normed_rows,
-    plain_rows,
-    row_bytes,
-)
-from kernels.cpu.row_values import PAIRS_PRODUCTS, RowFormat
+from kernels.cpu.row_inputs import gated_rows, normed_rows, plain_rows
+from kernels.cpu.row_values import PAIRS_PRODUCTS
 
 ROWS: Final = (32, 256)
 BESIDE: Final = 4 if PAIRS_PRODUCTS else 3

@@ -11,10 +11,11 @@ import numpy as np
 from compute_plane.executor.thread_team import Entry
 from hetero_infer.bench.kernel_cases import VOCAB, KernelCase
 from hetero_infer.bench.kernel_workbench import Workbench
+from kernels.cpu.operands import LOGITS, LOGITS_STRIDE
+from kernels.cpu.operands import VOCAB as VOCAB_WORD
 from kernels.cpu.operation import StepWord
 from kernels.cpu.sample_record import SAMPLE_WORDS, SampleWord, sampling_scratch_bytes
-from kernels.cpu.sampling import LOGITS, LOGITS_STRIDE, sample
-from kernels.cpu.sampling import VOCAB as VOCAB_WORD
+from kernels.cpu.sampling import sample
 
 ROWS: Final = (1, 32)
 OFF: Final[Mapping[SampleWord, float]] = {

@@ -27,17 +27,12 @@ bfloat16, which holds them exactly, and their scales are applied to scores and w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from numba import types
 
 from kernels.cpu.attention_context import (
     MERGE_BYTES,
-    SEGMENT,
-    Attention,
-    Item,
-    Merge,
     count_seen,
     find_next,
     first_super_block,
@@ -45,69 +40,40 @@ from kernels.cpu.attention_context import (
     last_sub_block,
     take_next,
 )
-from kernels.cpu.attention_lowerings import (
-    LIMIT,
-    PARTIAL_SUMS_AT,
-    STATE_BYTES,
-    Lowering,
-    lowering,
-)
-from kernels.cpu.attention_places import (
-    PAIR_ROW_BYTES,
-    PLACE_WORDS,
-    ROW_BLOCK,
-    SCORE_ROW_BYTES,
-    SUB_BLOCKS,
-    SUPER_BLOCK_TOKENS,
-    Place,
-    word32,
-)
+from kernels.cpu.attention_lowerings import LIMIT, PARTIAL_SUMS_AT, Lowering, lowering
+from kernels.cpu.attention_places import Place, word32
 from kernels.cpu.attention_rows import (
     round_row,
     set_zero,
     write_result,
 )
+from kernels.cpu.attention_sizes import (
+    PAIR_ROW_BYTES,
+    PLACES_AT,
+    POSITIONS_AT,
+    ROW_BLOCK,
+    ROWS_AT,
+    SCORE_ROW_BYTES,
+    SCORES_AT,
+    SEGMENT,
+    STATE_BYTES,
+    SUB_BLOCKS,
+    SUMS_BYTES,
+    SUPER_BLOCK_TOKENS,
+    WEIGHTS_AT,
+)
 from kernels.cpu.attention_weights import (
     fold,
     sum_lanes,
 )
+from kernels.cpu.compiled import float32_at, inlined, int64_at, operation, scratch, word
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.kv_layout import LANES, SUB_BLOCK_TOKENS
-from kernels.cpu.operation import (
-    Operation,
-    StepWord,
-    float32_at,
-    inlined,
-    int64_at,
-    operation,
-    scratch,
-    word,
-)
+from kernels.cpu.operands import Attention, Item, Merge
+from kernels.cpu.operation import StepWord
 from kernels.cpu.rope_tile import copy_padded
 
-SUMS_BYTES: Final = 64
-"""Of a row: maximum and sum of weights of the segments before, a cache line."""
 LOWEST: Final = float("-inf")
-
-# Scratch memory of a worker: parts of fixed size, then parts that grow with rows and D'.
-PLACES_AT: Final = 0
-POSITIONS_AT: Final = PLACES_AT + 8 * PLACE_WORDS
-SCORES_AT: Final = POSITIONS_AT + 4 * SUPER_BLOCK_TOKENS
-WEIGHTS_AT: Final = SCORES_AT + ROW_BLOCK * SCORE_ROW_BYTES
-ROWS_AT: Final = WEIGHTS_AT + ROW_BLOCK * PAIR_ROW_BYTES
-
-
-def attention_scratch_bytes(head_dim: int, rows: int) -> int:
-    """Return the bytes of scratch memory a worker needs for items of up to `rows` rows."""
-    padded, blocks = -(-head_dim // LANES) * LANES, -(-rows // ROW_BLOCK) * ROW_BLOCK
-    # Queries, results, and results of segments before; K and V of a super-block in bfloat16.
-    a_row = STATE_BYTES + SUMS_BYTES + 3 * 4 * padded
-    return ROWS_AT + blocks * a_row + SUB_BLOCKS * 2 * 2 * SUB_BLOCK_TOKENS * padded
-
-
-def attention_partial_floats(num_heads: int, head_dim: int) -> int:
-    """Return the float32 numbers of Attention.PARTIALS for each item."""
-    return num_heads * (LANES + -(-head_dim // LANES) * LANES)
 
 
 def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
@@ -315,12 +281,3 @@ def merge_attention(record: int, header: int, chunk: int, num_chunks: int, worke
         row = word32(merge, Merge.TOKEN) * num_heads + head
         target = word(record, Attention.OUT) + 4 * dim * row
         write_result(out, dim, padded, target, float32_at(sums)[1])
-
-
-ATTENTION: Final[Mapping[str, Operation]] = {
-    "float32": attention_float32,
-    "bfloat16": attention_bfloat16,
-    "int8": attention_int8,
-    "float8": attention_float8,
-}
-"""The operation for each type of pool."""

@@ -29,14 +29,8 @@ from kernels.cpu.amx_tiles import (
     multiply_tiles,
     store_tile,
 )
-from kernels.cpu.attention_places import (
-    PAIR_ROW_BYTES,
-    SCORE_ROW_BYTES,
-    SUB_BLOCKS,
-    VECTOR_BYTES,
-    Place,
-    place,
-)
+from kernels.cpu.attention_places import VECTOR_BYTES, Place, place
+from kernels.cpu.attention_sizes import PAIR_ROW_BYTES, SCORE_ROW_BYTES, SUB_BLOCKS
 from kernels.cpu.emitted import emitted
 from kernels.cpu.vector_ir import (
     I32,

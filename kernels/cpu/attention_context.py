@@ -2,62 +2,14 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Final
 
-from kernels.cpu.attention_places import (
-    SUB_BLOCKS,
-    Place,
-    set_positions,
-    word32,
-)
+from kernels.cpu.attention_places import Place, set_positions, word32
+from kernels.cpu.attention_sizes import SEGMENT, SUB_BLOCKS
+from kernels.cpu.compiled import inlined, int64_at, word
 from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS
-from kernels.cpu.operation import StepWord, inlined, int64_at, word
-
-SEGMENT: Final = 16
-"""Super-blocks of a segment: 1024 tokens where B is a multiple of 16."""
-
-
-class Attention(IntEnum):
-    """Operands of ATTENTION and `merge_attention`."""
-
-    QUERIES = 2
-    """float32 [T_all, H·D], from `rope_write`; the piece's rows begin at StepWord.FIRST_TOKEN."""
-    OUT = 3
-    """float32 [T, H·D]."""
-    POOL = 4
-    """Address of this layer in block 0."""
-    BLOCK_BYTES = 5
-    HEAD_BYTES = 6
-    """`KvLayout.head_bytes`."""
-    BLOCK_SIZE = 7
-    HEAD_DIM = 8
-    NUM_HEADS = 9
-    NUM_KV_HEADS = 10
-    PARTIALS = 11
-    """float32 [I, H, 16 + D']: maximum, sum of weights and, from 16, weighted V of the items that
-    are segments. 64-byte aligned; not used where no item is one."""
-
-
-class Item(IntEnum):
-    """The words of an attention item, int32."""
-
-    TOKEN = 0
-    NUM_TOKENS = 1
-    TABLE = 2
-    """Row of the block tables."""
-    SEGMENT = 3
-    """0: the whole context. s + 1: segment s only, of one token; the result is a partial."""
-
-
-class Merge(IntEnum):
-    """The words of a merge, int32: a token whose context is shared among items."""
-
-    TOKEN = 0
-    FIRST_ITEM = 1
-    NUM_ITEMS = 2
-    """Items of the token's segments, in their order."""
-
+from kernels.cpu.operands import Attention, Item
+from kernels.cpu.operation import StepWord
 
 ITEM_BYTES: Final = 16
 MERGE_BYTES: Final = 16

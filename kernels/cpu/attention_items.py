@@ -1,4 +1,4 @@
-"""Cutting the tokens of a piece into attention items (`kernels.cpu.attention_context.Item`)."""
+"""Cutting the tokens of a piece into attention items (`kernels.cpu.operands.Item`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from kernels.cpu.attention_context import SEGMENT
-from kernels.cpu.attention_places import (
-    ROW_BLOCK,
-    SUB_BLOCKS,
-)
+from kernels.cpu.attention_sizes import ROW_BLOCK, SEGMENT, SUB_BLOCKS
 from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS
 from kernels.interface import Int32Array
 
@@ -66,7 +62,7 @@ def share_long_contexts(
     """Return items [I', 4] and merges [R, 4] in which threads share contexts, if that helps.
 
     Where there is little work, an item of one token with several segments becomes an item for each
-    segment, and a merge (`kernels.cpu.attention_context.Merge`). The bits of the result are the
+    segment, and a merge (`kernels.cpu.operands.Merge`). The bits of the result are the
     same. `positions`: [T] of the piece.
     """
     if len(items) * num_kv_heads >= WORK_A_THREAD * num_threads or num_threads == 1:

@@ -27,23 +27,21 @@ from kernels.cpu.attention_amx import (
     configure_attention_tiles,
 )
 from kernels.cpu.attention_context import count_seen
-from kernels.cpu.attention_places import (
+from kernels.cpu.attention_places import Place
+from kernels.cpu.attention_sizes import (
     PAIR_ROW_BYTES,
     ROW_BLOCK,
     SCORE_ROW_BYTES,
+    STATE_BYTES,
     SUB_BLOCKS,
-    Place,
 )
 from kernels.cpu.attention_tile import TILE_ROWS, FloatTiles
 from kernels.cpu.attention_weights import row_weights
+from kernels.cpu.compiled import inlined, int64_at, word
 from kernels.cpu.eight_bits import WIDEN
 from kernels.cpu.instruction_set import InstructionSet
 from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS, VALUE_BYTES
-from kernels.cpu.operation import inlined, int64_at, word
 
-STATE_BYTES: Final = 128
-"""Of a row: a cache line with its maximum (float32) and `LIMIT` (int64), then 16 partial sums of
-its weights (float32)."""
 LIMIT: Final = 1
 """Word of a row's state: it sees positions below."""
 PARTIAL_SUMS_AT: Final = 64

@@ -29,13 +29,6 @@ from kernels.cpu.vector_ir import (
     store,
 )
 
-SUB_BLOCKS: Final = 4
-"""Sub-blocks of a super-block."""
-SUPER_BLOCK_TOKENS: Final = SUB_BLOCKS * LANES
-ROW_BLOCK: Final = 16
-"""Rows that go through a super-block together: scores and weights of one row block stay in L1."""
-SCORE_ROW_BYTES: Final = 4 * SUPER_BLOCK_TOKENS
-PAIR_ROW_BYTES: Final = 2 * SUPER_BLOCK_TOKENS
 VECTOR_BYTES: Final = 64
 
 
@@ -59,9 +52,6 @@ class Place(IntEnum):
     """Tokens the sub-block has room for; 0 if it is behind the last one."""
     FETCH = 36
     """Whether tile registers fetch what is next; vectors always do."""
-
-
-PLACE_WORDS: Final = 40
 
 
 def place(builder: Builder, places: Value, field: Place, index: Value | int) -> Value:

@@ -18,14 +18,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from kernels.cpu.attention_places import (
-    SCORE_ROW_BYTES,
-    SUB_BLOCKS,
-    SUPER_BLOCK_TOKENS,
-    VECTOR_BYTES,
-    Place,
-    place,
-)
+from kernels.cpu.attention_places import VECTOR_BYTES, Place, place
+from kernels.cpu.attention_sizes import SCORE_ROW_BYTES, SUB_BLOCKS, SUPER_BLOCK_TOKENS
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import InstructionSet
 from kernels.cpu.vector_ir import (

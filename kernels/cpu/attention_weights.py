@@ -16,12 +16,8 @@ from typing import Any, Final
 from llvmlite import ir
 from numba import types
 
-from kernels.cpu.attention_places import (
-    SUB_BLOCKS,
-    VECTOR_BYTES,
-    Place,
-    place,
-)
+from kernels.cpu.attention_places import VECTOR_BYTES, Place, place
+from kernels.cpu.attention_sizes import SUB_BLOCKS
 from kernels.cpu.emitted import emitted
 from kernels.cpu.vector_ir import (
     F32,

@@ -42,6 +42,7 @@ from kernels.cpu.amx_tiles import (
     store_tile,
 )
 from kernels.cpu.emitted import emitted
+from kernels.cpu.float_sizes import BLOCK_PANELS, ROW_BYTES, TILE_BYTES, TILE_ROWS
 from kernels.cpu.vector_ir import (
     Builder,
     Value,
@@ -49,14 +50,6 @@ from kernels.cpu.vector_ir import (
     i64,
     offset,
 )
-
-TILE_ROWS: Final = 16
-BLOCK_ROWS: Final = 2 * TILE_ROWS
-BLOCK_PANELS: Final = 2
-ROW_BYTES: Final = 64
-TILE_BYTES: Final = TILE_ROWS * ROW_BYTES
-BLOCK_BYTES: Final = 2 * BLOCK_PANELS * TILE_BYTES
-"""Of the sums of a block, 32 rows of 32 float32."""
 
 SUMS: Final = 0
 ROWS: Final = 4

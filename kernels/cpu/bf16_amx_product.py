@@ -17,27 +17,25 @@ from typing import Any, Final
 from numba import carray
 
 from kernels.cpu.amx_tiles import release_tiles
-from kernels.cpu.bf16_amx import (
+from kernels.cpu.bf16_amx import configure_tiles, one_row_tile, two_row_tiles
+from kernels.cpu.bf16_unpacking import bf16_unpacker
+from kernels.cpu.compiled import inlined, scratch, uint16_at, word
+from kernels.cpu.float_packing import AMX_DEPTH, PANEL_COLUMNS
+from kernels.cpu.float_sizes import (
     BLOCK_BYTES,
     BLOCK_PANELS,
     BLOCK_ROWS,
+    GROUP_BYTES,
+    GROUP_PAIRS,
+    TAIL_BYTES,
     TILE_BYTES,
     TILE_ROWS,
-    configure_tiles,
-    one_row_tile,
-    two_row_tiles,
 )
-from kernels.cpu.bf16_unpacking import bf16_unpacker
-from kernels.cpu.float_packing import AMX_DEPTH, PANEL_COLUMNS
 from kernels.cpu.gated_sums import write_gated_block
 from kernels.cpu.int8_packing import Int8Format
-from kernels.cpu.matrix_product import Product, sums_writer
-from kernels.cpu.operation import inlined, scratch, uint16_at, word
+from kernels.cpu.matrix_product import sums_writer
+from kernels.cpu.operands import Product
 
-GROUP_PAIRS: Final = 16
-GROUP_BYTES: Final = 512 << 10
-"""Pairs of panels, and their bytes, that one block of rows meets before the next block comes: they
-stay in the second-level cache."""
 STOP: Final = 10
 """k tiles after which a block of many rows turns to the next pair: its rows, 64 bytes each of a k
 tile, stay in the first-level cache until all pairs have passed."""
@@ -46,17 +44,6 @@ MANY_ROWS: Final = 2 * BLOCK_ROWS
 SAME_PLACE_BYTES: Final = 4096
 """Rows so far apart, or a multiple of it, fall into the same few lines of the first-level cache:
 they do not stay there in any case."""
-
-TAIL_BYTES: Final = 2 * AMX_DEPTH
-FIXED_BYTES: Final = (GROUP_PAIRS + 1) * BLOCK_BYTES + BLOCK_ROWS * TAIL_BYTES
-
-
-def amx_scratch_bytes(k: int, *, is_quantised: bool) -> int:
-    """Return the scratch memory a worker needs for a product with `k` inputs."""
-    if not is_quantised:
-        return FIXED_BYTES
-    pair = BLOCK_PANELS * (k // AMX_DEPTH) * TILE_BYTES
-    return FIXED_BYTES + max(pair, GROUP_BYTES)
 
 
 @inlined()

@@ -9,39 +9,18 @@ Operands: `EmbeddingRecord`. Chunks go token by token (StepWord.TOKEN_CHUNKS).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import IntEnum
-from typing import Any, Final
+from typing import Any
 
 from llvmlite import ir
 from numba import carray, types
 
+from kernels.cpu.compiled import float32_at, inlined, int8_at, int32_at, operation, uint8_at, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.float_packing import AMX_DEPTH
 from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, PANEL_COLUMNS, VECTOR_BYTES
-from kernels.cpu.operation import (
-    FIRST_OPERAND,
-    Operation,
-    StepWord,
-    float32_at,
-    inlined,
-    int8_at,
-    int32_at,
-    operation,
-    uint8_at,
-    word,
-)
+from kernels.cpu.operands import EmbeddingRecord
+from kernels.cpu.operation import StepWord
 from kernels.cpu.vector_ir import F32, I16, I32, Builder, Value, load
-
-
-class EmbeddingRecord(IntEnum):
-    """The operand words of an embedding's record."""
-
-    WEIGHTS = FIRST_OPERAND
-    """The packed matrix [V, K]."""
-    K = 3
-    OUT = 4
-    """float32 [tokens of the step, K]; the piece's first token goes to row FIRST_TOKEN."""
 
 
 @emitted(types.float32, types.int64)
@@ -186,14 +165,3 @@ def embedding_q4_0(record: int, header: int, chunk: int, num_chunks: int, _worke
 def embedding_q8_0(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
     """Write the tokens' rows of a Q8_0 matrix."""
     _q8_0(record, header, chunk, num_chunks)
-
-
-EMBEDDINGS: Final[Mapping[str, Operation]] = {
-    "F32": embedding_f32,
-    "F16": embedding_f16,
-    "BF16": embedding_bf16,
-    "Q4_1": embedding_q4_1,
-    "Q4_0": embedding_q4_0,
-    "Q8_0": embedding_q8_0,
-}
-"""By the format's name."""

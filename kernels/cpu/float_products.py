@@ -6,7 +6,7 @@
     gated_product_bf16, …_q4_1, …             the same two, columns gate | up: silu(gate) · up comes
                                               out, as rows of bfloat16 (AMX only)
 
-Operands: `kernels.cpu.matrix_product.Product`. Weights: `kernels.cpu.float_packing`. A chunk is a
+Operands: `kernels.cpu.matrix_product`. Weights: `kernels.cpu.float_packing`. A chunk is a
 run of groups of panels: a weight is read from memory by one thread, once, and all rows of the step
 meet it while it is in that thread's cache.
 
@@ -15,25 +15,27 @@ A sum is computed whole, and only then written to OUT or added to what is there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from numba import types
 
-from kernels.cpu.bf16_amx_product import amx_product, amx_scratch_bytes
+from kernels.cpu.bf16_amx_product import amx_product
+from kernels.cpu.compiled import inlined, operation, scratch, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.float_packing import AMX_DEPTH, PANEL_COLUMNS
-from kernels.cpu.float_tile import ROW_BYTES, float_tiles, tile_sizes
+from kernels.cpu.float_sizes import (
+    FEW_ROWS,
+    GROUP_PANELS,
+    MOST_ROWS,
+    SIZES,
+)
+from kernels.cpu.float_tile import ROW_BYTES, float_tiles
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import INT8_FORMATS
-from kernels.cpu.matrix_product import Product, sums_writer
-from kernels.cpu.operation import Operation, inlined, operation, scratch, word
+from kernels.cpu.matrix_product import sums_writer
+from kernels.cpu.operands import Product
 
 SET: Final = selected_instruction_set()
-SIZES: Final = tile_sizes(SET)
-GROUP_PANELS: Final = SIZES.panels
-MOST_ROWS: Final = SIZES.rows[0]
-FEW_ROWS: Final = SIZES.rows[1]
 
 
 def _product(weights: str, row: str, element_bytes: int) -> Any:  # noqa: ANN401 - Numba's objects
@@ -137,14 +139,6 @@ def product_q8_0_unpacked(
     _q8_0_unpacked(record, header, chunk, num_chunks, worker)
 
 
-UNPACKED_PRODUCTS: Final[Mapping[str, Operation]] = {
-    "Q4_1": product_q4_1_unpacked,
-    "Q4_0": product_q4_0_unpacked,
-    "Q8_0": product_q8_0_unpacked,
-}
-"""By the format's name in model files; for sets with AMX."""
-
-
 _gated_bf16 = amx_product(is_gated=True)
 _gated_q4_1 = amx_product(INT8_FORMATS["Q4_1"], is_gated=True)
 _gated_q4_0 = amx_product(INT8_FORMATS["Q4_0"], is_gated=True)
@@ -173,18 +167,3 @@ def gated_product_q4_0(record: int, header: int, chunk: int, num_chunks: int, wo
 def gated_product_q8_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Multiply bfloat16 rows with Q8_0 weights, rounded to bfloat16, and gate."""
     _gated_q8_0(record, header, chunk, num_chunks, worker)
-
-
-GATED_PRODUCTS: Final[Mapping[str, Operation]] = {
-    "BF16": gated_product_bf16,
-    "Q4_1": gated_product_q4_1,
-    "Q4_0": gated_product_q4_0,
-    "Q8_0": gated_product_q8_0,
-}
-"""By the format's name in model files; for sets with AMX and 32·i columns."""
-
-
-def float_scratch_bytes(k: int, *, is_quantised: bool = False) -> int:
-    """Return the scratch memory a worker needs for a product with `k` inputs."""
-    vectors = 4 * MOST_ROWS * GROUP_PANELS * PANEL_COLUMNS
-    return max(vectors, amx_scratch_bytes(k, is_quantised=is_quantised) if SET.has_amx else 0)

@@ -21,7 +21,6 @@ bfloat16 have other bits on processors that have it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -29,6 +28,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from kernels.cpu.float_packing import PANEL_COLUMNS
+from kernels.cpu.float_sizes import TileSizes
 from kernels.cpu.instruction_set import InstructionSet
 from kernels.cpu.vector_ir import (
     BF16_PAIRS,
@@ -57,29 +57,6 @@ from kernels.cpu.vector_ir import (
 VECTOR_BYTES: Final = 64
 ROW_BYTES: Final = {"F32": 4, "BF16": 2}
 TileEmitter = Callable[..., None]
-
-
-@dataclass(frozen=True, slots=True)
-class TileSizes:
-    """The tiles of an instruction set.
-
-    `rows`: of the tiles, largest first, the last is 1; M rows are cut into as many of each as go
-    in. `panels`: of every tile.
-    """
-
-    rows: tuple[int, ...]
-    panels: int
-
-
-def tile_sizes(chosen: InstructionSet) -> TileSizes:
-    """Return tiles whose accumulators, weights and input fit the set's registers.
-
-    512 bits, 32 registers: 8 · 3 accumulators, 3 weights, 1 input. 256 bits, 16 registers, two to
-    a vector of 16 lanes: 2 · 3 · 2 accumulators, 2 weights, 2 inputs. 128 bits: one row of 12.
-    """
-    if chosen.vector_bits == 512:
-        return TileSizes((8, 4, 1), 3)
-    return TileSizes((2, 1), 3)
 
 
 def float_tiles(weights: str, row: str, sizes: TileSizes, chosen: InstructionSet) -> TileEmitter:

@@ -17,7 +17,7 @@ has its features too, and so takes it; it was measured on Zen 4 only.
 A kernel is written once, over vectors of 16 float32 or int32 lanes; LLVM splits them into what the
 processor has. Only the rows of this table are told apart in the sources.
 
-Forcing a set makes Numba compile *everything* for a processor that has no more than it, so one
+Forcing a set makes LLVM compile *everything* for a processor that has no more than it, so one
 machine can test all sets below its own. The choice is made once, before the first kernel is
 compiled, and holds for the process.
 """
@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import llvmlite.binding
-import numba
 
 from planes.errors import ConfigError
 
@@ -133,12 +132,12 @@ def supported_sets() -> list[InstructionSet]:
 
 
 def select_instruction_set(name: str = AUTOMATIC) -> InstructionSet:
-    """Choose the set kernels are compiled for, and tell Numba; call before a kernel is compiled.
+    """Choose the set kernels are compiled for; call before a kernel is imported.
 
     Raises ConfigError if the processor does not have the set that is asked for, or if the process
     has chosen another one already.
     """
-    global _selected
+    global _selected, _forced
     supported = supported_sets()
     chosen = supported[0] if name == AUTOMATIC else INSTRUCTION_SETS.get(name)
     if chosen is None or chosen not in supported:
@@ -152,9 +151,7 @@ def select_instruction_set(name: str = AUTOMATIC) -> InstructionSet:
             f"instruction_set: this process has compiled for {_selected.name}, got {chosen.name}",
             field="instruction_set",
         )
-    if chosen is not supported[0]:
-        cpu, features = _forced_target(chosen)
-        numba.config.CPU_NAME, numba.config.CPU_FEATURES = cpu, features
+    _forced = None if chosen is supported[0] else _target_of(chosen)
     _selected = chosen
     return chosen
 
@@ -164,7 +161,12 @@ def selected_instruction_set() -> InstructionSet:
     return _selected or select_instruction_set()
 
 
-def _forced_target(chosen: InstructionSet) -> tuple[str, str]:
+def forced_target() -> tuple[str, str] | None:
+    """Return LLVM's processor name and features to compile for; None: those of this processor."""
+    return _forced
+
+
+def _target_of(chosen: InstructionSet) -> tuple[str, str]:
     """Return LLVM's processor name and features that have `chosen` and nothing above it."""
     if chosen.llvm_cpu:
         return chosen.llvm_cpu, chosen.llvm_features
@@ -180,3 +182,4 @@ def _tile_registers_granted() -> bool:
 
 
 _selected: InstructionSet | None = None
+_forced: tuple[str, str] | None = None

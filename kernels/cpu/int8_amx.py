@@ -63,17 +63,9 @@ from numba.core import cgutils
 from kernels.cpu.amx_tiles import clear_tile, load_tile, multiply_tiles, store_tile
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
-from kernels.cpu.int8_amx_tiles import (
-    BLOCK_ROWS,
-    ROWS,
-    SUMS,
-    TILE_BYTES,
-    WEIGHTS,
-    RowBroadcasts,
-    add_product,
-    unpack_tile,
-)
+from kernels.cpu.int8_amx_tiles import ROWS, SUMS, WEIGHTS, RowBroadcasts, add_product, unpack_tile
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8Format
+from kernels.cpu.int8_sizes import BLOCK_BYTES, BLOCK_ROWS, RING_BLOCKS, TILE_BYTES
 from kernels.cpu.int8_tile import BIAS_BITS, SECOND_LEVEL, panel_factors
 from kernels.cpu.matrix_product import emit_sums
 from kernels.cpu.vector_ir import (
@@ -92,9 +84,6 @@ from kernels.cpu.vector_ir import (
     store,
 )
 
-BLOCK_BYTES: Final = BLOCK_ROWS * VECTOR_BYTES
-"""Of the integers, or the float sums, of a block of rows and a panel."""
-RING_BLOCKS: Final = 4
 UNITS_STORED, UNITS_MADE, UNITS_LOADED = 2, 3, 5
 """Which unit from the one in hand is put into the ring, multiplied, loaded."""
 ROWS_BETWEEN: Final = 3

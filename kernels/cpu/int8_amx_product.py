@@ -19,30 +19,22 @@ from typing import Any
 from numba import carray
 
 from kernels.cpu.amx_tiles import release_tiles
-from kernels.cpu.int8_amx import BLOCK_BYTES, FEWEST_GROUPS, RING_BLOCKS, panels_multiplier
-from kernels.cpu.int8_amx_tiles import (
-    BLOCK_ROWS,
-    TILE_BYTES,
-    configure_tiles,
-    unpacker,
-)
+from kernels.cpu.compiled import inlined, uint8_at
+from kernels.cpu.int8_amx import FEWEST_GROUPS, panels_multiplier
+from kernels.cpu.int8_amx_tiles import configure_tiles, unpacker
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Int8Format
-from kernels.cpu.operation import inlined, uint8_at
-
-
-def amx_scratch_bytes(k: int) -> int:
-    """Return the scratch memory a worker needs for a product with `k` inputs."""
-    groups = k // GROUP
-    last = BLOCK_ROWS * (k + 2 * 4 * groups)
-    return (RING_BLOCKS + 1) * BLOCK_BYTES + last + groups * TILE_BYTES
+from kernels.cpu.int8_sizes import BLOCK_BYTES, BLOCK_ROWS, RING_BLOCKS
 
 
 @inlined()
 def copy_filled_up(source: int, size: int, target: int, whole_size: int) -> None:
     """Copy `size` bytes, and zeros behind them."""
+    # Byte by byte, which becomes memcpy and memset: slices would bring Numba's errors and copies.
     from_, to = carray(uint8_at(source), size), carray(uint8_at(target), whole_size)
-    to[:size] = from_
-    to[size:] = 0
+    for i in range(size):
+        to[i] = from_[i]
+    for i in range(size, whole_size):
+        to[i] = 0
 
 
 def amx_product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
@@ -76,7 +68,8 @@ def amx_product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             begin, step = end_panel - 1, -1
         at_once = count if groups >= FEWEST_GROUPS else 1
         panel_bytes = groups * tile_bytes
-        for done in range(0, count, max(at_once, 1)):
+        done = 0
+        while done < count:  # a range whose step is no constant could raise
             panel = begin + step * done
             column = panel * PANEL_COLUMNS
             packed = weights + panel * panel_bytes
@@ -87,6 +80,7 @@ def amx_product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
                 last_scales, scaled_sums, last_scaled_sums, num_rows, ring, totals,
                 out + 4 * column, 4 * PANEL_COLUMNS * step, stride, n - column, accumulate,
             )  # fmt: skip
+            done += at_once
         release_tiles()
 
     return multiply

@@ -16,6 +16,7 @@ from numba import types
 from kernels.cpu.amx_tiles import configure
 from kernels.cpu.emitted import emitted
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8Format
+from kernels.cpu.int8_sizes import BLOCK_ROWS, TILE_BYTES
 from kernels.cpu.int8_tile import weights_of_vector
 from kernels.cpu.vector_ir import (
     BYTES,
@@ -30,10 +31,6 @@ from kernels.cpu.vector_ir import (
     offset,
     store,
 )
-
-BLOCK_ROWS: Final = 16
-TILE_BYTES: Final = GROUP * PANEL_COLUMNS
-"""Of a tile of unpacked weights."""
 
 SUMS, ROWS, WEIGHTS = 0, 2, 4
 """Tile registers: integers, rows and weights of every other unit."""

@@ -13,30 +13,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from kernels.cpu.compiled import inlined
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Int8Format
-from kernels.cpu.int8_pair_tile import (
+from kernels.cpu.int8_pair_tile import pair_preparer, pair_tile
+from kernels.cpu.int8_sizes import (
     PREPARED_BYTES,
+    RUN_BYTES,
+    SUMS_BYTES,
+    SUMS_ROW_BYTES,
     TILE_PANELS,
     TILE_ROWS,
-    pair_preparer,
-    pair_tile,
 )
 from kernels.cpu.matrix_product import sums_writer
-from kernels.cpu.operation import inlined
 
 PAIR_ROWS: Final = 64
 """From so many rows on it pays to prepare panels; a tile must have its rows."""
-RUN_BYTES: Final = 384 << 10
-"""Of the prepared panels that a tile of rows meets before the next one comes; two panels of more
-than 8192 inputs are more, and of more than about 20000 more than the second-level cache."""
-SUMS_ROW_BYTES: Final = 4 * TILE_PANELS * PANEL_COLUMNS
-SUMS_BYTES: Final = TILE_ROWS * SUMS_ROW_BYTES
-
-
-def pair_scratch_bytes(k: int) -> int:
-    """Return the scratch memory a worker needs for a product with `k` inputs."""
-    return SUMS_BYTES + max(RUN_BYTES, TILE_PANELS * (k // GROUP) * PREPARED_BYTES)
 
 
 def pair_product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects

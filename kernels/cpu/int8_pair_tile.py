@@ -36,6 +36,14 @@ from numba.core import cgutils
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import InstructionSet
 from kernels.cpu.int8_packing import GROUP, VECTOR_BYTES, Int8Format
+from kernels.cpu.int8_sizes import (
+    FACTORS_AT,
+    PREPARED_BYTES,
+    SUMS_AT,
+    TILE_PANELS,
+    TILE_ROWS,
+    VECTORS,
+)
 from kernels.cpu.int8_tile import (
     BIAS_BITS,
     SECOND_LEVEL,
@@ -66,15 +74,6 @@ PAIR_OFFSET: Final = 120
 """a above, and the largest number of a row."""
 PARTNER_OFFSET: Final = -8
 """b above."""
-TILE_ROWS: Final = 5
-TILE_PANELS: Final = 2
-"""5 · 2 integer and 5 · 2 float sums, 4 weights, 4 sums of them with a row: 32 registers are full
-before a sixth row."""
-VECTORS: Final = 4
-"""Vectors of A, and of B, of a group."""
-SUMS_AT: Final = 2 * VECTORS * VECTOR_BYTES
-FACTORS_AT: Final = SUMS_AT + VECTOR_BYTES
-PREPARED_BYTES: Final = FACTORS_AT + 3 * VECTOR_BYTES
 
 
 def pair_preparer(fmt: Int8Format, chosen: InstructionSet) -> Any:  # noqa: ANN401 - Numba's objects

@@ -2,7 +2,7 @@
 
     product_q4_1, product_q4_0, product_q8_0
 
-Operands: `kernels.cpu.matrix_product.Product`. Weights: `kernels.cpu.int8_packing`. A chunk is a
+Operands: `kernels.cpu.matrix_product`. Weights: `kernels.cpu.int8_packing`. A chunk is a
 run of groups of panels: a weight is read from memory by one thread, once, and all rows of the step
 meet it while it is in that thread's cache.
 
@@ -27,39 +27,33 @@ dot products); 0.37 T of 4-bit weights with 512 rows by pairs (`int8_pair_tile`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from numba import types
 
+from kernels.cpu.compiled import inlined, operation, scratch, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
-from kernels.cpu.int8_amx_product import amx_product, amx_scratch_bytes
+from kernels.cpu.int8_amx_product import amx_product
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Q4_0, Q4_1, Q8_0, Int8Format
-from kernels.cpu.int8_pair_product import PAIR_ROWS, pair_product, pair_scratch_bytes
-from kernels.cpu.int8_tile import int8_tile_sizes, int8_tiles
-from kernels.cpu.matrix_product import Product, sums_writer
-from kernels.cpu.operation import Operation, inlined, operation, scratch, word
+from kernels.cpu.int8_pair_product import PAIR_ROWS, pair_product
+from kernels.cpu.int8_sizes import (
+    FEW_ROWS,
+    GROUP_PANELS,
+    HAS_AMX,
+    MOST_ROWS,
+    PAIRS_PRODUCTS,
+    SIZES,
+    WIDTH,
+)
+from kernels.cpu.int8_tile import int8_tiles
+from kernels.cpu.matrix_product import sums_writer
+from kernels.cpu.operands import Product
 
 SET: Final = selected_instruction_set()
-SIZES: Final = int8_tile_sizes(SET)
-GROUP_PANELS: Final = SIZES.panels
-WIDTH: Final = GROUP_PANELS * PANEL_COLUMNS
-MOST_ROWS: Final = SIZES.rows[0]
-FEW_ROWS: Final = SIZES.rows[min(1, len(SIZES.rows) - 1)]
 
-HAS_AMX: Final = SET.has_amx
 AMX_ROWS: Final = 10
 """From so many rows on the tile registers are faster than vectors."""
-PAIRS_PRODUCTS: Final = SET.pairs_products
-
-
-def int8_scratch_bytes(k: int) -> int:
-    """Return the scratch memory a worker needs for a product with `k` inputs."""
-    vectors = 4 * MOST_ROWS * WIDTH
-    if PAIRS_PRODUCTS:
-        return max(vectors, pair_scratch_bytes(k))
-    return max(vectors, amx_scratch_bytes(k) if HAS_AMX else 0)
 
 
 def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
@@ -151,11 +145,3 @@ def product_q4_0(record: int, header: int, chunk: int, num_chunks: int, worker: 
 def product_q8_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Multiply int8 rows with Q8_0 weights."""
     _q8_0(record, header, chunk, num_chunks, worker)
-
-
-INT8_PRODUCTS: Final[Mapping[str, Operation]] = {
-    "Q4_1": product_q4_1,
-    "Q4_0": product_q4_0,
-    "Q8_0": product_q8_0,
-}
-"""By the format's name in model files."""

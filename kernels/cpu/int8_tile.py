@@ -25,6 +25,7 @@ from typing import Final
 
 from numba.core import cgutils
 
+from kernels.cpu.float_sizes import TileSizes
 from kernels.cpu.float_tile import f16_to_float32
 from kernels.cpu.instruction_set import InstructionSet
 from kernels.cpu.int8_packing import GROUP, VECTOR_BYTES, Int8Format
@@ -55,31 +56,6 @@ SECOND_LEVEL: Final = 2
 """Locality of the prefetch: the panels after these are asked for, into the second-level cache."""
 
 TileEmitter = Callable[..., None]
-
-
-@dataclass(frozen=True, slots=True)
-class TileSizes:
-    """The tiles of an instruction set.
-
-    `rows`: of the tiles, largest first, the last is 1; M rows are cut into as many of each as go
-    in. `panels`: of every tile.
-    """
-
-    rows: tuple[int, ...]
-    panels: int
-
-
-def int8_tile_sizes(chosen: InstructionSet) -> TileSizes:
-    """Return tiles whose sums, weights and input fit the set's registers.
-
-    512 bits, 32 registers: 6 · 2 integer and 6 · 2 float sums, 4 weights, 1 input. Shorter vectors,
-    2 or 4 to one of 16 lanes: 2 · 1 of each sum. 16 registers of 128 bits: 1 row.
-    """
-    if chosen.vector_bits == 512:
-        return TileSizes((6, 2, 1), 2)
-    if chosen.vector_bits * chosen.vector_registers < 4096:
-        return TileSizes((1,), 1)
-    return TileSizes((2, 1), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from kernels.cpu.operation import word
+from kernels.cpu.compiled import word
 from kernels.cpu.sample_record import SampleWord
 from kernels.cpu.sampling_tile import (
     copy_bytes,

@@ -1,4 +1,4 @@
-"""What all matrix products have in common: the operands of their records, and how sums get out.
+"""What all matrix products have in common: what their operands mean, and how sums get out.
 
 A product is OUT[first + r, n] = Σ_k INPUT[r, k] · WEIGHTS[n, k], or added to OUT. Which formats of
 rows and of weights it takes is its operation's matter (`int8_products`, `float_products`).
@@ -13,18 +13,18 @@ rows and of weights it takes is its operation's matter (`int8_products`, `float_
              float32 rows   float32 [M, K]
     WEIGHTS  N columns in panels of 16 (`int8_packing`, `float_packing`)
     OUT      float32, rows OUT_STRIDE elements apart; columns from N on are never touched
+
+The words are `kernels.cpu.operands.Product`.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 
 from kernels.cpu.emitted import emitted
-from kernels.cpu.operation import FIRST_OPERAND
 from kernels.cpu.vector_ir import (
     F32,
     F32X,
@@ -37,28 +37,6 @@ from kernels.cpu.vector_ir import (
     offset,
     store,
 )
-
-
-class Product(IntEnum):
-    """The operand words of a product's record."""
-
-    INPUT = FIRST_OPERAND
-    INPUT_SCALES = 3
-    INPUT_SCALED_SUMS = 4
-    INPUT_SUMS = 5
-    WEIGHTS = 6
-    K = 7
-    N = 8
-    OUT = 9
-    OUT_STRIDE = 10
-    """In elements."""
-    ACCUMULATE = 11
-    """0: OUT is written; 1: the sums are added to it."""
-    ROWS_WORD = 12
-    """The header word that holds M: StepWord.NUM_TOKENS or NUM_OUT_ROWS."""
-    OUT_FIRST_WORD = 13
-    """The header word that holds the first row of OUT: FIRST_TOKEN of hidden rows, else ZERO."""
-    INPUT_PAIR_SUMS = 14
 
 
 def sums_writer(panels: int) -> Any:  # noqa: ANN401 - Numba's objects

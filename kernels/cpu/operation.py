@@ -10,34 +10,27 @@ every model, and a kernel knows nothing of the step around it.
 What differs from step to step stands in a *step header*, the words of `StepWord`; a record's CHUNKS
 is a number of chunks, or, negative, −w: the number stands in word w of the header.
 
-A kernel is a module-level function decorated with `@operation`:
+A kernel is a module-level function decorated with `@operation` (`kernels.cpu.compiled`):
 
     void kernel(record, header, chunk, num_chunks, worker)
 
 `record`, `header`: addresses. It does part `chunk` of `num_chunks` of its work, any thread any
 chunk, in any order, each exactly once; the parts must not write the same bytes. `worker` is the
-number of the calling thread, for scratch memory (`scratch`). What a part computes must not depend
-on how the work is cut: that is what makes results equal to the bit on any number of threads.
+number of the calling thread, for scratch memory (`compiled.scratch`). What a part computes must not
+depend on how the work is cut: that is what makes results equal to the bit on any number of threads.
 
 Kernels check nothing: addresses and sizes were checked when the table and the header were made.
 """
 
 from __future__ import annotations
 
-import hashlib
+import ctypes
+import functools
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final, TypeVar
+from typing import Final, cast
 
-import numba
-from llvmlite import ir
-from numba import types
-
-from kernels.cpu import instruction_set
-from kernels.cpu.emitted import emitted
-from kernels.cpu.vector_ir import F32, I8, I16, I32, I64, Builder, Value, i64, load
-
-Function = TypeVar("Function", bound=Callable[..., object])
+from kernels.cpu.machine_code import find_code, keep_code, load_code
 
 RECORD_WORDS: Final = 24
 """int64 words of an operation record."""
@@ -48,12 +41,6 @@ FETCH: Final = 22
 FETCH_BYTES: Final = 23
 """Memory that a later operation will read, weights mostly: threads that wait for this one to be
 completed fetch it into their caches meanwhile. 0 bytes: nothing."""
-
-SIGNATURE: Final = types.void(types.int64, types.int64, types.int64, types.int64, types.int64)
-EXACT_ORDER: Final = {"contract"}
-"""Fused multiply-add allowed; every sum runs in the order that is written."""
-FREE_ORDER: Final = {"contract", "reassoc", "nsz"}
-"""A sum may be split into vector lanes. Only for loops whose length the row alone decides."""
 
 
 class StepWord(IntEnum):
@@ -76,7 +63,7 @@ class StepWord(IntEnum):
     TABLE_WIDTH = 6
     ATTENTION_ITEMS = 7
     """int32 [I, 4]: first token in the piece, number of tokens, row of BLOCK_TABLES, segment
-    (`kernels.cpu.attention_context.Item`)."""
+    (`kernels.cpu.operands.Item`)."""
     NUM_ATTENTION_ITEMS = 8
     NUM_OUT_ROWS = 9
     OUT_TOKENS = 10
@@ -99,7 +86,7 @@ class StepWord(IntEnum):
     """One a sample."""
     ATTENTION_MERGES = 20
     """int32 [NUM_ATTENTION_MERGES, 4]: tokens whose context is shared among items
-    (`kernels.cpu.attention_context.Merge`)."""
+    (`kernels.cpu.operands.Merge`)."""
     NUM_ATTENTION_MERGES = 21
     MERGE_CHUNKS = 22
     """Chunks of `merge_attention`: 0 where there is nothing to merge."""
@@ -111,111 +98,47 @@ HEADER_WORDS: Final = 24
 
 
 class Operation:
-    """A kernel that records can name. Compiled, or loaded from Numba's cache, when first needed.
+    """A kernel that records can name; its machine code is loaded, or made, when first needed.
 
-    The function must be a module-level one without closure variables: Numba's cache knows a
-    function by its place and source. Everything it calls is compiled into it.
+    `name`: MODULE.FUNCTION below `kernels.cpu`; elsewhere MODULE:FUNCTION. Those are compiled in
+    every process, because machine code is kept under a hash of the sources of kernels. A process
+    that finds all it needs never imports the compiler.
     """
 
-    def __init__(self, function: Callable[..., None], fastmath: set[str]) -> None:
-        self.function = function
-        self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-        self._fastmath = fastmath
-        self._compiled: Any = None
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether `address` is there without compiling."""
-        return self._compiled is not None
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._address: int | None = None
 
     @property
     def address(self) -> int:
-        """Address of the machine code, which lives as long as this object."""
-        if self._compiled is None:
-            instruction_set.selected_instruction_set()
-            compiler = numba.cfunc(
-                SIGNATURE, nopython=True, cache=True, error_model="numpy", fastmath=self._fastmath
-            )
-            self._compiled = compiler(self.function)
-        return int(self._compiled.address)
+        """Address of the machine code, which stays there for good. Raises ConfigError."""
+        if self._address is None:
+            self._address = load_code(self.name, self._code())
+        return self._address
+
+    def to_function(self, num_arguments: int) -> Callable[..., None]:
+        """Return what calls it with so many integers, without the interpreter lock."""
+        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * num_arguments)
+        return cast("Callable[..., None]", kind(self.address))
+
+    def _code(self) -> bytes:
+        """Return the object file that is kept, or make one and keep it."""
+        is_kept = ":" not in self.name
+        code = find_code(self.name) if is_kept else None
+        if code is None:
+            # Numba takes half a second to import.
+            from kernels.cpu.compiled import object_code
+
+            code = object_code(self.name)
+            if is_kept:
+                keep_code(self.name, code)
+        return code
 
     def __repr__(self) -> str:
         return f"<operation {self.name}>"
 
 
-def operation(*, free_order: bool = False) -> Callable[[Callable[..., None]], Operation]:
-    """Make a module-level function an `Operation`."""
-    return lambda function: Operation(function, FREE_ORDER if free_order else EXACT_ORDER)
-
-
-def inlined(*, free_order: bool = False) -> Callable[[Function], Function]:
-    """Compile a function that operations call; it becomes part of their machine code.
-
-    A function made by a factory may use numbers, flags, strings, emitted functions and other
-    inlined functions of it; TypeError for anything else, because they become part of its name.
-    """
-    decorate: Callable[[Function], Function] = numba.njit(
-        nogil=True, error_model="numpy", fastmath=FREE_ORDER if free_order else EXACT_ORDER
-    )
-
-    def named(function: Function) -> Function:
-        _name_by_closure(function)
-        return decorate(function)
-
-    return named
-
-
-def _name_by_closure(function: Callable[..., object]) -> None:
-    """Give a function made by a factory a name that no other function of the factory has.
-
-    Machine code that comes from Numba's cache is linked by name. What Numba adds to tell functions
-    of one name apart counts the functions of the process that compiled them: two that were compiled
-    by different processes would be taken for each other.
-    """
-    if function.__closure__:
-        parts = [_described(cell.cell_contents) for cell in function.__closure__]
-        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        function.__qualname__ += f"_{digest[:16]}"
-
-
-def _described(value: object) -> str:
-    """Return a text that is the same in every process."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
-    function = getattr(value, "py_func", None) or getattr(value, "_defn", None)
-    if function is None:
-        raise TypeError(f"a compiled function's closure cannot hold a {type(value).__name__}")
-    return f"{function.__module__}.{getattr(function, '__qualname__', '')}:{function.__name__}"
-
-
-@emitted(types.int64, types.int64, types.int64)
-def word(builder: Builder, address: Value, index: Value) -> Value:
-    """Return int64 word `index` of the words at `address`."""
-    return load(builder, builder.add(address, builder.shl(index, i64(3))), I64, align=8)
-
-
-def _elements_at(element: types.Type, stored_as: ir.Type) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return what makes an address a pointer: `carray(float32_at(address), (rows, columns))`."""
-
-    def pointer(builder: Builder, address: Value) -> Value:
-        return builder.inttoptr(address, stored_as.as_pointer())
-
-    return emitted(types.CPointer(element), types.int64)(pointer)
-
-
-float32_at = _elements_at(types.float32, F32)
-float64_at = _elements_at(types.float64, ir.DoubleType())
-int64_at = _elements_at(types.int64, I64)
-uint64_at = _elements_at(types.uint64, I64)
-int32_at = _elements_at(types.int32, I32)
-uint16_at = _elements_at(types.uint16, I16)
-int8_at = _elements_at(types.int8, I8)
-uint8_at = _elements_at(types.uint8, I8)
-
-
-@inlined()
-def scratch(header: int, worker: int) -> int:
-    """Return the address of the calling worker's scratch memory."""
-    first: int = word(header, StepWord.SCRATCH)
-    size: int = word(header, StepWord.SCRATCH_BYTES)
-    return first + worker * size
+@functools.cache
+def operation_named(name: str) -> Operation:
+    """Return the process's one operation of a name, whether its module is imported or not."""
+    return Operation(name)

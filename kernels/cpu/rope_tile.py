@@ -87,22 +87,29 @@ def _store(builder: Builder, value: Value, address: Value, mask: Value | None) -
     call(builder, "llvm.masked.store.v16f32.p0", VOID, [value, pointer, i32(1), mask])
 
 
-@emitted(types.void, types.float32, *[types.int64] * 4)
+@emitted(types.void, types.float32, *[types.int64] * 5)
 def sines_of_position(
-    builder: Builder, position: Value, frequencies: Value, half: Value, cosines: Value, sines: Value
+    builder: Builder,
+    position: Value,
+    frequencies: Value,
+    half: Value,
+    factor: Value,
+    cosines: Value,
+    sines: Value,
 ) -> None:
-    """Write cos and sin of position · frequency, all float32 [half].
+    """Write cos and sin of position · frequency, times `factor`, all float32 [half].
 
-    Within 2 units of the last place for every float32 angle below 2^31. The angle is rounded to
-    float32, as the models were trained. It is brought to ± π/4 in float64, where nothing is lost,
-    and the rest are polynomials in float32.
+    `factor`: the bits of a float32. Before it they are within 2 units of the last place for every
+    float32 angle below 2^31. The angle is rounded to float32, as the models were trained. It is
+    brought to ± π/4 in float64, where nothing is lost, and the rest are polynomials in float32.
     """
+    scale = broadcast(builder, builder.bitcast(builder.trunc(factor, I32), F32))
 
     def body(at: Value, mask: Value | None) -> None:
         frequency = _load(builder, offset(builder, frequencies, at), mask)
         cosine, sine = _cosine_sine(builder, builder.fmul(broadcast(builder, position), frequency))
-        _store(builder, cosine, offset(builder, cosines, at), mask)
-        _store(builder, sine, offset(builder, sines, at), mask)
+        _store(builder, builder.fmul(cosine, scale), offset(builder, cosines, at), mask)
+        _store(builder, builder.fmul(sine, scale), offset(builder, sines, at), mask)
 
     _masked_vectors(builder, half, body)
 

@@ -11,24 +11,16 @@ changed on their way, in scratch memory; where it names none, they are read wher
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from enum import IntEnum
+from collections.abc import Callable
 from typing import Any, Final
 
 from numba import types
 
+from kernels.cpu.attention_sizes import PLACES_BYTES
+from kernels.cpu.compiled import float32_at, inlined, int32_at, int64_at, operation, scratch, word
 from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS, VALUE_BYTES
-from kernels.cpu.operation import (
-    Operation,
-    StepWord,
-    float32_at,
-    inlined,
-    int32_at,
-    int64_at,
-    operation,
-    scratch,
-    word,
-)
+from kernels.cpu.operands import RopeAngles, RopeWrite
+from kernels.cpu.operation import StepWord
 from kernels.cpu.rope_tile import (
     STORE_CODES,
     add_bias,
@@ -40,53 +32,7 @@ from kernels.cpu.rope_tile import (
     store_float32,
 )
 
-PLACES_BYTES: Final = 64
 LOG2_E: Final = 1.4426950408889634
-
-
-class RopeAngles(IntEnum):
-    """Operands of `rope_angles`; rows of COSINES and SINES begin at StepWord.FIRST_TOKEN."""
-
-    FREQUENCIES = 2
-    """float32 [HALF]: angle of each pair per position."""
-    COSINES = 3
-    """float32 [T_all, HALF]."""
-    SINES = 4
-    HALF = 5
-    """D / 2."""
-
-
-class RopeWrite(IntEnum):
-    """Operands of ROPE_WRITE; QKV has a row a token of the piece, others begin at FIRST_TOKEN."""
-
-    QKV = 2
-    """float32 [T, (H + 2·G)·D]."""
-    COSINES = 3
-    """float32 [T_all, D/2]."""
-    SINES = 4
-    QUERIES = 5
-    """float32 [T_all, H·D], out."""
-    POOL = 6
-    """Address of this layer in block 0."""
-    BLOCK_BYTES = 7
-    HEAD_BYTES = 8
-    """`KvLayout.head_bytes`."""
-    BLOCK_SIZE = 9
-    HEAD_DIM = 10
-    NUM_HEADS = 11
-    NUM_KV_HEADS = 12
-    BIAS = 13
-    """float32 [(H + 2·G)·D], or 0: nothing is added."""
-    QUERY_NORM = 14
-    """float32 [D], or 0: heads are not normalised; the same of KEY_NORM."""
-    KEY_NORM = 15
-    EPSILON = 16
-    """The bits of a float32."""
-
-
-def rope_scratch_bytes(head_dim: int) -> int:
-    """Return the bytes of scratch memory a worker needs for `rope_write`."""
-    return PLACES_BYTES + 3 * 4 * (-(-head_dim // 16) * 16)
 
 
 @operation()
@@ -101,6 +47,7 @@ def rope_angles(record: int, header: int, chunk: int, num_chunks: int, worker: i
             positions[token],
             word(record, RopeAngles.FREQUENCIES),
             half,
+            word(record, RopeAngles.FACTOR),
             word(record, RopeAngles.COSINES) + row,
             word(record, RopeAngles.SINES) + row,
         )
@@ -221,12 +168,3 @@ def rope_write_float8(record: int, header: int, chunk: int, num_chunks: int, wor
     count = word(header, StepWord.NUM_TOKENS)
     first, end = count * chunk // num_chunks, count * (chunk + 1) // num_chunks
     _write_float8(record, header, first, end, scratch(header, worker))
-
-
-ROPE_WRITE: Final[Mapping[str, Operation]] = {
-    "float32": rope_write_float32,
-    "bfloat16": rope_write_bfloat16,
-    "int8": rope_write_int8,
-    "float8": rope_write_float8,
-}
-"""The operation for each type of pool."""

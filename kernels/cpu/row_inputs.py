@@ -13,16 +13,16 @@ and the formats: `kernels.cpu.row_values`. A chunk is a run of rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Any, Final
+from typing import Any
 
 from numba import carray, types
 
+from kernels.cpu.compiled import inlined, int64_at, operation, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.int8_packing import GROUP
-from kernels.cpu.operation import FIRST_OPERAND, StepWord, inlined, int64_at, operation, word
+from kernels.cpu.operands import RowFormat, RowInput
+from kernels.cpu.operation import StepWord
 from kernels.cpu.row_values import (
-    RowFormat,
     gated,
     inverse_root_mean_square,
     normalised,
@@ -31,51 +31,6 @@ from kernels.cpu.row_values import (
     write_row,
 )
 from kernels.cpu.vector_ir import F32, I32, Builder, Value, i64, offset
-
-
-class RowInput(IntEnum):
-    """The operand words of these operations."""
-
-    SOURCE = FIRST_OPERAND
-    """float32 rows."""
-    SOURCE_STRIDE = 3
-    """Elements from a row to the next."""
-    SOURCE_FIRST_WORD = 4
-    """The header word with the first row of SOURCE: FIRST_TOKEN of hidden, else ZERO. Not read by
-    sampled_rows."""
-    ROWS_WORD = 5
-    """The header word with the number of rows."""
-    K = 6
-    """Elements of a row that is written; a multiple of 32 for int8."""
-    FORMAT = 7
-    """A RowFormat."""
-    OUT = 8
-    """The rows, C-contiguous."""
-    OUT_SCALES = 9
-    OUT_SCALED_SUMS = 10
-    OUT_SUMS = 11
-    OUT_PAIR_SUMS = 14
-    """9–11 and 14: int8 rows only (`kernels.cpu.matrix_product`)."""
-    WEIGHT = 12
-    """rms_norm only: float32 [K]."""
-    ORDER = WEIGHT
-    """ordered_rows only: int32 [K], where in the source row each element stands."""
-    EPSILON = 13
-    """rms_norm only: the bits of a float32."""
-
-
-ELEMENT_BYTES: Final = {RowFormat.INT8: 1, RowFormat.BF16: 2, RowFormat.FLOAT32: 4}
-
-
-def row_bytes(row_format: RowFormat, rows: int, k: int) -> int:
-    """Return the bytes of `rows` rows at OUT; of int8 rows without what stands beside them."""
-    return rows * k * ELEMENT_BYTES[row_format]
-
-
-def group_bytes(rows: int, k: int) -> int:
-    """Return the bytes of each of OUT_SCALES, OUT_SCALED_SUMS, OUT_SUMS and OUT_PAIR_SUMS."""
-    return 4 * rows * (k // GROUP)
-
 
 RowMaker = Callable[..., None]
 

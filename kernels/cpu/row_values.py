@@ -22,7 +22,6 @@ group whose absmax is below 2^-100 is taken for zeros.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Final
 
 from llvmlite import ir
@@ -32,6 +31,7 @@ from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import GROUP
 from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
 from kernels.cpu.int8_tile import BIAS, BIAS_BITS
+from kernels.cpu.operands import RowFormat
 from kernels.cpu.vector_ir import (
     F32,
     F32X,
@@ -61,15 +61,6 @@ from kernels.cpu.vector_ir import (
     store,
     to_bf16,
 )
-
-
-class RowFormat(IntEnum):
-    """In which format rows are written: the operand FORMAT."""
-
-    INT8 = 0
-    BF16 = 1
-    FLOAT32 = 2
-
 
 HALF_BYTES: Final = 4 * LANES
 GROUP_BYTES: Final = 4 * GROUP

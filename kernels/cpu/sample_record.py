@@ -5,8 +5,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from kernels.cpu.sampling_tile import BLOCK
-from kernels.cpu.weight_search import NUM_CANDIDATES
+BLOCK: Final = 64
+"""Tokens of a block: four vectors."""
+NUM_CANDIDATES: Final = 512
+"""Weights that are set apart at most."""
 
 
 class SampleWord(IntEnum):

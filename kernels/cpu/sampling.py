@@ -19,9 +19,11 @@ from typing import Final
 
 import numpy as np
 
+from kernels.cpu.compiled import operation, scratch, word
 from kernels.cpu.logit_adjustments import adjust, is_adjusted
-from kernels.cpu.operation import FIRST_OPERAND, StepWord, operation, scratch, word
-from kernels.cpu.sample_record import SAMPLE_WORDS, SampleWord
+from kernels.cpu.operands import LOGITS, LOGITS_STRIDE, VOCAB
+from kernels.cpu.operation import StepWord
+from kernels.cpu.sample_record import BLOCK, SAMPLE_WORDS, SampleWord
 from kernels.cpu.sampling_row import (
     NOT_FINITE,
     find_largest,
@@ -31,7 +33,6 @@ from kernels.cpu.sampling_row import (
     weigh,
 )
 from kernels.cpu.sampling_tile import (
-    BLOCK,
     read_float32,
     read_float64,
     unfused,
@@ -50,13 +51,6 @@ from kernels.cpu.weight_search import (
     pick,
 )
 from kernels.reference.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
-
-LOGITS: Final = FIRST_OPERAND
-"""Operand: address of float32 [O, LOGITS_STRIDE]; columns from V on are not read."""
-LOGITS_STRIDE: Final = FIRST_OPERAND + 1
-"""Operand, in elements."""
-VOCAB: Final = FIRST_OPERAND + 2
-"""Operand: V."""
 
 WORD: Final = np.uint64(0xFFFFFFFF)
 SHIFT: Final = np.uint64(32)

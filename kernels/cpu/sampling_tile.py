@@ -16,6 +16,7 @@ from numba import types
 from numba.core import cgutils
 
 from kernels.cpu.emitted import emitted
+from kernels.cpu.sample_record import BLOCK
 from kernels.cpu.vector_ir import (
     F32,
     F32X,
@@ -45,8 +46,6 @@ F64: Final = ir.DoubleType()
 F64X: Final = ir.VectorType(F64, LANES)
 I64X: Final = ir.VectorType(I64, LANES)
 
-BLOCK: Final = 64
-"""Tokens of a block: four vectors."""
 COUNT_SHIFT: Final = 48
 """`in_block` counts from this bit on; 64 weights sum to at most 2^46."""
 

@@ -29,10 +29,8 @@ sleep in read(2) on their pipe.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Final
 
-import numba
 from llvmlite import ir
 from numba import types
 
@@ -46,17 +44,23 @@ from kernels.cpu.atomics import (
     write_descriptor,
     yield_processor,
 )
+from kernels.cpu.board import (
+    ASLEEP,
+    COUNT_BITS,
+    COUNT_MASK,
+    ENTRY_WORDS,
+    LEAVE,
+    LINE_BYTES,
+    READ_END,
+    WAKE_BYTE,
+    WRITE_END,
+    BoardWord,
+)
+from kernels.cpu.compiled import inlined, operation, word
 from kernels.cpu.emitted import emitted
-from kernels.cpu.operation import CHUNKS, FETCH, FETCH_BYTES, KERNEL, inlined, word
+from kernels.cpu.operation import CHUNKS, FETCH, FETCH_BYTES, KERNEL
 from kernels.cpu.vector_ir import I64, VOID, Builder, Value, prefetch
 
-LINE_WORDS: Final = 8
-LINE_BYTES: Final = 64
-ENTRY_WORDS: Final = 2
-COUNT_BITS: Final = 12
-COUNT_MASK: Final = (1 << COUNT_BITS) - 1
-MAX_CHUNKS: Final = COUNT_MASK
-"""Chunks of one operation at most."""
 TAG_SHIFT: Final = 2 * COUNT_BITS
 TAGGED_MASK: Final = (1 << TAG_SHIFT) - 1
 
@@ -69,29 +73,6 @@ FEWEST_TO_JOIN: Final = 4
 MOST_LINES_FETCHED: Final = 2048
 """Cache lines a waiting thread fetches ahead at most: 128 KiB, a part of its second-level cache."""
 LINES_A_LOOK: Final = 2
-
-
-class BoardWord(IntEnum):
-    """The int64 words of a team's board: a line that is only read while a step runs, then sleep."""
-
-    GENERATION = 0
-    """Odd: the step under way. Even: none, the words below may change. LEAVE ends the workers."""
-    ENTRIES = 1
-    NUM_ENTRIES = 2
-    PROGRESS = 3
-    NUM_WORKERS = 4
-    SPINS = 5
-    """Looks at GENERATION before an idle worker goes to sleep."""
-    SLEEP = 8
-    """Line w from here: worker w's words, ASLEEP, READ_END and WRITE_END of its pipe."""
-
-
-ASLEEP: Final = 0
-READ_END: Final = 1
-WRITE_END: Final = 2
-WAKE_BYTE: Final = 3
-"""Where the byte that travels through the pipe lies."""
-LEAVE: Final = -1
 
 
 @emitted(types.void, *[types.int64] * 6)
@@ -267,7 +248,7 @@ def wake(sleep: int) -> None:
         write_descriptor(types.int32(word(sleep, WRITE_END)), sleep + 8 * WAKE_BYTE + 4, 1)
 
 
-@numba.njit("void(int64)", nogil=True, cache=True, error_model="numpy")
+@operation(num_arguments=1)
 def lead_step(board: int) -> None:
     """Run the step described on the board as worker 0; the others join in. Returns when done."""
     generation = word(board, BoardWord.GENERATION) + 1
@@ -278,7 +259,7 @@ def lead_step(board: int) -> None:
     atomic_store(board + 8 * BoardWord.GENERATION, generation + 1)
 
 
-@numba.njit("void(int64)", nogil=True, cache=True, error_model="numpy")
+@operation(num_arguments=1)
 def dismiss(board: int) -> None:
     """Let all workers return from `work`."""
     atomic_store(board + 8 * BoardWord.GENERATION, LEAVE)
@@ -286,7 +267,7 @@ def dismiss(board: int) -> None:
         wake(board + 8 * BoardWord.SLEEP + worker * LINE_BYTES)
 
 
-@numba.njit("void(int64, int64)", nogil=True, cache=True, error_model="numpy")
+@operation(num_arguments=2)
 def work(board: int, worker: int) -> None:
     """Join in every step from now on, until dismissed. Without the interpreter lock."""
     sleep = board + 8 * BoardWord.SLEEP + worker * LINE_BYTES

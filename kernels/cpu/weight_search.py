@@ -18,8 +18,9 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from kernels.cpu.operation import word
-from kernels.cpu.sampling_tile import BLOCK, COUNT_SHIFT, in_block, unfused, write_int64
+from kernels.cpu.compiled import word
+from kernels.cpu.sample_record import BLOCK, NUM_CANDIDATES
+from kernels.cpu.sampling_tile import COUNT_SHIFT, in_block, unfused, write_int64
 from kernels.reference.sampling import WEIGHT_ONE
 
 LARGEST_WEIGHT: Final = int(WEIGHT_ONE)
@@ -28,8 +29,6 @@ NO_LIMIT: Final = 1 << 62
 ALL: Final = 1 << 62
 """Number of ties where none is left out."""
 COUNT_ONE: Final = 1 << COUNT_SHIFT
-NUM_CANDIDATES: Final = 512
-"""Weights that are set apart at most."""
 BLOCK_BYTES: Final = 8 * BLOCK
 
 

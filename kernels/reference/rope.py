@@ -49,7 +49,8 @@ def rope_write_kv(
     """Rotate Q into `out`, and put rotated K and plain V into the pool; all with `changes`.
 
     `qkv`: [T, (H + 2·G)·D]: the H query heads, then G key heads, then G value heads of each token.
-    `cosines`, `sines`: [T, D/2], of the angles of each token's position.
+    `cosines`, `sines`: [T, D/2], of the angles of each token's position, both times the attention
+    factor of the model's scaling (1 but for YaRN: Peng et al. 2023, section 3.4).
     `kv_pool`: [N, L, 2, G, B, D]; index 0 of the third axis is K, 1 is V. `layer`: below L.
     `kv_slots`: [T], block · B + offset in the block; no two tokens have the same.
     `out`: [T, H, D].

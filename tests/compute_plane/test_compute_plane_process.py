@@ -22,6 +22,7 @@ from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 from tests.compute_plane.rpc.plane_harness import start
 
 TIMEOUT_S = 30.0
+COMPILE_TIMEOUT_S = 300.0
 SIMULATED = ("--executor=simulated", "--max-num-blocks=16", "--log-level=error")
 
 
@@ -266,6 +267,25 @@ def test_the_simulated_plane_imports_neither_numba_nor_torch():
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_plane_whose_kernels_are_kept_imports_no_compiler():
+    code = (
+        "import sys\n"
+        "from compute_plane.app import ComputePlane\n"
+        "from compute_plane.config import ComputePlaneConfig\n"
+        "plane = ComputePlane(ComputePlaneConfig(max_num_blocks=16, listen='127.0.0.1:0'))\n"
+        "plane.start()\n"
+        "plane.stop()\n"
+        "print([name for name in ('numba', 'kernels.cpu.compiled') if name in sys.modules])"
+    )
+    # The first one keeps them, if nobody did before.
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=True,
+        )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"
 
 

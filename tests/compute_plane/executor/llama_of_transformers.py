@@ -13,7 +13,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from compute_plane.model.spec import Llama3Scaling, ModelSpec
+from compute_plane.model.spec import LinearScaling, Llama3Scaling, ModelSpec, YarnScaling
 from tests.compute_plane.model.llama_weights import LlamaWeights, layer_fields
 
 CLASSES = {
@@ -23,16 +23,34 @@ CLASSES = {
 }
 
 
-def transformers_model(spec: ModelSpec, weights: LlamaWeights) -> PreTrainedModel:
+def rope_parameters(spec: ModelSpec) -> dict[str, object]:
+    """What a configuration says of the rotary positions."""
+    scaling = spec.rope_scaling
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": spec.rope_theta}
-    if isinstance(spec.rope_scaling, Llama3Scaling):
+    if isinstance(scaling, LinearScaling):
+        rope |= {"rope_type": "linear", "factor": scaling.factor}
+    if isinstance(scaling, YarnScaling):
+        rope |= {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original_context_length,
+            "attention_factor": scaling.attention_factor,
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "truncate": scaling.truncate,
+        }
+    if isinstance(scaling, Llama3Scaling):
         rope |= {
             "rope_type": "llama3",
-            "factor": spec.rope_scaling.factor,
-            "low_freq_factor": spec.rope_scaling.low_freq_factor,
-            "high_freq_factor": spec.rope_scaling.high_freq_factor,
-            "original_max_position_embeddings": spec.rope_scaling.original_context_length,
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_context_length,
         }
+    return rope
+
+
+def transformers_model(spec: ModelSpec, weights: LlamaWeights) -> PreTrainedModel:
     make_config, make_model = CLASSES[spec.architecture]
     config = make_config(
         vocab_size=spec.vocab_size,
@@ -45,7 +63,7 @@ def transformers_model(spec: ModelSpec, weights: LlamaWeights) -> PreTrainedMode
         max_position_embeddings=spec.context_length,
         rms_norm_eps=spec.rms_norm_eps,
         tie_word_embeddings=spec.tie_embeddings,
-        rope_parameters=rope,
+        rope_parameters=rope_parameters(spec),
         attn_implementation="eager",
     )
     state = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compute_plane.model.spec import Llama3Scaling
+from compute_plane.model.spec import LinearScaling, Llama3Scaling, YarnScaling
 from tests.compute_plane.executor.tiny_llama import (
     pool_for,
     tiny_executor,
@@ -21,10 +21,12 @@ from tests.golden.batch_driver import BatchDriver, DrivenSequence
         ("llama", None, False),
         ("llama", None, True),
         ("llama", Llama3Scaling(8.0, 1.0, 4.0, 64), False),
+        ("llama", LinearScaling(4.0), False),
         ("qwen2", None, True),
+        ("qwen2", YarnScaling(4.0, 24, 1.14), True),
         ("qwen3", None, False),
     ],
-    ids=["plain", "tied", "llama3", "qwen2", "qwen3"],
+    ids=["plain", "tied", "llama3", "linear", "qwen2", "yarn", "qwen3"],
 )
 def test_the_logits_of_every_position_equal_those_of_transformers(
     architecture, scaling, tied

@@ -1,19 +1,46 @@
 from __future__ import annotations
 
+import ctypes
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numba
+import llvmlite
+import llvmlite.binding
 import pytest
 
+import kernels
+from compute_plane.executor import kernel_cache
 from compute_plane.executor.kernel_cache import kernel_fingerprint, prepare_kernel_cache
+from kernels.cpu import instruction_set, machine_code
+from kernels.cpu.compiled import int64_at, object_code, operation
+from kernels.cpu.machine_code import find_code, keep_code, keep_code_in, load_code
+from kernels.cpu.operation import Operation
 from planes.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def _numba_keeps_its_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba.config, "CACHE_DIR", numba.config.CACHE_DIR)
+def _kept_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_code, "_directory", machine_code._directory)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Where machine code is kept; read and written again whatever the test did to it."""
+    keep_code_in(tmp_path)
+    yield tmp_path
+    tmp_path.chmod(0o700)
+
+
+@operation(num_arguments=2)
+def add_one(address: int, count: int) -> None:
+    """Add 1 to `count` int64 numbers."""
+    from_ = int64_at(address)
+    for i in range(count):
+        from_[i] += 1
 
 
 def test_the_cache_is_private_and_named_after_the_sources(tmp_path: Path) -> None:
@@ -21,7 +48,7 @@ def test_the_cache_is_private_and_named_after_the_sources(tmp_path: Path) -> Non
     assert directory == tmp_path / "cache" / kernel_fingerprint()
     assert directory.stat().st_mode & 0o777 == 0o700
     assert directory.parent.stat().st_mode & 0o777 == 0o700
-    assert str(directory) == numba.config.CACHE_DIR
+    assert machine_code._directory == directory
     assert prepare_kernel_cache(tmp_path / "cache") == directory
 
 
@@ -51,22 +78,125 @@ def test_a_link_or_a_file_in_place_of_the_cache_is_refused(tmp_path: Path) -> No
         prepare_kernel_cache(tmp_path / "file")
 
 
-def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
+OTHERS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "processor": lambda patch: patch.setattr(
+        llvmlite.binding, "get_host_cpu_name", lambda: "another"
+    ),
+    "features": lambda patch: patch.setattr(
+        llvmlite.binding, "get_host_cpu_features", lambda: llvmlite.binding.FeatureMap(new=True)
+    ),
+    "forced instruction set": lambda patch: patch.setattr(
+        instruction_set, "_forced", ("x86-64-v3", "")
+    ),
+    "Python": lambda patch: patch.setattr("platform.python_version", lambda: "3.0.0"),
+    "NumPy": lambda patch: patch.setattr("numpy.__version__", "0"),
+    "Numba": lambda patch: patch.setattr(kernel_cache, "version", lambda _: "0"),
+    "LLVM": lambda patch: patch.setattr(llvmlite, "__version__", "0"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_processor_or_version_finds_nothing(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = kernel_fingerprint()
+    OTHERS[other](monkeypatch)
+    assert kernel_fingerprint() != before
+
+
+def test_other_sources_find_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kernel_fingerprint()
+    sources = Path(kernels.__file__ or "").parent
+    copied = shutil.copytree(sources, tmp_path / "kernels")
+    monkeypatch.setattr(kernels, "__file__", str(copied / "__init__.py"))
+    assert kernel_fingerprint() == before
+    with (copied / "cpu" / "vector_ir.py").open("a") as source:
+        source.write("\n")
+    assert kernel_fingerprint() != before
+
+
+def test_machine_code_is_found_as_it_was_kept(directory: Path) -> None:
+    keep_code("a.b", b"machine code")
+    assert find_code("a.b") == b"machine code"
+    assert find_code("a.c") is None
+    assert [path.name for path in directory.iterdir()] == ["a.b.o"]  # and nothing half written
+
+
+@pytest.mark.parametrize("size", [0, 10, 32, 33, 43])
+def test_torn_machine_code_counts_as_none(directory: Path, size: int) -> None:
+    keep_code("a.b", b"machine code")
+    os.truncate(directory / "a.b.o", size)
+    assert find_code("a.b") is None
+
+
+def test_machine_code_that_has_changed_or_is_of_another_name_counts_as_none(
+    directory: Path,
+) -> None:
+    keep_code("a.b", b"machine code")
+    shutil.copy(directory / "a.b.o", directory / "a.c.o")
+    assert find_code("a.c") is None
+    (directory / "a.b.o").write_bytes((directory / "a.b.o").read_bytes()[:-1] + b"?")
+    assert find_code("a.b") is None
+
+
+def test_what_is_found_torn_is_made_anew(directory: Path) -> None:
+    # A handle of its own: the process's is loaded once.
+    (directory / "step.dismiss.o").write_bytes(b"torn")
+    Operation("step.dismiss")._code()
+    assert find_code("step.dismiss")
+
+
+def test_a_cache_that_cannot_be_written_or_read_is_named(directory: Path) -> None:
+    keep_code_in(directory / "gone")
+    with pytest.raises(ConfigError, match=f"{directory / 'gone'}: No such file"):
+        keep_code("a.b", b"machine code")
+    keep_code_in(directory)
+    (directory / "a.b.o").mkdir()
+    with pytest.raises(ConfigError, match=f"{directory}: Is a directory"):
+        find_code("a.b")
+
+
+def test_functions_outside_of_the_kernels_are_not_kept(directory: Path) -> None:
+    numbers = (ctypes.c_int64 * 3)(1, 2, 3)
+    add_one.to_function(2)(ctypes.addressof(numbers), 2)
+    assert list(numbers) == [2, 3, 3]
+    assert list(directory.iterdir()) == []
+
+
+def test_machine_code_that_defines_something_else_is_not_taken_for_it() -> None:
+    with pytest.raises(ValueError, match=r"a\.b does not define it"):
+        load_code("a.b", object_code(add_one.name))
+
+
+@operation(num_arguments=1)
+def make_a_list(count: int) -> None:
+    """Ask for memory that only Numba's runtime manages."""
+    numbers = [count]
+    while len(numbers) < count:
+        numbers.append(count)
+    int64_at(count)[0] = numbers[-1]
+
+
+def test_an_operation_that_needs_numba_when_it_runs_is_refused() -> None:
+    with pytest.raises(TypeError, match="make_a_list needs NRT_"):
+        object_code(make_a_list.name)
+
+
+def test_a_second_start_compiles_nothing_and_imports_no_compiler(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
         "from compute_plane.executor.kernel_cache import prepare_kernel_cache\n"
         "prepare_kernel_cache(pathlib.Path(sys.argv[1]))\n"
-        "from kernels.cpu import row_inputs, step\n"
-        "row_inputs.plain_rows.address\n"
-        "for kernel in (step.work, row_inputs.plain_rows._compiled):\n"
-        "    hits = getattr(kernel, 'stats', None)\n"
-        "    print(sum(hits.cache_hits.values()) if hits else kernel.cache_hits, end=' ')\n"
+        "import compute_plane.executor.cpu\n"
+        "from kernels.cpu.catalogue import plain_rows, work\n"
+        "assert plain_rows.address and work.address\n"
+        "print('numba' in sys.modules)\n"
     )
-    hits = [
+    has_compiler = [
         subprocess.run(
             [sys.executable, "-c", program, str(tmp_path / "cache")],
             check=True, capture_output=True, text=True,
         ).stdout.split()
         for _ in range(2)
     ]  # fmt: skip
-    assert hits == [["0", "0"], ["1", "1"]]
+    assert has_compiler == [["True"], ["False"]]

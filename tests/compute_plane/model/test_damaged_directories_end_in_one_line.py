@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compute_plane.model.errors import ModelFileError
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
 from compute_plane.model.safetensors import read_header
 from tests.compute_plane.model.llama_weights import decoded_weights
@@ -60,6 +60,15 @@ def test_a_damaged_file_is_named_with_its_fault(tiny, tmp_path, file, content, w
     assert caught.value.message.isprintable()
     if content is not None:
         assert file in caught.value.message
+
+
+def test_a_sentencepiece_model_alone_is_refused_by_name(tiny, tmp_path):
+    directory = tiny.directory(tmp_path / "m", tiny.model())
+    (directory / "tokenizer.json").rename(directory / "tokenizer.model")
+    with pytest.raises(
+        UnsupportedModelError, match=r"tokenizer\.model: .* needs a tokenizer\.json"
+    ):
+        load_model(str(directory))
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])

@@ -106,10 +106,15 @@ UNSUPPORTED = {
         "general.architecture",
         lambda w: w.add_string("general.architecture", "qwen3moe"),
     ),
-    "RoPE scaling yarn": (None, lambda w: w.add_string("llama.rope.scaling.type", "yarn")),
-    "linear": (None, lambda w: w.add_float32("llama.rope.scale_linear", 4.0)),
+    "RoPE scaling longrope": (None, lambda w: w.add_string("llama.rope.scaling.type", "longrope")),
+    "by tensor rope_freqs.weight together": (
+        None,
+        lambda w: (
+            w.add_float32("llama.rope.scale_linear", 4.0),
+            w.add_tensor("rope_freqs.weight", np.ones(8, np.float32)),
+        ),
+    ),
     "mixtures of experts": (None, lambda w: w.add_expert_count(8)),
-    "sliding window (128)": (None, lambda w: w.add_sliding_window(128)),
     "llama.rope.dimension_count": (
         "llama.rope.dimension_count",
         lambda w: w.add_rope_dimension_count(8),

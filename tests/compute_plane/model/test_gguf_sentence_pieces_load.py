@@ -161,3 +161,24 @@ def test_a_vocabulary_that_cannot_be_is_refused_by_file_and_key(write, pieces, w
 def test_what_would_give_other_tokens_is_refused_by_name(write, key, value):
     with pytest.raises(UnsupportedModelError, match=rf"tokenizer\.ggml\.{key} .*is not supported"):
         load_model(str(write(**{key: value})))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_flipped_bits_load_or_are_refused(write, tmp_path, data):
+    path = tmp_path / "m.gguf"
+    content = bytearray(path.read_bytes() if path.exists() else write().read_bytes())
+    first, end = content.index(b"tokenizer.ggml.tokens"), content.index(b"token_embd.weight")
+    places = data.draw(st.lists(st.integers(8 * first, 8 * end - 1), min_size=1, max_size=3))
+    for place in places:
+        content[place // 8] ^= 1 << place % 8
+    flipped = tmp_path / "flipped.gguf"
+    flipped.write_bytes(content)
+    message = None
+    try:
+        assets = load_model(str(flipped)).assets
+        tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
+        tokenizer.decode(tokenizer.encode("ab \u00e9").ids)
+    except ModelFileError as fault:
+        message = fault.message
+    assert message is None or (message.startswith(f"{flipped}: ") and message.isprintable())

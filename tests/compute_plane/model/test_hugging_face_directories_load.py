@@ -144,13 +144,11 @@ UNSUPPORTED = {
     "attention_bias": {"attention_bias": True},
     "mlp_bias": {"mlp_bias": True},
     "hidden_act must be silu, got gelu": {"hidden_act": "gelu"},
-    "RoPE scaling yarn": {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+    "RoPE scaling dynamic": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
     "partial rotary": {"rope_parameters": {"partial_rotary_factor": 0.5}},
     "quantization_config.quant_method must be gptq": {
         "quantization_config": {"quant_method": "bitsandbytes"}
     },
-    "sliding_window (128)": {"model_type": "mistral", "sliding_window": 128},
-    "sliding_window (4096)": {"model_type": "mistral", "max_position_embeddings": 32768},
 }
 
 

@@ -95,9 +95,8 @@ def test_a_bias_where_the_architecture_has_none_is_refused(tiny, tmp_path, archi
 
 
 REFUSED = {
-    "use_sliding_window = true": {"use_sliding_window": True, "sliding_window": 64},
     "attention_bias = true": {"attention_bias": True},
-    "RoPE scaling yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    "RoPE scaling dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
     "architectures must name Qwen3ForCausalLM, got": {"architectures": ["Qwen3MoeForCausalLM"]},
     "model_type qwen3_moe": {"model_type": "qwen3_moe"},
 }

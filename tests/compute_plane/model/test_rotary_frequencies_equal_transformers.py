@@ -1,12 +1,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
-from compute_plane.model.rope import inverse_frequencies
-from compute_plane.model.spec import FrequencyDivisors, Llama3Scaling, ModelSpec, faults_of
+from compute_plane.model.rope import attention_factor, inverse_frequencies
+from compute_plane.model.spec import (
+    FrequencyDivisors,
+    LinearScaling,
+    Llama3Scaling,
+    ModelSpec,
+    YarnScaling,
+    faults_of,
+    scaled_context_length,
+    yarn_attention_factor,
+)
 
 SPEC = ModelSpec(
     name="m",
@@ -28,33 +38,38 @@ SPEC = ModelSpec(
 )
 
 
+SCALINGS = [
+    None,
+    Llama3Scaling(8.0, 1.0, 4.0, 8192),
+    LinearScaling(2.5),
+    YarnScaling(4.0, 32768, yarn_attention_factor(4.0)),
+    YarnScaling(40.0, 4096, 0.9, beta_fast=24.0, beta_slow=2.0, truncate=False),
+    YarnScaling(2.0, 6, 1.0),  # whose correction range is empty
+]
+
+
 @pytest.mark.parametrize("theta", [10000.0, 100000.0, 500000.0, 1e6])
 @pytest.mark.parametrize("head_dim", [16, 64, 96, 128])
-@pytest.mark.parametrize("scaling", [None, Llama3Scaling(8.0, 1.0, 4.0, 8192)], ids=str)
+@pytest.mark.parametrize("scaling", SCALINGS, ids=str)
 def test_frequencies_are_those_of_transformers(theta, head_dim, scaling):
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    parameters = {"rope_type": "default", "rope_theta": theta}
-    if scaling is not None:
-        parameters |= {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_context_length,
-        }
+    from tests.compute_plane.executor.llama_of_transformers import rope_parameters
+
+    spec = dataclasses.replace(SPEC, rope_theta=theta, head_dim=head_dim, rope_scaling=scaling)
     config = LlamaConfig(
         hidden_size=2 * head_dim,
         num_attention_heads=2,
         head_dim=head_dim,
         max_position_embeddings=131072,
-        rope_parameters=parameters,
+        rope_parameters=rope_parameters(spec),
     )
-    spec = dataclasses.replace(SPEC, rope_theta=theta, head_dim=head_dim, rope_scaling=scaling)
     frequencies = inverse_frequencies(spec)
     assert frequencies.dtype == np.float32
-    expected = LlamaRotaryEmbedding(config).inv_freq.numpy()
+    theirs = LlamaRotaryEmbedding(config)
+    assert attention_factor(spec) == theirs.attention_scaling
+    expected = theirs.inv_freq.numpy()
     if (theta, head_dim, scaling) == (100000.0, 64, None):  # the default model
         np.testing.assert_array_equal(frequencies, expected)
     np.testing.assert_array_max_ulp(frequencies, expected, maxulp=1 if scaling is None else 4)
@@ -73,12 +88,55 @@ def test_frequencies_are_those_of_transformers(theta, head_dim, scaling):
         ({"rms_norm_eps": 0.0}, "rms_norm_eps must be between"),
         ({"rope_scaling": FrequencyDivisors((1.0,))}, "32 divisors, got 1"),
         ({"rope_scaling": FrequencyDivisors((0.0,) * 32)}, "must be positive and finite, got 0.0"),
-        ({"rope_scaling": Llama3Scaling(0.0, 1, 4, 8)}, "factors must be positive"),
+        ({"rope_scaling": Llama3Scaling(0.0, 1, 4, 8)}, "RoPE factor must be 1e-06 to 1e+06"),
         ({"rope_scaling": Llama3Scaling(8, 4, 4, 8)}, "below high_freq_factor"),
         ({"rope_scaling": Llama3Scaling(8, 1, 4, 0)}, "original_max_position_embeddings"),
+        ({"rope_scaling": LinearScaling(-1.0)}, "RoPE factor must be 1e-06 to 1e+06, got -1"),
+        ({"rope_scaling": YarnScaling(4, 0, 1)}, "original_max_position_embeddings must be 1"),
+        ({"rope_scaling": YarnScaling(4, 9, math.inf)}, "attention_factor must be 1e-06 to"),
+        ({"rope_scaling": YarnScaling(4, 9, 1, 1e300)}, "beta_fast must be 1e-06 to 1e+06"),
+        ({"rope_scaling": YarnScaling(4, 9, 1, 2, 1e-300)}, "beta_slow must be 1e-06 to"),
+        ({"rope_scaling": YarnScaling(4, 9, 1, 2, 2)}, "beta_slow must be below beta_fast"),
+        ({"rope_scaling": YarnScaling(4, 9, 1), "rope_theta": 1.0}, "rope_theta must be more"),
     ],
 )
 def test_numbers_that_make_no_model_are_faults(changes, words):
     faults = faults_of(dataclasses.replace(SPEC, **changes))
     assert len(faults) == (0 if words is None else 1)
     assert all(words in fault for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("factor", "mscale", "mscale_all_dim"),
+    [(4.0, 0, 0), (1.0, 0, 0), (40.0, 0.707, 1.0), (40.0, 0.707, 0), (8.0, 0, 1.0)],
+)
+def test_the_attention_factor_of_yarn_is_the_one_of_transformers(factor, mscale, mscale_all_dim):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": factor,
+        "original_max_position_embeddings": 4096,
+        "mscale": mscale,
+        "mscale_all_dim": mscale_all_dim,
+    }
+    theirs = LlamaRotaryEmbedding(LlamaConfig(rope_parameters=parameters))
+    assert yarn_attention_factor(factor, mscale, mscale_all_dim) == theirs.attention_scaling
+
+
+def test_a_weight_that_cancels_the_attention_factor_makes_no_model():
+    factor = yarn_attention_factor(math.e, 1.0, -10.0)
+    assert any("attention_factor" in fault for fault in faults_of(
+        dataclasses.replace(SPEC, rope_scaling=YarnScaling(math.e, 4096, factor))
+    ))  # fmt: skip
+
+
+def test_scaling_makes_contexts_longer_where_the_file_says_the_length_before_it():
+    assert scaled_context_length(4096, None) == 4096
+    assert scaled_context_length(4096, Llama3Scaling(8.0, 1.0, 4.0, 512)) == 4096
+    assert scaled_context_length(4096, LinearScaling(4.0)) == 16384
+    assert scaled_context_length(32768, YarnScaling(4.0, 32768, 1.1)) == 131072
+    assert scaled_context_length(131072, YarnScaling(4.0, 32768, 1.1)) == 131072
+    assert scaled_context_length(2**31 - 1, LinearScaling(1e308)) == 2**31 - 1

@@ -33,9 +33,8 @@ from hetero_infer.bench.roofs import Roofs, RoofSample
 from hetero_infer.bench.row_cases import row_cases
 from hetero_infer.bench.settings import KernelSettings
 from kernels.cpu.instruction_set import INSTRUCTION_SETS
-from kernels.cpu.matrix_product import Product
+from kernels.cpu.operands import Product, RowInput
 from kernels.cpu.operation import RECORD_WORDS
-from kernels.cpu.row_inputs import RowInput
 from planes.errors import ConfigError
 
 

@@ -17,6 +17,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.config import ComputePlaneConfig
+from compute_plane.executor.kernel_cache import prepare_kernel_cache
 from kernels.cpu.instruction_set import select_instruction_set
 from kernels.cpu.kv_layout import KvLayout, decode_blocks, from_bfloat16
 from kernels.reference.paged_attention import paged_attention
@@ -24,24 +26,20 @@ from kernels.reference.rope import UNCHANGED, HeadChanges, rope_write_kv
 
 if __name__ == "__main__":  # before anything is emitted
     select_instruction_set(sys.argv[1])
+    prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
 
-from kernels.cpu.attention import (
-    ATTENTION,
+from kernels.cpu.attention import merge_attention
+from kernels.cpu.attention_items import attention_items, rows_per_item, share_long_contexts
+from kernels.cpu.attention_sizes import (
     attention_partial_floats,
     attention_scratch_bytes,
-    merge_attention,
-)
-from kernels.cpu.attention_context import Attention
-from kernels.cpu.attention_items import attention_items, rows_per_item, share_long_contexts
-from kernels.cpu.eight_bits import WIDEN
-from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, Operation, StepWord
-from kernels.cpu.rope_write import (
-    ROPE_WRITE,
-    RopeAngles,
-    RopeWrite,
-    rope_angles,
     rope_scratch_bytes,
 )
+from kernels.cpu.catalogue import ATTENTION, ROPE_WRITE
+from kernels.cpu.eight_bits import WIDEN
+from kernels.cpu.operands import Attention, RopeAngles, RopeWrite
+from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, Operation, StepWord
+from kernels.cpu.rope_write import rope_angles
 
 Array = npt.NDArray[Any]
 CALLABLE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
@@ -109,7 +107,7 @@ class Setting:
     def rope(
         self, qkv: Array, frequencies: Array, positions: Array, places: Array, layer: int = 0,
         first_token: int = 0, chunks: int = 1, workers: int = 1,
-        changes: HeadChanges = UNCHANGED,
+        changes: HeadChanges = UNCHANGED, factor: float = 1,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         """Run both rope operations; return queries [T, H·D], cosines and sines [T, D/2]."""
         num_tokens, dim = len(qkv), self.layout.head_dim
@@ -125,6 +123,7 @@ class Setting:
         record[RopeAngles.COSINES] = cosines.ctypes.data
         record[RopeAngles.SINES] = sines.ctypes.data
         record[RopeAngles.HALF] = dim // 2
+        record[RopeAngles.FACTOR] = np.float32(factor).view(np.uint32)
         run_chunks(rope_angles, record, header, chunks, workers)
         record = np.zeros(RECORD_WORDS, np.int64)
         for word, value in (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from numba import carray
 
-from kernels.cpu.operation import FIRST_OPERAND, int64_at, operation, word
+from kernels.cpu.compiled import int64_at, operation, word
+from kernels.cpu.operation import FIRST_OPERAND
 
 COUNTS = FIRST_OPERAND
 BEFORE = FIRST_OPERAND + 1

@@ -68,11 +68,12 @@ def run_product(
 ) -> None:  # fmt: skip
     """Multiply rows [M, K] and a packed matrix of `n` columns into out[FIRST_ROW:]."""
     from kernels.cpu import float_products
-    from kernels.cpu.matrix_product import Product
+    from kernels.cpu.float_sizes import float_scratch_bytes
+    from kernels.cpu.operands import Product
     from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
 
     record, header = np.zeros(RECORD_WORDS, np.int64), np.zeros(HEADER_WORDS, np.int64)
-    scratch = aligned(float_products.float_scratch_bytes(rows.shape[1], is_quantised=True))
+    scratch = aligned(float_scratch_bytes(rows.shape[1], is_quantised=True))
     header[StepWord.SCRATCH] = scratch.ctypes.data
     header[StepWord.SCRATCH_BYTES] = len(scratch)
     header[StepWord.NUM_TOKENS], header[StepWord.FIRST_TOKEN] = len(rows), FIRST_ROW

@@ -8,15 +8,18 @@ from __future__ import annotations
 import hashlib
 import sys
 
+from compute_plane.config import ComputePlaneConfig
+from compute_plane.executor.kernel_cache import prepare_kernel_cache
 from kernels.cpu.instruction_set import select_instruction_set
 
 select_instruction_set(sys.argv[1])
+prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
 
 import numpy as np  # noqa: E402 - the set must be chosen before anything is compiled
 
 from kernels.cpu import row_inputs  # noqa: E402
 from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET  # noqa: E402
-from kernels.cpu.row_values import RowFormat  # noqa: E402
+from kernels.cpu.operands import RowFormat  # noqa: E402
 from tests.kernels.cpu.operation_calls import (  # noqa: E402
     Int8Rows,
     packed_weights,

@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cpu import row_inputs
+from kernels.cpu.catalogue import INT8_PRODUCTS
 from kernels.cpu.int8_packing import INT8_FORMATS, pack_int8_rows, packed_int8_bytes
-from kernels.cpu.int8_products import INT8_PRODUCTS, int8_scratch_bytes
-from kernels.cpu.matrix_product import Product
+from kernels.cpu.int8_sizes import int8_scratch_bytes
+from kernels.cpu.operands import Product, RowFormat, RowInput
 from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, Operation, StepWord
-from kernels.cpu.row_inputs import RowInput
-from kernels.cpu.row_values import RowFormat
 
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]

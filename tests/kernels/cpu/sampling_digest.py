@@ -7,6 +7,8 @@ import sys
 
 import numpy as np
 
+from compute_plane.config import ComputePlaneConfig
+from compute_plane.executor.kernel_cache import prepare_kernel_cache
 from kernels.cpu.instruction_set import select_instruction_set
 from kernels.reference.sampling import Choice
 
@@ -38,4 +40,5 @@ def digest() -> str:
 
 if __name__ == "__main__":
     select_instruction_set(sys.argv[1])  # before anything is compiled
+    prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
     sys.stdout.write(digest())

@@ -6,7 +6,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numba
 import pytest
 
 from kernels.cpu.instruction_set import supported_sets
@@ -18,19 +17,14 @@ ROUNDING_SETS = ("amx", "zen4", "avx512_bf16")
 
 
 def digests_of(name: str, *dtypes: str) -> dict[str, tuple[str, float]]:
-    """Run in a process of its own: a process compiles for one set only.
-
-    What it compiles is kept beside what this process does, in a directory of these sources.
-    """
+    """Run in a process of its own: a process compiles for one set only."""
     root = Path(attention_driver.__file__).parents[3]
-    environ = {"NUMBA_CACHE_DIR": str(Path(numba.config.CACHE_DIR, name)), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.cpu.attention_driver", name, *dtypes],
         capture_output=True,
         text=True,
         check=False,
         cwd=root,
-        env=environ,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)

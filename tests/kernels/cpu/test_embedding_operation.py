@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 
-from kernels.cpu.embedding import EMBEDDINGS, EmbeddingRecord
+from kernels.cpu.catalogue import EMBEDDINGS
 from kernels.cpu.float_packing import FLOAT_TYPES, pack_float_rows, packed_float_bytes
 from kernels.cpu.int8_packing import pack_int8_rows, packed_int8_bytes
+from kernels.cpu.operands import EmbeddingRecord
 from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
 
 VOCABULARY, WIDTH = 53, 96

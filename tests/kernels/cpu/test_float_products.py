@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from kernels.cpu.bf16_amx import BLOCK_ROWS
 from kernels.cpu.float_packing import pack_float_rows, packed_float_bytes
-from kernels.cpu.float_tile import TileSizes, float_tiles
+from kernels.cpu.float_sizes import BLOCK_ROWS, TileSizes
+from kernels.cpu.float_tile import float_tiles
 from kernels.cpu.instruction_set import INSTRUCTION_SETS, supported_sets
 from tests.kernels.cpu import float_driver
 from tests.kernels.cpu.float_driver import FIRST_ROW, KINDS, MARK, example, product, run_product

@@ -7,11 +7,11 @@ import ctypes
 import numpy as np
 import pytest
 
-from kernels.cpu.float_products import GATED_PRODUCTS
+from kernels.cpu.catalogue import GATED_PRODUCTS
 from kernels.cpu.instruction_set import supported_sets
+from kernels.cpu.operands import RowFormat, RowInput
 from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
-from kernels.cpu.row_inputs import RowInput, gated_rows
-from kernels.cpu.row_values import RowFormat
+from kernels.cpu.row_inputs import gated_rows
 from tests.kernels.cpu.float_driver import FIRST_ROW, packed, product, run_product
 from tests.kernels.cpu.float_driver import to_bf16 as rounded
 from tests.kernels.cpu.test_unpacked_products import example, operation_of
@@ -52,7 +52,7 @@ def gated_afterwards(sums: np.ndarray) -> np.ndarray:
 
 def gated(label: str, rows: np.ndarray, weights: np.ndarray, n: int, chunks: int = 1):
     out = np.full((FIRST_ROW + len(rows) + 1, n // 2), MARK, np.uint16)
-    run_product(GATED_PRODUCTS[label].function.__name__, rows, weights, n, out, chunks=chunks)
+    run_product(GATED_PRODUCTS[label].name.rpartition(".")[2], rows, weights, n, out, chunks=chunks)
     assert (out[:FIRST_ROW] == MARK).all()
     assert (out[-1] == MARK).all()
     return out[FIRST_ROW:-1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 
 import llvmlite.binding
 import pytest
@@ -37,6 +39,21 @@ def test_a_processor_has_the_sets_whose_features_it_has(
     )
     monkeypatch.setattr(instruction_set, "_tile_registers_granted", lambda: True)
     assert [found.name for found in supported_sets()] == names
+
+
+def test_a_forced_set_is_what_kernels_are_compiled_for() -> None:
+    program = (
+        "import sys\n"
+        "from kernels.cpu.instruction_set import forced_target, select_instruction_set\n"
+        "select_instruction_set(sys.argv[1])\n"
+        "import kernels.cpu.compiled, numba\n"
+        "assert forced_target() == (numba.config.CPU_NAME, numba.config.CPU_FEATURES)\n"
+        "print(numba.config.CPU_NAME)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "generic"], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == ("x86-64" if platform.machine() == "x86_64" else "generic")
 
 
 def test_the_option_offers_every_set() -> None:

@@ -15,7 +15,8 @@ from llvmlite import ir
 
 from kernels.cpu.instruction_set import INSTRUCTION_SETS, InstructionSet, supported_sets
 from kernels.cpu.int8_packing import INT8_FORMATS
-from kernels.cpu.int8_tile import int8_tile_sizes, int8_tiles
+from kernels.cpu.int8_sizes import int8_tile_sizes
+from kernels.cpu.int8_tile import int8_tiles
 from kernels.cpu.vector_ir import I64, VOID
 
 TIMEOUT_S = 300

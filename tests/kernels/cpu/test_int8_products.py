@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pytest
 
 from kernels.cpu.int8_packing import INT8_FORMATS
-from kernels.cpu.int8_pair_product import PAIR_ROWS, SUMS_BYTES
-from kernels.cpu.int8_pair_tile import TILE_PANELS, TILE_ROWS
-from kernels.cpu.int8_products import AMX_ROWS, PAIRS_PRODUCTS
+from kernels.cpu.int8_pair_product import PAIR_ROWS
+from kernels.cpu.int8_products import AMX_ROWS
+from kernels.cpu.int8_sizes import PAIRS_PRODUCTS, SUMS_BYTES, TILE_PANELS, TILE_ROWS
 from kernels.cpu.row_values import LARGEST_INT8
 from tests.kernels.cpu import operation_calls
 from tests.kernels.cpu.operation_calls import (

@@ -47,6 +47,18 @@ def test_cosines_and_sines_are_within_two_units_up_to_far_positions() -> None:
         assert units_off(sines, np.sin(angles)) <= 2
 
 
+def test_cosines_and_sines_are_multiplied_by_the_factor() -> None:
+    setting = Setting(KvLayout("float32", 1, 1, 16, 40), 1, 8)
+    positions = np.arange(100)
+    qkv = np.zeros((100, 3 * 40), np.float32)
+    plain, scaled = (
+        setting.rope(qkv, frequencies_of(40), positions, positions, factor=factor)
+        for factor in (1, 1.1386294)
+    )
+    for one, other in zip(plain[1:], scaled[1:], strict=True):
+        np.testing.assert_array_equal(other, one * np.float32(1.1386294))
+
+
 @pytest.mark.parametrize("what", ["nothing", "biases", "norms", "both"])
 @pytest.mark.parametrize("dtype", list(VALUE_BYTES))
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "block_size"), SHAPES)

@@ -8,9 +8,9 @@ import pytest
 
 from kernels.cpu import row_inputs
 from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
+from kernels.cpu.operands import RowFormat, RowInput
 from kernels.cpu.operation import Operation, StepWord
-from kernels.cpu.row_inputs import RowInput
-from kernels.cpu.row_values import LARGEST_INT8, PAIRS_PRODUCTS, RowFormat
+from kernels.cpu.row_values import LARGEST_INT8, PAIRS_PRODUCTS
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.silu_mul import silu_mul
 from tests.kernels.cpu.operation_calls import (

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numba
 import pytest
 
 from kernels.cpu.instruction_set import supported_sets
@@ -19,14 +18,9 @@ SETS = [chosen.name for chosen in supported_sets()]
 
 
 def digest_on(instruction_set: str) -> str:
-    """Run in a process of its own: a process compiles for one set only.
-
-    What it compiles is kept beside what this process does, in a directory of these sources.
-    """
-    cache = Path(numba.config.CACHE_DIR, instruction_set)
+    """Run in a process of its own: a process compiles for one set only."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), instruction_set],
-        env={"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": f"{SCRIPT.parents[3]}:{SCRIPT.parent}"},
         capture_output=True,
         text=True,
         check=False,

@@ -7,7 +7,7 @@ import pytest
 
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.tensor import TensorFormat
-from kernels.cpu.bf16_amx import BLOCK_ROWS
+from kernels.cpu.float_sizes import BLOCK_ROWS
 from kernels.cpu.instruction_set import supported_sets
 from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, pack_int8_rows, packed_int8_bytes
 from tests.kernels.cpu.float_driver import FIRST_ROW, MARK, aligned, packed, product, run_product

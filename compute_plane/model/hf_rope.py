@@ -1,0 +1,90 @@
+"""The rotary positions of a model in a Hugging Face directory, as its config.json has them."""
+
+from __future__ import annotations
+
+from compute_plane.model.errors import UnsupportedModelError, printable
+from compute_plane.model.json_file import JsonObject
+from compute_plane.model.spec import (
+    YARN_BETA_FAST,
+    YARN_BETA_SLOW,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+    yarn_attention_factor,
+)
+
+SUPPORTED = "default, linear, llama3 and yarn"
+
+
+def rope_theta(config: JsonObject) -> float:
+    """Return the base; newer configurations keep it in `rope_parameters`, older ones at the top."""
+    for parameters in _parameters(config):
+        if parameters.has("rope_theta"):
+            return parameters.number("rope_theta")
+    return config.number("rope_theta", 10000.0)
+
+
+def rope_scaling(config: JsonObject, context_length: int) -> RopeScaling | None:
+    """Return the scaling; `context_length`: the configuration's own.
+
+    Where there are both, `rope_scaling` holds before `rope_parameters`, as in transformers: it is
+    the older one, and the one that people add by hand. Raises ModelFileError for a missing or wrong
+    number, UnsupportedModelError for another scaling.
+    """
+    parameters = next(iter(_parameters(config)), None)
+    if parameters is None:
+        return None
+    kind = parameters.text("rope_type") or parameters.text("type") or "default"
+    if parameters.number("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError(config.path, "partial rotary positions are not supported")
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(parameters.number("factor"))
+    if kind not in ("llama3", "yarn"):
+        reason = ""
+        if kind == "dynamic":
+            # Keys are rotated when they are written, by the frequencies of that time.
+            reason = ": its frequencies change as a text grows, and the keys in the cache would not"
+        raise UnsupportedModelError(
+            config.path,
+            f"RoPE scaling {printable(kind)} is not supported{reason}; supported are {SUPPORTED}",
+        )
+    original = config.optional_integer("original_max_position_embeddings")
+    if original is None:
+        original = parameters.integer("original_max_position_embeddings", context_length)
+    if kind == "yarn":
+        return _yarn(parameters, context_length, original)
+    return Llama3Scaling(
+        factor=parameters.number("factor"),
+        low_freq_factor=parameters.number("low_freq_factor"),
+        high_freq_factor=parameters.number("high_freq_factor"),
+        original_context_length=original,
+    )
+
+
+def _parameters(config: JsonObject) -> list[JsonObject]:
+    """Return the objects that say something of rotary positions, the one that holds first."""
+    members = [config.member(key) for key in ("rope_scaling", "rope_parameters")]
+    return [member for member in members if member is not None and member.keys]
+
+
+def _yarn(parameters: JsonObject, context_length: int, original: int) -> YarnScaling:
+    factor = parameters.number("factor", context_length / original if original > 0 else None)
+    attention = parameters.number(
+        "attention_factor",
+        yarn_attention_factor(
+            factor, parameters.number("mscale", 0.0), parameters.number("mscale_all_dim", 0.0)
+        ),
+    )
+    truncate = parameters.boolean("truncate")
+    return YarnScaling(
+        factor=factor,
+        original_context_length=original,
+        attention_factor=attention,
+        # 0 and nothing mean the same.
+        beta_fast=parameters.number("beta_fast", 0.0) or YARN_BETA_FAST,
+        beta_slow=parameters.number("beta_slow", 0.0) or YARN_BETA_SLOW,
+        truncate=truncate is not False,
+    )

@@ -1,0 +1,57 @@
+"""The operations of tables and of thread teams: named, and none of their modules imported yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kernels.cpu.float_packing import FLOAT_TYPES
+from kernels.cpu.int8_packing import INT8_FORMATS
+from kernels.cpu.kv_layout import VALUE_BYTES
+from kernels.cpu.operation import Operation, operation_named
+
+lead_step: Final = operation_named("step.lead_step")
+dismiss: Final = operation_named("step.dismiss")
+work: Final = operation_named("step.work")
+
+rope_angles: Final = operation_named("rope_write.rope_angles")
+merge_attention: Final = operation_named("attention.merge_attention")
+sample: Final = operation_named("sampling.sample")
+
+normed_rows: Final = operation_named("row_inputs.normed_rows")
+sampled_rows: Final = operation_named("row_inputs.sampled_rows")
+gated_rows: Final = operation_named("row_inputs.gated_rows")
+plain_rows: Final = operation_named("row_inputs.plain_rows")
+ordered_rows: Final = operation_named("row_inputs.ordered_rows")
+
+ROPE_WRITE: Final[Mapping[str, Operation]] = {
+    kind: operation_named(f"rope_write.rope_write_{kind}") for kind in VALUE_BYTES
+}
+"""The operation for each type of pool."""
+ATTENTION: Final[Mapping[str, Operation]] = {
+    kind: operation_named(f"attention.attention_{kind}") for kind in VALUE_BYTES
+}
+"""The operation for each type of pool."""
+EMBEDDINGS: Final[Mapping[str, Operation]] = {
+    label: operation_named(f"embedding.embedding_{label.lower()}")
+    for label in (*FLOAT_TYPES, *INT8_FORMATS)
+}
+"""By the format's name in model files, like all below."""
+FLOAT_PRODUCTS: Final[Mapping[str, Operation]] = {
+    label: operation_named(f"float_products.product_{label.lower()}") for label in FLOAT_TYPES
+}
+"""Of rows of float32."""
+product_bf16_rows: Final = operation_named("float_products.product_bf16_rows")
+INT8_PRODUCTS: Final[Mapping[str, Operation]] = {
+    label: operation_named(f"int8_products.product_{label.lower()}") for label in INT8_FORMATS
+}
+UNPACKED_PRODUCTS: Final[Mapping[str, Operation]] = {
+    label: operation_named(f"float_products.product_{label.lower()}_unpacked")
+    for label in INT8_FORMATS
+}
+"""For sets with AMX."""
+GATED_PRODUCTS: Final[Mapping[str, Operation]] = {
+    label: operation_named(f"float_products.gated_product_{label.lower()}")
+    for label in ("BF16", *INT8_FORMATS)
+}
+"""For sets with AMX and 32·i columns."""

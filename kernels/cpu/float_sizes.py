@@ -1,0 +1,72 @@
+"""Sizes that products with floating-point weights have on this process's instruction set.
+
+Nothing here needs the compiler: what makes tables asks for it at every start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kernels.cpu.float_packing import AMX_DEPTH, PANEL_COLUMNS
+from kernels.cpu.instruction_set import InstructionSet, selected_instruction_set
+
+SET: Final = selected_instruction_set()
+
+
+@dataclass(frozen=True, slots=True)
+class TileSizes:
+    """The tiles of an instruction set.
+
+    `rows`: of the tiles, largest first, the last is 1; M rows are cut into as many of each as go
+    in. `panels`: of every tile.
+    """
+
+    rows: tuple[int, ...]
+    panels: int
+
+
+def tile_sizes(chosen: InstructionSet) -> TileSizes:
+    """Return tiles whose accumulators, weights and input fit the set's registers.
+
+    512 bits, 32 registers: 8 · 3 accumulators, 3 weights, 1 input. 256 bits, 16 registers, two to
+    a vector of 16 lanes: 2 · 3 · 2 accumulators, 2 weights, 2 inputs. 128 bits: one row of 12.
+    """
+    if chosen.vector_bits == 512:
+        return TileSizes((8, 4, 1), 3)
+    return TileSizes((2, 1), 3)
+
+
+TILE_ROWS: Final = 16
+BLOCK_ROWS: Final = 2 * TILE_ROWS
+BLOCK_PANELS: Final = 2
+ROW_BYTES: Final = 64
+TILE_BYTES: Final = TILE_ROWS * ROW_BYTES
+BLOCK_BYTES: Final = 2 * BLOCK_PANELS * TILE_BYTES
+"""Of the sums of a block, 32 rows of 32 float32."""
+GROUP_PAIRS: Final = 16
+GROUP_BYTES: Final = 512 << 10
+"""Pairs of panels, and their bytes, that one block of rows meets before the next block comes: they
+stay in the second-level cache."""
+TAIL_BYTES: Final = 2 * AMX_DEPTH
+FIXED_BYTES: Final = (GROUP_PAIRS + 1) * BLOCK_BYTES + BLOCK_ROWS * TAIL_BYTES
+
+
+def amx_scratch_bytes(k: int, *, is_quantised: bool) -> int:
+    """Return the scratch memory a worker needs for a product with `k` inputs."""
+    if not is_quantised:
+        return FIXED_BYTES
+    pair = BLOCK_PANELS * (k // AMX_DEPTH) * TILE_BYTES
+    return FIXED_BYTES + max(pair, GROUP_BYTES)
+
+
+SIZES: Final = tile_sizes(SET)
+GROUP_PANELS: Final = SIZES.panels
+MOST_ROWS: Final = SIZES.rows[0]
+FEW_ROWS: Final = SIZES.rows[1]
+
+
+def float_scratch_bytes(k: int, *, is_quantised: bool = False) -> int:
+    """Return the scratch memory a worker needs for a product with `k` inputs."""
+    vectors = 4 * MOST_ROWS * GROUP_PANELS * PANEL_COLUMNS
+    return max(vectors, amx_scratch_bytes(k, is_quantised=is_quantised) if SET.has_amx else 0)
