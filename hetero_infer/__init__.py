@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, GPUExecutor
     from compute_plane.executor.registry import ExecutorContext
     from control_plane.core.errors import (
+        ContextLengthError,
         OutOfBlocksError,
-        PromptTooLongError,
         RequestNeverFitsError,
     )
     from control_plane.core.generation_params import GenerationParams
@@ -161,7 +161,7 @@ __all__ = [
     "TokenizationError",
     "PlaneStartError",
     "OutOfBlocksError",
-    "PromptTooLongError",
+    "ContextLengthError",
     "RequestNeverFitsError",
     "AdminTokenRequiredError",
     "ComputeUnavailableError",
@@ -191,7 +191,7 @@ _MODULES = {
     "compute_plane.executor.registry": ("ExecutorContext",),
     "control_plane.core.errors": (
         "OutOfBlocksError",
-        "PromptTooLongError",
+        "ContextLengthError",
         "RequestNeverFitsError",
     ),
     "control_plane.core.generation_params": ("GenerationParams",),

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
-from control_plane.core.errors import PromptTooLongError
+from control_plane.core.errors import ContextLengthError
 from control_plane.text.bounds import MAX_ELEMENTS
 from planes.errors import ValidationError
 
@@ -30,7 +30,7 @@ def careful_reader(deserialize: _Read, max_bytes: int | None) -> _Read:
 
     def read(data: bytes) -> Any:  # noqa: ANN401 - the method's own message type
         if max_bytes is not None and len(data) > max_bytes:
-            raise PromptTooLongError(
+            raise ContextLengthError(
                 f"the message has {len(data)} bytes, at most {max_bytes} are taken"
             )
         if len(data) > MAX_UNCOUNTED_BYTES and isinstance(descriptor, Descriptor):

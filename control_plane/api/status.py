@@ -38,7 +38,7 @@ STATUS_OF: dict[type[families.EngineError], grpc.StatusCode] = {
     families.SchedulerError: grpc.StatusCode.INTERNAL,
     families.TokenizationError: grpc.StatusCode.INVALID_ARGUMENT,
     core.OutOfBlocksError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    core.PromptTooLongError: grpc.StatusCode.INVALID_ARGUMENT,
+    core.ContextLengthError: grpc.StatusCode.INVALID_ARGUMENT,
     core.RequestNeverFitsError: grpc.StatusCode.FAILED_PRECONDITION,
     shell.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     shell.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,

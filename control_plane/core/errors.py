@@ -12,7 +12,7 @@ class OutOfBlocksError(EngineMemoryError):
     reason = "OUT_OF_BLOCKS"
 
 
-class PromptTooLongError(ValidationError):
+class ContextLengthError(ValidationError):
     """Prompt and completion together exceed the longest sequence the engine takes."""
 
     reason = "CONTEXT_LENGTH_EXCEEDED"

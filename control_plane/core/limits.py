@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from control_plane.core.beam import num_candidates
-from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
+from control_plane.core.errors import ContextLengthError, RequestNeverFitsError
 from control_plane.core.generation_params import MAX_LOGPROBS
 from planes.errors import ValidationError
 
@@ -30,20 +30,20 @@ class RequestLimits:
         """Refuse what can never run; `num_beams` sequences of that length must run together.
 
         The error's field is `prompt` if the prompt is too long whatever `max_tokens` is, else
-        `max_tokens`. Raises ValidationError for an empty prompt, PromptTooLongError for too many
+        `max_tokens`. Raises ValidationError for an empty prompt, ContextLengthError for too many
         tokens, RequestNeverFitsError for a request that the pool could not hold even alone.
         """
         if num_prompt_tokens < 1:
             raise ValidationError("the prompt must have at least 1 token, got 0", field="prompt")
         longest = self.max_model_len
         if num_prompt_tokens >= longest:
-            raise PromptTooLongError(
+            raise ContextLengthError(
                 f"the prompt has {num_prompt_tokens} tokens, max_model_len ({longest}) leaves "
                 f"room for at most {longest - 1} and one to generate",
                 field="prompt",
             )
         if num_prompt_tokens + max_tokens > longest:
-            raise PromptTooLongError(
+            raise ContextLengthError(
                 f"max_tokens must be at most {longest - num_prompt_tokens} after a prompt of "
                 f"{num_prompt_tokens} tokens (max_model_len is {longest}), got {max_tokens}",
                 field="max_tokens",

@@ -11,7 +11,7 @@ import operator
 import secrets
 from collections.abc import Mapping, Sequence
 
-from control_plane.core.errors import PromptTooLongError
+from control_plane.core.errors import ContextLengthError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
 from control_plane.core.request import Request
@@ -64,7 +64,7 @@ class Admission:
         # Characters first: a text of many has at least as many bytes, and need not be encoded.
         size = len(text) if len(text) > limit else len(text.encode(errors="surrogatepass"))
         if size > limit:
-            raise PromptTooLongError(
+            raise ContextLengthError(
                 f"the prompt has at least {size} bytes, at most {limit} are taken "
                 f"({MAX_BYTES_PER_TOKEN} for each of the max_model_len "
                 f"{self._limits.max_model_len} tokens)",

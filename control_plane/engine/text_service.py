@@ -9,7 +9,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from control_plane.core.errors import PromptTooLongError
+from control_plane.core.errors import ContextLengthError
 from control_plane.engine.admission import Admission
 from control_plane.text.bounds import MAX_MESSAGES
 from control_plane.text.chat_template import ChatTemplate, hides_tool_calls
@@ -193,7 +193,7 @@ class TextService:
                     ) from None
                 size += len(text.encode(errors="surrogatepass"))
                 if size > limit:
-                    raise PromptTooLongError(
+                    raise ContextLengthError(
                         f"{field} have at least {size} bytes, at most {limit} are taken "
                         f"({MAX_BYTES_PER_TOKEN} for each of the max_model_len "
                         f"{self._admission.max_model_len} tokens)",

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
+from control_plane.core.errors import ContextLengthError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.errors import DrainingError
 from hetero_infer.client import Client, Message
@@ -154,10 +154,10 @@ class Answerer:
         _say(f"{what} ({error.message}): trying to reach it for {patience_s:g} s")
 
     def _that_fit(self, num_prompt_tokens: int) -> GenerationParams:
-        """Return the parameters with as many tokens as are left. Raises PromptTooLongError."""
+        """Return the parameters with as many tokens as are left. Raises ContextLengthError."""
         room = self._max_model_len - num_prompt_tokens
         if room < 1:
-            raise PromptTooLongError(
+            raise ContextLengthError(
                 f"{num_prompt_tokens} tokens of {self._max_model_len}", field="messages"
             )
         return dataclasses.replace(self._params, max_tokens=min(self._params.max_tokens, room))
@@ -244,7 +244,7 @@ class Chat:
         """Say why there is no answer; a person may try something else."""
         if not self._reader.is_interactive:
             self._num_unanswered += 1
-        if isinstance(error, PromptTooLongError | RequestNeverFitsError):
+        if isinstance(error, ContextLengthError | RequestNeverFitsError):
             _say(f"error: {CONTEXT_FULL} ({error.message})")
         else:
             _say(f"error: {error.message}")

@@ -7,7 +7,7 @@ import pytest
 
 import hetero_infer
 from control_plane.api.status import STATUS_OF, describe_error
-from control_plane.core.errors import PromptTooLongError
+from control_plane.core.errors import ContextLengthError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.errors import QueueFullError
 from hetero_infer.client import Client, Delta, Finished, Started
@@ -109,7 +109,7 @@ def test_an_error_without_details_takes_the_family_of_its_code(server, client, c
 
 def test_a_class_that_is_refined_still_is_its_family(server, client):
     for failure, family in (
-        (PromptTooLongError("x"), ValidationError),
+        (ContextLengthError("x"), ValidationError),
         (QueueFullError("x"), SchedulerError),
     ):
         server.failure = failure

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
+from control_plane.core.errors import ContextLengthError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
 from control_plane.engine.admission import Admission
@@ -114,7 +114,7 @@ def test_a_request_is_taken_in_exactly_if_it_fits_alone(
         assert (type(error), error.field) == (ValidationError, "prompt")
     elif length > max_model_len:
         field = "prompt" if num_prompt_tokens >= max_model_len else "max_tokens"
-        assert (type(error), error.field) == (PromptTooLongError, field)
+        assert (type(error), error.field) == (ContextLengthError, field)
     elif needed > num_blocks:
         assert type(error) is RequestNeverFitsError
     else:

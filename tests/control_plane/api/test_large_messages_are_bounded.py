@@ -9,7 +9,7 @@ import pytest
 from control_plane.api.conversation import conversation_from_proto
 from control_plane.api.convert import params_from_proto
 from control_plane.api.message_size import careful_reader
-from control_plane.core.errors import PromptTooLongError
+from control_plane.core.errors import ContextLengthError
 from control_plane.text.bounds import MAX_ELEMENTS, MAX_JSON_BYTES, MAX_MESSAGES, MAX_TOOL_CALLS
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2 as pb
@@ -22,7 +22,7 @@ def read(request, max_bytes=1 << 20):
 
 
 def test_a_message_that_is_too_large_is_not_parsed():
-    with pytest.raises(PromptTooLongError, match="has 1001 bytes, at most 1000 are taken"):
+    with pytest.raises(ContextLengthError, match="has 1001 bytes, at most 1000 are taken"):
         careful_reader(lambda _: pytest.fail("parsed"), 1000)(b"x" * 1001)
 
 

@@ -16,7 +16,7 @@ from control_plane.api.status import (
     http_status,
     status_code,
 )
-from control_plane.core.errors import PromptTooLongError
+from control_plane.core.errors import ContextLengthError
 from control_plane.errors import QueueFullError
 from planes.errors import EngineError, ValidationError
 
@@ -39,10 +39,10 @@ def test_every_error_class_has_a_row_of_its_own():
 
 
 def test_a_users_subclass_takes_the_row_of_its_nearest_ancestor():
-    class MyPromptTooLongError(PromptTooLongError):
+    class MyContextLengthError(ContextLengthError):
         pass
 
-    assert status_code(MyPromptTooLongError("x")) is grpc.StatusCode.INVALID_ARGUMENT
+    assert status_code(MyContextLengthError("x")) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def unpack(failure, *kinds):
@@ -95,4 +95,4 @@ def test_every_code_of_the_table_has_an_http_status_of_its_kind():
         is_ours = code.name in ("INTERNAL", "UNAVAILABLE", "CANCELLED")
         assert (HTTP_STATUS_OF[code] >= 500) == is_ours, error
     assert http_status(QueueFullError("no")) == 429
-    assert http_status(PromptTooLongError("no")) == 400
+    assert http_status(ContextLengthError("no")) == 400

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from control_plane.core.errors import PromptTooLongError, RequestNeverFitsError
+from control_plane.core.errors import ContextLengthError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
 from control_plane.core.request_options import RequestOptions
@@ -39,7 +39,7 @@ def test_a_given_seed_stays(admission):
 def test_prompt_and_completion_may_fill_the_model_length_and_no_more(admission):
     params = GenerationParams(max_tokens=15)
     assert admission.make_request([1] * 5, params, arrival_time=0.0).max_total_len == 20
-    with pytest.raises(PromptTooLongError, match=r"at most 14 after .* 6 tokens .* got 15") as left:
+    with pytest.raises(ContextLengthError, match=r"at most 14 after .* 6 tokens .* got 15") as left:
         admission.make_request([1] * 6, params, arrival_time=0.0)
     assert left.value.field == "max_tokens"
 
@@ -47,7 +47,7 @@ def test_prompt_and_completion_may_fill_the_model_length_and_no_more(admission):
 def test_a_prompt_too_long_for_any_completion_is_what_is_at_fault(admission):
     params = GenerationParams(max_tokens=1)
     assert admission.make_request([1] * 19, params, arrival_time=0.0)
-    with pytest.raises(PromptTooLongError, match=r"has 20 tokens, max_model_len \(20\)") as caught:
+    with pytest.raises(ContextLengthError, match=r"has 20 tokens, max_model_len \(20\)") as caught:
         admission.make_request([1] * 20, params, arrival_time=0.0)
     assert caught.value.field == "prompt"
 
@@ -110,7 +110,7 @@ def test_a_text_too_long_to_be_a_prompt_is_refused_before_it_is_tokenized(admiss
     limit = 20 * 64
     assert len(admission.tokenize("x" * limit)) == limit
     for text in ("x" * (limit + 1), "你" * (limit // 3 + 1)):
-        with pytest.raises(PromptTooLongError, match=f"at most {limit} are taken"):
+        with pytest.raises(ContextLengthError, match=f"at most {limit} are taken"):
             admission.tokenize(text)
 
 

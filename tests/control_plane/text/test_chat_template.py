@@ -115,3 +115,22 @@ def test_a_variable_that_is_not_read_is_refused_with_those_that_are():
         assert repr(name[:32]) in caught.value.message
     with pytest.raises(ValidationError, match="it reads no other variable"):
         ChatTemplate("{{ messages }}").check_variables(["x"])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set x = x | default(1) %}{{ x }}",
+        "{% set x = x if x is defined else 1 %}{{ x }}",
+        "{% if not x is defined %}{% set x = 1 %}{% endif %}{% for m in messages %}{{ x }}"
+        "{% endfor %}",
+        "{% macro told() %}{{ x }}{% endmacro %}{{ told() }}",
+        "{% set ns = namespace(told=x) %}{{ ns.told }}",
+        "{% with x = x %}{{ x }}{% endwith %}",
+        "{% block told %}{{ x }}{% endblock %}",
+    ],
+)
+def test_a_variable_is_known_however_a_template_reads_it(source):
+    template = ChatTemplate(source)
+    assert template.variables == {"x"}
+    assert template.render(user("c"), variables={"x": 7}) == "7"

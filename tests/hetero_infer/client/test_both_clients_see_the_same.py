@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from control_plane.core.errors import PromptTooLongError
+from control_plane.core.errors import ContextLengthError
 from control_plane.errors import ModelNotFoundError, RequestNotFoundError
 from hetero_infer import (
     AsyncClient,
@@ -229,7 +229,7 @@ def test_aborting_by_id_ends_a_stream_as_cancelled(client):
 
 
 def test_errors_name_field_and_request(client, server):
-    with pytest.raises(PromptTooLongError) as caught:
+    with pytest.raises(ContextLengthError) as caught:
         client.generate("hello", GenerationParams(max_tokens=5000))
     error = caught.value
     assert (error.field, error.retry_after_s) == ("max_tokens", None)
@@ -239,7 +239,7 @@ def test_errors_name_field_and_request(client, server):
         client.generate("hello", model="other")
 
     async def story(other):
-        with pytest.raises(PromptTooLongError):
+        with pytest.raises(ContextLengthError):
             await other.stream("hello", GenerationParams(max_tokens=5000)).answer()
 
     in_loop(server, story)
