@@ -143,7 +143,7 @@ def fill_report(
 
 
 def _say_of_taken_over(run: dict[str, Any], machine_code: Path) -> str:
-    """Say what came from elsewhere, and what is still to be compiled: of other sources, it all is."""
+    """Say what came from elsewhere, and what has to be compiled here all the same."""
     from bench.gpu.needed_kernels import missing_variants
     from kernels.cuda.check import capability
 

@@ -29,6 +29,8 @@ PASSED, FAILED, INTERRUPTED = 0, 1, 2
 """Exit statuses of pytest that come with a count."""
 STOP_S: Final = 20.0
 """What pytest gets, once it is interrupted, to write down what it knows."""
+OWN_PLUGINS: Final = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1")
+"""A machine has plugins for whatever else it does, some of which may not go with this pytest."""
 ROOT: Final = Path(__file__).parents[2]
 
 
@@ -36,7 +38,7 @@ def suites(found: Findings, options: PartOptions) -> None:
     """Run the ordinary tests of each folder on the device."""
     has_workers = importlib.util.find_spec("xdist") is not None
     workers = max(1, min(WORKERS, len(os.sched_getaffinity(0)) // CORES_OF_WORKER))
-    at_once = ["-n", str(workers), "--dist", "loadfile"] if has_workers else []
+    at_once = ["-p", "xdist", "-n", str(workers), "--dist", "loadfile"] if has_workers else []
     # What other versions of libraries warn of is no news of the device.
     quiet = ["-o", "filterwarnings=default", "--disable-warnings", "--tb=short", "-rfE"]
     # A file that lacks a package takes no others with it.
@@ -63,8 +65,8 @@ def run_suites(
         with tempfile.TemporaryDirectory() as directory:
             report = Path(directory) / "report.xml"
             command = [
-                sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder,
-                f"--junitxml={report}", *flags,
+                *OWN_PLUGINS, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                folder, f"--junitxml={report}", *flags,
             ]  # fmt: skip
             status, is_cut = _run(command, left)
             counts = counted(report.read_text(encoding="utf-8")) if report.exists() else None

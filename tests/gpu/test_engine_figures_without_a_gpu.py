@@ -201,7 +201,7 @@ def test_a_suite_whose_time_is_over_is_counted_and_is_where_another_run_begins(m
 
 
 @pytest.mark.parametrize("has_workers", [True, False])
-def test_a_file_that_lacks_a_package_is_named_and_the_others_run(
+def test_a_file_that_lacks_a_package_or_a_plugin_of_others_takes_no_test_along(
     tmp_path, monkeypatch, has_workers
 ):
     (tmp_path / "conftest.py").write_text(
@@ -212,6 +212,12 @@ def test_a_file_that_lacks_a_package_is_named_and_the_others_run(
     monkeypatch.setattr(suites, "FOLDERS", (str(tmp_path),))
     if not has_workers:
         monkeypatch.setattr(suites.importlib.util, "find_spec", lambda _: None)
+    # A plugin that this machine happens to have, and that takes every run down.
+    info = tmp_path / "site" / "others-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Name: others\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nothers = no_such_plugin\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     found = Findings()
     suites.suites(found, within(120))
     counts = found.values["suites"][str(tmp_path)]
