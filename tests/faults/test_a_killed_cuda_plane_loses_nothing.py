@@ -14,7 +14,7 @@ import pytest
 from bench.gpu.random_model import TINY, write_model
 from compute_plane.model.loader import load_model
 from control_plane.core.generation_params import GenerationParams
-from tests.faults.crowd import Asked, Crowd, check_answers, hear_all
+from tests.faults.crowd import Answer, Asked, Crowd, check_answers, hear_all
 from tests.faults.deployment import Deployment, deployed
 from tests.judging import Judge
 
@@ -36,9 +36,10 @@ NUM_TOKENS = sum(asked.params.max_tokens * asked.params.n for asked in REQUESTS)
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A deployment, and the judge of what it says."""
+    """A deployment, what it says when nothing happens, and the judge of that."""
 
     deployment: Deployment
+    calm: list[Answer]
     judge: Judge
 
 
@@ -50,7 +51,7 @@ def stage(cuda_target, tmp_path_factory) -> Iterator[Stage]:
     )
     judge = Judge(cuda_target, load_model(model))
     with deployed(config) as deployment:
-        yield Stage(deployment, judge)
+        yield Stage(deployment, hear_all(deployment.address, REQUESTS), judge)
     judge.close()
 
 
@@ -59,17 +60,15 @@ def test_the_plane_says_what_it_is_and_gives_every_token(stage):
     described = plane.describe()
     assert described.executor == "cuda"
     assert described.model.vocab_size == TINY.vocab_size
-    answers = hear_all(stage.deployment.address, REQUESTS)
-    assert sum(answer.num_tokens for answer in answers) == NUM_TOKENS
+    assert sum(answer.num_tokens for answer in stage.calm) == NUM_TOKENS
     with Crowd(stage.deployment.address) as crowd:
         crowd.ask(REQUESTS)
-        check_answers(stage.judge, crowd.readers, crowd.answers(), answers)
+        check_answers(stage.judge, crowd.readers, crowd.answers(), stage.calm)
 
 
 def test_no_token_is_lost_and_each_follows_from_those_before_it(stage):
     deployment = stage.deployment
     (plane,) = deployment.compute
-    calm = hear_all(deployment.address, REQUESTS)
     losses = deployment.metrics.num_plane_losses
     with deployment.explained(), Crowd(deployment.address) as crowd:
         crowd.ask(REQUESTS)
@@ -77,6 +76,6 @@ def test_no_token_is_lost_and_each_follows_from_those_before_it(stage):
         assert crowd.progress.num_open > 1
         plane.kill()
         plane.start()
-        check_answers(stage.judge, crowd.readers, crowd.answers(), calm)
+        check_answers(stage.judge, crowd.readers, crowd.answers(), stage.calm)
     assert deployment.metrics.num_plane_losses == losses + 1
     assert deployment.metrics.failed_requests == 0

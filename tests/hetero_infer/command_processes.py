@@ -8,9 +8,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hetero_infer.config import child_environment
+
 COMMAND = [sys.executable, "-P", "-m", "hetero_infer"]
 SIMULATED = ["--executor", "simulated"]
 PATIENCE_S = 120.0
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """Children import this tree, and their private directories, in this one, can be counted."""
+    return {**child_environment(), "HETERO_HTTP_PORT": "0", "TMPDIR": str(directory)}
 
 
 def private_directories(environ) -> list[Path]:

@@ -15,6 +15,7 @@ import pytest
 from tests.hetero_infer.command_processes import (
     PATIENCE_S,
     SIMULATED,
+    environment,
     private_directories,
     run,
     started,
@@ -58,18 +59,27 @@ Speed: \d+\.\d tokens/s \(first token after \d\.\d\d s, \d+ prompt tokens\)
     )
 
 
-def test_json_is_one_object_and_the_same_seed_gives_the_same_text_as_the_plain_form(environ):
-    arguments = ["--input", "Hello", "--max-tokens", "9", "--seed", "5", "--ignore-eos", *SIMULATED]
-    result = run(environ, *arguments, "--json")
-    assert result.returncode == 0, result.stderr
-    (line,) = result.stdout.splitlines()
+SEEDED = ["--max-tokens", "9", "--seed", "5", "--ignore-eos", *SIMULATED]
+
+
+@pytest.fixture(scope="module")
+def in_json(tmp_path_factory) -> subprocess.CompletedProcess[str]:
+    """A prompt of two lines, answered in JSON, with the log of the planes in JSON too."""
+    environ = environment(tmp_path_factory.mktemp("run"))
+    logged = ["--log-level", "info", "--log-format", "json"]
+    return run(environ, "--input", "Hello,\nworld", *SEEDED, "--json", *logged)
+
+
+def test_json_is_one_object(in_json):
+    assert in_json.returncode == 0, in_json.stderr
+    (line,) = in_json.stdout.splitlines()
     answer = json.loads(line)
     assert bytes(answer["token_ids"]).decode() == answer["text"]
     assert answer["finish_reason"] == "length"
     assert answer["usage"] == {
-        "prompt_tokens": 5,
+        "prompt_tokens": 12,
         "completion_tokens": 9,
-        "total_tokens": 14,
+        "total_tokens": 21,
         "cached_tokens": 0,
     }
     assert set(answer["timings"]) == {
@@ -80,24 +90,24 @@ def test_json_is_one_object_and_the_same_seed_gives_the_same_text_as_the_plain_f
         "tokens_per_second",
     }
     assert answer["seed"] == 5
-    assert run(environ, *arguments, "--quiet").stdout == answer["text"] + "\n"
 
 
-def test_a_prompt_may_be_piped_in_and_its_last_line_end_is_not_part_of_it(environ):
-    arguments = ["--max-tokens", "9", "--seed", "5", "--quiet", *SIMULATED]
-    piped = run(environ, *arguments, stdin="Hello,\nworld\n")
+def test_a_prompt_may_be_piped_in_and_the_same_seed_gives_the_text_that_json_has(environ, in_json):
+    """The last line end of what is piped in is not part of the prompt."""
+    piped = run(environ, *SEEDED, "--quiet", stdin="Hello,\nworld\n")
     assert piped.returncode == 0, piped.stderr
-    assert piped.stdout == run(environ, "--input", "Hello,\nworld", *arguments).stdout
+    assert piped.stdout == json.loads(in_json.stdout)["text"] + "\n"
 
 
-def test_the_log_of_the_planes_is_shown_as_people_read_it_unless_a_format_is_asked_for(environ):
+def test_the_log_of_the_planes_is_shown_as_people_read_it_unless_a_format_is_asked_for(
+    environ, in_json
+):
     arguments = ["--input", "Hello", "--max-tokens", "2", "--quiet", *SIMULATED]
-    arguments += ["--log-level", "info"]
-    lines = run(environ, *arguments).stderr.splitlines()
+    lines = run(environ, *arguments, "--log-level", "info").stderr.splitlines()
     assert any(line.startswith("hetero-infer: compute plane: loaded (model: sim") for line in lines)
     assert any(line.startswith("hetero-infer: control plane: listening (add") for line in lines)
     assert not any("{" in line for line in lines)
-    lines = run(environ, *arguments, "--log-format", "json").stderr.splitlines()
+    lines = in_json.stderr.splitlines()
     assert {json.loads(line)["plane"] for line in lines} == {"compute", "control"}
 
 

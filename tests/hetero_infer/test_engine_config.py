@@ -36,12 +36,14 @@ SEED_DEFAULTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_own_environment(monkeypatch):
-    for cls in ALL_CONFIGS:
-        for item in settings_of(cls):
-            monkeypatch.delenv(item.env, raising=False)
-    monkeypatch.delenv("HETERO_CONFIG", raising=False)
+@pytest.fixture(scope="module", autouse=True)
+def _no_own_environment():
+    with pytest.MonkeyPatch.context() as patch:
+        for cls in ALL_CONFIGS:
+            for item in settings_of(cls):
+                patch.delenv(item.env, raising=False)
+        patch.delenv("HETERO_CONFIG", raising=False)
+        yield
 
 
 def test_the_defaults_are_those_of_the_documents():

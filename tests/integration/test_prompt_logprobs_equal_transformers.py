@@ -14,8 +14,8 @@ from tests.integration.asking import Server
 pytestmark = pytest.mark.model
 
 PERPLEXITY = json.loads((DATA / "perplexity.json").read_text(encoding="utf-8"))
-LONG = 900
-"""Tokens of the text: several chunks. `tests/golden` computes all 2017 of them."""
+SEVERAL_CHUNKS = 900
+"""Tokens of the text, of all that there are."""
 
 
 def ask(server, token_ids, num_likeliest, max_tokens=1, **sampling):
@@ -31,15 +31,16 @@ def ask(server, token_ids, num_likeliest, max_tokens=1, **sampling):
     return server.stub.Generate(request, timeout=120)
 
 
-def test_a_long_prompt_has_the_recorded_log_probabilities(exact_deployment):
-    token_ids = PERPLEXITY["token_ids"][:LONG]
+@pytest.mark.parametrize("length", [SEVERAL_CHUNKS, pytest.param(2017, marks=pytest.mark.slow)])
+def test_a_long_prompt_has_the_recorded_log_probabilities(exact_deployment, length):
+    token_ids = PERPLEXITY["token_ids"][:length]
     with Server(exact_deployment.control) as server:
         steps_before = server.metrics.num_steps
         answer = ask(server, token_ids, 0)
         assert server.metrics.num_steps - steps_before >= 2
     logprobs = [entry.logprob for entry in answer.prompt_logprobs.logprobs]
-    assert len(logprobs) == LONG - 1
-    np.testing.assert_allclose(logprobs, PERPLEXITY["logprobs"][: LONG - 1], atol=1e-3)
+    assert len(logprobs) == len(token_ids) - 1 == length - 1
+    np.testing.assert_allclose(logprobs, PERPLEXITY["logprobs"][: length - 1], atol=1e-3)
 
 
 def test_the_likeliest_tokens_are_those_that_would_be_generated(exact_deployment):

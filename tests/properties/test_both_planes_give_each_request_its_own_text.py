@@ -252,7 +252,7 @@ mixes = given(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @mixes
 def test_any_mix_of_requests_gives_each_its_own_text_and_leaks_no_block(
     asked, config, block_size, spare_blocks, depth, deaths, prefix_cache

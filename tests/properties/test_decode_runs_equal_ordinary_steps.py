@@ -206,9 +206,13 @@ def test_no_batch_and_no_answer_differs_from_the_ordinary_way(seed, disturbances
     compare(seed, disturbances)
 
 
+SEEDS = [range(4), pytest.param(range(4, 20), marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("disturbance", DISTURBANCES)
-def test_a_disturbed_run_goes_on_as_the_ordinary_way_does(disturbance):
-    for seed in range(8):
+def test_a_disturbed_run_goes_on_as_the_ordinary_way_does(disturbance, seeds):
+    for seed in seeds:
         for num_before in range(3, 8):
             compare(seed, [*[""] * num_before, disturbance, *[""] * 6])
 

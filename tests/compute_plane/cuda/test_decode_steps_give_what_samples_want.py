@@ -57,7 +57,14 @@ def tokens_and_failures(result: StepResult) -> tuple[list[int], set[object]]:
     return tokens, failed  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("seed", "waits_every"), [(0, 0), (1, 0), (2, 0), (3, 9), (4, 4), (5, 2)])
+SEEDS = [(0, 0), (3, 9), (4, 4)]
+MORE_SEEDS = [(1, 0), (2, 0), (5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "waits_every"),
+    [*SEEDS, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_SEEDS)],
+)
 def test_drawn_steps_give_what_they_give_when_launched_eagerly(seed: int, waits_every: int) -> None:
     batches = drawn_batches(seed, 90, asks=True)
     found = []
@@ -80,7 +87,7 @@ def test_what_is_drawn_has_all_that_may_happen() -> None:
     assert sum(bool(result.sample_logprobs) for result in results) > 9
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_accesses_to_histories_and_results_are_in_order(seed: int) -> None:
     batches = drawn_batches(seed, 50, asks=True)
     with played_cuda() as world:

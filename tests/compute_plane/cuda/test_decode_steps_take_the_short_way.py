@@ -49,7 +49,9 @@ class SizedDriver(RecordingDriver):
         return sizes
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))]
+)
 def test_drawn_steps_give_the_tokens_of_the_ordinary_way(seed: int) -> None:
     batches = drawn_batches(seed, 60)
     found = []

@@ -269,6 +269,14 @@ def error_of(response: httpx.Response, status: int = 400) -> dict:
     return error
 
 
+@pytest.fixture(scope="session")
+def openai():
+    """OpenAI's package; to import it takes a second, and every worker imports every file."""
+    import openai
+
+    return openai
+
+
 @pytest.fixture
 def on_loop():
     """Runs a test's coroutine with an application of its own."""

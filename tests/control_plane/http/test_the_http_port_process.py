@@ -7,7 +7,6 @@ import subprocess
 import sys
 from http.client import HTTPConnection
 
-import openai
 import pytest
 
 from control_plane.config import ControlPlaneConfig
@@ -47,7 +46,7 @@ def run_without_the_extra(fake_plane, *flags: str) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
-def test_a_stream_under_way_ends_well_when_the_server_is_told_to_stop(launch, fake_plane):
+def test_a_stream_under_way_ends_well_when_the_server_is_told_to_stop(launch, fake_plane, openai):
     process = launch("--http-port=0")
     address = http_address_of(process)
     with openai.OpenAI(base_url=f"http://{address}/v1", api_key="-", max_retries=0) as client:

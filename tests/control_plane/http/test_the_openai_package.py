@@ -8,7 +8,6 @@ import threading
 from concurrent.futures import Future
 from http.client import HTTPConnection
 
-import openai
 import pytest
 
 from control_plane.engine.gate import Gate
@@ -72,13 +71,13 @@ def server(running):
 
 
 @pytest.fixture(scope="module")
-def client(running):
+def client(running, openai):
     client = openai.OpenAI(base_url=f"http://{running.address}/v1", api_key="-", max_retries=0)
     yield client
     client.close()
 
 
-def test_models_are_listed_and_found(client):
+def test_models_are_listed_and_found(client, openai):
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).object == "model"
     with pytest.raises(openai.NotFoundError) as caught:
@@ -132,7 +131,7 @@ def test_responses_whole_and_streamed_are_the_same_text(client):
     assert again.incomplete_details.reason == "max_output_tokens"
 
 
-def test_refusals_are_the_clients_own_errors(client, server):
+def test_refusals_are_the_clients_own_errors(client, server, openai):
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt="Hi", temperature=3)
     assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
@@ -145,7 +144,7 @@ def test_refusals_are_the_clients_own_errors(client, server):
     assert caught.value.response.headers["retry-after"] == "1"
 
 
-def test_a_failure_in_mid_stream_is_raised_behind_the_text_before_it(client, server):
+def test_a_failure_in_mid_stream_is_raised_behind_the_text_before_it(client, server, openai):
     server.engine.hold, server.engine.error = 3, ComputeUnavailableError("it is away")
     stream = client.completions.create(model=MODEL, prompt="Hi", stream=True)
     texts = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -51,8 +52,10 @@ def planes(template):
 
 @pytest.fixture(scope="module")
 def undisturbed(planes):
-    with Client(planes.address) as client:
-        return client.generate("hello", PARAMS), client.chat(ASKED, PARAMS)
+    with Client(planes.address) as client, ThreadPoolExecutor() as pool:
+        text = pool.submit(client.generate, "hello", PARAMS)
+        chat = client.chat(ASKED, PARAMS)
+        return text.result(), chat
 
 
 def test_streams_of_both_clients_go_on_as_if_nothing_had_happened(planes, undisturbed):

@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -16,7 +18,7 @@ from hetero_infer.supervision import MAX_RESTARTS
 from planes.errors import EngineError
 
 CONFIG = EngineConfig(executor="simulated")
-PARAMS = GenerationParams(max_tokens=1200, temperature=0.0, ignore_eos=True)
+PARAMS = GenerationParams(max_tokens=600, temperature=0.0, ignore_eos=True)
 
 
 def pid_of(module: str, server: Server) -> int | None:
@@ -40,22 +42,36 @@ def await_line(lines: SimpleQueue[str], words: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("module", ["compute_plane", "control_plane"])
-def test_a_stream_goes_on_over_the_death_of_either_plane(module: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The server of a command, what it tells, a client of it, and what it says undisturbed."""
+
+    server: Server
+    lines: SimpleQueue[str]
+    client: Client
+    expected: str
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
     lines: SimpleQueue[str] = SimpleQueue()
     with own_server(CONFIG, lines.put) as server, Client(server.address) as client:
-        expected = client.generate("x", PARAMS).text
-        killed = pid_of(module, server)
-        assert killed is not None
-        with client.stream("x", PARAMS, resume=True) as stream:
-            while not isinstance(next(stream), Delta):
-                pass
-            os.kill(killed, signal.SIGKILL)
-            assert stream.answer().text == expected
-        name = module.replace("_", " ")
-        await_line(lines, f"hetero-infer: the {name} was ended by SIGKILL; starting another one")
-        await_line(lines, f"hetero-infer: {name}: pid {pid_of(module, server)}")
+        yield Served(server, lines, client, client.generate("x", PARAMS).text)
     assert pid_of("compute_plane", server) is pid_of("control_plane", server) is None
+
+
+@pytest.mark.parametrize("module", ["compute_plane", "control_plane"])
+def test_a_stream_goes_on_over_the_death_of_either_plane(served: Served, module: str) -> None:
+    killed = pid_of(module, served.server)
+    assert killed is not None
+    with served.client.stream("x", PARAMS, resume=True) as stream:
+        while not isinstance(next(stream), Delta):
+            pass
+        os.kill(killed, signal.SIGKILL)
+        assert stream.answer().text == served.expected
+    name = module.replace("_", " ")
+    await_line(served.lines, f"hetero-infer: the {name} was ended by SIGKILL; starting another one")
+    await_line(served.lines, f"hetero-infer: {name}: pid {pid_of(module, served.server)}")
 
 
 @pytest.mark.slow
