@@ -21,9 +21,6 @@ def main() -> int:
         # No exception: modules that are half imported may catch it, or turn it into another.
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     try:
-        import planes.lean_structlog  # noqa: F401 - before anything imports structlog
-
-        # isort: split
         from hetero_infer import cli
     finally:
         if is_ours:

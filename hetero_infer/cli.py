@@ -18,7 +18,6 @@ import typer
 
 from compute_plane.config import ComputePlaneConfig
 from control_plane.config import ControlPlaneConfig, SchedulingLimits
-from hetero_infer.commands.bench import RootCall, bench_app
 from hetero_infer.commands.client_options import (
     LOGPROBS,
     NOT_CHATTED,
@@ -26,10 +25,9 @@ from hetero_infer.commands.client_options import (
     complete_options,
     elsewhere,
 )
-from hetero_infer.commands.health import health_command
+from hetero_infer.commands.command_line import UsageError, read_arguments
 from hetero_infer.commands.options import options_of, refuse_root_flags, with_options
 from hetero_infer.commands.target import ChatSettings, CompleteSettings
-from hetero_infer.commands.token import token_app
 from hetero_infer.config import EngineConfig, ServeConfig, Settings
 from hetero_infer.generation_config import GenerationConfig
 from hetero_infer.replay.settings import ReplaySettings
@@ -49,9 +47,6 @@ PLANES = ("control-plane", "compute-plane")
 
 Action = Callable[[], int]
 
-# Typer shows only subclasses of this one; which module it lives in depends on typer's version.
-UsageError: Any = typer.BadParameter.__mro__[2]
-
 app = typer.Typer(
     name=PROGRAM,
     help="LLM inference with a CPU control plane and a compute plane that meet on a gRPC wire.",
@@ -60,9 +55,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.add_typer(bench_app, name="bench")
-app.add_typer(token_app, name="token")
-app.command(name="health")(health_command)
+
+
+def _add_bench(commands: typer.Typer) -> None:
+    from hetero_infer.commands.bench import bench_app
+
+    commands.add_typer(bench_app, name="bench")
+
+
+def _add_token(commands: typer.Typer) -> None:
+    from hetero_infer.commands.token import token_app
+
+    commands.add_typer(token_app, name="token")
+
+
+def _add_health(commands: typer.Typer) -> None:
+    from hetero_infer.commands.health import health_command
+
+    commands.command(name="health")(health_command)
+
+
+OTHERS = {"bench": _add_bench, "token": _add_token, "health": _add_health}
+"""The commands that most starts have nothing to do with."""
 
 
 def _heading(item: Setting) -> str:
@@ -117,6 +131,8 @@ def root(  # noqa: D103 - its docstring would be the help text
         return _print_version
     flags["config"] = config
     if context.invoked_subcommand == "bench":
+        from hetero_infer.commands.bench import RootCall
+
         switches = {"json": json, "quiet": quiet, "serve": serve}
         given = {**flags, **{name: True for name, value in switches.items() if value}}
         context.obj = RootCall(context.obj, given)
@@ -275,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILURE
     let_all_text_out()
     try:
-        action = app(args=arguments, prog_name=PROGRAM, standalone_mode=False, obj=arguments)
+        action = read_arguments(app, OTHERS, arguments, program=PROGRAM)
     except UsageError as error:
         _say(f"error: {error.format_message()}{elsewhere(error)}")
         return EXIT_USAGE

@@ -1,4 +1,4 @@
-"""structlog, loaded without `rich`; to be imported first by what runs as a process of its own.
+"""structlog, loaded without `rich`; to be imported first by a plane that is a process of its own.
 
 Where `rich` is installed, structlog imports it to draw tracebacks. Ours are plain (`planes.logs`),
 and a start would take a seventh longer. Programs that import the engine keep their `rich`.

@@ -11,8 +11,6 @@ import logging
 import sys
 from typing import TextIO, cast
 
-import structlog
-
 LOG_FORMATS = ("auto", "console", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -40,6 +38,8 @@ def configure_logging(
 
     `plane` is named in every line. `auto` is console on a terminal, JSON otherwise.
     """
+    import structlog  # here, because the command line wants no more of this module than names
+
     if log_format == "auto":
         log_format = "console" if sys.stderr.isatty() else "json"
     threshold = logging.getLevelNamesMapping()[level.upper()]

@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from planes.errors import ConfigError
 
 MAX_PEM_BYTES: Final = 1 << 20
 """A bundle of all public authorities has a fifth of it."""
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,11 @@ def read_pair(cert_key: str, cert: str, key_key: str, key: str) -> tuple[Pem, Pe
     except OSError as error:
         raise private.wrong(f"cannot be read: {error.strerror}") from None
     if os.stat(key).st_mode & stat.S_IROTH:
-        _log.warning("everybody on this machine may read the private key", key=key_key, file=key)
+        import structlog  # seldom needed, and slow to import
+
+        structlog.get_logger(__name__).warning(
+            "everybody on this machine may read the private key", key=key_key, file=key
+        )
     return certificate, private
 
 

@@ -14,14 +14,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import grpc
-import structlog
 
 from planes.address import Address
 from planes.errors import ConfigError
 from planes.pem import Pem, no_password, read_certificates, read_pair, stamp
 from planes.tls_files import ClientFiles, ServerFiles, uses_tls
-
-_log = structlog.get_logger(__name__)
 
 
 class ServerTls:
@@ -116,6 +113,9 @@ class ServerTls:
         Files that cannot be used (or not yet: certificate and key change one after the other) leave
         everything as it was, and are named in the log once.
         """
+        import structlog  # servers only, and clients import this module too
+
+        _log = structlog.get_logger(__name__)
         with self._lock:
             found = self._look()
             if found == self._stamp:

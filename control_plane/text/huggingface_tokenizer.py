@@ -45,10 +45,10 @@ def load_huggingface_tokenizer(
     import tokenizers  # here, because a simple tokenizer does without the library
 
     try:
-        text = tokenizer_json.decode()
-        decoder = json.loads(text).get("decoder") or {}
         # The library's errors are bare `Exception`s; any of them means a file it cannot read.
-        backend = tokenizers.Tokenizer.from_str(text)
+        backend = tokenizers.Tokenizer.from_buffer(tokenizer_json)
+        # What it pickles is the decoder's part of the file, which is long.
+        decoder = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
     except Exception as error:  # noqa: BLE001
         raise TokenizationError(f"the model's tokenizer.json cannot be read: {error}") from None
     backend.no_truncation()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hetero_infer.client import Answer, SampleAnswer
+if TYPE_CHECKING:
+    from hetero_infer.client import Answer, SampleAnswer
 
 
 def answer_object(answer: Answer, **timings: float) -> dict[str, Any]:

@@ -7,15 +7,17 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hetero_infer.client import Answer, Client, Delta, ModelInfo, Started
-from hetero_infer.client.requests import can_resume
 from hetero_infer.commands.answer_object import answer_object
 from hetero_infer.commands.prompt import prompt_of
 from hetero_infer.commands.server import STARTING, Notices, own_server
 from hetero_infer.config import EngineConfig, Settings
 from hetero_infer.generation_config import GenerationConfig
 from planes.errors import ExecutionError, ValidationError
+
+if TYPE_CHECKING:
+    from hetero_infer.client import Answer, Client, ModelInfo
 
 TITLE = "Heterogeneous Inference System"
 
@@ -73,6 +75,9 @@ def _run(
     with contextlib.ExitStack() as stack:
         with printer.notices.progress(STARTING):
             server = stack.enter_context(own_server(config, printer.notices.log))
+            # Imported by now, while the planes were starting.
+            from hetero_infer.client import Client
+
             client = stack.enter_context(Client(server.address))
             info = client.model_info()
             num_blocks = client.get_memory_stats().total_blocks
@@ -84,6 +89,9 @@ def _run(
 
 
 def _stream(client: Client, prompt: str, generation: GenerationConfig, printer: Printer) -> Answer:
+    from hetero_infer.client import Delta, Started
+    from hetero_infer.client.requests import can_resume
+
     params = generation.params
     with client.stream(
         prompt,

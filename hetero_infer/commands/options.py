@@ -17,8 +17,13 @@ Command = Callable[..., Any]
 NO = "no_"
 """Begins the name of the option that switches a setting off; no setting begins like that."""
 
+AS_GIVEN = "options_taken_as_given"
+
 REPEATED: Final[Any] = list[str] | None
 """The type of an option that may be given again."""
+
+TEXTS: Final[Any] = (str | None, bool | None, REPEATED)
+"""The types of what is handed on as it was given: text, texts or a switch."""
 
 
 def options_of(cls: type, heading: Callable[[Setting], str]) -> list[inspect.Parameter]:
@@ -99,9 +104,16 @@ def with_options(options: Collection[inspect.Parameter]) -> Callable[[Command], 
         signature = inspect.signature(command, eval_str=True)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        kinds = {p.name: getattr(p.annotation, "__origin__", None) for p in (*own, *options)}
+        setattr(run, AS_GIVEN, {name for name, kind in kinds.items() if kind in TEXTS})
         return run
 
     return decorate
+
+
+def taken_as_given(callback: Command | None) -> frozenset[str]:
+    """Return the options and arguments of a command whose values stay as they were given."""
+    return frozenset(getattr(callback, AS_GIVEN, ()))
 
 
 def ask_for_command(context: typer.Context) -> Callable[[], int] | None:

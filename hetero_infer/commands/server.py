@@ -6,12 +6,14 @@ What is said meanwhile goes to stderr, where results never go.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from hetero_infer.commands.client_options import refuse_engine_flags
 from hetero_infer.commands.target import ClientSettings
@@ -29,6 +31,9 @@ from planes.address import Address, parse_address
 from planes.errors import EngineError
 from planes.tls_files import ClientFiles
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 STARTING = (
     "Starting the planes and loading the model … (the first start compiles kernels once, about "
     "half a minute)"
@@ -38,18 +43,30 @@ STARTING = (
 class Notices:
     """What is said beside results."""
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True, soft_wrap=True)
+    @functools.cached_property
+    def console(self) -> Console:
+        """What draws on a terminal."""
+        from rich.console import Console  # which takes a while to import, for a pipe in vain
+
+        return Console(stderr=True, soft_wrap=True)
 
     def progress(self, text: str) -> contextlib.AbstractContextManager[object]:
         """Show a spinner on a terminal, nothing in a pipe."""
-        if self.console.is_terminal:
+        if _is_terminal() and self.console.is_terminal:
             return self.console.status(text)
         return contextlib.nullcontext()
 
     def log(self, line: str) -> None:
         """Pass on a line of a plane; any thread."""
-        self.console.print(line, markup=False, highlight=False)
+        if _is_terminal():
+            self.console.print(line, markup=False, highlight=False)
+        elif sys.stderr is not None:
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +107,10 @@ def own_server(
         ]  # fmt: skip
         for plane in planes:
             stack.callback(plane.stop, STOP_GRACE_S)
-        wait_all_ready([plane.start() for plane in planes])
+        processes = [plane.start() for plane in planes]
+        # Whoever starts a server speaks to it; now there is time to import what with.
+        importlib.import_module("hetero_infer.client")
+        wait_all_ready(processes)
         keeper = threading.Thread(target=_keep_alive, args=(planes, ended, say), daemon=True)
         keeper.start()
         stack.callback(keeper.join)

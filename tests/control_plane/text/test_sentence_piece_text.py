@@ -64,6 +64,13 @@ def test_every_text_comes_back_from_its_tokens(model, ours, text):
     assert ours.decode(ids) == text.replace("\u2581", " ")
 
 
+def test_a_long_text_has_the_tokens_and_the_text_that_a_short_one_has(model, ours):
+    text = "Hello,  world 12 é😀\n" * 200
+    ids = ours.encode(text)
+    assert ids == [BOS, *model.theirs.encode(text)]
+    assert ours.decode(ids) == text
+
+
 @given(data=st.data())
 def test_any_tokens_decode_as_with_sentencepiece(model, ours, data):
     ids = drawn_tokens(data, model)
