@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.model.spec import (
-    FrequencyDivisors,
     LinearScaling,
     Llama3Scaling,
     ModelSpec,
@@ -32,16 +31,13 @@ def inverse_frequencies(spec: ModelSpec) -> Float32Array:
     scaling = spec.rope_scaling
     if scaling is None:
         return plain
-    if isinstance(scaling, LinearScaling):
-        scaled: Float32Array = plain / np.float32(scaling.factor)
-        return scaled
     if isinstance(scaling, YarnScaling):
         return _yarn(powers, scaling, spec)
-    if isinstance(scaling, FrequencyDivisors):
-        divisors: Float32Array = np.asarray(scaling.divisors, dtype=np.float32)
-        scaled = plain / divisors
-        return scaled
-    return _llama3(plain, scaling)
+    if isinstance(scaling, Llama3Scaling):
+        return _llama3(plain, scaling)
+    by = scaling.factor if isinstance(scaling, LinearScaling) else scaling.divisors
+    divisors: Float32Array = np.asarray(by, dtype=np.float32)
+    return plain / divisors
 
 
 def attention_factor(spec: ModelSpec) -> float:
