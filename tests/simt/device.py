@@ -7,6 +7,7 @@ machine.
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import CodeType, FrameType
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from tests.simt.faults import Unsupported
-from tests.simt.memory import CheckedArray, SharedArray, poisoned
+from tests.simt.local_arrays import LocalArray
+from tests.simt.memory import SharedArray, poisoned
 from tests.simt.threads import Block, Dim3, Site, State, Thread, WarpFunction
 
 FULL_WARP = 0xFFFFFFFF
@@ -133,11 +135,12 @@ class _LocalMemory:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def array(self, shape: Any, dtype: Any) -> CheckedArray:
+    def array(self, shape: Any, dtype: Any) -> LocalArray:
         name = f"local array of line {sys._getframe(1).f_lineno}"
-        return CheckedArray(name, poisoned(shape, numpy_type(dtype)), self._device.thread)
+        return LocalArray(name, shape, numpy_type(dtype), self._device.thread)
 
 
+@functools.cache
 def numpy_type(dtype: Any) -> np.dtype:
     """Return the NumPy dtype of a Numba scalar type, or of its twin."""
     return np.dtype(str(dtype)) if not isinstance(dtype, type) else np.dtype(dtype)

@@ -75,25 +75,37 @@ def test_a_deleted_barrier_of_the_agreement_is_noticed(line):
         simulate(draw_logprobs_case(LOGPROBS, 60), kernels=REDUCTIONS.without(line))
 
 
+BREAKAGES = [
+    (LOGPROBS_SOURCE, "many[j] < best", "many[j] <= best"),
+    (SUMS_SOURCE, "key >= lowest", "key > lowest"),
+    (SPLITS, "rank == n - 1", "rank == n - 2"),
+    (ADJUST_SOURCE, "if logit < 0", "if logit < 1"),
+    (ADJUST_SOURCE, "taken[i] & OUTPUT_MASK", "taken[i]"),
+    (ADJUST_SOURCE, "float32(math.inf)", "float32(0)"),
+]  # fmt: skip
+MORE_BREAKAGES = [
+    (LOGPROBS_SOURCE, "top_logprobs[first + i] = float32(add_float64(shifted, -log_total))",
+     "top_logprobs[first + i] = float32(shifted)"),
+    (LOGPROBS_SOURCE, "first = sample * MAX_LOGPROBS", "first = sample * 19"),
+    (SUMS_SOURCE, "weight if v < vocab else int64(0)", "weight"),
+    (SPLITS, "> own:", ">= own:"),
+    (ADJUST_SOURCE, "if begin + i * threads < num_prompt", "if begin <= num_prompt"),
+    (ADJUST_SOURCE, "add_float32(logit, bias_values[i])", "bias_values[i]"),
+    (ADJUST_SOURCE, "own + tokens[i], 0)", "own + tokens[i], 1)"),
+]  # fmt: skip
+"""Noticed by the same comparison as those above: `make test-slow` does them, and `make test` sees
+that they are pieces of the source still."""
+
+
+def test_every_breakage_is_of_a_piece_of_the_source():
+    for source, old, _ in [*BREAKAGES, *MORE_BREAKAGES]:
+        assert source.text.count(old) == 1, old
+
+
 @pytest.mark.parametrize(
     ("source", "old", "new"),
-    [
-        (LOGPROBS_SOURCE, "many[j] < best", "many[j] <= best"),
-        (LOGPROBS_SOURCE, "top_logprobs[first + i] = float32(add_float64(shifted, -log_total))",
-         "top_logprobs[first + i] = float32(shifted)"),
-        (LOGPROBS_SOURCE, "first = sample * MAX_LOGPROBS", "first = sample * 19"),
-        (SUMS_SOURCE, "key >= lowest", "key > lowest"),
-        (SUMS_SOURCE, "weight if v < vocab else int64(0)", "weight"),
-        (SPLITS, "rank == n - 1", "rank == n - 2"),
-        (SPLITS, "> own:", ">= own:"),
-        (ADJUST_SOURCE, "if logit < 0", "if logit < 1"),
-        (ADJUST_SOURCE, "taken[i] & OUTPUT_MASK", "taken[i]"),
-        (ADJUST_SOURCE, "if begin + i * threads < num_prompt", "if begin <= num_prompt"),
-        (ADJUST_SOURCE, "add_float32(logit, bias_values[i])", "bias_values[i]"),
-        (ADJUST_SOURCE, "float32(math.inf)", "float32(0)"),
-        (ADJUST_SOURCE, "own + tokens[i], 0)", "own + tokens[i], 1)"),
-    ],
-)  # fmt: skip
+    [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],
+)
 def test_broken_arithmetic_gives_other_bits(source, old, new):
     if source is ADJUST_SOURCE:
         case = draw_adjust_case(ADJUST, 150)

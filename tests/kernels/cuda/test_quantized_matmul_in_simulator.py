@@ -152,37 +152,49 @@ def test_what_lies_outside_an_array_is_not_touched_unnoticed(old, new):
         simulate(narrow_case(MINIMA), kernels=SOURCES[MINIMA].with_replaced(old, new))
 
 
+BREAKAGES = [
+    (BYTES, "place = at + v * VECTOR_BYTES", "place = at"),
+    (MINIMA, "word = weights[first_weights, 2 * t + h]",
+     "word = weights[first_weights, 2 * t]"),
+    (BYTES, "(pairs[0, j], pairs[1, j], pairs", "(pairs[1, j], pairs[0, j], pairs"),
+    (BYTES, "sums[i, j] = float32(0)", "pass"),
+    (MINIMA, "minima[row], input_sums[c, j], total", "minima[row], input_sums[c, 0], total"),
+    (ZEROS, "word = word >> uint32(group % 2 * 16)", "pass"),
+    (ZERO_BYTES, "first, second, zeros[0, 2 * t + h])", "first, second, zeros[0, h])"),
+    (BYTES, "* strand_spans\n", "* 0\n"),
+    (BYTES, "value += strand_sums[uint32(at)]", "value = strand_sums[uint32(at)]"),
+]  # fmt: skip
+MORE_BREAKAGES = [
+    (BYTES, "weights[v, 2 * h], weights[v, 2 * h + 1]", "weights[v, 2 * h], weights[v, 2 * h]"),
+    (BYTES, "load_scales(scale_words, span, packed, at + group * group_bytes)",
+     "load_scales(scale_words, span, packed, at)"),
+    (BYTES, "sums, t * column_tiles + c, a, b)",
+     "sums, t * column_tiles + c, a, (inputs[i, j + 1], inputs[i, j]))"),
+    (BYTES, "row = 2 * t + j // 2", "row = 2 * t"),
+    (BYTES, "scales[2 * half], scales[2 * half + 1] = low(word), high(word)",
+     "scales[2 * half], scales[2 * half + 1] = high(word), low(word)"),
+    (MINIMA, "input_sums[c, j] = float32(0)", "pass"),
+    (ZEROS, "(group if is_bytes else group // 2) * 4", "group // 4 * 4"),
+    (ZEROS, "widen_nibbles_less(pairs, h, word, zeros[0, 2 * t + h])",
+     "widen_nibbles_less(pairs, h, word, zeros[0, 2 * t])"),
+    (ZERO_BYTES, "(group if is_bytes else group // 2) * 4", "group // 2 * 4"),
+    (ZERO_BYTES, "place = at + zeros_at", "place = at"),
+    (BYTES, "(8 * c + j % 2) * ROW_PITCH", "8 * c * ROW_PITCH"),
+]  # fmt: skip
+"""Noticed by the same comparison as those above: `make test-slow` does them, and `make test` sees
+that they are pieces of the source still."""
+
+
+def test_every_breakage_is_of_a_piece_of_the_source():
+    for variant, old, _ in [*BREAKAGES, *MORE_BREAKAGES]:
+        assert SOURCES[variant].text.count(old) == 1, old
+
+
 @pytest.mark.parametrize(
     ("variant", "old", "new"),
-    [
-        (BYTES, "weights[v, 2 * h], weights[v, 2 * h + 1]", "weights[v, 2 * h], weights[v, 2 * h]"),
-        (BYTES, "place = at + v * VECTOR_BYTES", "place = at"),
-        (BYTES, "load_scales(scale_words, span, packed, at + group * group_bytes)",
-         "load_scales(scale_words, span, packed, at)"),
-        (MINIMA, "word = weights[first_weights, 2 * t + h]",
-         "word = weights[first_weights, 2 * t]"),
-        (BYTES, "(pairs[0, j], pairs[1, j], pairs", "(pairs[1, j], pairs[0, j], pairs"),
-        (BYTES, "sums, t * column_tiles + c, a, b)",
-         "sums, t * column_tiles + c, a, (inputs[i, j + 1], inputs[i, j]))"),
-        (BYTES, "sums[i, j] = float32(0)", "pass"),
-        (BYTES, "row = 2 * t + j // 2", "row = 2 * t"),
-        (BYTES, "scales[2 * half], scales[2 * half + 1] = low(word), high(word)",
-         "scales[2 * half], scales[2 * half + 1] = high(word), low(word)"),
-        (MINIMA, "minima[row], input_sums[c, j], total", "minima[row], input_sums[c, 0], total"),
-        (MINIMA, "input_sums[c, j] = float32(0)", "pass"),
-        (ZEROS, "word = word >> uint32(group % 2 * 16)", "pass"),
-        (ZEROS, "(group if is_bytes else group // 2) * 4", "group // 4 * 4"),
-        (ZEROS, "widen_nibbles_less(pairs, h, word, zeros[0, 2 * t + h])",
-         "widen_nibbles_less(pairs, h, word, zeros[0, 2 * t])"),
-        (ZERO_BYTES, "(group if is_bytes else group // 2) * 4", "group // 2 * 4"),
-        (ZERO_BYTES, "first, second, zeros[0, 2 * t + h])", "first, second, zeros[0, h])"),
-        (ZERO_BYTES, "place = at + zeros_at", "place = at"),
-        (BYTES, "* strand_spans\n", "* 0\n"),
-        (BYTES, "(8 * c + j % 2) * ROW_PITCH", "8 * c * ROW_PITCH"),
-        (BYTES, "value += strand_sums[uint32(at)]", "value = strand_sums[uint32(at)]"),
-    ],
+    [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],
     ids=lambda value: value[:28] if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_a_broken_product_is_noticed(variant, old, new):
     case = narrow_case(variant)
 
@@ -196,24 +208,36 @@ def test_a_second_panel_in_the_place_of_the_first_is_noticed():
     assert is_noticed(case, SOURCES[BYTES].with_replaced("output += PANEL_ROWS", "pass"))
 
 
+TURNS = [
+    (MINIMA, "int32(tiles_left - round_tiles)", "int32(tiles_left - 2 * round_tiles)"),
+    (MINIMA, "scales_at += round_spans * span_bytes", "pass"),
+    (MINIMA, "ahead = tile + input_ring", "ahead = tile + ring + 1"),
+    (MINIMA, "if ahead < tiles_left:", "if False:"),
+]  # fmt: skip
+MORE_TURNS = [
+    (MINIMA, "inputs[i, j] = uint32(0)", "pass"),
+    (MINIMA, "tile_at += round_tiles * tile_bytes", "pass"),
+    (MINIMA, "inputs_at[c] += round_tiles * TILE_INPUTS", "pass"),
+    (MINIMA, "at = tile_at + ahead * tile_bytes", "at = tile_at + (ahead - 1) * tile_bytes"),
+    (MINIMA, "at = scales_at + next_span * span_bytes + group",
+     "at = scales_at + span * span_bytes + group"),
+    (ZEROS, "ask_for_zeros(zero_words, span, packed, at, group)\n                for",
+     "pass\n                for"),
+]  # fmt: skip
+"""Noticed by the same comparison as those above: `make test-slow` does them, and `make test` sees
+that they are pieces of the source still."""
+
+
+def test_every_turn_is_of_a_piece_of_the_source():
+    for variant, old, _ in [*TURNS, *MORE_TURNS]:
+        assert SOURCES[variant].text.count(old) == 1, old
+
+
 @pytest.mark.parametrize(
     ("variant", "old", "new"),
-    [
-        (MINIMA, "inputs[i, j] = uint32(0)", "pass"),
-        (MINIMA, "int32(tiles_left - round_tiles)", "int32(tiles_left - 2 * round_tiles)"),
-        (MINIMA, "tile_at += round_tiles * tile_bytes", "pass"),
-        (MINIMA, "scales_at += round_spans * span_bytes", "pass"),
-        (MINIMA, "inputs_at[c] += round_tiles * TILE_INPUTS", "pass"),
-        (MINIMA, "ahead = tile + input_ring", "ahead = tile + ring + 1"),
-        (MINIMA, "at = tile_at + ahead * tile_bytes", "at = tile_at + (ahead - 1) * tile_bytes"),
-        (MINIMA, "if ahead < tiles_left:", "if False:"),
-        (MINIMA, "at = scales_at + next_span * span_bytes + group",
-         "at = scales_at + span * span_bytes + group"),
-        (ZEROS, "ask_for_zeros(zero_words, span, packed, at, group)\n                for",
-         "pass\n                for"),
-    ],
+    [*TURNS, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_TURNS)],
     ids=lambda value: value[:28] if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_a_ring_that_turns_wrongly_is_noticed(variant, old, new):
     case = long_case(variant)
 

@@ -94,38 +94,50 @@ def test_a_deleted_barrier_is_noticed(source, line):
         simulate(case, kernels=source.without(line), seed=1)
 
 
+BREAKAGES = [
+    (sampling, "many[i] >= cut", "many[i] > cut", [(3, 3)] * 4),
+    (sampling, "before + sum_up_to_lane", "sum_up_to_lane", [(1, 0), (1, 6)]),
+    (largest_logits, "numbers[i] > largest", "numbers[i] >= largest", [(0, 3)]),
+    (sampling_weights, "first + 32 * i < vocab and", "", [(1, 0), (2, 3)]),
+    (sampling_shortlist, "elif number >= low", "elif number > low", HARD),
+    (weight_search, "keys[i] >> shift == prefix", "True", HARD),
+    (row_splits, "begin += cuda.popc(which)", "pass", HARD),
+]  # fmt: skip
+MORE_BREAKAGES = [
+    (sampling, "int32(best != NOT_FINITE)", "1", [(1, 4)]),
+    (sampling, "weight_key(weight, v) < cut", "weight == 0", [(3, 3), (3, 0)]),
+    (largest_logits, "is_finite = is_finite and", "is_finite =", [(1, 4)]),
+    (sampling_weights, "weight >= least", "weight > 0", [(5, 0), (5, 2)]),
+    (sampling_shortlist, "if number > high:", "if number >= high:", HARD),
+    (sampling_shortlist, "if weight >= least:", "if weight > 0:", [(12, 0)] * 6),
+    (weight_search, "while count > 1", "while count > 20", [(3, 3)] * 4),
+    (weight_search, "last = 63 - cuda", "last = 62 - cuda", HARD),
+]  # fmt: skip
+"""Noticed by the same comparison as those above: `make test-slow` does them, and `make test` sees
+that they are pieces of the source still."""
+
+
+def test_every_breakage_is_of_a_piece_of_the_source():
+    for module, old, _, _ in [*BREAKAGES, *MORE_BREAKAGES]:
+        assert source_of(module).text.count(old) == 1, old
+
+
 @pytest.mark.parametrize(
     ("module", "old", "new", "pairs"),
-    [
-        (sampling, "int32(best != NOT_FINITE)", "1", [(1, 4)]),
-        (sampling, "many[i] >= cut", "many[i] > cut", [(3, 3)] * 4),
-        (sampling, "weight_key(weight, v) < cut", "weight == 0", [(3, 3), (3, 0)]),
-        (sampling, "before + sum_up_to_lane", "sum_up_to_lane", [(1, 0), (1, 6)]),
-        (largest_logits, "numbers[i] > largest", "numbers[i] >= largest", [(0, 3)]),
-        (largest_logits, "is_finite = is_finite and", "is_finite =", [(1, 4)]),
-        (sampling_weights, "weight >= least", "weight > 0", [(5, 0), (5, 2)]),
-        (sampling_weights, "first + 32 * i < vocab and", "", [(1, 0), (2, 3)]),
-        (sampling_shortlist, "if number > high:", "if number >= high:", HARD),
-        (sampling_shortlist, "elif number >= low", "elif number > low", HARD),
-        (sampling_shortlist, "if weight >= least:", "if weight > 0:", [(12, 0)] * 6),
-        (weight_search, "keys[i] >> shift == prefix", "True", HARD),
-        (weight_search, "while count > 1", "while count > 20", [(3, 3)] * 4),
-        (weight_search, "last = 63 - cuda", "last = 62 - cuda", HARD),
-        (row_splits, "begin += cuda.popc(which)", "pass", HARD),
-    ],
+    [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],
 )
 def test_broken_arithmetic_chooses_a_wrong_token(module, old, new, pairs):
     case = draw_case(ONE_WARP, 150, pairs)
 
     try:
-        outputs = simulate(case, kernels=broken(module, old, new))
+        outputs = simulate(case, kernels=source_of(module).with_replaced(old, new))
     except Fault:
         return
     assert case.faults(outputs)
 
 
-def broken(module, old, new):
-    """The kernel in whose source, or the source of a library of it, a piece is replaced."""
+def source_of(module) -> Source:
+    """The source of a kernel, or of a library of one."""
     kernels = {
         sampling: ("make_sampling", ONE_WARP),
         largest_logits: ("make_largest_logits", ONE_WARP.largest),
@@ -133,6 +145,6 @@ def broken(module, old, new):
         sampling_shortlist: ("make_sampling_shortlist", ONE_WARP.shortlist),
     }
     if module in kernels:
-        return Source(module, *kernels[module]).with_replaced(old, new)
+        return Source(module, *kernels[module])
     user = sampling if module is weight_search else sampling_shortlist
-    return Source(user, *kernels[user], library=module).with_replaced(old, new)
+    return Source(user, *kernels[user], library=module)
