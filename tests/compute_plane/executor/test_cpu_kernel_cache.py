@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import llvmlite
@@ -17,6 +19,7 @@ from compute_plane.executor import kernel_cache
 from compute_plane.executor.kernel_cache import kernel_fingerprint, prepare_kernel_cache
 from kernels.cpu import instruction_set, machine_code
 from kernels.cpu.compiled import int64_at, object_code, operation
+from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.machine_code import find_code, keep_code, keep_code_in, load_code
 from kernels.cpu.operation import Operation
 from planes.errors import ConfigError
@@ -88,6 +91,10 @@ OTHERS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "forced instruction set": lambda patch: patch.setattr(
         instruction_set, "_forced", ("x86-64-v3", "")
     ),
+    # A processor with AMX, but a system that does not give it to this process.
+    "another instruction set": lambda patch: patch.setattr(
+        instruction_set, "_selected", replace(selected_instruction_set(), name="another")
+    ),
     "Python": lambda patch: patch.setattr("platform.python_version", lambda: "3.0.0"),
     "NumPy": lambda patch: patch.setattr("numpy.__version__", "0"),
     "Numba": lambda patch: patch.setattr(kernel_cache, "version", lambda _: "0"),
@@ -144,6 +151,35 @@ def test_what_is_found_torn_is_made_anew(directory: Path) -> None:
     (directory / "step.dismiss.o").write_bytes(b"torn")
     Operation("step.dismiss")._code()
     assert find_code("step.dismiss")
+
+
+def test_two_planes_may_keep_the_same_at_once_even_if_their_processes_have_one_number(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Containers that share a cache: the plane is process 1 in each.
+    to_its_place = Path.replace
+
+    def late(beside: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", to_its_place)
+        keep_code("a.b", b"machine code")
+        return to_its_place(beside, target)
+
+    monkeypatch.setattr(Path, "replace", late)
+    keep_code("a.b", b"machine code")
+    assert find_code("a.b") == b"machine code"
+    assert [path.name for path in directory.iterdir()] == ["a.b.o"]
+
+
+def test_a_full_disk_is_named_and_nothing_half_written_stays(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_beside: Path, _target: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(ConfigError, match=f"{directory}: No space left"):
+        keep_code("a.b", b"machine code")
+    assert list(directory.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_or_read_is_named(directory: Path) -> None:
