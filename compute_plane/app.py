@@ -13,7 +13,7 @@ from compute_plane.config import ComputePlaneConfig
 from compute_plane.device import choose_placement, describe_device
 from compute_plane.errors import PlaneDraining
 from compute_plane.executor import simulated
-from compute_plane.executor.batch_checks import FEATURES, SWAP, SlotLimits
+from compute_plane.executor.batch_checks import SlotLimits, features_of
 from compute_plane.executor.device_thread import DeviceThread
 from compute_plane.executor.interface import PipelinedExecutor
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
@@ -98,6 +98,7 @@ class ComputePlane:
                 gpu_memory_limit=config.gpu_memory_limit_bytes,
             ),
         )
+        is_pipelined = isinstance(built.executor, PipelinedExecutor)
         limits = SlotLimits(
             max_slots=config.max_slots,
             max_rows=config.max_rows,
@@ -107,6 +108,7 @@ class ComputePlane:
             vocab_size=spec.vocab_size,
             context_length=spec.context_length,
             num_host_blocks=built.num_host_blocks,
+            takes_drafts=not is_pipelined,
         )
         facts = PlaneFacts(
             spec=spec,
@@ -119,13 +121,11 @@ class ComputePlane:
             preferred_prefill_chunk=min(built.preferred_prefill_chunk, limits.max_tokens),
             kv_pool_bytes=built.kv_pool_bytes,
             weights_bytes=built.weights_bytes,
-            features=(*FEATURES, SWAP) if limits.num_host_blocks else FEATURES,
+            features=features_of(limits),
             tells_prompts_apart=built.tells_prompts_apart,
             max_message_bytes=MAX_PLANE_MESSAGE_BYTES,
             software_version=software_version(),
-            max_batches_in_flight=MAX_BATCHES_IN_FLIGHT
-            if isinstance(built.executor, PipelinedExecutor)
-            else BATCHES_IN_TURN,
+            max_batches_in_flight=MAX_BATCHES_IN_FLIGHT if is_pipelined else BATCHES_IN_TURN,
         )
         self._executor = built.executor
         self._sessions = SessionLedger()

@@ -20,6 +20,9 @@ from compute_plane.executor.step import Int64Array, SlotStart, StepBatch
 SWAP: Final = "swap"
 """The feature of planes with a host pool."""
 
+DRAFTS: Final = "drafts"
+"""The feature of planes that run a step before they look at the next one."""
+
 FEATURES: Final = (
     "block_digests",
     "copies",
@@ -37,7 +40,11 @@ FEATURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SlotLimits:
-    """What a batch must keep to: sizes of the plane and of its model."""
+    """What a batch must keep to: sizes of the plane and of its model.
+
+    `takes_drafts`: not where steps are launched ahead, since how many tokens a slot has after one
+    with drafts is known when it has run.
+    """
 
     max_slots: int
     max_rows: int
@@ -47,6 +54,7 @@ class SlotLimits:
     vocab_size: int
     context_length: int
     num_host_blocks: int = 0
+    takes_drafts: bool = True
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -57,6 +65,13 @@ class SlotLimits:
     def max_table_len(self) -> int:
         """Most blocks of one block table."""
         return -(-self.max_sequence_tokens // self.block_size)
+
+
+def features_of(limits: SlotLimits) -> tuple[str, ...]:
+    """Return the optional parts of a batch that a plane of these limits executes."""
+    swap = (SWAP,) if limits.num_host_blocks else ()
+    drafts = (DRAFTS,) if limits.takes_drafts else ()
+    return (*FEATURES, *swap, *drafts)
 
 
 def refuse_where(wrong: BoolArray, field: str, message: Callable[[int], str]) -> None:
@@ -81,6 +96,8 @@ def check_columns(batch: StepBatch, limits: SlotLimits) -> None:
         batch.slots.size,
     )
     check_range("new_block_ids", batch.new_block_ids, limits.num_blocks)
+    _check_flat("draft_counts", batch.draft_counts, "draft_ids", batch.draft_ids, batch.slots.size)
+    check_range("draft_ids", batch.draft_ids, limits.vocab_size)
     _check_samples(batch, limits)
     _check_prompt_logprobs(batch)
     check_range("released", batch.released, limits.max_slots)

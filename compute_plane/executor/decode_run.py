@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compute_plane.executor.batch_checks import SlotLimits
+from compute_plane.executor.drafts import DraftedStep
 from compute_plane.executor.interface import BoolArray, ExecutionBatch
 from compute_plane.executor.row_stage import LiveRows, sampling_rows
 from compute_plane.executor.samples_ahead import SamplesAhead
@@ -30,7 +31,8 @@ class PreparedStep:
 
     `batch`: None if no row is left to run. `rows`: how its rows and samples are numbered as sent.
     `involved`: every slot that is not to be trusted if the step fails as a whole. `num_samples`:
-    samples as sent. `run`: the run of steps that it continues, if it does.
+    samples as sent. `run`: the run of steps that it continues, if it does. `drafted`: with drafts,
+    what makes the rows it runs those that were sent; `rows` are as run.
     """
 
     batch: ExecutionBatch | None
@@ -38,6 +40,7 @@ class PreparedStep:
     involved: Int64Array
     num_samples: int
     run: DecodeRun | None = None
+    drafted: DraftedStep | None = None
 
 
 class DecodeRun:
@@ -81,6 +84,7 @@ class DecodeRun:
             and len(batch.input_tokens) == len(sent.slots) == len(sent.sampled_rows)
             and step.num_samples == len(sent.sampled_rows)
             and step.rows.poisoned_rows.size == 0
+            and step.drafted is None
             and sent.sampled_slots.size == 0
             and not (
                 batch.copies
@@ -104,6 +108,7 @@ class DecodeRun:
             and not (batch.swap_out or batch.swap_in or batch.digest_blocks.size)
             and not (batch.starts or batch.copies or batch.prompt_logprobs or batch.unsupported)
             and not (batch.token_counts.size or batch.token_ids.size)
+            and not (batch.draft_counts.size or batch.draft_ids.size)
             and not (batch.sampled_slots.size or batch.released.size)
             and self._grows_by_free_blocks(batch, numbers, memory)
         )

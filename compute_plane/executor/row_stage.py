@@ -83,6 +83,7 @@ def _without_dead(batch: StepBatch, is_live: BoolArray, sample_of: Int64Array) -
 
     token_counts, token_ids = ragged(batch.token_counts, batch.token_ids)
     new_block_counts, new_block_ids = ragged(batch.new_block_counts, batch.new_block_ids)
+    draft_counts, draft_ids = ragged(batch.draft_counts, batch.draft_ids)
     return replace(
         batch,
         slots=batch.slots[is_live],
@@ -92,6 +93,8 @@ def _without_dead(batch: StepBatch, is_live: BoolArray, sample_of: Int64Array) -
         token_ids=token_ids,
         new_block_counts=new_block_counts,
         new_block_ids=new_block_ids,
+        draft_counts=draft_counts,
+        draft_ids=draft_ids,
         sampled_rows=new_row[batch.sampled_rows[sample_of]],
         prompt_logprobs=[
             replace(request, row=int(new_row[request.row]))

@@ -11,12 +11,15 @@ Array letters: T tokens, S rows, K samples, M width of the block tables.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from compute_plane.errors import BatchRefused
 from compute_plane.executor.batch_checks import SlotLimits, check_columns
 from compute_plane.executor.copy_stage import ReplacedEntry, StagedCopy, stage_copies
 from compute_plane.executor.decode_run import DecodeRun, PreparedStep
+from compute_plane.executor.drafts import DraftedStep, check_drafts, lay_drafts, take_back
 from compute_plane.executor.interface import (
     BoolArray,
     ExecutionBatch,
@@ -43,6 +46,7 @@ from compute_plane.executor.step_results import (
     check_output,
     nothing_run,
     step_result,
+    with_drafts,
     without_dead_rows,
 )
 from compute_plane.executor.write_checks import WriteChecker
@@ -82,6 +86,7 @@ class SlotTable:
         if run is not None and run.is_continued_by(batch, self._numbers, self._memory):
             return run.follow(batch, self._numbers, self._memory, self._last_ahead)
         check_columns(batch, self.limits)
+        check_drafts(batch, self.limits)
         staged = self._numbers.copy()
         taken: list[int] = []
         replaced: list[ReplacedEntry] = []
@@ -140,6 +145,9 @@ class SlotTable:
         live = live_rows(batch, staged)
         append_given_tokens(live, staged, memory, limits)
         append_blocks(live, staged, memory, limits)
+        has_drafts = live.batch.draft_ids.size > 0
+        if has_drafts:
+            lay_drafts(live, staged, memory, limits)
         check_continuity(live, staged, limits)
         self._writes.check(live, staged, memory)
         check_samples(live, staged, memory, limits)
@@ -147,6 +155,11 @@ class SlotTable:
             check_needs_no_sample(self._last_ahead, live, staged)
         staged.num_computed[live.batch.slots] = live.ends
         staged.is_fresh[live.batch.slots] = False
+        drafted = None
+        if has_drafts:
+            take_back(live, staged)
+            drafted = DraftedStep.spread(live)
+            live = drafted.run
         involved = [batch.slots, batch.sampled_slots]
         if copies:
             slots = np.array([copy.slot for copy in copies if copy.slot >= 0], dtype=np.int64)
@@ -157,6 +170,7 @@ class SlotTable:
             rows=live,
             involved=np.concatenate(involved),
             num_samples=batch.sampled_rows.size,
+            drafted=drafted,
         )
 
     @property
@@ -211,10 +225,31 @@ class SlotTable:
         if batch is None or output is None:
             return nothing_run(prepared)
         failed = check_output(batch, output, self.limits.vocab_size)
+        if prepared.drafted is not None:
+            return self._complete_drafted(prepared, prepared.drafted, batch, output, failed)
         self._append_samples(prepared.rows, np.asarray(output.next_tokens), failed)
         if not output.failed_rows:
             self._run = prepared.run or self._begin_run(prepared)
         return step_result(prepared, batch, output, failed)
+
+    def _complete_drafted(
+        self,
+        prepared: PreparedStep,
+        drafted: DraftedStep,
+        batch: ExecutionBatch,
+        output: ExecutionOutput,
+        failed: BoolArray,
+    ) -> StepResult:
+        """Keep the drafts that are right, and go on as if their rows had been sent without."""
+        numbers, sent = self._numbers, drafted.sent
+        kept = drafted.kept(output, failed)
+        failed = failed[drafted.first_rows]
+        batch, output, draft_logprobs = drafted.as_sent(batch, output, kept)
+        numbers.num_tokens[sent.targets] += kept
+        numbers.num_computed[sent.targets] += kept
+        self._append_samples(sent, np.asarray(output.next_tokens), failed)
+        result = step_result(replace(prepared, rows=sent), batch, output, failed)
+        return with_drafts(result, sent, kept, draft_logprobs)
 
     def poison(self, prepared: PreparedStep) -> None:
         """Trust nothing that the slots of a step hold, because it failed as a whole."""

@@ -134,6 +134,8 @@ class StepBatch:
     swap_in: Sequence[BlockMove] = ()
     prompt_logprobs: Sequence[PromptLogprobsRequest] = ()
     digest_blocks: Int64Array = field(default_factory=lambda: EMPTY)
+    draft_counts: Int64Array = field(default_factory=lambda: EMPTY)
+    draft_ids: Int64Array = field(default_factory=lambda: EMPTY)
     unsupported: Sequence[str] = ()
 
 
@@ -171,7 +173,8 @@ class StepResult:
     """What a step gave. `sampled_token_ids`: [K], entries of failed rows mean nothing.
 
     `sample_logprobs`: of the samples that asked and whose row did not fail. `block_digests`: one
-    for each of the batch's `digest_blocks`.
+    for each of the batch's `digest_blocks`. `kept_drafts`: [K], empty in a step without drafts;
+    `draft_logprobs`: of these, where the sample asked.
     """
 
     sampled_token_ids: Int32Array
@@ -179,6 +182,8 @@ class StepResult:
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     sample_logprobs: Sequence[SampleLogprobs] = ()
     block_digests: Sequence[int] = ()
+    kept_drafts: Int64Array = field(default_factory=lambda: EMPTY)
+    draft_logprobs: Sequence[SampleLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,26 @@ Array letters: S rows, K samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from compute_plane.executor.decode_run import PreparedStep
-from compute_plane.executor.interface import BoolArray, ExecutionBatch, ExecutionOutput
+from compute_plane.executor.interface import (
+    BoolArray,
+    ExecutionBatch,
+    ExecutionOutput,
+    SampleLogprobs,
+)
 from compute_plane.executor.logprob_columns import (
     check_logprobs,
     prompt_logprobs,
     sample_logprobs,
 )
-from compute_plane.executor.step import RowFailure, RowFailureReason, StepResult
+from compute_plane.executor.row_stage import LiveRows
+from compute_plane.executor.step import Int64Array, RowFailure, RowFailureReason, StepResult
 from planes.errors import ExecutionError
 
 POISONED: Final = "the slot failed earlier and was not started again"
@@ -79,6 +86,26 @@ def step_result(
         prompt_logprobs(batch, output, rows),
         sample_logprobs(batch, output, rows, failed),
         output.block_digests,
+    )
+
+
+def with_drafts(
+    result: StepResult,
+    sent: LiveRows,
+    kept: Int64Array,
+    draft_logprobs: Sequence[SampleLogprobs],
+) -> StepResult:
+    """Return the result of a step with drafts, of which `kept` [K] were right in its live rows."""
+    kept_drafts = np.zeros(result.sampled_token_ids.size, dtype=np.int64)
+    kept_drafts[sent.sample_of] = kept
+    numbers = sent.sample_of
+    return replace(
+        result,
+        kept_drafts=kept_drafts,
+        draft_logprobs=[
+            SampleLogprobs(int(numbers[entry.sample]), entry.logprob, entry.top)
+            for entry in draft_logprobs
+        ],
     )
 
 

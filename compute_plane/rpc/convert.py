@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from compute_plane import errors
-from compute_plane.executor.interface import LogitBias
+from compute_plane.executor.interface import LogitBias, SampleLogprobs
 from compute_plane.executor.step import (
     EMPTY,
     BlockMove,
@@ -78,6 +78,8 @@ def batch_from_proto(batch: compute_pb2.ExecutionBatch) -> StepBatch:
             for request in batch.prompt_logprobs
         ],
         digest_blocks=_column(batch.digest_blocks),
+        draft_counts=_column(batch.draft_counts),
+        draft_ids=_column(batch.draft_ids),
         unsupported=[name for name in UNSUPPORTED_PARTS if getattr(batch, name)],
     )
 
@@ -153,13 +155,9 @@ def reply_to_proto(reply: StepReply) -> compute_pb2.ExecutionOutput:
                 reason=ROW_FAILURE_REASON[failure.reason],
                 message=failure.message,
             )
-        for sampled in result.sample_logprobs:
-            output.sample_logprobs.add(
-                sample=sampled.sample,
-                logprob=sampled.logprob,
-                top_token_ids=sampled.top.token_ids.ravel().tolist(),
-                top_logprobs=sampled.top.logprobs.ravel().tolist(),
-            )
+        output.sample_logprobs.extend(map(_sample_logprobs, result.sample_logprobs))
+        output.kept_drafts.extend(result.kept_drafts.tolist())
+        output.draft_logprobs.extend(map(_sample_logprobs, result.draft_logprobs))
         output.block_digests.extend(result.block_digests)
         for entry in result.prompt_logprobs:
             output.prompt_logprobs.add(
@@ -170,6 +168,15 @@ def reply_to_proto(reply: StepReply) -> compute_pb2.ExecutionOutput:
                 top_logprobs=entry.top.logprobs.ravel().tolist() if entry.top else (),
             )
     return output
+
+
+def _sample_logprobs(entry: SampleLogprobs) -> compute_pb2.SampleLogprobs:
+    return compute_pb2.SampleLogprobs(
+        sample=entry.sample,
+        logprob=entry.logprob,
+        top_token_ids=entry.top.token_ids.ravel().tolist(),
+        top_logprobs=entry.top.logprobs.ravel().tolist(),
+    )
 
 
 def refusal_reason(refusal: errors.BatchRefused) -> compute_pb2.RefusalReason.ValueType:

@@ -140,7 +140,7 @@ class DescribeResponse(_message.Message):
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the optional parts of ExecutionBatch this plane executes, e.g. "copies", "swap",
-        "prompt_logprobs", "top_k". Others are refused.
+        "prompt_logprobs", "top_k", "drafts". Others are refused.
         """
 
     def __init__(
@@ -497,6 +497,8 @@ class ExecutionBatch(_message.Message):
     CONSTRAINTS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     DIGEST_BLOCKS_FIELD_NUMBER: _builtins.int
+    DRAFT_COUNTS_FIELD_NUMBER: _builtins.int
+    DRAFT_IDS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     step_id: _builtins.int
@@ -569,6 +571,19 @@ class ExecutionBatch(_message.Message):
     def digest_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Blocks whose content digest is wanted after the step (replay, tests)."""
 
+    @_builtins.property
+    def draft_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Drafts of each row: guesses at what follows its token. Empty: no row has any. A row with drafts
+        computes the one token its slot knows and lacks, then its drafts (query_lens counts them), and is
+        sampled for its own slot: behind that token and behind each draft. Kept are the drafts up to the
+        first that is not what was sampled in its place; that sample follows them. The slot is then as if
+        its tokens had been sampled one by one: KV behind the last one kept means nothing.
+        """
+
+    @_builtins.property
+    def draft_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """flat, sum(draft_counts)"""
+
     def __init__(
         self,
         *,
@@ -593,10 +608,12 @@ class ExecutionBatch(_message.Message):
         constraints: _abc.Iterable[Global___RowConstraint] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___PromptLogprobsRequest] | None = ...,
         digest_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        draft_counts: _abc.Iterable[_builtins.int] | None = ...,
+        draft_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_step", b"acked_step", "constraints", b"constraints", "copies", b"copies", "digest_blocks", b"digest_blocks", "epoch", b"epoch", "new_block_counts", b"new_block_counts", "new_block_ids", b"new_block_ids", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "query_lens", b"query_lens", "released", b"released", "sampled_rows", b"sampled_rows", "sampled_slots", b"sampled_slots", "session", b"session", "slots", b"slots", "starts", b"starts", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_step", b"acked_step", "constraints", b"constraints", "copies", b"copies", "digest_blocks", b"digest_blocks", "draft_counts", b"draft_counts", "draft_ids", b"draft_ids", "epoch", b"epoch", "new_block_counts", b"new_block_counts", "new_block_ids", b"new_block_ids", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "query_lens", b"query_lens", "released", b"released", "sampled_rows", b"sampled_rows", "sampled_slots", b"sampled_slots", "session", b"session", "slots", b"slots", "starts", b"starts", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -840,6 +857,8 @@ class ExecutionOutput(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     BLOCK_DIGESTS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    KEPT_DRAFTS_FIELD_NUMBER: _builtins.int
+    DRAFT_LOGPROBS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     step_id: _builtins.int
@@ -867,6 +886,16 @@ class ExecutionOutput(_message.Message):
 
     @_builtins.property
     def timings(self) -> Global___StepTimings: ...
+    @_builtins.property
+    def kept_drafts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Drafts kept, one entry per entry of sampled_rows, whose token follows them. Empty: none for any."""
+
+    @_builtins.property
+    def draft_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleLogprobs]:
+        """Of the kept drafts of the samples that asked, those of a sample in order. `sample_logprobs` has
+        that of the token that follows them.
+        """
+
     def __init__(
         self,
         *,
@@ -880,10 +909,12 @@ class ExecutionOutput(_message.Message):
         prompt_logprobs: _abc.Iterable[Global___PromptLogprobs] | None = ...,
         block_digests: _abc.Iterable[_builtins.int] | None = ...,
         timings: Global___StepTimings | None = ...,
+        kept_drafts: _abc.Iterable[_builtins.int] | None = ...,
+        draft_logprobs: _abc.Iterable[Global___SampleLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_digests", b"block_digests", "epoch", b"epoch", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "row_failures", b"row_failures", "sample_logprobs", b"sample_logprobs", "sampled_token_ids", b"sampled_token_ids", "session", b"session", "step_id", b"step_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_digests", b"block_digests", "draft_logprobs", b"draft_logprobs", "epoch", b"epoch", "kept_drafts", b"kept_drafts", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "row_failures", b"row_failures", "sample_logprobs", b"sample_logprobs", "sampled_token_ids", b"sampled_token_ids", "session", b"session", "step_id", b"step_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
