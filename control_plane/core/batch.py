@@ -63,6 +63,7 @@ class StepBatch:
     Row columns (`slots`, `query_lens`, `positions`, `new_block_counts`) have one entry a row;
     `new_block_ids` is flat. `sampled_rows[k]` is the row whose last logits give sample k, and
     `sampled_slots[k]` the slot that takes it; empty: each sample goes to the slot of its row.
+    `draft_counts`, `draft_ids`: the guesses computed behind each row's token; empty: none.
     """
 
     step_id: int
@@ -79,6 +80,8 @@ class StepBatch:
     sampled_rows: list[int] = field(default_factory=list)
     sampled_slots: list[int] = field(default_factory=list)
     prompt_logprobs: tuple[PromptLogprobsRequest, ...] = ()
+    draft_counts: list[int] = field(default_factory=list)
+    draft_ids: list[int] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
@@ -132,7 +135,9 @@ class StepResult:
 
     `sampled_token_ids[k]` belongs to `sampled_rows[k]` of the batch. `refusal`: the batch was
     refused whole and changed nothing. `sample_logprobs`: sample → its log-probabilities, for the
-    samples that asked and did not fail. `prompt_logprobs`: of the rows for which they were asked.
+    samples that asked and did not fail. `kept_drafts[k]`: drafts that come before the token of
+    sample k; empty: none for any; `draft_logprobs`: theirs, by sample. `prompt_logprobs`: of the
+    rows for which they were asked.
     Microseconds: `execute_us` the plane computed, `idle_us` it had nothing to compute before that,
     `waited_us` the result waited for the engine thread.
     """
@@ -145,4 +150,6 @@ class StepResult:
     execute_us: int = 0
     idle_us: int = 0
     waited_us: int = 0
+    kept_drafts: list[int] = field(default_factory=list)
+    draft_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from control_plane.core.arrivals import Arrivals
 from control_plane.core.book import Book
+from control_plane.core.drafting import Drafting
 from control_plane.core.interface import SchedulerConfig
 from control_plane.core.kv_interface import KVCacheManagerProtocol
 from control_plane.core.queue import WaitingQueue
@@ -30,6 +31,7 @@ class StepComposer:
         running: RunningSet,
         queue: WaitingQueue,
         book: Book,
+        drafting: Drafting,
     ) -> None:
         self._config = config
         self._kv = kv_cache
@@ -40,6 +42,7 @@ class StepComposer:
         self._arrivals = Arrivals(kv_cache, running)
         self._queue = queue
         self._book = book
+        self._drafting = drafting
         self._steps_without_prefill = 0
 
     def compose(self, step_id: int) -> Step:
@@ -74,6 +77,7 @@ class StepComposer:
                 self._book_decodes(step, candidates[num_seen:], max_rows, max_tokens)
         else:
             self._steps_without_prefill = 0
+            self._drafting.add(step)
         return step
 
     def _book_decodes(

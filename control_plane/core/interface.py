@@ -13,6 +13,10 @@ from control_plane.core.request import FinishReason, Request, RequestState
 from planes.errors import ConfigError
 
 OPTIONAL_LIMITS = ("max_slots", "max_prefill_tokens")
+MOST_DRAFTS = 7
+"""Tokens that a decode row may guess; more rows than 8 cost a step as much as they bring."""
+
+MAY_BE_NONE = ("num_host_blocks", "speculative_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class SchedulerConfig:
     work, the next step reserves a row and a share of its tokens for it.
     `num_host_blocks`: blocks of the compute plane's host pool; a preempted sequence is swapped out
     there while there is room, and computed anew otherwise. 0: always computed anew.
+    `speculative_tokens`: tokens a decode row may guess (`control_plane.core.drafting`); 0: none.
+    `prompt_lookup_min`: tokens that must have stood in the text before for a guess.
     """
 
     max_batch_size: int = 32
@@ -44,6 +50,8 @@ class SchedulerConfig:
     max_slots: int | None = None
     prefill_patience: int = 8
     num_host_blocks: int = 0
+    speculative_tokens: int = 0
+    prompt_lookup_min: int = 3
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -51,7 +59,7 @@ class SchedulerConfig:
             value = getattr(self, f.name)
             if f.name == "memory_threshold" or (value is None and f.name in OPTIONAL_LIMITS):
                 continue
-            least = 0 if f.name == "num_host_blocks" else 1
+            least = 0 if f.name in MAY_BE_NONE else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(
                     f"{f.name} must be an integer of at least {least}, got {value!r}", field=f.name
@@ -116,7 +124,7 @@ class SchedulerStats:
     that hold a slot and blocks, those on their way out included. `num_waiting`: sequences that wait
     for that, `num_waiting_requests` the requests they belong to; None: one each. `num_in_flight`:
     steps sent and not committed. `num_host_blocks_used`: blocks of the host pool that hold
-    something.
+    something. `num_drafts`: tokens that were guessed, `num_kept_drafts` of them right.
     """
 
     num_steps: int
@@ -127,6 +135,8 @@ class SchedulerStats:
     num_swaps: int = 0
     num_host_blocks_used: int = 0
     num_waiting_requests: int | None = None
+    num_drafts: int = 0
+    num_kept_drafts: int = 0
 
     @property
     def num_queued_requests(self) -> int:

@@ -10,6 +10,7 @@ from control_plane.core.batch import TokenLogprobs
 from control_plane.core.beam import BeamSearch
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.prefix_cache import TokenChain
+from control_plane.core.prompt_lookup import PromptLookup
 
 
 class RequestState(enum.Enum):
@@ -194,7 +195,8 @@ class Sequence:
 
     `is_beam`: it is scheduled again only when all beams of its search have `logprobs`, those of the
     tokens that may follow. `is_done`: the sample has ended. `discards`: what its steps in flight
-    bring is not to be used; it is computed anew.
+    bring is not to be used; it is computed anew. `lookup`: what its drafts are found in;
+    `awaits_draft`: a step waited for its newest token to have some.
 
     `max_computed_tokens`: tokens ever computed; the last one sampled is not. `output_tokens`,
     `end_token_ids`, `max_tokens`, `request_id`: the sample's and the request's, at hand.
@@ -219,6 +221,8 @@ class Sequence:
     was_admitted: bool = False
     left_blocks: list[LeftBlock] = field(default_factory=list)
     chain: TokenChain | None = None
+    lookup: PromptLookup | None = None
+    awaits_draft: bool = False
     logprobs: TokenLogprobs | None = None
     is_beam: bool = field(init=False)
     slot: int = field(init=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from control_plane.core.batch import EndToken, RowFailure, StepResult
 from control_plane.core.beams import Beams
 from control_plane.core.book import Book
+from control_plane.core.drafting import Drafting
 from control_plane.core.interface import RequestOutput
 from control_plane.core.request import FinishReason, RequestState, Sequence
 from control_plane.core.running import RunningSet
@@ -14,9 +15,10 @@ from control_plane.core.step import Step
 class Results:
     """Appends tokens to their requests, ends what is done, and contains what failed."""
 
-    __slots__ = ("_beams", "_book", "_running")
+    __slots__ = ("_beams", "_book", "_drafting", "_running")
 
-    def __init__(self, book: Book, running: RunningSet, beams: Beams) -> None:
+    def __init__(self, book: Book, running: RunningSet, beams: Beams, drafting: Drafting) -> None:
+        self._drafting = drafting
         self._book = book
         self._running = running
         self._beams = beams
@@ -34,6 +36,8 @@ class Results:
                 filled.add(seq, index)
         if result.prompt_logprobs:
             self._note_prompt_logprobs(step, result)
+        if step.drafts:
+            events += self._drafting.take(step, result)
         self._accept(step, result, events)
         for seq in step.unsampled:
             seq.num_in_flight -= 1
@@ -192,7 +196,7 @@ class Results:
         }
         for index, event in enumerate(events):
             token = wanted.get((event.request_id, event.sample_index))
-            if token is None:
+            if token is None or event.logprobs:  # drafts have their own
                 continue
             if event.new_token_ids:
                 events[index] = event._replace(logprobs=(token.logprobs,))

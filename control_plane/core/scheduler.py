@@ -14,6 +14,7 @@ from control_plane.core.batch import StepResult
 from control_plane.core.beams import Beams
 from control_plane.core.book import Book
 from control_plane.core.composer import StepComposer
+from control_plane.core.drafting import Drafting
 from control_plane.core.host_pool import HostPool
 from control_plane.core.interface import (
     RequestOutput,
@@ -68,9 +69,12 @@ class Scheduler:
             shares_prompts=self._running.sharing is not None,
         )
         self._book = Book(limits, self._queue, self._running)
-        self._composer = StepComposer(config, kv_cache, self._running, self._queue, self._book)
+        self._drafting = Drafting(config, kv_cache.block_size, self._running, self._queue)
+        self._composer = StepComposer(
+            config, kv_cache, self._running, self._queue, self._book, self._drafting
+        )
         beams = Beams(self._book, self._running, self._queue)
-        self._results = Results(self._book, self._running, beams)
+        self._results = Results(self._book, self._running, beams, self._drafting)
         self._in_flight: deque[Step] = deque()
         self._last_step = 0
         self._num_steps = 0
@@ -164,6 +168,8 @@ class Scheduler:
             num_swaps=running.num_swaps,
             num_host_blocks_used=running.host.num_used,
             num_waiting_requests=self._queue.num_requests,
+            num_drafts=self._drafting.num_drafts,
+            num_kept_drafts=self._drafting.num_kept,
         )
 
     def get_memory_stats(self) -> MemoryStats:
@@ -181,6 +187,8 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
         """Return the next step to send; None if nothing can be computed before a commit."""
         self._set_time(now)
+        if self._drafting.is_waiting(self._in_flight):
+            return None
         running = self._running
         step = self._composer.compose(self._last_step + 1)
         # Beams that wait for others hold what those need; with nothing under way, they give way.

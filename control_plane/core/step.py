@@ -24,7 +24,7 @@ class Step:
     order, then those of prefill rows. `unsampled`: sequences in it without a sample: a part of a
     prompt is computed, or a slot only started. `fills`:
     (sequence, index) of the blocks that decode rows fill up, to be remembered at the commit, when
-    their last token is known.
+    their last token is known. `drafts`: those of decode rows, by row.
 
     The scheduler appends decode rows to `rows` and `positions` itself: they are most of its work.
     """
@@ -36,6 +36,7 @@ class Step:
         "_prefill_sampled_rows",
         "_prompt_logprobs",
         "_starts",
+        "drafts",
         "fills",
         "has_twins",
         "num_decode_rows",
@@ -57,6 +58,7 @@ class Step:
         self.sampled: list[Sequence] = []
         self.unsampled: list[Sequence] = []
         self.fills: list[tuple[Sequence, int]] = []
+        self.drafts: dict[int, list[int]] = {}
         self._starts: list[SlotStart] = []
         self._copies: list[BlockCopy] = []
         self._new_blocks: list[tuple[int, Series[int]]] = []  # row, its new blocks
@@ -145,6 +147,14 @@ class Step:
                 f"step {self.step_id} has {len(self.sampled)} samples, "
                 f"its result {len(result.sampled_token_ids)}"
             )
+        if result.kept_drafts and (
+            len(result.kept_drafts) != len(self.sampled)
+            or any(n > len(self.drafts.get(k, ())) for k, n in enumerate(result.kept_drafts))
+        ):
+            raise SchedulerError(
+                f"step {self.step_id} has drafts {self.drafts}, its result keeps "
+                f"{result.kept_drafts} of them"
+            )
         for failure in result.row_failures:
             if not 0 <= failure.row < len(self.rows):
                 raise SchedulerError(
@@ -171,6 +181,11 @@ class Step:
         for row, block_ids in self._new_blocks:
             new_block_counts[row] = len(block_ids)
             new_block_ids.extend(block_ids)
+        query_lens = [1] * num_decodes + self._prefill_lens
+        draft_counts: list[int] = []
+        if self.drafts:
+            draft_counts = [len(self.drafts.get(row, ())) for row in range(len(rows))]
+            query_lens = [sum(pair) for pair in zip(query_lens, draft_counts, strict=True)]
         request_ids = [seq.request_id for seq in rows]
         return SchedulerOutput(
             batch=StepBatch(
@@ -181,13 +196,15 @@ class Step:
                 released=released,
                 starts=tuple(self._starts),
                 slots=[seq.slot for seq in rows],
-                query_lens=[1] * num_decodes + self._prefill_lens,
+                query_lens=query_lens,
                 positions=self.positions,
                 new_block_counts=new_block_counts,
                 new_block_ids=new_block_ids,
                 sampled_rows=[*range(num_decodes), *self._prefill_sampled_rows],
                 sampled_slots=[seq.slot for seq in self.sampled] if self.has_twins else [],
                 prompt_logprobs=tuple(self._prompt_logprobs),
+                draft_counts=draft_counts,
+                draft_ids=[token for ids in self.drafts.values() for token in ids],
             ),
             decode_request_ids=request_ids[:num_decodes],
             prefill_request_ids=request_ids[num_decodes:],

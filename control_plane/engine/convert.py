@@ -28,8 +28,8 @@ def batch_to_proto(
 ) -> compute_pb2.ExecutionBatch:
     """Put a step on the wire.
 
-    Tokens travel only in `starts`: a prefill row reads them there, a decode row continues from the
-    token the plane sampled itself.
+    Tokens travel only in `starts`, and as drafts: a prefill row reads them there, a decode row
+    continues from the token the plane sampled itself.
     """
     has_new_blocks = bool(batch.new_block_ids)
     return compute_pb2.ExecutionBatch(
@@ -61,6 +61,8 @@ def batch_to_proto(
             compute_pb2.PromptLogprobsRequest(row=row, num_logprobs=num_logprobs)
             for row, num_logprobs in batch.prompt_logprobs
         ],
+        draft_counts=batch.draft_counts,
+        draft_ids=batch.draft_ids,
     )
 
 
@@ -118,13 +120,26 @@ def result_from_proto(output: compute_pb2.ExecutionOutput, *, waited_us: int = 0
         idle_us=output.timings.idle_us,
         waited_us=waited_us,
         sample_logprobs={
-            entry.sample: TokenLogprobs(
-                entry.logprob, tuple(entry.top_token_ids), tuple(entry.top_logprobs)
-            )
-            for entry in output.sample_logprobs
+            entry.sample: _logprobs_from_proto(entry) for entry in output.sample_logprobs
         },
+        kept_drafts=list(output.kept_drafts),
+        draft_logprobs=_draft_logprobs_from_proto(output) if output.draft_logprobs else {},
         prompt_logprobs=tuple(map(_prompt_logprobs_from_proto, output.prompt_logprobs)),
     )
+
+
+def _logprobs_from_proto(entry: compute_pb2.SampleLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(entry.logprob, tuple(entry.top_token_ids), tuple(entry.top_logprobs))
+
+
+def _draft_logprobs_from_proto(
+    output: compute_pb2.ExecutionOutput,
+) -> dict[int, list[TokenLogprobs]]:
+    """Take those of each sample together, in order."""
+    found: dict[int, list[TokenLogprobs]] = {}
+    for entry in output.draft_logprobs:
+        found.setdefault(entry.sample, []).append(_logprobs_from_proto(entry))
+    return found
 
 
 def _prompt_logprobs_from_proto(entry: compute_pb2.PromptLogprobs) -> PromptLogprobs:

@@ -40,6 +40,9 @@ NO_NUMBER = Cell(-1, False, "")
 
 
 def next_token(tokens: list[int], num_prompt: int, seed: int | None, sample_index: int) -> int:
+    """A hash of all tokens; of every third request a word for each token, so it repeats itself."""
+    if seed is not None and seed % 3 == 2:
+        return hash((seed, sample_index, tokens[-1])) % VOCABULARY
     return hash((seed, sample_index, num_prompt, *tokens)) % VOCABULARY
 
 
@@ -170,6 +173,7 @@ class ModelPlane:
                 start.params,
                 start.sample_index,
             )
+        drafts = self._lay_drafts(batch)
         rows = self._rows(batch, {start.slot for start in batch.starts})
         written = self._write(rows)
         for number in self._poison(rows, fail_row):
@@ -182,12 +186,20 @@ class ModelPlane:
         for row in rows:
             if not row.slot.is_poisoned:
                 self._check_reads(row)
+        kept = self._keep_drafts(rows, drafts)
+        rows = [row._replace(end=row.end - len(drafts[n]) + kept[n]) for n, row in enumerate(rows)]
         logprobs = self._logprobs(batch, rows)
         sampled = self._sample(batch, rows)
         for number, row in enumerate(rows):
             if number not in batch.sampled_rows and not row.slot.is_poisoned:
                 must(row.end < len(row.slot.tokens), "a row that computes all it has is sampled")
-        result = StepResult(batch.step_id, sampled, tuple(failures), sample_logprobs=logprobs)
+        result = StepResult(
+            batch.step_id,
+            sampled,
+            tuple(failures),
+            sample_logprobs=logprobs,
+            kept_drafts=[kept[row] for row in batch.sampled_rows] if any(kept) else [],
+        )
         return result, written
 
     def _move_blocks(self, batch: StepBatch) -> None:
@@ -244,6 +256,46 @@ class ModelPlane:
             rows.append(Row(slot_id, slot, position, end))
         must(next(new_blocks, None) is None, "every new block belongs to a row")
         return rows
+
+    def _lay_drafts(self, batch: StepBatch) -> list[list[int]]:
+        """The drafts of each row, behind the tokens of its slot."""
+        ids = iter(batch.draft_ids)
+        counts = batch.draft_counts or [0] * len(batch.slots)
+        drafts = [[next(ids) for _ in range(count)] for count in counts]
+        must(next(ids, None) is None, "every draft belongs to a row")
+        for number, slot_id in enumerate(batch.slots):
+            if drafts[number]:
+                slot = self.slots[slot_id]
+                must(
+                    batch.query_lens[number] == 1 + len(drafts[number]), "one token and its drafts"
+                )
+                must(batch.sampled_rows.count(number) == 1, "a row with drafts is sampled once")
+                if not slot.is_poisoned:
+                    must(batch.positions[number] + 1 == len(slot.tokens), "drafts follow the last")
+                slot.tokens += drafts[number]
+        return drafts
+
+    def _keep_drafts(self, rows: list[Row], drafts: list[list[int]]) -> list[int]:
+        """How many drafts of each row are right; the slots forget the others."""
+        kept = [0] * len(rows)
+        for number, (row, guesses) in enumerate(zip(rows, drafts, strict=True)):
+            if not guesses:
+                continue
+            slot = row.slot
+            first = len(slot.tokens) - len(guesses)
+            for guess in guesses if not slot.is_poisoned else ():
+                token = next_token(
+                    slot.tokens[: first + kept[number]],
+                    slot.num_prompt,
+                    slot.params.seed,
+                    slot.sample_index,
+                )
+                if token != guess:
+                    break
+                kept[number] += 1
+            del slot.tokens[first + kept[number] :]
+            slot.num_computed = row.first + 1 + kept[number]
+        return kept
 
     def _write(self, rows: list[Row]) -> set[int]:
         written: dict[int, int] = {}  # block → entry of a table

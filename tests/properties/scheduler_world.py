@@ -268,14 +268,19 @@ class World:
         batch, config = output.batch, self.config
         row_ids = output.decode_request_ids + output.prefill_request_ids
         num_decodes = len(output.decode_request_ids)
+        num_drafts = batch.draft_counts or [0] * batch.num_rows
         assert len(row_ids) == batch.num_rows
         assert batch.num_rows >= 1 or batch.starts
-        assert max(batch.num_rows, len(batch.sampled_rows)) <= config.max_batch_size
+        num_places = max(batch.num_rows, len(batch.sampled_rows)) + sum(num_drafts)
+        assert num_places <= config.max_batch_size
         assert batch.num_tokens <= config.max_total_tokens
         if config.max_prefill_tokens is not None:
-            assert batch.num_tokens - num_decodes <= config.max_prefill_tokens
+            num_prefill_tokens = batch.num_tokens - num_decodes - sum(num_drafts)
+            assert num_prefill_tokens <= config.max_prefill_tokens
         assert self.scheduler.get_stats().num_running <= config.num_slots
-        assert batch.query_lens[:num_decodes] == [1] * num_decodes
+        assert batch.query_lens[:num_decodes] == [1 + count for count in num_drafts[:num_decodes]]
+        assert not any(num_drafts) or not output.prefill_request_ids
+        assert max(num_drafts, default=0) <= config.speculative_tokens
         self.check_order(output)
         # Decodes first, unless prompts have waited long; only where memory plays no part.
         is_calm = self.scheduler.get_stats().num_preemptions == 0 and not self.plane.has_refused

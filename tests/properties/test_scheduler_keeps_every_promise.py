@@ -26,6 +26,8 @@ from tests.properties.scheduler_world import Memory, World
 # Sizes at which a handful of requests press on every limit: drawn from lists, because drawn from
 # ranges most would be too small for two requests to meet.
 num_host_blocks = st.sampled_from([0, 0, 4, 12])
+speculative_tokens = st.sampled_from([0, 3, 7, 1])
+prompt_lookup_min = st.sampled_from([1, 2, 3])
 any_limits = st.builds(
     SchedulerConfig,
     max_batch_size=st.sampled_from([4, 8, 2, 1]),
@@ -37,6 +39,8 @@ any_limits = st.builds(
     max_slots=st.sampled_from([None, 8, 2]),
     prefill_patience=st.sampled_from([3, 1]),
     num_host_blocks=num_host_blocks,
+    speculative_tokens=speculative_tokens,
+    prompt_lookup_min=prompt_lookup_min,
 )
 memory_is_the_limit = st.builds(
     SchedulerConfig,
@@ -44,6 +48,8 @@ memory_is_the_limit = st.builds(
     max_total_tokens=st.sampled_from([64, 7]),
     memory_threshold=st.just(1.0),
     num_host_blocks=num_host_blocks,
+    speculative_tokens=speculative_tokens,
+    prompt_lookup_min=prompt_lookup_min,
 )
 configs = memory_is_the_limit | any_limits
 memories = st.builds(
@@ -188,6 +194,7 @@ def run_arrivals(config, memory, depth, arrivals):
     world.finish(depth=depth)
     stats = world.scheduler.get_stats()
     note(f"preemptions: {stats.num_preemptions}, by swap: {stats.num_swaps}")
+    note(f"drafts: {stats.num_drafts}, kept: {stats.num_kept_drafts}")
 
 
 @settings(max_examples=120, deadline=None)

@@ -1,0 +1,274 @@
+"""Which rows get drafts, which steps wait for a result, and what a kept draft is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from control_plane.core.batch import StepResult, TokenLogprobs
+from control_plane.core.drafting import _MOST_ROWS
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.kv_cache import KVCacheManager
+from control_plane.core.request import FinishReason, Request
+from control_plane.core.scheduler import (
+    RequestOutput,
+    Scheduler,
+    SchedulerConfig,
+    SchedulerOutput,
+)
+from planes.errors import ConfigError, SchedulerError
+
+SONG = [1, 2, 3, 4, 5, 6, 7, 8]
+EOS = 99
+
+
+@dataclass
+class Desk:
+    """A scheduler whose rows all answer the next token of their request's song, once a step."""
+
+    tokens: int = 7
+    block_size: int = 16
+    depth: int = 2
+    config: dict[str, int] = field(default_factory=dict)
+    sent: list[SchedulerOutput] = field(default_factory=list)
+    events: list[RequestOutput] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(
+            SchedulerConfig(speculative_tokens=self.tokens, **self.config),
+            KVCacheManager(64, self.block_size, prefix_cache=False, roles_matter=False),
+        )
+        self.songs: dict[int, list[int]] = {}
+        self.in_flight: deque[SchedulerOutput] = deque()
+        self.num_computed: dict[int, int] = {}
+
+    def add(self, prompt: Sequence[int], song: Sequence[int], **params: object) -> None:
+        """A request whose text is to be `song`."""
+        request_id = len(self.songs) + 1
+        values: dict[str, object] = {"max_tokens": len(song), "seed": 0, **params}
+        self.songs[request_id] = [*prompt, *song]
+        self.scheduler.add_request(
+            Request(
+                request_id,
+                list(prompt),
+                GenerationParams(**values),  # type: ignore[arg-type]
+                eos_token_ids=frozenset({EOS}),
+            )
+        )
+
+    def send(self) -> SchedulerOutput | None:
+        output = self.scheduler.schedule()
+        if output is not None:
+            self.sent.append(output)
+            self.in_flight.append(output)
+        return output
+
+    def answer(self) -> list[RequestOutput]:
+        """Commit the oldest step, as a plane that sings would have it."""
+        output = self.in_flight.popleft()
+        batch = output.batch
+        ids = [*output.decode_request_ids, *output.prefill_request_ids]
+        drafts = iter(batch.draft_ids)
+        kept, tokens = [0] * batch.num_rows, []
+        for row in range(batch.num_rows):
+            song = self.songs[ids[row]]
+            count = batch.draft_counts[row] if batch.draft_counts else 0
+            end = batch.positions[row] + batch.query_lens[row] - count
+            guesses = [next(drafts) for _ in range(count)]
+            while kept[row] < count and guesses[kept[row]] == song[end + kept[row]]:
+                kept[row] += 1
+            tokens.append(song[end + kept[row]])
+        result = StepResult(
+            batch.step_id,
+            [tokens[row] for row in batch.sampled_rows],
+            kept_drafts=[kept[row] for row in batch.sampled_rows] if any(kept) else [],
+        )
+        events = self.scheduler.commit(result)
+        self.events += events
+        return events
+
+    def run(self) -> None:
+        while self.scheduler.has_pending_work():
+            while len(self.in_flight) < self.depth and self.send() is not None:
+                pass
+            self.answer()
+
+    def text(self, request_id: int) -> list[int]:
+        return [t for e in self.events if e.request_id == request_id for t in e.new_token_ids]
+
+
+def drafts_of(output: SchedulerOutput) -> list[int]:
+    return output.batch.draft_counts
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_text_that_repeats_its_prompt_takes_a_third_of_the_steps(depth: int) -> None:
+    desk = Desk(depth=depth)
+    desk.add(SONG * 2, SONG * 3)
+    desk.run()
+    assert desk.text(1) == SONG * 3
+    assert len(desk.sent) <= 8
+    stats = desk.scheduler.get_stats()
+    assert stats.num_kept_drafts == stats.num_drafts >= 16
+    assert [len(event.new_token_ids) for event in desk.events] == [1] * 24
+    assert desk.events[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_without_drafts_nothing_waits(depth: int) -> None:
+    desk = Desk(tokens=0, depth=depth)
+    desk.add(SONG * 2, SONG * 3)
+    for _ in range(depth):
+        assert desk.send() is not None
+    assert all(output.batch.draft_counts == [] for output in desk.sent)
+
+
+def test_a_text_that_never_repeats_itself_keeps_two_steps_under_way() -> None:
+    desk = Desk()
+    desk.add([1, 2, 3], range(10, 50))
+    desk.send()
+    while desk.in_flight[-1].batch.positions[0] < 40:
+        assert desk.send() is not None
+        desk.answer()
+    assert desk.scheduler.get_stats().num_drafts == 0
+
+
+def test_a_step_waits_where_the_known_text_has_been_seen_and_none_follows_one_with_drafts() -> None:
+    desk = Desk()
+    desk.add([*SONG, 1, 2], [3, 4, 5, 6, 7, 8, 9, 9])
+    desk.send()
+    desk.answer()  # 3 is known, so 1 2 3 is, and all that is known
+    output = desk.send()
+    assert output is not None
+    assert (drafts_of(output), output.batch.draft_ids) == ([5], [4, 5, 6, 7, 8])
+    assert output.batch.query_lens == [6]
+    assert desk.send() is None
+    assert [event.new_token_ids for event in desk.answer()] == [(4,), (5,), (6,), (7,), (8,), (9,)]
+
+
+def test_what_was_waited_for_in_vain_makes_a_pause() -> None:
+    desk = Desk(config={"prompt_lookup_min": 2})
+    desk.add([1, 2, 3, 7, 1], [2, 9, 8, 7, 6, 5, 4, 3])
+    desk.send()  # the prompt
+    assert desk.send() is not None  # 7 1 was never followed by anything
+    desk.answer()  # 2: 1 2 is known, 3 is expected where 9 is under way
+    assert desk.send() is None
+    desk.answer()
+    output = desk.send()
+    assert output is not None
+    assert drafts_of(output) == []
+    assert desk.scheduler.get_stats().num_drafts == 0
+
+
+def test_drafts_end_with_the_block_and_before_the_last_token_of_the_request() -> None:
+    desk = Desk(block_size=4)
+    desk.add([4] * 6, [4] * 9)
+    desk.run()
+    ends = [
+        (output.batch.positions[0], output.batch.query_lens[0])
+        for output in desk.sent
+        if drafts_of(output)
+    ]
+    assert ends == [(6, 2), (8, 4), (12, 1)][: len(ends)]
+    assert len(ends) == 2
+    assert desk.text(1) == [4] * 9
+
+
+def test_a_draft_never_ends_a_text() -> None:
+    desk = Desk()
+    desk.add([1, 2, 3, EOS, 1, 2], [3, EOS])
+    desk.run()
+    assert all(EOS not in output.batch.draft_ids for output in desk.sent)
+    assert desk.text(1) == [3]
+    assert desk.events[-1].finish_reason is FinishReason.STOP
+
+
+def test_few_rows_share_the_drafts_of_a_step_and_many_have_none() -> None:
+    desk = Desk(depth=1)
+    for _ in range(3):
+        desk.add(SONG * 2, SONG)
+    desk.send()
+    desk.answer()
+    output = desk.send()
+    assert output is not None
+    assert drafts_of(output) == [5, 0, 0]
+    assert sum(output.batch.query_lens) == _MOST_ROWS
+    crowd = Desk(depth=1)
+    for _ in range(_MOST_ROWS):
+        crowd.add(SONG * 2, SONG)
+    crowd.run()
+    assert crowd.scheduler.get_stats().num_drafts < len(SONG)  # of the last ones left, if any
+
+
+def test_who_waits_for_a_prompt_is_not_kept_waiting_by_drafts() -> None:
+    desk = Desk()
+    desk.add(SONG * 2, SONG * 2)
+    desk.send()
+    desk.answer()
+    desk.add([5, 6, 7], [1])
+    output = desk.send()
+    assert output is not None
+    assert drafts_of(output) == []
+    assert output.prefill_request_ids == [2]
+
+
+def test_a_cancelled_request_gets_nothing_of_its_drafts() -> None:
+    desk = Desk()
+    desk.add(SONG * 2, SONG * 2)
+    desk.send()
+    desk.answer()
+    output = desk.send()
+    assert output is not None
+    assert drafts_of(output) != []
+    desk.scheduler.cancel(1)
+    assert desk.answer() == []
+    assert not desk.scheduler.has_pending_work()
+    assert desk.scheduler.get_memory_stats().used_blocks == 0
+
+
+def test_kept_drafts_have_the_log_probabilities_of_their_own() -> None:
+    desk = Desk()
+    desk.add([*SONG, 1, 2], [3, 4, 5, 6, 9], num_logprobs=0)
+    desk.send()
+    batch = desk.sent[0].batch
+    first = {0: TokenLogprobs(-3.0)}
+    desk.scheduler.commit(StepResult(batch.step_id, [3], sample_logprobs=first))
+    output = desk.send()
+    assert output is not None
+    assert output.batch.draft_ids == [4, 5]
+    events = desk.scheduler.commit(
+        StepResult(
+            output.batch.step_id,
+            [6],
+            kept_drafts=[2],
+            sample_logprobs={0: TokenLogprobs(-6.0)},
+            draft_logprobs={0: [TokenLogprobs(-4.0), TokenLogprobs(-5.0)]},
+        )
+    )
+    assert [(e.new_token_ids, e.logprobs[0].logprob) for e in events] == [
+        ((4,), -4.0),
+        ((5,), -5.0),
+        ((6,), -6.0),
+    ]
+
+
+@pytest.mark.parametrize("kept", [[8], [1, 0], [0, 0]])
+def test_a_result_that_keeps_what_was_not_sent_is_refused(kept: list[int]) -> None:
+    desk = Desk()
+    desk.add([*SONG, 1, 2], SONG[2:] * 2)
+    desk.send()
+    desk.answer()
+    output = desk.send()
+    assert output is not None
+    with pytest.raises(SchedulerError, match="keeps"):
+        desk.scheduler.commit(StepResult(output.batch.step_id, [4], kept_drafts=kept))
+    assert desk.answer()
+
+
+@pytest.mark.parametrize(("name", "value"), [("speculative_tokens", -1), ("prompt_lookup_min", 0)])
+def test_limits_of_drafts_out_of_range_are_refused(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=name):
+        SchedulerConfig(**{name: value})  # type: ignore[arg-type]
