@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from control_plane.core.interface import MOST_DRAFTS
 from control_plane.text.template_kwargs import read_template_kwargs
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
@@ -78,6 +79,16 @@ class SchedulingLimits:
     )
     prefix_cache: bool = setting(
         True, help="find again what prompts have in common with earlier ones"
+    )
+    speculative_tokens: int = setting(
+        0,
+        help="tokens of an answer that one step may guess from the text so far, and keeps where "
+        "right; 0: none",
+        minimum=0,
+        maximum=MOST_DRAFTS,
+    )
+    prompt_lookup_min: int = setting(
+        3, help="tokens that must have stood in the text before for a guess", minimum=1, maximum=64
     )
     scheduler: str | None = setting(None, help="module:attribute of your own, instead of ours")
     kv_cache_manager: str | None = setting(

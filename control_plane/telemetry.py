@@ -14,7 +14,8 @@ class EngineMetrics:
     `active_sequences`: those that hold blocks, one for each sample or beam; `waiting_requests`:
     requests of which one waits for that. `num_preemptions`: how often a sequence had to give way;
     `num_swaps` of these times its blocks were saved in the host pool. `prompt_tokens`: of all
-    prompts; `cached_tokens` of them were found computed.
+    prompts; `cached_tokens` of them were found computed. `num_drafts`: tokens of answers that were
+    guessed; `num_kept_drafts` of them were right, and are in `generated_tokens`.
     `memory_utilization`: used blocks over all blocks, 0 to 1.
     `average_latency_s`: from receipt to the end, mean over completed requests.
     `tokens_per_second`: generated tokens over the time in which the engine had work to do.
@@ -48,6 +49,8 @@ class EngineMetrics:
     plane_step_s: float = 0.0
     plane_idle_share: float = 0.0
     scheduling_delay_p99_s: float = 0.0
+    num_drafts: int = 0
+    num_kept_drafts: int = 0
 
 
 class Tally:

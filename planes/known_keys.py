@@ -61,8 +61,10 @@ CONTROL_PLANE_KEYS: Final = frozenset(
         "pipeline_depth",
         "prefill_chunk",
         "prefix_cache",
+        "prompt_lookup_min",
         "record",
         "scheduler",
+        "speculative_tokens",
     }
 )
 """Of `control_plane.config` alone."""

@@ -72,6 +72,8 @@ def metrics_to_proto(metrics: EngineMetrics) -> inference_pb2.GetMetricsResponse
         plane_step_s=metrics.plane_step_s,
         plane_idle_share=metrics.plane_idle_share,
         scheduling_delay_p99_s=metrics.scheduling_delay_p99_s,
+        num_drafts=metrics.num_drafts,
+        num_kept_drafts=metrics.num_kept_drafts,
     )
 
 

@@ -134,6 +134,11 @@ def learn(
             configured=limit.configured,
             effective=limit.effective,
         )
+    if config.speculative_tokens < limits.speculative_tokens:
+        _log.warning(
+            "speculative_tokens has no effect: the compute plane takes no drafts",
+            executor=plane.executor,
+        )
     return ConnectedPlane(plane, assets, tokenizer, eos_token_ids, config, limits.prefix_cache)
 
 

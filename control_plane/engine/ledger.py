@@ -210,6 +210,8 @@ class Ledger:
             average_latency_s=tally.average_latency_s,
             tokens_per_second=tally.tokens_per_second,
             num_steps=stats.num_steps,
+            num_drafts=stats.num_drafts,
+            num_kept_drafts=stats.num_kept_drafts,
         )
 
 

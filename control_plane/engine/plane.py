@@ -12,6 +12,9 @@ from planes.transport import PROTOCOL_VERSION
 SWAP = "swap"
 """The feature of planes that execute `swap_out` and `swap_in`."""
 
+DRAFTS = "drafts"
+"""The feature of planes that keep the drafts of a row as far as they are right."""
+
 SAMPLES = frozenset({"copies", "sampled_slots"})
 """What several samples of one prompt take."""
 
@@ -158,6 +161,8 @@ def effective_limits(
         max_slots=plane.max_slots,
         max_prefill_tokens=prefill_chunk,
         num_host_blocks=plane.num_host_blocks if SWAP in plane.features else 0,
+        speculative_tokens=limits.speculative_tokens if DRAFTS in plane.features else 0,
+        prompt_lookup_min=limits.prompt_lookup_min,
         **values,
     )
     return config, lowered

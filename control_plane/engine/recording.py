@@ -97,9 +97,10 @@ class Recorder:
             return
         quiet = self._under_way.popleft().samples
         if quiet:
-            asked_for = [entry for entry in output.sample_logprobs if entry.sample not in quiet]
-            del output.sample_logprobs[:]
-            output.sample_logprobs.extend(asked_for)
+            for entries in (output.sample_logprobs, output.draft_logprobs):
+                asked_for = [entry for entry in entries if entry.sample not in quiet]
+                del entries[:]
+                entries.extend(asked_for)
 
     def close(self) -> None:
         """Write what waits and close the file. Harmless when called again."""

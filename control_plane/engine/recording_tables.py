@@ -6,6 +6,7 @@ them from the batches alone, by the same rules as the compute plane's slots.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import NamedTuple
 
 from protos.hetero.compute.v1 import compute_pb2
@@ -19,10 +20,16 @@ class FilledPlace(NamedTuple):
 
 
 def filled_places(batch: compute_pb2.ExecutionBatch, block_size: int) -> list[FilledPlace]:
-    """Return the places of the blocks that a batch fills, rows in order."""
+    """Return the places of the blocks that a batch fills, rows in order.
+
+    Not those of rows with drafts: what is left in a block is known when these are kept or not.
+    """
     places = []
-    columns = zip(batch.positions, batch.query_lens, strict=True)
-    for row, (position, query_len) in enumerate(columns):
+    drafts = batch.draft_counts or repeat(0)
+    columns = zip(batch.positions, batch.query_lens, drafts, strict=False)
+    for row, (position, query_len, num_drafts) in enumerate(columns):
+        if num_drafts:
+            continue
         first, end = position // block_size, (position + query_len) // block_size
         if first != end:
             places += [FilledPlace(row, entry) for entry in range(first, end)]

@@ -150,6 +150,18 @@ PLANE = _by_name(
         "counter",
         "How many of these times its blocks were saved in the host pool.",
     ),
+    Family(
+        "spec_decode_num_draft_tokens_total",
+        "counter",
+        "Tokens of answers that were guessed (speculative_tokens).",
+        is_vllms=True,
+    ),
+    Family(
+        "spec_decode_num_accepted_tokens_total",
+        "counter",
+        "How many of these were right.",
+        is_vllms=True,
+    ),
     Family("iteration_tokens_total", "histogram", "Tokens that one step computed.", is_vllms=True),
     Family(
         "plane_step_seconds", "histogram", "Time that one step took on the compute plane's device."

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from control_plane.engine.recording_tables import FilledPlace
+from hetero_infer.replay.recorded_state import kept_drafts
 from planes.errors import ConfigError
 from protos.hetero.compute.v1 import compute_pb2
 
@@ -159,6 +160,11 @@ class Answers:
         given = (row, slot, what, str(recorded), str(replayed))
         return Difference(self.session, self.batch.step_id, *given, **more)  # type: ignore[arg-type]
 
+    def tokens(self, output: compute_pb2.ExecutionOutput) -> list[list[int]]:
+        """Return the tokens that each sample brought: the drafts kept and its own."""
+        kept = kept_drafts(self.batch, output)
+        return [[*kept[k], token] for k, token in enumerate(output.sampled_token_ids)]
+
     def is_failed(self, row: int) -> bool:
         """Whether a row failed on either plane, so that its answers mean nothing."""
         outputs = (self.recorded, self.replayed)
@@ -166,8 +172,8 @@ class Answers:
 
 
 def other_tokens(answers: Answers) -> list[int]:
-    """Return the samples whose token is not the recorded one."""
-    pairs = zip(answers.recorded.sampled_token_ids, answers.replayed.sampled_token_ids, strict=True)
+    """Return the samples that are not the recorded ones: another token, or behind other drafts."""
+    pairs = zip(answers.tokens(answers.recorded), answers.tokens(answers.replayed), strict=True)
     rows = answers.batch.sampled_rows
     return [
         k for k, (was, now) in enumerate(pairs) if was != now and not answers.is_failed(rows[k])
@@ -211,6 +217,22 @@ def logprobs(answers: Answers, rules: Rules) -> Iterator[Difference]:
         elif rules.is_exact and not rules.tolerance and not _same_top(entry, replayed):
             yield answers.difference(
                 row, "log-probability", _top(entry), _top(replayed), note="of the likeliest tokens"
+            )
+
+
+def draft_logprobs(answers: Answers, rules: Rules) -> Iterator[Difference]:
+    """Yield the samples one of whose kept drafts, the same ones, has another log-probability."""
+    others = set(other_tokens(answers))
+    was, now = (
+        [entry for entry in output.draft_logprobs if entry.sample not in others]
+        for output in (answers.recorded, answers.replayed)
+    )
+    for entry, replayed in zip(was, now, strict=False):
+        row = answers.batch.sampled_rows[entry.sample]
+        is_failed = answers.is_failed(row)
+        if not is_failed and not rules.are_close(entry.logprob, replayed.logprob):
+            yield answers.difference(
+                row, "log-probability", entry.logprob, replayed.logprob, note="of a draft"
             )
 
 

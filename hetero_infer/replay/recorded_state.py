@@ -7,6 +7,7 @@ another way. Array letters as on the wire; B is the block size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from control_plane.engine.recording_tables import BlockTables, FilledPlace, filled_places
 from hetero_infer.replay.recording_reader import RecordingError
@@ -86,18 +87,19 @@ class RecordedState:
         """Take in what the recorded plane answered. Raises RecordingError if it does not fit."""
         if len(output.sampled_token_ids) != len(batch.sampled_rows):
             raise self._wrong(batch, "sampled_token_ids")
+        kept = kept_drafts(batch, output)
         failed = {failure.row for failure in output.row_failures}
         for row in failed:
             if row < len(batch.slots):
                 self._spoil(batch.slots[row])
-        for row, number, token in zip(
-            batch.sampled_rows, sample_targets(batch), output.sampled_token_ids, strict=True
+        for k, (row, number, token) in enumerate(
+            zip(batch.sampled_rows, sample_targets(batch), output.sampled_token_ids, strict=True)
         ):
             slot = self.slot(number)
             if row in failed:
                 self._spoil(number)
             elif slot is not None and slot.is_sound:
-                slot.tokens.append(token)
+                slot.tokens += [*kept[k], token]
         if len(output.block_digests) == len(batch.digest_blocks):
             self._digests.update(zip(batch.digest_blocks, output.block_digests, strict=True))
 
@@ -132,6 +134,7 @@ class RecordedState:
         for counts, values in (
             ("token_counts", "token_ids"),
             ("new_block_counts", "new_block_ids"),
+            ("draft_counts", "draft_ids"),
         ):
             column = getattr(batch, counts)
             if (column and len(column) != num_rows) or sum(column) != len(getattr(batch, values)):
@@ -154,6 +157,19 @@ class RecordedState:
 def sample_targets(batch: compute_pb2.ExecutionBatch) -> list[int]:
     """Return the slot that takes each sample."""
     return list(batch.sampled_slots) or [batch.slots[row] for row in batch.sampled_rows]
+
+
+def kept_drafts(
+    batch: compute_pb2.ExecutionBatch, output: compute_pb2.ExecutionOutput
+) -> list[list[int]]:
+    """Return the drafts that an answer keeps, of each sample. Counts that do not fit keep none."""
+    if len(output.kept_drafts) != len(batch.sampled_rows) or not batch.draft_counts:
+        return [[] for _ in batch.sampled_rows]
+    firsts = [0, *accumulate(batch.draft_counts)]
+    return [
+        list(batch.draft_ids[firsts[row] : min(firsts[row] + count, firsts[row + 1])])
+        for row, count in zip(batch.sampled_rows, output.kept_drafts, strict=True)
+    ]
 
 
 def _copy_digest(source: dict[int, int], block: int, target: dict[int, int], to: int) -> None:

@@ -9,7 +9,7 @@ recorded token, and which block of the slot no longer holds what it was filled w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -153,8 +153,8 @@ class Replayer:
 
     def _count(self, answers: Answers) -> None:
         report, recorded = self.report, answers.recorded
-        report.num_tokens += len(recorded.sampled_token_ids)
-        report.num_compared += len(recorded.sample_logprobs)
+        report.num_tokens += len(recorded.sampled_token_ids) + sum(recorded.kept_drafts)
+        report.num_compared += len(recorded.sample_logprobs) + len(recorded.draft_logprobs)
         report.num_compared += sum(len(entry.logprobs) for entry in recorded.prompt_logprobs)
         if self._rules.is_exact:
             report.num_blocks += len(recorded.block_digests)
@@ -166,6 +166,7 @@ class Replayer:
         found = list(comparison.row_failures(answers))
         found += comparison.prompt_logprobs(answers, rules)
         off = list(comparison.logprobs(answers, rules))
+        off += comparison.draft_logprobs(answers, rules)
         if rules.is_exact:
             found += (
                 self._describe_block(place, difference)
@@ -209,22 +210,31 @@ class Replayer:
         """Lead a slot back whose token is another one; return why that is no near tie."""
         row, target = answers.batch.sampled_rows[k], sample_targets(answers.batch)[k]
         probe = self._probe(target)
-        was, now = answers.recorded.sampled_token_ids[k], answers.replayed.sampled_token_ids[k]
+        was, now = answers.tokens(answers.recorded)[k], answers.tokens(answers.replayed)[k]
         recorded = _logprob_of(answers.recorded, k)
         replayed = _logprob_of(answers.replayed, k)
+        if len(was) != len(now):  # behind other drafts: they are of other places
+            replayed = recorded
         if not self._rules.is_exact and self._is_near_tie(target, recorded, replayed, probe):
             self.report.num_near_ties += 1
             return []
-        position = answers.batch.positions[row] + answers.batch.query_lens[row]
+        position = self._first_sampled(answers, row)
         note = f"at position {position}"
         if probe.logprob is not None:
-            note += f"; replayed log-probability of token {was}: {probe.logprob:.9g}"
+            note += f"; replayed log-probability of token {was[-1]}: {probe.logprob:.9g}"
         if self._rules.is_exact and not probe.wrong and not named:
             note += "; the full blocks of its table are as they were filled"
         difference = answers.difference(
             row, "token", _with_logprob(was, recorded), _with_logprob(now, replayed), note=note
         )
         return [difference, *self._name_blocks(answers, row, target, probe, named)]
+
+    @staticmethod
+    def _first_sampled(answers: Answers, row: int) -> int:
+        """Return the position of the first token that a row brought."""
+        batch = answers.batch
+        num_drafts = batch.draft_counts[row] if batch.draft_counts else 0
+        return int(batch.positions[row] + batch.query_lens[row] - num_drafts)
 
     def _is_near_tie(
         self, target: int, recorded: float | None, replayed: float | None, probe: _Probe
@@ -321,8 +331,9 @@ def _logprob_of(output: compute_pb2.ExecutionOutput, sample: int) -> float | Non
     return None
 
 
-def _with_logprob(token: int, logprob: float | None) -> str:
-    return str(token) if logprob is None else f"{token} (log-probability {logprob:.9g})"
+def _with_logprob(tokens: Sequence[int], logprob: float | None) -> str:
+    listed = " ".join(map(str, tokens))
+    return listed if logprob is None else f"{listed} (log-probability {logprob:.9g})"
 
 
 def _is_greedy(sampling: compute_pb2.SamplingParams) -> bool:

@@ -130,6 +130,25 @@ def test_three_kills_of_the_compute_plane_change_no_text(one_plane, judge, measu
     assert deployment.metrics.num_plane_losses == before + NUM_FAULTS
 
 
+def test_a_kill_between_drafts_changes_no_text(target, judge):
+    song = "Row, row, row your boat gently down the stream. " * 4
+    asked = [Asked(song, GenerationParams(max_tokens=300, temperature=0.0, ignore_eos=True))]
+    config = target.config(log_level="info", max_num_blocks=64)
+    with deployed(config) as plain:
+        expected = hear_all(plain.address, asked)
+    with deployed(replace(config, speculative_tokens=7)) as deployment, deployment.explained():
+        with Crowd(deployment.address) as crowd:
+            crowd.ask(asked)
+            crowd.progress.wait_for(100)
+            assert crowd.progress.num_open == 1
+            assert (deployment.metrics.num_kept_drafts > 0) == judge.target.keeps_bits
+            deployment.compute[0].kill()
+            deployment.compute[0].start()
+            answers = crowd.answers()
+        check_answers(judge, crowd.readers, answers, expected)
+        assert deployment.metrics.num_plane_losses == 1
+
+
 @pytest.mark.slow
 def test_a_compute_plane_stopped_three_times_is_taken_over_when_it_wakes(
     one_plane, judge, measured

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.core.generation_params import GenerationParams
+from hetero_infer import InferenceEngine
 from hetero_infer.cli import main
 from hetero_infer.config import EngineConfig, child_environment
 from hetero_infer.local_planes import compute_socket, private_directory, start_compute_plane
@@ -74,6 +76,20 @@ def test_a_plane_of_the_same_numerics_repeats_every_bit(recording, like_plane, c
     assert status == 0, text
     assert "120 tokens, 120 log-probabilities" in text
     assert "equal to the bit" in text
+    assert text.endswith("No difference.\n")
+
+
+def test_a_recording_with_drafts_is_repeated_too(target, like_plane, capsys, tmp_path):
+    config = target.config(record=str(tmp_path / "run"), speculative_tokens=7, num_threads=1)
+    params = GenerationParams(max_tokens=60, temperature=0.0)
+    with InferenceEngine(config) as engine:
+        engine.submit_request("Row, row, row your boat gently down the stream. " * 4, params)
+        assert engine.run()[0].success
+        num_kept = engine.get_metrics().num_kept_drafts
+    assert (num_kept > 20) == target.keeps_bits
+    status, text = replay(capsys, tmp_path / "run", like_plane)
+    assert status == 0, text
+    assert "60 tokens, 60 log-probabilities" in text
     assert text.endswith("No difference.\n")
 
 

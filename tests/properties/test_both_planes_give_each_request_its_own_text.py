@@ -163,6 +163,8 @@ limits = st.builds(
     max_model_len=st.just(64),
     max_total_tokens=st.integers(1, 64),
     memory_threshold=st.sampled_from([0.5, 0.9, 1.0]),
+    speculative_tokens=st.sampled_from([0, 3, 7]),
+    prompt_lookup_min=st.sampled_from([1, 2]),
 )
 
 
@@ -178,6 +180,8 @@ def run_mix(
     plane_class: type[Plane] = Plane,
 ) -> None:
     """Run everything; `deaths` are the turns in which the compute plane dies and is replaced."""
+    if plane_class is PipelinedPlane:
+        config = replace(config, speculative_tokens=0)  # such a plane takes no drafts
     num_blocks = -(-64 // block_size) + spare_blocks
     kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache=prefix_cache)
     scheduler = Scheduler(config, kv_cache)

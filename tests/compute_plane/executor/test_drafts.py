@@ -62,7 +62,8 @@ def logprobs_of(result: StepResult, sample: int) -> list[Any]:
 def one_by_one() -> tuple[list[list[int]], list[list[Any]]]:
     """What each prompt gives without drafts, but for the first token's log-probabilities."""
     plane, first = started()
-    texts, logprobs = [[token] for token in first], [[], [], []]
+    texts = [[token] for token in first]
+    logprobs: list[list[Any]] = [[], [], []]
     for _ in range(LENGTH - 8):
         rows = [(slot, len(PROMPTS[slot]) + len(texts[slot]) - 1, 1) for slot in range(3)]
         result = plane.run(step(rows))
@@ -78,7 +79,8 @@ WANTED_TEXTS, WANTED_LOGPROBS = one_by_one()
 @given(data=st.data())
 def test_texts_and_logprobs_are_those_of_one_token_a_step(data: st.DataObject) -> None:
     plane, first = started()
-    texts, logprobs = [[token] for token in first], [[], [], []]
+    texts = [[token] for token in first]
+    logprobs: list[list[Any]] = [[], [], []]
     for _ in range(6):
         slots = data.draw(st.permutations(range(3)))[: data.draw(st.integers(1, 3))]
         drafts = []

@@ -21,6 +21,17 @@ def test_the_scheduler_swaps_to_as_many_host_blocks_as_the_plane_has(drive, fake
     assert driver.loop.memory_stats.total_host_blocks == 12
 
 
+def test_drafts_are_sent_to_planes_that_take_them_and_others_run_without(drive, fake_plane, capsys):
+    limits = SchedulingLimits(speculative_tokens=3, prompt_lookup_min=2)
+    driver = drive(limits=limits)
+    assert driver.connected.limits.speculative_tokens == 0
+    assert "speculative_tokens has no effect" in capsys.readouterr().out
+    fake_plane.features = (*fake_plane.features, "drafts")
+    found = drive(limits=limits).connected.limits
+    assert (found.speculative_tokens, found.prompt_lookup_min) == (3, 2)
+    assert "speculative_tokens" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("knob", "value", "said"),
     [

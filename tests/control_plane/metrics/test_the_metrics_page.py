@@ -29,7 +29,8 @@ VLLMS = {
     "prompt_tokens_total", "generation_tokens_total", "request_success_total",
     "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
     "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
-    "iteration_tokens_total",
+    "iteration_tokens_total", "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
 }  # fmt: skip
 
 OURS = {

@@ -1,0 +1,97 @@
+"""With drafts and without: every token, text, log-probability, end and count is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetero_infer import EngineConfig, GenerationParams, InferenceEngine
+
+CODE = """def load(path):
+    users = []
+    with open(path) as file:
+        for line in file:
+            name, age = line.split(",")
+            users.append({"name": name, "age": int(age)})
+    return users
+"""
+ASKED = f"Here is a file:\n{CODE}\nHere is the same file once more:\ndef load(path):\n    users ="
+SONG = "Row, row, row your boat gently down the stream. " * 4
+
+GREEDY = GenerationParams(max_tokens=60, temperature=0.0)
+DRAWN = GenerationParams(max_tokens=40, temperature=0.7, top_p=0.9, seed=5)
+REQUESTS = [
+    (ASKED, GREEDY),
+    (SONG, GREEDY),
+    ("The capital of France is", GREEDY),
+    (ASKED, DRAWN),
+    (SONG, replace(DRAWN, seed=6, top_k=20)),
+    (SONG, replace(DRAWN, seed=7, min_p=0.05, n=3)),
+    (ASKED, replace(GREEDY, num_logprobs=2)),
+    (ASKED, replace(DRAWN, seed=8, num_logprobs=0)),
+    (ASKED, replace(GREEDY, repetition_penalty=1.1, frequency_penalty=0.2, num_logprobs=1)),
+    (SONG, replace(GREEDY, logit_bias={30: -5.0, 28: 2.0})),
+    (ASKED, replace(GREEDY, stop=("int(", "nothing"))),
+    (SONG, replace(GREEDY, stop=("stream",), include_stop=True)),
+    (SONG, replace(GREEDY, stop_token_ids=(30,))),
+    (SONG, replace(GREEDY, max_tokens=5, ignore_eos=True)),
+    (ASKED, replace(GREEDY, max_tokens=12, temperature=1.0, seed=1, beam_width=2)),
+    (ASKED, replace(GREEDY, num_prompt_logprobs=0, max_tokens=20)),
+]
+
+
+def answers(
+    config: EngineConfig, requests: Sequence[tuple[str, GenerationParams]], *, together: bool
+) -> tuple[list[Any], int]:
+    """What clients see of each request, and how many drafts were kept."""
+    with InferenceEngine(config) as engine:
+        results = {}
+        ids = []
+        for prompt, params in requests:
+            ids.append(engine.submit_request(prompt, params))
+            if not together:
+                results |= {result.request_id: result for result in engine.run()}
+        results |= {result.request_id: result for result in engine.run()}
+        seen = [
+            (
+                results[request_id].samples,
+                results[request_id].finish_reason,
+                results[request_id].generated_tokens,
+                results[request_id].prompt_logprobs,
+                results[request_id].error,
+            )
+            for request_id in ids
+        ]
+        metrics = engine.get_metrics()
+        assert engine.get_memory_stats().used_blocks == 0
+        assert metrics.num_kept_drafts <= metrics.num_drafts
+        return seen, metrics.num_kept_drafts
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("together", [False, True])
+def test_the_embedded_model_answers_the_same_bits_with_drafts(together: bool) -> None:
+    config = EngineConfig(max_batch_size=4, max_num_blocks=200)
+    plain, none_kept = answers(config, REQUESTS, together=together)
+    for num_tokens, least in ((7, 3), (2, 1)):
+        drafting = replace(config, speculative_tokens=num_tokens, prompt_lookup_min=least)
+        drafted, num_kept = answers(drafting, REQUESTS, together=together)
+        assert drafted == plain
+        assert num_kept > (5 if together else 50)
+    assert none_kept == 0
+
+
+def test_wrong_drafts_leave_nothing_behind_under_memory_pressure() -> None:
+    config = EngineConfig(
+        executor="simulated", block_size=4, max_num_blocks=24, max_batch_size=6, max_model_len=80
+    )
+    requests = [
+        (f"{i} " + "abcab" * (i % 4), GenerationParams(20, i % 3 * 0.8, 0.9, seed=i, n=1 + i % 2))
+        for i in range(12)
+    ]
+    plain, _ = answers(config, requests, together=True)
+    drafting = replace(config, speculative_tokens=3, prompt_lookup_min=1)
+    assert answers(drafting, requests, together=True)[0] == plain
