@@ -48,7 +48,7 @@ def answers(
 ) -> tuple[list[Any], int]:
     """What clients see of each request, and how many drafts were kept."""
     with InferenceEngine(config) as engine:
-        results = {}
+        results: dict[int, Any] = {}
         ids = []
         for prompt, params in requests:
             ids.append(engine.submit_request(prompt, params))
