@@ -12,6 +12,7 @@ from control_plane.core.batch import StepResult, TokenLogprobs
 from control_plane.core.drafting import _MOST_ROWS
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import KVCacheManager
+from control_plane.core.prompt_lookup import PromptLookup
 from control_plane.core.request import FinishReason, Request
 from control_plane.core.scheduler import (
     RequestOutput,
@@ -32,6 +33,7 @@ class Desk:
     tokens: int = 7
     block_size: int = 16
     depth: int = 2
+    caches: bool = False
     config: dict[str, int] = field(default_factory=dict)
     sent: list[SchedulerOutput] = field(default_factory=list)
     events: list[RequestOutput] = field(default_factory=list)
@@ -39,25 +41,24 @@ class Desk:
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(
             SchedulerConfig(speculative_tokens=self.tokens, **self.config),
-            KVCacheManager(64, self.block_size, prefix_cache=False, roles_matter=False),
+            KVCacheManager(64, self.block_size, prefix_cache=self.caches, roles_matter=False),
         )
         self.songs: dict[int, list[int]] = {}
+        self.requests: dict[int, Request] = {}
         self.in_flight: deque[SchedulerOutput] = deque()
-        self.num_computed: dict[int, int] = {}
 
     def add(self, prompt: Sequence[int], song: Sequence[int], **params: object) -> None:
         """A request whose text is to be `song`."""
         request_id = len(self.songs) + 1
         values: dict[str, object] = {"max_tokens": len(song), "seed": 0, **params}
         self.songs[request_id] = [*prompt, *song]
-        self.scheduler.add_request(
-            Request(
-                request_id,
-                list(prompt),
-                GenerationParams(**values),  # type: ignore[arg-type]
-                eos_token_ids=frozenset({EOS}),
-            )
+        self.requests[request_id] = Request(
+            request_id,
+            list(prompt),
+            GenerationParams(**values),  # type: ignore[arg-type]
+            eos_token_ids=frozenset({EOS}),
         )
+        self.scheduler.add_request(self.requests[request_id])
 
     def send(self) -> SchedulerOutput | None:
         output = self.scheduler.schedule()
@@ -149,8 +150,10 @@ def test_a_step_waits_where_the_known_text_has_been_seen_and_none_follows_one_wi
     assert [event.new_token_ids for event in desk.answer()] == [(4,), (5,), (6,), (7,), (8,), (9,)]
 
 
-def test_what_was_waited_for_in_vain_makes_a_pause() -> None:
+def test_what_was_waited_for_in_vain_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(config={"prompt_lookup_min": 2})
+    noted: list[int] = []
+    monkeypatch.setattr(PromptLookup, "note", lambda _, num_right: noted.append(num_right))
     desk.add([1, 2, 3, 7, 1], [2, 9, 8, 7, 6, 5, 4, 3])
     desk.send()  # the prompt
     assert desk.send() is not None  # 7 1 was never followed by anything
@@ -161,6 +164,7 @@ def test_what_was_waited_for_in_vain_makes_a_pause() -> None:
     assert output is not None
     assert drafts_of(output) == []
     assert desk.scheduler.get_stats().num_drafts == 0
+    assert noted == [0]
 
 
 def test_drafts_end_with_the_block_and_before_the_last_token_of_the_request() -> None:
@@ -178,8 +182,8 @@ def test_drafts_end_with_the_block_and_before_the_last_token_of_the_request() ->
 
 
 def test_a_draft_never_ends_a_text() -> None:
-    desk = Desk()
-    desk.add([1, 2, 3, EOS, 1, 2], [3, EOS])
+    desk = Desk(depth=1)
+    desk.add([1, 2, 3, EOS, 1, 2], [3, EOS, 0, 0, 0, 0, 0])
     desk.run()
     assert all(EOS not in output.batch.draft_ids for output in desk.sent)
     assert desk.text(1) == [3]
@@ -213,6 +217,33 @@ def test_who_waits_for_a_prompt_is_not_kept_waiting_by_drafts() -> None:
     assert output is not None
     assert drafts_of(output) == []
     assert output.prefill_request_ids == [2]
+
+
+def test_who_waits_for_a_slot_is_served_by_steps_that_do_not_wait() -> None:
+    desk = Desk(config={"max_num_seqs": 1})
+    desk.add(SONG * 2, SONG * 2)
+    desk.add([5, 6, 7], [1])
+    for _ in range(8):
+        while len(desk.in_flight) < 2:
+            assert desk.send() is not None
+        desk.answer()
+    assert desk.scheduler.get_stats().num_drafts == 0
+
+
+def test_blocks_that_drafts_fill_are_found_and_their_tokens_counted() -> None:
+    desk = Desk(caches=True)
+    desk.add(SONG * 2, SONG * 4)
+    for _ in range(4):
+        assert desk.send() is not None
+        desk.answer()
+        table = desk.scheduler.get_memory_stats()
+        text = len(SONG) * 2 + len(desk.text(1)) - 1
+        assert table.internal_fragmentation == 1 - text / (16 * table.used_blocks)
+    assert desk.scheduler.get_stats().num_kept_drafts > 16
+    desk.run()
+    desk.add(SONG * 5, [1])
+    desk.run()
+    assert desk.requests[2].cached_tokens == 32
 
 
 def test_a_cancelled_request_gets_nothing_of_its_drafts() -> None:
