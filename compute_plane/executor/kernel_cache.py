@@ -21,7 +21,7 @@ import numpy as np
 
 import compute_plane
 import kernels
-from kernels.cpu.instruction_set import forced_target
+from kernels.cpu.instruction_set import forced_target, selected_instruction_set
 from kernels.cpu.machine_code import keep_code_in
 from planes.errors import ConfigError
 
@@ -48,9 +48,13 @@ def prepare_kernel_cache(root: Path) -> Path:
 
 
 def kernel_fingerprint() -> str:
-    """Return a hash of the kernel sources, the compiler and the processor compiled for."""
+    """Return a hash of the kernel sources, the compiler and the processor compiled for.
+
+    And of the instruction set: the same processor has AMX or not, as its system grants it.
+    """
     package = Path(kernels.__file__ or "").parent
-    return _fingerprint([package / folder for folder in COMPILED_FROM])
+    folders = [package / folder for folder in COMPILED_FROM]
+    return _fingerprint(folders, selected_instruction_set().name)
 
 
 def numerics_fingerprint() -> str:
@@ -64,8 +68,8 @@ def numerics_fingerprint() -> str:
     return _fingerprint([arithmetic, package / "executor", package / "model"])
 
 
-def _fingerprint(folders: Sequence[Path]) -> str:
-    """Return a hash of the Python sources below folders, the compiler and the processor."""
+def _fingerprint(folders: Sequence[Path], *more: str) -> str:
+    """Return a hash of the Python sources below folders, the compiler, the processor and more."""
     digest = hashlib.sha256()
     for folder in folders:
         for source in sorted(folder.rglob("*.py")):
@@ -78,7 +82,7 @@ def _fingerprint(folders: Sequence[Path]) -> str:
         llvmlite.binding.get_host_cpu_name(),
         llvmlite.binding.get_host_cpu_features().flatten(),
     )
-    digest.update("\0".join((*versions, *target)).encode())
+    digest.update("\0".join((*versions, *target, *more)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -56,7 +56,8 @@ def keep_code(name: str, code: bytes) -> None:
     """
     if _directory is None:
         return
-    beside = _directory / f".{name}.{os.getpid()}"
+    # Not by number: planes in containers that share a cache are process 1, all of them.
+    beside = _directory / f".{name}.{os.urandom(8).hex()}"
     try:
         try:
             beside.write_bytes(_digest(name, code) + code)

@@ -1,0 +1,58 @@
+"""`python -m tests.kernels.cpu.object_files SET DIRECTORY [OPERATION …]`: load what a set uses.
+
+All of it, or the operations named. What is not kept in the directory is compiled and kept there;
+where Numba cannot be imported, that is an error. The processor need not have the set: nothing runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kernels.cpu import instruction_set
+from kernels.cpu.instruction_set import INSTRUCTION_SETS
+from kernels.cpu.machine_code import keep_code_in
+from kernels.cpu.operation import Operation
+
+
+def force(name: str) -> None:
+    """Choose a set for this process, whether its processor has it or not."""
+    instruction_set._selected = INSTRUCTION_SETS[name]
+    instruction_set._forced = instruction_set._target_of(INSTRUCTION_SETS[name])
+
+
+def operations_of_the_set() -> Iterator[Operation]:
+    """Yield every operation that a table or a team can name on the set of this process."""
+    from compute_plane.executor.row_buffers import gated_product_of, product_of, row_format_of
+    from kernels.cpu import catalogue
+
+    products = (
+        catalogue.FLOAT_PRODUCTS, catalogue.INT8_PRODUCTS, catalogue.UNPACKED_PRODUCTS,
+        catalogue.GATED_PRODUCTS, catalogue.product_bf16_rows,
+    )  # fmt: skip
+    for value in vars(catalogue).values():
+        if not any(value is of_some_sets for of_some_sets in products):
+            values = value.values() if isinstance(value, dict) else [value]
+            yield from (item for item in values if isinstance(item, Operation))
+    k, n = 64, 64  # every product takes these sizes
+    for label in catalogue.EMBEDDINGS:
+        for of_prompt in (False, True):
+            row_format = row_format_of(label, of_prompt=of_prompt)
+            yield product_of(label, k, row_format)[0]
+            if (gated := gated_product_of(label, k, n, row_format)) is not None:
+                yield gated[0]
+
+
+def load(names: list[str]) -> None:
+    """Load operations; all of the set if none is named. Print the names."""
+    for operation in dict.fromkeys(operations_of_the_set()):
+        if not names or operation.name in names:
+            assert operation.address
+            sys.stdout.write(f"{operation.name}\n")
+
+
+if __name__ == "__main__":
+    force(sys.argv[1])
+    keep_code_in(Path(sys.argv[2]))
+    load(sys.argv[3:])

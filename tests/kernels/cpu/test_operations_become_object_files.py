@@ -1,0 +1,61 @@
+"""Every operation becomes an object file that loads without Numba, on every instruction set.
+
+On sets that this machine cannot run, too: a symbol that is not there would end the process.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu.instruction_set import INSTRUCTION_SETS
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="LLVM compiles for the machine's kind of processor"
+)
+
+TIMEOUT_S = 1200
+WITH_TILES = [
+    "attention.attention_bfloat16",
+    "float_products.gated_product_q4_1",
+    "float_products.product_bf16_rows",
+    "int8_products.product_q4_1",
+]
+"""All parts that only AMX has are in one of these."""
+IN_ALL_SETS = 29
+"""Operations, with a product for every format of weights among them."""
+
+
+def loaded(name: str, directory: Path, *operations: str, without_numba: bool = False) -> list[str]:
+    """Load operations in a process of its own, and return their names."""
+    program = "import sys, runpy\n" + "sys.modules['numba'] = None\n" * without_numba
+    program += "runpy.run_module('tests.kernels.cpu.object_files', run_name='__main__')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program, name, str(directory), *operations],
+        capture_output=True, text=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.split()
+
+
+def test_operations_made_of_tiles_load_without_the_compiler_that_made_them(tmp_path: Path) -> None:
+    assert sorted(loaded("amx", tmp_path, *WITH_TILES)) == WITH_TILES
+    assert sorted(loaded("amx", tmp_path, *WITH_TILES, without_numba=True)) == WITH_TILES
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{n}.o" for n in WITH_TILES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [s.name for s in INSTRUCTION_SETS.values() if s.machine in (None, "x86_64")]
+)
+def test_all_operations_of_a_set_load_without_the_compiler_that_made_them(
+    name: str, tmp_path: Path
+) -> None:
+    names = loaded(name, tmp_path)
+    assert len(names) >= IN_ALL_SETS
+    assert loaded(name, tmp_path, without_numba=True) == names
+    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(names)
