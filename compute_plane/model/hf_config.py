@@ -15,6 +15,9 @@ MISTRAL = "mistral"
 LLAMA = "llama"
 SLIDING_WINDOW = 4096
 """What a configuration means that has windows and does not say how long they are."""
+MAX_WINDOW_LAYERS = 28
+"""From which layer on a Qwen has windows that does not say so."""
+FULL_ATTENTION = "full_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +102,24 @@ def _context_length(
     config: JsonObject, model_type: str, context_length: int, scaling: RopeScaling | None
 ) -> int:
     length = scaled_context_length(context_length, scaling)
-    # Llama has no windows, Mistral has them unless it says not, Qwen if it says so.
-    has_windows = model_type == MISTRAL or (
-        model_type != LLAMA and config.boolean("use_sliding_window")
-    )
-    if not has_windows:
+    if not _has_windows(config, model_type):
         return length
     given = config.has("sliding_window")
     window = config.optional_integer("sliding_window") if given else SLIDING_WINDOW
     return within_window(config.path, length, window, "sliding_window")
+
+
+def _has_windows(config: JsonObject, model_type: str) -> bool:
+    """Llama has no windows, Mistral has them unless it says not, Qwen in the layers it says."""
+    if model_type in (LLAMA, MISTRAL):
+        return model_type == MISTRAL
+    if not config.boolean("use_sliding_window"):
+        return False
+    kinds = config.raw("layer_types")
+    if isinstance(kinds, list):
+        return any(kind != FULL_ATTENTION for kind in kinds)
+    first = config.integer("max_window_layers", MAX_WINDOW_LAYERS)
+    return first < config.integer("num_hidden_layers")
 
 
 def _refuse_variants(config: JsonObject, model_type: str) -> None:

@@ -35,6 +35,10 @@ def rope_scaling(config: JsonObject, context_length: int) -> RopeScaling | None:
     parameters = next(iter(_parameters(config)), None)
     if parameters is None:
         return None
+    if any(isinstance(parameters.raw(key), dict) for key in parameters.keys):
+        raise UnsupportedModelError(
+            config.path, "rotary positions that differ from layer to layer are not supported"
+        )
     kind = parameters.text("rope_type") or parameters.text("type") or "default"
     if parameters.number("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModelError(config.path, "partial rotary positions are not supported")

@@ -2,9 +2,10 @@
 
 Text becomes pieces as SentencePiece does it (Kudo and Richardson 2018): spaces are spelled U+2581,
 one more is put in front of the text, and of two neighbours whose joined text is a piece, those are
-joined first whose piece has the highest score, the leftmost first among equals. A character that is
-no piece becomes the bytes of its UTF-8. The library has no scores but a list of merges, best first:
-every way of cutting a piece into two other ones, in the order of the pieces' scores.
+joined first whose piece has the highest score, the leftmost first where it can be joined twice.
+(Different pieces of one score go by their ids, not from the left: see `_merges`.) A character that
+is no piece becomes the bytes of its UTF-8. The library has no scores but a list of merges, best
+first: every way of cutting a piece into two other ones, in the order of the pieces' scores.
 
 Text between special tokens is text of its own, with a space in front: so do the tokenizer.json
 files that such models are published with, and llama.cpp.

@@ -147,7 +147,7 @@ class CompletionShape:
         if echoed is None:
             echoed = Columns()
             prompt, text = answers.prompt_of(index), self._echo(index)
-            ruler, speller = self._speller.ruler(of_prompt=True), self._speller
+            ruler, speller = self._speller.ruler(), self._speller
             all_ids, all_logprobs = prompt.prompt_token_ids, prompt.prompt_logprobs or ()
             for start in range(0, len(all_ids), MEMBERS_AT_ONCE):
                 token_ids = all_ids[start : start + MEMBERS_AT_ONCE]

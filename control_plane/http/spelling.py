@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from control_plane.text.detokenizer import Detokenizer, make_detokenizer
-from control_plane.text.tokenizer import ByteTokenizer, Tokenizer
+from control_plane.text.tokenizer import ByteTokenizer, PieceTokenizer, Tokenizer
 
 
 @runtime_checkable
@@ -43,10 +43,11 @@ class Speller:
             known = self._known[token_id] = self._look_up(token_id)
         return known
 
-    def ruler(self, start: int = 0, *, of_prompt: bool = False) -> TextRuler:
+    def ruler(self, start: int = 0) -> TextRuler:
         """Return a new measure of text that grows token by token, and begins at `start`."""
-        detokenizer = make_detokenizer(self._tokenizer, of_prompt=of_prompt)
-        return TextRuler(self, detokenizer, start)
+        tokenizer = self._tokenizer
+        adds_space = isinstance(tokenizer, PieceTokenizer) and tokenizer.adds_space
+        return TextRuler(self, make_detokenizer(tokenizer), start, adds_space=adds_space)
 
     def _look_up(self, token_id: int) -> SpelledToken:
         tokenizer = self._tokenizer
@@ -65,12 +66,18 @@ class Speller:
 
 
 class TextRuler:
-    """Says where in a growing text each of its tokens begins, in characters."""
+    """Says where in a growing text each of its tokens begins, in characters.
 
-    def __init__(self, speller: Speller, detokenizer: Detokenizer, start: int) -> None:
+    `adds_space`: encoding puts a space in front of a text, and maybe behind every special token.
+    """
+
+    def __init__(
+        self, speller: Speller, detokenizer: Detokenizer, start: int, *, adds_space: bool = False
+    ) -> None:
         self._speller = speller
         self._detokenizer = detokenizer
         self._length = start
+        self._adds_space = adds_space
 
     def offsets(self, token_ids: Sequence[int], text: str = "") -> list[int]:
         """Take the next tokens; where each begins. Tokens of one character begin at it.
@@ -81,8 +88,12 @@ class TextRuler:
         offsets = []
         for token_id in token_ids:
             offsets.append(self._length)
-            self._length += len(self._detokenizer.push((token_id,)))
+            added = self._detokenizer.push((token_id,))
+            self._length += len(added)
             if text:
+                spaces = added[: len(added) - len(added.lstrip(" "))]
+                if self._adds_space and not text.startswith(spaces, offsets[-1]):
+                    self._length -= 1
                 name, utf8 = self._speller.spell(token_id)
                 if utf8 is None and text.startswith(name, self._length):
                     self._length += len(name)

@@ -37,33 +37,24 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(tokenizer: Tokenizer, *, of_prompt: bool = False) -> Detokenizer:
-    """Return the detokenizer that fits the tokenizer.
-
-    `of_prompt`: the tokens are a whole text's and not what follows one.
-    """
+def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
+    """Return the detokenizer that fits the tokenizer."""
     if isinstance(tokenizer, ByteTokenizer):
-        return ByteDetokenizer(tokenizer, of_prompt=of_prompt)
+        return ByteDetokenizer(tokenizer)
     return WindowDetokenizer(tokenizer)
 
 
 class ByteDetokenizer:
     """For vocabularies of byte strings: an incremental UTF-8 decoder, at most 3 bytes behind."""
 
-    def __init__(self, tokenizer: ByteTokenizer, *, of_prompt: bool = False) -> None:
+    def __init__(self, tokenizer: ByteTokenizer) -> None:
         self._token_bytes = tokenizer.token_bytes
-        errors, self._drops_space = "replace", False
-        if isinstance(tokenizer, PieceTokenizer):
-            errors, self._drops_space = EACH_BYTE, of_prompt and tokenizer.adds_space
+        errors = EACH_BYTE if isinstance(tokenizer, PieceTokenizer) else "replace"
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
 
     def push(self, tokens: Iterable[int]) -> str:
         """Take the next tokens and return the text that is certain now."""
-        data = b"".join(map(self._token_bytes, tokens))
-        if self._drops_space and data:
-            self._drops_space = False
-            data = data.removeprefix(b" ")
-        return self._decoder.decode(data)
+        return self._decoder.decode(b"".join(map(self._token_bytes, tokens)))
 
     def finish(self) -> str:
         """Return U+FFFD for held bytes that are no beginning of a character, else nothing.

@@ -103,7 +103,7 @@ class _Follower:
 def _fallbacks(stop: str) -> tuple[int, ...]:
     """Return, for each prefix of a string, the length of the longest shorter one that ends it.
 
-    Kept for the other samples of the same request: there may be 128, with four strings each.
+    Kept for the other samples of the same request: there may be 128, with sixteen strings each.
     """
     lengths = [0] * len(stop)
     length = 0

@@ -44,6 +44,7 @@ SCALINGS = [
     LinearScaling(2.5),
     YarnScaling(4.0, 32768, yarn_attention_factor(4.0)),
     YarnScaling(40.0, 4096, 0.9, beta_fast=24.0, beta_slow=2.0, truncate=False),
+    YarnScaling(4.0, 2**31 - 1, 1.0, beta_fast=1e6),  # whose range ends behind the last pair
     YarnScaling(2.0, 6, 1.0),  # whose correction range is empty
 ]
 

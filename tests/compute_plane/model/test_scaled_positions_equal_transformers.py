@@ -118,6 +118,12 @@ def test_what_a_person_adds_holds_before_what_was_there(tiny, tmp_path):
     assert spec.rope_theta == 5e5
 
 
+def test_the_original_length_beside_a_scaling_holds_before_the_one_in_it(tiny, tmp_path):
+    beside = {"original_max_position_embeddings": 32}
+    spec = of_config(tiny, tmp_path, rope_scaling=YARN, **beside)
+    assert spec.rope_scaling == YarnScaling(4.0, 32, yarn_attention_factor(4.0))
+
+
 def test_a_scaling_that_says_nothing_is_none(tiny, tmp_path):
     spec = of_config(tiny, tmp_path, rope_scaling={}, rope_parameters={"rope_theta": 5e5})
     assert (spec.rope_scaling, spec.rope_theta) == (None, 5e5)
@@ -135,6 +141,7 @@ REFUSED = {
     "RoPE scaling dynamic is not supported: its frequencies change": {"rope_type": "dynamic"},
     "RoPE scaling longrope is not supported; supported are default, linear": {"type": "longrope"},
     "partial rotary positions": {"rope_type": "yarn", "partial_rotary_factor": 0.5},
+    "rotary positions that differ from layer to layer": {"full_attention": {"rope_theta": 1e6}},
 }
 
 
@@ -165,6 +172,7 @@ def test_numbers_that_cannot_be_are_faults_of_the_file(tiny, tmp_path, words):
 GGUF_REFUSED = {
     "RoPE scaling longrope is not supported; supported are none": {"rope.scaling.type": "longrope"},
     "llama.rope.scaling.attn_factor = 0.5 is not": {"rope.scaling.attn_factor": 0.5},
+    "llama.rope.scaling.yarn_attn_factor = 0.5 is not": {"rope.scaling.yarn_attn_factor": 0.5},
     "llama.rope.scaling.yarn_ext_factor = 0.0 is not": IN_GGUF
     | {"rope.scaling.yarn_ext_factor": 0.0},
     "llama.rope.scaling.yarn_log_multiplier = 0.5": {"rope.scaling.yarn_log_multiplier": 0.5},

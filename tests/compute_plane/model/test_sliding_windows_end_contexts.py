@@ -17,6 +17,8 @@ from tests.compute_plane.model.recorded_models import (
 from tests.devices import Target
 
 WINDOW = NEW_TOKENS + len(PROMPTS[0])
+FULL = "full_attention"
+WINDOWS = {"use_sliding_window": True}
 MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
 
 
@@ -56,15 +58,26 @@ def test_a_context_is_as_long_as_the_window_where_there_is_one(tiny, tmp_path, c
 @pytest.mark.parametrize(
     ("config", "length"),
     [
-        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, 64),
-        ({"use_sliding_window": True, "max_position_embeddings": 32768}, 4096),
-        ({"use_sliding_window": False, "sliding_window": 64}, 512),
+        (WINDOWS | {"sliding_window": 64, "max_window_layers": 1}, 64),
+        (WINDOWS | {"max_window_layers": 0, "max_position_embeddings": 32768}, 4096),
+        (WINDOWS | {"sliding_window": 64, "max_window_layers": 2}, 512),  # of two layers
+        (WINDOWS | {"sliding_window": 64}, 512),  # from layer 28 on
+        (WINDOWS | {"sliding_window": 64, "layer_types": [FULL, "sliding_attention"]}, 64),
+        (WINDOWS | {"sliding_window": 64, "layer_types": [FULL] * 2, "max_window_layers": 0}, 512),
+        (WINDOWS | {"max_window_layers": 0, "sliding_window": None}, 512),
+        ({"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 0}, 512),
     ],
 )
-def test_qwen_has_windows_if_it_says_so(tiny, tmp_path, architecture, config, length):
+def test_qwen_has_windows_in_the_layers_it_says(tiny, tmp_path, architecture, config, length):
+    from transformers import AutoConfig
+
     model = tiny.model(architecture=architecture)
-    spec = load_model(str(tiny.directory(tmp_path / "m", model, config=config))).spec
+    directory = tiny.directory(tmp_path / "m", model, config=config)
+    spec = load_model(str(directory)).spec
     assert spec.context_length == length
+    theirs = AutoConfig.from_pretrained(directory)
+    has_windows = "sliding_attention" in theirs.layer_types and theirs.sliding_window is not None
+    assert has_windows == (length < theirs.max_position_embeddings)
 
 
 def test_a_window_of_nothing_is_a_fault_of_the_file(tiny, tmp_path):

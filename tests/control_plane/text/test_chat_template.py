@@ -134,3 +134,14 @@ def test_a_variable_is_known_however_a_template_reads_it(source):
     template = ChatTemplate(source)
     assert template.variables == {"x"}
     assert template.render(user("c"), variables={"x": 7}) == "7"
+
+
+def test_documents_are_none_unless_a_caller_gives_some():
+    template = ChatTemplate("{{ documents is none }}")
+    assert template.render(user("x")) == "True"
+    assert template.render(user("x"), variables={"documents": []}) == "False"
+
+
+def test_a_default_takes_no_function_away():
+    template = ChatTemplate("{{ range(2)|list }}", defaults={"range": 1})
+    assert template.render(user("x")) == "[0, 1]"
