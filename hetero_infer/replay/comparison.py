@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from control_plane.engine.plane import DRAFTS
 from control_plane.engine.recording_tables import FilledPlace
 from hetero_infer.replay.recorded_state import kept_drafts
 from planes.errors import ConfigError
@@ -88,6 +89,16 @@ def rules_for(
         unlike = max(_tolerance_of(recorded), _tolerance_of(replaying))
         tolerance = 0.0 if is_exact else unlike
     return Rules(is_exact, tolerance)
+
+
+def check_drafts(batch: compute_pb2.ExecutionBatch, plane: compute_pb2.DescribeResponse) -> None:
+    """Raise ConfigError for a batch with drafts where the plane takes none."""
+    if batch.draft_ids and DRAFTS not in plane.features:
+        raise ConfigError(
+            f"step {batch.step_id} has drafts, which the compute plane takes none of; record "
+            "without speculative_tokens",
+            field="compute",
+        )
 
 
 def _tolerance_of(plane: compute_pb2.DescribeResponse) -> float:

@@ -128,6 +128,17 @@ def test_rows_with_drafts_go_beside_others_and_are_numbered_as_sent() -> None:
     ran = plane.batches[-1]
     assert ran.query_lens.tolist() == [1] * 7
     assert ran.positions.tolist() == [5, 6, 7, 3, 1, 2, 3]
+    assert ran.prompt_logprob_rows == [3]
+
+
+def test_a_prompt_is_computed_whole_beside_drafts() -> None:
+    plane = Plane()
+    plane.run(step([(0, 0, 3)], starts=[start(0, PROMPTS[0], range(3))]))
+    wanted = alone(PROMPTS[0], 4)
+    batch = step([(0, 3, 1), (1, 0, 5)], starts=[start(1, PROMPTS[1], range(3, 6))])
+    result = plane.run(drafted(batch, [wanted[1:3], []]))
+    assert result.kept_drafts.tolist() == [2, 0]
+    assert result.sampled_token_ids.tolist() == [wanted[3], *alone(PROMPTS[1], 1)]
 
 
 def test_a_row_that_fails_fails_without_its_drafts_and_one_behind_it_ends_what_is_kept() -> None:

@@ -164,7 +164,23 @@ def test_what_was_waited_for_in_vain_is_a_miss(monkeypatch: pytest.MonkeyPatch) 
     assert output is not None
     assert drafts_of(output) == []
     assert desk.scheduler.get_stats().num_drafts == 0
+    desk.answer()
+    desk.send()  # nothing was waited for
     assert noted == [0]
+
+
+def test_after_a_guess_of_which_nothing_was_right_nobody_guesses_for_two_tokens() -> None:
+    desk = Desk(config={"prompt_lookup_min": 2})
+    desk.add([1, 2, 3, 7, 3, 9, 8, 1, 2], [3, 9, 8, 8, 8, 8, 8, 8])
+    desk.send()
+    desk.answer()
+    output = desk.send()
+    assert output is not None
+    assert output.batch.draft_ids[0] == 7
+    assert [event.new_token_ids for event in desk.answer()] == [(9,)]
+    for _ in range(2):
+        desk.send()  # though 3 9 was there before
+    assert list(map(drafts_of, desk.sent[2:])) == [[], []]
 
 
 def test_drafts_end_with_the_block_and_before_the_last_token_of_the_request() -> None:
@@ -179,6 +195,14 @@ def test_drafts_end_with_the_block_and_before_the_last_token_of_the_request() ->
     assert ends == [(6, 2), (8, 4), (12, 1)][: len(ends)]
     assert len(ends) == 2
     assert desk.text(1) == [4] * 9
+
+
+def test_no_step_waits_where_the_next_row_fills_its_block() -> None:
+    desk = Desk(block_size=4)
+    desk.add([4] * 7, [4] * 9)
+    desk.send()
+    desk.send()
+    assert [(output.batch.positions, drafts_of(output)) for output in desk.sent[1:]] == [([7], [])]
 
 
 def test_a_draft_never_ends_a_text() -> None:
@@ -207,6 +231,14 @@ def test_few_rows_share_the_drafts_of_a_step_and_many_have_none() -> None:
     assert crowd.scheduler.get_stats().num_drafts < len(SONG)  # of the last ones left, if any
 
 
+@pytest.mark.parametrize("limit", ["max_batch_size", "max_total_tokens"])
+def test_drafts_are_rows_and_tokens_within_the_limits_of_a_step(limit: str) -> None:
+    desk = Desk(config={limit: 3})
+    desk.add(SONG * 2, SONG)
+    desk.run()
+    assert max(sum(drafts_of(output)) for output in desk.sent) == 2
+
+
 def test_who_waits_for_a_prompt_is_not_kept_waiting_by_drafts() -> None:
     desk = Desk()
     desk.add(SONG * 2, SONG * 2)
@@ -217,6 +249,19 @@ def test_who_waits_for_a_prompt_is_not_kept_waiting_by_drafts() -> None:
     assert output is not None
     assert drafts_of(output) == []
     assert output.prefill_request_ids == [2]
+
+
+def test_the_rest_of_a_prompt_is_not_kept_waiting_by_drafts() -> None:
+    desk = Desk(config={"max_prefill_tokens": 4})
+    desk.add(SONG[:2] * 2, [*SONG[:2] * 3, 9])
+    desk.send()
+    desk.answer()
+    desk.add([11, 12, 13, 14, 15, 16, 17, 18], [1])
+    assert desk.send() is not None
+    output = desk.send()  # its second half, though 2 1 2 was there before
+    assert output is not None
+    assert output.prefill_request_ids == [2]
+    assert desk.scheduler.get_stats().num_drafts == 0
 
 
 def test_who_waits_for_a_slot_is_served_by_steps_that_do_not_wait() -> None:

@@ -288,3 +288,23 @@ def test_the_coarser_plane_gives_the_tolerance(dtype, numerics_id, tolerance):
     assert rules_for(exact, coarse).tolerance == tolerance
     assert rules_for(coarse, exact).tolerance == tolerance
     assert rules_for(coarse, coarse).tolerance == 0.0
+
+
+def test_drafts_are_not_replayed_on_a_plane_that_takes_none(recording, other, monkeypatch):
+    messages = read(recording)
+    batches = [m for m in messages if isinstance(m, compute_pb2.ExecutionBatch)]
+    batch = next(b for b in batches if len(b.query_lens) == 1)
+    batch.query_lens[0] += 1
+    batch.draft_counts.append(1)
+    batch.draft_ids.append(0)
+    described = ReplayPlane.describe
+
+    def without_drafts(plane):
+        answer = described(plane)
+        answer.features.remove("drafts")
+        return answer
+
+    monkeypatch.setattr(ReplayPlane, "describe", without_drafts)
+    assert replay(other, recording).num_differences == 0  # in which nothing was guessed
+    with pytest.raises(ConfigError, match="speculative_tokens"):
+        replay(other, write(messages))
