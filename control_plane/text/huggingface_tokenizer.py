@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from control_plane.text.tokenizer import EACH_BYTE
@@ -62,7 +62,7 @@ def load_huggingface_tokenizer(
     )
 
 
-def _kind(decoder: Any) -> Callable[..., HuggingFaceTokenizer]:  # noqa: ANN401 - parsed JSON
+def _kind(decoder: Any) -> type[HuggingFaceTokenizer]:  # noqa: ANN401 - parsed JSON
     """Return the class for a decoder."""
     if not isinstance(decoder, dict):
         return HuggingFaceTokenizer
@@ -72,7 +72,7 @@ def _kind(decoder: Any) -> Callable[..., HuggingFaceTokenizer]:  # noqa: ANN401 
     if steps == _PIECES:
         return SentencePieceTokenizer
     if steps == [*_PIECES, _ONE_SPACE]:
-        return functools.partial(SentencePieceTokenizer, adds_space=True)
+        return SpacedSentencePieceTokenizer
     return HuggingFaceTokenizer
 
 
@@ -167,44 +167,43 @@ class HuggingFaceTokenizer:
         return self._pad_token_id
 
 
-class HuggingFaceByteTokenizer(HuggingFaceTokenizer):
-    """A byte-level vocabulary: every token is a string of bytes.
+class _BytesTokenizer(HuggingFaceTokenizer):
+    """A vocabulary in which every token is a string of bytes."""
 
-    The vocabulary spells each byte as one printable character (GPT-2's `bytes_to_unicode`). A
-    token with any other character in it is an added one and stands for itself.
-    """
-
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        *,
-        bos_token_id: int | None = None,
-        eos_token_id: int | None = None,
-        pad_token_id: int | None = None,
-        add_bos_token: bool = False,
-    ) -> None:
-        super().__init__(
-            backend,
-            bos_token_id=bos_token_id,
-            eos_token_id=eos_token_id,
-            pad_token_id=pad_token_id,
-            add_bos_token=add_bos_token,
-        )
-        added = backend.get_added_tokens_decoder()
-        self._bytes: dict[int, bytes] = {
-            token_id: b"" for token_id, token in added.items() if token.special
+    @functools.cached_property
+    def _special(self) -> dict[int, bytes]:
+        """Names of the special tokens."""
+        added = self._backend.get_added_tokens_decoder()
+        return {
+            token_id: token.content.encode() for token_id, token in added.items() if token.special
         }
+
+    @functools.cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        """Those of the tokens that were asked for, and of the special ones."""
+        return dict.fromkeys(self._special, b"")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for; none for special tokens and unused ids."""
         known = self._bytes.get(token_id)
         if known is None:
+            if token_id < 0:
+                raise TokenizationError(f"token id must not be negative, got {token_id}")
             known = self._bytes[token_id] = self._look_up(token_id)
         return known
 
     def _look_up(self, token_id: int) -> bytes:
-        if token_id < 0:
-            raise TokenizationError(f"token id must not be negative, got {token_id}")
+        raise NotImplementedError
+
+
+class HuggingFaceByteTokenizer(_BytesTokenizer):
+    """A byte-level vocabulary.
+
+    It spells each byte as one printable character (GPT-2's `bytes_to_unicode`). A token with any
+    other character in it is an added one and stands for itself.
+    """
+
+    def _look_up(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
@@ -214,53 +213,19 @@ class HuggingFaceByteTokenizer(HuggingFaceTokenizer):
             return token.encode()
 
 
-class SentencePieceTokenizer(HuggingFaceTokenizer):
-    """SentencePiece's BPE with byte fallback: every token is a string of bytes.
+class SentencePieceTokenizer(_BytesTokenizer):
+    """SentencePiece's BPE with byte fallback.
 
     The vocabulary spells a space as U+2581, and `<0x0A>` is one byte. What is decoded is
     SentencePiece's: the library spoils the characters beside a byte that is no text (to it a run of
     such tokens is text or not as a whole), so that later tokens would change earlier text.
+
+    `adds_space`: whether encoding puts a space in front of a text.
     """
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        *,
-        bos_token_id: int | None = None,
-        eos_token_id: int | None = None,
-        pad_token_id: int | None = None,
-        add_bos_token: bool = False,
-        adds_space: bool = False,
-    ) -> None:
-        super().__init__(
-            backend,
-            bos_token_id=bos_token_id,
-            eos_token_id=eos_token_id,
-            pad_token_id=pad_token_id,
-            add_bos_token=add_bos_token,
-        )
-        self._adds_space = adds_space
-        added = backend.get_added_tokens_decoder()
-        self._special = {
-            token_id: token.content.encode() for token_id, token in added.items() if token.special
-        }
-        self._bytes: dict[int, bytes] = dict.fromkeys(self._special, b"")
-
-    @property
-    def adds_space(self) -> bool:
-        """Whether encoding puts a space in front of a text."""
-        return self._adds_space
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes a token stands for; none for special tokens and unused ids."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._look_up(token_id)
-        return known
+    adds_space = False
 
     def _look_up(self, token_id: int) -> bytes:
-        if token_id < 0:
-            raise TokenizationError(f"token id must not be negative, got {token_id}")
         piece = self.token_name(token_id) if token_id < self.vocab_size else None
         if piece is None:
             return b""
@@ -276,9 +241,15 @@ class SentencePieceTokenizer(HuggingFaceTokenizer):
                 for token_id, piece in zip(tokens, pieces, strict=True)
             ]
         data = b"".join(pieces)
-        if self._adds_space:
+        if self.adds_space:
             data = data.removeprefix(b" ")
         return data.decode(errors=EACH_BYTE)
+
+
+class SpacedSentencePieceTokenizer(SentencePieceTokenizer):
+    """The same where encoding puts a space in front of a text."""
+
+    adds_space = True
 
 
 _BYTE_PIECE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
