@@ -152,11 +152,31 @@ def test_a_row_that_fails_fails_without_its_drafts_and_one_behind_it_ends_what_i
     assert [(failure.row, failure.message) for failure in result.row_failures] == [(0, "here")]
     assert result.kept_drafts.tolist() == [0, 1]
     assert result.sampled_token_ids.tolist()[1] == wanted[1][2]
-    again = plane.run(step([(0, 4, 1), (1, 7, 1)]))
+    again = plane.run(drafted(step([(0, 4, 1), (1, 7, 1)]), [[1, 1], wanted[1][3:4]]))
     assert [(failure.row, failure.reason.value) for failure in again.row_failures] == [
         (0, "poisoned")
     ]
-    assert again.sampled_token_ids.tolist()[1] == wanted[1][3]
+    assert again.kept_drafts.tolist() == [0, 1]
+    assert again.sampled_token_ids.tolist()[1] == wanted[1][4]
+    assert [entry.sample for entry in again.draft_logprobs] == [1]
+
+
+def test_a_row_that_fails_behind_the_drafts_of_another_poisons_its_own_slot() -> None:
+    plane, _ = started()
+    wanted = alone(PROMPTS[0], 4)
+    batch = drafted(step([(0, 3, 1), (1, 5, 1)]), [wanted[1:3], []])
+    assert [f.row for f in plane.run(batch, failed_rows={3: "here"}).row_failures] == [1]
+    again = plane.run(step([(0, 6, 1), (1, 6, 1)]))
+    assert [failure.row for failure in again.row_failures] == [1]
+
+
+def test_drafts_that_their_row_does_not_count_are_refused_of_a_run_of_steps_too() -> None:
+    plane, _ = started()
+    plane.run(step([(0, 3, 1)]))
+    plane.run(step([(0, 4, 1)]))
+    batch = replace(drafted(step([(0, 5, 1)]), [[1]]), query_lens=np.array([1]))
+    with pytest.raises(InvalidBatch, match="draft_counts"):
+        plane.slots.prepare(batch)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ FILE_SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.funct
         ("config.json", b'{"hidden_size":' + b"9" * 5000 + b"}", "not valid JSON"),
         ("config.json", b" " * (1 << 21), "larger than 1048576 bytes"),
         ("config.json", b'{"model_type":"\\ud800"}', "half a character"),
-        ("config.json", None, "No such file"),
+        ("config.json", None, "m: no Hugging Face directory: it has no config.json"),
         ("tokenizer.json", b"{}", "not a tokenizer the library can read"),
         ("tokenizer.json", None, "No such file"),
         ("generation_config.json", b"nope", "not valid JSON"),
@@ -60,6 +60,14 @@ def test_a_damaged_file_is_named_with_its_fault(tiny, tmp_path, file, content, w
     assert caught.value.message.isprintable()
     if content is not None:
         assert file in caught.value.message
+
+
+def test_a_config_whose_link_leads_nowhere_is_there_and_named(tiny, tmp_path):
+    directory = tiny.directory(tmp_path / "m", tiny.model())
+    (directory / "config.json").unlink()
+    (directory / "config.json").symlink_to("gone")
+    with pytest.raises(ModelFileError, match=r"config\.json: No such file"):
+        load_model(str(directory))
 
 
 def test_a_sentencepiece_model_alone_is_refused_by_name(tiny, tmp_path):

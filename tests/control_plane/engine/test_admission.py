@@ -11,7 +11,7 @@ from control_plane.core.limits import RequestLimits
 from control_plane.core.request_options import RequestOptions
 from control_plane.engine.admission import Admission
 from control_plane.text.simple_tokenizer import SimpleTokenizer
-from planes.errors import ValidationError
+from planes.errors import EngineError, ValidationError
 
 
 @pytest.fixture
@@ -68,6 +68,12 @@ def test_a_request_may_fill_the_whole_pool_and_no_more():
     ) as prompt:
         admission.make_request([1] * 17, GenerationParams(max_tokens=1), arrival_time=0.0)
     assert prompt.value.field == "prompt"
+
+
+def test_a_prompt_of_one_token_is_spoken_of_in_the_singular():
+    for limits in (RequestLimits(8, 4, 14), RequestLimits(99, 4, 1)):
+        with pytest.raises(EngineError, match=r"after a prompt of 1 token[ ,]"):
+            limits.check(1, 9)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])

@@ -92,6 +92,20 @@ def test_every_block_that_a_batch_fills_is_asked_for(recorder):
     assert list(batch.digest_blocks) == [3]
 
 
+def test_a_block_that_drafts_may_fill_is_not_asked_for(recorder):
+    batch = compute_pb2.ExecutionBatch(
+        step_id=1,
+        starts=[start(0, 5, [5, 6]), start(1, 4, [7])],
+        slots=[0, 1],
+        query_lens=[4, 4],
+        positions=[4, 0],
+        draft_counts=[3, 0],
+        draft_ids=[1, 2, 3],
+    )
+    recorder.sent(batch)
+    assert list(batch.digest_blocks) == [7]
+
+
 def test_log_probabilities_are_asked_for_and_reach_only_who_asked(recorder):
     batch = compute_pb2.ExecutionBatch(
         step_id=1,
@@ -116,9 +130,11 @@ def test_log_probabilities_are_asked_for_and_reach_only_who_asked(recorder):
     )
     recorder.sent(later)
     first, second = answer(1, 3), answer(2, 2)
+    first.draft_logprobs.extend(first.sample_logprobs)
     recorder.received(first)
     recorder.received(second)
     assert [entry.sample for entry in first.sample_logprobs] == [1]
+    assert [entry.sample for entry in first.draft_logprobs] == [1]
     assert list(second.sample_logprobs) == []
     assert list(first.block_digests) == []
 
