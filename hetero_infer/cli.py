@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         action = read_arguments(app, OTHERS, arguments, program=PROGRAM)
     except UsageError as error:
-        _say(f"error: {error.format_message()}{elsewhere(error)}")
+        _say(f"error: {error.format_message().removesuffix('.')}{elsewhere(error)}")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -65,12 +65,25 @@ def _load_gguf(location: ModelLocation) -> LoadedModel:
 
 
 def _load_directory(location: ModelLocation) -> LoadedModel:
+    if not _has_config(location.path):
+        raise ModelFileError(location.path, f"no Hugging Face directory: it has no {CONFIG}")
     config = JsonObject.read(location.path / CONFIG)
     name = location.name or printable(location.path.resolve().name)
     spec = read_hf_spec(config, name)
     spec, source = open_safetensors(location.path, spec, read_group_quantization(config))
     assets = read_hf_assets(location.path, config, spec)
     return LoadedModel(spec, assets, source, location.path, None)
+
+
+def _has_config(directory: Path) -> bool:
+    """Tell whether the file is there, be it one that cannot be read or a link to nothing."""
+    try:
+        (directory / CONFIG).lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:  # reading it says why
+        return True
+    return True
 
 
 def _check_digest(location: ModelLocation) -> None:

@@ -38,14 +38,15 @@ class RequestLimits:
         longest = self.max_model_len
         if num_prompt_tokens >= longest:
             raise ContextLengthError(
-                f"the prompt has {num_prompt_tokens} tokens, max_model_len ({longest}) leaves "
-                f"room for at most {longest - 1} and one to generate",
+                f"the prompt has {_spell_tokens(num_prompt_tokens)}, max_model_len ({longest}) "
+                f"leaves room for at most {longest - 1} and one to generate",
                 field="prompt",
             )
         if num_prompt_tokens + max_tokens > longest:
             raise ContextLengthError(
                 f"max_tokens must be at most {longest - num_prompt_tokens} after a prompt of "
-                f"{num_prompt_tokens} tokens (max_model_len is {longest}), got {max_tokens}",
+                f"{_spell_tokens(num_prompt_tokens)} (max_model_len is {longest}), "
+                f"got {max_tokens}",
                 field="max_tokens",
             )
         if self.num_blocks_for(num_prompt_tokens, max_tokens, num_beams) > self.num_blocks:
@@ -63,7 +64,7 @@ class RequestLimits:
     ) -> RequestNeverFitsError:
         """Say what of a request is too large for the pool."""
         of_all = f" with {num_beams} beams" if num_beams > 1 else ""
-        prompt = f"a prompt of {num_prompt_tokens} tokens{of_all}"
+        prompt = f"a prompt of {_spell_tokens(num_prompt_tokens)}{of_all}"
         pool = f"KV blocks of {self.block_size} tokens, the pool has {self.num_blocks}"
         num_least = self.num_blocks_for(num_prompt_tokens, 1, num_beams)
         if num_least > self.num_blocks:
@@ -99,3 +100,7 @@ class RequestLimits:
                 f"tokens are known, got {width}",
                 field="beam_width",
             )
+
+
+def _spell_tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"

@@ -124,7 +124,7 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     """Answer for an unknown path, and for a method that a path does not have."""
     asked = f"{request.method} {request.url.path}"
     message = {
-        HTTPStatus.NOT_FOUND: f"Invalid URL ({asked}).",
+        HTTPStatus.NOT_FOUND: f"Invalid URL ({asked}). The routes are listed at /openapi.json.",
         HTTPStatus.METHOD_NOT_ALLOWED: f"Method not allowed ({asked}).",
     }.get(HTTPStatus(error.status_code), str(error.detail))
     code = HTTPStatus(error.status_code).name.lower()

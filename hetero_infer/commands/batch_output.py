@@ -2,8 +2,9 @@
 
 Each result is written as one whole line. A run that finds a file takes the results in it for done;
 a last line that was torn off is cut away, and lines that say an error are taken out, because those
-jobs are tried again. A file that holds anything else is left alone, and so is one that has an
-answer to another request than the one that has its id now, unless those are to be done anew.
+jobs are tried again, or are gone from the input. A file that holds anything else is left alone, and
+so is one that has an answer to another request than the one that has its id now, unless those are
+to be done anew.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ class ResultFile:
         return found
 
     def _results(self, data: bytes) -> Iterator[tuple[str, Mapping[str, Any], bytes]]:
-        """Yield key, result and line of each whole line. Raises ConfigError."""
+        """Yield key, result and line of each whole line of these jobs. Raises ConfigError."""
         *lines, torn = data.split(b"\n")
         if torn and _result(torn) is not None:  # only its end is missing
             lines.append(torn)
@@ -183,8 +184,11 @@ class ResultFile:
                 raise self._unusable(f"holds something else than results, see line {number}")
             key = key_of(result["id"])
             if key not in self._hashes:
+                if "error" in result:  # nobody asks again what failed
+                    continue
                 raise self._unusable(
-                    f"has a result for the id {key} (line {number}), which is not in the input"
+                    f"has a result for the id {key} (line {number}), which is not in the input; "
+                    "give another --output, or put that line back"
                 )
             yield key, result, line + b"\n"
 

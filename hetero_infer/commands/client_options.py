@@ -59,14 +59,18 @@ def refuse_engine_flags(flags: Mapping[str, object]) -> None:
 
 
 def elsewhere(error: Exception) -> str:
-    """Say of an option that the command line does not know in front of all commands who takes it.
+    """Say where belongs what the command line does not know in front of all commands.
 
-    Empty if nobody does, or if the error is another one.
+    Of an option: who takes it; of a command: that a prompt has its flag. Empty if nobody takes it,
+    if typer knows what was meant, or if the error is another one.
     """
     option = getattr(error, "option_name", None)
     context = getattr(error, "ctx", None)
-    if option is None or context is None or context.parent is not None:
+    if context is None or context.parent is not None:
         return ""
+    if option is None:
+        is_no_command = str(error).startswith("No such command") and not str(error).endswith("?")
+        return "; a prompt is given by --input" if is_no_command else ""
     takers = [
         f"`{command}`"
         for command, settings in (("chat", ChatSettings), ("complete", CompleteSettings))

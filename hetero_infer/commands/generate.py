@@ -61,8 +61,8 @@ def _check_room(max_tokens: int, max_model_len: int) -> None:
     """Refuse before anything is loaded what no prompt leaves room for. Raises ValidationError."""
     if max_tokens >= max_model_len:
         raise ValidationError(
-            f"max_tokens must be at most {max_model_len - 1} with a prompt of 1 token "
-            f"(max_model_len is {max_model_len}), got {max_tokens}",
+            f"max_tokens must be below max_model_len ({max_model_len}), which the prompt shares, "
+            f"got {max_tokens}",
             field="max_tokens",
         )
 
@@ -186,11 +186,12 @@ class Printer:
     def footer(self, result: Generation) -> None:
         """Say how much and how fast."""
         answer, finished = result.answer, result.answer.finished
+        plural = "" if finished.prompt_tokens == 1 else "s"
         self._line(f"Tokens generated: {finished.completion_tokens}")
         self._line(
             f"Speed: {answer.tokens_per_second:.1f} tokens/s "
             f"(first token after {finished.time_to_first_token_s:.2f} s, "
-            f"{finished.prompt_tokens} prompt tokens)"
+            f"{finished.prompt_tokens} prompt token{plural})"
         )
 
     def _line(self, text: str) -> None:

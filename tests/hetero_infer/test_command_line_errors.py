@@ -80,7 +80,7 @@ def test_a_bad_variable_and_a_bad_key_are_named_together(capsys, tmp_path, monke
         (["--concurrency", "9"], "No such option: --concurrency: `complete` takes it, behind"),
         (["serve", "--target", "a"], "No such option: --target"),
         (["--input"], "Option '--input' requires an argument"),
-        (["surprise"], "No such command 'surprise'"),
+        (["surprise"], "No such command 'surprise'; a prompt is given by --input"),
         (["--config", "/does/not/exist.json"], "config file /does/not/exist.json: No such file"),
     ],
 )
@@ -96,8 +96,7 @@ def test_a_command_line_that_asks_for_nothing_possible_is_one_line(capsys, argv,
         (["--cache-salt", "x" * 257], "cache_salt must have at most 256 bytes, got 257"),
         (
             ["--max-tokens", "5000", "--max-model-len", "4096"],
-            "max_tokens must be at most 4095 with a prompt of 1 token (max_model_len is 4096), "
-            "got 5000",
+            "max_tokens must be below max_model_len (4096), which the prompt shares, got 5000",
         ),
     ],
 )
@@ -106,6 +105,17 @@ def test_parameters_that_the_server_would_refuse_are_refused_before_a_plane_star
 ):
     monkeypatch.setattr("hetero_infer.commands.server.private_directory", None)
     assert refused(capsys, "--input", "x", *argv) == message
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["sevre"], "No such command 'sevre'. Did you mean 'serve'?"),
+        (["token", "Hello"], "No such command 'Hello'"),
+    ],
+)
+def test_of_a_command_that_was_meant_no_prompt_is_spoken(capsys, argv, line):
+    assert refused(capsys, *argv) == line
 
 
 class Stdin(io.TextIOWrapper):

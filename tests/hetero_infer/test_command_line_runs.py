@@ -164,6 +164,12 @@ def test_what_the_server_refuses_is_one_line_with_both_numbers_and_status_2(envi
     assert "Output:" not in result.stdout
 
 
+def test_a_prompt_of_one_token_is_told_in_the_singular(environ):
+    result = run(environ, "--input", "x", "--max-tokens", "2", *SIMULATED)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith(" s, 1 prompt token)\n")
+
+
 def test_a_request_that_never_fits_into_the_pool_is_status_2(environ):
     result = run(environ, "--input", "Hello", "--max-num-blocks", "2", "--json", *SIMULATED)
     assert result.returncode == 2

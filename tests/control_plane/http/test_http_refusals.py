@@ -235,8 +235,12 @@ def test_a_body_that_does_not_come_is_given_up(on_loop, monkeypatch):
 def test_unknown_paths_methods_and_models_have_openais_shape(on_loop):
     async def test(served):
         client = served.client
-        for path in ("/", "/v1", "/v1/models/", "/v1/embeddings", "/docs", "/redoc", "/v1//models"):
-            error_of(await client.get(path), 404)
+        for path in ("/", "/v1", "/v1/embeddings", "/docs", "/redoc", "/v1//models"):
+            error = error_of(await client.get(path), 404)
+            assert error["message"] == (
+                f"Invalid URL (GET {path}). The routes are listed at /openapi.json."
+            )
+        error_of(await client.get("/v1/models/"), 404)
         response = await client.get(COMPLETIONS)
         error_of(response, 405)
         assert response.headers["allow"] == "POST"

@@ -160,6 +160,18 @@ def test_a_torn_last_line_is_cut_away_and_one_that_only_lacks_its_end_counts(tmp
         assert out.read_text() == whole + '{"id": 2, "text": "y"}\n'
 
 
+def test_errors_of_requests_that_are_gone_count_for_nothing(complete, batch, tmp_path):
+    out = tmp_path / "out.jsonl"
+    wrong = {"prompt": "two", "temperature": 9}
+    asked = ("--input-file", batch({"prompt": "one"}, wrong), "--output", out)
+    assert complete(*asked)[0] == 1
+    lines = out.read_bytes().splitlines(keepends=True)
+    (answer,) = (line for line in lines if b'"text"' in line)
+    batch({"prompt": "one"})  # the wrong line was taken out
+    assert complete(*asked) == (0, "", "hetero-infer: 0 done, 1 done before\n")
+    assert out.read_bytes() == answer
+
+
 def test_an_answer_to_another_request_is_not_taken_for_this_one(complete, batch, tmp_path, server):
     out = tmp_path / "out.jsonl"
     asked = ("--input-file", batch({"prompt": "one"}, {"prompt": "two"}), "--output", out)
@@ -202,7 +214,11 @@ def test_answers_of_another_model_are_pointed_out(complete, batch, tmp_path):
     ("before", "what"),
     [
         ("my notes\n", "holds something else than results, see line 1"),
-        ('{"id": 99, "text": "x"}\n', "has a result for the id 99 (line 1), which is not in"),
+        (
+            '{"id": 98, "error": {}}\n{"id": 99, "text": "x"}\n',
+            "has a result for the id 99 (line 2), which is not in the input; give another "
+            "--output, or put that line back",
+        ),
     ],
 )
 def test_a_file_of_something_else_is_left_alone(complete, batch, tmp_path, before, what):
