@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -167,7 +168,7 @@ class HuggingFaceTokenizer:
         return self._pad_token_id
 
 
-class _BytesTokenizer(HuggingFaceTokenizer):
+class _BytesTokenizer(HuggingFaceTokenizer, ABC):
     """A vocabulary in which every token is a string of bytes."""
 
     @functools.cached_property
@@ -192,8 +193,9 @@ class _BytesTokenizer(HuggingFaceTokenizer):
             known = self._bytes[token_id] = self._look_up(token_id)
         return known
 
+    @abstractmethod
     def _look_up(self, token_id: int) -> bytes:
-        raise NotImplementedError
+        """Return the bytes of a token that is not special."""
 
 
 class HuggingFaceByteTokenizer(_BytesTokenizer):
