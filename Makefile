@@ -43,14 +43,15 @@ run: .venv/.run ## Print real text from a real model. PROMPT="…" RUN_ARGS="--m
 # A file stays in one worker, files start in the order of tests/conftest.py. Three workers keep two
 # cores busy while tests wait for servers. Tests start hundreds of processes: without bytecode each
 # would compile what it imports. Two plugins of packages that we test with are not wanted by any test.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -p no:anyio -p no:schemathesis
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -p no:anyio -p no:schemathesis \
+	--max-worker-restart 0
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 
 test: .venv/.test ## The tests: about 6 minutes on 2 cores.
 	@$(PYTEST) -m "not slow and not gpu" $(TEST_ARGS)
 
 test-slow: .venv/.test ## Full grids and long campaigns.
-	@$(PYTEST) -m "slow and not gpu" $(TEST_ARGS)
+	@$(PYTEST) -m "slow and not gpu" -o faulthandler_timeout=7200 $(TEST_ARGS)
 
 check: .venv/.test ## Format, lint, types, import rules, generated stubs, proto style.
 	@$(BIN)/ruff format --check .
