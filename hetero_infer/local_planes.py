@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 from hetero_infer.child_log import readable
 from hetero_infer.config import EngineConfig, child_environment
+from hetero_infer.left_directories import PREFIX, own, remove_left_behind
 from hetero_infer.plane_process import PlaneProcess
 from planes.address import MAX_UNIX_PATH_BYTES, Address
 from planes.errors import ConfigError
@@ -25,23 +27,32 @@ ConfigT = TypeVar("ConfigT", bound=EngineConfig)
 def private_directory() -> Iterator[Path]:
     """Make a directory for sockets, mode 0700, and remove it at the end.
 
-    Raises ConfigError where the directory for temporary files cannot hold it.
+    Those of processes that were killed are removed too. Raises ConfigError where the directory for
+    temporary files cannot hold it.
     """
     try:
-        directory = tempfile.mkdtemp(prefix="hetero-")
-        if len((directory + LONGEST_NAME).encode()) > MAX_UNIX_PATH_BYTES:
-            Path(directory).rmdir()
-            directory = tempfile.mkdtemp(prefix="hetero-", dir="/tmp")
+        directory = _new_directory(None)
+        if len((str(directory) + LONGEST_NAME).encode()) > MAX_UNIX_PATH_BYTES:
+            directory.rmdir()
+            directory = _new_directory("/tmp")
+        owned = own(directory)
     except OSError as error:
         raise ConfigError(
             f"no directory for temporary files can be made: {error.filename}: {error.strerror}"
         ) from None
-    path = Path(directory)
     try:
-        yield path
+        yield directory
     finally:
         # A plane that is just ending may still touch it.
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(owned)
+
+
+def _new_directory(parent: str | None) -> Path:
+    """Make a directory below `parent`, None: where temporary files belong."""
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    remove_left_behind(directory.parent)
+    return directory
 
 
 def compute_socket(directory: Path) -> Address:
