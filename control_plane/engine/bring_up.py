@@ -134,12 +134,25 @@ def learn(
             configured=limit.configured,
             effective=limit.effective,
         )
-    if config.speculative_tokens < limits.speculative_tokens:
-        _log.warning(
-            "speculative_tokens has no effect: the compute plane takes no drafts",
-            executor=plane.executor,
-        )
+    _tell_idle_drafts(limits, config, plane)
     return ConnectedPlane(plane, assets, tokenizer, eos_token_ids, config, limits.prefix_cache)
+
+
+def _tell_idle_drafts(
+    limits: SchedulingLimits, config: SchedulerConfig, plane: PlaneDescription
+) -> None:
+    """Say why no token will be guessed, if that was asked for."""
+    if limits.speculative_tokens == 0:
+        return
+    reasons = {
+        "the compute plane takes no drafts": config.speculative_tokens == 0,
+        "max_batch_size 1 leaves no row for a draft": config.max_batch_size == 1,
+        "max_total_tokens 1 leaves no token for a draft": config.max_total_tokens == 1,
+        "block_size 1 leaves no room for one in a block": plane.block_size == 1,
+    }
+    reason = next((reason for reason, is_so in reasons.items() if is_so), None)
+    if reason is not None:
+        _log.warning(f"speculative_tokens has no effect: {reason}", executor=plane.executor)
 
 
 def make_loop(

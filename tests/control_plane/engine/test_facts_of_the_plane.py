@@ -33,6 +33,27 @@ def test_drafts_are_sent_to_planes_that_take_them_and_others_run_without(drive, 
 
 
 @pytest.mark.parametrize(
+    ("limits", "block_size", "reason"),
+    [
+        ({"max_batch_size": 1}, 16, "max_batch_size 1 leaves no row for a draft"),
+        ({"max_total_tokens": 1}, 16, "max_total_tokens 1 leaves no token for a draft"),
+        ({}, 1, "block_size 1 leaves no room for one in a block"),
+    ],
+)
+def test_what_leaves_no_room_for_drafts_is_said_in_one_line_if_drafts_were_asked_for(
+    drive, fake_plane, monkeypatch, capsys, limits, block_size, reason
+):
+    fake_plane.features = (*fake_plane.features, "drafts")
+    monkeypatch.setattr(f"{type(fake_plane).__module__}.BLOCK_SIZE", block_size)
+    for num_tokens, said in ((0, 0), (3, 1)):
+        driver = drive(limits=SchedulingLimits(speculative_tokens=num_tokens, **limits))
+        driver.submit("ab ab ab ab ab", 20)
+        driver.run()
+        assert driver.loop.metrics.num_drafts == 0
+        assert capsys.readouterr().out.count(f"has no effect: {reason}") == said
+
+
+@pytest.mark.parametrize(
     ("knob", "value", "said"),
     [
         ("num_host_blocks", 5, "another num_host_blocks: 5, it was 0"),
