@@ -276,12 +276,12 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
         return next_token(read, slot.seed, slot.sample)
 
     def check(self, batch):
-        if batch.session != self.session or self.other_session is not None:
-            reason = compute_pb2.REFUSAL_REASON_STALE_SESSION
-            return compute_pb2.Refusal(reason=reason, message="another session")
         if batch.epoch != self.epoch:
             reason = compute_pb2.REFUSAL_REASON_STALE_EPOCH
             return compute_pb2.Refusal(reason=reason, message="another epoch")
+        if batch.session != self.session or self.other_session is not None:
+            reason = compute_pb2.REFUSAL_REASON_STALE_SESSION
+            return compute_pb2.Refusal(reason=reason, message="another session")
         if batch.step_id != self.last_step + 1:
             return compute_pb2.Refusal(
                 reason=compute_pb2.REFUSAL_REASON_STEP_GAP,
