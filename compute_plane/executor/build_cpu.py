@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from compute_plane.executor.kernel_cache import numerics_fingerprint, prepare_kernel_cache
+from compute_plane.executor.kernel_notices import KernelNotices
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.warm_up import warm_up
 from compute_plane.executor.weight_formats import log_conversions
@@ -87,14 +87,8 @@ def build_cpu_layers(
     them too.
     """
     chosen = select_instruction_set(context.instruction_set)
-    cache = prepare_kernel_cache(context.kernel_cache)
-    is_first = not any(cache.iterdir())
-    if is_first:
-        # A warning, because a start that takes half a minute must say why on any terminal.
-        log.warning(
-            "compiling kernels, once, in about half a minute; later starts find them",
-            directory=str(cache),
-        )
+    notices = KernelNotices()
+    prepare_kernel_cache(context.kernel_cache, notices)
     # Kernels are made for the instruction set when they are imported.
     from compute_plane.executor.cpu import CpuExecutor
     from compute_plane.executor.packed_weights import pack_weights
@@ -135,8 +129,8 @@ def build_cpu_layers(
         kv_pool,
         num_threads=context.num_threads,
         max_tokens=context.max_tokens,
-        on_compiled=_Progress() if is_first else None,
     )
+    notices.sum_up()
     log.info(
         "cpu executor",
         instruction_set=chosen.name,
@@ -145,15 +139,3 @@ def build_cpu_layers(
     )
     log_conversions(weights.conversions)
     return CpuLayers(executor, weights, kv_pool)
-
-
-class _Progress:
-    """Says which kernels are compiled, and how long each took."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self, name: str) -> None:
-        now = time.monotonic()
-        log.info("compiled", kernel=name, seconds=round(now - self._last, 1))
-        self._last = now

@@ -58,8 +58,7 @@ class CpuExecutor:
     """Runs batches of a Llama-family model on the CPU; a `GPUExecutor`.
 
     `weights`, `kv_pool`: of `spec`'s heads, and of all its layers or its last ones. `max_tokens`:
-    of one batch. `on_compiled` gets the name of each kernel when it is compiled or loaded, in the
-    constructor. `keep_logits`: return the sampled rows' logits, for tests and tools. Not
+    of one batch. `keep_logits`: return the sampled rows' logits, for tests and tools. Not
     thread-safe: one thread, the device thread, calls it.
     """
 
@@ -71,7 +70,6 @@ class CpuExecutor:
         *,
         num_threads: int,
         max_tokens: int = DEFAULT_MAX_TOKENS,
-        on_compiled: Callable[[str], None] | None = None,
         keep_logits: bool = False,
     ) -> None:
         self._weights = weights
@@ -87,9 +85,7 @@ class CpuExecutor:
         )
         self._max_tokens = max_tokens
         self._keep_logits = keep_logits
-        self._llama = LlamaTable(
-            spec, weights, kv_pool, max_tokens=max_tokens, on_compiled=on_compiled
-        )
+        self._llama = LlamaTable(spec, weights, kv_pool, max_tokens=max_tokens)
         operands = {
             LOGITS: self._llama.logits.ctypes.data,
             LOGITS_STRIDE: spec.vocab_size,

@@ -6,6 +6,7 @@ the kernel sources and of everything else the machine code depends on.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -18,11 +19,13 @@ from typing import Final
 import llvmlite
 import llvmlite.binding
 import numpy as np
+import structlog
 
 import compute_plane
 import kernels
+from compute_plane.executor.kernel_clean_up import remove_unused, use
 from kernels.cpu.instruction_set import forced_target, selected_instruction_set
-from kernels.cpu.machine_code import keep_code_in
+from kernels.cpu.machine_code import Watch, keep_code_in
 from planes.errors import ConfigError
 
 PRIVATE_MODE: Final = 0o700
@@ -32,18 +35,36 @@ COMPILED_FROM: Final = ("cpu", "reference")
 OTHERS: Final = 0o077
 """Permission bits of group and others."""
 
+DISK_TROUBLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+"""What keeps a directory from being made though its path is right; kernels work without one."""
 
-def prepare_kernel_cache(root: Path) -> Path:
+log = structlog.get_logger()
+
+
+def prepare_kernel_cache(root: Path, watch: Watch | None = None) -> Path:
     """Let machine code be kept below `root`, and return the directory in use.
 
     Must be called when the instruction set is chosen, and before any operation is loaded. `root`
-    and the directory are created with mode 0700. Raises ConfigError, naming the path, if one of
-    them is not a directory of this user that only this user can enter, or cannot be created.
+    and the directory are created with mode 0700; directories that nobody has used for long are
+    removed. Raises ConfigError, naming the path, if one of them is not a directory of this user
+    that only this user can enter, or cannot be created. A full disk is told the watch instead, if
+    there is one: nothing is kept then.
     """
     directory = root / kernel_fingerprint()
-    for path in (root, directory):
-        make_private_directory(path)
-    keep_code_in(directory)
+    try:
+        make_private_directory(root)
+        use(directory, make_private_directory)
+    except ConfigError as error:
+        cause = error.__cause__
+        if watch is None or not isinstance(cause, OSError) or cause.errno not in DISK_TROUBLE:
+            raise
+        keep_code_in(None, watch)
+        watch.not_kept(error)
+        return directory
+    num_removed = remove_unused(root, directory)
+    if num_removed:
+        log.info("removed kernels that no start has used for 30 days", directories=num_removed)
+    keep_code_in(directory, watch)
     return directory
 
 

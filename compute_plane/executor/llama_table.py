@@ -14,7 +14,6 @@ A step of more tokens than fit the buffers is cut into pieces. In every layer al
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -68,11 +67,11 @@ class LayerRecords:
 class LlamaTable:
     """The records of a model and the buffers they work in.
 
-    `max_tokens`: of one step. `on_compiled`: as for `StepTable`. `before`, `layers`, `after`:
-    addresses of records, in order; `prompt_layers`: the layers for pieces of prompt tokens, the
-    same ones unless `tells_prompts_apart`. `hidden`: float32 [max_tokens, hidden], of all tokens
-    of a step. `logits`: float32 [LOGITS_ROWS, vocabulary]. `scratch_bytes`: what a worker needs.
-    Weights and pool, of the same layers, must outlive it.
+    `max_tokens`: of one step. `before`, `layers`, `after`: addresses of records, in order;
+    `prompt_layers`: the layers for pieces of prompt tokens, the same ones unless
+    `tells_prompts_apart`. `hidden`: float32 [max_tokens, hidden], of all tokens of a step.
+    `logits`: float32 [LOGITS_ROWS, vocabulary]. `scratch_bytes`: what a worker needs. Weights and
+    pool, of the same layers, must outlive it.
     """
 
     def __init__(
@@ -82,9 +81,8 @@ class LlamaTable:
         kv_pool: KvPool,
         *,
         max_tokens: int,
-        on_compiled: Callable[[str], None] | None = None,
     ) -> None:
-        self.table = StepTable(on_compiled)
+        self.table = StepTable()
         self._arena = HugePageArena("activations")
         self.table.keep(self._arena)
         self._spec = spec

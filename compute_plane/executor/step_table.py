@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,9 @@ Words = npt.NDArray[np.int64]
 
 
 class StepTable:
-    """Records, each at an address that stays, and the arrays their operands point into.
+    """Records, each at an address that stays, and the arrays their operands point into."""
 
-    `on_compiled` gets the name of every operation once its machine code is there.
-    """
-
-    def __init__(self, on_compiled: Callable[[str], None] | None = None) -> None:
-        self._on_compiled = on_compiled
+    def __init__(self) -> None:
         self._records: list[Words] = []
         self._reads: list[tuple[int, int] | None] = []
         self._operations: dict[str, Operation] = {}
@@ -48,10 +44,7 @@ class StepTable:
         operation is compiled, or loaded, if it was not yet.
         """
         record = np.zeros(RECORD_WORDS, dtype=np.int64)
-        is_new = operation.name not in self._operations
         record[KERNEL] = operation.address
-        if is_new and self._on_compiled is not None:
-            self._on_compiled(operation.name)
         record[CHUNKS] = -int(chunks) if isinstance(chunks, StepWord) else min(chunks, MAX_CHUNKS)
         for at, value in operands.items():
             record[at] = value

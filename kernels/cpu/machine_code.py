@@ -15,6 +15,7 @@ import functools
 import hashlib
 import os
 from pathlib import Path
+from typing import Protocol
 
 import llvmlite.binding
 
@@ -23,13 +24,26 @@ from planes.errors import ConfigError
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
-def keep_code_in(directory: Path | None) -> None:
+class Watch(Protocol):
+    """Is told what a process does because code was not kept."""
+
+    def missing(self, name: str, directory: Path | None) -> None:
+        """Note that code is about to be made; `directory`: where it was looked for."""
+
+    def made(self, name: str) -> None:
+        """Note that it is there."""
+
+    def not_kept(self, error: ConfigError) -> None:
+        """Note that it could not be written: it works, and the next process makes it again."""
+
+
+def keep_code_in(directory: Path | None, watch: Watch | None = None) -> None:
     """Look for machine code in a directory from now on, and keep there what is compiled.
 
     None: keep nothing, as it is at the beginning.
     """
-    global _directory
-    _directory = directory
+    global _directory, _watch
+    _directory, _watch = directory, watch
 
 
 def find_code(name: str) -> bytes | None:
@@ -37,10 +51,15 @@ def find_code(name: str) -> bytes | None:
 
     Raises ConfigError if it cannot be read.
     """
-    if _directory is None:
-        return None
+    code = None if _directory is None else _read(_directory, name)
+    if code is None and _watch is not None:
+        _watch.missing(name, _directory)
+    return code
+
+
+def _read(directory: Path, name: str) -> bytes | None:
     try:
-        kept = (_directory / f"{name}.o").read_bytes()
+        kept = (directory / f"{name}.o").read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -50,24 +69,34 @@ def find_code(name: str) -> bytes | None:
 
 
 def keep_code(name: str, code: bytes) -> None:
-    """Keep an object file, if there is a directory for it. Raises ConfigError if it cannot be.
+    """Keep an object file, if there is a directory for it.
 
-    Others may do the same meanwhile; a reader finds one of them, whole.
+    Others may do the same meanwhile; a reader finds one of them, whole. If it cannot be kept, the
+    watch is told; without one ConfigError is raised.
     """
+    if _watch is not None:
+        _watch.made(name)
     if _directory is None:
         return
-    # Not by number: planes in containers that share a cache are process 1, all of them.
-    beside = _directory / f".{name}.{os.urandom(8).hex()}"
     try:
-        try:
-            beside.write_bytes(_digest(name, code) + code)
-            beside.replace(_directory / f"{name}.o")
-        except OSError:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
+        _write(_directory, name, code)
     except OSError as error:
-        raise _failure(error) from error
+        failure = _failure(error)
+        if _watch is None:
+            raise failure from error
+        _watch.not_kept(failure)
+
+
+def _write(directory: Path, name: str, code: bytes) -> None:
+    # Not by number: planes in containers that share a cache are process 1, all of them.
+    beside = directory / f".{name}.{os.urandom(8).hex()}"
+    try:
+        beside.write_bytes(_digest(name, code) + code)
+        beside.replace(directory / f"{name}.o")
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
 
 
 def load_code(name: str, code: bytes) -> int:
@@ -105,3 +134,4 @@ def _linker() -> llvmlite.binding.ExecutionEngine:
 
 
 _directory: Path | None = None
+_watch: Watch | None = None

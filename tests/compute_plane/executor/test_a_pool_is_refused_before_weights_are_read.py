@@ -30,7 +30,7 @@ class Unread:
 def test_keys_and_values_are_looked_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_cpu, "prepare_kernel_cache", lambda root: root)
+    monkeypatch.setattr(build_cpu, "prepare_kernel_cache", lambda root, _watch: root)
     model = replace(tiny_model(SPEC), source=Unread())
     wants = context(tmp_path, model=model, kv_cache_dtype="float16")
     refused = "float32, bfloat16, int8, float8, got float16"

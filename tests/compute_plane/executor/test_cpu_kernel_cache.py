@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import kernels
 from compute_plane.executor import kernel_cache
 from compute_plane.executor.kernel_cache import kernel_fingerprint, prepare_kernel_cache
+from compute_plane.executor.kernel_notices import KernelNotices
 from kernels.cpu import instruction_set, machine_code
 from kernels.cpu.compiled import int64_at, object_code, operation
 from kernels.cpu.instruction_set import selected_instruction_set
@@ -28,6 +30,7 @@ from planes.errors import ConfigError
 @pytest.fixture(autouse=True)
 def _kept_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_code, "_directory", machine_code._directory)
+    monkeypatch.setattr(machine_code, "_watch", machine_code._watch)
 
 
 @pytest.fixture
@@ -180,6 +183,54 @@ def test_a_full_disk_is_named_and_nothing_half_written_stays(
     with pytest.raises(ConfigError, match=f"{directory}: No space left"):
         keep_code("a.b", b"machine code")
     assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("at_fault", ["mkdir", "replace"])
+def test_a_plane_starts_on_a_full_disk_and_says_once_that_kernels_are_not_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    at_fault: str,
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, at_fault, full)
+    notices = KernelNotices()
+    prepare_kernel_cache(tmp_path / "cache", notices)
+    for name in ("step.dismiss", "step.board_bytes"):
+        keep_code(name, b"machine code")
+        assert find_code(name) is None
+    said = capsys.readouterr().out
+    assert said.count("compiled kernels cannot be kept") == 1
+    assert "No space left" in said
+
+
+def test_a_cache_in_a_place_that_is_wrong_is_refused_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="Not a directory"):
+        prepare_kernel_cache(tmp_path / "file" / "cache", KernelNotices())
+
+
+def test_a_start_says_before_that_it_compiles_and_after_how_much(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(*names: str) -> list[str]:
+        notices = KernelNotices()
+        prepare_kernel_cache(tmp_path / "cache", notices)
+        for name in names:
+            if find_code(name) is None:
+                keep_code(name, b"machine code")
+        notices.sum_up()
+        return re.findall(
+            r"(compiling kernels[^;]*;|compiled kernels +kernels=\d+)", capsys.readouterr().out
+        )
+
+    first = "compiling kernels, once, in about half a minute;"
+    more = "compiling kernels that no earlier start needed;"
+    assert start("a.b", "a.c") == [first, "compiled kernels               kernels=2"]
+    assert start("a.b", "a.c") == []
+    assert start("a.b", "a.d", "a.c") == [more, "compiled kernels               kernels=1"]
 
 
 def test_a_cache_that_cannot_be_written_or_read_is_named(directory: Path) -> None:
