@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,11 +25,6 @@ Ended = SimpleQueue[PlaneProcess | None]
 """Processes that have ended, each once; None: no more planes are to be started."""
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"hetero-infer: {line}\n")
-    sys.stderr.flush()
-
-
 class SupervisedPlane:
     """One plane, in whichever process it runs now.
 
@@ -43,8 +37,8 @@ class SupervisedPlane:
         self,
         start: Callable[[], PlaneProcess],
         ended: Ended,
+        say: Callable[[str], None],
         *,
-        say: Callable[[str], None] = _say,
         first_pause_s: float = FIRST_PAUSE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -31,6 +31,13 @@ class _Stderr:
             sys.stderr.flush()
 
 
+def writes_json(log_format: str) -> bool:
+    """Whether lines are JSON: as said, or `auto` where stderr is no terminal."""
+    if log_format == "auto":
+        return sys.stderr is None or not sys.stderr.isatty()
+    return log_format == "json"
+
+
 def configure_logging(
     *, plane: str, level: str = "info", log_format: str = "auto", owns_process: bool = True
 ) -> None:
@@ -40,8 +47,6 @@ def configure_logging(
     """
     import structlog  # here, because the command line wants no more of this module than names
 
-    if log_format == "auto":
-        log_format = "console" if sys.stderr.isatty() else "json"
     threshold = logging.getLevelNamesMapping()[level.upper()]
 
     def add_plane(
@@ -61,7 +66,7 @@ def configure_logging(
     tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     last: list[structlog.typing.Processor] = (
         [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
-        if log_format == "json"
+        if writes_json(log_format)
         else [
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback

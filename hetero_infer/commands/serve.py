@@ -19,6 +19,7 @@ from hetero_infer.local_planes import (
     start_compute_plane,
     start_control_plane,
 )
+from hetero_infer.own_log import teller
 from hetero_infer.plane_process import STOP_GRACE_S, PlaneProcess, wait_all_ready
 from hetero_infer.supervision import Ended, SupervisedPlane, take_turn
 
@@ -118,9 +119,10 @@ class ServedPlanes:
         self._compute_address = config.compute or str(compute_socket(directory))
         self._listen_flags = config.listen_flags()
         self._ended: Ended = Ended()
-        self._control = SupervisedPlane(self._start_control, self._ended)
+        say = teller(config.log_format, config.log_level)
+        self._control = SupervisedPlane(self._start_control, self._ended, say)
         self._compute = SupervisedPlane(
-            lambda: start_compute_plane(config, compute_socket(directory)), self._ended
+            lambda: start_compute_plane(config, compute_socket(directory)), self._ended, say
         )
         self._stopping: SupervisedPlane | None = None
         self._is_hurried = False

@@ -96,7 +96,7 @@ def own_server(
             log(f"hetero-infer: {line}")
 
         planes = [
-            SupervisedPlane(start, ended, say=say)
+            SupervisedPlane(start, ended, say)
             for start in (
                 partial(start_compute_plane, config, compute, log),
                 partial(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -72,8 +73,24 @@ def test_serve_survives_its_compute_plane_and_ends_with_status_0_on_sigterm(envi
         process.terminate()
         _, log = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
-        assert "hetero-infer: the compute plane was ended by SIGKILL; starting another one" in log
+        lines = [json.loads(line) for line in log.splitlines()]
+        own = [line for line in lines if line["plane"] == "supervisor"]
+        assert [line["event"] for line in own][:1] == [
+            "the compute plane was ended by SIGKILL; starting another one"
+        ]
+        assert {tuple(sorted(line)) for line in own} == {("event", "level", "plane", "timestamp")}
         assert private_directories(environ) == []
+
+
+def test_lines_of_serve_are_text_where_those_of_planes_are(environ):
+    flags = ["--grpc-port", "0", "--log-format", "console", *SIMULATED]
+    with started(environ, "serve", *flags) as process:
+        match = serving(process)
+        os.kill(int(match["compute"]), signal.SIGKILL)
+        awaited = "hetero-infer: the compute plane was ended by SIGKILL; starting another one\n"
+        while (line := process.stderr.readline()) != awaited:
+            assert line, "serve has ended"
+            assert not line.startswith("{")
 
 
 def test_serve_starts_its_control_plane_again_where_clients_found_it(environ):

@@ -1,0 +1,32 @@
+"""What the process that keeps planes alive says of them, in the form of their own log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from planes.logs import configure_logging, writes_json
+
+PLANE = "supervisor"
+"""What stands where a plane's lines have its name."""
+
+
+def teller(log_format: str, level: str) -> Callable[[str], None]:
+    """Return what says a line: a warning where planes write JSON, else plain text."""
+    return _tell_people if not writes_json(log_format) else _Json(level)
+
+
+def _tell_people(line: str) -> None:
+    sys.stderr.write(f"hetero-infer: {line}\n")
+    sys.stderr.flush()
+
+
+class _Json:
+    def __init__(self, level: str) -> None:
+        self._level = level
+
+    def __call__(self, line: str) -> None:
+        import structlog  # which takes a while, and mostly there is nothing to say
+
+        configure_logging(plane=PLANE, level=self._level, log_format="json", owns_process=False)
+        structlog.get_logger().warning(line)
