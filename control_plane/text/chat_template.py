@@ -18,13 +18,16 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from control_plane.text.template_kwargs import FIELD, OWN_VARIABLES
+from control_plane.text.template_limits import (
+    MAX_RENDERED_CHARACTERS,
+    LimitedEnvironment,
+    with_clock,
+)
 from planes.errors import TokenizationError, ValidationError
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
-MAX_RENDERED_CHARACTERS = 16 << 20
 
 MAX_TOLD: Final = 32
 """Characters of an unknown name, and names that a template reads, in a message."""
@@ -57,8 +60,8 @@ class ChatTemplate:
         environment = _environment()
         try:
             tree = environment.parse(source)
-            self._template = environment.from_string(tree)
             read = jinja2.meta.find_undeclared_variables(tree)
+            self._template = environment.limited(tree)
         except jinja2.TemplateError as error:
             raise TokenizationError(f"the model's chat template is invalid: {error}") from None
         self.variables = frozenset(read) - OWN_VARIABLES
@@ -102,7 +105,7 @@ class ChatTemplate:
         pieces: list[str] = []
         length = 0
         try:
-            for piece in self._template.generate(context):
+            for piece in self._template.generate(with_clock(context)):
                 length += len(piece)
                 if length > MAX_RENDERED_CHARACTERS:
                     raise TokenizationError(
@@ -157,8 +160,8 @@ class _Dict:
         return dict(*args, **kwargs)
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _environment() -> LimitedEnvironment:
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
