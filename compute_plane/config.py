@@ -16,14 +16,15 @@ from typing import Final
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
 from planes.known_keys import CONTROL_PLANE_KEYS, FRONT_DOOR_KEYS
-from planes.logs import LOG_FORMATS, LOG_LEVELS
 from planes.near_names import unknown_variables
+from planes.process_settings import ProcessSettings
 from planes.service_manager import ServiceManager
 from planes.settings import (
     ENV_PREFIX,
     DefaultInt,
     Layers,
     add_arguments,
+    as_in,
     check,
     read_config_file,
     resolve,
@@ -145,16 +146,10 @@ class ComputePlaneConfig:
     shutdown_timeout: float = setting(
         30.0, help="seconds that batches under way get to finish", minimum=0, maximum=86400
     )
-    log_level: str = setting("info", help="least severe log line shown", choices=LOG_LEVELS)
-    log_format: str = setting(
-        "auto", help="console, json, or by whether stderr is a terminal", choices=LOG_FORMATS
-    )
-    ready_fd: int | None = setting(
-        None, help="descriptor that gets one line once the plane serves", minimum=0
-    )
-    lifeline_fd: int | None = setting(
-        None, help="descriptor whose end of file ends the plane", minimum=0
-    )
+    log_level: str = as_in(ProcessSettings, "log_level")
+    log_format: str = as_in(ProcessSettings, "log_format")
+    ready_fd: int | None = as_in(ProcessSettings, "ready_fd")
+    lifeline_fd: int | None = as_in(ProcessSettings, "lifeline_fd")
 
     def __post_init__(self) -> None:
         """Check every field, and what they must be together."""

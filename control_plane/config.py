@@ -7,43 +7,35 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from control_plane.config_checks import check_together
 from control_plane.core.interface import MOST_DRAFTS
 from control_plane.text.template_kwargs import read_template_kwargs
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
 from planes.known_keys import COMPUTE_PLANE_KEYS, FRONT_DOOR_KEYS
-from planes.logs import LOG_FORMATS, LOG_LEVELS
 from planes.near_names import unknown_variables
+from planes.process_settings import ProcessSettings
 from planes.service_manager import ServiceManager
 from planes.settings import (
     ENV_PREFIX,
     Layers,
     add_arguments,
+    as_in,
     check,
     read_config_file,
     resolve,
     setting,
 )
 from planes.settings import unknown_keys as keys_unknown_to
-from planes.tls_files import (
-    ClientFiles,
-    ServerFiles,
-    check_plaintext,
-    client_files,
-    server_files,
-    uses_tls,
-)
+from planes.tls_files import ClientFiles, ServerFiles, client_files, server_files
 
 MAX_COUNT = 1 << 20
 
 DEFAULT_HTTP_PORT = 3000
-
-ORIGIN = re.compile(r"https?://[^/?#@\s]+")
 
 COMPUTE_TLS_PREFIX = "compute_tls_"
 
@@ -186,88 +178,15 @@ class ControlPlaneConfig(SchedulingLimits):
     shutdown_timeout: float = setting(
         30.0, help="seconds that running requests get to finish", minimum=0, maximum=86400
     )
-    log_level: str = setting("info", help="least severe log line shown", choices=LOG_LEVELS)
-    log_format: str = setting(
-        "auto", help="console, json, or by whether stderr is a terminal", choices=LOG_FORMATS
-    )
-    ready_fd: int | None = setting(
-        None, help="descriptor that gets one line once the plane serves", minimum=0
-    )
-    lifeline_fd: int | None = setting(
-        None, help="descriptor whose end of file ends the plane", minimum=0
-    )
+    log_level: str = as_in(ProcessSettings, "log_level")
+    log_format: str = as_in(ProcessSettings, "log_format")
+    ready_fd: int | None = as_in(ProcessSettings, "ready_fd")
+    lifeline_fd: int | None = as_in(ProcessSettings, "lifeline_fd")
 
     def __post_init__(self) -> None:
-        """Check every field, and the addresses as a whole."""
+        """Check every field, and what they must be together."""
         check(self)
-        if self.compute is None:
-            raise ConfigError(
-                "compute (from --compute or HETERO_COMPUTE) is required: the compute plane's "
-                "address, unix:PATH or HOST:PORT",
-                field="compute",
-            )
-        if self.metrics_compat is not None and not self.http:
-            raise ConfigError(
-                "metrics_compat: the metrics page is on the HTTP port, which is off (http)",
-                field="metrics_compat",
-            )
-        self._check_origins()
-        endpoint = self.otlp_traces_endpoint
-        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"otlp_traces_endpoint must be http://HOST:PORT or https://HOST:PORT, got "
-                f"{endpoint!r}",
-                field="otlp_traces_endpoint",
-            )
-        addresses = [("compute", address) for address in self.compute_addresses]
-        if self.record is not None and len(addresses) > 1:
-            raise ConfigError(
-                f"record: a recording is of one compute plane, compute names {len(addresses)}",
-                field="record",
-            )
-        is_tls = self.compute_tls_files is not None
-        if is_tls and not any(uses_tls(address) for _, address in addresses):
-            raise ConfigError(
-                "compute_tls_ca: there is no TLS on a unix socket, and compute names nothing else",
-                field="compute_tls_ca",
-            )
-        for key, address in addresses:
-            check_plaintext(address, key=key, is_tls=is_tls, allow_insecure=self.allow_insecure)
-        own = [("listen", self.listen_address)]
-        if self.http_address is not None:
-            own.append(("http_host", self.http_address))
-        is_tls = self.tls_files is not None
-        if is_tls and not any(uses_tls(address) for _, address in own):
-            raise ConfigError(
-                "tls_cert: there is no TLS on a unix socket, and nothing else is listened on",
-                field="tls_cert",
-            )
-        http = self.http_address
-        # Port 0 gives each one of its own.
-        if http is not None and http.port != 0 and http == self.listen_address:
-            raise ConfigError(
-                f"http_port: {http} is where gRPC listens too ({self.listen_flag}); each needs a "
-                "port of its own",
-                field="http_port",
-            )
-        for key, address in own:
-            check_plaintext(address, key=key, is_tls=is_tls, allow_insecure=self.allow_insecure)
-
-    def _check_origins(self) -> None:
-        """Refuse what no browser calls an origin: it would never match."""
-        if self.http_cors_origins is None:
-            return
-        if not self.http:
-            raise ConfigError(
-                "http_cors_origins: the HTTP port is off (http)", field="http_cors_origins"
-            )
-        for origin in self.cors_origins:
-            if origin != "*" and ORIGIN.fullmatch(origin) is None:
-                raise ConfigError(
-                    "http_cors_origins must be * or origins, http(s)://HOST or "
-                    f"http(s)://HOST:PORT without a path, with commas between, got {origin!r}",
-                    field="http_cors_origins",
-                )
+        check_together(self)
 
     @property
     def cors_origins(self) -> tuple[str, ...]:

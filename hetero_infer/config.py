@@ -7,14 +7,13 @@ Flags > `HETERO_*` environment > JSON file > defaults.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from compute_plane.config import ComputePlaneConfig
 from control_plane.config import ControlPlaneConfig, SchedulingLimits
@@ -25,6 +24,7 @@ from planes.near_names import did_you_mean, unknown_variables
 from planes.settings import (
     ENV_PREFIX,
     Layers,
+    as_in,
     check,
     read_config_file,
     resolve,
@@ -68,14 +68,6 @@ ConfigT = TypeVar("ConfigT")
 def _names_of(plane: type) -> set[str]:
     """Names of a plane's settings, without the wiring."""
     return {item.name for item in settings_of(plane)} - WIRING
-
-
-def as_in(cls: type, name: str) -> Any:  # noqa: ANN401 - like dataclasses.field
-    """Declare a field exactly as `cls` declares it: default, range and help."""
-    for field in dataclasses.fields(cls):
-        if field.name == name:
-            return dataclasses.field(default=field.default, metadata=field.metadata)
-    raise AttributeError(f"{cls.__name__} has no field {name!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

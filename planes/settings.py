@@ -99,6 +99,14 @@ def setting(  # noqa: PLR0913 - each has a name, and a default
     return dataclasses.field(default=default, metadata={_RULE: rule})
 
 
+def as_in(cls: type, name: str) -> Any:  # noqa: ANN401 - like dataclasses.field
+    """Declare a field exactly as `cls` declares it: default, range and help."""
+    for field in dataclasses.fields(cls):
+        if field.name == name:
+            return dataclasses.field(default=field.default, metadata=field.metadata)
+    raise AttributeError(f"{cls.__name__} has no field {name!r}")
+
+
 class DefaultInt(int):
     """A default that can be told from the same number said by somebody.
 

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from compute_plane.config import DTYPES, KV_CACHE_DTYPES
 from hetero_infer.commands.target import TargetSettings
-from hetero_infer.config import as_in
 from planes.errors import ConfigError
-from planes.settings import setting
+from planes.settings import as_in, setting
 
 MAX_COUNT = 1 << 20
 
