@@ -9,8 +9,10 @@ from __future__ import annotations
 import planes.lean_structlog  # noqa: F401 - before anything imports structlog
 
 # isort: split
+import contextlib
 import gc
 import os
+import queue
 import signal
 import sys
 import threading
@@ -23,6 +25,7 @@ import structlog
 from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig, load_config, service_manager
 from planes.errors import ConfigError, EngineError
+from planes.hang_up import has_terminal
 from planes.logs import configure_logging
 from planes.ready import announce_ready, watch_lifeline
 
@@ -64,7 +67,9 @@ class _Process:
 
     def __init__(self, config: ComputePlaneConfig) -> None:
         self._config = config
-        self._stop = threading.Event()
+        # A signal handler may put at any moment. An event it may not set: who waits for one holds
+        # its lock for moments, and the handler, in the same thread, would wait for that for good.
+        self._reasons: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._has_failed = False
         self._is_loading = True
 
@@ -73,6 +78,7 @@ class _Process:
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._on_signal)
+            signal.signal(signal.SIGHUP, self._on_signal if has_terminal() else signal.SIG_IGN)
             # A parent that is gone is the same as its asking to stop.
             watch_lifeline(self._config.lifeline_fd, lambda: os.kill(os.getpid(), signal.SIGTERM))
             plane = ComputePlane(self._config, on_fault=self._on_fault)
@@ -84,22 +90,30 @@ class _Process:
         # What is alive now stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
+        ends = threading.Event()
         try:
             announce_ready(self._config.ready_fd, str(address))
             manager.ready(f"serving on {address}")
-            manager.feed_watchdog(lambda: plane.is_well(manager.watchdog_s or 0.0), self._stop)
-            # A signal that another thread takes, as right after SIGCONT, does not end this wait.
-            while not self._stop.wait(SIGNAL_PAUSE_S):
-                pass
+            manager.feed_watchdog(lambda: plane.is_well(manager.watchdog_s or 0.0), ends)
+            self._wait_for_a_reason()
         finally:
+            ends.set()
             manager.stopping()
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
             is_done = plane.stop()
         return EXIT_OK if is_done and not self._has_failed else EXIT_FAULT
 
+    def _wait_for_a_reason(self) -> None:
+        """Return when the plane is to stop."""
+        while True:
+            # A signal that another thread takes, as right after SIGCONT, does not end this wait.
+            with contextlib.suppress(queue.Empty):
+                return self._reasons.get(timeout=SIGNAL_PAUSE_S)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - its shape
-        self._stop.set()  # also while loading: code that swallows exceptions may get this one
+        # Also while loading: code that swallows exceptions may get this one.
+        self._reasons.put(None)
         if self._is_loading:
             # What is half made (by a compiler, say) may fail once more when it is deleted.
             sys.unraisablehook = lambda _: None
@@ -107,7 +121,7 @@ class _Process:
 
     def _on_fault(self) -> None:
         self._has_failed = True
-        self._stop.set()
+        self._reasons.put(None)
 
 
 if __name__ == "__main__":

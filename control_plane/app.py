@@ -43,6 +43,7 @@ from control_plane.tracing.provider import load_tracing
 from planes.address import Address
 from planes.descriptors import share_of_descriptors
 from planes.errors import ConfigError, EngineError
+from planes.hang_up import has_terminal
 from planes.listening import check_can_listen
 from planes.ready import announce_ready, watch_lifeline
 from planes.tls import ClientTls, ServerTls, add_port
@@ -162,8 +163,7 @@ class ControlPlane:
         server = await self._start_server()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._shutdown.on_signal)
-        if self._keyring is not None:
-            self._loop.add_signal_handler(signal.SIGHUP, self._keyring.refresh)
+        self._loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
         on_parent_gone = self._shutdown.on_parent_gone
         watch_lifeline(self._config.lifeline_fd, lambda: self._call_soon(on_parent_gone))
         self._manager.ready(f"listening on {self._address}")
@@ -255,6 +255,12 @@ class ControlPlane:
             await asyncio.sleep(pause_s)
             if self._roster.has_turned():
                 self._manager.notify("WATCHDOG=1")
+
+    def _on_hang_up(self) -> None:
+        if has_terminal():
+            self._shutdown.on_signal()  # it is gone
+        elif self._keyring is not None:
+            self._keyring.refresh()
 
     # --- what the engine thread reports ---
 

@@ -22,6 +22,7 @@ from hetero_infer.local_planes import (
 from hetero_infer.own_log import teller
 from hetero_infer.plane_process import STOP_GRACE_S, PlaneProcess, wait_all_ready
 from hetero_infer.supervision import Ended, SupervisedPlane, take_turn
+from planes.hang_up import has_terminal
 
 HURRY_AFTER_S = 1.0
 """Signals closer to the last one that counted than this say no more than that."""
@@ -59,8 +60,9 @@ def serve(config: ServeConfig) -> int:
 class _StopSignals:
     """What SIGTERM and SIGINT do: the first raises StopServing, the second calls `hurry`.
 
-    Those that follow one within `HURRY_AFTER_S` are taken for the same wish. A third ends the
-    process at once; the planes end with it, because their lifelines close.
+    SIGHUP does the same at a terminal, elsewhere nothing. Those that follow one within
+    `HURRY_AFTER_S` are taken for the same wish. A third ends the process at once; the planes end
+    with it, because their lifelines close.
     """
 
     def __init__(self, hurry: Callable[[], None], directory: Path) -> None:
@@ -73,9 +75,13 @@ class _StopSignals:
         """128 + the signal that came second, as a shell would say it; 0: none did."""
 
     def __enter__(self) -> Self:
+        handlers: dict[signal.Signals, Callable[..., None] | signal.Handlers] = {
+            signal.SIGTERM: self._on_signal,
+            signal.SIGINT: self._on_signal,
+            signal.SIGHUP: self._on_signal if has_terminal() else signal.SIG_IGN,
+        }
         self._before = {
-            number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGTERM, signal.SIGINT)
+            number: signal.signal(number, handler) for number, handler in handlers.items()
         }
         return self
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -13,6 +15,43 @@ from compute_plane import __main__ as entry
 from planes.address import Address
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+PATIENCE_S = 120.0
+
+SIGNAL_AT_EVERY_LINE = """
+import faulthandler, os, signal, sys
+from compute_plane import __main__ as entry
+from planes.address import Address
+
+faulthandler.dump_traceback_later(30, exit=True)
+entry.SIGNAL_PAUSE_S = 0.001
+entry.gc.freeze = lambda: None
+left = 0
+
+def trace(frame, event, _):
+    global left
+    left -= event == "line"
+    if left == 0:
+        left = -1
+        os.kill(os.getpid(), signal.SIGTERM)
+    return trace
+
+class Plane:
+    def __init__(self, _, *, on_fault):
+        pass
+    def start(self):
+        sys._getframe(1).f_trace = trace
+        sys.settrace(trace)
+        return Address(path="/nowhere")
+    def stop(self):
+        sys.settrace(None)
+        return True
+
+entry.ComputePlane = Plane
+for line in range(1, 100):
+    left = line
+    assert entry.main(["--executor=simulated", "--listen=unix:/nowhere", "--log-level=error"]) == 0
+print("heard", line)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +98,14 @@ def test_batches_that_do_not_finish_within_the_shutdown_timeout_are_a_fault(monk
 
 def test_a_fault_of_the_planes_own_code_ends_it_with_another_status_than_zero(monkeypatch):
     assert run(monkeypatch, lambda plane: plane.on_fault(), is_done=True) == 1
+
+
+def test_a_signal_is_heard_whatever_the_wait_for_it_is_doing():
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNAL_AT_EVERY_LINE],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "heard 99\n"), done.stderr
 
 
 def test_a_signal_that_another_thread_takes_ends_the_plane_all_the_same(monkeypatch):

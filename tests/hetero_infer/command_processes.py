@@ -39,10 +39,13 @@ def run(environ, *argv: str, stdin: str = "") -> subprocess.CompletedProcess[str
 
 
 @contextlib.contextmanager
-def started(environ, *argv: str) -> Iterator[subprocess.Popen[str]]:
+def started(
+    environ, *argv: str, stdin: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [*COMMAND, *argv],
         env=environ,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",

@@ -93,6 +93,32 @@ def test_lines_of_serve_are_text_where_those_of_planes_are(environ):
             assert not line.startswith("{")
 
 
+def test_sighup_ends_neither_serve_nor_its_planes_where_there_is_no_terminal(environ):
+    with started(environ, "serve", "--grpc-port", "0", *SIMULATED) as process:
+        match = serving(process)
+        for pid in (process.pid, int(match["control"]), int(match["compute"])):
+            os.kill(pid, signal.SIGHUP)
+        assert generate(match["address"])
+        process.terminate()
+        _, log = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert "starting another one" not in log
+    assert "parent process is gone" not in log
+
+
+def test_serve_ends_in_order_when_its_terminal_is_gone(environ):
+    terminal, inside = os.openpty()
+    with started(environ, "serve", "--grpc-port", "0", *SIMULATED, stdin=inside) as process:
+        os.close(inside)
+        serving(process)
+        process.send_signal(signal.SIGHUP)  # as the system does to a terminal's processes
+        _, log = process.communicate(timeout=PATIENCE_S)
+        os.close(terminal)
+    assert process.returncode == 0
+    assert "parent process is gone" not in log
+    assert private_directories(environ) == []
+
+
 def test_serve_starts_its_control_plane_again_where_clients_found_it(environ):
     with started(environ, "--serve", "--grpc-port", "0", *SIMULATED) as process:
         match = serving(process)
