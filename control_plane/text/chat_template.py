@@ -56,6 +56,7 @@ class ChatTemplate:
                 f"the chat template has at most {MAX_TEMPLATE_CHARACTERS} characters, "
                 f"got {len(source)}"
             )
+        self.source = source
         self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         environment = _environment()
         try:

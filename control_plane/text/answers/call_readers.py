@@ -1,0 +1,272 @@
+"""The formats in which models write tool calls, each read out of the text around it.
+
+What turns out to be no call is content, as it stands, markers included. From the opening brace of
+its arguments on a call is one: what the model writes as arguments is passed on as it comes.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+from control_plane.text.answers.call_object import CallObject
+from control_plane.text.answers.parts import Draft
+from control_plane.text.answers.until import SPACE, Until
+from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS
+
+_Step = Callable[[str], str]
+
+
+class CallReader(ABC):
+    """Reads content and calls out of one text. `is_start`: the answer begins with it.
+
+    `MARKERS`: what begins calls. `NAMES`: what may be special tokens in a vocabulary, and must be
+    in the text.
+    """
+
+    MARKERS: ClassVar[tuple[str, ...]]
+    NAMES: ClassVar[tuple[str, ...]]
+
+    def __init__(self, draft: Draft, *, is_start: bool) -> None:  # noqa: ARG002 - of one format only
+        self._draft = draft
+        self._until = Until(self.MARKERS)
+        self._spare: list[str] = []  # content, unless it turns out to be a part of a call
+        self._step: _Step = self._in_content
+        self._object = CallObject(draft, self._spare)
+
+    def push(self, text: str) -> None:
+        """Take the next piece."""
+        while text:
+            text = self._step(text)
+
+    def finish(self) -> None:
+        """Take note of the end: what was held back is content, but for space behind calls."""
+        rest = "".join(self._spare) + self._until.finish()
+        self._spare.clear()
+        if rest.strip(SPACE) or not self._draft.num_calls:
+            self._draft.say(rest)
+
+    # --- the steps: each takes a part of the text, and returns the rest ---
+
+    def _in_content(self, text: str) -> str:
+        said, opening, rest = self._until.push(text)
+        if said:
+            self._draft.say(said)
+        if opening:
+            self._spare.append(opening)
+            self._step = self._behind_marker
+        return rest
+
+    @abstractmethod
+    def _behind_marker(self, text: str) -> str:
+        """Take the first characters behind a marker."""
+
+    def _want_object(self, text: str) -> str:
+        """Skip space; go on with an object, or with content where there is none."""
+        text = self._skip_space(text)
+        return self._begin_object(text) if text else ""
+
+    def _begin_object(self, text: str, *, name: str | None = None, takes_bare: bool = True) -> str:
+        self._object = CallObject(self._draft, self._spare, name=name, takes_bare=takes_bare)
+        self._step = self._in_object
+        return text
+
+    def _in_object(self, text: str) -> str:
+        read = self._object.push(text)
+        if self._object.is_over:
+            self._spare.clear()
+            self._step = self._behind_object
+        elif self._object.is_wrong:
+            self._step = self._behind_object if self._object.has_begun else self._no_call
+        return text[read:]
+
+    @abstractmethod
+    def _behind_object(self, text: str) -> str:
+        """Take what follows a call. A brace that is missing at its end is not missed."""
+
+    def _no_call(self, text: str) -> str:
+        """Let what was held back be content, and what follows too."""
+        self._draft.say("".join(self._spare))
+        self._spare.clear()
+        self._step = self._in_content
+        return text
+
+    def _back_to_content(self, text: str) -> str:
+        """Read again, as content, what was held back: space in it may stand before a marker."""
+        held = "".join(self._spare)
+        self._spare.clear()
+        self._step = self._in_content
+        return held + text
+
+    def _skip_space(self, text: str) -> str:
+        rest = text.lstrip(SPACE)
+        if len(rest) < len(text):
+            self._spare.append(text[: len(text) - len(rest)])
+        return rest
+
+    def _skip(self, text: str) -> str:
+        """Take one character."""
+        self._spare.append(text[0])
+        return text[1:]
+
+
+class HermesReader(CallReader):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3."""
+
+    MARKERS = ("<tool_call>",)
+    NAMES = ("<tool_call>", "</tool_call>")
+
+    _CLOSING: Final = "</tool_call>"
+
+    def __init__(self, draft: Draft, *, is_start: bool) -> None:
+        super().__init__(draft, is_start=is_start)
+        self._closed_to = 0
+
+    def _behind_marker(self, text: str) -> str:
+        return self._want_object(text)
+
+    def _behind_object(self, text: str) -> str:
+        if self._closed_to == 0:
+            text = self._skip_space(text)
+        missing = self._CLOSING[self._closed_to :]
+        given = text[: len(missing)]
+        if not missing.startswith(given):
+            self._closed_to = 0
+            return self._back_to_content(text)
+        self._spare.append(given)
+        self._closed_to += len(given)
+        if self._closed_to == len(self._CLOSING):
+            self._closed_to = 0
+            self._spare.clear()
+            self._step = self._in_content
+        return text[len(given) :]
+
+
+class Llama3JsonReader(CallReader):
+    """`{"name": …, "parameters": {…}}` and nothing before it but `<|python_tag|>`: Llama 3.
+
+    Several stand behind each other with `;` between them. Without the tag only the beginning of an
+    answer may be a call.
+    """
+
+    MARKERS = ("<|python_tag|>",)
+    NAMES = MARKERS
+
+    def __init__(self, draft: Draft, *, is_start: bool) -> None:
+        super().__init__(draft, is_start=is_start)
+        if is_start:
+            self._step = self._at_start
+
+    def _at_start(self, text: str) -> str:
+        text = self._skip_space(text)
+        if not text:
+            return ""
+        if text[0] == "{":
+            return self._begin_object(text, takes_bare=False)
+        return self._back_to_content(text)
+
+    def _behind_marker(self, text: str) -> str:
+        return self._want_object(text)
+
+    def _behind_object(self, text: str) -> str:
+        text = self._skip_space(text)
+        if not text:
+            return ""
+        if text[0] != ";":
+            return self._back_to_content(text)
+        self._step = self._behind_semicolon
+        return self._skip(text)
+
+    def _behind_semicolon(self, text: str) -> str:
+        text = self._skip_space(text)
+        if not text:
+            return ""
+        if text[0] == "{":
+            return self._begin_object(text, takes_bare=False)
+        return self._back_to_content(text)
+
+
+class MistralReader(CallReader):
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and `[TOOL_CALLS]name[ARGS]{…}`: Mistral.
+
+    The second may have `[CALL_ID]…` between name and arguments.
+    """
+
+    MARKERS = ("[TOOL_CALLS]",)
+    NAMES = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+    _NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
+
+    def __init__(self, draft: Draft, *, is_start: bool) -> None:
+        super().__init__(draft, is_start=is_start)
+        self._is_listed = False
+        self._name = ""
+        self._call_id = ""
+        self._tag = ""
+
+    def _behind_marker(self, text: str) -> str:
+        text = self._skip_space(text)
+        if not text:
+            return ""
+        self._is_listed = text[0] == "["
+        if self._is_listed:
+            self._step = self._want_object
+            return self._skip(text)
+        self._name = self._call_id = self._tag = ""
+        self._step = self._in_name
+        return text
+
+    def _in_name(self, text: str) -> str:
+        taken, text = self._take_name(text, len(self._name))
+        self._name += taken
+        if text:
+            self._step = self._want_arguments if self._name else self._no_call
+        return text
+
+    def _want_arguments(self, text: str) -> str:
+        """Skip tags and space until the arguments begin."""
+        if self._tag or text[0] == "[":
+            self._tag += text[0]
+            if not any(tag.startswith(self._tag) for tag in ("[ARGS]", "[CALL_ID]")):
+                self._step = self._no_call
+                return text
+            if self._tag == "[CALL_ID]":
+                self._step = self._in_call_id
+            self._tag = "" if text[0] == "]" else self._tag
+            return self._skip(text)
+        if text[0] in SPACE:
+            return self._skip(text)
+        if text[0] == "{":
+            return self._begin_object(text, name=self._name)
+        self._step = self._no_call
+        return text
+
+    def _in_call_id(self, text: str) -> str:
+        taken, text = self._take_name(text, len(self._call_id))
+        self._call_id += taken
+        if text:
+            self._step = self._want_arguments
+        return text
+
+    def _take_name(self, text: str, num_known: int) -> tuple[str, str]:
+        """Return the characters of a name, which has so many already, and the rest."""
+        found = self._NAME.match(text)
+        count = 0 if found is None else min(found.end(), MAX_TOOL_NAME_CHARACTERS - num_known)
+        if count:
+            self._spare.append(text[:count])
+        return text[:count], text[count:]
+
+    def _behind_object(self, text: str) -> str:
+        text = self._skip_space(text)
+        if not text:
+            return ""
+        if self._is_listed and text[0] == ",":
+            self._step = self._want_object
+            return self._skip(text)
+        if self._is_listed and text[0] == "]":
+            self._spare.clear()
+            self._step = self._in_content
+            return text[1:]
+        return self._back_to_content(text)

@@ -1,0 +1,127 @@
+"""The parser of one answer, and what is known of an answer before its first word."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from control_plane.text.answers.call_readers import CallReader
+from control_plane.text.answers.parts import Draft, Parts
+from control_plane.text.answers.until import SPACE, Until
+
+THINK: Final = "<think>"
+END_OF_THINKING: Final = "</think>"
+
+
+class Thinking(enum.Enum):
+    """Where the reasoning of an answer is."""
+
+    MAY_BEGIN = enum.auto()
+    """The answer may begin with `<think>`."""
+
+    HAS_BEGUN = enum.auto()
+    """The prompt opened it, so that the answer begins inside."""
+
+    IS_OVER = enum.auto()
+    """There is none, or what looks like it is text."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How the text of an answer is to be read.
+
+    `calls`: makes what reads tool calls; None: they are text. `is_start`: the assistant's message
+    begins with the answer. `spelled`: special tokens that must be in the text, which leaves such
+    tokens out otherwise: their ids and names.
+    """
+
+    thinking: Thinking
+    calls: Callable[..., CallReader] | None = None
+    is_start: bool = True
+    spelled: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def parser(self, *, max_calls: int | None = None) -> AnswerParser:
+        """Return a new parser. `max_calls`: calls beyond it are left out."""
+        return AnswerParser(self, max_calls=max_calls)
+
+
+class AnswerParser:
+    """Takes the text of one answer apart while it comes; used by one task at a time.
+
+    What comes out does not depend on how the text was cut. Nothing is held back but what may yet
+    belong to a marker, or to a call before its arguments begin.
+    """
+
+    def __init__(self, answer_format: AnswerFormat, *, max_calls: int | None = None) -> None:
+        self._draft = Draft(max_calls)
+        make = answer_format.calls
+        self._calls = None if make is None else make(self._draft, is_start=answer_format.is_start)
+        self._step: Callable[[str], str] = {
+            Thinking.MAY_BEGIN: self._at_start,
+            Thinking.HAS_BEGUN: self._behind_think,
+            Thinking.IS_OVER: self._answer,
+        }[answer_format.thinking]
+        self._held = ""  # at the start, where it may be the beginning of `<think>`
+        self._end = Until((END_OF_THINKING,))
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the answer calls tools, and says so to the end."""
+        return self._draft.is_calling
+
+    def push(self, text: str) -> Parts:
+        """Take the next piece of the text; the parts that are certain now."""
+        while text:
+            text = self._step(text)
+        return self._draft.take()
+
+    def finish(self) -> Parts:
+        """Return what was held back: the text is over."""
+        self._draft.think(self._end.finish())
+        self._answer(self._held)
+        if self._calls is not None:
+            self._calls.finish()
+        return self._draft.take()
+
+    def _at_start(self, text: str) -> str:
+        """Take text while it may be the beginning of `<think>`."""
+        held = self._held + text
+        begun = held.lstrip(SPACE)
+        if THINK.startswith(begun) and begun != THINK:
+            self._held = held
+            return ""
+        self._held = ""
+        if not begun.startswith(THINK):
+            self._step = self._answer
+            return held
+        self._step = self._behind_think
+        return begun.removeprefix(THINK)
+
+    def _behind_think(self, text: str) -> str:
+        text = text.lstrip(SPACE)
+        if text:
+            self._step = self._think
+        return text
+
+    def _think(self, text: str) -> str:
+        thought, opening, rest = self._end.push(text)
+        self._draft.think(thought)
+        if opening:
+            self._step = self._behind_thinking
+        return rest
+
+    def _behind_thinking(self, text: str) -> str:
+        text = text.lstrip(SPACE)
+        if text:
+            self._step = self._answer
+        return text
+
+    def _answer(self, text: str) -> str:
+        if self._calls is None:
+            self._draft.say(text)
+        else:
+            self._calls.push(text)
+        return ""

@@ -1,0 +1,83 @@
+"""What the text of an answer comes apart into, a piece at a time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class CallPiece(NamedTuple):
+    """What is new of call `index`. `name`: in its first piece only. `arguments`: of their text."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+class Parts(NamedTuple):
+    """What is new of an answer, or all of it. `calls`: each once."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+
+
+NOTHING = Parts()
+
+
+class Draft:
+    """Collects what readers of an answer find, until it is taken.
+
+    `max_calls`: those beyond it are left out; None: as many as come. `num_calls`: that began.
+    `is_calling`: the last of them has all its arguments.
+    """
+
+    __slots__ = ("_calls", "_content", "_max_calls", "_reasoning", "is_calling", "num_calls")
+
+    def __init__(self, max_calls: int | None = None) -> None:
+        self._max_calls = max_calls
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, tuple[str | None, list[str]]] = {}
+        self.num_calls = 0
+        self.is_calling = False
+
+    def say(self, text: str) -> None:
+        """Add to the content."""
+        if text:
+            self._content.append(text)
+
+    def think(self, text: str) -> None:
+        """Add to the reasoning."""
+        if text:
+            self._reasoning.append(text)
+
+    def begin_call(self, name: str) -> None:
+        """Begin the next call."""
+        self.num_calls += 1
+        self.is_calling = False
+        if self._is_wanted:
+            self._calls[self.num_calls - 1] = (name, [])
+
+    def add_arguments(self, text: str) -> None:
+        """Add to the arguments of the call that began last."""
+        if self._is_wanted:
+            self._calls.setdefault(self.num_calls - 1, (None, []))[1].append(text)
+
+    def end_call(self) -> None:
+        """Note that the arguments of the call are whole."""
+        self.is_calling = True
+
+    def take(self) -> Parts:
+        """Return what came since."""
+        if not (self._content or self._reasoning or self._calls):
+            return NOTHING
+        calls = tuple(
+            CallPiece(index, name, "".join(pieces)) for index, (name, pieces) in self._calls.items()
+        )
+        parts = Parts("".join(self._content), "".join(self._reasoning), calls)
+        self._content, self._reasoning, self._calls = [], [], {}
+        return parts
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._max_calls is None or self.num_calls <= self._max_calls

@@ -1,0 +1,151 @@
+"""Which format a model's answers have, as its chat template shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from control_plane.text.answers.call_readers import (
+    CallReader,
+    HermesReader,
+    Llama3JsonReader,
+    MistralReader,
+)
+from control_plane.text.answers.parser import (
+    END_OF_THINKING,
+    THINK,
+    AnswerFormat,
+    Thinking,
+)
+from control_plane.text.chat_template import ChatTemplate
+from control_plane.text.tokenizer import PlainTokenizer, Tokenizer
+from planes.errors import TokenizationError
+
+AUTO: Final = "auto"
+NONE: Final = "none"
+
+CALL_READERS: Final[Mapping[str, type[CallReader]]] = {
+    "hermes": HermesReader,
+    "llama3_json": Llama3JsonReader,
+    "mistral": MistralReader,
+}
+TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)
+REASONING_PARSERS: Final = (AUTO, NONE, "think", "deepseek_r1", "qwen3")
+"""The last two are other names of `think`, those of vLLM."""
+
+_CALL: Final = {"name": "look_up", "arguments": {"key": "a b", "count": 2}}
+_ASKING: Final[list[Mapping[str, object]]] = [{"role": "user", "content": "hello"}]
+_CALLING: Final[Mapping[str, object]] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "abcdefghi", "type": "function", "function": _CALL}],
+}
+_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "looks up",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+class AnswerFormats:
+    """How answers of one model are read.
+
+    `calls`: the name of the tool calls' format; None: they are text. `has_reasoning`: it is split
+    off.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> None:
+        if tool_call_parser == AUTO:
+            self.calls = None if template is None else format_of_calls(template)
+        else:
+            self.calls = None if tool_call_parser == NONE else tool_call_parser
+        self.has_reasoning = reasoning_parser not in (AUTO, NONE)
+        if reasoning_parser == AUTO and template is not None:
+            self.has_reasoning = END_OF_THINKING in template.source
+        names = () if self.calls is None else CALL_READERS[self.calls].NAMES
+        thinks = (THINK, END_OF_THINKING) if self.has_reasoning else ()
+        self._spelled = _special_tokens(tokenizer, thinks)
+        self._spelled_with_calls = {**self._spelled, **_special_tokens(tokenizer, names)}
+
+    def of(
+        self, prompt: str, *, has_tools: bool, continued: str | None = None
+    ) -> AnswerFormat | None:
+        """Return how the answer to a prompt is read; None: all of it is content.
+
+        `has_tools`: some may be called. `continued`: what the last message says so far, if the
+        answer goes on with it.
+        """
+        wants_calls = has_tools and self.calls is not None
+        if not (wants_calls or self.has_reasoning):
+            return None
+        thinking = self._thinking(prompt, continued)
+        if not wants_calls and thinking is Thinking.IS_OVER:
+            return None
+        return AnswerFormat(
+            thinking,
+            CALL_READERS[self.calls] if wants_calls and self.calls is not None else None,
+            is_start=continued is None,
+            spelled=self._spelled_with_calls if wants_calls else self._spelled,
+        )
+
+    def _thinking(self, prompt: str, continued: str | None) -> Thinking:
+        if not self.has_reasoning:
+            return Thinking.IS_OVER
+        if continued is not None:
+            is_inside = continued.rfind(THINK) > continued.rfind(END_OF_THINKING)
+            return Thinking.HAS_BEGUN if is_inside else Thinking.IS_OVER
+        end = prompt.rstrip()
+        if end.endswith(THINK):
+            return Thinking.HAS_BEGUN
+        return Thinking.IS_OVER if end.endswith(END_OF_THINKING) else Thinking.MAY_BEGIN
+
+
+def format_of_calls(template: ChatTemplate) -> str | None:
+    """Return the one format in which a template writes a call; None: none that is known, or two.
+
+    It is given a conversation with a call, and what it writes is read.
+    """
+    try:
+        asking = template.render(_ASKING, tools=[_TOOL])
+        calling = template.render([*_ASKING, _CALLING], tools=[_TOOL], add_generation_prompt=False)
+    except TokenizationError:  # it knows no calls, or wants them otherwise
+        return None
+    if not calling.startswith(asking):
+        return None
+    written = calling.removeprefix(asking)
+    found = [name for name, reader in CALL_READERS.items() if _reads(reader, written)]
+    return found[0] if len(found) == 1 else None
+
+
+def _reads(reader: type[CallReader], written: str) -> bool:
+    """Whether the call is what comes out."""
+    parser = AnswerFormat(Thinking.MAY_BEGIN, reader).parser()
+    calls = parser.push(written).calls
+    if len(calls) != 1 or calls[0].name != _CALL["name"]:
+        return False
+    try:
+        return bool(json.loads(calls[0].arguments) == _CALL["arguments"])
+    except ValueError:
+        return False
+
+
+def _special_tokens(tokenizer: Tokenizer, names: tuple[str, ...]) -> dict[int, str]:
+    """Return those of the names that are one special token each, which has no text."""
+    if not isinstance(tokenizer, PlainTokenizer):
+        return {}
+    found = {}
+    for name in names:
+        token_ids = tokenizer.encode_plain(name)
+        if len(token_ids) == 1 and not tokenizer.decode(token_ids):
+            found[token_ids[0]] = name
+    return found

@@ -1,0 +1,53 @@
+"""Text up to the first of some markers, released as soon as it is certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from control_plane.text.stop_strings import StopMatcher
+
+SPACE: Final = " \t\r\n"
+
+
+class Reached(NamedTuple):
+    """`text` is certain now. `opening`: the marker, once it has come, and the space before it.
+
+    `rest`: what stands behind the marker.
+    """
+
+    text: str
+    opening: str = ""
+    rest: str = ""
+
+
+class Until:
+    """Looks for the first of some markers. Space in front of a marker belongs to it.
+
+    What is held back is space at the end, and what may be the beginning of a marker.
+    """
+
+    __slots__ = ("_markers", "_matcher", "_space")
+
+    def __init__(self, markers: Sequence[str]) -> None:
+        self._markers = markers
+        self._matcher = StopMatcher(markers)
+        self._space = ""
+
+    def push(self, text: str) -> Reached:
+        """Take the next piece. Behind a marker it begins anew."""
+        known = self._matcher.held + text
+        released, marker = self._matcher.push(text)
+        certain = self._space + released
+        said = certain.rstrip(SPACE)
+        self._space = certain[len(said) :]
+        if marker is None:
+            return Reached(said)
+        opening, self._space = self._space + marker, ""
+        self._matcher = StopMatcher(self._markers)
+        return Reached(said, opening, known[len(released) + len(marker) :])
+
+    def finish(self) -> str:
+        """Return what was held back: there is no marker any more."""
+        rest, self._space = self._space + self._matcher.finish(), ""
+        return rest

@@ -1,0 +1,227 @@
+"""Answers of chat models: content, reasoning and tool calls, however their text is cut."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader, MistralReader
+from control_plane.text.answers.parser import AnswerFormat, Thinking
+from control_plane.text.answers.parts import Parts
+
+READERS = {"hermes": HermesReader, "llama": Llama3JsonReader, "mistral": MistralReader}
+MAY_BEGIN = Thinking.MAY_BEGIN
+LONG_NAME = "n" * 65
+
+F = ("f", "{}")
+G = ("g", '{"x": [1, {"y": "}"}], "z": "a\\"}b"}')
+
+CALLS = [
+    # Hermes and Qwen
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "", [F]),
+    ("hermes", f'Well.\n<tool_call>{{"name":"g","arguments":{G[1]}}}</tool_call>', "Well.", [G]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n'
+     f'<tool_call>\n{{"arguments": {G[1]}, "name": "g"}}\n</tool_call>\n', "", [F, G]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [F]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "id": "1"}</tool_call>', "", [F]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n\nDone. ', "\n\nDone.",
+     [F]),
+    ("hermes", '<tool_call>{"name": "f\\u006f", "arguments": {}}', "", [("fo", "{}")]),
+    # A brace that is missing at the end is not missed.
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {}\n</tool_call>\nHi', "\nHi", [F]),
+    # What is no call is text, and so is what stands around it.
+    ("hermes", "a < b, <tool>, <tool_call", "a < b, <tool>, <tool_call", []),
+    ("hermes", "Hi \n<tool_call>\nf()\n</tool_call> !", "Hi \n<tool_call>\nf()\n</tool_call> !", []),
+    ("hermes", '<tool_call>{"nam": "f"}</tool_call>', '<tool_call>{"nam": "f"}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": ""}</tool_call>', '<tool_call>{"name": ""}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}', '<tool_call>{"name": "f", '
+     '"arguments": "{}"}', []),
+    ("hermes", f'<tool_call>{{"name": "{LONG_NAME}"}}', f'<tool_call>{{"name": "{LONG_NAME}"}}',
+     []),
+    ("hermes", '<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>', "<tool_call>",
+     [F]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_cards>', "</tool_cards>", [F]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "f"}</tool_call>', "",
+     [F, F]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "oh": 1}', ', "oh": 1}', [F]),
+    ("hermes", '<tool_call>{"name": "f", ', '<tool_call>{"name": "f", ', []),
+    # From their first brace on arguments are passed on as they are.
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1', "", [("f", '{"x": 1')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {x: }}</tool_call>', "", [("f", "{x: }")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>', "",
+     [("f", '{"x": "</tool_call>"}')]),
+    # Llama
+    ("llama", f' {{"name": "g", "parameters": {G[1]}}}', "", [G]),
+    ("llama", '{"type": "function", "name": "f", "parameters": {}}', "", [F]),
+    ("llama", '<|python_tag|>{"name": "f", "parameters": {}}', "", [F]),
+    ("llama", 'Let me see. <|python_tag|>{"name": "f", "parameters": {}}', "Let me see.", [F]),
+    ("llama", f'{{"name": "f", "parameters": {{}}}}; {{"name": "g", "parameters": {G[1]}}}', "",
+     [F, G]),
+    ("llama", '<|python_tag|>f.call(x="1")', '<|python_tag|>f.call(x="1")', []),
+    ("llama", 'Hi {"name": "f", "parameters": {}}', 'Hi {"name": "f", "parameters": {}}', []),
+    ("llama", '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+    ("llama", '{"name": "Ann"}', '{"name": "Ann"}', []),
+    ("llama", '{"name": "f", "parameters": {}} ; or', " ; or", [F]),
+    ("llama", '{"name": "f", "parameters": {}} and', " and", [F]),
+    ("llama", "  ", "  ", []),
+    # Mistral
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}]', "", [F]),
+    ("mistral", f'Hm [TOOL_CALLS] [{{"name": "f", "arguments": {{}}}}, '
+     f'{{"name": "g", "arguments": {G[1]}, "id": "abcdefghi"}}]', "Hm", [F, G]),
+    ("mistral", '[TOOL_CALLS][{"arguments": {}, "name": "f"}] ', "", [F]),
+    ("mistral", "[TOOL_CALLS]f[ARGS]{}", "", [F]),
+    ("mistral", f"[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{{}}[TOOL_CALLS]g [ARGS] {G[1]}", "",
+     [F, G]),
+    ("mistral", "[TOOL_CALLS]f{}Done", "Done", [F]),
+    ("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", []),
+    ("mistral", "[TOOL_CALLS] []", "[TOOL_CALLS] []", []),
+    ("mistral", "[TOOL_CALLS]f[ARG]{}", "[TOOL_CALLS]f[ARG]{}", []),
+    ("mistral", "[TOOL_CALLS]f g{}", "[TOOL_CALLS]f g{}", []),
+    ("mistral", "[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[ARGS]", []),
+    ("mistral", f"[TOOL_CALLS]{LONG_NAME}{{}}", f"[TOOL_CALLS]{LONG_NAME}{{}}", []),
+    ("mistral", '[{"name": "f", "arguments": {}}]', '[{"name": "f", "arguments": {}}]', []),
+]  # fmt: skip
+
+THOUGHTS = [
+    (MAY_BEGIN, "<think>\nhm\n</think>\n\nHi.\n", "hm", "Hi.\n"),
+    (MAY_BEGIN, " <think>a</thin> b </think>c", "a</thin> b", "c"),
+    (MAY_BEGIN, "<think>\n\n</think>\n\nHi", "", "Hi"),
+    (MAY_BEGIN, "<think>hm, ", "hm, ", ""),
+    (MAY_BEGIN, "Hi <think>no</think>", "", "Hi <think>no</think>"),
+    (MAY_BEGIN, " <thi", "", " <thi"),
+    (MAY_BEGIN, " \n", "", " \n"),
+    (Thinking.HAS_BEGUN, "\nhm\n</think>\n\nHi </think>", "hm", "Hi </think>"),
+    (Thinking.HAS_BEGUN, "<think>hm", "<think>hm", ""),
+    (Thinking.IS_OVER, "<think>hm</think>", "", "<think>hm</think>"),
+]
+
+
+def joined(pieces) -> tuple[str, str, list[tuple[str, str]]]:
+    """What a reader of the pieces puts together; each call has its name first, and once."""
+    content, reasoning, calls = "", "", []
+    for piece in pieces:
+        content, reasoning = content + piece.content, reasoning + piece.reasoning
+        for index, name, arguments in piece.calls:
+            if name is None:
+                assert index == len(calls) - 1
+                calls[index] = (calls[index][0], calls[index][1] + arguments)
+            else:
+                assert index == len(calls)
+                calls.append((name, arguments))
+    return content, reasoning, calls
+
+
+def read(given: AnswerFormat, pieces, **options) -> tuple[str, str, list[tuple[str, str]]]:
+    parser = given.parser(**options)
+    return joined([*[parser.push(piece) for piece in pieces], parser.finish()])
+
+
+def cuts_of(text: str, random_: random.Random) -> list[list[str]]:
+    """All at once, character by character, and cut at drawn places."""
+    drawn = []
+    for share in (0.1, 0.3, 0.6):
+        places = [0, *(i for i in range(1, len(text)) if random_.random() < share), len(text)]
+        drawn.append([text[a:b] for a, b in zip(places, places[1:], strict=False)])
+    return [[text], [*text], *drawn]
+
+
+@pytest.mark.parametrize(("reader", "text", "content", "calls"), CALLS)
+def test_calls_come_out_of_the_text_and_the_rest_is_content(reader, text, content, calls):
+    given = AnswerFormat(Thinking.IS_OVER, READERS[reader])
+    for pieces in cuts_of(text, random.Random(text)):
+        assert read(given, pieces) == (content, "", calls)
+
+
+@pytest.mark.parametrize(("thinking", "text", "reasoning", "content"), THOUGHTS)
+def test_reasoning_is_split_off(thinking, text, reasoning, content):
+    for pieces in cuts_of(text, random.Random(text)):
+        assert read(AnswerFormat(thinking), pieces) == (content, reasoning, [])
+
+
+def test_reasoning_has_no_calls_and_calls_may_follow_it():
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    text = f"<think>\n{call}?\n</think>\n\nYes:\n{call}"
+    for pieces in cuts_of(text, random.Random(1)):
+        given = AnswerFormat(MAY_BEGIN, HermesReader)
+        assert read(given, pieces) == ("Yes:", f"{call}?", [F])
+
+
+PIECES = [
+    '{"name": "f", "arguments": {}}', '{"name": "g", "parameters": {"a": [1, "}"]}}', "f[ARGS]{}",
+    '{"name": "', '"arguments": {', '{"x": "\\"}"}', "[", "]", "{", "}", '"', "\\", ",", ":", ";",
+    " ", "\n\n", "<", "Hi", "é漢😀", "name", "[ARGS]", "[CALL_ID]", "</tool_call>", "</think>",
+    "<think>", "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>",
+]  # fmt: skip
+
+
+FAVOURITES = {
+    "hermes": ["<tool_call>", '<tool_call>{"name": "f", "arguments": {'] * 3,
+    "llama": ["<|python_tag|>", '<|python_tag|>{"name": "f", "parameters": {'] * 3,
+    "mistral": ["[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {', "[TOOL_CALLS]g{"] * 2,
+}
+
+
+@pytest.mark.parametrize("reader", [None, *READERS])
+@pytest.mark.parametrize("thinking", list(Thinking))
+def test_no_cut_changes_what_comes_out(reader, thinking):
+    random_ = random.Random(f"{reader}{thinking}")
+    given = AnswerFormat(thinking, READERS.get(reader))
+    favourites = FAVOURITES.get(reader, [])
+    start = "</think>" if thinking is Thinking.HAS_BEGUN else ""
+    num_with_calls = 0
+    for _ in range(60):
+        length = random_.randrange(1, 14)
+        text = start + "".join(random_.choices(PIECES + favourites, k=length))
+        whole, *others = [read(given, pieces) for pieces in cuts_of(text, random_)]
+        assert others == [whole] * len(others), text
+        num_with_calls += bool(whole[2])
+        if not whole[2]:  # nothing is lost but the marks of the reasoning and the space beside them
+            left = text
+            for mark in ("<think>", "</think>", *" \n"):
+                left = left.replace(mark, "")
+            told = whole[1] + whole[0]
+            for mark in ("<think>", "</think>", *" \n"):
+                told = told.replace(mark, "")
+            assert told == left
+    assert num_with_calls >= 5 or not reader
+
+
+def test_nothing_is_held_back_longer_than_the_format_needs():
+    parser = AnswerFormat(MAY_BEGIN, HermesReader).parser()
+    assert parser.push("<thi") == Parts()
+    assert parser.push("s ") == Parts("<this")  # space may stand before a marker
+    assert parser.push("is <") == Parts(" is")
+    assert parser.push("b") == Parts(" <b")
+    assert parser.push("<tool_call>\n{") == Parts()
+    assert parser.push('"name": "f", "arguments": ') == Parts()
+    assert parser.push('{"x') == Parts(calls=((0, "f", '{"x'),))
+    assert parser.push('": "<') == Parts(calls=((0, None, '": "<'),))
+    assert not parser.is_calling
+    assert parser.push('"}') == Parts(calls=((0, None, '"}'),))
+    assert parser.is_calling
+    assert parser.push("}\n</tool_call>") == Parts()
+    assert parser.push("\n") == Parts()
+    assert parser.finish() == Parts()
+
+
+def test_calls_beyond_those_that_are_wanted_are_left_out():
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    given = AnswerFormat(Thinking.IS_OVER, HermesReader)
+    for pieces in cuts_of(f"{call}\n{call} and", random.Random(2)):
+        assert read(given, pieces, max_calls=1) == (" and", "", [F])
+
+
+def test_an_answer_that_goes_on_with_a_message_does_not_begin_with_a_call():
+    text = '{"name": "f", "parameters": {}}'
+    given = AnswerFormat(Thinking.IS_OVER, Llama3JsonReader, is_start=False)
+    assert read(given, [text]) == (text, "", [])
+    assert read(given, ["<|python_tag|>" + text]) == ("", "", [F])
+
+
+def test_a_long_answer_is_read_in_time_that_grows_with_it():
+    # A quadratic reader would copy a gigabyte.
+    given = AnswerFormat(MAY_BEGIN, HermesReader)
+    argument = "x" * 50_000
+    text = f'<tool_call>{{"arguments": {{"a": "{argument}"}}, "name": "f"}}</tool_call>'
+    assert read(given, [*text])[2] == [("f", f'{{"a": "{argument}"}}')]

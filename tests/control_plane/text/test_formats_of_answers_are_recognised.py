@@ -1,0 +1,111 @@
+"""Which format a model's answers have is read off its chat template."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.text.answers.call_ids import CallIds
+from control_plane.text.answers.call_readers import HermesReader
+from control_plane.text.answers.parser import Thinking
+from control_plane.text.answers.recognition import AnswerFormats
+from control_plane.text.chat_template import ChatTemplate
+from control_plane.text.simple_tokenizer import SimpleTokenizer
+from tests.control_plane.text.known_templates import (
+    DEEPSEEK,
+    LLAMA,
+    MARKED,
+    MISTRAL,
+    MISTRAL_SMALL,
+    QWEN,
+    QWEN_CODER,
+)
+
+ASK = [{"role": "user", "content": "Hi"}]
+
+
+def formats(source, **options) -> AnswerFormats:
+    return AnswerFormats(SimpleTokenizer(), source and ChatTemplate(source), **options)
+
+
+@pytest.mark.parametrize(
+    ("source", "calls", "has_reasoning"),
+    [
+        (LLAMA, "llama3_json", False),
+        (QWEN, "hermes", True),
+        (MISTRAL, "mistral", False),
+        (MISTRAL_SMALL, "mistral", False),
+        (MARKED, None, False),
+        (DEEPSEEK, None, True),
+        (QWEN_CODER, None, False),  # calls in another format between the same markers
+        ("{{ messages[0].content }}", None, False),
+        (None, None, False),
+    ],
+)
+def test_the_template_shows_the_format(source, calls, has_reasoning):
+    known = formats(source)
+    assert (known.calls, known.has_reasoning) == (calls, has_reasoning)
+
+
+def test_a_model_whose_template_knows_neither_is_read_as_text():
+    assert formats(MARKED).of("A: ", has_tools=True) is None
+    assert formats(LLAMA).of("", has_tools=False) is None
+
+
+def test_the_operator_may_say_otherwise():
+    known = formats(QWEN, tool_call_parser="none", reasoning_parser="none")
+    assert known.of("", has_tools=True) is None
+    known = formats(MARKED, tool_call_parser="hermes", reasoning_parser="deepseek_r1")
+    found = known.of("A: ", has_tools=True)
+    assert (found.calls, found.thinking) == (HermesReader, Thinking.MAY_BEGIN)
+
+
+@pytest.mark.parametrize(
+    ("source", "variables", "thinking"),
+    [
+        (QWEN, {}, Thinking.MAY_BEGIN),
+        (QWEN, {"enable_thinking": False}, None),
+        (DEEPSEEK, {}, Thinking.HAS_BEGUN),
+        (LLAMA, {}, None),
+    ],
+)
+def test_the_prompt_shows_where_the_reasoning_is(source, variables, thinking):
+    prompt = ChatTemplate(source).render(ASK, variables=variables)
+    found = formats(source).of(prompt, has_tools=False)
+    assert (found and found.thinking) == thinking
+
+
+@pytest.mark.parametrize(
+    ("continued", "thinking"),
+    [("<think>\nWell", Thinking.HAS_BEGUN), ("<think>hm</think>Well", None), ("Well", None)],
+)
+def test_a_message_that_is_gone_on_with_shows_it_too(continued, thinking):
+    prompt = f"<|im_start|>assistant\n{continued}"
+    found = formats(QWEN).of(prompt, has_tools=False, continued=continued)
+    assert (found and found.thinking) == thinking
+
+
+def test_markers_that_are_special_tokens_are_spelled_out():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    from control_plane.text.huggingface_tokenizer import load_huggingface_tokenizer
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["</s>", "[TOOL_CALLS]"])
+    backend.add_tokens(["[ARGS]"])  # an added one that is not special has text as it is
+    tokenizer = load_huggingface_tokenizer(backend.to_str().encode())
+    known = AnswerFormats(tokenizer, ChatTemplate(MISTRAL))
+    found = known.of("", has_tools=True)
+    assert found.spelled == {backend.token_to_id("[TOOL_CALLS]"): "[TOOL_CALLS]"}
+
+
+def test_a_call_has_the_same_id_whenever_the_same_request_makes_it():
+    ids = CallIds([1, 2, 300_000], seed=2**64 - 1)
+    known = {ids.name(sample, call) for sample in range(3) for call in range(3)}
+    assert len(known) == 9
+    assert all(len(name) == 9 and name.isalnum() and name.isascii() for name in known)
+    assert CallIds([1, 2, 300_000], seed=2**64 - 1).name(2, 1) == ids.name(2, 1)
+    assert CallIds([1, 2], seed=2**64 - 1).name(0, 0) not in known
+    assert CallIds([1, 2, 300_000], seed=1).name(0, 0) not in known
