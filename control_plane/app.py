@@ -75,7 +75,12 @@ class ControlPlane:
 
     def __init__(self, config: ControlPlaneConfig) -> None:
         self._config = config
-        self._template = TemplateChoice(config.chat_template, config.chat_template_kwargs)
+        self._template = TemplateChoice(
+            config.chat_template,
+            config.chat_template_kwargs,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+        )
         self._factories = CoreFactories.load(config.scheduler, config.kv_cache_manager)
         self._tls = None if config.tls_files is None else ServerTls(config.tls_files)
         self._keyring = None if config.api_tokens is None else Keyring(Path(config.api_tokens))
@@ -224,6 +229,7 @@ class ControlPlane:
 
     def _attach(self, connected: ConnectedPlane, admission: Admission) -> None:
         """Begin to take requests: the first compute plane is there."""
+        template = self._template.make(connected)
         frontend = EngineFrontend(
             EngineParts(
                 plane=connected.plane,
@@ -235,7 +241,8 @@ class ControlPlane:
                 wants_principal=self._keyring is not None,
                 metrics=self._fleet.metrics,
                 memory_stats=self._fleet.memory_stats,
-                chat_template=self._template.make(connected),
+                chat_template=template,
+                answer_formats=self._template.formats(connected, template),
                 max_unread_tokens=self._config.max_unread_tokens,
                 on_drain=self._tell_health,
                 watch=self._instruments.watch(connected.plane.model),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from control_plane.config_checks import check_together
 from control_plane.core.interface import MOST_DRAFTS
+from control_plane.text.answers.recognition import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
 from control_plane.text.template_kwargs import read_template_kwargs
 from planes.address import Address, parse_address
 from planes.errors import ConfigError
@@ -168,6 +169,16 @@ class ControlPlaneConfig(SchedulingLimits):
         help='variables of the chat template, unless requests set them: {"enable_thinking": false}',
         read=read_template_kwargs,
         metavar="JSON",
+    )
+    tool_call_parser: str = setting(
+        AUTO,
+        help="format of tool calls in answers of chats; auto: as the chat template writes them",
+        choices=TOOL_CALL_PARSERS,
+    )
+    reasoning_parser: str = setting(
+        AUTO,
+        help="split reasoning off answers of chats; auto: if the chat template knows </think>",
+        choices=REASONING_PARSERS,
     )
     max_unread_tokens: int = setting(
         2048,

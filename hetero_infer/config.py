@@ -54,9 +54,11 @@ LISTENING = frozenset(
         "max_unread_tokens",
         "metrics_compat",
         "otlp_traces_endpoint",
+        "reasoning_parser",
         "tls_cert",
         "tls_client_ca",
         "tls_key",
+        "tool_call_parser",
     }
 )
 WIRING = LISTENING | {"compute", "lifeline_fd", "ready_fd"}
@@ -166,6 +168,8 @@ class ServeConfig(EngineConfig):
     otlp_traces_endpoint: str | None = as_in(ControlPlaneConfig, "otlp_traces_endpoint")
     chat_template: str | None = as_in(ControlPlaneConfig, "chat_template")
     chat_template_kwargs: str | None = as_in(ControlPlaneConfig, "chat_template_kwargs")
+    tool_call_parser: str = as_in(ControlPlaneConfig, "tool_call_parser")
+    reasoning_parser: str = as_in(ControlPlaneConfig, "reasoning_parser")
     max_unread_tokens: int = as_in(ControlPlaneConfig, "max_unread_tokens")
     compute: str | None = setting(
         None,

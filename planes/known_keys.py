@@ -62,9 +62,11 @@ CONTROL_PLANE_KEYS: Final = frozenset(
         "prefill_chunk",
         "prefix_cache",
         "prompt_lookup_min",
+        "reasoning_parser",
         "record",
         "scheduler",
         "speculative_tokens",
+        "tool_call_parser",
     }
 )
 """Of `control_plane.config` alone."""

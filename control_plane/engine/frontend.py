@@ -31,7 +31,9 @@ from control_plane.engine.text_service import MAX_INLINE_TOKENS, ChatPrompt, Tex
 from control_plane.engine.watch import WatchMaker, watch_nothing
 from control_plane.errors import EngineStoppedError, RequestNotFoundError
 from control_plane.telemetry import EngineMetrics
+from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.chat_template import ChatTemplate
+from control_plane.text.detokenizer import NONE
 from control_plane.text.tokenizer import Tokenizer
 
 __all__ = ["ChatPrompt", "EngineFrontend", "EngineParts", "Generation", "TextDelta"]
@@ -46,7 +48,8 @@ INSPECT_PATIENCE_S = 10.0
 class EngineParts:
     """What a front end works with; `metrics` and `memory_stats` read the engine's last turn.
 
-    `chat_template`: None if the model has none. `max_unread_tokens`: of one sample, before its
+    `chat_template`: None if the model has none. `answer_formats`: how answers of conversations come
+    apart; None: they are text. `max_unread_tokens`: of one sample, before its
     reader is too slow. `on_drain` is called when the server begins to drain by a client's word.
     `wants_principal`: requests are made in somebody's name (`control_plane.access`), or refused.
     `watch`: makes who looks on while a request is answered.
@@ -61,6 +64,7 @@ class EngineParts:
     metrics: Callable[[], EngineMetrics]
     memory_stats: Callable[[], MemoryStats]
     chat_template: ChatTemplate | None = None
+    answer_formats: AnswerFormats | None = None
     max_unread_tokens: int = DEFAULT_MAX_UNREAD_TOKENS
     on_drain: Callable[[], None] | None = None
     wants_principal: bool = False
@@ -74,7 +78,11 @@ class EngineFrontend:
         self._parts = parts
         self._clock = clock
         self._text = TextService(
-            parts.tokenizer, parts.admission, parts.chat_template, vocab_size=parts.plane.vocab_size
+            parts.tokenizer,
+            parts.admission,
+            parts.chat_template,
+            parts.answer_formats,
+            vocab_size=parts.plane.vocab_size,
         )
 
     @property
@@ -121,23 +129,25 @@ class EngineFrontend:
         options: RequestOptions = PLAIN,
         *,
         continued: Sequence[int] = (),
+        spelled: Mapping[int, str] = NONE,
     ) -> Generation:
         """Hand a prompt, text or token ids, to the engine.
 
         `continued`: the first tokens of the answer, which the caller has from an earlier stream of
         the same prompt and parameters: the answer goes on behind them, and with the same seed it
-        is the same. They count to `max_tokens`; only with `n` 1 and no beams.
+        is the same. They count to `max_tokens`; only with `n` 1 and no beams. `spelled`: special
+        tokens that are to be in the text, ids and names.
 
         The result must be left through its `async with`. Raises EngineError for what is wrong with
         the request or with the server's state, and for what its principal may not use.
         """
         if not self._parts.wants_principal:
-            return await self._submit(prompt, params, options, continued, None)
+            return await self._submit(prompt, params, options, continued, spelled, None)
         principal = current_principal()
         lease = principal.lease()
         try:
             options = principal.scope(options)
-            return await self._submit(prompt, params, options, continued, lease)
+            return await self._submit(prompt, params, options, continued, spelled, lease)
         except BaseException:  # whatever it is, a cancelled task's too: nobody else has the lease
             lease.release()
             raise
@@ -148,6 +158,7 @@ class EngineFrontend:
         params: GenerationParams,
         options: RequestOptions,
         continued: Sequence[int],
+        spelled: Mapping[int, str],
         lease: Lease | None,
     ) -> Generation:
         """Do it; the generation takes the lease over."""
@@ -162,9 +173,9 @@ class EngineFrontend:
             token_ids, params, arrival_time=arrival_time, options=options, continued=continued
         )
         if len(continued) <= MAX_INLINE_TOKENS:
-            stream = self._open_stream(request)
+            stream = self._open_stream(request, spelled)
         else:
-            stream = await asyncio.to_thread(self._open_stream, request)
+            stream = await asyncio.to_thread(self._open_stream, request, spelled)
             parts.gate.check()
         generation = Generation(request, stream, abandon=self._abandon, lease=lease)
         end = self._end_of_continued(request, stream)
@@ -175,10 +186,10 @@ class EngineFrontend:
             parts.inbox.submit(request)
         return generation
 
-    def _open_stream(self, request: Request) -> RequestStream:
+    def _open_stream(self, request: Request, spelled: Mapping[int, str]) -> RequestStream:
         """Make the stream of a request, which knows the text of its first tokens."""
         parts, request_id, params = self._parts, request.id, request.params
-        texts = [SampleText(parts.tokenizer, params) for _ in range(params.n)]
+        texts = [SampleText(parts.tokenizer, params, spelled) for _ in range(params.n)]
         texts[0].prime(request.output_tokens)
 
         def stop_sample(index: int, num_tokens: int) -> None:
@@ -273,11 +284,15 @@ class EngineFrontend:
         tools: Sequence[Mapping[str, object]] | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
     ) -> ChatPrompt:
         """Return a conversation as the prompt the model was trained on, text and token ids.
 
         `chat_template_kwargs`: variables of the template, over the operator's defaults.
+        `continue_final_message`: end where the last message ends, which the answer goes on with.
+        `add_generation_prompt`: end where the assistant's answer begins; None: unless the last
+        message is gone on with.
 
         Raises ValidationError if the model has no template or the messages are longer than any
         prompt may be, TokenizationError if the template refuses them, and for what its principal
@@ -285,7 +300,11 @@ class EngineFrontend:
         """
         with self._place():
             return await self._text.apply_chat_template(
-                messages, tools, chat_template_kwargs, add_generation_prompt=add_generation_prompt
+                messages,
+                tools,
+                chat_template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
             )
 
     @contextlib.contextmanager

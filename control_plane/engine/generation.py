@@ -19,8 +19,9 @@ class Generation:
     Raises the error of a request that was refused or failed, from `admitted` or `next_delta`.
 
     `params`: the effective ones, seed included. `num_continued_tokens`: of the answer, which the
-    reader has already; they are not sent again. `lease`: is told of every token, those of a prompt
-    once it is admitted, or left before it is refused, and released at the end.
+    reader has already, with `continued_text`; they are not sent again. `lease`: is told of every
+    token, those of a prompt once it is admitted, or left before it is refused, and released at the
+    end.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Generation:
         self.prompt_token_ids = request.input_tokens
         self.num_prompt_tokens = len(request.input_tokens)
         self.num_continued_tokens = len(request.output_tokens)
+        self.continued_text = stream.texts[0].primed_text
         self._stream = stream
         self._abandon = abandon
         self._ready: deque[TextDelta] = deque()

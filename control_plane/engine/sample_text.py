@@ -7,12 +7,12 @@ be found however slow the reader is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
-from control_plane.text.detokenizer import make_detokenizer
+from control_plane.text.detokenizer import NONE, make_detokenizer
 from control_plane.text.stop_strings import StopMatcher
 from control_plane.text.tokenizer import Tokenizer
 
@@ -45,7 +45,8 @@ class SampleText:
     character that is not whole). Once a stop string is found (`matched_stop`, `has_ended`) nothing
     more is taken, and the tokens that have no part in the text before it are not given.
 
-    `num_tokens`: those given, and those it was primed with.
+    `num_tokens`: those given, and those it was primed with, the text of which is `primed_text`.
+    `spelled`: special tokens that are to be in the text, ids and names.
     """
 
     __slots__ = (
@@ -59,10 +60,13 @@ class SampleText:
         "has_ended",
         "matched_stop",
         "num_tokens",
+        "primed_text",
     )
 
-    def __init__(self, tokenizer: Tokenizer, params: GenerationParams) -> None:
-        self._detokenizer = make_detokenizer(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, params: GenerationParams, spelled: Mapping[int, str] = NONE
+    ) -> None:
+        self._detokenizer = make_detokenizer(tokenizer, spelled)
         self._matcher: StopMatcher | None = None
         if params.stop:
             self._matcher = StopMatcher(params.stop, include_stop=params.include_stop)
@@ -72,13 +76,17 @@ class SampleText:
         self._pushed_to = self._given_to = self._certain_from = 0
         self._certain = ""
         self.num_tokens = 0
+        self.primed_text = ""
         self.matched_stop: str | int | None = None
         self.has_ended = False
 
     def prime(self, token_ids: Sequence[int]) -> None:
         """Take the first tokens, which the reader has with their text."""
-        for token_id in token_ids:  # one by one, as they came when the reader got them
-            self.push((token_id,))
+        # One by one, as they came when the reader got them.
+        texts = [self.push((token_id,)).text for token_id in token_ids]
+        if self._matcher is not None and not self.has_ended:
+            texts += (self._certain, self._matcher.held)
+        self.primed_text = "".join(texts)
         self._held.clear()
         self._given_to = self._pushed_to
         self.num_tokens = len(token_ids)

@@ -7,6 +7,7 @@ from pathlib import Path
 import structlog
 
 from control_plane.engine.bring_up import ConnectedPlane
+from control_plane.text.answers.recognition import AUTO, AnswerFormats
 from control_plane.text.assets import make_chat_template
 from control_plane.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
 from control_plane.text.conversation import json_object
@@ -19,10 +20,19 @@ class TemplateChoice:
     """Reads the operator's file at once, compiles when the model is known.
 
     `defaults`: variables for conversations that do not set them, the JSON text of an object.
+    `tool_call_parser` and `reasoning_parser`: how answers are read, `auto`: as the template shows.
     Raises ConfigError if there is a file and it cannot be read or is no template.
     """
 
-    def __init__(self, file_name: str | None, defaults: str | None = None) -> None:
+    def __init__(
+        self,
+        file_name: str | None,
+        defaults: str | None = None,
+        *,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> None:
+        self._parsers = (tool_call_parser, reasoning_parser)
         self._defaults = json_object(defaults or "")
         self._source: str | None = None
         if file_name is not None:
@@ -52,6 +62,21 @@ class TemplateChoice:
                 reads=sorted(known),
             )
         return template
+
+    def formats(
+        self, connected: ConnectedPlane, template: ChatTemplate | None
+    ) -> AnswerFormats | None:
+        """Return how answers to conversations are read; None: there are none."""
+        if template is None:
+            return None
+        found = AnswerFormats(connected.tokenizer, template, *self._parsers)
+        if found.calls is not None or found.has_reasoning:
+            _log.info(
+                "answers of chats come in parts",
+                tool_calls=found.calls or "no",
+                reasoning="think" if found.has_reasoning else "no",
+            )
+        return found
 
 
 def _read(file_name: str) -> str:

@@ -6,14 +6,25 @@ import asyncio
 import functools
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from control_plane.core.errors import ContextLengthError
 from control_plane.engine.admission import Admission
+from control_plane.text.answers.parser import AnswerFormat
+from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.bounds import MAX_MESSAGES
-from control_plane.text.chat_template import ChatTemplate, hides_tool_calls
-from control_plane.text.conversation import MAX_TOOLS, check_tools, template_messages
+from control_plane.text.chat_template import (
+    ChatTemplate,
+    hides_tool_calls,
+    up_to_the_end_of_the_last,
+)
+from control_plane.text.conversation import (
+    MAX_TOOLS,
+    check_continued,
+    check_tools,
+    template_messages,
+)
 from control_plane.text.template_kwargs import check_template_kwargs
 from control_plane.text.tokenizer import (
     MAX_BYTES_PER_TOKEN,
@@ -31,17 +42,22 @@ MAX_INLINE_TOKENS = 512
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as the model wants it, special tokens included."""
+    """A conversation as the model wants it, special tokens included.
+
+    `answer`: how the text of its answer is to be read; None: all of it is content.
+    """
 
     text: str
     token_ids: list[int]
+    answer: AnswerFormat | None = None
 
 
 class TextService:
     """The model's text side for tasks of one event loop.
 
-    `chat_template`: None if the model has none. `vocab_size`: width of the model's logits. Methods
-    raise ValidationError for what is out of bounds, TokenizationError.
+    `chat_template`: None if the model has none. `answer_formats`: of answers to conversations;
+    None: they are text. `vocab_size`: width of the model's logits. Methods raise ValidationError
+    for what is out of bounds, TokenizationError.
     """
 
     def __init__(
@@ -49,12 +65,14 @@ class TextService:
         tokenizer: Tokenizer,
         admission: Admission,
         chat_template: ChatTemplate | None,
+        answer_formats: AnswerFormats | None = None,
         *,
         vocab_size: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._admission = admission
         self._template = chat_template
+        self._answer_formats = answer_formats
         self._vocab_size = vocab_size
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -114,12 +132,13 @@ class TextService:
         tools: Sequence[Mapping[str, object]] | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
     ) -> ChatPrompt:
         """Return a conversation as a prompt. The text has its own BOS where the model wants one.
 
         Raises ValidationError if the model has no template, or its template no place for tools,
-        tool calls or a variable.
+        tool calls or a variable, and for a last message that cannot be gone on with.
         """
         template = self._template
         if template is None:
@@ -134,6 +153,7 @@ class TextService:
             tools or None,
             chat_template_kwargs or {},
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
 
     def _render(
@@ -143,16 +163,27 @@ class TextService:
         tools: Sequence[Mapping[str, object]] | None,
         variables: Mapping[str, object],
         *,
-        add_generation_prompt: bool,
+        add_generation_prompt: bool | None,
+        continue_final_message: bool,
     ) -> ChatPrompt:
+        check_continued(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         check_template_kwargs(variables)
         template.check_variables(variables)
         self._check_size(messages, tools)
         known = template_messages(messages)
         check_tools(tools or ())
-        render = functools.partial(
-            template.render, add_generation_prompt=add_generation_prompt, variables=variables
+        opens = (
+            not continue_final_message if add_generation_prompt is None else add_generation_prompt
         )
+        render: Callable[..., str] = functools.partial(
+            template.render, add_generation_prompt=opens, variables=variables
+        )
+        if continue_final_message:
+            render = functools.partial(up_to_the_end_of_the_last, render)
         text = render(known, tools=tools)
         if tools and text == render(known):
             # They would be ignored without a word.
@@ -163,9 +194,13 @@ class TextService:
             )
         self._admission.check_text(text)
         tokenizer = self._tokenizer
-        if isinstance(tokenizer, PlainTokenizer):
-            return ChatPrompt(text, tokenizer.encode_plain(text))
-        return ChatPrompt(text, tokenizer.encode(text))
+        is_plain = isinstance(tokenizer, PlainTokenizer)
+        token_ids = tokenizer.encode_plain(text) if is_plain else tokenizer.encode(text)
+        answer = None
+        if self._answer_formats is not None:
+            continued = str(known[-1]["content"]) if continue_final_message else None
+            answer = self._answer_formats.of(text, has_tools=bool(tools), continued=continued)
+        return ChatPrompt(text, token_ids, answer)
 
     def _check_size(
         self,

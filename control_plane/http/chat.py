@@ -10,7 +10,9 @@ from control_plane.http.edge import current_request_id
 from control_plane.http.fields import FIELD_NAMES
 from control_plane.http.json_text import SpelledList
 from control_plane.http.logprobs import chat_logprobs
+from control_plane.http.messages import MessageReader
 from control_plane.http.reply import Connection
+from control_plane.text.detokenizer import NONE
 
 NAMES = {
     **FIELD_NAMES,
@@ -23,23 +25,33 @@ NAMES = {
 async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Connection) -> None:
     """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
     request_id = current_request_id()
-    prompt = (await engine.frontend.apply_chat_template(*request.conversation)).token_ids
+    prompt = await engine.frontend.apply_chat_template(
+        *request.conversation,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=bool(request.continue_final_message),
+    )
     request.forget()
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = request.params(
-        max_tokens=max_tokens or engine.max_new_tokens(len(prompt)),
+        max_tokens=max_tokens or engine.max_new_tokens(len(prompt.token_ids)),
         n=request.n or 1,
         num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
     heading = Heading.of(engine, f"chatcmpl-{request_id}")
     async with answers_to(
         engine.frontend,
-        [prompt],
+        [prompt.token_ids],
         params,
         request.options(request_id),
         is_whole=not request.stream,
+        spelled=NONE if prompt.answer is None else prompt.answer.spelled,
     ) as answers:
-        shape = ChatShape(engine, wants_logprobs=bool(request.logprobs))
+        messages = MessageReader(
+            answers.prompt_of(0),
+            prompt.answer,
+            is_parallel=request.parallel_tool_calls is not False,
+        )
+        shape = ChatShape(engine, messages, wants_logprobs=bool(request.logprobs))
         if request.stream:
             await send_stream(
                 connection,
@@ -59,24 +71,35 @@ class ChatShape:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, engine: LoadedEngine, *, wants_logprobs: bool) -> None:
+    def __init__(
+        self, engine: LoadedEngine, messages: MessageReader, *, wants_logprobs: bool
+    ) -> None:
         self._speller = engine.speller
+        self._messages = messages
         self._wants_logprobs = wants_logprobs
         self._kept: dict[int, SpelledList] = {}
 
     async def first(self, index: int, answers: Answers) -> dict[str, object]:  # noqa: ARG002
         """Return the chunk that says who speaks."""
-        delta = {"role": "assistant", "content": "", "refusal": None}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return _chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
-    def chunk(self, index: int, piece: Piece) -> dict[str, object]:
-        """Return a piece; the one with the reason says nothing else."""
-        return {
-            "index": index,
-            "delta": {} if piece.finish_reason is not None else {"content": piece.text},
-            "logprobs": self._logprobs(piece),
-            "finish_reason": piece.finish_reason,
-        }
+    def chunks(self, index: int, piece: Piece) -> list[dict[str, object]]:
+        """Return a piece, with the log-probabilities of its tokens, whatever they say.
+
+        What was held back of the message, and the reason, come in chunks of their own.
+        """
+        messages, found = self._messages, []
+        if piece.text or piece.logprobs:
+            delta = messages.delta(index, piece.text)
+            if delta or piece.logprobs:
+                found.append(_chunk(index, delta, self._logprobs(piece)))
+        if piece.finish_reason is not None:
+            rest = messages.last_delta(index)
+            if rest:
+                found.append(_chunk(index, rest))
+            reason = messages.finish_reason(index, piece.finish_reason)
+            found.append(_chunk(index, {}, finish_reason=reason))
+        return found
 
     def keep(self, index: int, piece: Piece) -> None:
         """Spell the log-probabilities of a piece."""
@@ -88,19 +111,20 @@ class ChatShape:
         self,
         index: int,
         text: str,
-        finish_reason: str | None,
+        finish_reason: str,
         answers: Answers,  # noqa: ARG002 - others echo the prompt
     ) -> dict[str, object]:
         """Return the message."""
+        message = self._messages.whole(index, text)
         logprobs = None
         if self._wants_logprobs:
             content = self._kept.get(index, SpelledList()).joined()
             logprobs = {"content": content, "refusal": None}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": logprobs,
-            "finish_reason": finish_reason,
+            "finish_reason": self._messages.finish_reason(index, finish_reason),
         }
 
     def _logprobs(self, piece: Piece) -> dict[str, object] | None:
@@ -108,3 +132,12 @@ class ChatShape:
             return None
         content = chat_logprobs(self._speller, piece.token_ids, piece.logprobs)
         return {"content": content, "refusal": None}
+
+
+def _chunk(
+    index: int,
+    delta: dict[str, object],
+    logprobs: dict[str, object] | None = None,
+    finish_reason: str | None = None,
+) -> dict[str, object]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

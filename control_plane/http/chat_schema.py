@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` on the wire."""
+"""`/v1/chat/completions` on the wire: what is asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, Field, JsonValue, Tag, model_validator
+from pydantic import Field, JsonValue, Tag, model_validator
 
 from control_plane.core.generation_params import MAX_LOGPROBS
 from control_plane.http.fields import (
@@ -22,8 +22,6 @@ from control_plane.http.fields import (
     text_or_list,
     wrong,
 )
-from control_plane.http.logprobs import ChatLogprobs
-from control_plane.http.usage import CompletionUsage
 from control_plane.text.bounds import (
     MAX_JSON_BYTES,
     MAX_MESSAGES,
@@ -100,6 +98,9 @@ class AssistantMessage(Wire):
 
     role: Literal["assistant"]
     content: Content | None = None
+    reasoning_content: str | None = Field(
+        None, description="what it thought; told to chat templates that know it"
+    )
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(
         None, max_length=MAX_TOOL_CALLS
@@ -197,8 +198,15 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto"] | None = Field(
-        None, description="calls come back as the text the model writes"
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: calls of an answer behind its first are left out"
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="default: unless continue_final_message"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="go on with the last message, which is the assistant's"
     )
     response_format: TextFormat | None = None
     chat_template_kwargs: TemplateKwargs | None = None
@@ -265,6 +273,8 @@ def _plain_message(message: Message) -> dict[str, object]:
         result["name"] = message.name
     if isinstance(message, ToolMessage):
         result["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage) and message.reasoning_content:
+        result["reasoning_content"] = message.reasoning_content
     if isinstance(message, AssistantMessage) and message.tool_calls:
         result["tool_calls"] = [
             {
@@ -285,61 +295,3 @@ def content_text(content: str | list[TextPart] | None) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content or ())
-
-
-class ChatMessage(BaseModel):
-    """What the model said."""
-
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class ChatChoice(BaseModel):
-    """One sample."""
-
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
-
-
-class ChatCompletion(BaseModel):
-    """All samples."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: CompletionUsage
-
-
-class ChatDelta(BaseModel):
-    """What is new in a chunk."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    refusal: None = None
-
-
-class ChatChunkChoice(BaseModel):
-    """A piece of one sample."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
-
-
-class ChatChunk(BaseModel):
-    """One event of a stream; the last, which alone has a usage, has no choices."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChunkChoice]
-    usage: CompletionUsage | None = None

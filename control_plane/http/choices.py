@@ -30,8 +30,8 @@ class ChoiceShape(Protocol):
         """Return the chunk before anything generated, if there is one; called once a choice."""
         ...
 
-    def chunk(self, index: int, piece: Piece) -> dict[str, object]:
-        """Return one chunk; called in order."""
+    def chunks(self, index: int, piece: Piece) -> list[dict[str, object]]:
+        """Return the chunks of a piece, maybe none; the end of a choice is one of its own."""
         ...
 
     def keep(self, index: int, piece: Piece) -> None:
@@ -39,7 +39,7 @@ class ChoiceShape(Protocol):
         ...
 
     async def whole(
-        self, index: int, text: str, finish_reason: str | None, answers: Answers
+        self, index: int, text: str, finish_reason: str, answers: Answers
     ) -> dict[str, object]:
         """Return the whole choice; `text`: all that was generated of it."""
         ...
@@ -90,7 +90,7 @@ async def send_whole(
 ) -> None:
     """Collect all pieces and write one object. Raises EngineError before anything is written."""
     texts: list[list[str]] = [[] for _ in range(answers.num_choices)]
-    reasons: list[str | None] = [None] * answers.num_choices
+    reasons = [""] * answers.num_choices
 
     async def take(index: int, piece: Piece) -> None:
         texts[index].append(piece.text)
@@ -126,12 +126,7 @@ async def send_stream(
             first = await shape.first(index, answers)
             if first is not None:
                 events.append(chunks.around(*await spell(first)))
-        if piece.text or piece.logprobs:
-            content = Piece(piece.text, piece.token_ids, piece.logprobs)
-            events.append(chunks.around(to_json(shape.chunk(index, content))))
-        if piece.finish_reason is not None:
-            end = Piece("", finish_reason=piece.finish_reason, end_token=piece.end_token)
-            events.append(chunks.around(to_json(shape.chunk(index, end))))
+        events += [chunks.around(to_json(chunk)) for chunk in shape.chunks(index, piece)]
         if events:
             await connection.send_events(*events)
 

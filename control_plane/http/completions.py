@@ -101,8 +101,18 @@ class CompletionShape:
             logprobs = (await self._echoed_logprobs(index, answers)).joined()
         return _choice(index, self._echo(index), logprobs, None)
 
-    def chunk(self, index: int, piece: Piece) -> dict[str, object]:
-        """Return a piece."""
+    def chunks(self, index: int, piece: Piece) -> list[dict[str, object]]:
+        """Return a piece, and its end."""
+        found = []
+        if piece.text or piece.logprobs:
+            content = Piece(piece.text, piece.token_ids, piece.logprobs)
+            found.append(self._chunk(index, content))
+        if piece.finish_reason is not None:
+            end = Piece("", finish_reason=piece.finish_reason, end_token=piece.end_token)
+            found.append(self._chunk(index, end))
+        return found
+
+    def _chunk(self, index: int, piece: Piece) -> dict[str, object]:
         logprobs = None
         if self._wants_logprobs and (piece.logprobs or piece.end_token):
             logprobs = self._logprobs(index, piece)
@@ -114,7 +124,7 @@ class CompletionShape:
             self._kept.setdefault(index, Columns()).extend(self._logprobs(index, piece))
 
     async def whole(
-        self, index: int, text: str, finish_reason: str | None, answers: Answers
+        self, index: int, text: str, finish_reason: str, answers: Answers
     ) -> dict[str, object]:
         """Return all of it behind the echo."""
         logprobs = None

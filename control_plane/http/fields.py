@@ -267,9 +267,7 @@ class HarmlessFields(Wire):
     metadata: Metadata | None = Field(None, description="taken, changes nothing")
     store: Literal[False] | None = Field(None, description="nothing is stored")
     service_tier: Literal["auto", "default"] | None = Field(None, description="there is one")
-    parallel_tool_calls: bool | None = Field(
-        None, description="changes nothing: calls come back as the text the model writes"
-    )
+    parallel_tool_calls: bool | None = Field(None, description="changes nothing without tools")
     safety_identifier: str | None = Field(None, description="taken, changes nothing")
     prompt_cache_key: str | None = Field(
         None, description="changes nothing: equal prompts are found whatever it is"

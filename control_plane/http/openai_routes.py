@@ -14,7 +14,8 @@ from control_plane.http import responses
 from control_plane.http.backend import Backend, LoadedEngine
 from control_plane.http.body import json_route
 from control_plane.http.chat import answer_chat
-from control_plane.http.chat_schema import ChatChunk, ChatCompletion, ChatRequest
+from control_plane.http.chat_answer_schema import ChatChunk, ChatCompletion
+from control_plane.http.chat_schema import ChatRequest
 from control_plane.http.completion_schema import Completion, CompletionChunk, CompletionRequest
 from control_plane.http.completions import answer_completion
 from control_plane.http.errors import ErrorResponse

@@ -87,6 +87,7 @@ async def _tokens(engine: LoadedEngine, body: TokenizeRequest) -> list[int]:
         )
     chat = await engine.frontend.apply_chat_template(
         *body.conversation,
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
     )
     return chat.token_ids

@@ -20,7 +20,12 @@ class TokenizeRequest(Wire):
     messages: Messages | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     chat_template_kwargs: TemplateKwargs | None = None
-    add_generation_prompt: bool | None = Field(None, description="only with messages; default true")
+    add_generation_prompt: bool | None = Field(
+        None, description="only with messages; default: unless continue_final_message"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="only with messages: end where the last one ends"
+    )
     add_special_tokens: bool | None = Field(
         None, description="default true with prompt; false with messages, which have their own"
     )
@@ -30,7 +35,12 @@ class TokenizeRequest(Wire):
     def _check_together(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise wrong("prompt", "either prompt or messages must be given")
-        for name in ("tools", "chat_template_kwargs", "add_generation_prompt"):
+        for name in (
+            "tools",
+            "chat_template_kwargs",
+            "add_generation_prompt",
+            "continue_final_message",
+        ):
             if self.messages is None and getattr(self, name) is not None:
                 raise wrong(name, f"{name} is only allowed with messages")
         if self.prompt is None and self.add_special_tokens:

@@ -124,6 +124,31 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+_END: Final = "END_OF_THE_LAST_MESSAGE "
+"""Ends in a space, so that it shows whether a template takes space away there."""
+
+
+def up_to_the_end_of_the_last(
+    render: Callable[..., str], messages: Sequence[Mapping[str, object]], **arguments: object
+) -> str:
+    """Return what `render` makes of messages as far as the content of the last one reaches.
+
+    As transformers does for `continue_final_message`: space at its end goes where the template
+    takes it away. Raises TokenizationError for a template that leaves the content out.
+    """
+    last = messages[-1]
+    marked = {**last, "content": f"{last['content']}{_END}"}
+    text = render([*messages[:-1], marked], **arguments)
+    end = text.rfind(_END.strip())
+    if end < 0:
+        raise TokenizationError(
+            "the model's chat template leaves out what the last message says, so that no answer "
+            "can go on with it",
+            field="continue_final_message",
+        )
+    return text[:end] if text.startswith(_END, end) else text[:end].rstrip()
+
+
 def hides_tool_calls(
     render: Callable[[Sequence[Mapping[str, object]]], str],
     messages: Sequence[Mapping[str, object]],

@@ -50,6 +50,35 @@ def _template_message(message: Mapping[str, object], path: str) -> Mapping[str, 
     return {**message, "role": _TEMPLATE_ROLES.get(role, role)}
 
 
+def check_continued(
+    messages: Sequence[Mapping[str, object]],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool,
+) -> None:
+    """Raise ValidationError where the last message is to be gone on with and cannot be."""
+    if not continue_final_message:
+        return
+    field, last = "continue_final_message", messages[-1]
+    if add_generation_prompt:
+        raise ValidationError(
+            f"{field} and add_generation_prompt must not both be true: an answer either goes on "
+            "with the last message, or is a new one",
+            field=field,
+        )
+    if last.get("role") != "assistant":
+        raise ValidationError(
+            f"{field} must be false unless the last message is the assistant's, got role "
+            f"{last.get('role')!r}",
+            field=field,
+        )
+    if last.get("tool_calls") or not str(last.get("content") or "").strip():
+        raise ValidationError(
+            f"{field} must be false unless the last message has content, and no tool_calls",
+            field=field,
+        )
+
+
 def check_tools(tools: Sequence[Mapping[str, object]]) -> None:
     """Raise ValidationError for too many tools, or naming the first without a proper name."""
     if len(tools) > MAX_TOOLS:

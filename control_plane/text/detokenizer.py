@@ -13,8 +13,9 @@ character in two. (The token ids of a response always hold everything.)
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from control_plane.text.tokenizer import (
     EACH_BYTE,
@@ -37,11 +38,18 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
-    """Return the detokenizer that fits the tokenizer."""
-    if isinstance(tokenizer, ByteTokenizer):
-        return ByteDetokenizer(tokenizer)
-    return WindowDetokenizer(tokenizer)
+NONE: Final[Mapping[int, str]] = MappingProxyType({})
+
+
+def make_detokenizer(tokenizer: Tokenizer, spelled: Mapping[int, str] = NONE) -> Detokenizer:
+    """Return the detokenizer that fits the tokenizer. `spelled`: as of `SpellingDetokenizer`."""
+
+    def make() -> Detokenizer:
+        if isinstance(tokenizer, ByteTokenizer):
+            return ByteDetokenizer(tokenizer)
+        return WindowDetokenizer(tokenizer)
+
+    return SpellingDetokenizer(make, spelled) if spelled else make()
 
 
 class ByteDetokenizer:
@@ -115,3 +123,33 @@ class WindowDetokenizer:
         emitted = "".join(self._emitted)
         text = self._decode(self._tokens).rstrip(REPLACEMENT_CHARACTER)
         return text[len(emitted) :] if text.startswith(emitted) else ""
+
+
+class SpellingDetokenizer:
+    """Spells some special tokens out, which have no text otherwise; the text around is as it was.
+
+    `spelled`: their ids and names. A character does not go on behind such a token.
+    """
+
+    def __init__(self, make: Callable[[], Detokenizer], spelled: Mapping[int, str]) -> None:
+        self._make = make
+        self._spelled = spelled
+        self._between = make()
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """Take the next tokens and return the text that is certain now."""
+        texts: list[str] = []
+        others: list[int] = []
+        for token_id in tokens:
+            name = self._spelled.get(token_id)
+            if name is None:
+                others.append(token_id)
+                continue
+            texts += (self._between.push(others), self._between.finish(), name)
+            others, self._between = [], self._make()
+        texts.append(self._between.push(others))
+        return "".join(texts)
+
+    def finish(self) -> str:
+        """Return what is left of the text."""
+        return self._between.finish()

@@ -134,3 +134,20 @@ def test_a_primed_sample_goes_on_as_if_it_had_never_been_broken_off(
         assert (seen + rest, tokens + rest_tokens) == joined(undisturbed)
         assert again.matched_stop == text.matched_stop
         assert again.num_tokens == text.num_tokens
+
+
+def test_the_text_it_was_primed_with_is_all_that_its_tokens_say():
+    words = Words("a", "bc", "d", "e")
+    for stops in ((), ("cx", "de!")):
+        text = sample(words, *stops)
+        text.prime((0, 1, 2))
+        assert text.primed_text == "abcd"
+        assert joined([text.push((3,)), text.finish()]) == ("e", [3])
+
+
+def test_special_tokens_may_be_spelled():
+    words = Words("a", "", "b")
+    text = SampleText(words, GenerationParams(stop=("b!",)), {1: "<x>"})
+    text.prime((0, 1))
+    assert text.primed_text == "a<x>"
+    assert joined([text.push((1, 2)), text.finish()]) == ("<x>b", [1, 2])

@@ -26,9 +26,10 @@ from control_plane.engine.plane import PlaneDescription
 from control_plane.engine.streams import StreamHub
 from control_plane.http.app import make_app
 from control_plane.http.backend import Backend
-from control_plane.http.chat_schema import ChatChunk, ChatCompletion
+from control_plane.http.chat_answer_schema import ChatChunk, ChatCompletion
 from control_plane.http.completion_schema import Completion, CompletionChunk
 from control_plane.http.responses_schema import Response, ResponseEvent
+from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
 from tests.control_plane.http.raw_port import Port
@@ -64,11 +65,13 @@ def end_of(reason, state, error=None) -> RequestEnd:
 class ScriptedEngine:
     """Answers requests one byte a turn. Knobs are plain attributes.
 
+    `says`: the texts of the samples, in place of the script.
     `hold`: tokens after which requests wait for `go`. `error`: of requests, behind the tokens that
     `hold` lets through (or at once). `cancelled`: ids of requests that were ended from outside.
     """
 
     hub: StreamHub
+    says: list[str] | None = None
     hold: int | None = None
     error: Exception | None = None
     refusal: Exception | None = None
@@ -97,7 +100,8 @@ class ScriptedEngine:
             of_prompt = tuple(logprobs_of(t, params.num_prompt_logprobs) for t in prompt[1:])
             self.publish(request, prompt_logprobs=of_prompt)
         text = bytes(t for t in prompt if t < 256).decode(errors="replace")
-        answers = {n: [*answer_to(text, n).encode(), EOS_TOKEN_ID] for n in range(params.n)}
+        texts = self.says or [answer_to(text, n) for n in range(params.n)]
+        answers = {n: [*texts[n].encode(), EOS_TOKEN_ID] for n in range(params.n)}
         turn = 0
         while answers:
             await asyncio.sleep(0)
@@ -197,6 +201,7 @@ class Served:
         self.backend, self.app = shared_app() if is_plain else make_own_app(keyring)
         self.backend.gate, self.backend.metrics = self.gate, metrics
         tokenizer = SimpleTokenizer()
+        chat_template = None if template is None else ChatTemplate(template)
         limits = RequestLimits(max_model_len=512, block_size=16, num_blocks=64)
         parts = EngineParts(
             plane=make_plane(),
@@ -208,7 +213,8 @@ class Served:
             wants_principal=keyring is not None,
             metrics=lambda: None,
             memory_stats=lambda: None,
-            chat_template=None if template is None else ChatTemplate(template),
+            chat_template=chat_template,
+            answer_formats=AnswerFormats(tokenizer, chat_template),
         )
         self.frontend = EngineFrontend(parts)
         if attached:

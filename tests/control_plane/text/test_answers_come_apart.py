@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -32,7 +33,8 @@ CALLS = [
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {}\n</tool_call>\nHi', "\nHi", [F]),
     # What is no call is text, and so is what stands around it.
     ("hermes", "a < b, <tool>, <tool_call", "a < b, <tool>, <tool_call", []),
-    ("hermes", "Hi \n<tool_call>\nf()\n</tool_call> !", "Hi \n<tool_call>\nf()\n</tool_call> !", []),
+    ("hermes", "Hi \n<tool_call>\nf()\n</tool_call> !", "Hi \n<tool_call>\nf()\n</tool_call> !",
+     []),
     ("hermes", '<tool_call>{"nam": "f"}</tool_call>', '<tool_call>{"nam": "f"}</tool_call>', []),
     ("hermes", '<tool_call>{"name": ""}</tool_call>', '<tool_call>{"name": ""}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}', '<tool_call>{"name": "f", '
@@ -122,7 +124,7 @@ def cuts_of(text: str, random_: random.Random) -> list[list[str]]:
     drawn = []
     for share in (0.1, 0.3, 0.6):
         places = [0, *(i for i in range(1, len(text)) if random_.random() < share), len(text)]
-        drawn.append([text[a:b] for a, b in zip(places, places[1:], strict=False)])
+        drawn.append([text[a:b] for a, b in itertools.pairwise(places)])
     return [[text], [*text], *drawn]
 
 

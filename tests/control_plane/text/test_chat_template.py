@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.text.chat_template import ChatTemplate
+from control_plane.text.chat_template import ChatTemplate, up_to_the_end_of_the_last
 from planes.errors import TokenizationError, ValidationError
+from tests.control_plane.text.known_templates import LLAMA, QWEN
 
 CHATML = """{% for message in messages %}{% if loop.first and message['role'] != 'system' %}
 {{ '<|im_start|>system\nYou help.<|im_end|>\n' }}
@@ -145,3 +146,16 @@ def test_documents_are_none_unless_a_caller_gives_some():
 def test_a_default_takes_no_function_away():
     template = ChatTemplate("{{ range(2)|list }}", defaults={"range": 1})
     assert template.render(user("x")) == "[0, 1]"
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA, QWEN, "{{ messages[-1].content | trim }}<end>"])
+@pytest.mark.parametrize("said", ["Well, ", "\n Well", "im", "<think>\nhm\n</think>\n\nWell"])
+def test_a_message_is_gone_on_with_as_transformers_does(source, said):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [*user("Hi"), {"role": "assistant", "content": said}]
+    theirs, _ = render_jinja_template(
+        [messages], chat_template=source, continue_final_message=True, bos_token="<s>"
+    )
+    ours = ChatTemplate(source, bos_token="<s>")
+    assert theirs == [up_to_the_end_of_the_last(ours.render, messages, add_generation_prompt=False)]

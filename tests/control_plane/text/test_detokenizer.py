@@ -121,3 +121,19 @@ def test_the_window_costs_a_bounded_number_of_decoded_tokens_a_token(byte):
         detokenizer.push([byte])
     assert counting.num_decoded <= 10 * 2000
     detokenizer.finish()
+
+
+@given(data=st.data(), parts=sizes)
+def test_special_tokens_are_spelled_where_that_is_wanted(bpe, metaspace, data, parts):
+    """And nothing else is other than without them, but for a character that one of them cuts."""
+    special = 1  # of both: <|im_start|>, <s>
+    for tokenizer, first in ((bpe, 0), (metaspace, 3 + 256)):  # not its single bytes
+        ids = data.draw(st.lists(st.integers(first, tokenizer.vocab_size - 1), max_size=20))
+        ids += [special, *ids[:5], special, special]
+        spelling = make_detokenizer(tokenizer, {special: "<MARK>"})
+        expected, rest = "", ids
+        while special in rest:
+            end = rest.index(special)
+            expected += "".join(stream(make_detokenizer(tokenizer), rest[:end], ())) + "<MARK>"
+            rest = rest[end + 1 :]
+        assert "".join(stream(spelling, ids, parts)) == expected
