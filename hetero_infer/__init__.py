@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from control_plane.text.tokenizer import Tokenizer
     from hetero_infer.client import (
         Answer,
+        AnswerParts,
         AsyncClient,
         AsyncStream,
         ChatPrompt,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         Finished,
         Message,
         ModelInfo,
+        PartsDelta,
         PoolStats,
         PromptLogprobs,
         SampleAnswer,
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
         TextRequest,
         Tool,
         ToolCall,
+        ToolCallDelta,
     )
     from hetero_infer.completed import CompletedRequest, CompletedSample
     from hetero_infer.config import EngineConfig
@@ -140,6 +143,9 @@ __all__ = [
     "Tool",
     "ToolCall",
     "Answer",
+    "AnswerParts",
+    "PartsDelta",
+    "ToolCallDelta",
     "SampleAnswer",
     "Started",
     "PromptLogprobs",
@@ -239,6 +245,7 @@ _MODULES = {
     "control_plane.text.tokenizer": ("Tokenizer",),
     "hetero_infer.client": (
         "Answer",
+        "AnswerParts",
         "AsyncClient",
         "AsyncStream",
         "ChatPrompt",
@@ -248,6 +255,7 @@ _MODULES = {
         "Finished",
         "Message",
         "ModelInfo",
+        "PartsDelta",
         "PoolStats",
         "PromptLogprobs",
         "SampleAnswer",
@@ -258,6 +266,7 @@ _MODULES = {
         "TextRequest",
         "Tool",
         "ToolCall",
+        "ToolCallDelta",
     ),
     "hetero_infer.completed": ("CompletedRequest", "CompletedSample"),
     "hetero_infer.config": ("EngineConfig",),

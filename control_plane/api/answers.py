@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from control_plane.api.answer_parts import parts_delta, whole_parts
 from control_plane.api.convert import (
     finish_reason_to_proto,
     logprobs_to_proto,
@@ -17,6 +18,7 @@ from control_plane.api.convert import (
 )
 from control_plane.engine.frontend import Generation, TextDelta
 from control_plane.metrics.visits import note_streamed
+from control_plane.text.answers.reader import AnswerReader
 from protos.hetero.inference.v1 import inference_pb2
 from protos.hetero.inference.v1.inference_pb2 import GenerateStreamResponse
 
@@ -49,8 +51,10 @@ class _Collected:
                 message.matched_stop.CopyFrom(stop)
 
 
-async def whole_answer(generation: Generation, head: AnswerHead) -> inference_pb2.GenerateResponse:
-    """Read a generation to its end."""
+async def whole_answer(
+    generation: Generation, head: AnswerHead, reader: AnswerReader | None = None
+) -> inference_pb2.GenerateResponse:
+    """Read a generation to its end. `reader`: of its parts; None: there are none."""
     samples = [
         _Collected(inference_pb2.Sample(index=index)) for index in range(generation.params.n)
     ]
@@ -61,7 +65,10 @@ async def whole_answer(generation: Generation, head: AnswerHead) -> inference_pb
         if delta.end is not None:
             break
     for sample in samples:
-        sample.message.text = "".join(sample.text)
+        message = sample.message
+        message.text = "".join(sample.text)
+        if reader is not None:
+            message.parts.CopyFrom(whole_parts(reader, message.index, message.text))
     first, end = samples[0].message, delta.end
     return inference_pb2.GenerateResponse(
         request_id=head.request_id,
@@ -77,11 +84,18 @@ async def whole_answer(generation: Generation, head: AnswerHead) -> inference_pb
         logprobs=first.logprobs,
         matched_stop=first.matched_stop if first.HasField("matched_stop") else None,
         prompt_logprobs=prompt_logprobs_to_proto(generation.prompt_logprobs),
+        parts=None if reader is None else first.parts,
     )
 
 
-async def events(generation: Generation, head: AnswerHead) -> AsyncIterator[GenerateStreamResponse]:
-    """Yield `started`, the deltas, the ends of samples if there are several, and `finished`."""
+async def events(
+    generation: Generation, head: AnswerHead, reader: AnswerReader | None = None
+) -> AsyncIterator[GenerateStreamResponse]:
+    """Yield `started`, the deltas, the ends of samples if there are several, and `finished`.
+
+    `reader`: of the parts; None: there are none. What it held back comes with the end: a client
+    that has the end does not resume, so that nothing comes twice.
+    """
     await generation.admitted()
     note_streamed()
     yield GenerateStreamResponse(
@@ -96,6 +110,7 @@ async def events(generation: Generation, head: AnswerHead) -> AsyncIterator[Gene
     params = generation.params
     owes_prompt_logprobs = params.num_prompt_logprobs is not None
     first_stop: inference_pb2.MatchedStop | None = None
+    rest: inference_pb2.AnswerPartsDelta | None = None
     while True:
         piece = await generation.next_delta()
         if owes_prompt_logprobs and generation.prompt_logprobs is not None:
@@ -104,13 +119,14 @@ async def events(generation: Generation, head: AnswerHead) -> AsyncIterator[Gene
                 prompt_logprobs=prompt_logprobs_to_proto(generation.prompt_logprobs)
             )
         if piece.token_ids or piece.text:
-            yield _delta(piece)
+            yield _delta(piece, reader)
         if piece.finish_reason is not None:
+            rest = _rest(piece, reader)
             stop = matched_stop_to_proto(piece.matched_stop)
             if piece.sample_index == 0:
                 first_stop = stop
             if params.n > 1:
-                yield GenerateStreamResponse(sample_finished=_sample_finished(piece, stop))
+                yield GenerateStreamResponse(sample_finished=_sample_finished(piece, stop, rest))
         if piece.end is not None:
             break
     yield GenerateStreamResponse(
@@ -120,11 +136,19 @@ async def events(generation: Generation, head: AnswerHead) -> AsyncIterator[Gene
             timings=timings_to_proto(piece.end.timings),
             states=states_to_proto(piece.end.history, arrival_time=generation.arrival_time),
             matched_stop=first_stop,
+            parts=rest if params.n == 1 else None,
         )
     )
 
 
-def _delta(piece: TextDelta) -> GenerateStreamResponse:
+def _rest(piece: TextDelta, reader: AnswerReader | None) -> inference_pb2.AnswerPartsDelta | None:
+    """Return what was held back of a sample that has ended."""
+    if reader is None:
+        return None
+    return parts_delta(reader, piece.sample_index, reader.finish(piece.sample_index))
+
+
+def _delta(piece: TextDelta, reader: AnswerReader | None) -> GenerateStreamResponse:
     """Fill the event in place: a `Delta` made by itself would be copied into it, 2 µs a token."""
     event = GenerateStreamResponse()
     delta = event.delta
@@ -134,11 +158,18 @@ def _delta(piece: TextDelta) -> GenerateStreamResponse:
     delta.index = piece.sample_index
     if piece.logprobs:
         delta.logprobs.extend(logprobs_to_proto(piece.logprobs))
+    if reader is not None:
+        index = piece.sample_index
+        parts = parts_delta(reader, index, reader.push(index, piece.text))
+        if parts is not None:
+            delta.parts.CopyFrom(parts)
     return event
 
 
 def _sample_finished(
-    piece: TextDelta, stop: inference_pb2.MatchedStop | None
+    piece: TextDelta,
+    stop: inference_pb2.MatchedStop | None,
+    rest: inference_pb2.AnswerPartsDelta | None,
 ) -> inference_pb2.SampleFinished:
     if piece.finish_reason is None:
         raise ValueError("the sample goes on")
@@ -147,4 +178,5 @@ def _sample_finished(
         finish_reason=finish_reason_to_proto(piece.finish_reason),
         completion_tokens=piece.offset + len(piece.token_ids),
         matched_stop=stop,
+        parts=rest,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from control_plane.apart import run_apart
 from control_plane.text.bounds import (
@@ -50,6 +50,24 @@ def _read(
     )
 
 
+class PromptEnd(TypedDict):
+    """Where the prompt of a conversation ends."""
+
+    add_generation_prompt: bool | None
+    continue_final_message: bool
+
+
+def prompt_end_from_proto(
+    request: inference_pb2.ChatRequest | inference_pb2.ApplyChatTemplateRequest,
+) -> PromptEnd:
+    """Return where a prompt is to end."""
+    is_set = request.HasField("add_generation_prompt")
+    return {
+        "add_generation_prompt": request.add_generation_prompt if is_set else None,
+        "continue_final_message": request.continue_final_message,
+    }
+
+
 def messages_from_proto(
     messages: Sequence[inference_pb2.ChatMessage],
 ) -> list[dict[str, object]]:
@@ -63,6 +81,8 @@ def _message_from_proto(message: inference_pb2.ChatMessage, index: int) -> dict[
         found["name"] = message.name
     if message.tool_call_id:
         found["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content:
+        found["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
         path = f"messages[{index}].tool_calls"
         _check_count(len(message.tool_calls), MAX_TOOL_CALLS, path)

@@ -8,15 +8,18 @@ from typing import Any
 
 import grpc.aio
 
+from control_plane.api.answer_parts import reader_of
 from control_plane.api.answer_size import AnswerSize
 from control_plane.api.answers import AnswerHead, events, whole_answer
-from control_plane.api.conversation import conversation_from_proto
+from control_plane.api.conversation import conversation_from_proto, prompt_end_from_proto
 from control_plane.api.convert import options_from_proto, params_from_proto, prompt_from_proto
 from control_plane.api.engine_access import EngineAccess
 from control_plane.api.interceptors import current_request_id
 from control_plane.engine.frontend import EngineFrontend, Generation
 from control_plane.engine.send_patience import send_patience
 from control_plane.engine.streams import SEND_PATIENCE_S
+from control_plane.text.answers.parser import AnswerFormat
+from control_plane.text.detokenizer import NONE
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -75,37 +78,44 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: _Context,  # noqa: ARG002 - told apart from a stream by what it returns
     ) -> inference_pb2.GenerateResponse:
         engine = self._access.require(request.model)
-        async with await _submit(engine, request, ()) as generation:
+        submitted, answer_format = await _submit(engine, request, ())
+        async with submitted as generation:
             params = generation.params
             AnswerSize(params, engine.max_model_len, num_samples=params.n).add(generation)
-            return await whole_answer(generation, _head(engine))
+            reader = reader_of(generation, answer_format)
+            return await whole_answer(generation, _head(engine), reader)
 
     async def _stream(
         self, request: _Request, context: _Context, received: Sequence[int] = ()
     ) -> None:
         engine = self._access.require(request.model)
-        async with (
-            await _submit(engine, request, received) as generation,
-            send_patience(SEND_PATIENCE_S) as patience,
-        ):
-            async for event in events(generation, _head(engine)):
+        submitted, answer_format = await _submit(engine, request, received)
+        async with submitted as generation, send_patience(SEND_PATIENCE_S) as patience:
+            reader = reader_of(generation, answer_format)
+            async for event in events(generation, _head(engine), reader):
                 patience.begin()
                 await context.write(event)
                 patience.end()
 
 
-async def _submit(engine: EngineFrontend, request: _Request, received: Sequence[int]) -> Generation:
-    """Make a prompt of the request and hand it to the engine."""
+async def _submit(
+    engine: EngineFrontend, request: _Request, received: Sequence[int]
+) -> tuple[Generation, AnswerFormat | None]:
+    """Make a prompt of the request and hand it to the engine; how the answer is to be read."""
     params = params_from_proto(request.sampling)
     options = options_from_proto(request, name=current_request_id())
     if isinstance(request, inference_pb2.GenerateRequest):
         prompt = prompt_from_proto(request)
-    else:
-        params.validate()  # before the template runs
-        options.validate()
-        conversation = await conversation_from_proto(request)
-        prompt = (await engine.apply_chat_template(*conversation)).token_ids
-    return await engine.submit(prompt, params, options, continued=received)
+        return await engine.submit(prompt, params, options, continued=received), None
+    params.validate()  # before the template runs
+    options.validate()
+    conversation = await conversation_from_proto(request)
+    chat = await engine.apply_chat_template(*conversation, **prompt_end_from_proto(request))
+    spelled = NONE if chat.answer is None else chat.answer.spelled
+    generation = await engine.submit(
+        chat.token_ids, params, options, continued=received, spelled=spelled
+    )
+    return generation, chat.answer
 
 
 def _head(engine: EngineFrontend) -> AnswerHead:

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from control_plane.api.conversation import conversation_from_proto
+from control_plane.api.conversation import conversation_from_proto, prompt_end_from_proto
 from control_plane.api.engine_access import EngineAccess
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -49,9 +49,7 @@ class TokenizerServicer(inference_pb2_grpc.TokenizerServiceServicer):
     ) -> inference_pb2.ApplyChatTemplateResponse:
         """Return the prompt of a conversation."""
         engine = self._access.require(request.model)
-        is_unset = not request.HasField("add_generation_prompt")
         chat = await engine.apply_chat_template(
-            *await conversation_from_proto(request),
-            add_generation_prompt=is_unset or request.add_generation_prompt,
+            *await conversation_from_proto(request), **prompt_end_from_proto(request)
         )
         return inference_pb2.ApplyChatTemplateResponse(text=chat.text, token_ids=chat.token_ids)

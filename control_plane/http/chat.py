@@ -10,8 +10,9 @@ from control_plane.http.edge import current_request_id
 from control_plane.http.fields import FIELD_NAMES
 from control_plane.http.json_text import SpelledList
 from control_plane.http.logprobs import chat_logprobs
-from control_plane.http.messages import MessageReader
+from control_plane.http.messages import Messages
 from control_plane.http.reply import Connection
+from control_plane.text.answers.reader import AnswerReader
 from control_plane.text.detokenizer import NONE
 
 NAMES = {
@@ -46,12 +47,12 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
         is_whole=not request.stream,
         spelled=NONE if prompt.answer is None else prompt.answer.spelled,
     ) as answers:
-        messages = MessageReader(
-            answers.prompt_of(0),
-            prompt.answer,
-            is_parallel=request.parallel_tool_calls is not False,
-        )
-        shape = ChatShape(engine, messages, wants_logprobs=bool(request.logprobs))
+        reader = None
+        if prompt.answer is not None:
+            seed = answers.prompt_of(0).params.seed
+            max_calls = 1 if request.parallel_tool_calls is False else None
+            reader = AnswerReader(prompt.answer, prompt.token_ids, seed, max_calls=max_calls)
+        shape = ChatShape(engine, Messages(reader), wants_logprobs=bool(request.logprobs))
         if request.stream:
             await send_stream(
                 connection,
@@ -71,9 +72,7 @@ class ChatShape:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(
-        self, engine: LoadedEngine, messages: MessageReader, *, wants_logprobs: bool
-    ) -> None:
+    def __init__(self, engine: LoadedEngine, messages: Messages, *, wants_logprobs: bool) -> None:
         self._speller = engine.speller
         self._messages = messages
         self._wants_logprobs = wants_logprobs

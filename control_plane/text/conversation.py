@@ -42,6 +42,11 @@ def _template_message(message: Mapping[str, object], path: str) -> Mapping[str, 
             f"{path}.tool_calls must be unset but for the assistant, got role {role!r}",
             field=f"{path}.tool_calls",
         )
+    if "reasoning_content" in message and role != "assistant":
+        raise ValidationError(
+            f"{path}.reasoning_content must be unset but for the assistant, got role {role!r}",
+            field=f"{path}.reasoning_content",
+        )
     if ("tool_call_id" in message) != (role == "tool"):
         wanted = "given" if role == "tool" else "unset"
         raise ValidationError(

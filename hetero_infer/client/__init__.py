@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from hetero_infer.client.answers import (
     Answer,
+    AnswerParts,
     Delta,
     Event,
     Finished,
+    PartsDelta,
     PromptLogprobs,
     SampleAnswer,
     SampleFinished,
     Started,
     StateReached,
+    ToolCallDelta,
 )
 from hetero_infer.client.asynchronous import AsyncClient, AsyncStream
 from hetero_infer.client.attempts import RESUMABLE
@@ -28,6 +31,7 @@ from hetero_infer.client.server_values import ChatPrompt, ModelInfo, PoolStats, 
 
 __all__ = [
     "Answer",
+    "AnswerParts",
     "AsyncClient",
     "AsyncStream",
     "ChatPrompt",
@@ -38,6 +42,7 @@ __all__ = [
     "Finished",
     "Message",
     "ModelInfo",
+    "PartsDelta",
     "PoolStats",
     "PromptLogprobs",
     "RESUMABLE",
@@ -50,4 +55,5 @@ __all__ = [
     "TextRequest",
     "Tool",
     "ToolCall",
+    "ToolCallDelta",
 ]

@@ -7,6 +7,7 @@ from typing import Final
 
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
+from hetero_infer.client.conversation import Message, ToolCall
 
 STOP: Final = "stop"
 LENGTH: Final = "length"
@@ -46,10 +47,39 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """What is new of call `index` of a sample; `id` and `name` come with its first piece."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartsDelta:
+    """What is new of the parts of an answer to a conversation."""
+
+    content: str = ""
+    reasoning_content: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParts:
+    """What the text of an answer to a conversation comes apart into."""
+
+    content: str = ""
+    reasoning_content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text of sample `index` (whole characters only, maybe none), and its new tokens.
 
-    `offset`: its tokens before. `logprobs`: one for each token, if they were asked for.
+    `offset`: its tokens before. `logprobs`: one for each token, if they were asked for. `parts`:
+    what is certain now of what the text comes apart into; None: nothing new, or nothing apart.
     """
 
     text: str
@@ -57,6 +87,7 @@ class Delta:
     index: int = 0
     offset: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    parts: PartsDelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +95,14 @@ class SampleFinished:
     """The end of one sample of several. `finish_reason`: stop, length, cancelled or error.
 
     `matched_stop`: the text of `stop` or token of `stop_token_ids` that ended it, if one did.
+    `parts`: what was held back of it.
     """
 
     index: int
     finish_reason: str
     completion_tokens: int
     matched_stop: str | int | None = None
+    parts: PartsDelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +111,7 @@ class Finished:
 
     `finish_reason`, `matched_stop`: of the first sample. `completion_tokens`: of all.
     `cached_tokens`: tokens of the prompt that had been computed before. `states`: every state it
-    entered, in order.
+    entered, in order. `parts`: what was held back of the one sample of a stream.
     """
 
     finish_reason: str
@@ -90,6 +123,7 @@ class Finished:
     cached_tokens: int = 0
     matched_stop: str | int | None = None
     states: tuple[StateReached, ...] = ()
+    parts: PartsDelta | None = None
 
 
 Event = Started | PromptLogprobs | Delta | SampleFinished | Finished
@@ -99,7 +133,8 @@ Event = Started | PromptLogprobs | Delta | SampleFinished | Finished
 class SampleAnswer:
     """One text. `finish_reason` and `matched_stop` as in SampleFinished.
 
-    `logprobs`: one for each token, if they were asked for.
+    `logprobs`: one for each token, if they were asked for. `parts`: what the text comes apart into;
+    None: all of it is content.
     """
 
     index: int
@@ -108,6 +143,18 @@ class SampleAnswer:
     finish_reason: str
     logprobs: tuple[TokenLogprobs, ...] = ()
     matched_stop: str | int | None = None
+    parts: AnswerParts | None = None
+
+    @property
+    def message(self) -> Message:
+        """What the assistant said, to be handed back in the next turn."""
+        parts = self.parts or AnswerParts(self.text)
+        return Message(
+            "assistant",
+            parts.content,
+            tool_calls=parts.tool_calls,
+            reasoning_content=parts.reasoning_content,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +173,11 @@ class Answer:
     def text(self) -> str:
         """The text of the first sample."""
         return self.samples[0].text
+
+    @property
+    def message(self) -> Message:
+        """What the assistant said in the first sample: content, reasoning, the tools it calls."""
+        return self.samples[0].message
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -158,6 +210,32 @@ class _Sample:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str = ""
     matched_stop: str | int | None = None
+    has_parts: bool = False
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, tuple[str, str, list[str]]] = field(default_factory=dict)
+
+    def add(self, parts: PartsDelta | None) -> None:
+        """Add what is new of its parts."""
+        if parts is None:
+            return
+        self.has_parts = True
+        self.content.append(parts.content)
+        self.reasoning.append(parts.reasoning_content)
+        for call in parts.tool_calls:
+            _, _, arguments = self.calls.setdefault(call.index, (call.id, call.name, []))
+            arguments.append(call.arguments)
+
+    @property
+    def parts(self) -> AnswerParts | None:
+        """What came of its parts."""
+        if not self.has_parts:
+            return None
+        calls = (
+            ToolCall(call_id, name, "".join(arguments))
+            for call_id, name, arguments in self.calls.values()
+        )
+        return AnswerParts("".join(self.content), "".join(self.reasoning), tuple(calls))
 
 
 class AnswerSoFar:
@@ -177,6 +255,7 @@ class AnswerSoFar:
                 sample.text.append(event.text)
                 sample.token_ids += event.token_ids
                 sample.logprobs += event.logprobs
+                sample.add(event.parts)
             case Started():
                 self.started = event
             case PromptLogprobs():
@@ -185,8 +264,10 @@ class AnswerSoFar:
                 sample = self._sample(event.index)
                 sample.finish_reason = event.finish_reason
                 sample.matched_stop = event.matched_stop
+                sample.add(event.parts)
             case Finished():
                 self.finished = event
+                self._samples[0].add(event.parts)
 
     @property
     def text(self) -> str:
@@ -218,6 +299,7 @@ class AnswerSoFar:
                     sample.finish_reason or end.finish_reason,
                     tuple(sample.logprobs),
                     sample.matched_stop,
+                    sample.parts,
                 )
                 for index, sample in sorted(self._samples.items())
             ),

@@ -83,13 +83,15 @@ class Client(StreamingMethods["Stream"]):
         request = TextRequest(prompt_of(prompt), params, priority, cache_salt, model)
         return self._run(calls.generate(request), timeout_s)
 
-    def chat(
+    def chat(  # noqa: PLR0913 - each has a name, and a default
         self,
         messages: Sequence[AnyMessage],
         params: GenerationParams | None = None,
         *,
         tools: Sequence[AnyTool] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        add_generation_prompt: bool | None = None,
         priority: int = 0,
         cache_salt: str = "",
         model: str = "",
@@ -98,6 +100,7 @@ class Client(StreamingMethods["Stream"]):
         """Answer a conversation: messages as `Message` or as OpenAI's JSON objects.
 
         `chat_template_kwargs`: variables of the model's chat template, such as `enable_thinking`.
+        `continue_final_message`, `add_generation_prompt`: as of `ChatRequest`.
         """
         request = ChatRequest(
             messages_of(messages),
@@ -107,6 +110,8 @@ class Client(StreamingMethods["Stream"]):
             cache_salt,
             model,
             chat_template_kwargs,
+            continue_final_message,
+            add_generation_prompt,
         )
         return self._run(calls.generate(request), timeout_s)
 
@@ -133,12 +138,17 @@ class Client(StreamingMethods["Stream"]):
         *,
         tools: Sequence[AnyTool] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_generation_prompt: bool | None = None,
         timeout_s: float = RPC_TIMEOUT_S,
     ) -> ChatPrompt:
         """Return the prompt that `chat` makes of a conversation."""
         call = calls.apply_chat_template(
-            messages, tools, chat_template_kwargs, add_generation_prompt=add_generation_prompt
+            messages,
+            tools,
+            chat_template_kwargs,
+            continue_final_message=continue_final_message,
+            add_generation_prompt=add_generation_prompt,
         )
         return self._run(call, timeout_s)
 

@@ -25,7 +25,7 @@ from hetero_infer.client.convert import (
     states_from_proto,
     tools_to_proto,
 )
-from hetero_infer.client.requests import Request, TextRequest
+from hetero_infer.client.requests import Request, TextRequest, check_prompt_end
 from hetero_infer.client.server_values import ChatPrompt, ModelInfo, PoolStats, ServedRequest
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
@@ -103,18 +103,20 @@ def apply_chat_template(
     tools: Sequence[AnyTool],
     chat_template_kwargs: Mapping[str, Any] | None,
     *,
-    add_generation_prompt: bool,
+    continue_final_message: bool,
+    add_generation_prompt: bool | None,
 ) -> Call[ChatPrompt]:
     """Ask for the prompt that a conversation becomes. Raises ValidationError."""
 
     def read(answer: inference_pb2.ApplyChatTemplateResponse) -> ChatPrompt:
         return ChatPrompt(answer.text, tuple(answer.token_ids))
 
-    check_flag(add_generation_prompt, "add_generation_prompt")
+    check_prompt_end(continue_final_message, add_generation_prompt)
     variables = object_of(chat_template_kwargs, "chat_template_kwargs")
     message = inference_pb2.ApplyChatTemplateRequest(
         messages=messages_to_proto(messages_of(messages)),
         tools=tools_to_proto(tools_of(tools)),
+        continue_final_message=continue_final_message,
         add_generation_prompt=add_generation_prompt,
         chat_template_kwargs_json=object_to_proto(variables),
     )

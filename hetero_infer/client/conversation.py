@@ -16,7 +16,10 @@ from planes.errors import ValidationError
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool that the assistant called. `arguments`: a JSON object, as text."""
+    """A tool that the assistant called. `arguments`: a JSON object, as text.
+
+    Those of an answer are as the model wrote them, which may be no JSON.
+    """
 
     id: str
     name: str
@@ -27,7 +30,8 @@ class ToolCall:
 class Message:
     """One message. `role`: system (or developer, the same), user, assistant, tool.
 
-    `tool_calls`: of the assistant. `tool_call_id`: of a tool, the call that it answers.
+    `tool_calls`, `reasoning_content`: of the assistant. `tool_call_id`: of a tool, the call that it
+    answers.
     """
 
     role: str
@@ -35,6 +39,7 @@ class Message:
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    reasoning_content: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ AnyTool = Tool | Mapping[str, Any]
 
 TypedT = TypeVar("TypedT", Message, Tool)
 
-_TEXTS: Final = ("role", "content", "name", "tool_call_id")
+_TEXTS: Final = ("role", "content", "name", "tool_call_id", "reasoning_content")
 
 
 def messages_of(given: Sequence[AnyMessage]) -> tuple[Message, ...]:
@@ -108,6 +113,7 @@ def _message(given: object, path: str) -> Message:
         content=texts.get("content", ""),
         name=texts.get("name", ""),
         tool_call_id=texts.get("tool_call_id", ""),
+        reasoning_content=texts.get("reasoning_content", ""),
         tool_calls=tuple(
             _tool_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(calls)
         ),

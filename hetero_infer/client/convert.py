@@ -11,16 +11,19 @@ from control_plane.core.batch import TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
 from hetero_infer.client.answers import (
     Answer,
+    AnswerParts,
     Delta,
     Event,
     Finished,
+    PartsDelta,
     PromptLogprobs,
     SampleAnswer,
     SampleFinished,
     Started,
     StateReached,
+    ToolCallDelta,
 )
-from hetero_infer.client.conversation import Message, Tool
+from hetero_infer.client.conversation import Message, Tool, ToolCall
 from hetero_infer.client.requests import ChatRequest, Request, TextRequest
 from hetero_infer.wire_errors import ServerLostError
 from planes.errors import ValidationError
@@ -61,6 +64,8 @@ def _chat_request(request: ChatRequest) -> inference_pb2.ChatRequest:
         messages=messages_to_proto(request.messages),
         tools=tools_to_proto(request.tools),
         chat_template_kwargs_json=object_to_proto(request.chat_template_kwargs),
+        continue_final_message=request.continue_final_message,
+        add_generation_prompt=request.add_generation_prompt,
     )
     _add_options(message, request)
     return message
@@ -99,6 +104,7 @@ def messages_to_proto(messages: Iterable[Message]) -> list[inference_pb2.ChatMes
                     content=message.content,
                     name=message.name,
                     tool_call_id=message.tool_call_id,
+                    reasoning_content=message.reasoning_content,
                     tool_calls=[
                         inference_pb2.ToolCall(
                             id=call.id, name=call.name, arguments_json=call.arguments
@@ -186,6 +192,7 @@ def event_from_proto(response: inference_pb2.GenerateStreamResponse) -> Event:
             index=delta.index,
             offset=delta.offset,
             logprobs=_logprobs(delta.logprobs),
+            parts=_parts_delta(delta),
         )
     if kind == "started":
         started = response.started
@@ -201,9 +208,15 @@ def event_from_proto(response: inference_pb2.GenerateStreamResponse) -> Event:
     if kind == "sample_finished":
         ended = response.sample_finished
         reason = finish_reason_from_proto(ended.finish_reason)
-        return SampleFinished(ended.index, reason, ended.completion_tokens, _matched_stop(ended))
+        return SampleFinished(
+            ended.index,
+            reason,
+            ended.completion_tokens,
+            _matched_stop(ended),
+            _parts_delta(ended),
+        )
     if kind == "finished":
-        return _finished(response.finished)
+        return replace(_finished(response.finished), parts=_parts_delta(response.finished))
     raise ServerLostError(
         "the server sent an event this client does not know; their versions differ"
     )
@@ -272,6 +285,33 @@ def _sample(
         finish_reason=finish_reason_from_proto(message.finish_reason),
         logprobs=_logprobs(message.logprobs),
         matched_stop=_matched_stop(message),
+        parts=_parts(message),
+    )
+
+
+def _parts(
+    message: inference_pb2.Sample | inference_pb2.GenerateResponse,
+) -> AnswerParts | None:
+    if not message.HasField("parts"):
+        return None
+    parts = message.parts
+    calls = (ToolCall(call.id, call.name, call.arguments_json) for call in parts.tool_calls)
+    return AnswerParts(parts.content, parts.reasoning_content, tuple(calls))
+
+
+def _parts_delta(
+    message: inference_pb2.Delta | inference_pb2.SampleFinished | inference_pb2.Finished,
+) -> PartsDelta | None:
+    if not message.HasField("parts"):
+        return None
+    parts = message.parts
+    return PartsDelta(
+        parts.content,
+        parts.reasoning_content,
+        tuple(
+            ToolCallDelta(call.index, call.id, call.name, call.arguments_json)
+            for call in parts.tool_calls
+        ),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from control_plane.core.generation_params import GenerationParams
-from hetero_infer.client.arguments import check_text, object_of, refuse, tokens_of
+from hetero_infer.client.arguments import check_flag, check_text, object_of, refuse, tokens_of
 from hetero_infer.client.conversation import Message, Tool, messages_of, tools_of
 from planes.errors import ValidationError
 
@@ -38,7 +38,10 @@ class ChatRequest:
     """A conversation, which the model's chat template makes a prompt of.
 
     `chat_template_kwargs`: variables of the template, such as `{"enable_thinking": False}`; None:
-    the server's defaults, which are also those of names that it does not have. The rest as above.
+    the server's defaults, which are also those of names that it does not have.
+    `continue_final_message`: go on with the last message, which is the assistant's.
+    `add_generation_prompt`: begin a new one; None: unless the last one is gone on with. The rest as
+    above.
     """
 
     messages: tuple[Message, ...]
@@ -48,8 +51,11 @@ class ChatRequest:
     cache_salt: str = ""
     model: str = ""
     chat_template_kwargs: Mapping[str, Any] | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
 
     def __post_init__(self) -> None:
+        check_prompt_end(self.continue_final_message, self.add_generation_prompt)
         object.__setattr__(self, "messages", messages_of(self.messages))
         object.__setattr__(self, "tools", tools_of(self.tools))
         variables = object_of(self.chat_template_kwargs, "chat_template_kwargs")
@@ -65,6 +71,13 @@ def prompt_of(prompt: str | Sequence[int]) -> str | tuple[int, ...]:
     if isinstance(prompt, str):
         return prompt
     return tokens_of(prompt, "prompt", "text or a sequence of token ids")
+
+
+def check_prompt_end(continue_final_message: object, add_generation_prompt: object) -> None:
+    """Raise ValidationError for what does not say where the prompt of a conversation ends."""
+    check_flag(continue_final_message, "continue_final_message")
+    if add_generation_prompt is not None:
+        check_flag(add_generation_prompt, "add_generation_prompt")
 
 
 def check_request(request: object) -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 def answer_object(answer: Answer, **timings: float) -> dict[str, Any]:
     """Return the object. `timings`: what else is known of times, in seconds.
 
-    `samples`, `logprobs`, `prompt_logprobs` and `matched_stop` are there if there are any.
+    `samples`, `logprobs`, `prompt_logprobs`, `matched_stop` and `message`, which the text comes
+    apart into, are there if there are any.
     """
     finished = answer.finished
     found: dict[str, Any] = _sample(answer.samples[0])
@@ -44,6 +45,10 @@ def _sample(sample: SampleAnswer) -> dict[str, Any]:
         "token_ids": list(sample.token_ids),
         "finish_reason": sample.finish_reason,
     }
+    if sample.parts is not None:
+        found["message"] = {
+            name: value for name, value in dataclasses.asdict(sample.parts).items() if value
+        }
     if sample.matched_stop is not None:
         found["matched_stop"] = sample.matched_stop
     if sample.logprobs:

@@ -35,7 +35,8 @@ NOTHING_TO_DO: Final = (
 
 PARAMS: Final = frozenset(field.name for field in dataclasses.fields(GenerationParams))
 KWARGS: Final = "chat_template_kwargs"
-CHAT_KEYS: Final = ("tools", KWARGS)
+ENDS: Final = ("continue_final_message", "add_generation_prompt")
+CHAT_KEYS: Final = ("tools", KWARGS, *ENDS)
 """Of a line with messages."""
 
 KEYS: Final = ("id", "prompt", "messages", *CHAT_KEYS, "priority", "cache_salt", "model")
@@ -78,8 +79,13 @@ class Job:
             return None
         decisive = dataclasses.asdict(self.request)
         del decisive["priority"], decisive["cache_salt"]
-        if not decisive.get(KWARGS):  # it came later: without it, all is as before
-            decisive.pop(KWARGS, None)
+        # These came later: without them, all is as before.
+        for name, unset in ((KWARGS, None), *zip(ENDS, (False, None), strict=True)):
+            if decisive.get(name, unset) in (unset, {}):
+                decisive.pop(name, None)
+        for message in decisive.get("messages", ()):
+            if not message["reasoning_content"]:
+                del message["reasoning_content"]
         usual = dataclasses.asdict(GenerationParams())
         params = decisive["params"].items()
         decisive["params"] = {name: value for name, value in params if value != usual[name]}
@@ -242,6 +248,8 @@ def _request(values: Mapping[str, Any], defaults: Defaults) -> TextRequest | Cha
         options.cache_salt,
         model,
         {**defaults.chat_template_kwargs, **object_of(values.get(KWARGS), KWARGS)},
+        values.get("continue_final_message", False),
+        values.get("add_generation_prompt"),
     )
 
 

@@ -102,7 +102,7 @@ class ScriptedEngine:
         text = bytes(t for t in prompt if t < 256).decode(errors="replace")
         texts = self.says or [answer_to(text, n) for n in range(params.n)]
         answers = {n: [*texts[n].encode(), EOS_TOKEN_ID] for n in range(params.n)}
-        turn = 0
+        turn = len(request.output_tokens)  # of a stream that is resumed
         while answers:
             await asyncio.sleep(0)
             if turn == self.hold and await self.is_ended_at_hold(request):

@@ -145,6 +145,8 @@ class ChatRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """as in GenerateRequest"""
     priority: _builtins.int
@@ -153,6 +155,10 @@ class ChatRequest(_message.Message):
     """A JSON object: variables of the model's chat template, such as {"enable_thinking": false}, over
     the server's own defaults. Names that the template does not read are refused.
     """
+    add_generation_prompt: _builtins.bool
+    """End the prompt where the assistant's answer begins; default: unless continue_final_message."""
+    continue_final_message: _builtins.bool
+    """Go on with the last message, which is the assistant's, instead of answering with a new one."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -169,12 +175,16 @@ class ChatRequest(_message.Message):
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
         chat_template_kwargs_json: _builtins.str = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat_template_kwargs_json", b"chat_template_kwargs_json", "messages", b"messages", "model", b"model", "priority", b"priority", "sampling", b"sampling", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "cache_salt", b"cache_salt", "chat_template_kwargs_json", b"chat_template_kwargs_json", "continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "priority", b"priority", "sampling", b"sampling", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
 
 Global___ChatRequest: _TypeAlias = ChatRequest  # noqa: Y015
 
@@ -474,6 +484,7 @@ class GenerateResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     text: _builtins.str
@@ -500,6 +511,10 @@ class GenerateResponse(_message.Message):
     def matched_stop(self) -> Global___MatchedStop: ...
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs: ...
+    @_builtins.property
+    def parts(self) -> Global___AnswerParts:
+        """Of an answer to a conversation; unset: all of its text is content."""
+
     def __init__(
         self,
         *,
@@ -516,14 +531,45 @@ class GenerateResponse(_message.Message):
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         matched_stop: Global___MatchedStop | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
+        parts: Global___AnswerParts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "states", b"states", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "model", b"model", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "states", b"states", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class AnswerParts(_message.Message):
+    """What the text of an answer comes apart into."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    content: _builtins.str
+    reasoning_content: _builtins.str
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """As the model wrote them: their arguments may be no JSON, and are cut off where the text is."""
+
+    def __init__(
+        self,
+        *,
+        content: _builtins.str = ...,
+        reasoning_content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "reasoning_content", b"reasoning_content", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerParts: _TypeAlias = AnswerParts  # noqa: Y015
 
 @_typing.final
 class Sample(_message.Message):
@@ -535,6 +581,7 @@ class Sample(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     text: _builtins.str
     finish_reason: Global___FinishReason.ValueType
@@ -544,6 +591,10 @@ class Sample(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
     @_builtins.property
     def matched_stop(self) -> Global___MatchedStop: ...
+    @_builtins.property
+    def parts(self) -> Global___AnswerParts:
+        """as in GenerateResponse"""
+
     def __init__(
         self,
         *,
@@ -553,10 +604,11 @@ class Sample(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         matched_stop: Global___MatchedStop | None = ...,
+        parts: Global___AnswerParts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "parts", b"parts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "parts", b"parts", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -668,6 +720,7 @@ class Delta(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Whole characters only; may be empty while a character is incomplete. Text that may become a
     stop string is held back, and its tokens with it.
@@ -680,6 +733,13 @@ class Delta(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    @_builtins.property
+    def parts(self) -> Global___AnswerPartsDelta:
+        """What is new of the parts of an answer to a conversation; unset: nothing, or all of the text is
+        content. It may come later than the text: while that may be a marker, and in a call before its
+        arguments.
+        """
+
     def __init__(
         self,
         *,
@@ -688,14 +748,72 @@ class Delta(_message.Message):
         offset: _builtins.int = ...,
         index: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        parts: Global___AnswerPartsDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logprobs", b"logprobs", "offset", b"offset", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logprobs", b"logprobs", "offset", b"offset", "parts", b"parts", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
+
+@_typing.final
+class AnswerPartsDelta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    content: _builtins.str
+    reasoning_content: _builtins.str
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallDelta]: ...
+    def __init__(
+        self,
+        *,
+        content: _builtins.str = ...,
+        reasoning_content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCallDelta] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "reasoning_content", b"reasoning_content", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerPartsDelta: _TypeAlias = AnswerPartsDelta  # noqa: Y015
+
+@_typing.final
+class ToolCallDelta(_message.Message):
+    """What is new of call `index` of a sample; id and name come with its first piece."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    id: _builtins.str
+    name: _builtins.str
+    arguments_json: _builtins.str
+    """a piece of it"""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
 
 @_typing.final
 class SampleFinished(_message.Message):
@@ -707,11 +825,16 @@ class SampleFinished(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     completion_tokens: _builtins.int
     @_builtins.property
     def matched_stop(self) -> Global___MatchedStop: ...
+    @_builtins.property
+    def parts(self) -> Global___AnswerPartsDelta:
+        """what was held back"""
+
     def __init__(
         self,
         *,
@@ -719,10 +842,11 @@ class SampleFinished(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         completion_tokens: _builtins.int = ...,
         matched_stop: Global___MatchedStop | None = ...,
+        parts: Global___AnswerPartsDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "parts", b"parts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "finish_reason", b"finish_reason", "index", b"index", "matched_stop", b"matched_stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "finish_reason", b"finish_reason", "index", b"index", "matched_stop", b"matched_stop", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -739,6 +863,7 @@ class Finished(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """of the first sample"""
     @_builtins.property
@@ -751,6 +876,10 @@ class Finished(_message.Message):
     def matched_stop(self) -> Global___MatchedStop:
         """of the first sample"""
 
+    @_builtins.property
+    def parts(self) -> Global___AnswerPartsDelta:
+        """what was held back, of one sample"""
+
     def __init__(
         self,
         *,
@@ -759,10 +888,11 @@ class Finished(_message.Message):
         timings: Global___Timings | None = ...,
         states: _abc.Iterable[Global___StateChange] | None = ...,
         matched_stop: Global___MatchedStop | None = ...,
+        parts: Global___AnswerPartsDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "parts", b"parts", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "matched_stop", b"matched_stop", "states", b"states", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "matched_stop", b"matched_stop", "parts", b"parts", "states", b"states", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -858,12 +988,15 @@ class ChatMessage(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"system" (or "developer", the same), "user", "assistant", "tool" """
     content: _builtins.str
     name: _builtins.str
     tool_call_id: _builtins.str
     """Of a tool: the call it answers."""
+    reasoning_content: _builtins.str
+    """Of the assistant: what it thought; told to chat templates that know it."""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """Of the assistant: the tools it called."""
@@ -876,10 +1009,11 @@ class ChatMessage(_message.Message):
         name: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
         tool_call_id: _builtins.str = ...,
+        reasoning_content: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1163,11 +1297,14 @@ class ApplyChatTemplateRequest(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     add_generation_prompt: _builtins.bool
-    """End where the assistant's answer begins; default true."""
+    """End where the assistant's answer begins; default: unless continue_final_message."""
     chat_template_kwargs_json: _builtins.str
     """as in ChatRequest"""
+    continue_final_message: _builtins.bool
+    """end where the last message, the assistant's, ends"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -1180,10 +1317,11 @@ class ApplyChatTemplateRequest(_message.Message):
         tools: _abc.Iterable[Global___Tool] | None = ...,
         add_generation_prompt: _builtins.bool | None = ...,
         chat_template_kwargs_json: _builtins.str = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs_json", b"chat_template_kwargs_json", "messages", b"messages", "model", b"model", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs_json", b"chat_template_kwargs_json", "continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015

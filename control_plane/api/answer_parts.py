@@ -1,0 +1,56 @@
+"""Parts of answers to conversations, as messages."""
+
+from __future__ import annotations
+
+from control_plane.engine.frontend import Generation
+from control_plane.text.answers.parser import AnswerFormat
+from control_plane.text.answers.parts import Parts
+from control_plane.text.answers.reader import AnswerReader
+from protos.hetero.inference.v1 import inference_pb2
+
+
+def reader_of(generation: Generation, answer_format: AnswerFormat | None) -> AnswerReader | None:
+    """Return what reads an answer, from behind what its client has; None: nothing is to be read."""
+    if answer_format is None:
+        return None
+    reader = AnswerReader(answer_format, generation.prompt_token_ids, generation.params.seed)
+    reader.push(0, generation.continued_text)
+    return reader
+
+
+def whole_parts(reader: AnswerReader, sample: int, text: str) -> inference_pb2.AnswerParts:
+    """Return the parts of a whole text."""
+    parts, rest = reader.push(sample, text), reader.finish(sample)
+    return inference_pb2.AnswerParts(
+        content=parts.content + rest.content,
+        reasoning_content=parts.reasoning + rest.reasoning,
+        tool_calls=[
+            inference_pb2.ToolCall(
+                id=reader.call_id(sample, call.index),
+                name=call.name or "",
+                arguments_json=call.arguments,
+            )
+            for call in parts.calls
+        ],
+    )
+
+
+def parts_delta(
+    reader: AnswerReader, sample: int, parts: Parts
+) -> inference_pb2.AnswerPartsDelta | None:
+    """Return what is new; None: nothing."""
+    if not any(parts):
+        return None
+    return inference_pb2.AnswerPartsDelta(
+        content=parts.content,
+        reasoning_content=parts.reasoning,
+        tool_calls=[
+            inference_pb2.ToolCallDelta(
+                index=call.index,
+                id="" if call.name is None else reader.call_id(sample, call.index),
+                name=call.name or "",
+                arguments_json=call.arguments,
+            )
+            for call in parts.calls
+        ],
+    )

@@ -1,0 +1,145 @@
+"""Parts of answers to conversations over gRPC: the servicer, before an engine that says them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from control_plane.api import interceptors
+from control_plane.api.engine_access import EngineAccess
+from control_plane.api.inference_servicer import InferenceServicer
+from control_plane.engine.gate import Gate
+from hetero_infer import Delta, Finished, Message
+from hetero_infer.client.answers import AnswerParts, AnswerSoFar
+from hetero_infer.client.convert import answer_from_proto, event_from_proto
+from protos.hetero.inference.v1 import inference_pb2 as pb
+from tests.control_plane.http.conftest import Served
+from tests.control_plane.text.known_templates import QWEN
+
+TOOL = pb.Tool(name="weather")
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Köln"}}\n</tool_call>'
+SAYS = f"<think>\nRain?\n</think>\n\nLet me see. \n{CALL}\n{CALL}\n"
+
+
+class Context:
+    """Takes what a servicer writes."""
+
+    def __init__(self) -> None:
+        self.events = []
+
+    async def write(self, message):
+        self.events.append(event_from_proto(message))
+
+
+def asked(*, messages=(), n=1, **fields) -> pb.ChatRequest:
+    messages = messages or [pb.ChatMessage(role="user", content="Hi")]
+    sampling = pb.SamplingParams(max_tokens=200, seed=3, n=n)
+    return pb.ChatRequest(messages=messages, sampling=sampling, **fields)
+
+
+def serving(story, says, template=QWEN):
+    async def main():
+        served = Served(template=template, attached=False)
+        served.engine.says = says
+        interceptors._request_id.set("of the test")
+        access = EngineAccess(Gate())
+        access.attach(served.frontend)
+        async with served.client:
+            await asyncio.wait_for(story(InferenceServicer(access), served), 30)
+
+    asyncio.run(main())
+
+
+async def streamed(servicer, request) -> tuple[list, object]:
+    context, so_far = Context(), AnswerSoFar()
+    if isinstance(request, pb.ResumeRequest):
+        await servicer.Resume(request, context)
+    else:
+        await servicer.ChatStream(request, context)
+    for event in context.events:
+        so_far.take(event)
+    return context.events, so_far.answer()
+
+
+def test_text_stays_all_of_it_and_the_parts_come_beside_it():
+    async def story(servicer, _):
+        whole = answer_from_proto(await servicer.Chat(asked(tools=[TOOL]), None))
+        assert whole.text == SAYS
+        (sample,) = whole.samples
+        assert (sample.parts.content, sample.parts.reasoning_content) == ("Let me see.", "Rain?")
+        first, second = sample.parts.tool_calls
+        assert (first.name, first.arguments) == ("weather", '{"town": "Köln"}')
+        assert first.id != second.id
+        assert whole.message == Message(
+            "assistant", "Let me see.", tool_calls=(first, second), reasoning_content="Rain?"
+        )
+        assert whole.finish_reason == "stop"
+        _, answer = await streamed(servicer, asked(tools=[TOOL]))
+        assert answer.samples == whole.samples
+
+    serving(story, [SAYS])
+
+
+def test_samples_have_parts_of_their_own():
+    async def story(servicer, _):
+        request = asked(tools=[TOOL], n=3)
+        whole = answer_from_proto(await servicer.Chat(request, None))
+        _, answer = await streamed(servicer, request)
+        assert answer.samples == whole.samples
+        assert [bool(sample.parts.tool_calls) for sample in whole.samples] == [True, False, False]
+        # What was held back to its end: it might have been a marker.
+        assert whole.samples[1].parts == AnswerParts("Hi <tool_ca")
+        assert whole.samples[2].parts == AnswerParts("", "hm")
+
+    serving(story, [SAYS, "Hi <tool_ca", "<think>hm"])
+
+
+def test_an_answer_of_which_nothing_comes_apart_has_no_parts():
+    async def story(servicer, _):
+        whole = await servicer.Chat(asked(), None)
+        assert not whole.HasField("parts")
+        events, answer = await streamed(servicer, asked())
+        assert answer.samples[0].parts is None
+        assert answer.message == Message("assistant", SAYS)
+        assert all(event.parts is None for event in events if isinstance(event, Delta | Finished))
+
+    serving(story, [SAYS], template="{% for m in messages %}{{ m.content }}{% endfor %}")
+
+
+@pytest.mark.parametrize("says", [SAYS, "<think>hm</think>Well <tool_c", f"{CALL} "])
+def test_a_stream_that_is_resumed_anywhere_has_each_part_once(says):
+    async def story(servicer, _):
+        request = asked(tools=[TOOL])
+        events, whole = await streamed(servicer, request)
+        for num_events in range(1, len(events), 7):
+            so_far = AnswerSoFar()
+            for event in events[:num_events]:
+                so_far.take(event)
+            resumed = pb.ResumeRequest(chat=request, received_token_ids=so_far.token_ids)
+            context = Context()
+            await servicer.Resume(resumed, context)
+            for event in context.events:
+                so_far.take(event)
+            assert so_far.answer().samples == whole.samples
+
+    serving(story, [says])
+
+
+def test_a_message_with_reasoning_and_calls_is_told_to_the_template_and_gone_on_with():
+    async def story(servicer, served):
+        call = pb.ToolCall(id="1", name="weather", arguments_json='{"town": "Ulm"}')
+        messages = [
+            pb.ChatMessage(role="user", content="Hi"),
+            pb.ChatMessage(role="assistant", reasoning_content="r", tool_calls=[call]),
+            pb.ChatMessage(role="tool", tool_call_id="1", content="rain"),
+            pb.ChatMessage(role="assistant", content="It is"),
+        ]
+        request = asked(messages=messages, continue_final_message=True)
+        answer = answer_from_proto(await servicer.Chat(request, None))
+        assert answer.message.content == " raining."
+        prompt = bytes(served.engine.submitted[-1].input_tokens).decode()
+        assert "<think>\nr\n</think>" in prompt
+        assert prompt.endswith("It is")
+
+    serving(story, [" raining."])
