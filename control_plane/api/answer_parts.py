@@ -26,7 +26,7 @@ def whole_parts(reader: AnswerReader, sample: int, text: str) -> inference_pb2.A
         reasoning_content=parts.reasoning + rest.reasoning,
         tool_calls=[
             inference_pb2.ToolCall(
-                id=reader.call_id(sample, call.index),
+                id=reader.call_id(sample, call.number),
                 name=call.name or "",
                 arguments_json=call.arguments,
             )
@@ -46,8 +46,8 @@ def parts_delta(
         reasoning_content=parts.reasoning,
         tool_calls=[
             inference_pb2.ToolCallDelta(
-                index=call.index,
-                id="" if call.name is None else reader.call_id(sample, call.index),
+                index=call.number,
+                id="" if call.name is None else reader.call_id(sample, call.number),
                 name=call.name or "",
                 arguments_json=call.arguments,
             )

@@ -194,13 +194,14 @@ class TextService:
             )
         self._admission.check_text(text)
         tokenizer = self._tokenizer
-        is_plain = isinstance(tokenizer, PlainTokenizer)
-        token_ids = tokenizer.encode_plain(text) if is_plain else tokenizer.encode(text)
+        encode = (
+            tokenizer.encode_plain if isinstance(tokenizer, PlainTokenizer) else tokenizer.encode
+        )
         answer = None
         if self._answer_formats is not None:
             continued = str(known[-1]["content"]) if continue_final_message else None
             answer = self._answer_formats.of(text, has_tools=bool(tools), continued=continued)
-        return ChatPrompt(text, token_ids, answer)
+        return ChatPrompt(text, encode(text), answer)
 
     def _check_size(
         self,

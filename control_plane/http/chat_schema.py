@@ -75,6 +75,9 @@ class ToolCall(Wire):
     id: str
     type: Literal["function"]
     function: FunctionCall
+    index: int | None = Field(
+        None, description="says nothing: OpenAI's packages leave it of a stream"
+    )
 
 
 class SystemMessage(Wire):

@@ -59,15 +59,15 @@ class Messages:
             delta["content"] = parts.content
         if parts.calls:
             delta["tool_calls"] = [
-                {"index": call.index, **self._begin(index, call)}
+                {"index": call.number, **self._begin(index, call)}
                 if call.name is not None
-                else {"index": call.index, "function": {"arguments": call.arguments}}
+                else {"index": call.number, "function": {"arguments": call.arguments}}
                 for call in parts.calls
             ]
         return delta
 
     def _begin(self, index: int, call: CallPiece) -> dict[str, object]:
         """Spell the first piece of a call."""
-        call_id = "" if self._reader is None else self._reader.call_id(index, call.index)
+        call_id = "" if self._reader is None else self._reader.call_id(index, call.number)
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": call_id, "type": "function", "function": function}

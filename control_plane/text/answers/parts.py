@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 
 class CallPiece(NamedTuple):
-    """What is new of call `index`. `name`: in its first piece only. `arguments`: of their text."""
+    """What is new of call `number`, the first of which is 0.
 
-    index: int
+    `name`: in its first piece only. `arguments`: what is new of their text.
+    """
+
+    number: int
     name: str | None
     arguments: str
 
@@ -72,7 +75,8 @@ class Draft:
         if not (self._content or self._reasoning or self._calls):
             return NOTHING
         calls = tuple(
-            CallPiece(index, name, "".join(pieces)) for index, (name, pieces) in self._calls.items()
+            CallPiece(number, name, "".join(pieces))
+            for number, (name, pieces) in self._calls.items()
         )
         parts = Parts("".join(self._content), "".join(self._reasoning), calls)
         self._content, self._reasoning, self._calls = [], [], {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from control_plane.http.server import HttpServer, take_port
 from planes.address import Address
 from planes.errors import ConfigError
 from tests.control_plane.http.conftest import MODEL, Served, answer_to
+from tests.control_plane.text.known_templates import QWEN
 
 HI = [{"role": "user", "content": "Hi"}]
 ANSWER = answer_to("<user>Hi</><assistant>")
@@ -24,7 +26,8 @@ ANSWER = answer_to("<user>Hi</><assistant>")
 class Server:
     """An HTTP server on an event loop of its own thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options) -> None:
+        self._options = options
         self._ready: Future[None] = Future()
         self._stop: asyncio.Event
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
@@ -33,7 +36,7 @@ class Server:
 
     async def _main(self) -> None:
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        served = Served(attached=False)
+        served = Served(attached=False, **self._options)
         server = HttpServer(Address(host="127.0.0.1", port=0), served.gate)
         await server.start()
         server.attach(served.frontend)
@@ -67,7 +70,7 @@ def running():
 def server(running):
     yield running
     engine = running.engine
-    engine.hold = engine.error = engine.refusal = None
+    engine.hold = engine.error = engine.refusal = engine.says = None
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +157,55 @@ def test_a_failure_in_mid_stream_is_raised_behind_the_text_before_it(client, ser
     stream = client.chat.completions.create(model=MODEL, messages=HI, stream=True)
     with pytest.raises(openai.APIError, match="it is away"):
         list(stream)
+
+
+SKY = {"name": "sky", "parameters": {"type": "object"}}
+CALLS = (
+    "<think>\nRain?\n</think>\n\nHm.\n"
+    '<tool_call>\n{"name": "sky", "arguments": {"at": "Köln"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "sky", "arguments": {"at": "Ulm"}}\n</tool_call>'
+)
+
+
+def test_tools_are_called_and_answered_as_openai_does_it(openai):
+    server = Server(template=QWEN)
+    server.engine.says = [CALLS]
+    asked = {
+        "model": MODEL, "messages": HI, "seed": 1, "max_tokens": 250,
+        "tools": [{"type": "function", "function": SKY}],
+    }  # fmt: skip
+    try:
+        with openai.OpenAI(
+            base_url=f"http://{server.address}/v1", api_key="-", max_retries=0
+        ) as client:
+            whole = client.chat.completions.create(**asked)
+            assert whole.choices[0].finish_reason == "tool_calls"
+            message = whole.choices[0].message
+            assert (message.content, message.reasoning_content) == ("Hm.", "Rain?")
+            towns = [json.loads(call.function.arguments)["at"] for call in message.tool_calls]
+            assert towns == ["Köln", "Ulm"]
+            # The package puts the deltas together itself.
+            with client.chat.completions.stream(**asked) as stream:
+                kinds = {event.type for event in stream}
+                streamed = stream.get_final_completion().choices[0]
+            assert "tool_calls.function.arguments.delta" in kinds
+            assert streamed.finish_reason == "tool_calls"
+            assert streamed.message.content == "Hm."
+            calls = [(call.id, call.function.name, call.function.arguments)
+                     for call in streamed.message.tool_calls]  # fmt: skip
+            assert calls == [(call.id, call.function.name, call.function.arguments)
+                             for call in message.tool_calls]  # fmt: skip
+            server.engine.says = ["It rains."]
+            results = [
+                {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+                for call in message.tool_calls
+            ]
+            for said in (message, streamed.message, message.model_dump()):
+                asked["messages"] = [*HI, said, *results]
+                answer = client.chat.completions.create(**asked | {"max_tokens": 20})
+                assert answer.choices[0].message.content == "It rains."
+    finally:
+        server.close()
 
 
 def test_closing_a_stream_ends_the_request(client, server):
