@@ -116,13 +116,18 @@ def format_of_calls(template: ChatTemplate) -> str | None:
     It is given a conversation with a call, and what it writes is read.
     """
     try:
-        asking = template.render(_ASKING, tools=[_TOOL])
         calling = template.render([*_ASKING, _CALLING], tools=[_TOOL], add_generation_prompt=False)
+        # Earlier messages may begin otherwise than answers do: without `<think>`, for one.
+        beginnings = [
+            template.render(_ASKING, tools=[_TOOL], add_generation_prompt=opens)
+            for opens in (True, False)
+        ]
     except TokenizationError:  # it knows no calls, or wants them otherwise
         return None
-    if not calling.startswith(asking):
+    begun = next((text for text in beginnings if calling.startswith(text)), None)
+    if begun is None:
         return None
-    written = calling.removeprefix(asking)
+    written = calling.removeprefix(begun)
     found = [name for name, reader in CALL_READERS.items() if _reads(reader, written)]
     return found[0] if len(found) == 1 else None
 

@@ -281,3 +281,15 @@ MISTRAL_SMALL = """{{- bos_token }}
         {{- eos_token }}
     {%- endif %}
 {%- endfor %}"""
+
+QWQ = """{%- for message in messages %}
+    {{- '<|im_start|>' + message.role }}
+    {%- if tools and loop.first %}{{ tools | tojson }}{% endif %}
+    {%- if message.content %}{{ '\\n' + message.content.split('</think>')[-1] }}{% endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""

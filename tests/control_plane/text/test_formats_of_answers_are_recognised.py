@@ -18,6 +18,7 @@ from tests.control_plane.text.known_templates import (
     MISTRAL_SMALL,
     QWEN,
     QWEN_CODER,
+    QWQ,
 )
 
 ASK = [{"role": "user", "content": "Hi"}]
@@ -36,6 +37,7 @@ def formats(source, **options) -> AnswerFormats:
         (MISTRAL_SMALL, "mistral", False),
         (MARKED, None, False),
         (DEEPSEEK, None, True),
+        (QWQ, "hermes", True),  # its prompt begins the answer otherwise than its earlier messages
         (QWEN_CODER, None, False),  # calls in another format between the same markers
         ("{{ messages[0].content }}", None, False),
         (None, None, False),
