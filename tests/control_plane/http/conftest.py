@@ -65,13 +65,13 @@ def end_of(reason, state, error=None) -> RequestEnd:
 class ScriptedEngine:
     """Answers requests one byte a turn. Knobs are plain attributes.
 
-    `says`: the texts of the samples, in place of the script.
+    `says`: the texts of the samples, or their tokens, in place of the script.
     `hold`: tokens after which requests wait for `go`. `error`: of requests, behind the tokens that
     `hold` lets through (or at once). `cancelled`: ids of requests that were ended from outside.
     """
 
     hub: StreamHub
-    says: list[str] | None = None
+    says: list[str | list[int]] | None = None
     hold: int | None = None
     error: Exception | None = None
     refusal: Exception | None = None
@@ -101,7 +101,8 @@ class ScriptedEngine:
             self.publish(request, prompt_logprobs=of_prompt)
         text = bytes(t for t in prompt if t < 256).decode(errors="replace")
         texts = self.says or [answer_to(text, n) for n in range(params.n)]
-        answers = {n: [*texts[n].encode(), EOS_TOKEN_ID] for n in range(params.n)}
+        tokens = [text.encode() if isinstance(text, str) else text for text in texts]
+        answers = {n: [*tokens[n], EOS_TOKEN_ID] for n in range(params.n)}
         turn = len(request.output_tokens)  # of a stream that is resumed
         while answers:
             await asyncio.sleep(0)
@@ -191,7 +192,13 @@ class Served:
     """One application and its client; made and used on one event loop."""
 
     def __init__(
-        self, *, attached: bool = True, template: str | None = TEMPLATE, metrics=None, keyring=None
+        self,
+        *,
+        attached: bool = True,
+        template: str | None = TEMPLATE,
+        metrics=None,
+        keyring=None,
+        tokenizer=None,
     ) -> None:
         self.gate = Gate()
         self.gate.set_linked(is_linked=True)
@@ -200,7 +207,7 @@ class Served:
         is_plain = attached and keyring is None
         self.backend, self.app = shared_app() if is_plain else make_own_app(keyring)
         self.backend.gate, self.backend.metrics = self.gate, metrics
-        tokenizer = SimpleTokenizer()
+        tokenizer = tokenizer or SimpleTokenizer()
         chat_template = None if template is None else ChatTemplate(template)
         limits = RequestLimits(max_model_len=512, block_size=16, num_blocks=64)
         parts = EngineParts(

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from control_plane.text.simple_tokenizer import SimpleTokenizer
 from tests.control_plane.text.known_templates import LLAMA, MISTRAL, QWEN
 
 PATH = "/v1/chat/completions"
@@ -188,6 +189,29 @@ def test_a_stream_of_parts_equals_the_whole(on_loop, template, says, logprobs):
         assert {"stop", "tool_calls"} == set(reasons)
 
     on_loop(test, template=template)
+
+
+class MarkingTokenizer(SimpleTokenizer):
+    """Its token 258 is a marker, without a text."""
+
+    def encode_plain(self, text):
+        return [258] if text == "[TOOL_CALLS]" else super().encode_plain(text)
+
+
+def test_a_marker_that_is_a_special_token_is_seen_where_there_are_tools(on_loop):
+    async def test(served):
+        served.engine.says = [[258, *b'[{"name": "weather", "arguments": {}}]']]
+        whole = await served.chat(**asked(tools=TOOLS, seed=1, logprobs=True))
+        (choice,) = whole["choices"]
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+        assert choice["logprobs"]["content"][0]["token"] == "token_id:258"
+        assert whole["usage"]["completion_tokens"] == len(served.engine.says[0])
+        streamed = merged(await served.events(PATH, asked(tools=TOOLS, seed=1)))
+        assert streamed[0]["tool_calls"] == choice["message"]["tool_calls"]
+        plain = await served.chat(**asked())
+        assert plain["choices"][0]["message"]["content"].startswith('[{"name"')
+
+    on_loop(test, template=MISTRAL, tokenizer=MarkingTokenizer())
 
 
 def test_arguments_are_streamed_while_they_are_written(on_loop):
