@@ -177,7 +177,7 @@ class ControlPlaneConfig(SchedulingLimits):
     )
     reasoning_parser: str = setting(
         AUTO,
-        help="split reasoning off answers of chats; auto: if the chat template knows </think>",
+        help="split reasoning off answers of chats; auto: if the chat template knows <think>",
         choices=REASONING_PARSERS,
     )
     max_unread_tokens: int = setting(

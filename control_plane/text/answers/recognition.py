@@ -71,7 +71,8 @@ class AnswerFormats:
             self.calls = None if tool_call_parser == NONE else tool_call_parser
         self.has_reasoning = reasoning_parser not in (AUTO, NONE)
         if reasoning_parser == AUTO and template is not None:
-            self.has_reasoning = END_OF_THINKING in template.source
+            marks = (THINK, END_OF_THINKING)  # a template may only take it away, or only open it
+            self.has_reasoning = any(mark in template.source for mark in marks)
         names = () if self.calls is None else CALL_READERS[self.calls].NAMES
         thinks = (THINK, END_OF_THINKING) if self.has_reasoning else ()
         self._spelled = _special_tokens(tokenizer, thinks)

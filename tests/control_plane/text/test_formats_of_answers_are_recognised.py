@@ -40,6 +40,8 @@ def formats(source, **options) -> AnswerFormats:
         (QWQ, "hermes", True),  # its prompt begins the answer otherwise than its earlier messages
         (QWEN_CODER, None, False),  # calls in another format between the same markers
         ("{{ messages[0].content }}", None, False),
+        ("{{ messages[0].content }}<think>", None, True),
+        ("{{ messages[0].content.split('</think>')[-1] }}", None, True),
         (None, None, False),
     ],
 )

@@ -1,0 +1,67 @@
+"""Messages that are gone on with, and answers in parts, in the lines of `complete`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hetero_infer.client.answers import (
+    Answer,
+    AnswerParts,
+    Finished,
+    GenerationParams,
+    SampleAnswer,
+    Started,
+)
+from hetero_infer.client.conversation import Message, ToolCall
+from hetero_infer.commands.answer_object import answer_object
+from hetero_infer.commands.batch_input import Defaults, read_jobs
+from hetero_infer.generation_config import GenerationConfig
+from planes.errors import ValidationError
+
+BEGUN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+
+
+@pytest.fixture
+def job_of(tmp_path):
+    def read(**line):
+        config, file = GenerationConfig(), tmp_path / "in.jsonl"
+        file.write_text(json.dumps(line))
+        (job,) = read_jobs([], str(file), Defaults(config.params, config.options))
+        return job
+
+    return read
+
+
+def test_a_line_may_go_on_with_a_message(job_of):
+    plain = job_of(messages=BEGUN)
+    begun = job_of(messages=BEGUN, continue_final_message=True)
+    bare = job_of(messages=BEGUN, add_generation_prompt=False)
+    assert begun.request.continue_final_message
+    assert bare.request.add_generation_prompt is False
+    thought = job_of(messages=[*BEGUN[:1], {**BEGUN[1], "reasoning_content": "hm"}])
+    assert len({job.request_hash for job in (plain, begun, bare, thought)}) == 4
+    for wrong in ({"prompt": "x"}, {"messages": BEGUN, "add_generation_prompt": "no"}):
+        job = job_of(**{"continue_final_message": True, **wrong})
+        assert isinstance(job.request, ValidationError)
+
+
+def answer(parts: AnswerParts | None) -> Answer:
+    sample = SampleAnswer(0, "all of it", (1, 2), "stop", parts=parts)
+    return Answer(
+        Started("1", "m", 3, GenerationParams()), (sample,), Finished("stop", 3, 2, 0, 0, 0)
+    )
+
+
+def test_a_result_has_the_message_beside_its_text():
+    call = ToolCall("1", "f", '{"x": 1}')
+    found = answer_object(answer(AnswerParts("Hi", "hm", (call,))))
+    assert found["text"] == "all of it"
+    assert found["message"] == {
+        "content": "Hi",
+        "reasoning_content": "hm",
+        "tool_calls": ({"id": "1", "name": "f", "arguments": '{"x": 1}'},),
+    }
+    assert "message" not in answer_object(answer(None))
+    assert answer(None).message == Message("assistant", "all of it")
