@@ -172,7 +172,7 @@ def test_no_cut_changes_what_comes_out(reader, thinking):
     favourites = FAVOURITES.get(reader, [])
     start = "</think>" if thinking is Thinking.HAS_BEGUN else ""
     num_with_calls = 0
-    for _ in range(60):
+    for _ in range(100):
         length = random_.randrange(1, 14)
         text = start + "".join(random_.choices(PIECES + favourites, k=length))
         whole, *others = [read(given, pieces) for pieces in cuts_of(text, random_)]
