@@ -143,3 +143,20 @@ def test_a_message_with_reasoning_and_calls_is_told_to_the_template_and_gone_on_
         assert prompt.endswith("It is")
 
     serving(story, [" raining."])
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ((), '"tool_calls": "hermes", "reasoning": "think"'),
+        (("--tool-call-parser=mistral", "--reasoning-parser=none"),
+         '"tool_calls": "mistral", "reasoning": "no"'),
+    ],
+)  # fmt: skip
+def test_the_log_says_how_answers_are_read(launch, tmp_path, flags, line):
+    template = tmp_path / "chat.jinja"
+    template.write_text(QWEN)
+    process = launch(f"--chat-template={template}", *flags)
+    process.ready()
+    process.wait_for_log(line)
+    process.wait_for_log("answers of chats come in parts")
