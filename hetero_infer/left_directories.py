@@ -20,6 +20,9 @@ LOCK: Final = "owner.lock"
 
 _NAME: Final = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")
 """As `tempfile.mkdtemp` makes them of the prefix."""
+_NOT_YET: Final = 0o200
+_LOCKED: Final = 0o600
+"""Modes of the lock's file, before and since its owner has locked it."""
 _MOST_SEEN: Final = 10_000
 """Entries looked at: a start must not wait for a directory that others have filled."""
 
@@ -30,10 +33,10 @@ def own(directory: Path) -> int:
     Raises OSError.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    lock = os.open(directory / LOCK, flags, 0o600)
+    lock = os.open(directory / LOCK, flags, _NOT_YET)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.write(lock, f"{os.getpid()}\n".encode())  # only now it says something, see `_remove`
+        os.fchmod(lock, _LOCKED)  # which takes no room on a disk that may be full
     except OSError:
         os.close(lock)
         raise
@@ -63,7 +66,7 @@ def _remove(path: str) -> None:
         lock = os.open(LOCK, flags, dir_fd=directory)
         descriptors.callback(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_size == 0:  # its owner has made it and is about to lock it
+        if stat.S_IMODE(os.fstat(lock).st_mode) != _LOCKED:  # its owner is about to lock it
             return
         for name in os.listdir(directory):
             if stat.S_ISSOCK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):

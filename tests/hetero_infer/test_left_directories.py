@@ -91,7 +91,7 @@ def test_a_directory_without_our_lock_stays(tmp_path):
 def test_a_directory_whose_owner_has_not_locked_it_yet_stays(tmp_path):
     directory = tmp_path / "hetero-abcd_123"
     directory.mkdir(mode=0o700)
-    (directory / LOCK).touch()
+    (directory / LOCK).touch(mode=0o200)
     remove_left_behind(tmp_path)
     assert (directory / LOCK).exists()
 
