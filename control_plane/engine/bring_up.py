@@ -143,6 +143,8 @@ def _tell_idle_drafts(
 ) -> None:
     """Say why no token will be guessed, if that was asked for."""
     if limits.speculative_tokens == 0:
+        if limits.prompt_lookup_min != SchedulingLimits().prompt_lookup_min:
+            _log.warning("prompt_lookup_min has no effect without speculative_tokens")
         return
     reasons = {
         "the compute plane takes no drafts": config.speculative_tokens == 0,

@@ -53,6 +53,12 @@ def test_what_leaves_no_room_for_drafts_is_said_in_one_line_if_drafts_were_asked
         assert capsys.readouterr().out.count(f"has no effect: {reason}") == said
 
 
+def test_a_setting_of_drafts_without_drafts_is_said_to_have_no_effect(drive, capsys):
+    for limits, said in (({}, 0), ({"prompt_lookup_min": 2}, 1)):
+        drive(limits=SchedulingLimits(**limits))
+        assert capsys.readouterr().out.count("prompt_lookup_min has no effect without") == said
+
+
 @pytest.mark.parametrize(
     ("knob", "value", "said"),
     [
