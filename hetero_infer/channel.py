@@ -10,7 +10,7 @@ from planes.address import Address
 from planes.errors import ValidationError
 from planes.tls import ClientTls, open_channel
 from planes.tls_files import ClientFiles, uses_tls
-from planes.transport import MAX_CLIENT_MESSAGE_BYTES
+from planes.transport import MAX_CLIENT_MESSAGE_BYTES, NO_RETRIES
 
 Metadata = tuple[tuple[str, str], ...]
 Options = Sequence[tuple[str, int | str]]
@@ -18,6 +18,7 @@ Options = Sequence[tuple[str, int | str]]
 CLIENT_OPTIONS: Options = (
     ("grpc.max_send_message_length", MAX_CLIENT_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_CLIENT_MESSAGE_BYTES),
+    NO_RETRIES,
     # A server that was started again is found soon.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 250),

@@ -34,6 +34,11 @@ PROBE_TIMEOUT_S = 0.2
 
 Options = list[tuple[str, int | str]]
 
+NO_RETRIES: Final = ("grpc.enable_retries", 0)
+"""For every channel. gRPC makes a call that no server has seen again by itself. If that fails too,
+who reads the call may wait for good, although its status has come: so it was with two streams of a
+thousand whose server ended as they began. And the server it finds may be another one."""
+
 _PINGS: Final[Options] = [
     ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
@@ -59,6 +64,7 @@ def plane_channel_options() -> Options:
     return [
         ("grpc.max_send_message_length", MAX_PLANE_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_PLANE_MESSAGE_BYTES),
+        NO_RETRIES,
         *_PINGS,
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", 50),

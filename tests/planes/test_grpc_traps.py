@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from hetero_infer.channel import CLIENT_OPTIONS
 from planes.transport import (
     MAX_CLIENT_MESSAGE_BYTES,
     MAX_PLANE_MESSAGE_BYTES,
@@ -185,6 +186,11 @@ def test_message_sizes_are_given_for_both_directions(options, limit):
     given = dict(options())
     for direction in ("send", "receive"):
         assert given[f"grpc.max_{direction}_message_length"] == limit
+
+
+def test_no_channel_makes_a_call_again_by_itself():
+    for options in (plane_channel_options(), CLIENT_OPTIONS):
+        assert dict(options)["grpc.enable_retries"] == 0
 
 
 def test_both_ends_of_the_link_ping_each_other():
