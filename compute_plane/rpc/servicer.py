@@ -136,12 +136,16 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
         """Run one batch; a refused one ends the RPC with the refusal's status."""
         header = header_from_proto(request)
         self._sessions.touch(header.session)
-        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         try:
             self._device.submit(header, batch_from_proto(request), answers.put)
         except EngineError as error:
             abort(context, error)
-        answer = answers.get()
+        # A step may never end; the process would not either, as long as a thread waits for it.
+        is_here = context.add_callback(lambda: answers.put(None))
+        answer = answers.get() if is_here else None
+        if answer is None:  # the caller has left, or the plane has cut it off
+            return compute_pb2.ExecutionOutput()
         self._sessions.touch(header.session)
         if isinstance(answer, EngineError):
             abort(context, answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -47,6 +48,7 @@ class Process:
         os.close(lifeline_read)
 
     def ready(self) -> str:
+        assert select.select([self._ready], [], [], COMPILE_TIMEOUT_S)[0], "not ready in time"
         with os.fdopen(self._ready) as pipe:
             word, address = pipe.readline().split()
         assert word == "READY"
@@ -116,6 +118,42 @@ def test_a_signal_ends_the_plane_with_status_zero_and_removes_its_socket(
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         assert plane.end() == (0, "")
     assert not path.exists()
+
+
+def test_a_step_that_never_ends_does_not_keep_the_plane_whoever_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "stuck_executor.py").write_text(
+        "import os, threading\n"
+        "from compute_plane.executor.simulated import SimulatedExecutor\n"
+        "class Stuck(SimulatedExecutor):\n"
+        "    def execute(self, batch):\n"
+        "        os.write(2, b'stuck\\n')\n"
+        "        threading.Event().wait()\n"
+        "def build(context):\n"
+        "    return Stuck(num_blocks=context.num_blocks, block_size=context.block_size)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    flags = ("--executor=stuck_executor:build", "--max-num-blocks=16", "--log-level=error")
+    with process("--listen=127.0.0.1:0", "--shutdown-timeout=0.1", *flags) as plane:
+        with grpc.insecure_channel(plane.ready()) as channel:
+            stub = compute_pb2_grpc.ComputeServiceStub(channel)
+            opened = stub.Open(compute_pb2.OpenRequest(protocol_version=1), timeout=TIMEOUT_S)
+            batch = compute_pb2.ExecutionBatch(
+                session=opened.session,
+                epoch=opened.epoch,
+                step_id=1,
+                starts=[start(0, b"hi", [0])],
+                slots=[0],
+                query_lens=[2],
+                positions=[0],
+                sampled_rows=[0],
+            )
+            answer = stub.ExecuteOne.future(batch, timeout=10 * TIMEOUT_S)
+            assert plane.popen.stderr.readline() == "stuck\n"
+            plane.popen.send_signal(signal.SIGTERM)
+            assert answer.exception(TIMEOUT_S) is not None
+        assert plane.end() == (1, "")
 
 
 def test_the_plane_ends_when_its_parent_is_gone():
