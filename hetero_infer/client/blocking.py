@@ -16,7 +16,7 @@ from control_plane.telemetry import EngineMetrics
 from hetero_infer.channel import Route
 from hetero_infer.client import calls
 from hetero_infer.client.answers import Answer, Delta, Event
-from hetero_infer.client.aside import AsideCall, do_aside
+from hetero_infer.client.aside import AsideCall, Flag, do_aside
 from hetero_infer.client.attempts import DEFAULT_RETRIES, Attempts, Deadline
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.progress import BROKEN_OFF, StreamProgress
@@ -255,13 +255,14 @@ class Stream(StreamFacts, Iterator[Event]):
     after the last Delta of each. `request` has the effective parameters once Started came.
 
     Nothing is sent before the first event is asked for. `close`, the end of a `with` block, or
-    giving the iterator up aborts the request; `close` may be called by any thread.
+    giving the iterator up aborts the request; `close` may be called by any thread, and by a signal
+    handler.
     """
 
     def __init__(self, client: Client, progress: StreamProgress) -> None:
         super().__init__(progress)
         self._client = client
-        self._closed = threading.Event()
+        self._closed = Flag()
         self._call: AsideCall | None = None
 
     def texts(self) -> Iterator[str]:

@@ -2,17 +2,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
+import grpc
 import pytest
 from grpc import _channel
 
 from hetero_infer import Client, GenerationParams
-from hetero_infer.client import Started
+from hetero_infer.client import Started, aside
 from hetero_infer.client.aside import AsideCall
+from hetero_infer.wire_errors import ServerLostError
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
+from tests.waiting import wait_until
 
 PARAMS = GenerationParams(max_tokens=9)
 
@@ -105,14 +110,42 @@ def test_a_signal_while_an_answer_is_awaited_ends_the_call(
         assert server.ended.wait(WAIT_S)
 
 
+class Call:
+    """Stands in for gRPC's."""
+
+    is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@pytest.fixture
+def as_main_thread(monkeypatch) -> Callable[[Callable[[], None]], None]:
+    """Run something as the main thread would; fail, and not hang, where that would hang."""
+
+    def run(story: Callable[[], None]) -> None:
+        ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+        def play() -> None:
+            try:
+                story()
+            except BaseException as error:  # noqa: BLE001 - the test's
+                ended.put(error)
+            else:
+                ended.put(None)
+
+        thread = threading.Thread(target=play, daemon=True)
+        monkeypatch.setattr(aside, "is_main_thread", lambda: threading.current_thread() is thread)
+        thread.start()
+        error = ended.get(timeout=WAIT_S)
+        if error is not None:
+            raise error
+
+    return run
+
+
 @pytest.mark.parametrize("in_main_thread", [True, False])
 def test_a_call_that_is_cancelled_before_it_begins_ends_at_once(in_main_thread):
-    class Call:
-        is_cancelled = False
-
-        def cancel(self) -> None:
-            self.is_cancelled = True
-
     def use() -> bool:
         call = AsideCall(Call)
         call.cancel()
@@ -123,6 +156,59 @@ def test_a_call_that_is_cancelled_before_it_begins_ends_at_once(in_main_thread):
     else:
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(use).result()
+
+
+def test_a_call_that_is_cancelled_when_it_is_about_to_be_read_is_read_as_cancelled(
+    monkeypatch, as_main_thread
+):
+    """A thread or a handler may cancel between any two steps of who reads."""
+    start = aside.start_new_thread
+    late: list[Callable[[], None]] = []
+
+    def start_serving(function: Callable[[], None], arguments: tuple[()]) -> None:
+        if function.__name__ == "_cancel":
+            late.append(function)
+        else:
+            while late:
+                late.pop()()
+            start(function, arguments)
+
+    monkeypatch.setattr(aside, "start_new_thread", start_serving)
+
+    def story() -> None:
+        call = AsideCall(Call)
+        call.cancel()
+        assert call.read(lambda made: made.is_cancelled)
+
+    as_main_thread(story)
+
+
+def test_a_call_that_is_cancelled_between_two_reads_is_not_made_again(as_main_thread):
+    made: list[Call] = []
+
+    def make() -> Call:
+        made.append(Call())
+        return made[-1]
+
+    def story() -> None:
+        call = AsideCall(make)
+        assert not call.read(lambda made: made.is_cancelled)
+        canceller = threading.Thread(target=call.cancel)
+        canceller.start()
+        canceller.join(WAIT_S)
+
+        def is_given_up() -> bool:  # at first, its thread may have it still
+            try:
+                assert call.read(lambda made: made.is_cancelled)
+            except ServerLostError:
+                return True
+            return False
+
+        wait_until(is_given_up, "the end of the call")
+        assert len(made) == 1
+        assert made[0].is_cancelled
+
+    as_main_thread(story)
 
 
 def test_what_cannot_begin_says_why_where_it_was_asked_for():
@@ -139,6 +225,35 @@ def test_a_stream_that_is_interrupted_is_over(serve, interruption):
         with pytest.raises(interruption):
             next(stream)
         assert next(stream, None) is None
+
+
+def test_a_handler_may_close_a_stream_whatever_its_pause_is_doing(serve, as_main_thread):
+    class Refusing(inference_pb2_grpc.InferenceServiceServicer):
+        def Resume(self, _request, context):  # noqa: N802 - gRPC's name
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+
+    def story() -> None:
+        for num_lines in range(1, 7):
+            left = num_lines
+            stream = client.stream("x", PARAMS, resume=True)
+
+            def trace(frame, event, _, stream=stream):
+                nonlocal left
+                if event == "line" and frame.f_code.co_name == "wait":
+                    left -= 1
+                    if left == 0:
+                        stream.close()
+                return trace
+
+            sys.settrace(trace)
+            try:
+                assert next(stream, None) is None
+            finally:
+                sys.settrace(None)
+            assert left <= 0
+
+    with Client(serve(Refusing())) as client:
+        as_main_thread(story)
 
 
 def test_a_stream_that_is_given_up_ends_its_call(serve):
