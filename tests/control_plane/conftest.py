@@ -24,6 +24,7 @@ from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
 
 EOS = 257
 BLOCK_SIZE = 4
+POLL_S = 1.0
 
 _epochs = itertools.count(1)
 
@@ -180,7 +181,9 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
             self.steps_seen.release()
             if self.stands_after is not None and len(self.batches) > self.stands_after:
                 self.may_run.clear()
-            self.may_run.wait()
+            while not self.may_run.wait(POLL_S):  # `kill` may come between the two lines above
+                if not context.is_active():
+                    return
             if not context.is_active():
                 return
             yield self.run(batch)

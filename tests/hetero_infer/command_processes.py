@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,8 +52,12 @@ def started(
         encoding="utf-8",
         process_group=0,
     )
+    # Whoever reads what never comes finds the end of the pipe in the end.
+    alarm = threading.Timer(2 * PATIENCE_S, process.kill)
+    alarm.start()
     with process:
         try:
             yield process
         finally:
+            alarm.cancel()
             process.kill()

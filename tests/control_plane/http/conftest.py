@@ -33,6 +33,7 @@ from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
 from tests.control_plane.http.raw_port import Port
+from tests.waiting import PATIENCE_S
 
 MODEL = "tiny/bytes"
 TEMPLATE = (
@@ -298,7 +299,7 @@ def on_loop():
         async def main():
             served = Served(**options)
             async with served.client:
-                return await asyncio.wait_for(test(served), 30)
+                return await asyncio.wait_for(test(served), PATIENCE_S)
 
         return asyncio.run(main())
 
@@ -310,7 +311,7 @@ def on_port():
     def run(test, limit: int = 4) -> None:
         async def go() -> None:
             async with Port(limit) as port:
-                await test(port)
+                await asyncio.wait_for(test(port), PATIENCE_S)
 
         asyncio.run(go())
 

@@ -104,7 +104,7 @@ async def whole_plane(fake_plane, tmp_path, **settings):
         async with served.http:
             yield served
     plane._shutdown.on_signal()
-    assert await running == 0
+    assert await asyncio.wait_for(running, PATIENCE_S) == 0
     gc.unfreeze()  # what the server froze is the tests' own process
 
 
