@@ -134,8 +134,25 @@ def test_where_there_are_no_locks_nothing_is_removed_and_planes_start(
     directory = kept(tmp_path)
     monkeypatch.setattr(kernel_clean_up, "_lock", lambda _descriptor, _kind: None)
     assert remove_unused(tmp_path, tmp_path / USED) == 0
-    use(directory, make_private_directory)
+    made: list[Path] = []
+    use(directory, made.append)
+    assert made == [directory]  # nothing is waited for
     assert directory.stat().st_mtime > time.time() - UNUSED_S
+
+
+def test_one_that_is_used_just_before_it_would_be_removed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = kept(tmp_path)
+    lock = kernel_clean_up._lock
+
+    def late(descriptor: int, kind: int) -> bool | None:
+        age(directory, 0)  # by a plane that started and ended meanwhile
+        return lock(descriptor, kind)
+
+    monkeypatch.setattr(kernel_clean_up, "_lock", late)
+    assert remove_unused(tmp_path, tmp_path / USED) == 0
+    assert (directory / "step.work.o").exists()
 
 
 @pytest.mark.parametrize("name", ["cuda", "0123456789ABCDEF", OLD + "0", "." + OLD])
@@ -164,10 +181,13 @@ def test_links_and_directories_of_other_users_stay(
     (tmp_path / OLD).symlink_to(kept(tmp_path / "elsewhere"))
     age(tmp_path / OLD)
     assert remove_unused(tmp_path, tmp_path / USED) == 0
-    other = kept(tmp_path, "1" * 16)
+    other, empty = kept(tmp_path, "1" * 16), tmp_path / ("2" * 16)
+    empty.mkdir()
+    age(empty)
     monkeypatch.setattr("os.geteuid", lambda: 123456)
     assert remove_unused(tmp_path, tmp_path / USED) == 0
     assert (other / "step.work.o").exists()
+    assert empty.exists()
 
 
 def test_of_the_directory_in_use_only_what_was_torn_long_ago_is_removed(tmp_path: Path) -> None:
