@@ -79,6 +79,8 @@ def test_of_many_slow_messages_the_slowest_give_way(monkeypatch):
             client = await RawClient.connect(address)
             slow = [client.call(ECHO, message(b"some", size=1000)) for _ in range(4)]
             await client.until(lambda: client.ended >= set(slow[:2]))
+            # What comes now is not slow, however long a busy machine takes over it.
+            monkeypatch.setattr(incoming, "GRACE_S", 60.0)
             assert await echoes(address) == b"x"
             client.send(slow[3], b"y" * 996, ends=True)
             await client.until(lambda: slow[3] in client.ended)
