@@ -45,7 +45,7 @@ LONGEST_FIRST = (
     "integration/clients",
     "kernels/cuda/test_cuda_kernels_compile.py",
     "hetero_infer/test_command_line_runs.py",
-    "integration", "faults", "golden", "kernels", "properties", "hetero_infer",
+    "integration", "faults", "golden", "amx", "kernels", "properties", "hetero_infer",
     "gpu", "test_readme_is_true.py", "compute_plane/test_compute_plane_process.py",
 )  # fmt: skip
 """What takes long; a worker that gets one of these last keeps the others waiting."""

@@ -27,6 +27,7 @@ from compute_plane.executor.registry import ExecutorContext, build_executor
 from compute_plane.model.loader import LoadedModel
 from hetero_infer.config import EngineConfig
 from hetero_infer.replay.comparison import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE
+from kernels.cpu.instruction_set import selected_instruction_set
 from planes.errors import ConfigError
 
 SUITES = ("integration", "faults", "golden", "properties")
@@ -103,7 +104,7 @@ class Target:
             num_blocks=num_blocks,
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
-            instruction_set="auto",
+            instruction_set=selected_instruction_set().name,
             device=self.device,
             max_tokens=16384,
             num_threads=2,

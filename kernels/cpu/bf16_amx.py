@@ -11,7 +11,8 @@ column of such weight tiles already, 16 vectors of pairs each (`kernels.cpu.floa
 
 A tile register has up to 16 rows, as configured: a block of fewer rows is computed by the same
 instructions, so a row's bits are the same in any block. What TDPBF16PS does with one row, column
-and 32 k's is fixed: pairs are multiplied and added in their order; subnormal numbers count as zero.
+and 32 k's is fixed: the first numbers of all pairs are one chain of fused multiply-adds, the second
+ones another, then both are added, and the result to the sum; subnormal numbers count as zero.
 
 What was tried (one core of a Sapphire Rapids server, 256 rows, K 576, N 512, random numbers):
 

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import TensorFormat
-from kernels.cpu.instruction_set import selected_instruction_set, supported_sets
+from kernels.cpu.instruction_set import selected_instruction_set
+from tests.amx.sets import sets_that_run
 from tests.compute_plane.executor.tiny_llama import (
     model_in_memory,
     pool_for,
@@ -229,8 +230,8 @@ def digest(stories: list[Story]) -> str:
 
 SET_PROGRAM = """
 import sys
-from kernels.cpu.instruction_set import select_instruction_set
-select_instruction_set(sys.argv[1])
+from tests.amx import sets
+sets.use(sys.argv[1])
 from tests.golden.batch_driver import BatchDriver
 from tests.properties import test_cpu_results_do_not_depend_on_the_batch as t
 for kind in t.KINDS:
@@ -250,11 +251,11 @@ SAME_ON_EVERY_SET = ["float32", "Qwen3 in float32"]
 @pytest.mark.slow
 def test_every_instruction_set_keeps_the_law_and_float32_has_the_same_bits_on_all() -> None:
     answers = {}
-    for chosen in supported_sets():
+    for chosen in sets_that_run():
         program = [sys.executable, "-c", SET_PROGRAM, chosen.name]
         done = subprocess.run(program, check=True, capture_output=True, text=True)
         answers[chosen.name] = dict(line.split("\t") for line in done.stdout.splitlines())
-    assert len(answers) == len(supported_sets()) > 1
+    assert len(answers) == len(sets_that_run()) > 1
     assert selected_instruction_set().name in answers
     for kind in SAME_ON_EVERY_SET:
         assert len({answer[kind] for answer in answers.values()}) == 1

@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.executor.kernel_cache import prepare_kernel_cache
-from kernels.cpu.instruction_set import select_instruction_set
 from kernels.cpu.kv_layout import KvLayout, decode_blocks, from_bfloat16
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rope import UNCHANGED, HeadChanges, rope_write_kv
+from tests.amx import sets
 
 if __name__ == "__main__":  # before anything is emitted
-    select_instruction_set(sys.argv[1])
+    sets.use(sys.argv[1])
     prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
 
 from kernels.cpu.attention import merge_attention

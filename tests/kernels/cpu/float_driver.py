@@ -110,9 +110,9 @@ def example(name: str, m: int, k: int, n: int) -> tuple[Array, Array, Array]:
 def main() -> None:
     from compute_plane.config import ComputePlaneConfig
     from compute_plane.executor.kernel_cache import prepare_kernel_cache
-    from kernels.cpu.instruction_set import select_instruction_set
+    from tests.amx import sets
 
-    select_instruction_set(sys.argv[1])
+    sets.use(sys.argv[1])
     prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
     digests = {}
     for name in KINDS:

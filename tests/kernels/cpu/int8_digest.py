@@ -10,9 +10,9 @@ import sys
 
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.executor.kernel_cache import prepare_kernel_cache
-from kernels.cpu.instruction_set import select_instruction_set
+from tests.amx import sets
 
-select_instruction_set(sys.argv[1])
+sets.use(sys.argv[1])
 prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
 
 import numpy as np  # noqa: E402 - the set must be chosen before anything is compiled

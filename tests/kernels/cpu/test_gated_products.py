@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from kernels.cpu.catalogue import GATED_PRODUCTS
-from kernels.cpu.instruction_set import supported_sets
 from kernels.cpu.operands import RowFormat, RowInput
 from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
 from kernels.cpu.row_inputs import gated_rows
+from tests.amx.marks import needs_tiles
 from tests.kernels.cpu.float_driver import FIRST_ROW, packed, product, run_product
 from tests.kernels.cpu.float_driver import to_bf16 as rounded
 from tests.kernels.cpu.test_unpacked_products import example, operation_of
 
-pytestmark = pytest.mark.skipif(not supported_sets()[0].has_amx, reason="needs AMX")
+pytestmark = needs_tiles
 
 MARK = 0x4321
-SHAPES = [(1, 576, 96), (17, 96, 32), (33, 576, 1088), (70, 672, 160), (130, 2048, 608)]
+SHAPES = [(1, 576, 96), (17, 96, 32), (33, 576, 1088), (70, 672, 160), (42, 2048, 608)]
 """(M, K, N): one and several groups of pairs, blocks that are not full."""
 
 

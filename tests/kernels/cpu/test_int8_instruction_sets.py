@@ -18,8 +18,10 @@ from kernels.cpu.int8_packing import INT8_FORMATS
 from kernels.cpu.int8_sizes import int8_tile_sizes
 from kernels.cpu.int8_tile import int8_tiles
 from kernels.cpu.vector_ir import I64, VOID
+from tests.amx.sets import sets_that_run
 
-TIMEOUT_S = 300
+NEON = INSTRUCTION_SETS["neon"]
+TIMEOUT_S = 1200
 
 
 def check_that_bits_agree(sets: Iterable[InstructionSet], *arguments: str) -> None:
@@ -49,13 +51,13 @@ def digests(names: Iterable[str], *arguments: str) -> list[str]:
 
 
 def test_the_best_set_and_the_plainest_give_the_same_bits() -> None:
-    best, others = supported_sets()[0], (INSTRUCTION_SETS[name] for name in ("avx2", "generic"))
-    check_that_bits_agree([best, *others])
+    best, *others = supported_sets()
+    check_that_bits_agree([best, *(s for s in others if s.name in ("avx2", "generic"))])
 
 
 @pytest.mark.slow
 def test_every_set_gives_the_same_bits_for_every_format() -> None:
-    check_that_bits_agree(supported_sets(), "all")
+    check_that_bits_agree(sets_that_run(), "all")
 
 
 def assembly(label: str, name: str, triple: str, cpu: str, features: str) -> str:
@@ -85,7 +87,7 @@ def assembly(label: str, name: str, triple: str, cpu: str, features: str) -> str
 @pytest.mark.parametrize(
     ("name", "triple", "cpu", "features", "wanted"),
     [
-        ("neon", "aarch64-unknown-linux-gnu", "neoverse-n1", "", "sdot"),
+        ("neon", "aarch64-unknown-linux-gnu", NEON.llvm_cpu, NEON.llvm_features, "sdot"),
         ("avx512", "x86_64-unknown-linux-gnu", "x86-64-v4", "+avx512vnni", "vpdpbusd"),
         ("avx2_vnni", "x86_64-unknown-linux-gnu", "x86-64-v3", "+avxvnni", "vpdpbusd"),
         ("avx2", "x86_64-unknown-linux-gnu", "x86-64-v3", "", "vpmaddubsw"),

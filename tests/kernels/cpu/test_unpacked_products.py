@@ -8,12 +8,12 @@ import pytest
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.tensor import TensorFormat
 from kernels.cpu.float_sizes import BLOCK_ROWS
-from kernels.cpu.instruction_set import supported_sets
 from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, pack_int8_rows, packed_int8_bytes
+from tests.amx.marks import needs_tiles
 from tests.kernels.cpu.float_driver import FIRST_ROW, MARK, aligned, packed, product, run_product
 from tests.kernels.cpu.float_driver import to_bf16 as rounded
 
-pytestmark = pytest.mark.skipif(not supported_sets()[0].has_amx, reason="needs AMX")
+pytestmark = needs_tiles
 
 SHAPES = [
     (1, 576, 96),
@@ -21,7 +21,7 @@ SHAPES = [
     (17, 96, 48),
     (33, 576, 49),
     (70, 672, 80),
-    (130, 2048, 600),
+    (42, 2048, 600),
 ]
 """(M, K, N): one and several groups of pairs, an odd panel, blocks that are not full."""
 
