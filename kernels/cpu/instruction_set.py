@@ -20,6 +20,10 @@ processor has. Only the rows of this table are told apart in the sources.
 Forcing a set makes LLVM compile *everything* for a processor that has no more than it, so one
 machine can test all sets below its own. The choice is made once, before the first kernel is
 compiled, and holds for the process.
+
+ARM processors are asked by way of Linux (`granted_features`), and kernels are compiled for the set
+alone there, whatever else the processor has: LLVM does not report SDOT, and by the processor's name
+it would use what a hypervisor may hide, SVE for one.
 """
 
 from __future__ import annotations
@@ -39,6 +43,10 @@ LINUX_ARCH_PRCTL: Final = 158
 ARCH_REQ_XCOMP_PERM: Final = 0x1023
 XFEATURE_XTILEDATA: Final = 18
 """Linux gives a process the AMX tile registers only once it has asked (arch_prctl(2))."""
+
+AT_HWCAP: Final = 16
+ARM_HWCAPS: Final = {"neon": 1 << 1, "lse": 1 << 8, "dotprod": 1 << 20}
+"""Bits of the word that Linux gives every process on ARM (getauxval(3)), by LLVM's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +117,9 @@ INSTRUCTION_SETS: Final[Mapping[str, InstructionSet]] = {
             "x86-64-v3", "+avxvnni", 256, 16,
         ),
         InstructionSet("avx2", "x86_64", ("avx2", "fma", "f16c"), "x86-64-v3", "", 256, 16),
-        InstructionSet("neon", "aarch64", ("neon", "dotprod"), "", "", 128, 32),
+        InstructionSet(
+            "neon", "aarch64", tuple(ARM_HWCAPS), "generic", "+neon,+lse,+dotprod", 128, 32,
+        ),
         InstructionSet("generic", None, (), "", "", 128, 16),
     )
 }  # fmt: skip
@@ -120,7 +130,7 @@ AUTOMATIC: Final = "auto"
 
 def supported_sets() -> list[InstructionSet]:
     """Return the sets this processor and operating system can run, best first."""
-    features = llvmlite.binding.get_host_cpu_features()
+    features = granted_features()
     machine = platform.machine()
     return [
         candidate
@@ -129,6 +139,18 @@ def supported_sets() -> list[InstructionSet]:
         and all(features.get(need, False) for need in candidate.needs)
         and (not candidate.has_amx or _tile_registers_granted())
     ]
+
+
+def granted_features() -> Mapping[str, bool]:
+    """Return what this processor has and the system lets be used, by LLVM's names.
+
+    Of ARM only what sets need: LLVM reads it from /proc/cpuinfo, where it does not know SDOT.
+    """
+    if platform.machine() != "aarch64" or not sys.platform.startswith("linux"):
+        found: Mapping[str, bool] = llvmlite.binding.get_host_cpu_features()
+        return found
+    word = _hardware_capabilities()
+    return {name: bool(word & bit) for name, bit in ARM_HWCAPS.items()}
 
 
 def select_instruction_set(name: str = AUTOMATIC) -> InstructionSet:
@@ -151,7 +173,8 @@ def select_instruction_set(name: str = AUTOMATIC) -> InstructionSet:
             f"instruction_set: this process has compiled for {_selected.name}, got {chosen.name}",
             field="instruction_set",
         )
-    _forced = None if chosen is supported[0] else _target_of(chosen)
+    is_best = chosen is supported[0] and platform.machine() != "aarch64"
+    _forced = None if is_best else _target_of(chosen)
     _selected = chosen
     return chosen
 
@@ -171,6 +194,13 @@ def _target_of(chosen: InstructionSet) -> tuple[str, str]:
     if chosen.llvm_cpu:
         return chosen.llvm_cpu, chosen.llvm_features
     return ("x86-64", "") if platform.machine() == "x86_64" else ("generic", "")
+
+
+def _hardware_capabilities() -> int:
+    """Return the first word in which Linux tells a process what the processor has."""
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return int(getauxval(AT_HWCAP))
 
 
 def _tile_registers_granted() -> bool:

@@ -230,6 +230,7 @@ def await_step(board: int, sleep: int, seen: int) -> int:
         # Whoever turns ASLEEP back to 0 decides: the leader, then its byte must be read; or this
         # worker, which has seen the call itself.
         compare_and_swap(sleep + 8 * ASLEEP, 0, 1)
+        fence()  # one of the two sees what the other wrote, in `call` as here
         called = is_call(atomic_load(board + 8 * BoardWord.GENERATION), seen)
         if not (called and compare_and_swap(sleep + 8 * ASLEEP, 1, 0)):
             read_descriptor(types.int32(word(sleep, READ_END)), sleep + 8 * WAKE_BYTE, 1)
@@ -248,23 +249,29 @@ def wake(sleep: int) -> None:
         write_descriptor(types.int32(word(sleep, WRITE_END)), sleep + 8 * WAKE_BYTE + 4, 1)
 
 
+@inlined()
+def call(board: int, generation: int) -> None:
+    """Show all workers a generation, and wake those that are asleep."""
+    atomic_store(board + 8 * BoardWord.GENERATION, generation)
+    fence()  # before looking at who is asleep
+    for worker in range(1, word(board, BoardWord.NUM_WORKERS)):
+        wake(board + 8 * BoardWord.SLEEP + worker * LINE_BYTES)
+
+
 @operation(num_arguments=1)
 def lead_step(board: int) -> None:
     """Run the step described on the board as worker 0; the others join in. Returns when done."""
     generation = word(board, BoardWord.GENERATION) + 1
-    atomic_store(board + 8 * BoardWord.GENERATION, generation)
-    for worker in range(1, word(board, BoardWord.NUM_WORKERS)):
-        wake(board + 8 * BoardWord.SLEEP + worker * LINE_BYTES)
+    call(board, generation)
     walk(board, generation, 0)
     atomic_store(board + 8 * BoardWord.GENERATION, generation + 1)
+    fence()  # no worker may see the next step's words on the board before it
 
 
 @operation(num_arguments=1)
 def dismiss(board: int) -> None:
     """Let all workers return from `work`."""
-    atomic_store(board + 8 * BoardWord.GENERATION, LEAVE)
-    for worker in range(1, word(board, BoardWord.NUM_WORKERS)):
-        wake(board + 8 * BoardWord.SLEEP + worker * LINE_BYTES)
+    call(board, LEAVE)
 
 
 @operation(num_arguments=2)

@@ -1,14 +1,18 @@
 """`python -m tests.kernels.cpu.object_files SET DIRECTORY [OPERATION …]`: load what a set uses.
 
 All of it, or the operations named. What is not kept in the directory is compiled and kept there;
-where Numba cannot be imported, that is an error. The processor need not have the set: nothing runs.
+where Numba cannot be imported, that is an error. The processor need not have the set, nor be of its
+kind: nothing runs.
 """
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import llvmlite.binding
 
 from kernels.cpu import instruction_set
 from kernels.cpu.instruction_set import INSTRUCTION_SETS
@@ -18,8 +22,21 @@ from kernels.cpu.operation import Operation
 
 def force(name: str) -> None:
     """Choose a set for this process, whether its processor has it or not."""
-    instruction_set._selected = INSTRUCTION_SETS[name]
-    instruction_set._forced = instruction_set._target_of(INSTRUCTION_SETS[name])
+    chosen = INSTRUCTION_SETS[name]
+    if chosen.machine not in (None, platform.machine()):
+        _pretend_to_be(chosen.machine)
+    instruction_set._selected = chosen
+    instruction_set._forced = instruction_set._target_of(chosen)
+
+
+def _pretend_to_be(machine: str) -> None:
+    """Let kernels be compiled for another kind of processor, and its object files be loaded."""
+    llvmlite.binding.initialize_all_targets()
+    llvmlite.binding.initialize_all_asmprinters()
+    platform.machine = lambda: machine
+    for module in (llvmlite.binding, llvmlite.binding.targets):
+        for name in ("get_process_triple", "get_default_triple"):
+            setattr(module, name, lambda: f"{machine}-unknown-linux-gnu")
 
 
 def operations_of_the_set() -> Iterator[Operation]:

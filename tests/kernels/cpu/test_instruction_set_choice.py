@@ -12,7 +12,13 @@ import pytest
 from compute_plane import config
 from compute_plane.executor import build_cpu
 from kernels.cpu import instruction_set
-from kernels.cpu.instruction_set import AVX512_NEEDS, INSTRUCTION_SETS, supported_sets
+from kernels.cpu.instruction_set import (
+    AVX512_NEEDS,
+    INSTRUCTION_SETS,
+    forced_target,
+    select_instruction_set,
+    supported_sets,
+)
 
 AVX2 = ("avx2", "fma", "f16c")
 AVX512_BF16 = (*AVX2, *AVX512_NEEDS, "avx512bf16")
@@ -39,6 +45,32 @@ def test_a_processor_has_the_sets_whose_features_it_has(
     )
     monkeypatch.setattr(instruction_set, "_tile_registers_granted", lambda: True)
     assert [found.name for found in supported_sets()] == names
+
+
+GRAVITON2, CORTEX_A72 = 0x1011_9FFF, 0x8FF
+"""AT_HWCAP of processors with SDOT and without."""
+
+
+@pytest.mark.parametrize(
+    ("word", "names", "target"),
+    [
+        (GRAVITON2, ["neon", "generic"], ("generic", "+neon,+lse,+dotprod")),
+        (CORTEX_A72, ["generic"], ("generic", "")),
+    ],
+    ids=["with SDOT", "without"],
+)
+def test_what_an_arm_processor_has_is_asked_of_linux_and_all_that_is_compiled_for(
+    monkeypatch: pytest.MonkeyPatch, word: int, names: list[str], target: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    # As LLVM reports it on ARM, with SDOT or without.
+    monkeypatch.setattr(llvmlite.binding, "get_host_cpu_features", lambda: {"neon": True})
+    monkeypatch.setattr(instruction_set, "_hardware_capabilities", lambda: word)
+    monkeypatch.setattr(instruction_set, "_selected", None)
+    monkeypatch.setattr(instruction_set, "_forced", None)
+    assert [found.name for found in supported_sets()] == names
+    assert select_instruction_set().name == names[0]
+    assert forced_target() == target
 
 
 def test_a_forced_set_is_what_kernels_are_compiled_for() -> None:
