@@ -26,6 +26,7 @@ from compute_plane.cuda.decode_checks import DecodeChecks
 from compute_plane.cuda.decode_graphs import LADDER
 from compute_plane.cuda.decode_inputs import HostRows
 from compute_plane.cuda.decode_wants import NOT_RAGGED, DecodeWants, Ragged, keys_of
+from compute_plane.cuda.masks import have_masks
 from compute_plane.cuda.operations import MAX_LOGPROBS
 from compute_plane.cuda.sampling_step import GroupWork, results_layout
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput
@@ -138,6 +139,8 @@ class DecodeSteps:
         num_rows, num_samples = len(batch.query_lens), len(batch.sampling)
         most = max(num_rows, num_samples)
         if batch.prompt_logprob_rows or not (num_rows and num_samples) or most > MOST_ROWS:
+            return None
+        if have_masks(batch.sampling):
             return None
         rung = self._graphs.rung(most)
         kv_slots = None if rung is None else self._checks.kv_slots(batch)

@@ -85,6 +85,7 @@ class DecodeWants:
             adjusted=slice(0, len(adjusted)),
             prompts=slice(0, 0),
             has_logprobs=any(key.num_logprobs is not None for key in keys),
+            masks=slice(0, 0),
             plain_needs=needs_of(plain),
             adjusted_needs=needs_of(adjusted),
         )

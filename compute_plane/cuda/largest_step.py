@@ -136,7 +136,7 @@ def with_prompt_logprobs(batch: ExecutionBatch) -> ExecutionBatch:
 def largest_batch(spec: ModelSpec, sizes: StepSizes) -> ExecutionBatch:
     """Return prompts of `max_tokens` together, as many as can be, the first ones longer.
 
-    None is longer than the model takes. Every sample has a penalty.
+    None is longer than the model takes. Every sample has a penalty and a mask.
     """
     # As many as there are logits are sampled, also where they would be wanted for prompts alone.
     max_tokens, max_rows = sizes.max_tokens, max(sizes.max_rows, LOGITS_ROWS)
@@ -146,9 +146,10 @@ def largest_batch(spec: ModelSpec, sizes: StepSizes) -> ExecutionBatch:
     width = -(-int(query_lens[0]) // sizes.block_size)
     sampled_rows = np.arange(min(num_rows, max_rows), dtype=np.int32)
     penalties = Penalties(1.1, 0.1, 0.1, np.zeros(1, dtype=np.int32), 1)
+    every_token = np.full(-(-spec.vocab_size // 8), 0xFF, dtype=np.uint8)
     sampling = [
         SamplingRow(1.0, 0.9, 0, 0, int(query_lens[row]), top_k=1, penalties=penalties,
-                    num_logprobs=MAX_LOGPROBS)
+                    num_logprobs=MAX_LOGPROBS, allowed_tokens=every_token)
         for row in sampled_rows
     ]  # fmt: skip
     return ExecutionBatch(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.cuda.masks import mask_columns
 from compute_plane.cuda.operations import MAX_LOGPROBS, DrawNeeds
 from compute_plane.executor.interface import (
     ExecutionBatch,
@@ -60,7 +61,8 @@ class GroupPlan:
 
     `out_tokens`: of the column of tokens whose logits these are. `samples`: of the samples, the
     first `num_plain` of them plain; `adjusted`: of the columns of adjustments. `prompts`: of the
-    prompt targets. `plain_needs`, `adjusted_needs`: of those samples.
+    prompt targets. `plain_needs`, `adjusted_needs`: of those samples. `masks`: of the columns of
+    masks, where adjusted samples have any.
     """
 
     out_tokens: slice
@@ -71,6 +73,7 @@ class GroupPlan:
     has_logprobs: bool
     plain_needs: DrawNeeds
     adjusted_needs: DrawNeeds
+    masks: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def plan_sampling(batch: ExecutionBatch, wanted: Int64Array, vocab_size: int) ->
     check_tokens(batch.sampling, vocab_size)
     counts = _prompt_counts(batch)
     is_adjusted = np.array(
-        [row.penalties is not None or row.logit_bias is not None for row in batch.sampling],
+        [not row._replace(num_logprobs=None).is_plain for row in batch.sampling],
         dtype=np.bool_,
     )
     asks = np.array([row.num_logprobs is not None for row in batch.sampling], dtype=np.bool_)
@@ -107,6 +110,7 @@ def plan_sampling(batch: ExecutionBatch, wanted: Int64Array, vocab_size: int) ->
     out_tokens: list[Int64Array] = []
     samples: list[Int64Array] = []
     prompts: list[Int64Array] = []
+    mask_places: list[int] = []
     logits_rows = np.zeros(len(wanted), dtype=np.int32)
     num_out = num_adjusted = sample_end = prompt_end = 0
     for found in group_logits(wanted, LOGITS_ROWS, LOGITS_ROWS):
@@ -117,6 +121,12 @@ def plan_sampling(batch: ExecutionBatch, wanted: Int64Array, vocab_size: int) ->
         of_prompts = members[members >= num_samples]
         here = int(np.count_nonzero(is_adjusted[of_samples]))
         num_plain = len(of_samples) - here
+        masked = [
+            place
+            for place, k in enumerate(of_samples[num_plain:].tolist())
+            if batch.sampling[k].allowed_tokens is not None
+        ]
+        mask_places += masked
         groups.append(
             GroupPlan(
                 out_tokens=slice(num_out, num_out + len(tokens)),
@@ -127,6 +137,7 @@ def plan_sampling(batch: ExecutionBatch, wanted: Int64Array, vocab_size: int) ->
                 has_logprobs=bool(asks[of_samples].any()),
                 plain_needs=needs_of([batch.sampling[k] for k in of_samples[:num_plain]]),
                 adjusted_needs=needs_of([batch.sampling[k] for k in of_samples[num_plain:]]),
+                masks=slice(len(mask_places) - len(masked), len(mask_places)),
             )
         )
         out_tokens.append(tokens)
@@ -151,6 +162,7 @@ def plan_sampling(batch: ExecutionBatch, wanted: Int64Array, vocab_size: int) ->
     if num_adjusted:
         adjusted = [batch.sampling[k] for k in adjusted_order.tolist()]
         columns |= _adjust_columns(adjusted, logits_rows[adjusted_order])
+        columns |= mask_columns(adjusted, mask_places, vocab_size)
         # Adjusted logits are rows of an array of their own, in each group from 0 on.
         for group in groups:
             places = slice(group.samples.start + group.num_plain, group.samples.stop)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from compute_plane.cuda.columns import Layout
+from compute_plane.cuda.masks import apply_masks
 from compute_plane.cuda.operations import (
     MAX_LOGPROBS,
     AdjustColumns,
@@ -87,13 +88,15 @@ class Listing:
 class GroupWork:
     """Everything that a group wants of its logits, as tensors; None: nothing of the kind.
 
-    `adjusted`: drawn from logits that are adjusted first, by the columns `adjustments`. `kept`:
-    where the samples' logits go, and their rows.
+    `adjusted`: drawn from logits that are adjusted first, by the columns `adjustments`. `masks`:
+    which of these have a mask, and the masks; None: none has. `kept`: where the samples' logits go,
+    and their rows.
     """
 
     plain: Drawing | None
     adjusted: Drawing | None
     adjustments: dict[str, Tensor]
+    masks: tuple[Tensor, Tensor] | None
     kept: tuple[Tensor, Tensor] | None
     samples: Listing | None
     prompts: Listing | None
@@ -109,6 +112,9 @@ class GroupWork:
             _drawing(plain, group.plain_needs, columns, results),
             _drawing(adjusted, group.adjusted_needs, columns, results),
             _adjustments(group.adjusted, columns) if end > adjusted.start else {},
+            (columns["mask_places"][group.masks], columns["masks"][group.masks])
+            if group.masks.stop > group.masks.start
+            else None,
             (results["logits"][group.samples], columns["sample_rows"][group.samples])
             if "logits" in results and end > first
             else None,
@@ -142,6 +148,8 @@ class GroupWork:
                 **self.adjustments,
             )
             operations.adjust_logits(own, logits, how)
+            if self.masks is not None:
+                apply_masks(own, *self.masks)
             self.adjusted.run(own, operations)
         if self.kept is not None:
             target, rows = self.kept

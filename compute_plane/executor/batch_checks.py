@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from compute_plane.errors import InvalidBatch, UnsupportedBatch
+from compute_plane.executor.constraints import check_constraints
 from compute_plane.executor.interface import BoolArray
 from compute_plane.executor.sampling_checks import check_num_logprobs, check_sampling
 from compute_plane.executor.step import Int64Array, SlotStart, StepBatch
@@ -25,6 +26,7 @@ DRAFTS: Final = "drafts"
 
 FEATURES: Final = (
     "block_digests",
+    "constraints",
     "copies",
     "logit_bias",
     "logprobs",
@@ -83,8 +85,6 @@ def refuse_where(wrong: BoolArray, field: str, message: Callable[[int], str]) ->
 
 def check_columns(batch: StepBatch, limits: SlotLimits) -> None:
     """Raise InvalidBatch or UnsupportedBatch for the first thing wrong with the batch by itself."""
-    for part in batch.unsupported:
-        raise UnsupportedBatch(f"{part} is not supported by this plane", field=part)
     _check_rows(batch, limits)
     _check_flat("token_counts", batch.token_counts, "token_ids", batch.token_ids, batch.slots.size)
     check_range("token_ids", batch.token_ids, limits.vocab_size)
@@ -100,6 +100,7 @@ def check_columns(batch: StepBatch, limits: SlotLimits) -> None:
     check_range("draft_ids", batch.draft_ids, limits.vocab_size)
     _check_samples(batch, limits)
     _check_prompt_logprobs(batch)
+    check_constraints(batch, limits)
     check_range("released", batch.released, limits.max_slots)
     _check_copies(batch, limits)
     _check_swaps(batch, limits)

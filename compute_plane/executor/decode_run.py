@@ -106,9 +106,9 @@ class DecodeRun:
             )
             == self._columns
             and not (batch.swap_out or batch.swap_in or batch.digest_blocks.size)
-            and not (batch.starts or batch.copies or batch.prompt_logprobs or batch.unsupported)
+            and not (batch.starts or batch.copies or batch.prompt_logprobs)
             and not (batch.token_counts.size or batch.token_ids.size)
-            and not (batch.draft_counts.size or batch.draft_ids.size)
+            and not (batch.draft_counts.size or batch.draft_ids.size or batch.constraints)
             and not (batch.sampled_slots.size or batch.released.size)
             and self._grows_by_free_blocks(batch, numbers, memory)
         )

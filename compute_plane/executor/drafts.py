@@ -140,6 +140,10 @@ class DraftedStep:
                     replace(request, row=int(first_rows[request.row]))
                     for request in batch.prompt_logprobs
                 ],
+                constraints=[
+                    replace(constraint, row=int(first_rows[constraint.row]))
+                    for constraint in batch.constraints
+                ],
             ),
             sent.row_of[rows],
             sent.sample_of[samples],

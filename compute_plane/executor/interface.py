@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -52,6 +53,8 @@ class SamplingRow(NamedTuple):
     the token to be drawn. `temperature` 0 is greedy; `top_p` in (0, 1]; `top_k` 0 and `min_p` 0 are
     off. `penalties`, `logit_bias`: None where they change nothing. `num_logprobs`: how many most
     likely tokens to list with their log-probabilities, beside the token's own; None: nothing.
+    `allowed_tokens`: the tokens that may be drawn, bit i of byte i / 8 (lowest first) for token i,
+    uint8 [ceil(V / 8)], C-contiguous, at least one of V bits set; None: all.
 
     (A named tuple because one is made for every token.)
     """
@@ -66,11 +69,17 @@ class SamplingRow(NamedTuple):
     penalties: Penalties | None = None
     logit_bias: LogitBias | None = None
     num_logprobs: int | None = None
+    allowed_tokens: UInt8Array | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing but temperature, top-k, top-p and min-p is asked for."""
-        return self.penalties is None and self.logit_bias is None and self.num_logprobs is None
+        return (
+            self.penalties is None
+            and self.logit_bias is None
+            and self.num_logprobs is None
+            and self.allowed_tokens is None
+        )
 
 
 class CopyKind(IntEnum):

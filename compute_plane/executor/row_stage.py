@@ -12,6 +12,7 @@ import numpy as np
 
 from compute_plane.errors import InvalidBatch
 from compute_plane.executor.batch_checks import SlotLimits, refuse_where
+from compute_plane.executor.constraints import sample_masks
 from compute_plane.executor.interface import BoolArray
 from compute_plane.executor.sampling_rows import SamplingRows
 from compute_plane.executor.slot_state import SlotMemory, SlotNumbers, ragged_index
@@ -100,6 +101,11 @@ def _without_dead(batch: StepBatch, is_live: BoolArray, sample_of: Int64Array) -
             replace(request, row=int(new_row[request.row]))
             for request in batch.prompt_logprobs
             if is_live[request.row]
+        ],
+        constraints=[
+            replace(constraint, row=int(new_row[constraint.row]))
+            for constraint in batch.constraints
+            if is_live[constraint.row]
         ],
     )
 
@@ -232,4 +238,5 @@ def sampling_rows(memory: SlotMemory, staged: SlotNumbers, live: LiveRows) -> Sa
     histories = None
     if keys.have_penalties:
         histories = (memory.tokens, lines.tolist(), staged.num_prompt[live.targets].tolist())
-    return SamplingRows(keys, live.ends[live.batch.sampled_rows], histories)
+    ends = live.ends[live.batch.sampled_rows]
+    return SamplingRows(keys, ends, histories, sample_masks(live.batch))

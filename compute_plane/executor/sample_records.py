@@ -22,7 +22,7 @@ from compute_plane.executor.interface import (
     SamplingRow,
     TopLogprobs,
 )
-from kernels.cpu.sample_record import SAMPLE_WORDS, SampleWord
+from kernels.cpu.sample_record import BLOCK, SAMPLE_WORDS, SampleWord
 from planes.errors import ValidationError
 
 Words = npt.NDArray[np.int64]
@@ -119,7 +119,7 @@ class SampleRecords:
         )
 
     def _add_extras(self, k: int, row: SamplingRow) -> None:
-        """Add bias, penalties and log-probabilities to the record of sample `k`."""
+        """Add bias, penalties, mask and log-probabilities to the record of sample `k`."""
         words, numbers = self._words[k], self._words.view(np.float64)[k]
         if row.num_logprobs is not None:
             words[SampleWord.NUM_LOGPROBS] = row.num_logprobs
@@ -139,6 +139,11 @@ class SampleRecords:
             words[SampleWord.HISTORY] = history.ctypes.data
             words[SampleWord.NUM_HISTORY] = len(history)
             words[SampleWord.NUM_PROMPT] = row.penalties.num_prompt
+        if row.allowed_tokens is not None:
+            mask = np.zeros(8 * -(-self._vocab_size // BLOCK), dtype=np.uint8)
+            mask[: row.allowed_tokens.size] = row.allowed_tokens
+            self._kept.append(mask)
+            words[SampleWord.ALLOWED] = mask.ctypes.data
 
     def _add_prompts(self, first: int) -> None:
         """Add the records of the prompt log-probabilities, from want `first` on."""

@@ -7,10 +7,10 @@ needs the positions only; one that reads rows gets them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
-from compute_plane.executor.interface import Int32Array, Penalties, SamplingRow
+from compute_plane.executor.interface import Int32Array, Penalties, SamplingRow, UInt8Array
 from compute_plane.executor.step import Int64Array, SamplingKey
 
 
@@ -32,20 +32,23 @@ class SamplingRows(Sequence[SamplingRow]):
     """The samples of a step, K of them.
 
     `positions` [K]: of the tokens to be drawn. `histories`: where there are penalties, the memory
-    of tokens, the line of each sample in it, and its tokens that are prompt. Rows are made together
-    when the first one is read.
+    of tokens, the line of each sample in it, and its tokens that are prompt. `masks`: what samples
+    may be, by sample, where the step constrains any; that is no part of the keys. Rows are made
+    together when the first one is read.
     """
 
-    __slots__ = ("_histories", "_rows", "keys", "positions")
+    __slots__ = ("_histories", "_rows", "keys", "masks", "positions")
 
     def __init__(
         self,
         keys: SamplingKeys,
         positions: Int64Array,
         histories: tuple[Int32Array, list[int], list[int]] | None,
+        masks: Mapping[int, UInt8Array] | None = None,
     ) -> None:
         self.keys = keys
         self.positions = positions
+        self.masks = masks
         self._histories = histories
         self._rows: list[SamplingRow] | None = None
 
@@ -68,6 +71,7 @@ class SamplingRows(Sequence[SamplingRow]):
 
     def _made(self) -> list[SamplingRow]:
         if self._rows is None:
+            masks = self.masks or {}
             self._rows = [
                 SamplingRow(
                     key.temperature,
@@ -80,6 +84,7 @@ class SamplingRows(Sequence[SamplingRow]):
                     self._penalties(sample, key, position),
                     key.logit_bias,
                     key.num_logprobs,
+                    masks.get(sample),
                 )
                 for sample, (key, position) in enumerate(
                     zip(self.keys.keys, self.positions.tolist(), strict=True)

@@ -7,7 +7,7 @@ want to try the planes, use it.
 
 It has no logits. Temperature, top-p, top-k and min-p only enter the key of a draw, bias and
 penalties do nothing, and log-probabilities are numbers made of the same hash: in the shape that was
-asked for, and the same in any schedule.
+asked for, and the same in any schedule. Where a mask does not allow the token, the hash picks one.
 
 Array letters: N blocks, B block size, T tokens, S rows, M table width.
 """
@@ -170,6 +170,11 @@ def draw(tokens: Int32Array, sampling: SamplingRow) -> int:
             key += (sampling.top_k, sampling.min_p)
         digest.update(repr(key).encode())
     number = int.from_bytes(digest.digest(), "little")
+    token = ALPHABET[number // EOS_ODDS % len(ALPHABET)]
     if number % EOS_ODDS == 0:
-        return EOS_TOKEN_ID
-    return ALPHABET[number // EOS_ODDS % len(ALPHABET)]
+        token = EOS_TOKEN_ID
+    mask = sampling.allowed_tokens
+    if mask is None or mask[token // 8] >> token % 8 & 1:
+        return token
+    allowed = np.flatnonzero(np.unpackbits(mask, count=VOCAB_SIZE, bitorder="little"))
+    return int(allowed[number // EOS_ODDS % allowed.size])

@@ -24,6 +24,7 @@ from compute_plane.executor.interface import (
     LogitBias,
     SampleLogprobs,
     TopLogprobs,
+    UInt8Array,
 )
 
 Int64Array = npt.NDArray[np.int64]
@@ -102,6 +103,17 @@ class PromptLogprobsRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RowConstraint:
+    """What the samples of row `row` may be.
+
+    `allowed_tokens`: uint8 [ceil(vocabulary / 8)], the lowest bit of the first byte for token 0.
+    """
+
+    row: int
+    allowed_tokens: UInt8Array
+
+
+@dataclass(frozen=True, slots=True)
 class StepHeader:
     """To whom a batch belongs and where it stands in the order of steps."""
 
@@ -113,10 +125,7 @@ class StepHeader:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The columns of one batch. `sampled_slots` empty: each sample goes to the slot of its row.
-
-    `unsupported`: names of non-empty parts that this plane never executes.
-    """
+    """The columns of one batch. `sampled_slots` empty: each sample goes to the slot of its row."""
 
     slots: Int64Array = field(default_factory=lambda: EMPTY)
     query_lens: Int64Array = field(default_factory=lambda: EMPTY)
@@ -136,7 +145,7 @@ class StepBatch:
     digest_blocks: Int64Array = field(default_factory=lambda: EMPTY)
     draft_counts: Int64Array = field(default_factory=lambda: EMPTY)
     draft_ids: Int64Array = field(default_factory=lambda: EMPTY)
-    unsupported: Sequence[str] = ()
+    constraints: Sequence[RowConstraint] = ()
 
 
 class RowFailureReason(enum.Enum):

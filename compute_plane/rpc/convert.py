@@ -14,6 +14,7 @@ from compute_plane.executor.step import (
     BlockMove,
     Int64Array,
     PromptLogprobsRequest,
+    RowConstraint,
     RowFailureReason,
     SamplingKey,
     SlotStart,
@@ -38,9 +39,6 @@ ROW_FAILURE_REASON: Final = {
     RowFailureReason.NOT_FINITE: compute_pb2.ROW_FAILURE_REASON_NOT_FINITE,
     RowFailureReason.POISONED: compute_pb2.ROW_FAILURE_REASON_POISONED,
 }
-
-UNSUPPORTED_PARTS: Final = ("constraints",)
-"""Parts of a batch that no executor of this version runs."""
 
 
 def header_from_proto(batch: compute_pb2.ExecutionBatch) -> StepHeader:
@@ -80,7 +78,10 @@ def batch_from_proto(batch: compute_pb2.ExecutionBatch) -> StepBatch:
         digest_blocks=_column(batch.digest_blocks),
         draft_counts=_column(batch.draft_counts),
         draft_ids=_column(batch.draft_ids),
-        unsupported=[name for name in UNSUPPORTED_PARTS if getattr(batch, name)],
+        constraints=[
+            RowConstraint(entry.row, np.frombuffer(entry.allowed_tokens, np.uint8))
+            for entry in batch.constraints
+        ],
     )
 
 

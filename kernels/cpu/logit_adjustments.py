@@ -1,4 +1,4 @@
-"""Logit bias and penalties, on a copy of a row.
+"""Logit bias, penalties and mask, on a copy of a row.
 
 Specification: `kernels.reference.logit_adjustments`.
 """
@@ -10,9 +10,10 @@ from typing import Final
 import numpy as np
 
 from kernels.cpu.compiled import word
-from kernels.cpu.sample_record import SampleWord
+from kernels.cpu.sample_record import BLOCK, SampleWord
 from kernels.cpu.sampling_tile import (
     copy_bytes,
+    keep_allowed,
     read_float32,
     read_float64,
     read_int32,
@@ -65,10 +66,11 @@ def penalise(sample: int, logits: int, counts: int) -> None:
 
 @unfused
 def is_adjusted(sample: int) -> bool:
-    """Whether a sample record has a bias or a penalty."""
+    """Whether a sample record has a bias, a penalty or a mask."""
     is_biased: bool = word(sample, SampleWord.NUM_BIASES) > 0
     return (
         is_biased
+        or word(sample, SampleWord.ALLOWED) != 0
         or read_float64(sample, SampleWord.REPETITION_PENALTY) != 1.0
         or read_float64(sample, SampleWord.PRESENCE_PENALTY) != 0.0
         or read_float64(sample, SampleWord.FREQUENCY_PENALTY) != 0.0
@@ -77,10 +79,13 @@ def is_adjusted(sample: int) -> bool:
 
 @unfused
 def adjust(sample: int, row: int, vocab: int, logits: int, counts: int) -> None:
-    """Write a row's logits [V] with bias and penalties applied."""
+    """Write a row's logits [V, filled up to blocks] with bias, penalties and mask applied."""
     copy_bytes(row, logits, 4 * vocab)
     tokens, values = word(sample, SampleWord.BIAS_TOKENS), word(sample, SampleWord.BIAS_VALUES)
     for i in range(word(sample, SampleWord.NUM_BIASES)):
         token = read_int32(tokens, i)
         write_within_range(logits, token, read_float32(logits, token) + read_float32(values, i))
     penalise(sample, logits, counts)
+    allowed = word(sample, SampleWord.ALLOWED)
+    if allowed != 0:
+        keep_allowed(logits, (vocab + BLOCK - 1) // BLOCK, allowed)

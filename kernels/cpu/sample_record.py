@@ -52,19 +52,21 @@ class SampleWord(IntEnum):
     BIAS_VALUES = 17
     """float32 [n]."""
     NUM_BIASES = 18
-    OUT_TOKEN = 19
+    ALLOWED = 19
+    """uint8 [8·ceil(V / 64)]: bit i of byte i / 8, the lowest first, allows token i; 0: all are."""
+    OUT_TOKEN = 20
     """int32: the token; 0 if the logits are not finite."""
-    OUT_FINITE = 20
+    OUT_FINITE = 21
     """uint8: 1, or 0 if the logits are not finite."""
-    OUT_LOGPROB = 21
+    OUT_LOGPROB = 22
     """float32: the token's; NaN if the logits are not finite. Written if NUM_LOGPROBS ≥ 0."""
-    OUT_TOP_TOKENS = 22
+    OUT_TOP_TOKENS = 23
     """int32 [min(NUM_LOGPROBS, V)]."""
-    OUT_TOP_LOGPROBS = 23
+    OUT_TOP_LOGPROBS = 24
     """float32, as many."""
 
 
-SAMPLE_WORDS: Final = 24
+SAMPLE_WORDS: Final = 25
 
 
 def sampling_scratch_bytes(vocab_size: int) -> int:

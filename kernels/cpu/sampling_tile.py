@@ -21,6 +21,7 @@ from kernels.cpu.vector_ir import (
     F32,
     F32X,
     I8,
+    I16,
     I32,
     I32X,
     I64,
@@ -38,6 +39,7 @@ from kernels.cpu.vector_ir import (
     store,
 )
 from kernels.reference import exponential
+from kernels.reference.logit_adjustments import LARGEST, LEAST_ALLOWED
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -177,6 +179,27 @@ def weigh_blocks(
         store(builder, sum_of_block, offset(builder, totals, place), 8)
         largest_of_block = call(builder, "llvm.vector.reduce.smax.v16i64", I64, [most])
         store(builder, largest_of_block, offset(builder, largest_weights, place), 8)
+
+    counted_loop(builder, num_blocks, block)
+
+
+@emitted(types.void, *[types.int64] * 3)
+def keep_allowed(builder: Builder, logits: Value, num_blocks: Value, allowed: Value) -> None:
+    """Give tokens that a mask does not allow the smallest number, keep the others above it.
+
+    `logits`: float32 [num_blocks · 64]. `allowed`: a bit for each, the lowest of a byte first.
+    """
+    lowest, least = constant(F32X, float(-LARGEST)), constant(F32X, float(LEAST_ALLOWED))
+
+    def block(index: Value) -> None:
+        for part in range(0, BLOCK, LANES):
+            place = builder.add(builder.mul(index, i64(BLOCK)), i64(part))
+            bits = load(builder, offset(builder, allowed, builder.lshr(place, i64(3))), I16, 1)
+            is_allowed = builder.bitcast(bits, ir.VectorType(I1, LANES))
+            address = offset(builder, logits, builder.mul(place, i64(4)))
+            x = load(builder, address, F32X, 4)
+            x = builder.select(builder.fcmp_ordered(">", x, least), x, least)
+            store(builder, builder.select(is_allowed, x, lowest), address, 4)
 
     counted_loop(builder, num_blocks, block)
 

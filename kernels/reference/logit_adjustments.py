@@ -1,4 +1,4 @@
-"""What is done to a sample's logits before a token is chosen: logit bias and penalties.
+"""What is done to a sample's logits before a token is chosen: logit bias, penalties, mask.
 
 In this order, all in float32, every operation rounded by itself (b, ρ, α, φ are float32):
 
@@ -8,6 +8,9 @@ In this order, all in float32, every operation rounded by itself (b, ρ, α, φ 
 3. Then, for every token that occurs c > 0 times in the *output*: l ← l − φ · c (frequency), then
    l ← l − α (presence); as in OpenAI's interface and vLLM.
 4. Kept within range again.
+5. Mask: the logit of a token that is not allowed becomes the smallest finite number, that of one
+   that is allowed at least the number after it. So no token that is not allowed is ever chosen:
+   greedily it is not the largest, and drawn its weight is 0, at any temperature below 10^29.
 
 Kept within range: what has left the range of float32 becomes its largest or smallest finite number,
 so the largest bias that can be written forces a token, and the smallest forbids it while there is
@@ -21,13 +24,19 @@ from typing import Final
 
 import numpy as np
 
-from kernels.interface import Float32Array, Int32Array
+from kernels.interface import Float32Array, Int32Array, UInt8Array
 
 LARGEST: Final = np.finfo(np.float32).max
+LEAST_ALLOWED: Final = np.nextafter(-LARGEST, np.float32(0))
+"""The number after the smallest one."""
 
 
 def _no_tokens() -> Int32Array:
     return np.zeros(0, dtype=np.int32)
+
+
+def _every_token() -> UInt8Array:
+    return np.zeros(0, dtype=np.uint8)
 
 
 def _no_values() -> Float32Array:
@@ -39,7 +48,9 @@ class Adjustments:
     """The parameters of the steps above; the defaults change nothing.
 
     `bias_tokens`, `bias_values`: [n], no token twice. `history`: all tokens of the sequence so far,
-    `num_prompt` of the prompt first. Read only where a penalty is on.
+    `num_prompt` of the prompt first. Read only where a penalty is on. `allowed_tokens`: bit i of
+    byte i / 8, the lowest first, says whether token i may be chosen, [ceil(V / 8)], at least one
+    bit of the V set; empty: every token may be.
     """
 
     bias_tokens: Int32Array = field(default_factory=_no_tokens)
@@ -49,6 +60,7 @@ class Adjustments:
     frequency_penalty: float = 0.0
     history: Int32Array = field(default_factory=_no_tokens)
     num_prompt: int = 0
+    allowed_tokens: UInt8Array = field(default_factory=_every_token)
 
 
 def adjusted_logits(row: Float32Array, adjustments: Adjustments) -> Float32Array:
@@ -70,4 +82,8 @@ def adjusted_logits(row: Float32Array, adjustments: Adjustments) -> Float32Array
         )
         logits[tokens] -= phi * counts.astype(np.float32)
         logits[tokens] -= alpha
-    return np.clip(logits, -LARGEST, LARGEST)
+    logits = np.clip(logits, -LARGEST, LARGEST)
+    if adjustments.allowed_tokens.size:
+        bits = np.unpackbits(adjustments.allowed_tokens, count=len(logits), bitorder="little")
+        logits = np.where(bits, np.maximum(logits, LEAST_ALLOWED), -LARGEST)
+    return logits

@@ -3,7 +3,7 @@
 The exact specification, so that every device chooses the same token from the same logits:
 
 1. A row with a logit that is not finite is not sampled but reported.
-2. Logit bias and penalties change the logits (`kernels.reference.logit_adjustments`).
+2. Logit bias, penalties and mask change the logits (`kernels.reference.logit_adjustments`).
 3. temperature 0: the token with the largest logit, the lowest id among equals.
 4. Else every token gets an integer weight
        weight[v] = floor(e^((logit[v] − max logit) · (1 / temperature)) · 2^40)

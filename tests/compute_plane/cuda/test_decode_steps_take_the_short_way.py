@@ -63,6 +63,24 @@ def test_drawn_steps_give_the_tokens_of_the_ordinary_way(seed: int) -> None:
     assert found[0] == found[1]
 
 
+def test_steps_with_a_mask_go_the_ordinary_way_and_change_no_other_row() -> None:
+    executor = with_graphs()
+    executor._pools.device.zero_()
+    counted = Counted(executor)
+    batch = decode_batch()
+    free = executor.execute(batch).next_tokens
+    assert counted.num_short == 1
+    allowed = np.packbits(np.arange(SPEC.vocab_size) == (free[1] + 1), bitorder="little")
+    rows = [batch.sampling[0], batch.sampling[1]._replace(allowed_tokens=allowed)]
+    found = executor.execute(replace(batch, sampling=rows)).next_tokens
+    assert found.tolist() == [free[0], free[1] + 1]
+    assert counted.num_short == 1
+    rows[1] = batch.sampling[1]._replace(allowed_tokens=allowed[:-1])
+    with pytest.raises(ValidationError, match="a bit for each of"):
+        executor.execute(replace(batch, sampling=rows))
+    assert executor.execute(batch).next_tokens.tolist() == free.tolist()
+
+
 def test_accesses_of_both_ways_to_one_memory_are_in_order() -> None:
     batches = drawn_batches(3, 40)
     with played_cuda() as world:

@@ -32,6 +32,7 @@ VOCAB, NUM_TOKENS = 60, 9
 EMPTY = np.zeros(0, dtype=np.int32)
 HISTORY = np.array([4, 4, 9, 2], dtype=np.int32)
 BIAS = LogitBias(np.array([50], dtype=np.int32), np.array([90], dtype=np.float32))
+ALLOWED = np.packbits(np.isin(np.arange(VOCAB), [3, 17, 50, 59]), bitorder="little")
 WAYS = [
     SamplingRow(0.0, 1.0, 0, 0, 5),
     SamplingRow(0.8, 0.9, 2**64 - 1, 3, 2**33, 40, 0.01),
@@ -41,16 +42,19 @@ WAYS = [
     SamplingRow(
         3.0, 1.0, 11, 2, 10, penalties=Penalties(0.7, 0, -1, HISTORY[1:], 0), num_logprobs=20
     ),
+    SamplingRow(0.0, 1.0, 12, 0, 5, allowed_tokens=ALLOWED),
+    SamplingRow(1.0, 0.9, 13, 0, 5, logit_bias=BIAS, num_logprobs=3, allowed_tokens=~ALLOWED),
 ]  # fmt: skip
 
 
 def adjustments(way: SamplingRow) -> Adjustments:
+    made = Adjustments()
+    if way.penalties is not None:
+        p = way.penalties
+        made = Adjustments(EMPTY, np.zeros(0, np.float32), *p[:3], p.history, p.num_prompt)
     if way.logit_bias is not None:
-        return Adjustments(way.logit_bias.token_ids, way.logit_bias.values)
-    if way.penalties is None:
-        return Adjustments()
-    p = way.penalties
-    return Adjustments(EMPTY, np.zeros(0, np.float32), *p[:3], p.history, p.num_prompt)
+        made = Adjustments(way.logit_bias.token_ids, way.logit_bias.values)
+    return made if way.allowed_tokens is None else replace(made, allowed_tokens=way.allowed_tokens)
 
 
 def token_of(way: SamplingRow, row: np.ndarray) -> int:

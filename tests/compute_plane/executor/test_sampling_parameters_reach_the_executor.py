@@ -40,7 +40,7 @@ def test_a_sample_is_drawn_by_the_parameters_of_its_slot() -> None:
 
 def test_a_plain_sample_has_nothing_but_its_key() -> None:
     (row,) = prefilled(GREEDY).batches[0].sampling
-    assert row == (0.0, 1.0, 0, 0, 3, 0, 0.0, None, None, None)
+    assert row == (0.0, 1.0, 0, 0, 3, 0, 0.0, None, None, None, None)
     assert row.is_plain
 
 

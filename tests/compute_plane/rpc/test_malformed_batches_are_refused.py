@@ -63,6 +63,19 @@ def bias(*entries: tuple[int, float]) -> dict:
     )
 
 
+MASK = b"\xff" * 33
+"""Allows every token: 259 of them, and bits behind."""
+
+
+def constraints(*entries: tuple[int, bytes]) -> dict:
+    """The sound batch with constraints of rows."""
+    return {
+        "constraints": [
+            compute_pb2.RowConstraint(row=row, allowed_tokens=mask) for row, mask in entries
+        ]
+    }
+
+
 def copy(slot: int = 0, index: int = 0, source: int = 0, destination: int = 30) -> dict:
     return {
         "copies": [
@@ -222,13 +235,24 @@ INVALID = {
     "an infinite bias": (bias((1, -math.inf)), "starts[0].sampling.logit_bias[0].bias"),
     "a bias that is not a number": (bias((1, NAN)), "starts[0].sampling.logit_bias[0].bias"),
     "too many biases": (bias(*[(0, 1.0)] * 1025), "starts[0].sampling.logit_bias"),
+    "a constraint of no row": (constraints((2, MASK)), "constraints[0].row"),
+    "a constraint of a row that is not sampled": (
+        {**constraints((1, MASK)), "sampled_rows": [0]},
+        "constraints[0].row",
+    ),
+    "two constraints of a row": (constraints((1, MASK), (1, MASK)), "constraints[1].row"),
+    "a constraint of no length": (constraints((0, b"")), "constraints[0].allowed_tokens"),
+    "a short constraint": (constraints((0, MASK[1:])), "constraints[0].allowed_tokens"),
+    "a constraint that allows nothing": (
+        constraints((0, bytes(32) + b"\xf8")),  # but tokens that do not exist
+        "constraints[0].allowed_tokens",
+    ),
     "a digest of no block": ({"digest_blocks": [1 << 20]}, "digest_blocks[0]"),
 }
 
 UNSUPPORTED = {
     "swap_out": ({"swap_out": [compute_pb2.BlockMove()]}, "swap_out"),
     "swap_in": ({"swap_in": [compute_pb2.BlockMove()]}, "swap_in"),
-    "constraints": ({"constraints": [compute_pb2.RowConstraint()]}, "constraints"),
 }
 
 CASES = [

@@ -88,6 +88,15 @@ def sample_columns(
     run_records(logits, logits.shape[1], words)
 
 
+def padded_mask(allowed: np.ndarray, vocab: int) -> np.ndarray | None:
+    """The mask with bits of nonsense behind it, up to whole blocks; None: there is none."""
+    if not allowed.size:
+        return None
+    mask = np.full(8 * -(-vocab // 64), 0xFF, dtype=np.uint8)
+    mask[: allowed.size] = allowed
+    return mask
+
+
 def run(logits: np.ndarray, asked: Sequence[Asked], padding: int = 7) -> list[Answer]:
     """Run the operation, in scratch memory full of nonsense."""
     vocab = logits.shape[1]
@@ -99,6 +108,7 @@ def run(logits: np.ndarray, asked: Sequence[Asked], padding: int = 7) -> list[An
     top_tokens = np.full((count, width), -7, dtype=np.int32)
     top_logprobs = np.full((count, width), 7, dtype=np.float32)
     words = np.zeros((count, SAMPLE_WORDS), dtype=np.int64)
+    masks = [padded_mask(one.choice.adjustments.allowed_tokens, vocab) for one in asked]
     for k, one in enumerate(asked):
         choice, adjust = one.choice, one.choice.adjustments
         numbers = {
@@ -125,6 +135,7 @@ def run(logits: np.ndarray, asked: Sequence[Asked], padding: int = 7) -> list[An
             SampleWord.BIAS_TOKENS: adjust.bias_tokens.ctypes.data,
             SampleWord.BIAS_VALUES: adjust.bias_values.ctypes.data,
             SampleWord.NUM_BIASES: len(adjust.bias_tokens),
+            SampleWord.ALLOWED: 0 if masks[k] is None else masks[k].ctypes.data,
             SampleWord.OUT_TOKEN: tokens[k:].ctypes.data,
             SampleWord.OUT_FINITE: finite[k:].ctypes.data,
             SampleWord.OUT_LOGPROB: logprobs[k:].ctypes.data,
@@ -186,14 +197,20 @@ def adjustments(
     bias: dict[int, float] | None = None,
     history: Sequence[int] = (),
     num_prompt: int = 0,
+    allowed: Sequence[int] | None = None,
+    vocab: int = 0,
     **penalties: float,
 ) -> Adjustments:
-    """Adjustments from plain Python."""
+    """Adjustments from plain Python. `allowed`: the tokens of a mask, of `vocab`; None: no mask."""
     bias = bias or {}
+    mask = np.zeros(0, dtype=np.uint8)
+    if allowed is not None:
+        mask = np.packbits(np.isin(np.arange(vocab), allowed), bitorder="little")
     return Adjustments(
         bias_tokens=np.array(list(bias), dtype=np.int32),
         bias_values=np.array(list(bias.values()), dtype=np.float32),
         history=np.array(history, dtype=np.int32),
         num_prompt=num_prompt,
+        allowed_tokens=mask,
         **penalties,
     )

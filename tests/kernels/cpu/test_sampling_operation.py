@@ -43,6 +43,8 @@ def questions(draw) -> tuple[np.ndarray, list[Asked]]:
             ),
             random.integers(0, min(vocab, 12), num_history),
             draw(st.integers(0, num_history)),
+            allowed=draw(off(None) | st.lists(st.integers(0, vocab - 1), min_size=1)),
+            vocab=vocab,
             repetition_penalty=draw(off(1.0) | st.floats(0.01, 10)),
             presence_penalty=draw(off(0.0) | st.floats(-2, 2)),
             frequency_penalty=draw(off(0.0) | st.floats(-2, 2)),
@@ -127,6 +129,29 @@ def test_bias_and_penalties_work_on_a_real_vocabulary(parameters, temperature: f
         for i in range(6)
     ]  # fmt: skip
     assert run(logits, asked) == [specified(logits, one) for one in asked]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("bias", [{}, {7: -100.0, 9: -3e38, 49151: -3.4e38}])
+def test_only_allowed_tokens_are_chosen(temperature: float, bias: dict[int, float]) -> None:
+    random = np.random.default_rng(8)
+    logits = (random.standard_normal((2, 49152)) * 3).astype(np.float32)
+    logits[1, [9, 49151]] = -np.finfo(np.float32).max  # as unlikely as can be
+    for allowed in ([7], [49151], [9, 49151], list(range(5, 49152, 11))):
+        asked = [
+            Asked(
+                Choice(temperature, 0.9, i, 0, i, top_k=3 * (i % 2), adjustments=adjustments(
+                    bias, allowed=allowed, vocab=49152)),
+                i % 2, 3,
+            )
+            for i in range(6)
+        ]  # fmt: skip
+        answers = run(logits, asked)
+        assert answers == [specified(logits, one) for one in asked]
+        assert {answer.token for answer in answers} <= set(allowed)
+        # Log-probabilities are the model's own, whatever is allowed.
+        plain = run(logits, [Asked(Choice(0.0, 1.0, 0, 0, 0), i, 3) for i in range(2)])
+        assert [answer.top for answer in answers[:2]] == [answer.top for answer in plain]
 
 
 @settings(deadline=None)  # the first call compiles

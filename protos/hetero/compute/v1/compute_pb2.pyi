@@ -140,7 +140,7 @@ class DescribeResponse(_message.Message):
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the optional parts of ExecutionBatch this plane executes, e.g. "copies", "swap",
-        "prompt_logprobs", "top_k", "drafts". Others are refused.
+        "prompt_logprobs", "top_k", "drafts", "constraints". Others are refused.
         """
 
     def __init__(
@@ -796,13 +796,19 @@ Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
 
 @_typing.final
 class RowConstraint(_message.Message):
+    """Which tokens a sampled row without drafts may give, in this step; after bias and penalties, before
+    the rest of sampling. Every sample of the row keeps to it. Log-probabilities do not see it.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROW_FIELD_NUMBER: _builtins.int
     ALLOWED_TOKENS_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     allowed_tokens: _builtins.bytes
-    """Bit i of byte i/8 (least significant first): token i may be sampled. ceil(vocab_size / 8) bytes."""
+    """Bit i of byte i/8 (least significant first): token i may be sampled. ceil(vocab_size / 8) bytes,
+    of which a bit below vocab_size is set.
+    """
     def __init__(
         self,
         *,

@@ -1,0 +1,70 @@
+"""Constraints: the tokens that the samples of a row may be, as one bit a token.
+
+The control plane knows why (`hetero.compute.v1.RowConstraint`); here they are bits. They are a
+matter of one step: nothing of them is kept with a slot.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compute_plane.errors import InvalidBatch
+from compute_plane.executor.interface import UInt8Array
+
+if TYPE_CHECKING:
+    from compute_plane.executor.batch_checks import SlotLimits
+    from compute_plane.executor.step import StepBatch
+
+
+def check_constraints(batch: StepBatch, limits: SlotLimits) -> None:
+    """Raise InvalidBatch for constraints that are wrong by themselves.
+
+    A constraint that allows nothing is one: there would be no token to sample.
+    """
+    if not batch.constraints:
+        return
+    num_bytes = -(-limits.vocab_size // 8)
+    sampled = set(batch.sampled_rows.tolist())
+    seen: set[int] = set()
+    for index, constraint in enumerate(batch.constraints):
+        field, row = f"constraints[{index}]", constraint.row
+        if row not in sampled:
+            raise InvalidBatch(
+                f"{field}.row must be a row that is sampled, got {row}", field=f"{field}.row"
+            )
+        if row in seen:
+            raise InvalidBatch(f"{field}.row repeats {row}", field=f"{field}.row")
+        seen.add(row)
+        if batch.draft_counts.size and batch.draft_counts[row]:
+            raise InvalidBatch(
+                f"{field}.row has drafts, of which each would need a constraint of its own",
+                field=f"{field}.row",
+            )
+        allowed = constraint.allowed_tokens
+        where = f"{field}.allowed_tokens"
+        if allowed.size != num_bytes:
+            raise InvalidBatch(
+                f"{where} must have {num_bytes} bytes, a bit for each of {limits.vocab_size} "
+                f"tokens, got {allowed.size}",
+                field=where,
+            )
+        if not _allows_any(allowed, limits.vocab_size):
+            raise InvalidBatch(f"{where} allows no token", field=where)
+
+
+def _allows_any(allowed: UInt8Array, vocab_size: int) -> bool:
+    """Whether a bit of the vocabulary is set; those behind it mean nothing."""
+    last_bits = (1 << (vocab_size - 1) % 8 + 1) - 1
+    return bool(allowed[:-1].any()) or bool(allowed[-1] & last_bits)
+
+
+def sample_masks(batch: StepBatch) -> dict[int, UInt8Array] | None:
+    """Return the bits of each sample that has any; None where none has."""
+    if not batch.constraints:
+        return None
+    of_row = {constraint.row: constraint.allowed_tokens for constraint in batch.constraints}
+    return {
+        sample: of_row[row]
+        for sample, row in enumerate(batch.sampled_rows.tolist())
+        if row in of_row
+    }

@@ -1,0 +1,129 @@
+"""Constraints decide what their rows sample, and nothing of any other row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compute_plane.errors import InvalidBatch
+from compute_plane.executor.batch_checks import SlotLimits, features_of
+from compute_plane.executor.constraints import check_constraints
+from compute_plane.executor.simulated import ALPHABET, VOCAB_SIZE
+from compute_plane.executor.step import RowConstraint, SamplingKey, StepBatch
+from tests.compute_plane.executor.slot_batches import GREEDY, LIMITS, Plane, alone, start, step
+
+PROMPTS = (b"abc", b"hello", b"x")
+
+
+def mask(allowed: Sequence[int]) -> np.ndarray:
+    return np.packbits(np.isin(np.arange(VOCAB_SIZE), allowed), bitorder="little")
+
+
+def constrained(batch: StepBatch, allowed: dict[int, Sequence[int]]) -> StepBatch:
+    return replace(
+        batch, constraints=[RowConstraint(row, mask(tokens)) for row, tokens in allowed.items()]
+    )
+
+
+def first_step(key: SamplingKey = GREEDY) -> StepBatch:
+    starts = [
+        start(slot, prompt, range(9 * slot, 9 * slot + 7), key)
+        for slot, prompt in enumerate(PROMPTS)
+    ]
+    return step([(slot, 0, len(p)) for slot, p in enumerate(PROMPTS)], starts=starts)
+
+
+@given(data=st.data())
+def test_rows_beside_constrained_ones_say_what_they_say_alone(data: st.DataObject) -> None:
+    plane = Plane()
+    wanted = [alone(prompt, 9) for prompt in PROMPTS]
+    texts: list[list[int]] = [[], [], []]
+    is_free = [True, True, True]
+    for number in range(9):
+        rows = data.draw(st.permutations(range(3))) if number else range(3)
+        batch = first_step()
+        if number:
+            batch = step([(s, len(PROMPTS[s]) + len(texts[s]) - 1, 1) for s in rows])
+        allowed = data.draw(
+            st.dictionaries(
+                st.integers(0, 2), st.lists(st.sampled_from(ALPHABET), min_size=1), max_size=2
+            )
+        )
+        tokens = plane.tokens(constrained(batch, allowed))
+        for row, slot in enumerate(rows):
+            texts[slot].append(tokens[row])
+            if row in allowed:
+                assert tokens[row] in allowed[row]
+                is_free[slot] &= tokens[row] == wanted[slot][number]
+            elif is_free[slot]:
+                assert tokens[row] == wanted[slot][number]
+
+
+def test_a_constraint_is_forgotten_with_its_step() -> None:
+    plane = Plane()
+    free = Plane().tokens(first_step())
+    forced = [ALPHABET[5], ALPHABET[7], ALPHABET[9]]
+    assert plane.tokens(constrained(first_step(), {i: [t] for i, t in enumerate(forced)})) == forced
+    plane = Plane()
+    assert plane.tokens(constrained(first_step(), {1: [free[1]]})) == free
+    for number in range(1, 6):  # also by way of a run of decode steps
+        rows = [(slot, len(p) + number - 1, 1) for slot, p in enumerate(PROMPTS)]
+        wanted = [alone(p, number + 1)[-1] for p in PROMPTS]
+        batch = constrained(step(rows), {2: [wanted[2]]}) if number == 3 else step(rows)
+        assert plane.tokens(batch) == wanted
+
+
+def test_every_sample_of_a_row_keeps_to_its_constraint() -> None:
+    keys = [SamplingKey(1.0, 1.0, 5, index) for index in range(3)]
+    starts = [start(slot, b"abc", range(7), key) for slot, key in enumerate(keys)]
+    batch = step([(0, 0, 3)], sampled=[0, 0, 0], sampled_slots=[0, 1, 2], starts=starts)
+    assert set(Plane().tokens(constrained(batch, {0: list(b"pq")}))) <= set(b"pq")
+
+
+def test_constraints_follow_their_rows_past_rows_of_failed_slots() -> None:
+    plane = Plane()
+    plane.run(first_step(), failed_rows={0: "failed"})
+    rows = [(slot, len(prompt), 1) for slot, prompt in enumerate(PROMPTS)]
+    result = plane.run(constrained(step(rows), {0: list(b"a"), 2: list(b"z")}))
+    assert [failure.row for failure in result.row_failures] == [0]
+    assert result.sampled_token_ids[2] == ord("z")
+
+
+def test_constraints_stand_beside_drafts_of_other_rows() -> None:
+    plane = Plane()
+    plane.tokens(first_step())
+    second = alone(PROMPTS[0], 2)[1]
+    rows = [(slot, len(prompt), 1) for slot, prompt in enumerate(PROMPTS)]
+    batch = replace(
+        step(rows),
+        query_lens=np.array([2, 1, 1]),
+        draft_counts=np.array([1, 0, 0]),
+        draft_ids=np.array([second]),
+    )
+    result = plane.run(constrained(batch, {2: list(b"z")}))
+    assert result.kept_drafts.tolist() == [1, 0, 0]
+    assert result.sampled_token_ids[2] == ord("z")
+    with pytest.raises(InvalidBatch, match="has drafts"):
+        plane.run(constrained(batch, {0: list(b"z")}))
+
+
+@pytest.mark.parametrize(("vocab_size", "last"), [(8, 0x80), (9, 0x01), (15, 0x40), (16, 0x80)])
+def test_bits_behind_the_vocabulary_allow_nothing(vocab_size: int, last: int) -> None:
+    limits = SlotLimits(8, 8, 64, 4, 64, vocab_size, 40)
+    allowed = np.zeros(-(-vocab_size // 8), dtype=np.uint8)
+    allowed[-1] = last
+    check_constraints(replace(step([(0, 0, 1)]), constraints=[RowConstraint(0, allowed)]), limits)
+    allowed[-1] = 0xFF & ~(2 * last - 1)
+    with pytest.raises(InvalidBatch, match="allows no token"):
+        check_constraints(
+            replace(step([(0, 0, 1)]), constraints=[RowConstraint(0, allowed)]), limits
+        )
+
+
+def test_planes_say_that_they_keep_to_constraints() -> None:
+    assert "constraints" in features_of(LIMITS)
