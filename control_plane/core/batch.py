@@ -54,6 +54,13 @@ class PromptLogprobsRequest(NamedTuple):
     num_logprobs: int
 
 
+class RowConstraint(NamedTuple):
+    """The samples of a row are among the tokens whose bits are set in `allowed_tokens`."""
+
+    row: int
+    allowed_tokens: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """The rows of one step and the slot changes before them.
@@ -82,6 +89,7 @@ class StepBatch:
     prompt_logprobs: tuple[PromptLogprobsRequest, ...] = ()
     draft_counts: list[int] = field(default_factory=list)
     draft_ids: list[int] = field(default_factory=list)
+    constraints: tuple[RowConstraint, ...] = ()
 
     @property
     def num_rows(self) -> int:

@@ -60,6 +60,8 @@ class Book:
             raise SchedulerError("only a request with one sample is forked, into one with one")
         if child.input_tokens != group.request.input_tokens:
             raise SchedulerError("a fork has the prompt of its parent")
+        if group.request.constraints or child.constraints:
+            raise SchedulerError("a constrained request is not forked")
         parent = group.sequences[0]
         child.output_tokens = list(parent.output_tokens)
         seq = self._open(child).sequences[0]
@@ -136,6 +138,11 @@ class Book:
             raise SchedulerError(f"request {request.id} is {request.state.value}, not pending")
         if request.id in self._groups:
             raise SchedulerError(f"request {request.id} is known already")
+        if request.constraints and len(request.constraints) != request.params.n:
+            raise SchedulerError(
+                f"request {request.id} has {len(request.constraints)} constraints, it needs one "
+                f"for each of its {request.params.n} samples"
+            )
 
     def _enrol(self, request: Request, search: BeamSearch | None) -> Group:
         """Enter a request under numbers of its own; it has no sequences yet."""

@@ -126,11 +126,14 @@ class StepComposer:
     def _make_ready(self, step: Step, seq: Sequence) -> bool:
         """Give a decode row what it lacks: a block, a tail of its own, a started slot.
 
-        False: it has no row in this step.
+        False: it has no row in this step. A constrained one has none before its newest token is
+        known.
         """
         running = self._running
-        if seq.seq_id not in running.decoding:  # preempted by a row before
-            return False
+        is_constrained = seq.constraint is not None
+        if seq.seq_id not in running.decoding or (is_constrained and seq.num_pending_tokens):
+            return False  # it was preempted by a row before, or waits for its token
+        step.has_constraints |= is_constrained
         position = seq.num_computed_tokens
         new_block_ids: tuple[int, ...] = ()
         if position % self._block_size == 0:

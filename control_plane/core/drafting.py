@@ -27,7 +27,7 @@ class Drafting:
     """Drafts for decode rows, within blocks that these have anyway: memory is nobody's concern.
 
     A request's last token never is a draft, and no draft ends a text: so a draft that is kept is
-    one more token and nothing else. Beams have none.
+    one more token and nothing else. Beams and constrained rows have none.
     """
 
     __slots__ = ("_block_size", "_least", "_most", "_most_rows", "_queue", "_running", "num_drafts",
@@ -84,7 +84,7 @@ class Drafting:
         return min(self._most, -end % self._block_size, seq.max_computed_tokens - end - 1)
 
     def _find(self, seq: Sequence, most: int) -> list[int]:
-        if seq.is_beam or seq.draining:
+        if seq.is_beam or seq.draining or seq.constraint is not None:
             return []
         if seq.lookup is None:
             seq.lookup = PromptLookup(seq.request.input_tokens, seq.output_tokens, self._least)

@@ -167,6 +167,16 @@ class EndsSamples(Protocol):
 
 
 @runtime_checkable
+class KeepsConstraints(Protocol):
+    """A scheduler that keeps to `Request.constraints`; others are given no constrained request."""
+
+    @property
+    def keeps_constraints(self) -> bool:
+        """Whether it does."""
+        ...
+
+
+@runtime_checkable
 class FlushesPrefixCache(Protocol):
     """A scheduler whose prefix cache can be emptied."""
 

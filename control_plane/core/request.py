@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.beam import BeamSearch
+from control_plane.core.constraint import Constraint
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.prefix_cache import TokenChain
 from control_plane.core.prompt_lookup import PromptLookup
@@ -78,6 +79,7 @@ class Request:
     `history`: every state it entered, in order, and when.
     `name`: what its client calls it; shown, never looked at.
     `search`: where its beam search stands; the scheduler makes it.
+    `constraints`: what each of its samples may say, behind the tokens that it has; empty: anything.
     """
 
     id: int
@@ -98,6 +100,7 @@ class Request:
     name: str = ""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     search: BeamSearch | None = None
+    constraints: tuple[Constraint, ...] = ()
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
@@ -112,9 +115,13 @@ class Request:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """The tokens that end a sample."""
+        """The tokens that end a sample.
+
+        A constrained one is given those of the model where its text may end, and then it does.
+        """
         own = self.params.stop_token_ids
-        eos = frozenset() if self.params.ignore_eos else self.eos_token_ids
+        goes_on = self.params.ignore_eos and not self.constraints
+        eos = frozenset() if goes_on else self.eos_token_ids
         return eos.union(own) if own else eos
 
     @property
@@ -190,8 +197,9 @@ class Sequence:
     `needs_start`: the compute plane does not know the slot as this sequence, or not all its tokens;
     `is_on_plane`: its slot is started there, with this sequence's table. `shares_tail`: its
     last block may be half-full and in another table too. `draining`: not scheduled, waiting for its
-    steps in flight, then preempted or finished. Any of the three makes it `is_special`: a decode
-    row of it takes more than the next token.
+    steps in flight, then preempted or finished. `constraint`: what it may say, None: anything; its
+    rows wait for its newest token, which decides that. Any of the four makes it `is_special`: a
+    decode row of it takes more than the next token.
 
     `is_beam`: it is scheduled again only when all beams of its search have `logprobs`, those of the
     tokens that may follow. `is_done`: the sample has ended. `discards`: what its steps in flight
@@ -226,6 +234,7 @@ class Sequence:
     logprobs: TokenLogprobs | None = None
     is_beam: bool = field(init=False)
     slot: int = field(init=False)
+    constraint: Constraint | None = field(init=False)
     max_computed_tokens: int = field(init=False)
     max_tokens: int = field(init=False)
     request_id: int = field(init=False)
@@ -245,6 +254,8 @@ class Sequence:
         else:
             self.output_tokens = request.samples[self.sample_index].output_tokens
         self.end_token_ids = request.end_token_ids
+        constraints = request.constraints
+        self.constraint = constraints[self.sample_index] if constraints else None
 
     @property
     def order(self) -> tuple[int, float, int]:
@@ -269,4 +280,6 @@ class Sequence:
 
     def mark(self) -> None:
         """Derive `is_special` after a change of what it depends on."""
-        self.is_special = self.needs_start or self.shares_tail or self.draining
+        self.is_special = (
+            self.needs_start or self.shares_tail or self.draining or self.constraint is not None
+        )

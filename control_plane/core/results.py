@@ -38,6 +38,8 @@ class Results:
             self._note_prompt_logprobs(step, result)
         if step.drafts:
             events += self._drafting.take(step, result)
+        if step.has_constraints:
+            self._advance(step, result, events)
         self._accept(step, result, events)
         for seq in step.unsampled:
             seq.num_in_flight -= 1
@@ -54,6 +56,26 @@ class Results:
             self._fail(seq, message, events)
         return events
 
+    def _advance(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
+        """Tell the constraints the tokens that their samples are about to have.
+
+        A sample whose constraint cannot go on does not have its token, and fails its request.
+        """
+        taken = [
+            (seq.constraint, token_id, seq)
+            for seq, token_id in zip(step.sampled, result.sampled_token_ids, strict=True)
+            if seq.constraint is not None
+            and not (seq.is_done or seq.discards)
+            and token_id not in seq.end_token_ids
+        ]
+        if not taken:
+            return
+        taken[0][0].constrainer.advance([entry[:2] for entry in taken])
+        for constraint, _, seq in taken:
+            if constraint.error is not None:
+                seq.discards = True
+                self._fail(seq, constraint.error, events)
+
     def _accept(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
         """Append the sampled tokens to their samples and end those that are done."""
         running = self._running
@@ -69,7 +91,11 @@ class Results:
                     running.release(seq)
             elif seq.is_beam:
                 pass  # beams are taken together, by `_take_beams`
-            elif token_id in seq.end_token_ids or seq.request.state is not decode:
+            elif (
+                token_id in seq.end_token_ids
+                or seq.request.state is not decode
+                or seq.constraint is not None
+            ):
                 add_event(self._append(seq, token_id))
                 if seq.draining and num_in_flight == 0:
                     running.release(seq)
@@ -107,6 +133,8 @@ class Results:
         output_tokens.append(token_id)
         if request.state is not RequestState.DECODE:
             request.enter(RequestState.DECODE, self._running.now)
+        if seq.constraint is not None and seq.constraint.is_complete:
+            return self._book.finish(seq, FinishReason.STOP)._replace(new_token_ids=(token_id,))
         if len(output_tokens) >= seq.max_tokens:
             return self._book.finish(seq, FinishReason.LENGTH)._replace(new_token_ids=(token_id,))
         return RequestOutput(

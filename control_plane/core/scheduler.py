@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from control_plane.core.batch import StepResult
 from control_plane.core.beams import Beams
@@ -78,6 +79,9 @@ class Scheduler:
         self._in_flight: deque[Step] = deque()
         self._last_step = 0
         self._num_steps = 0
+
+    keeps_constraints: Final = True
+    """`control_plane.core.interface.KeepsConstraints`."""
 
     # Requests
 

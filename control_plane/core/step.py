@@ -8,6 +8,7 @@ from control_plane.core.batch import (
     BlockCopy,
     BlockMove,
     PromptLogprobsRequest,
+    RowConstraint,
     SlotStart,
     StepBatch,
     StepResult,
@@ -38,6 +39,7 @@ class Step:
         "_starts",
         "drafts",
         "fills",
+        "has_constraints",
         "has_twins",
         "num_decode_rows",
         "num_prefill_tokens",
@@ -53,6 +55,7 @@ class Step:
         self.num_decode_rows = 0
         self.num_prefill_tokens = 0
         self.has_twins = False
+        self.has_constraints = False
         self.rows: list[Sequence] = []
         self.positions: list[int] = []
         self.sampled: list[Sequence] = []
@@ -123,6 +126,7 @@ class Step:
         count = request.params.num_prompt_logprobs
         if count is not None and seq.sample_index == 0 and request.awaits_prompt_logprobs:
             self._prompt_logprobs.append(PromptLogprobsRequest(len(self.rows), count))
+        self.has_constraints |= seq.constraint is not None
         self.rows.append(seq)
         self.positions.append(seq.num_computed_tokens)
         self._prefill_lens.append(num_tokens)
@@ -205,7 +209,17 @@ class Step:
                 prompt_logprobs=tuple(self._prompt_logprobs),
                 draft_counts=draft_counts,
                 draft_ids=[token for ids in self.drafts.values() for token in ids],
+                constraints=self._constraints() if self.has_constraints else (),
             ),
             decode_request_ids=request_ids[:num_decodes],
             prefill_request_ids=request_ids[num_decodes:],
+        )
+
+    def _constraints(self) -> tuple[RowConstraint, ...]:
+        """Return what the samples may be; those of one row have all said the same so far."""
+        rows = [*range(self.num_decode_rows), *self._prefill_sampled_rows]
+        return tuple(
+            RowConstraint(row, seq.constraint.allowed_tokens)
+            for row, seq in dict(zip(rows, self.sampled, strict=True)).items()
+            if seq.constraint is not None
         )

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from control_plane.core.interface import EndsSamples, FlushesPrefixCache, SchedulerProtocol
+from control_plane.core.interface import (
+    EndsSamples,
+    FlushesPrefixCache,
+    KeepsConstraints,
+    SchedulerProtocol,
+)
 from control_plane.core.request import Request
 from control_plane.engine.inbox import (
     Adopt,
@@ -19,7 +24,7 @@ from control_plane.engine.inbox import (
 from control_plane.engine.ledger import Ledger
 from control_plane.engine.moving import Moving, adopt, withdraw
 from control_plane.errors import QueueFullError
-from planes.errors import EngineError
+from planes.errors import EngineError, ValidationError
 
 
 class CommandDesk:
@@ -80,6 +85,14 @@ class CommandDesk:
             if self._scheduler.get_stats().num_queued_requests >= limit:
                 raise QueueFullError(f"{limit} requests wait already (max_queued_requests)")
             self._check_grace()
+            if request.constraints and not (
+                isinstance(self._scheduler, KeepsConstraints) and self._scheduler.keeps_constraints
+            ):
+                raise ValidationError(
+                    "structured_outputs must be unset: this engine's scheduler does not keep to "
+                    "constraints",
+                    field="structured_outputs",
+                )
             self._scheduler.add_request(request)
         except EngineError as error:
             self._ledger.refuse(request, error)

@@ -63,6 +63,10 @@ def batch_to_proto(
         ],
         draft_counts=batch.draft_counts,
         draft_ids=batch.draft_ids,
+        constraints=[
+            compute_pb2.RowConstraint(row=row, allowed_tokens=allowed)
+            for row, allowed in batch.constraints
+        ],
     )
 
 

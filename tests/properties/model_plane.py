@@ -21,6 +21,7 @@ from control_plane.core.batch import (
 from control_plane.core.beam import BeamSearch, Hypothesis
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import FinishReason, Request
+from tests.properties.toy_constraint import bits, chosen, is_broken, is_complete, may_follow
 
 VOCABULARY = 11
 EOS = frozenset({0})
@@ -82,13 +83,19 @@ def run_alone(
     request: Request, sample_index: int = 0, given: tuple[int, ...] = ()
 ) -> tuple[list[int], FinishReason]:
     """What a sample must produce after the output `given`, whoever else is there."""
-    num_prompt = request.num_prompt_tokens
+    num_prompt, seed = request.num_prompt_tokens, request.params.seed
     tokens = [*request.input_tokens, *given]
     while len(tokens) < request.max_total_len:
-        token = next_token(tokens, num_prompt, request.params.seed, sample_index)
-        if token in request.eos_token_ids and not request.params.ignore_eos:
+        token = next_token(tokens, num_prompt, seed, sample_index)
+        if request.constraints:
+            token = chosen(token, seed, tokens[num_prompt:])
+        if token in request.end_token_ids:
             return tokens[num_prompt:], FinishReason.STOP
         tokens.append(token)
+        if request.constraints and is_broken(seed, tokens[num_prompt:]):
+            return tokens[num_prompt:-1], FinishReason.ERROR
+        if request.constraints and is_complete(seed, tokens[num_prompt:]):
+            return tokens[num_prompt:], FinishReason.STOP
     return tokens[num_prompt:], FinishReason.LENGTH
 
 
@@ -133,6 +140,7 @@ class ModelPlane:
     last_step: int = 0
     salt_of: Callable[[int | None], str] = lambda _: ""
     roles_matter: bool = True
+    constrained: set[int] = field(default_factory=set)  # the seeds of requests
     has_refused: bool = False
     slots: dict[int, Slot] = field(default_factory=dict)
     pool: list[Block] = field(default_factory=list)
@@ -371,6 +379,9 @@ class ModelPlane:
         must(len(set(targets)) == len(targets), "a slot takes at most one sample")
         must(len(targets) == len(batch.sampled_rows), "every sample has a slot")
         sampled = []
+        constraints = dict(batch.constraints)
+        must(len(constraints) == len(batch.constraints), "a row has at most one constraint")
+        must(constraints.keys() <= set(batch.sampled_rows), "constraints are of sampled rows")
         ends = {row.slot_id: row.end for row in rows}
         for number, slot_id in zip(batch.sampled_rows, targets, strict=True):
             row = rows[number]
@@ -391,7 +402,14 @@ class ModelPlane:
                 continue
             must(row.end == len(target.tokens), "only after its last token a row is sampled")
             tokens = [cell.token for cell in self._history(target, row.end) if cell is not None]
-            token = next_token(tokens, target.num_prompt, target.params.seed, target.sample_index)
+            seed, output = target.params.seed, tokens[target.num_prompt :]
+            token = next_token(tokens, target.num_prompt, seed, target.sample_index)
+            if seed in self.constrained:
+                allowed = bits(may_follow(seed, output))
+                must(constraints.get(number) == allowed, "the constraint is of this very place")
+                token = chosen(token, seed, output)
+            else:
+                must(number not in constraints, "others have no constraint")
             sampled.append(token)
         for slot_id, token in zip(targets, sampled, strict=True):
             if not self.slots[slot_id].is_poisoned:

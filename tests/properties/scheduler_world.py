@@ -21,6 +21,7 @@ from control_plane.core.scheduler import (
 )
 from planes.errors import SchedulerError, ValidationError
 from tests.properties.model_plane import EOS, ModelPlane, run_alone, search_alone
+from tests.properties.toy_constraint import ToyConstraint
 
 ALLOWED_CHANGES = {
     RequestState.PENDING: {"prefill", "cancelled", "failed"},
@@ -73,6 +74,7 @@ class World:
         )
         self.scheduler = Scheduler(self.config, self.kv)
         self.salts: dict[int | None, str] = {}
+        self.constrained: set[int] = set()
         self.plane = self.new_plane(0)
 
     def new_plane(self, last_step: int) -> ModelPlane:
@@ -84,6 +86,7 @@ class World:
             last_step,
             self.salts.__getitem__,
             self.memory.roles_matter,
+            self.constrained,
         )
 
     # --- what befalls it ---
@@ -92,6 +95,11 @@ class World:
         number = self.next_number()
         ignore_eos, n = bool(options.pop("ignore_eos", True)), int(str(options.pop("n", 1)))
         width = options.pop("beam_width", None)
+        is_constrained = bool(options.pop("constrained", False)) and width is None
+        self.constrained.discard(number)  # of a request that was refused
+        if is_constrained:
+            self.constrained.add(number)
+            options["constraints"] = tuple(ToyConstraint(number) for _ in range(n))
         if width is not None:
             n = min(n, int(str(width)))
         self.salts[number] = str(options.get("cache_salt", ""))
@@ -148,6 +156,7 @@ class World:
             parent.state.is_final
             or parent.params.n > 1
             or parent.params.beam_width is not None
+            or parent.constraints
             or len(given) >= max_tokens
             or total > self.config.max_model_len
             or not fits
@@ -334,6 +343,10 @@ class World:
         assert request.samples[0].output_tokens is request.output_tokens
         for index, sample in enumerate(request.samples):
             assert sample.output_tokens == self.received[request.id, index]
+            if request.constraints and not request.state.is_final:
+                told = request.constraints[index].output  # type: ignore[attr-defined]
+                is_stopped = (request.id, index) in self.stopped
+                assert told == sample.output_tokens or is_stopped
         history = request.history
         assert history[0].state is RequestState.PENDING
         assert history[-1].state is request.state
@@ -391,7 +404,12 @@ class World:
         else:
             assert received == tokens[: len(received)]
             if request.state is RequestState.FAILED:
-                assert request.id in self.faulted, "nobody fails for what befell another"
+                is_own_fault = any(
+                    run_alone(request, i)[1] is FinishReason.ERROR for i in range(request.params.n)
+                )
+                assert request.id in self.faulted or (request.constraints and is_own_fault), (
+                    "nobody fails for what befell another"
+                )
 
     def check_nothing_is_left(self) -> None:
         """One more request, and the plane knows no slot and no host block but its own."""

@@ -71,6 +71,7 @@ options = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "n": st.sampled_from([2, 3, 4]),
         "beam_width": st.sampled_from([2, 3, 1]),
+        "constrained": st.just(True),
         "priority": st.sampled_from([-1, 1]),
         "cache_salt": st.just("another"),
         "uses_cache": st.just(False),

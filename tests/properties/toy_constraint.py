@@ -1,0 +1,69 @@
+"""A grammar of hashes: what may follow depends on every token that a sample has said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+VOCABULARY = 11
+EOS = 0
+
+
+def may_follow(seed: int | None, output: Sequence[int]) -> list[int]:
+    """The tokens that may come next, at least one; sometimes an end among them."""
+    key = hash((seed, 17, *output))
+    found = [token for token in range(1, VOCABULARY) if key >> token & 1]
+    if key % 5 == 0 or not found:
+        found.append(EOS)
+    return sorted(found)
+
+
+def is_complete(seed: int | None, output: Sequence[int]) -> bool:
+    return len(output) > 0 and hash((seed, 19, *output)) % 13 == 0
+
+
+def is_broken(seed: int | None, output: Sequence[int]) -> bool:
+    return len(output) > 0 and hash((seed, 23, *output)) % 61 == 0
+
+
+def chosen(token: int, seed: int | None, output: Sequence[int]) -> int:
+    """The token that a plane samples where it would sample `token` if it might."""
+    allowed = may_follow(seed, output)
+    return token if token in allowed else allowed[token % len(allowed)]
+
+
+def bits(tokens: Sequence[int]) -> bytes:
+    return sum(1 << token for token in tokens).to_bytes(-(-VOCABULARY // 8), "little")
+
+
+@dataclass(eq=False)
+class ToyConstraint:
+    """Notes what it is told; it must be what its sample says."""
+
+    seed: int | None
+    output: list[int] = field(default_factory=list)
+
+    @property
+    def allowed_tokens(self) -> bytes:
+        assert not self.is_complete
+        assert self.error is None
+        return bits(may_follow(self.seed, self.output))
+
+    @property
+    def is_complete(self) -> bool:
+        return is_complete(self.seed, self.output)
+
+    @property
+    def error(self) -> str | None:
+        return "a toy breaks" if is_broken(self.seed, self.output) else None
+
+    @property
+    def constrainer(self) -> ToyConstrainer:
+        return ToyConstrainer()
+
+
+class ToyConstrainer:
+    def advance(self, taken: Sequence[tuple[ToyConstraint, int]]) -> None:
+        for constraint, token in taken:
+            assert token in may_follow(constraint.seed, constraint.output)
+            constraint.output.append(token)
