@@ -235,6 +235,7 @@ class ControlPlane:
                 plane=connected.plane,
                 tokenizer=connected.tokenizer,
                 admission=admission,
+                grammars=connected.make_grammars(),
                 inbox=self._fleet,
                 hub=self._hub,
                 gate=self._gate,

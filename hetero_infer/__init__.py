@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         StateChange,
     )
     from control_plane.core.scheduler import Scheduler
+    from control_plane.core.structured_outputs import StructuredOutputs
     from control_plane.engine.events import RequestInfo
     from control_plane.errors import (
         AdminTokenRequiredError,
@@ -108,6 +109,7 @@ __all__ = [
     "InferenceEngine",
     "EngineConfig",
     "GenerationParams",
+    "StructuredOutputs",
     "CompletedRequest",
     "CompletedSample",
     "EngineMetrics",
@@ -201,6 +203,7 @@ _MODULES = {
         "RequestNeverFitsError",
     ),
     "control_plane.core.generation_params": ("GenerationParams",),
+    "control_plane.core.structured_outputs": ("StructuredOutputs",),
     "control_plane.core.interface": (
         "RequestOutput",
         "SchedulerConfig",

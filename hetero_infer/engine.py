@@ -99,6 +99,7 @@ class InferenceEngine:
             connected = self._connect(tokenizer)
             self._tokenizer = connected.tokenizer
             self._admission = connected.make_admission()
+            self._grammars = connected.make_grammars()
             self._loop = self._make_loop(connected, factories)
             resources.callback(self._loop.close)
             # Runs at `close`, and at the latest when the program ends.
@@ -178,6 +179,8 @@ class InferenceEngine:
             arrival_time=time.monotonic(),
             options=RequestOptions(priority=priority, cache_salt=cache_salt),
         )
+        if params.structured_outputs is not None:
+            request.constraints = self._grammars.constrain(request).result()
         inbox = self._loop.inbox
         self._pending[request.id] = Pending(
             request, self._tokenizer, functools.partial(inbox.end_sample, request.id)

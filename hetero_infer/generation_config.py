@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from control_plane.core.generation_params import (
@@ -24,6 +25,8 @@ from control_plane.core.generation_params import (
     GenerationParams,
 )
 from control_plane.core.request_options import MAX_PRIORITY, RequestOptions
+from control_plane.core.structured_outputs import StructuredOutputs
+from planes.errors import ConfigError
 from planes.settings import setting, spell
 
 T = TypeVar("T")
@@ -41,6 +44,23 @@ def read_texts(given: object) -> tuple[str, ...]:
 def read_token_ids(given: object) -> tuple[int, ...]:
     """Read token ids, a list of numbers; as text, with commas between them."""
     return tuple(_all_of(int, _cut(_listed(given), int), "token ids with commas between them"))
+
+
+def read_schema(given: str) -> str:
+    """Return the text of a JSON Schema: itself, or that of the file of this name.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    if given.lstrip().startswith("{"):
+        return given
+    try:
+        return Path(given).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(
+            f"json_schema: must be an object as JSON, or a file: {given}: {why}",
+            field="json_schema",
+        ) from None
 
 
 def read_logit_bias(given: object) -> dict[int, float]:
@@ -201,6 +221,23 @@ class GenerationConfig:
         None, help="share cached prompts only with requests of the same salt"
     )
 
+    json_schema: str | None = setting(
+        None,
+        help="the answer is JSON that this JSON Schema allows; its text, or the name of a file",
+        metavar="SCHEMA",
+    )
+    regex: str | None = setting(
+        None, help="the answer is what this regular expression matches", metavar="REGEX"
+    )
+
+    @property
+    def structured_outputs(self) -> StructuredOutputs | None:
+        """The form of the answer. Raises ConfigError for a file that cannot be read."""
+        if self.json_schema is None and self.regex is None:
+            return None
+        schema = None if self.json_schema is None else read_schema(self.json_schema)
+        return StructuredOutputs(json=schema, regex=self.regex)
+
     @property
     def options(self) -> RequestOptions:
         """What changes no token of it, as the engine takes it."""
@@ -230,4 +267,5 @@ class GenerationConfig:
             stop_token_ids=self.stop_token_ids,
             include_stop=self.include_stop,
             num_prompt_logprobs=self.prompt_logprobs,
+            structured_outputs=self.structured_outputs,
         )

@@ -65,6 +65,7 @@ SHARING_SERVERS = (
         "integration/test_cancelled_requests_leave_nothing.py",
         "integration/test_grpcurl_speaks_to_both_planes.py",
         "integration/test_streams_equal_whole_answers.py",
+        "integration/test_structured_outputs.py",
     ),
 )
 """Files that one worker runs, because they use the same servers. Any other worker would start its

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from control_plane.api.convert_structure import structure_from_proto, structure_to_proto
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.generation_params import (
     MAX_LOGIT_BIASES,
@@ -77,6 +78,8 @@ def params_from_proto(sampling: inference_pb2.SamplingParams) -> GenerationParam
                     f"{name} must have at most {limit} {what}, got {len(given[name])}", field=name
                 )
             given[name] = collection(given[name])
+    if "structured_outputs" in given:
+        given["structured_outputs"] = structure_from_proto(given["structured_outputs"])
     return dataclasses.replace(_DEFAULTS, **given)
 
 
@@ -86,7 +89,10 @@ def params_from_proto(sampling: inference_pb2.SamplingParams) -> GenerationParam
 def params_to_proto(params: GenerationParams) -> inference_pb2.SamplingParams:
     """Return the effective parameters, for the echo."""
     return inference_pb2.SamplingParams(
-        **{field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+        **{
+            **{field.name: getattr(params, field.name) for field in dataclasses.fields(params)},
+            "structured_outputs": structure_to_proto(params.structured_outputs),
+        }
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+from control_plane.core.structured_outputs import FIELD, StructuredOutputs
 from planes.errors import ValidationError
 
 MAX_TEMPERATURE = 2.0
@@ -58,9 +59,14 @@ class GenerationParams:
     of this many most likely ones in its place, at most 20; None: none. Such a prompt is computed
     whole, whatever is cached.
 
-    Order and exact meaning: bias, repetition, frequency, presence; then temperature, top-k, top-p,
-    min-p (`kernels.reference.sampling`). Log-probabilities are those of the model's own logits,
-    before all that.
+    `structured_outputs`: what the answer must be, by a JSON Schema, a regular expression and the
+    like. It ends, with the reason "stop", where nothing may follow; an end token of the model may
+    come where it may end, but with `ignore_eos` it does not. `max_tokens`, `stop` and
+    `stop_token_ids` may end it before it is whole. Not with `beam_width`.
+
+    Order and exact meaning: bias, repetition, frequency, presence, structure; then temperature,
+    top-k, top-p, min-p (`kernels.reference.sampling`). Log-probabilities are those of the model's
+    own logits, before all that.
     """
 
     max_tokens: int = 100
@@ -83,6 +89,7 @@ class GenerationParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     num_prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __new__(cls, *_: object, **given: object) -> Self:
         """Name the parameter that an unknown name may mean: OpenAI's `logprobs` is one of them."""
@@ -128,6 +135,7 @@ class GenerationParams:
         self._validate_adjustments()
         self._validate_beams()
         self._validate_stops()
+        self._validate_structure()
 
     def _validate_stops(self) -> None:
         """Check what ends a sample."""
@@ -168,6 +176,21 @@ class GenerationParams:
                     f"{name} must be unset with beam_width ({self.beam_width}), got {value!r}",
                     field=name,
                 )
+
+    def _validate_structure(self) -> None:
+        """Check what the answer must be, as far as that is seen without compiling it."""
+        structure = self.structured_outputs
+        if structure is None:
+            return
+        if not isinstance(structure, StructuredOutputs):
+            raise ValidationError(
+                f"{FIELD} must be StructuredOutputs, got {structure!r:.100}", field=FIELD
+            )
+        structure.validate()
+        if self.beam_width is not None:
+            raise ValidationError(
+                f"{FIELD} must be unset with beam_width ({self.beam_width})", field=FIELD
+            )
 
     def _validate_beams(self) -> None:
         """Check what says how a beam search goes."""

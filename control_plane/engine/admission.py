@@ -16,7 +16,7 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
 from control_plane.core.request import Request
 from control_plane.core.request_options import PLAIN, RequestOptions
-from control_plane.engine.plane import BEAMS, PROMPT_LOGPROBS, SAMPLES
+from control_plane.engine.plane import BEAMS, CONSTRAINTS, PROMPT_LOGPROBS, SAMPLES
 from control_plane.text.bounds import max_text_bytes
 from control_plane.text.tokenizer import MAX_BYTES_PER_TOKEN, Tokenizer
 from planes.errors import EngineError, ValidationError
@@ -159,6 +159,12 @@ class Admission:
                 f"num_prompt_logprobs must be unset for this compute plane, which lacks "
                 f"{PROMPT_LOGPROBS}, got {num_logprobs}",
                 field="num_prompt_logprobs",
+            )
+        if params.structured_outputs is not None and CONSTRAINTS not in features:
+            raise ValidationError(
+                "structured_outputs must be unset for this compute plane, which lacks "
+                f"{CONSTRAINTS}",
+                field="structured_outputs",
             )
         if params.n > 1 and not features >= SAMPLES:
             raise ValidationError(

@@ -20,6 +20,7 @@ from control_plane.engine.loop import EngineLoop, LoopOptions
 from control_plane.engine.plane import PlaneDescription, effective_limits
 from control_plane.engine.plugins import CoreFactories
 from control_plane.errors import LinkError, PlaneMismatchError, PlaneNotThereError
+from control_plane.structured.grammars import Grammars
 from control_plane.text.assets import ModelAssets, make_tokenizer
 from control_plane.text.tokenizer import Tokenizer
 
@@ -62,6 +63,12 @@ class ConnectedPlane:
             vocab_size=self.plane.vocab_size,
             eos_token_ids=self.eos_token_ids,
             features=self.plane.features,
+        )
+
+    def make_grammars(self) -> Grammars:
+        """Return what constrains requests for this plane's model; nothing is done before one."""
+        return Grammars(
+            self.tokenizer, vocab_size=self.plane.vocab_size, eos_token_ids=self.eos_token_ids
         )
 
 

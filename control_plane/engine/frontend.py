@@ -30,6 +30,7 @@ from control_plane.engine.streams import (
 from control_plane.engine.text_service import MAX_INLINE_TOKENS, ChatPrompt, TextService
 from control_plane.engine.watch import WatchMaker, watch_nothing
 from control_plane.errors import EngineStoppedError, RequestNotFoundError
+from control_plane.structured.grammars import Grammars
 from control_plane.telemetry import EngineMetrics
 from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.chat_template import ChatTemplate
@@ -58,6 +59,7 @@ class EngineParts:
     plane: PlaneDescription
     tokenizer: Tokenizer
     admission: Admission
+    grammars: Grammars
     inbox: RequestDoor
     hub: StreamHub
     gate: Gate
@@ -172,6 +174,9 @@ class EngineFrontend:
         request = parts.admission.make_request(
             token_ids, params, arrival_time=arrival_time, options=options, continued=continued
         )
+        if params.structured_outputs is not None:
+            request.constraints = await asyncio.wrap_future(parts.grammars.constrain(request))
+            parts.gate.check()
         if len(continued) <= MAX_INLINE_TOKENS:
             stream = self._open_stream(request, spelled)
         else:
@@ -210,7 +215,7 @@ class EngineFrontend:
         if known and known[-1] in request.end_token_ids:
             matched_stop = known[-1] if known[-1] in params.stop_token_ids else None
             reason = FinishReason.STOP
-        elif stream.texts[0].has_ended:
+        elif stream.texts[0].has_ended or any(one.is_complete for one in request.constraints):
             reason = FinishReason.STOP
         elif known and len(known) == params.max_tokens:
             reason = FinishReason.LENGTH

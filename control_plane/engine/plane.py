@@ -22,6 +22,9 @@ BEAMS = frozenset({"copies", "logprobs"})
 """What a beam search takes."""
 
 
+CONSTRAINTS = "constraints"
+"""The feature of planes that keep to what the rows of a batch may be."""
+
 PROMPT_LOGPROBS = "prompt_logprobs"
 """The feature of planes that give log-probabilities of prompts."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, JsonValue, Tag, model_validator
 
 from control_plane.core.generation_params import MAX_LOGPROBS
+from control_plane.core.structured_outputs import StructuredOutputs
 from control_plane.http.fields import (
     MAX_TOKENS,
     Conversation,
@@ -22,6 +23,7 @@ from control_plane.http.fields import (
     text_or_list,
     wrong,
 )
+from control_plane.http.response_format import ResponseFormat, structure_of
 from control_plane.text.bounds import (
     MAX_JSON_BYTES,
     MAX_MESSAGES,
@@ -182,12 +184,6 @@ class Tool(Wire):
     function: FunctionDefinition
 
 
-class TextFormat(Wire):
-    """The one format there is."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
     """A conversation to go on with."""
 
@@ -211,7 +207,7 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
     continue_final_message: bool | None = Field(
         None, description="go on with the last message, which is the assistant's"
     )
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     modalities: list[Literal["text"]] | None = Field(None, min_length=1, max_length=1)
 
@@ -229,7 +225,16 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
                 "max_tokens and max_completion_tokens are two names of one thing and must be "
                 f"equal, got {self.max_tokens} and {self.max_completion_tokens}",
             )
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise wrong(
+                "structured_outputs", "structured_outputs is not allowed with response_format"
+            )
         return self
+
+    @property
+    def structure(self) -> StructuredOutputs | None:
+        """What an answer must be."""
+        return structure_of(self.response_format) or super().structure
 
     @cached_property
     def conversation(self) -> Conversation:

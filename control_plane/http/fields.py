@@ -36,6 +36,7 @@ from control_plane.core.generation_params import (
     GenerationParams,
 )
 from control_plane.core.request_options import MAX_PRIORITY, MAX_SALT_BYTES, RequestOptions
+from control_plane.core.structured_outputs import MAX_CHOICES, StructuredOutputs
 from control_plane.http.errors import PARAM
 from control_plane.text.bounds import MAX_JSON_BYTES
 from control_plane.text.template_kwargs import MAX_DEPTH, MAX_VARIABLES
@@ -187,6 +188,25 @@ class StreamOptions(Wire):
     include_obfuscation: Literal[False] | None = None
 
 
+class StructuredFields(Wire):
+    """What an answer must be; one of these, by vLLM's names."""
+
+    json_: dict[str, JsonValue] | str | bool | None = Field(
+        None, alias="json", description="a JSON Schema: the answer is JSON that it allows"
+    )
+    json_object: Literal[True] | None = Field(None, description="any JSON object")
+    regex: str | None = Field(None, description="matches the whole answer")
+    choice: list[str] | None = Field(None, max_length=MAX_CHOICES)
+    grammar: str | None = Field(None, description="of the answer, in Lark's notation")
+
+    @property
+    def structure(self) -> StructuredOutputs:
+        """The same as the engine takes it. Raises ValidationError."""
+        return StructuredOutputs(
+            self.json_, bool(self.json_object), self.regex, self.choice or (), self.grammar
+        )
+
+
 class SamplingFields(Wire):
     """How tokens are drawn and when a text ends; OpenAI's parameters and some that are ours."""
 
@@ -213,11 +233,18 @@ class SamplingFields(Wire):
     priority: int | None = Field(
         None, ge=-MAX_PRIORITY - 1, le=MAX_PRIORITY, description="lower ones are served first"
     )
+    structured_outputs: StructuredFields | None = None
     cache_salt: str | None = Field(
         None,
         description="share cached prompts only with requests of the same salt; "
         f"at most {MAX_SALT_BYTES} bytes",
     )
+
+    @property
+    def structure(self) -> StructuredOutputs | None:
+        """What an answer must be. Raises ValidationError."""
+        given = self.structured_outputs
+        return None if given is None else given.structure
 
     def params(
         self,
@@ -247,6 +274,7 @@ class SamplingFields(Wire):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             include_stop=bool(self.include_stop_str_in_output),
             num_prompt_logprobs=num_prompt_logprobs,
+            structured_outputs=self.structure,
         )
 
     def options(self, name: str) -> RequestOptions:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
 
+from control_plane.api.convert_structure import structure_from_proto, structure_to_proto
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
 from hetero_infer.client.answers import (
@@ -30,7 +31,12 @@ from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
 
 PLAIN: Final = GenerationParams()
-COLLECTIONS: Final = {"stop": tuple, "stop_token_ids": tuple, "logit_bias": dict}
+COLLECTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "stop": tuple,
+    "stop_token_ids": tuple,
+    "logit_bias": dict,
+    "structured_outputs": structure_from_proto,
+}
 
 PARAMS: Final = frozenset(field.name for field in fields(GenerationParams))
 
@@ -139,6 +145,7 @@ def params_to_proto(params: GenerationParams) -> inference_pb2.SamplingParams:
     """Return the parameters. Raises ValidationError for those that no message can hold."""
     values = {name: getattr(params, name) for name in PARAMS}
     try:
+        values["structured_outputs"] = structure_to_proto(params.structured_outputs)
         return inference_pb2.SamplingParams(**values)
     except (TypeError, ValueError) as error:
         params.validate()  # it says which field, and what is wrong with it

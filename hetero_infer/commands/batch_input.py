@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final
 
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request_options import RequestOptions
+from control_plane.core.structured_outputs import FIELD, KINDS, StructuredOutputs
 from hetero_infer.client import ChatRequest, TextRequest
 from hetero_infer.client.arguments import object_of
 from hetero_infer.client.conversation import messages_of, tools_of
@@ -278,6 +279,17 @@ def _params(values: Mapping[str, Any], defaults: GenerationParams) -> Generation
             int(key) if key.isascii() and key.isdigit() else key: value
             for key, value in bias.items()
         }
+    if FIELD in given:
+        given[FIELD] = _structure(given[FIELD])
     params = dataclasses.replace(defaults, **given)
     params.validate()
     return params
+
+
+def _structure(given: object) -> StructuredOutputs:
+    """Return the form of an answer. Raises ValidationError."""
+    if not isinstance(given, dict) or not given.keys() <= set(KINDS):
+        raise ValidationError(
+            f"{FIELD} must be an object with one of {', '.join(KINDS)}", field=FIELD
+        )
+    return StructuredOutputs(**given)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from control_plane.core.generation_params import GenerationParams
+from control_plane.core.structured_outputs import StructuredOutputs
 from tests.faults.crowd import Answer, Asked, Crowd, check_answers, hear_all
 from tests.faults.deployment import MIB, Deployment, Usage, deployed
 from tests.golden.prompts import PROMPTS
@@ -24,6 +25,9 @@ NUM_STREAMS = 24
 NUM_FAULTS = 3
 ALLOWANCE_BYTES = 64 * MIB
 """Of resident memory; pools are so small that an undisturbed run touches nearly all of them."""
+
+
+LIST = StructuredOutputs(json={"type": "array", "items": {"type": "string"}, "minItems": 9})
 
 
 def without_stops(length: int) -> list[Asked]:
@@ -43,6 +47,7 @@ def without_stops(length: int) -> list[Asked]:
                 seed=i,
                 n=2 if i % 6 == 5 else 1,
                 ignore_eos=i % 8 != 7,
+                structured_outputs=LIST if i % 8 == 3 else None,
             ),
         )
         for i in range(NUM_STREAMS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetero_infer import EngineConfig, GenerationParams, InferenceEngine
+from hetero_infer import EngineConfig, GenerationParams, InferenceEngine, StructuredOutputs
 
 CODE = """def load(path):
     users = []
@@ -40,6 +40,7 @@ REQUESTS = [
     (SONG, replace(GREEDY, max_tokens=5, ignore_eos=True)),
     (ASKED, replace(GREEDY, max_tokens=12, temperature=1.0, seed=1, beam_width=2)),
     (ASKED, replace(GREEDY, num_prompt_logprobs=0, max_tokens=20)),
+    (ASKED, replace(DRAWN, n=2, structured_outputs=StructuredOutputs(json_object=True))),
 ]
 
 

@@ -41,6 +41,14 @@ def drawn(seed: int, **more: Any) -> dict[str, Any]:
 
 
 TALES = "The ship left the harbour at dawn and nobody on the quay knew who steered it. " * 8
+DATE = "[12][0-9]{3}-[01][0-9]-[0-3][0-9]"
+PERSON = json.dumps(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+    }
+)
 CASES = [
     *(Case(text) for text in PROMPTS.values()),
     *(Case(text, drawn(seed)) for seed, text in enumerate(PROMPTS.values()) if seed % 2),
@@ -54,6 +62,8 @@ CASES = [
     Case(TALES, {"max_tokens": 6}),
     Case(TALES, drawn(17, n=2)),
     Case("One. Two. Three.", {"stop": ["."]}),
+    Case("A date: ", drawn(31, n=2, max_tokens=20, structured_outputs={"regex": DATE})),
+    Case("A person: ", drawn(32, max_tokens=60, structured_outputs={"json": PERSON})),
     Case("1, 2, 3, 4,", {"stop": [" 7", "9"], "max_tokens": 20}),
     Case("Once upon a time", drawn(18, stop=["the", "a", "\n"], max_tokens=20)),
     Case("Once upon a time", drawn(19, stop=["e"], n=3)),

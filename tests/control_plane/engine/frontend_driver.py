@@ -29,6 +29,7 @@ async def running_frontend(event_loop, address, *, limits=None, **parts):
             plane=connected.plane,
             tokenizer=connected.tokenizer,
             admission=connected.make_admission(),
+            grammars=connected.make_grammars(),
             inbox=loop.inbox,
             hub=hub,
             gate=gate,

@@ -6,6 +6,7 @@ import pytest
 
 from control_plane.config import SchedulingLimits
 from control_plane.core.generation_params import GenerationParams
+from control_plane.core.structured_outputs import StructuredOutputs
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.plugins import CoreFactories
 from control_plane.errors import LinkError, PlaneMismatchError
@@ -120,6 +121,11 @@ def test_roles_matter_where_the_plane_tells_prompts_apart(drive, fake_plane, tel
     [
         (("sampled_slots",), GenerationParams(n=2), "n must be 1 .* lacks copies, got 2"),
         (("copies",), GenerationParams(beam_width=2), "beam_width .* lacks logprobs, got 2"),
+        (
+            ("copies", "sampled_slots"),
+            GenerationParams(structured_outputs=StructuredOutputs(regex="a")),
+            "structured_outputs must be unset .* lacks constraints",
+        ),
     ],
 )
 def test_what_the_plane_cannot_do_is_refused_at_the_door(drive, fake_plane, features, params, said):

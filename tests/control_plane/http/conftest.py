@@ -29,6 +29,7 @@ from control_plane.http.backend import Backend
 from control_plane.http.chat_answer_schema import ChatChunk, ChatCompletion
 from control_plane.http.completion_schema import Completion, CompletionChunk
 from control_plane.http.responses_schema import Response, ResponseEvent
+from control_plane.structured.grammars import Grammars
 from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
@@ -215,6 +216,7 @@ class Served:
             plane=make_plane(),
             tokenizer=tokenizer,
             admission=Admission(tokenizer, limits, vocab_size=259, eos_token_ids=(EOS_TOKEN_ID,)),
+            grammars=Grammars(tokenizer, vocab_size=259, eos_token_ids=(EOS_TOKEN_ID,)),
             inbox=self.engine,
             hub=self.hub,
             gate=self.gate,

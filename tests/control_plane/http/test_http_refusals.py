@@ -20,6 +20,12 @@ def with_message(**message) -> dict:
     return {"messages": [message]}
 
 
+SCHEMA_OF_NOTHING = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "schema": {"type": "nothing"}, "strict": True},
+}
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param", "words"),
     [
@@ -88,7 +94,34 @@ def with_message(**message) -> dict:
         (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "equal, got 1 and 2"),
         (CHAT, {"tool_choice": "required"}, "tool_choice", "'none' or 'auto', got 'required'"),
         (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice", "'none' or 'auto'"),
-        (CHAT, {"response_format": {"type": "json_object"}}, "response_format.type", "'text'"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format", "text, json_object or"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "req"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+            "required",
+        ),
+        (CHAT, {"response_format": SCHEMA_OF_NOTHING}, "response_format", "not supported"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+            "not allowed with response_format",
+        ),
+        (COMPLETIONS, {"structured_outputs": {}}, "structured_outputs", "got none"),
+        (
+            COMPLETIONS,
+            {"structured_outputs": {"regex": "("}},
+            "structured_outputs.regex",
+            "not supported",
+        ),
+        (
+            COMPLETIONS,
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs",
+            "got regex and choice",
+        ),
         (CHAT, {"functions": []}, "functions", "Unknown or unsupported"),
         (CHAT, {"modalities": ["audio"]}, "modalities[0]", "'text'"),
         (CHAT, {"reasoning_effort": "low"}, "reasoning_effort", "Unknown or unsupported"),

@@ -16,8 +16,9 @@ from planes.errors import ConfigError
 from planes.settings import settings_of
 
 PARAMS = {field.name for field in dataclasses.fields(GenerationParams)}
-FLAG_OF = {name: name.removeprefix("num_") for name in PARAMS}
-FLAGS = set(FLAG_OF.values())
+FLAG_OF = {name: name.removeprefix("num_") for name in PARAMS - {"structured_outputs"}}
+FLAGS = {*FLAG_OF.values(), "json_schema", "regex"}
+"""A structure has two; a line of `complete` says all kinds."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def spelled(value):
 
 def test_each_layer_can_say_all_of_it_and_the_flag_counts_most(monkeypatch, tmp_path):
     values = {}
-    for name in PARAMS - {"beam_width", "length_penalty", "early_stopping"}:
+    for name in FLAG_OF.keys() - {"beam_width", "length_penalty", "early_stopping"}:
         values[FLAG_OF[name]] = getattr(WHOLE, name)
     file = {**values, "logit_bias": {"5": 1.5, "7": -100}}
     assert params_of(monkeypatch, tmp_path, file=file) == WHOLE
@@ -113,6 +114,8 @@ def test_what_is_no_such_list_is_named_with_its_origin(monkeypatch, tmp_path, fi
         (["--logit-bias=5=101"], "logit_bias must be in -100.0 to 100.0, got 101.0 for token 5"),
         (["--logit-bias=5"], "logit_bias (from --logit-bias) must be TOKEN=BIAS"),
         (["--logprobs=21", "--json"], "logprobs (from --logprobs) must be at most 20, got 21"),
+        (["--json-schema=nowhere.json"], "json_schema: must be an object as JSON, or a file"),
+        (["--json-schema={}", "--regex=a"], "got json and regex"),
         (["--logprobs=1"], "--logprobs is told with --json only"),
     ],
 )
@@ -121,6 +124,31 @@ def test_a_parameter_out_of_range_is_one_line_and_status_2(capsys, argv, what):
     printed = capsys.readouterr()
     assert what in printed.err
     assert (printed.out, printed.err.count("\n")) == ("", 1)
+
+
+def test_a_structure_reaches_the_server(server, capsys, tmp_path):
+    prompt, schema = tmp_path / "prompt", tmp_path / "schema.json"
+    prompt.write_text("hello")
+    schema.write_text('{"type": "array", "items": {"enum": ["x", "yz"]}, "minItems": 2}')
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(
+        '{"prompt": "hello", "structured_outputs": {"choice": ["maybe"]}}\n'
+        '{"prompt": "hello", "structured_outputs": {"json": {"const": 5}}}\n'
+        '{"prompt": "hello", "structured_outputs": {"yaml": "x"}}\n'
+    )
+
+    def texts(*argv):
+        main(["complete", f"--target={server}", "--seed=3", "--max-tokens=90", *map(str, argv)])
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    (found,) = texts("--regex=[a-c]{3}!", prompt)
+    assert (len(found["text"]), found["finish_reason"]) == (4, "stop")
+    (found,) = texts(f"--json-schema={schema}", prompt)
+    assert set(json.loads(found["text"])) <= {"x", "yz"}
+    found = sorted(texts("--input-file", lines), key=lambda result: result["id"])
+    first, second, wrong = found
+    assert (first["text"], second["text"]) == ("maybe", "5")
+    assert "structured_outputs must be an object with one of" in wrong["error"]["message"]
 
 
 def test_flags_reach_the_server(server, capsys, tmp_path):

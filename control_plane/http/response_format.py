@@ -1,0 +1,66 @@
+"""OpenAI's `response_format`: the form that an answer of a conversation must have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Field, JsonValue, Tag
+
+from control_plane.core.structured_outputs import StructuredOutputs
+from control_plane.http.fields import Wire, one_of
+
+NAME: Final = "response_format"
+MAX_NAME_CHARACTERS: Final = 64
+"""OpenAI's."""
+
+
+class TextFormat(Wire):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    """A JSON object, whichever."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Wire):
+    """A JSON Schema; an answer keeps to it, `strict` or not."""
+
+    name: str = Field(min_length=1, max_length=MAX_NAME_CHARACTERS)
+    description: str | None = None
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+    strict: bool | None = Field(None, description="changes nothing: every answer keeps to it")
+
+
+class JsonSchemaFormat(Wire):
+    """JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+def _kind(given: object) -> str:
+    """Tell the formats apart for `one_of`."""
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return f"~{kind}" if kind in ("text", "json_object", "json_schema") else ""
+
+
+ResponseFormat: TypeAlias = Annotated[
+    Annotated[TextFormat, Tag("~text")]
+    | Annotated[JsonObjectFormat, Tag("~json_object")]
+    | Annotated[JsonSchemaFormat, Tag("~json_schema")],
+    one_of(_kind, "a format of the type text, json_object or json_schema"),
+]
+
+
+def structure_of(wanted: ResponseFormat | None) -> StructuredOutputs | None:
+    """Return what the engine is asked for. Raises ValidationError."""
+    if isinstance(wanted, JsonObjectFormat):
+        return StructuredOutputs(json_object=True, name=NAME)
+    if isinstance(wanted, JsonSchemaFormat):
+        schema = wanted.json_schema.schema_
+        return StructuredOutputs(json=schema, name=NAME)
+    return None

@@ -1,0 +1,52 @@
+"""What callers over HTTP say of the form of an answer reaches the engine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from control_plane.core.structured_outputs import StructuredOutputs
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MODEL = "simulated"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "x": None}
+
+
+def json_schema(**more: object) -> dict:
+    wanted = {"name": "answer", "schema": SCHEMA, **more}
+    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "wanted"),
+    [
+        (CHAT, {"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (CHAT, json_schema(strict=True), {"json": json.dumps(SCHEMA)}),
+        (CHAT, json_schema(strict=False, description="d"), {"json": json.dumps(SCHEMA)}),
+        (CHAT, {"response_format": {"type": "text"}}, None),
+        (CHAT, {"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        (COMPLETIONS, {"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        (COMPLETIONS, {"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ("a", "b")}),
+        (COMPLETIONS, {"structured_outputs": {"json_object": True}}, {"json_object": True}),
+        (COMPLETIONS, {"structured_outputs": {"json": SCHEMA}}, {"json": json.dumps(SCHEMA)}),
+        (COMPLETIONS, {"structured_outputs": {"json": "{}"}}, {"json": "{}"}),
+        (
+            COMPLETIONS,
+            {"structured_outputs": {"grammar": 'start: "a"'}},
+            {"grammar": 'start: "a"'},
+        ),
+    ],
+)
+def test_a_form_reaches_the_engine_with_what_keeps_to_it(on_loop, path, fields, wanted):
+    async def test(served):
+        if path == CHAT:
+            await served.chat("Hi", **fields)
+        else:
+            await served.complete("Hi", **fields)
+        (request,) = served.engine.submitted
+        structure = request.params.structured_outputs
+        assert structure == (None if wanted is None else StructuredOutputs(**wanted))
+        assert len(request.constraints) == (wanted is not None)
+
+    on_loop(test)

@@ -1,0 +1,268 @@
+"""What a structure lets a sample say, token by token, over a vocabulary of bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import string
+import subprocess
+import sys
+
+import pytest
+
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.request import Request
+from control_plane.core.structured_outputs import StructuredOutputs
+from control_plane.structured.grammars import Grammars
+from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
+from planes.errors import ValidationError
+
+VOCAB_SIZE = 300  # wider than the tokenizer's 259
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(SimpleTokenizer(), vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))
+
+
+def asked(structure: StructuredOutputs, known: str = "", **params) -> Request:
+    return Request(
+        id=1,
+        input_tokens=[1],
+        params=GenerationParams(structured_outputs=structure, **params),
+        eos_token_ids=frozenset({EOS_TOKEN_ID}),
+        output_tokens=list(known.encode()),
+    )
+
+
+def constraints(grammars: Grammars, structure: StructuredOutputs, known: str = "", **params):
+    return grammars.constrain(asked(structure, known, **params)).result(timeout=60)
+
+
+def allowed(constraint) -> str:
+    """What may come next; an end is `$`."""
+    mask = constraint.allowed_tokens
+    assert len(mask) == -(-VOCAB_SIZE // 8)
+    tokens = [i for i in range(8 * len(mask)) if mask[i // 8] >> i % 8 & 1]
+    assert all(token < 256 or token == EOS_TOKEN_ID for token in tokens)
+    return "".join("$" if token == EOS_TOKEN_ID else chr(token) for token in tokens)
+
+
+def say(constraint, text: str) -> None:
+    for token in text.encode():
+        assert chr(token) in allowed(constraint)
+        constraint.constrainer.advance([(constraint, token)])
+        assert constraint.error is None
+
+
+def test_a_choice_ends_where_nothing_may_follow(grammars):
+    (one,) = constraints(grammars, StructuredOutputs(choice=("no", "not", 'd"\\\n', "ü")))
+    assert allowed(one) == "dn\u00c3"
+    say(one, "no")
+    assert allowed(one) == "t$"
+    assert not one.is_complete
+    say(one, "t")
+    assert one.is_complete
+
+
+def test_an_ignored_end_comes_only_where_it_must(grammars):
+    structure = StructuredOutputs(regex="a{1,3}")
+    (one,) = constraints(grammars, structure, ignore_eos=True)
+    say(one, "a")
+    assert allowed(one) == "a"
+    say(one, "aa")
+    assert one.is_complete
+
+
+def test_a_grammar_counts_parentheses(grammars):
+    (one,) = constraints(grammars, StructuredOutputs(grammar='start: "x" | "(" start ")"'))
+    say(one, "((x)")
+    assert allowed(one) == ")"
+    say(one, ")")
+    assert one.is_complete
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "k": {"enum": ["a", "b"]}},
+    "required": ["n", "k"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("text", ['{"n":-12,"k":"b"}', '{\n  "n": 0,\n  "k": "a"\n}'])
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)])
+def test_json_follows_its_schema(grammars, schema, text):
+    (one,) = constraints(grammars, StructuredOutputs(json=schema))
+    say(one, text)
+    assert one.is_complete
+
+
+def test_white_space_in_json_comes_to_an_end(grammars):
+    (one,) = constraints(grammars, StructuredOutputs(json_object=True))
+    say(one, "{" + " " * 16)
+    assert " " not in allowed(one)
+    say(one, "}")
+    assert one.is_complete
+
+
+def test_samples_of_a_request_go_their_own_ways_together(grammars):
+    first, second = constraints(grammars, StructuredOutputs(regex="ab|cde"), n=2)
+    assert allowed(first) == allowed(second) == "ac"
+    first.constrainer.advance([(first, ord("a")), (second, ord("c"))])
+    assert (allowed(first), allowed(second)) == ("b", "d")
+    first.constrainer.advance([(first, ord("b")), (second, ord("d"))])
+    assert (first.is_complete, second.is_complete) == (True, False)
+    assert allowed(second) == "e"
+
+
+def test_a_token_that_may_not_come_is_an_error_of_its_sample_alone(grammars):
+    first, second = constraints(grammars, StructuredOutputs(regex="ab|cde"), n=2)
+    first.constrainer.advance([(first, ord("x")), (second, ord("c"))])
+    assert first.error is not None
+    assert "\n" not in first.error
+    assert (second.error, allowed(second)) == (None, "d")
+
+
+def test_an_answer_that_is_continued_stands_where_its_tokens_end(grammars):
+    structure = StructuredOutputs(json=SCHEMA)
+    (one,) = constraints(grammars, structure, '{"n":1,"k":"')
+    assert allowed(one) == "ab"
+    (whole,) = constraints(grammars, structure, '{"n":1,"k":"a"}')
+    assert whole.is_complete
+    with pytest.raises(ValidationError, match="continued does not follow") as caught:
+        constraints(grammars, structure, '{"m')
+    assert caught.value.field == "continued"
+
+
+WRONG = {
+    "no JSON": StructuredOutputs(json="{"),
+    "no schema": StructuredOutputs(json="5"),
+    "an unknown type": StructuredOutputs(json={"type": "strin"}),
+    "what is not supported": StructuredOutputs(json={"not": {"type": "string"}}),
+    "a reference elsewhere": StructuredOutputs(json={"$ref": "http://127.0.0.1/schema"}),
+    "a reference to a file": StructuredOutputs(json={"$ref": "file:///etc/passwd"}),
+    "a regular expression that is none": StructuredOutputs(regex="(a"),
+    "one that looks ahead": StructuredOutputs(regex="(?=a)b"),
+    "a grammar that is none": StructuredOutputs(grammar="no rules"),
+    "a grammar without start": StructuredOutputs(grammar='other: "x"'),
+    "no text at all": StructuredOutputs(grammar="start: a\na: b\nb: a"),
+    "the empty text": StructuredOutputs(regex="()"),
+}
+
+
+@pytest.mark.parametrize("structure", WRONG.values(), ids=WRONG.keys())
+def test_what_is_no_structure_is_refused_with_its_field(grammars, structure):
+    with pytest.raises(ValidationError) as caught:
+        constraints(grammars, structure)
+    assert caught.value.field == f"structured_outputs.{structure.kind}"
+    assert "\n" not in caught.value.message
+
+
+def chain(length: int, spelled) -> str:
+    """A grammar in which each rule names the next, as many as fit."""
+    letters = string.ascii_lowercase
+    names = [spelled("".join(pair)) for pair in itertools.product(letters, letters, "xyz")]
+    rules = [f"{one}:{other}" for one, other in itertools.pairwise(names[:length])]
+    return "\n".join([f"start:{names[0]}", *rules, f'{names[length - 1]}:"x"'])
+
+
+DEFS = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(24)}
+HOSTILE = {
+    "nesting": StructuredOutputs(json='{"type":"array","items":' * 2500 + "{}" + "}" * 2500),
+    "a chain of rules": StructuredOutputs(grammar=chain(2000, str.lower)),
+    "a chain of terminals": StructuredOutputs(grammar=chain(2000, str.upper)),
+    "a chain of references": StructuredOutputs(
+        json={
+            "$ref": "#/$defs/0",
+            "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(1999)} | {"1999": {}},
+        }
+    ),
+    "terminals that double": StructuredOutputs(
+        grammar="start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(30))
+        + '\nA30: "x"'
+    ),
+    "references in a circle": StructuredOutputs(
+        json={"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}
+    ),
+    "references that double": StructuredOutputs(
+        json={"$ref": "#/$defs/a0", "$defs": {**DEFS, "a24": {"type": "object"}}}
+    ),
+    "alternatives that multiply": StructuredOutputs(
+        json={
+            "allOf": [
+                {"anyOf": [{"properties": {f"p{i}_{j}": {"type": "string"}}} for j in range(8)]}
+                for i in range(8)
+            ]
+        }
+    ),
+    "repetitions that multiply": StructuredOutputs(regex="((((a{1,50}){1,50}){1,50}){1,50})b"),
+    "states that double": StructuredOutputs(regex=".*a.{18}b"),
+    "ambiguity": StructuredOutputs(grammar='start: s\ns: s s s | s s | "a" | '),
+    "a number of many digits": StructuredOutputs(json={"type": "integer", "multipleOf": 999999937}),
+    "a long array": StructuredOutputs(json={"type": "array", "items": {}, "minItems": 10**6}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("structure", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_structure_is_refused_or_costs_little(grammars, structure):
+    """That the process lives, and the test ends, is what is tested."""
+    with contextlib.suppress(ValidationError):
+        (one,) = constraints(grammars, structure)
+        for _ in range(40):
+            if one.is_complete or one.error is not None:
+                break
+            token = next(i for i in range(256) if one.allowed_tokens[i // 8] >> i % 8 & 1)
+            one.constrainer.advance([(one, token)])
+
+
+TOO_LARGE = {
+    "json": StructuredOutputs(json=" " * 65_537),
+    "regex": StructuredOutputs(regex="a" * 4_097),
+    "grammar": StructuredOutputs(grammar="a" * 8_193),
+    "choice": StructuredOutputs(choice=("a",) * 1_025),
+}
+
+
+@pytest.mark.parametrize("kind", TOO_LARGE)
+def test_texts_are_bounded_before_they_are_compiled(kind):
+    with pytest.raises(ValidationError, match=r"at most|must have 1 to") as caught:
+        GenerationParams(structured_outputs=TOO_LARGE[kind]).validate()
+    assert caught.value.field == f"structured_outputs.{kind}"
+
+
+def test_patterns_of_a_schema_are_bounded_together(grammars):
+    long = {"type": "string", "pattern": "a?" * 1100}
+    schema = {"properties": {"a": long, "b": long}}
+    with pytest.raises(ValidationError, match="at most 4096 characters, they have 4400"):
+        constraints(grammars, StructuredOutputs(json=schema))
+
+
+@pytest.mark.parametrize(
+    ("structure", "said"),
+    [
+        (StructuredOutputs(), "got none"),
+        (StructuredOutputs(regex="a", json_object=True), "got json_object and regex"),
+        (StructuredOutputs(choice=("a", "")), "none of them empty"),
+        (StructuredOutputs(regex=5), "must be text"),
+    ],
+)
+def test_a_structure_is_one_thing(structure, said):
+    with pytest.raises(ValidationError, match=said):
+        GenerationParams(structured_outputs=structure).validate()
+
+
+def test_a_beam_search_has_no_structure():
+    params = GenerationParams(structured_outputs=StructuredOutputs(regex="a"), beam_width=2)
+    with pytest.raises(ValidationError, match="unset with beam_width") as caught:
+        params.validate()
+    assert caught.value.field == "structured_outputs"
+
+
+def test_who_asks_for_no_structure_does_not_pay_for_the_library():
+    code = (
+        "import sys, control_plane.app, hetero_infer.engine;"
+        "assert 'llguidance' not in sys.modules, 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,146 @@
+"""The embedded model answers in the form that is asked for, on every surface."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import grpc
+import httpx
+import jsonschema_rs
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.structured_outputs import StructuredOutputs
+from hetero_infer.client import Client
+from planes.errors import ValidationError
+from protos.hetero.inference.v1 import inference_pb2 as pb
+from tests.integration.asking import PATIENCE_S, Server
+
+pytestmark = pytest.mark.model
+
+MODEL = "SmolLM2-135M-Instruct"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "kind": {"enum": ["old", "new"]},
+        "people": {"type": "integer", "minimum": 0, "maximum": 9_999_999},
+        "names": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2},
+    },
+    "required": ["city", "kind", "people", "names"],
+    "additionalProperties": False,
+}
+NUMBER = r"[0-9]{3}-[0-9]{4}"
+PROMPT = "Tell me of a city, as JSON."
+
+
+class City(BaseModel):
+    name: str = Field(max_length=15)
+    people: int = Field(ge=0, le=99_999_999)
+
+
+def body(**more: object) -> dict:
+    schema = {"name": "city", "schema": SCHEMA, "strict": True}
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": 200,
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        **more,
+    }
+
+
+def test_answers_over_http_keep_to_their_schema(deployment):
+    is_valid = jsonschema_rs.validator_for(SCHEMA).is_valid
+    url = f"http://{deployment.http}/v1/chat/completions"
+    answer = httpx.post(url, json=body(n=4, temperature=1.2, seed=3), timeout=PATIENCE_S).json()
+    for choice in answer["choices"]:
+        assert choice["finish_reason"] == "stop"
+        assert is_valid(json.loads(choice["message"]["content"]))
+    broken = body(max_tokens=5)
+    (choice,) = httpx.post(url, json=broken, timeout=PATIENCE_S).json()["choices"]
+    assert choice["finish_reason"] == "length"
+
+
+def test_the_openai_package_parses_what_comes(deployment):
+    client = openai.OpenAI(base_url=f"http://{deployment.http}/v1", api_key="-")
+    answer = client.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": PROMPT}],
+        response_format=City,
+        temperature=0,
+        max_tokens=100,
+    )
+    assert isinstance(answer.choices[0].message.parsed, City)
+
+
+def test_log_probabilities_do_not_see_the_constraint(deployment):
+    """The first token is far from likely, and the likeliest are those of the free model."""
+    wanted = {"logprobs": True, "top_logprobs": 2, "max_tokens": 1, "temperature": 0}
+    url = f"http://{deployment.http}/v1/chat/completions"
+    answers = [
+        httpx.post(url, json=asked, timeout=PATIENCE_S).json()
+        for asked in (body(**wanted), body(**wanted, response_format=None))
+    ]
+    forced, free = [a["choices"][0]["logprobs"]["content"][0] for a in answers]
+    assert forced["token"].startswith("{")
+    assert not free["token"].startswith("{")
+    assert forced["top_logprobs"] == free["top_logprobs"]
+    assert forced["logprob"] < free["logprob"]
+
+
+def test_the_client_asks_for_every_kind(deployment):
+    def ask(structure: StructuredOutputs, **more) -> str:
+        params = GenerationParams(
+            max_tokens=60, temperature=1.0, seed=7, structured_outputs=structure, **more
+        )
+        answer = client.generate("Once more:", params)
+        assert answer.finish_reason == "stop"
+        assert answer.started.params.structured_outputs == structure
+        return answer.text
+
+    with Client(str(deployment.control)) as client:
+        assert ask(StructuredOutputs(choice=("red", "green"))) in ("red", "green")
+        assert re.fullmatch(NUMBER, ask(StructuredOutputs(regex=NUMBER)))
+        balanced = ask(StructuredOutputs(grammar='start: "x" | "(" start ")"'), ignore_eos=True)
+        assert balanced.count("(") == balanced.count(")")
+        with pytest.raises(ValidationError, match="not supported") as caught:
+            ask(StructuredOutputs(json={"type": "nothing"}))
+        assert caught.value.field == "structured_outputs.json"
+
+
+def test_what_is_no_structure_is_the_callers_fault_over_grpc(deployment):
+    sampling = pb.SamplingParams(structured_outputs=pb.StructuredOutputs(regex="("))
+    request = pb.GenerateRequest(text="Hi", sampling=sampling)
+    with Server(deployment.control) as server, pytest.raises(grpc.RpcError) as caught:
+        server.stub.Generate(request, timeout=PATIENCE_S)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "structured_outputs.regex is not supported" in caught.value.details()
+
+
+def test_a_broken_stream_goes_on_behind_the_tokens_that_came(deployment):
+    structure = StructuredOutputs(json=SCHEMA)
+    params = GenerationParams(max_tokens=150, temperature=0.8, seed=5, structured_outputs=structure)
+    with Client(str(deployment.control)) as client:
+        whole = client.generate(PROMPT, params)
+        for num_tokens in (1, len(whole.token_ids) // 2, len(whole.token_ids)):
+            request = pb.ResumeRequest(
+                generate=pb.GenerateRequest(
+                    text=PROMPT,
+                    sampling=pb.SamplingParams(
+                        max_tokens=150,
+                        temperature=0.8,
+                        seed=5,
+                        structured_outputs=pb.StructuredOutputs(json=json.dumps(SCHEMA)),
+                    ),
+                ),
+                received_token_ids=whole.token_ids[:num_tokens],
+            )
+            with Server(deployment.control) as server:
+                tokens = list(whole.token_ids[:num_tokens])
+                for event in server.stub.Resume(request, timeout=PATIENCE_S):
+                    tokens += event.delta.token_ids
+            assert tokens == list(whole.token_ids)
