@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from control_plane.engine.plane import DRAFTS
+from control_plane.engine.plane import CONSTRAINTS, DRAFTS
 from control_plane.engine.recording_tables import FilledPlace
 from hetero_infer.replay.recorded_state import kept_drafts
 from planes.errors import ConfigError
@@ -91,8 +91,13 @@ def rules_for(
     return Rules(is_exact, tolerance)
 
 
-def check_drafts(batch: compute_pb2.ExecutionBatch, plane: compute_pb2.DescribeResponse) -> None:
-    """Raise ConfigError for a batch with drafts where the plane takes none."""
+def check_features(batch: compute_pb2.ExecutionBatch, plane: compute_pb2.DescribeResponse) -> None:
+    """Raise ConfigError for a batch with drafts or constraints where the plane takes none."""
+    if batch.constraints and CONSTRAINTS not in plane.features:
+        raise ConfigError(
+            f"step {batch.step_id} has constraints, which the compute plane does not keep to",
+            field="compute",
+        )
     if batch.draft_ids and DRAFTS not in plane.features:
         raise ConfigError(
             f"step {batch.step_id} has drafts, which the compute plane takes none of; record "

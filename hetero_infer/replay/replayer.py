@@ -121,7 +121,7 @@ class Replayer:
 
     def _replay(self, step: RecordedStep) -> None:
         batch, recorded = step.batch, step.output
-        comparison.check_drafts(batch, self._described)
+        comparison.check_features(batch, self._described)
         places = self._state.apply(batch)
         sent = batch
         if batch.digest_blocks and not self._rules.is_exact:

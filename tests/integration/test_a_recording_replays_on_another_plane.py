@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.core.generation_params import GenerationParams
+from control_plane.core.structured_outputs import StructuredOutputs
 from hetero_infer import InferenceEngine
 from hetero_infer.cli import main
 from hetero_infer.config import EngineConfig, child_environment
@@ -90,6 +91,22 @@ def test_a_recording_with_drafts_is_repeated_too(target, like_plane, capsys, tmp
     status, text = replay(capsys, tmp_path / "run", like_plane)
     assert status == 0, text
     assert "60 tokens, 60 log-probabilities" in text
+    assert text.endswith("No difference.\n")
+
+
+def test_a_recording_with_constraints_is_repeated_too(target, like_plane, capsys, tmp_path):
+    config = target.config(record=str(tmp_path / "run"), num_threads=1)
+    form = StructuredOutputs(json={"type": "array", "items": {"type": "integer"}, "minItems": 8})
+    params = GenerationParams(max_tokens=30, temperature=0.9, seed=3, structured_outputs=form)
+    with InferenceEngine(config) as engine:
+        number = engine.submit_request("Numbers: ", params)
+        engine.submit_request("Once upon", GenerationParams(max_tokens=30, seed=3, ignore_eos=True))
+        texts = {result.request_id: result.output_text for result in engine.run()}
+    assert texts[number].startswith("[")
+    batches = [m for m in read(tmp_path / "run") if isinstance(m, compute_pb2.ExecutionBatch)]
+    assert sum(len(batch.constraints) for batch in batches) > 10
+    status, text = replay(capsys, tmp_path / "run", like_plane)
+    assert status == 0, text
     assert text.endswith("No difference.\n")
 
 

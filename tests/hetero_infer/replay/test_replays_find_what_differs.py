@@ -290,21 +290,34 @@ def test_the_coarser_plane_gives_the_tolerance(dtype, numerics_id, tolerance):
     assert rules_for(coarse, coarse).tolerance == 0.0
 
 
-def test_drafts_are_not_replayed_on_a_plane_that_takes_none(recording, other, monkeypatch):
-    messages = read(recording)
-    batches = [m for m in messages if isinstance(m, compute_pb2.ExecutionBatch)]
-    batch = next(b for b in batches if len(b.query_lens) == 1)
+def a_draft(batch):
     batch.query_lens[0] += 1
     batch.draft_counts.append(1)
     batch.draft_ids.append(0)
+
+
+def a_constraint(batch):
+    batch.constraints.add(row=0, allowed_tokens=b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("feature", "add", "said"),
+    [("drafts", a_draft, "speculative_tokens"), ("constraints", a_constraint, "constraints")],
+)
+def test_what_a_plane_does_not_take_is_not_replayed_on_it(
+    recording, other, monkeypatch, feature, add, said
+):
+    messages = read(recording)
+    batches = [m for m in messages if isinstance(m, compute_pb2.ExecutionBatch)]
+    add(next(b for b in batches if len(b.query_lens) == 1))
     described = ReplayPlane.describe
 
-    def without_drafts(plane):
+    def without(plane):
         answer = described(plane)
-        answer.features.remove("drafts")
+        answer.features.remove(feature)
         return answer
 
-    monkeypatch.setattr(ReplayPlane, "describe", without_drafts)
-    assert replay(other, recording).num_differences == 0  # in which nothing was guessed
-    with pytest.raises(ConfigError, match="speculative_tokens"):
+    monkeypatch.setattr(ReplayPlane, "describe", without)
+    assert replay(other, recording).num_differences == 0  # in which there is none
+    with pytest.raises(ConfigError, match=said):
         replay(other, write(messages))
