@@ -92,6 +92,13 @@ def run(batch: ExecutionBatch, wanted: np.ndarray, logits: np.ndarray) -> Execut
     return answer(batch, plan, results_of.arrays(kept), VOCAB, [])
 
 
+def test_a_mask_does_not_hide_logits_that_are_not_finite() -> None:
+    logits = np.zeros((1, VOCAB), dtype=np.float32)
+    logits[0, 20] = np.nan
+    way = SamplingRow(0.0, 1.0, 0, 0, 5, allowed_tokens=ALLOWED)  # not 20
+    assert run(batch_of([way], []), np.array([0]), logits).failed_rows == {0: NOT_FINITE}
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     wants=st.lists(st.tuples(st.sampled_from(WAYS), st.integers(0, NUM_TOKENS - 1)), max_size=8),

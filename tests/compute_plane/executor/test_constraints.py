@@ -78,6 +78,17 @@ def test_a_constraint_is_forgotten_with_its_step() -> None:
         assert plane.tokens(batch) == wanted
 
 
+def test_a_step_that_goes_on_from_the_last_one_is_checked_all_the_same() -> None:
+    plane = Plane()
+    plane.tokens(first_step())
+    rows = [(slot, len(prompt), 1) for slot, prompt in enumerate(PROMPTS)]
+    plane.tokens(step(rows))
+    batch = step([(slot, position + 1, 1) for slot, position, _ in rows])
+    with pytest.raises(InvalidBatch, match="allows no token"):
+        plane.run(constrained(batch, {1: []}))
+    assert plane.tokens(constrained(batch, {1: list(b"z")}))[1] == ord("z")
+
+
 def test_every_sample_of_a_row_keeps_to_its_constraint() -> None:
     keys = [SamplingKey(1.0, 1.0, 5, index) for index in range(3)]
     starts = [start(slot, b"abc", range(7), key) for slot, key in enumerate(keys)]
