@@ -13,17 +13,17 @@ def reader_of(generation: Generation, answer_format: AnswerFormat | None) -> Ans
     """Return what reads an answer, from behind what its client has; None: nothing is to be read."""
     if answer_format is None:
         return None
-    reader = AnswerReader(answer_format, generation.prompt_token_ids, generation.params.seed)
+    reader = AnswerReader(answer_format, generation.prompt_token_ids, generation.params)
     reader.push(0, generation.continued_text)
     return reader
 
 
-def whole_parts(reader: AnswerReader, sample: int, text: str) -> inference_pb2.AnswerParts:
-    """Return the parts of a whole text."""
-    parts, rest = reader.push(sample, text), reader.finish(sample)
+def whole_parts(reader: AnswerReader, sample: int) -> inference_pb2.AnswerParts:
+    """Return the parts of a sample, all of whose text was fed to the reader."""
+    parts = reader.finish(sample)
     return inference_pb2.AnswerParts(
-        content=parts.content + rest.content,
-        reasoning_content=parts.reasoning + rest.reasoning,
+        content=parts.content,
+        reasoning_content=parts.reasoning,
         tool_calls=[
             inference_pb2.ToolCall(
                 id=reader.call_id(sample, call.number),
@@ -35,12 +35,8 @@ def whole_parts(reader: AnswerReader, sample: int, text: str) -> inference_pb2.A
     )
 
 
-def parts_delta(
-    reader: AnswerReader, sample: int, parts: Parts
-) -> inference_pb2.AnswerPartsDelta | None:
-    """Return what is new; None: nothing."""
-    if not any(parts):
-        return None
+def parts_delta(reader: AnswerReader, sample: int, parts: Parts) -> inference_pb2.AnswerPartsDelta:
+    """Return what is new."""
     return inference_pb2.AnswerPartsDelta(
         content=parts.content,
         reasoning_content=parts.reasoning,

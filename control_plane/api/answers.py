@@ -18,6 +18,7 @@ from control_plane.api.convert import (
 )
 from control_plane.engine.frontend import Generation, TextDelta
 from control_plane.metrics.visits import note_streamed
+from control_plane.text.answers.parts import NOTHING
 from control_plane.text.answers.reader import AnswerReader
 from protos.hetero.inference.v1 import inference_pb2
 from protos.hetero.inference.v1.inference_pb2 import GenerateStreamResponse
@@ -62,13 +63,15 @@ async def whole_answer(
     while True:
         delta = await generation.next_delta()
         samples[delta.sample_index].take(delta)
+        if reader is not None:
+            reader.feed(delta.sample_index, delta.text)
         if delta.end is not None:
             break
     for sample in samples:
         message = sample.message
         message.text = "".join(sample.text)
         if reader is not None:
-            message.parts.CopyFrom(whole_parts(reader, message.index, message.text))
+            message.parts.CopyFrom(whole_parts(reader, message.index))
     first, end = samples[0].message, delta.end
     return inference_pb2.GenerateResponse(
         request_id=head.request_id,
@@ -142,7 +145,10 @@ async def events(
 
 
 def _rest(piece: TextDelta, reader: AnswerReader | None) -> inference_pb2.AnswerPartsDelta | None:
-    """Return what was held back of a sample that has ended."""
+    """Return what was held back of a sample that has ended.
+
+    Maybe nothing, which tells a client that the text has come apart: all of it may be marks.
+    """
     if reader is None:
         return None
     return parts_delta(reader, piece.sample_index, reader.finish(piece.sample_index))
@@ -160,9 +166,9 @@ def _delta(piece: TextDelta, reader: AnswerReader | None) -> GenerateStreamRespo
         delta.logprobs.extend(logprobs_to_proto(piece.logprobs))
     if reader is not None:
         index = piece.sample_index
-        parts = parts_delta(reader, index, reader.push(index, piece.text))
-        if parts is not None:
-            delta.parts.CopyFrom(parts)
+        parts = reader.push(index, piece.text)
+        if parts is not NOTHING:
+            delta.parts.CopyFrom(parts_delta(reader, index, parts))
     return event
 
 

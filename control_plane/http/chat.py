@@ -49,9 +49,9 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
     ) as answers:
         reader = None
         if prompt.answer is not None:
-            seed = answers.prompt_of(0).params.seed
+            effective = answers.prompt_of(0).params
             max_calls = 1 if request.parallel_tool_calls is False else None
-            reader = AnswerReader(prompt.answer, prompt.token_ids, seed, max_calls=max_calls)
+            reader = AnswerReader(prompt.answer, prompt.token_ids, effective, max_calls=max_calls)
         shape = ChatShape(engine, Messages(reader), wants_logprobs=bool(request.logprobs))
         if request.stream:
             await send_stream(
@@ -101,7 +101,8 @@ class ChatShape:
         return found
 
     def keep(self, index: int, piece: Piece) -> None:
-        """Spell the log-probabilities of a piece."""
+        """Spell the log-probabilities of a piece, and read its text."""
+        self._messages.feed(index, piece.text)
         if piece.logprobs:
             entries = chat_logprobs(self._speller, piece.token_ids, piece.logprobs)
             self._kept.setdefault(index, SpelledList()).extend(entries)

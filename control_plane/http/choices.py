@@ -35,7 +35,7 @@ class ChoiceShape(Protocol):
         ...
 
     def keep(self, index: int, piece: Piece) -> None:
-        """Take the log-probabilities of a piece, for `whole`; called in order."""
+        """Take what is to be done with a piece before `whole`; called in order."""
         ...
 
     async def whole(

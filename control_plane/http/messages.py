@@ -32,19 +32,23 @@ class Messages:
             return TOOL_CALLS
         return reason
 
+    def feed(self, index: int, text: str) -> None:
+        """Take the next piece of a message that is to be whole."""
+        if self._reader is not None:
+            self._reader.feed(index, text)
+
     def whole(self, index: int, text: str) -> dict[str, object]:
-        """Return the message of a whole text."""
+        """Return a message that is at its end, `text` all of it."""
         if self._reader is None:
             return {"role": "assistant", "content": text, "refusal": None}
-        parts, rest = self._reader.push(index, text), self._reader.finish(index)
-        content, reasoning = parts.content + rest.content, parts.reasoning + rest.reasoning
+        parts = self._reader.finish(index)
         message: dict[str, object] = {
             "role": "assistant",
-            "content": content if content or not parts.calls else None,
+            "content": parts.content if parts.content or not parts.calls else None,
             "refusal": None,
         }
-        if reasoning:
-            message["reasoning_content"] = reasoning
+        if parts.reasoning:
+            message["reasoning_content"] = parts.reasoning
         if parts.calls:
             message["tool_calls"] = [self._begin(index, call) for call in parts.calls]
         return message

@@ -23,6 +23,9 @@ _OTHERS: Final = ("id", "type")
 _IN_TEXT = re.compile(r'["\\]')
 _IN_VALUE = re.compile(r'["{}\[\]]')
 
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character, which JSON can spell and UTF-8 cannot."""
+
 _Step = Callable[[str, int], int]
 
 
@@ -165,7 +168,7 @@ class CallObject:
 
     def _take_name(self, name: str) -> None:
         self._step = self._want_comma
-        if not name or self._name is not None:
+        if not name or self._name is not None or _HALF.search(name):
             self.is_wrong = True
             return
         self._name = name

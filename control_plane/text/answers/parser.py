@@ -15,6 +15,9 @@ from control_plane.text.answers.until import SPACE, Until
 THINK: Final = "<think>"
 END_OF_THINKING: Final = "</think>"
 
+_MOST_AT_ONCE: Final = 1024
+"""Characters. Steps return the rest of what they are given: of more it would be a long copy."""
+
 
 class Thinking(enum.Enum):
     """Where the reasoning of an answer is."""
@@ -64,7 +67,9 @@ class AnswerParser:
             Thinking.HAS_BEGUN: self._behind_think,
             Thinking.IS_OVER: self._answer,
         }[answer_format.thinking]
-        self._held = ""  # at the start, where it may be the beginning of `<think>`
+        # At the start: space, and what may be the beginning of `<think>`.
+        self._start_space: list[str] = []
+        self._held = ""
         self._end = Until((END_OF_THINKING,))
 
     @property
@@ -74,29 +79,39 @@ class AnswerParser:
 
     def push(self, text: str) -> Parts:
         """Take the next piece of the text; the parts that are certain now."""
-        while text:
-            text = self._step(text)
+        self.feed(text)
         return self._draft.take()
 
+    def feed(self, text: str) -> None:
+        """Take the next piece of the text; its parts come with the next ones that are returned."""
+        for at in range(0, len(text), _MOST_AT_ONCE):
+            rest = text[at : at + _MOST_AT_ONCE]
+            while rest:
+                rest = self._step(rest)
+
     def finish(self) -> Parts:
-        """Return what was held back: the text is over."""
+        """Return what was held back, and what was fed: the text is over."""
         self._draft.think(self._end.finish())
-        self._answer(self._held)
+        self._answer("".join((*self._start_space, self._held)))
         if self._calls is not None:
             self._calls.finish()
         return self._draft.take()
 
     def _at_start(self, text: str) -> str:
         """Take text while it may be the beginning of `<think>`."""
-        held = self._held + text
-        begun = held.lstrip(SPACE)
+        if not self._held:
+            begun = text.lstrip(SPACE)
+            self._start_space.append(text[: len(text) - len(begun)])
+            text = begun
+        begun = self._held + text
         if THINK.startswith(begun) and begun != THINK:
-            self._held = held
+            self._held = begun
             return ""
-        self._held = ""
+        space = "".join(self._start_space)
+        self._start_space, self._held = [], ""
         if not begun.startswith(THINK):
             self._step = self._answer
-            return held
+            return space + begun
         self._step = self._behind_think
         return begun.removeprefix(THINK)
 

@@ -31,7 +31,7 @@ class Draft:
     """Collects what readers of an answer find, until it is taken.
 
     `max_calls`: those beyond it are left out; None: as many as come. `num_calls`: that began.
-    `is_calling`: the last of them has all its arguments.
+    `is_calling`: the last of them that is not left out has all its arguments.
     """
 
     __slots__ = ("_calls", "_content", "_max_calls", "_reasoning", "is_calling", "num_calls")
@@ -57,8 +57,8 @@ class Draft:
     def begin_call(self, name: str) -> None:
         """Begin the next call."""
         self.num_calls += 1
-        self.is_calling = False
         if self._is_wanted:
+            self.is_calling = False
             self._calls[self.num_calls - 1] = (name, [])
 
     def add_arguments(self, text: str) -> None:

@@ -18,6 +18,7 @@ from control_plane.text.answers.parser import (
     AnswerFormat,
     Thinking,
 )
+from control_plane.text.answers.until import SPACE
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.tokenizer import PlainTokenizer, Tokenizer
 from planes.errors import TokenizationError
@@ -33,6 +34,9 @@ CALL_READERS: Final[Mapping[str, type[CallReader]]] = {
 TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)
 REASONING_PARSERS: Final = (AUTO, NONE, "think", "deepseek_r1", "qwen3")
 """The last two are other names of `think`, those of vLLM."""
+
+_MOST_READ: Final = 1 << 14
+"""Characters that a template writes for a call; it may write millions, and a server would wait."""
 
 _CALL: Final = {"name": "look_up", "arguments": {"key": "a b", "count": 2}}
 _ASKING: Final[list[Mapping[str, object]]] = [{"role": "user", "content": "hello"}]
@@ -103,7 +107,9 @@ class AnswerFormats:
         if not self.has_reasoning:
             return Thinking.IS_OVER
         if continued is not None:
-            is_inside = continued.rfind(THINK) > continued.rfind(END_OF_THINKING)
+            # As of an answer: reasoning is what it begins with, elsewhere the mark is a word.
+            begins = continued.lstrip(SPACE).startswith(THINK)
+            is_inside = begins and END_OF_THINKING not in continued
             return Thinking.HAS_BEGUN if is_inside else Thinking.IS_OVER
         end = prompt.rstrip()
         if end.endswith(THINK):
@@ -128,7 +134,7 @@ def format_of_calls(template: ChatTemplate) -> str | None:
     begun = next((text for text in beginnings if calling.startswith(text)), None)
     if begun is None:
         return None
-    written = calling.removeprefix(begun)
+    written = calling.removeprefix(begun)[:_MOST_READ]
     found = [name for name, reader in CALL_READERS.items() if _reads(reader, written)]
     return found[0] if len(found) == 1 else None
 

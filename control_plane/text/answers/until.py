@@ -32,22 +32,28 @@ class Until:
     def __init__(self, markers: Sequence[str]) -> None:
         self._markers = markers
         self._matcher = StopMatcher(markers)
-        self._space = ""
+        self._space: list[str] = []  # in pieces: a model that is lost writes nothing else
 
     def push(self, text: str) -> Reached:
         """Take the next piece. Behind a marker it begins anew."""
         known = self._matcher.held + text
         released, marker = self._matcher.push(text)
-        certain = self._space + released
-        said = certain.rstrip(SPACE)
-        self._space = certain[len(said) :]
+        said = released.rstrip(SPACE)
+        space = released[len(said) :]
+        if said:
+            said = self._take_space() + said
+        self._space.append(space)
         if marker is None:
             return Reached(said)
-        opening, self._space = self._space + marker, ""
+        opening = self._take_space() + marker
         self._matcher = StopMatcher(self._markers)
         return Reached(said, opening, known[len(released) + len(marker) :])
 
     def finish(self) -> str:
         """Return what was held back: there is no marker any more."""
-        rest, self._space = self._space + self._matcher.finish(), ""
-        return rest
+        return self._take_space() + self._matcher.finish()
+
+    def _take_space(self) -> str:
+        space = "".join(self._space)
+        self._space.clear()
+        return space

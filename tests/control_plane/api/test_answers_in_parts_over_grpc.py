@@ -15,7 +15,8 @@ from hetero_infer.client.answers import AnswerParts, AnswerSoFar
 from hetero_infer.client.convert import answer_from_proto, event_from_proto
 from protos.hetero.inference.v1 import inference_pb2 as pb
 from tests.control_plane.http.conftest import Served
-from tests.control_plane.text.known_templates import QWEN
+from tests.control_plane.http.test_answers_of_chats_come_in_parts import MarkingTokenizer
+from tests.control_plane.text.known_templates import MISTRAL, QWEN
 
 TOOL = pb.Tool(name="weather")
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Köln"}}\n</tool_call>'
@@ -38,9 +39,9 @@ def asked(*, messages=(), n=1, **fields) -> pb.ChatRequest:
     return pb.ChatRequest(messages=messages, sampling=sampling, **fields)
 
 
-def serving(story, says, template=QWEN):
+def serving(story, says, template=QWEN, **options):
     async def main():
-        served = Served(template=template, attached=False)
+        served = Served(template=template, attached=False, **options)
         served.engine.says = says
         interceptors._request_id.set("of the test")
         access = EngineAccess(Gate())
@@ -75,10 +76,30 @@ def test_text_stays_all_of_it_and_the_parts_come_beside_it():
             "assistant", "Let me see.", tool_calls=(first, second), reasoning_content="Rain?"
         )
         assert whole.finish_reason == "stop"
-        _, answer = await streamed(servicer, asked(tools=[TOOL]))
+        events, answer = await streamed(servicer, asked(tools=[TOOL]))
         assert answer.samples == whole.samples
+        parts = [event.parts for event in events if isinstance(event, Delta) and event.parts]
+        calls = [call for new in parts for call in new.tool_calls]
+        assert [call.id for call in calls if call.id or call.name] == [first.id, second.id]
 
     serving(story, [SAYS])
+
+
+def test_a_marker_that_is_a_special_token_is_seen_where_there_are_tools():
+    text = '[{"name": "weather", "arguments": {}}]'
+
+    async def story(servicer, _):
+        for fields, wanted in (
+            ({"tools": [TOOL]}, f"[TOOL_CALLS]{text}"),
+            ({}, text),
+        ):
+            whole = answer_from_proto(await servicer.Chat(asked(**fields), None))
+            assert whole.text == wanted
+            assert [call.name for call in whole.message.tool_calls] == ["weather"] * len(fields)
+            _, answer = await streamed(servicer, asked(**fields))
+            assert answer.samples == whole.samples
+
+    serving(story, [[258, *text.encode()]], MISTRAL, tokenizer=MarkingTokenizer())
 
 
 def test_samples_have_parts_of_their_own():
@@ -93,6 +114,27 @@ def test_samples_have_parts_of_their_own():
         assert whole.samples[2].parts == AnswerParts("", "hm")
 
     serving(story, [SAYS, "Hi <tool_ca", "<think>hm"])
+
+
+def test_what_was_held_back_of_the_sample_that_ends_last_is_not_the_first_ones_too():
+    async def story(servicer, _):
+        _, answer = await streamed(servicer, asked(tools=[TOOL], n=2))
+        assert [sample.parts.content for sample in answer.samples] == ["Hi", "Well <tool_ca"]
+
+    serving(story, ["Hi", "Well <tool_ca"])
+
+
+@pytest.mark.parametrize("says", ["<think>\n\n</think>\n\n", "<think>", ""])
+def test_an_answer_of_nothing_but_marks_says_nothing_streamed_too(says):
+    async def story(servicer, _):
+        whole = answer_from_proto(await servicer.Chat(asked(), None))
+        assert whole.samples[0].parts == AnswerParts()
+        for count in (1, 2):
+            _, answer = await streamed(servicer, asked(n=count))
+            assert [sample.parts for sample in answer.samples] == [AnswerParts()] * count
+            assert answer.message.content == ""
+
+    serving(story, [says] * 2)
 
 
 def test_an_answer_of_which_nothing_comes_apart_has_no_parts():

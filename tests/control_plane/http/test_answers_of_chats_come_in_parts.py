@@ -7,7 +7,7 @@ import json
 import pytest
 
 from control_plane.text.simple_tokenizer import SimpleTokenizer
-from tests.control_plane.text.known_templates import LLAMA, MISTRAL, QWEN
+from tests.control_plane.text.known_templates import DEEPSEEK, LLAMA, MISTRAL, QWEN
 
 PATH = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -118,6 +118,10 @@ def test_a_call_that_is_cut_off_says_so(on_loop):
         assert choice["finish_reason"] == "length"
         (call,) = choice["message"]["tool_calls"]
         assert '{"town": "Köln"}'.startswith(call["function"]["arguments"])
+        fields["max_tokens"] = len(CALL.encode()) - 3  # the arguments are whole, the answer is not
+        (choice,) = (await served.chat(**fields))["choices"]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"town": "Köln"}'
         (choice,) = (await served.chat(**asked(tools=TOOLS, stop="ln")))["choices"]
         assert choice["finish_reason"] == "stop"
         assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"town": "Kö'
@@ -283,3 +287,24 @@ def test_a_template_that_leaves_the_message_out_is_told(on_loop):
         assert "leaves out what the last message says" in error["message"]
 
     on_loop(test, template="{{ messages[0].content }}")
+
+
+@pytest.mark.parametrize(
+    ("form", "says", "content", "reasoning"),
+    [
+        ({"json_object": True}, '{"a": 1}', '{"a": 1}', None),
+        ({"json": {"type": "object"}}, '{"a": 1}', '{"a": 1}', None),
+        ({"choice": ["yes", "no"]}, "yes", "yes", None),
+        ({"regex": "[a-z]+</think>[a-z]+"}, "hm</think>yes", "yes", "hm"),
+    ],
+)
+def test_a_form_without_a_place_for_thoughts_is_content_though_the_prompt_opens_them(
+    on_loop, form, says, content, reasoning
+):
+    async def test(served):
+        served.engine.says = [says]
+        (choice,) = (await served.chat(**asked(structured_outputs=form)))["choices"]
+        assert choice["message"]["content"] == content
+        assert choice["message"].get("reasoning_content") == reasoning
+
+    on_loop(test, template=DEEPSEEK)

@@ -41,6 +41,9 @@ CALLS = [
      '"arguments": "{}"}', []),
     ("hermes", f'<tool_call>{{"name": "{LONG_NAME}"}}', f'<tool_call>{{"name": "{LONG_NAME}"}}',
      []),
+    # Half a character is no name: no answer could spell it.
+    ("hermes", '<tool_call>{"name": "\\ud83d"}', '<tool_call>{"name": "\\ud83d"}', []),
+    ("hermes", '<tool_call>{"name": "\\ud83d\\ude00"}</tool_call>', "", [("😀", "{}")]),
     ("hermes", '<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>', "<tool_call>",
      [F]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_cards>', "</tool_cards>", [F]),
@@ -48,6 +51,13 @@ CALLS = [
      [F, F]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {}, "oh": 1}', ', "oh": 1}', [F]),
     ("hermes", '<tool_call>{"name": "f", ', '<tool_call>{"name": "f", ', []),
+    ("hermes", f'<tool_call>{{"name": "{LONG_NAME[2:]}\\n"}}',
+     f'<tool_call>{{"name": "{LONG_NAME[2:]}\\n"}}', []),
+    ("hermes", '<tool_call>{"name": "f", "name": "g"}', '<tool_call>{"name": "f", "name": "g"}',
+     []),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "arguments": {}, "name": "f"}',
+     '<tool_call>{"arguments": {"a": 1}, "arguments": {}, "name": "f"}', []),
+    ("hermes", '<tool_call>{"id": "a\nb", "name": "f"}</tool_call>', "", [F]),
     # From their first brace on arguments are passed on as they are.
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1', "", [("f", '{"x": 1')]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {x: }}</tool_call>', "", [("f", "{x: }")]),
@@ -76,6 +86,9 @@ CALLS = [
     ("mistral", f"[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{{}}[TOOL_CALLS]g [ARGS] {G[1]}", "",
      [F, G]),
     ("mistral", "[TOOL_CALLS]f{}Done", "Done", [F]),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}} ]Done[TOOL_CALLS]', "Done[TOOL_CALLS]",
+     [F]),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}][TOOL_CALLS]f{}]', "]", [F, F]),
     ("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", []),
     ("mistral", "[TOOL_CALLS] []", "[TOOL_CALLS] []", []),
     ("mistral", "[TOOL_CALLS]f[ARG]{}", "[TOOL_CALLS]f[ARG]{}", []),
@@ -92,6 +105,7 @@ THOUGHTS = [
     (MAY_BEGIN, "<think>hm, ", "hm, ", ""),
     (MAY_BEGIN, "Hi <think>no</think>", "", "Hi <think>no</think>"),
     (MAY_BEGIN, " <thi", "", " <thi"),
+    (MAY_BEGIN, "\u3000<think>a", "", "\u3000<think>a"),
     (MAY_BEGIN, " \n", "", " \n"),
     (Thinking.HAS_BEGUN, "\nhm\n</think>\n\nHi </think>", "hm", "Hi </think>"),
     (Thinking.HAS_BEGUN, "<think>hm", "<think>hm", ""),
@@ -214,6 +228,25 @@ def test_calls_beyond_those_that_are_wanted_are_left_out():
         assert read(given, pieces, max_calls=1) == (" and", "", [F])
 
 
+def test_a_call_that_is_left_out_does_not_change_that_the_first_is_whole():
+    given = AnswerFormat(Thinking.IS_OVER, HermesReader)
+    begun = '<tool_call>{"name": "f", "arguments": {'
+    for max_calls, is_calling in ((1, True), (2, False), (None, False)):
+        parser = given.parser(max_calls=max_calls)
+        parser.push(f"{begun}}}}}</tool_call>{begun}")
+        parser.finish()
+        assert parser.is_calling is is_calling
+
+
+def test_what_is_fed_comes_with_the_next_that_is_pushed_or_at_the_end():
+    parser = AnswerFormat(MAY_BEGIN, HermesReader).parser()
+    parser.feed("<think>hm</think>We")
+    assert parser.push("ll") == Parts("Well", "hm")
+    parser.feed('<tool_call>{"name": "f", "argu')
+    parser.feed('ments": {}}</tool_call>')
+    assert parser.finish() == Parts(calls=((0, "f", "{}"),))
+
+
 def test_an_answer_that_goes_on_with_a_message_does_not_begin_with_a_call():
     text = '{"name": "f", "parameters": {}}'
     given = AnswerFormat(Thinking.IS_OVER, Llama3JsonReader, is_start=False)
@@ -227,3 +260,38 @@ def test_a_long_answer_is_read_in_time_that_grows_with_it():
     argument = "x" * 50_000
     text = f'<tool_call>{{"arguments": {{"a": "{argument}"}}, "name": "f"}}</tool_call>'
     assert read(given, [*text])[2] == [("f", f'{{"a": "{argument}"}}')]
+
+
+@pytest.mark.parametrize("thinking", list(Thinking))
+@pytest.mark.parametrize("start", ["", "x", "<think>", '<tool_call>{"name": "f", "arguments": {}}'])
+def test_space_without_end_is_read_in_time_that_grows_with_it(thinking, start):
+    # A quadratic reader would look at some gigabytes: models that are lost write such answers.
+    text = start + "\n" * 100_000
+    content, reasoning, calls = read(AnswerFormat(thinking, HermesReader), [*text])
+    assert calls or content.count("\n") + reasoning.count("\n") in (0, 100_000)
+
+
+HOSTILE = {
+    "hermes": ["<tool_call>", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'],
+    "llama": ["<|python_tag|>", '{"name": "f", "parameters": {}};'],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]f[CALL_ID]"],
+}
+
+
+@pytest.mark.parametrize(
+    ("reader", "piece"), [(reader, piece) for reader in HOSTILE for piece in HOSTILE[reader]]
+)
+def test_a_reader_is_never_given_more_than_a_little_at_once(reader, piece):
+    """What is taken from the front of a long text is taken by copying the rest."""
+    longest = 0
+
+    class Counting(READERS[reader]):
+        def push(self, text):
+            nonlocal longest
+            longest = max(longest, len(text))
+            super().push(text)
+
+    text = piece * 10_000
+    found = read(AnswerFormat(Thinking.IS_OVER, Counting), [text])
+    assert longest <= 1024
+    assert found == read(AnswerFormat(Thinking.IS_OVER, READERS[reader]), [*text])

@@ -21,6 +21,18 @@ from tests.control_plane.text.known_templates import (
     QWQ,
 )
 
+WRITTEN = "{{ m.tool_calls[0].function | tojson }}"
+
+
+def writing(calls) -> str:
+    """A template that writes this for a message with a call."""
+    return f"{{% for m in messages if m.tool_calls %}}{calls}{{% endfor %}}"
+
+
+HERMES = f"<tool_call>{WRITTEN}</tool_call>"
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+ENDLESS = f"{{% if tools %}}{LOOPS}{{% endif %}}"
+LATE = writing(f"{{% for i in range(99999) %}}-{{% endfor %}}{HERMES}")
 ASK = [{"role": "user", "content": "Hi"}]
 
 
@@ -40,6 +52,22 @@ def formats(source, **options) -> AnswerFormats:
         (QWQ, "hermes", True),  # its prompt begins the answer otherwise than its earlier messages
         (QWEN_CODER, None, False),  # calls in another format between the same markers
         ("{{ messages[0].content }}", None, False),
+        ("{{ raise_exception('no') }}", None, False),
+        ("{% if tools %}{{ raise_exception('no') }}{% endif %}<tool_call>", None, False),
+        (writing(HERMES), "hermes", False),
+        (writing(f"{HERMES}[TOOL_CALLS][{WRITTEN}]"), None, False),  # two formats
+        (writing(HERMES + HERMES), None, False),  # two calls of one
+        (writing('<tool_call>{"name": "look_up", "arguments": {}}'), None, False),  # another call
+        (
+            writing('<tool_call>{"name": "look", "arguments": {"key": "a b", "count": 2}}'),
+            None,
+            False,
+        ),
+        (ENDLESS, None, False),
+        (LATE, None, False),
+        (LATE.replace("99999", "99"), "hermes", False),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", None, False),
+        ("{{ messages[1].nothing.at_all }}", None, False),
         ("{{ messages[0].content }}<think>", None, True),
         ("{{ messages[0].content.split('</think>')[-1] }}", None, True),
         (None, None, False),
@@ -80,7 +108,14 @@ def test_the_prompt_shows_where_the_reasoning_is(source, variables, thinking):
 
 @pytest.mark.parametrize(
     ("continued", "thinking"),
-    [("<think>\nWell", Thinking.HAS_BEGUN), ("<think>hm</think>Well", None), ("Well", None)],
+    [
+        ("<think>\nWell", Thinking.HAS_BEGUN),
+        (" \n<think>", Thinking.HAS_BEGUN),
+        ("<think>hm</think>Well", None),
+        ("<think>hm</think>The mark <think>", None),
+        ("The mark <think> begins", None),
+        ("Well", None),
+    ],
 )
 def test_a_message_that_is_gone_on_with_shows_it_too(continued, thinking):
     prompt = f"<|im_start|>assistant\n{continued}"
@@ -88,7 +123,13 @@ def test_a_message_that_is_gone_on_with_shows_it_too(continued, thinking):
     assert (found and found.thinking) == thinking
 
 
-def test_markers_that_are_special_tokens_are_spelled_out():
+def test_only_an_answer_that_begins_a_message_is_at_its_start():
+    assert formats(LLAMA).of("A: ", has_tools=True).is_start
+    assert not formats(LLAMA).of("A: Well", has_tools=True, continued="Well").is_start
+
+
+def tokenizer_with(special, added=()):
+    """One of bytes, and names of ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     from control_plane.text.huggingface_tokenizer import load_huggingface_tokenizer
@@ -97,18 +138,43 @@ def test_markers_that_are_special_tokens_are_spelled_out():
     backend = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["</s>", "[TOOL_CALLS]"])
-    backend.add_tokens(["[ARGS]"])  # an added one that is not special has text as it is
-    tokenizer = load_huggingface_tokenizer(backend.to_str().encode())
+    backend.add_special_tokens(["</s>", *special])
+    backend.add_tokens([*added])
+    return load_huggingface_tokenizer(backend.to_str().encode()), backend.token_to_id
+
+
+def test_markers_that_are_special_tokens_are_spelled_out():
+    # An added one that is not special has text as it is.
+    tokenizer, token_id = tokenizer_with(["[TOOL_CALLS]"], ["[ARGS]"])
     known = AnswerFormats(tokenizer, ChatTemplate(MISTRAL))
     found = known.of("", has_tools=True)
-    assert found.spelled == {backend.token_to_id("[TOOL_CALLS]"): "[TOOL_CALLS]"}
+    assert found.spelled == {token_id("[TOOL_CALLS]"): "[TOOL_CALLS]"}
+
+
+@pytest.mark.parametrize(
+    ("parser", "of_calls"),
+    [
+        ("hermes", ["<tool_call>", "</tool_call>"]),
+        ("llama3_json", ["<|python_tag|>"]),
+        ("mistral", ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]),
+    ],
+)
+def test_marks_of_calls_are_spelled_where_there_are_tools_those_of_reasoning_always(
+    parser, of_calls
+):
+    thinks = ["<think>", "</think>"]
+    tokenizer, _ = tokenizer_with([*of_calls, *thinks])
+    known = AnswerFormats(tokenizer, None, tool_call_parser=parser, reasoning_parser="think")
+    for has_tools, names in ((False, thinks), (True, [*thinks, *of_calls])):
+        found = known.of("A: ", has_tools=has_tools)
+        assert sorted(found.spelled.values()) == sorted(names)
 
 
 def test_a_call_has_the_same_id_whenever_the_same_request_makes_it():
     ids = CallIds([1, 2, 300_000], seed=2**64 - 1)
     known = {ids.name(sample, call) for sample in range(3) for call in range(3)}
     assert len(known) == 9
+    assert ids.name(1, 11) != ids.name(11, 1)
     assert all(len(name) == 9 and name.isalnum() and name.isascii() for name in known)
     assert CallIds([1, 2, 300_000], seed=2**64 - 1).name(2, 1) == ids.name(2, 1)
     assert CallIds([1, 2], seed=2**64 - 1).name(0, 0) not in known
