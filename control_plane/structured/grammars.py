@@ -26,6 +26,7 @@ from control_plane.core.structured_outputs import (
     MAX_REGEX_CHARACTERS,
     StructuredOutputs,
 )
+from control_plane.errors import QueueFullError
 from control_plane.structured.matcher import Matchers, first_line
 from control_plane.structured.vocabulary import Vocabulary
 from planes.errors import ValidationError
@@ -55,6 +56,17 @@ LIMITS: Final = {
     "max_grammar_size": 200_000,
 }
 
+MAX_ITEMS_IN_ROW: Final = {"grammar": 400}
+"""How many ways to read a text are followed at once, by kind; 2000 for others. Only a grammar of a
+caller's own may have more the longer its text is, and the time of a step grows with the cube:
+`s: s s | s s s | "a" | ` took 25 ms at 400, and 2 s at 2000."""
+
+MAX_WAITING: Final = 1024
+"""Requests that wait to be constrained; each takes milliseconds, a hostile one up to a second."""
+
+OPTIONS: Final = "x-guidance"
+"""Under this name a schema tells the library how to compile it."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -72,6 +84,7 @@ class Grammars:
         self._eos_token_ids = tuple(eos_token_ids)
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
+        self._num_waiting = 0
         # What follows belongs to the compiling thread.
         self._vocabulary: LLTokenizer | None = None
         self._matchers: Matchers | None = None
@@ -80,18 +93,32 @@ class Grammars:
     def constrain(self, request: Request) -> Future[tuple[Constraint, ...]]:
         """Begin to make a constraint for each sample of a request, behind the tokens it has.
 
-        The future raises ValidationError for a structure that is none, is not supported or is too
-        much, and for tokens that do not follow it.
+        Raises QueueFullError where too many wait already. The future raises ValidationError for a
+        structure that is none, is not supported or is too much, and for tokens that do not follow
+        it; a request that is given up before its turn costs nothing.
         """
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-                before = threading.stack_size(STACK_BYTES)
-                try:
-                    return self._pool.submit(self._constrain, request)  # which starts its thread
-                finally:
-                    threading.stack_size(before)
-            return self._pool.submit(self._constrain, request)
+            if self._num_waiting >= MAX_WAITING:
+                raise QueueFullError(f"{MAX_WAITING} requests wait for {FIELD} already")
+            pool = self._pool or self._start()
+            self._num_waiting += 1
+            made = pool.submit(self._constrain, request)
+        made.add_done_callback(self._note_done)
+        return made
+
+    def _start(self) -> ThreadPoolExecutor:
+        """Start the compiling thread, which a pool does with the first thing it is given."""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            self._pool.submit(lambda: None)
+        finally:
+            threading.stack_size(before)
+        return self._pool
+
+    def _note_done(self, _made: Future[tuple[Constraint, ...]]) -> None:
+        with self._lock:
+            self._num_waiting -= 1
 
     # --- on the compiling thread ---
 
@@ -112,12 +139,11 @@ class Grammars:
         known = request.output_tokens
         if known and known[-1] in request.eos_token_ids:
             known = known[:-1]
-        for token in known:
-            self._matchers.advance([(made[0], token)])
-            if made[0].error is not None:
-                raise ValidationError(
-                    f"continued does not follow {FIELD}: {made[0].error}", field="continued"
-                )
+        self._matchers.catch_up(made[0], known)
+        if made[0].error is not None:
+            raise ValidationError(
+                f"continued does not follow {FIELD}: {made[0].error}", field="continued"
+            )
         return made
 
     def _prepare(self) -> tuple[LLTokenizer, Matchers]:
@@ -141,7 +167,8 @@ class Grammars:
 
         try:
             grammar = _grammar(wanted)
-            matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_limits(LLParserLimits))
+            limits = _limits(LLParserLimits, wanted.kind)
+            matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
             error = matcher.get_error() if matcher.is_error() else ""
             allowed = b"" if error else matcher.compute_bitmask()
             error = error or (matcher.get_error() if matcher.is_error() else "")
@@ -155,8 +182,12 @@ class Grammars:
         return self._compiled[wanted]
 
 
-def _limits(make: type[LLParserLimits]) -> LLParserLimits:
-    return make(verbose_errors=False, **LIMITS)  # type: ignore[arg-type] # those are numbers
+def _limits(make: type[LLParserLimits], kind: str) -> LLParserLimits:
+    return make(
+        verbose_errors=False,
+        max_items_in_row=MAX_ITEMS_IN_ROW.get(kind),
+        **LIMITS,  # type: ignore[arg-type] # those are numbers
+    )
 
 
 def _grammar(wanted: StructuredOutputs) -> str:
@@ -169,25 +200,31 @@ def _grammar(wanted: StructuredOutputs) -> str:
         return LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.choice:
         spelled = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        spelled = spelled.replace("\x7f", r"\u007f")  # which Lark's notation does not take as it is
         return LLMatcher.grammar_from_lark(f"start: {spelled}")
     schema = wanted.json if isinstance(wanted.json, str) else '{"type": "object"}'
-    _check_patterns(schema)
+    options = _check_patterns(schema)
+    if isinstance(options, dict) and options.get("whitespace_flexible") is False:
+        return LLMatcher.grammar_from_json_schema(schema)  # a pattern would be used all the same
     return LLMatcher.grammar_from_json_schema(
         schema, defaults={"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
     )
 
 
-def _check_patterns(schema: str) -> None:
+def _check_patterns(schema: str) -> object:
     """Refuse a schema whose regular expressions together are longer than one may be alone.
 
-    The time that the library takes for one grows with the square of its length: 0.3 s for 4000
-    characters. Raises ValueError for what is no JSON.
+    Options of the library count as well, some are patterns: 12 000 characters of white space took
+    0.8 s. The time that the library takes for one grows with the square of its length: 0.3 s for
+    4000 characters. Returns those options. Raises ValueError for what is no JSON.
     """
     try:
-        waiting = [json.loads(schema)]
+        root = json.loads(schema)
+        options = root.get(OPTIONS) if isinstance(root, dict) else None
+        size = 0 if options is None else len(json.dumps(options))
     except RecursionError:
         raise ValueError("objects and lists are nested too deep") from None
-    size = 0
+    waiting = [root]
     while waiting:
         value = waiting.pop()
         if isinstance(value, list):
@@ -202,3 +239,4 @@ def _check_patterns(schema: str) -> None:
         raise ValueError(
             f"its patterns must have at most {MAX_REGEX_CHARACTERS} characters, they have {size}"
         )
+    return options

@@ -66,6 +66,14 @@ class Matchers:
         self._put(made, np.frombuffer(allowed, dtype=np.uint8))
         return made
 
+    def catch_up(self, matcher: Matcher, tokens: Sequence[int]) -> None:
+        """Take in the tokens of a text that is known, and compute only what may follow all."""
+        for token in tokens[:-1]:
+            if not matcher.grammar.consume_token(token) or matcher.grammar.is_error():
+                matcher.error = first_line(matcher.grammar.get_error())
+                return
+        self.advance([(matcher, token) for token in tokens[-1:]])
+
     def advance(self, taken: Sequence[tuple[Constraint, int]]) -> None:
         """Take in one token each."""
         going_on = []

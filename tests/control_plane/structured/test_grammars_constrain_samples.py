@@ -8,16 +8,21 @@ import json
 import string
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import Request
 from control_plane.core.structured_outputs import StructuredOutputs
+from control_plane.errors import QueueFullError
 from control_plane.structured.grammars import Grammars
+from control_plane.structured.matcher import Matchers
+from control_plane.structured.vocabulary import Vocabulary
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
 from planes.errors import ValidationError
 
+PATIENCE_S = 60.0
 VOCAB_SIZE = 300  # wider than the tokenizer's 259
 
 
@@ -63,6 +68,31 @@ def test_a_choice_ends_where_nothing_may_follow(grammars):
     assert allowed(one) == "t$"
     assert not one.is_complete
     say(one, "t")
+    assert one.is_complete
+
+
+def test_more_than_can_wait_are_refused_and_those_that_are_given_up_make_room(monkeypatch):
+    monkeypatch.setattr("control_plane.structured.grammars.MAX_WAITING", 2)
+    grammars = Grammars(SimpleTokenizer(), vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))
+    may_go_on = threading.Event()
+    monkeypatch.setattr(Vocabulary, "make", lambda *_: may_go_on.wait(PATIENCE_S))
+    first, second = (grammars.constrain(asked(StructuredOutputs(choice=("a",)))) for _ in range(2))
+    with pytest.raises(QueueFullError, match="2 requests wait for structured_outputs already"):
+        grammars.constrain(asked(StructuredOutputs(choice=("a",))))
+    assert second.cancel()
+    third = grammars.constrain(asked(StructuredOutputs(choice=("a",))))
+    assert not third.done()
+    may_go_on.set()
+    assert first.exception(PATIENCE_S) is not None  # that was no vocabulary
+
+
+def test_a_choice_may_have_any_character(grammars):
+    text = "\x00\x1f\x7f\x85\u2028/\U0001f600"
+    (one,) = constraints(grammars, StructuredOutputs(choice=(text, "no")))
+    for byte in text.encode():
+        assert not one.is_complete
+        one.constrainer.advance([(one, byte)])
+        assert one.error is None
     assert one.is_complete
 
 
@@ -134,6 +164,32 @@ def test_an_answer_that_is_continued_stands_where_its_tokens_end(grammars):
     with pytest.raises(ValidationError, match="continued does not follow") as caught:
         constraints(grammars, structure, '{"m')
     assert caught.value.field == "continued"
+
+
+def test_what_may_follow_is_computed_once_for_all_tokens_of_a_continued_answer(
+    grammars, monkeypatch
+):
+    computed = []
+    fill = Matchers._fill
+
+    def note(self, matchers):
+        computed.extend(matchers)
+        fill(self, matchers)
+
+    monkeypatch.setattr(Matchers, "_fill", note)
+    (one,) = constraints(grammars, StructuredOutputs(regex="a*b"), "a" * 500)
+    assert computed == [one]
+    assert allowed(one) == "ab"
+
+
+def test_a_grammar_that_is_read_in_ever_more_ways_ends_its_sample_while_steps_are_short(grammars):
+    (one,) = constraints(grammars, StructuredOutputs(grammar='start: s\ns: s s s | s s | "a" | '))
+    for _ in range(100):
+        one.constrainer.advance([(one, ord("a"))])
+        if one.error is not None:
+            break
+    assert one.error is not None
+    assert "items" in one.error
 
 
 WRONG = {
@@ -236,6 +292,16 @@ def test_patterns_of_a_schema_are_bounded_together(grammars):
     long = {"type": "string", "pattern": "a?" * 1100}
     schema = {"properties": {"a": long, "b": long}}
     with pytest.raises(ValidationError, match="at most 4096 characters, they have 4400"):
+        constraints(grammars, StructuredOutputs(json=schema))
+
+
+def test_patterns_in_the_options_of_a_schema_are_bounded_too(grammars):
+    schema = {"x-guidance": {"whitespace_flexible": False}, "type": "object"}
+    (one,) = constraints(grammars, StructuredOutputs(json=schema))
+    say(one, "{")
+    assert " " not in allowed(one)
+    schema["x-guidance"] = {"whitespace_pattern": "a?" * 2100}
+    with pytest.raises(ValidationError, match="at most 4096 characters"):
         constraints(grammars, StructuredOutputs(json=schema))
 
 
