@@ -293,7 +293,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         action = read_arguments(app, OTHERS, arguments, program=PROGRAM)
     except UsageError as error:
-        _say(f"error: {error.format_message().removesuffix('.')}{elsewhere(error)}")
+        place = elsewhere(error)
+        _say(f"error: {error.format_message().removesuffix('.')}{place}")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -61,8 +61,9 @@ def refuse_engine_flags(flags: Mapping[str, object]) -> None:
 def elsewhere(error: Exception) -> str:
     """Say where belongs what the command line does not know in front of all commands.
 
-    Of an option: who takes it; of a command: that a prompt has its flag. Empty if nobody takes it,
-    if typer knows what was meant, or if the error is another one.
+    Of an option: who takes it, and the error names none like it any more; of a command: that a
+    prompt has its flag. Empty if nobody takes it, if typer knows what was meant, or if the error is
+    another one.
     """
     option = getattr(error, "option_name", None)
     context = getattr(error, "ctx", None)
@@ -78,6 +79,8 @@ def elsewhere(error: Exception) -> str:
     ]
     if not takers:
         return ""
+    if hasattr(error, "possibilities"):
+        error.possibilities = None
     verb = "take" if len(takers) > 1 else "takes"
     return f": {' and '.join(takers)} {verb} it, behind the name of the command"
 

@@ -7,8 +7,6 @@ import re
 
 import grpc
 import httpx
-import jsonschema_rs
-import openai
 import pytest
 from pydantic import BaseModel, Field
 
@@ -54,7 +52,7 @@ def body(**more: object) -> dict:
 
 
 def test_answers_over_http_keep_to_their_schema(deployment):
-    is_valid = jsonschema_rs.validator_for(SCHEMA).is_valid
+    is_valid = pytest.importorskip("jsonschema_rs").validator_for(SCHEMA).is_valid
     url = f"http://{deployment.http}/v1/chat/completions"
     answer = httpx.post(url, json=body(n=4, temperature=1.2, seed=3), timeout=PATIENCE_S).json()
     for choice in answer["choices"]:
@@ -66,6 +64,7 @@ def test_answers_over_http_keep_to_their_schema(deployment):
 
 
 def test_the_openai_package_parses_what_comes(deployment):
+    openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"http://{deployment.http}/v1", api_key="-")
     answer = client.chat.completions.parse(
         model=MODEL,
