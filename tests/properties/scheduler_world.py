@@ -291,10 +291,12 @@ class World:
         assert not any(num_drafts) or not output.prefill_request_ids
         assert max(num_drafts, default=0) <= config.speculative_tokens
         self.check_order(output)
-        # Decodes first, unless prompts have waited long; only where memory plays no part.
+        # Decodes first, unless prompts have waited long; only where memory plays no part, and no
+        # decode row waits for its own newest token.
         is_calm = self.scheduler.get_stats().num_preemptions == 0 and not self.plane.has_refused
         is_simple = not self.has_forked and all(
-            r.params.n == 1 and r.params.beam_width is None for r in self.requests
+            r.params.n == 1 and r.params.beam_width is None and not r.constraints
+            for r in self.requests
         )
         if output.prefill_request_ids:
             if is_calm and is_simple and could_decode - set(batch.slots):
