@@ -23,7 +23,7 @@ from hetero_infer.commands.client_options import (
     NOT_CHATTED,
     chat_options,
     complete_options,
-    elsewhere,
+    message_of,
 )
 from hetero_infer.commands.command_line import UsageError, read_arguments
 from hetero_infer.commands.options import options_of, refuse_root_flags, with_options
@@ -293,8 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         action = read_arguments(app, OTHERS, arguments, program=PROGRAM)
     except UsageError as error:
-        place = elsewhere(error)
-        _say(f"error: {error.format_message().removesuffix('.')}{place}")
+        _say(f"error: {message_of(error)}")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

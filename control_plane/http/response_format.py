@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field, JsonValue, Tag
+from pydantic import BeforeValidator, Field, JsonValue, Tag
 
 from control_plane.core.structured_outputs import StructuredOutputs
-from control_plane.http.fields import Wire, one_of
+from control_plane.http.fields import Wire, one_of, wrong
 
 NAME: Final = "response_format"
 MAX_NAME_CHARACTERS: Final = 64
@@ -45,14 +45,22 @@ class JsonSchemaFormat(Wire):
 def _kind(given: object) -> str:
     """Tell the formats apart for `one_of`."""
     kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-    return f"~{kind}" if kind in ("text", "json_object", "json_schema") else ""
+    return f"~{kind}"
+
+
+def _check_type(given: object) -> object:
+    """Name the type as what is wrong, where the rest may be anything."""
+    if isinstance(given, dict) and given.get("type") not in ("text", "json_object", "json_schema"):
+        raise wrong("type", "Input should be 'text', 'json_object' or 'json_schema'")
+    return given
 
 
 ResponseFormat: TypeAlias = Annotated[
     Annotated[TextFormat, Tag("~text")]
     | Annotated[JsonObjectFormat, Tag("~json_object")]
     | Annotated[JsonSchemaFormat, Tag("~json_schema")],
-    one_of(_kind, "a format of the type text, json_object or json_schema"),
+    one_of(_kind, "an object"),
+    BeforeValidator(_check_type),
 ]
 
 

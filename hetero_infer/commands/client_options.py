@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Container, Iterable, Mapping
 
+from hetero_infer.commands.command_line import UsageError
 from hetero_infer.commands.options import NO, options_of
 from hetero_infer.commands.target import (
     ChatGenerationConfig,
@@ -58,31 +59,29 @@ def refuse_engine_flags(flags: Mapping[str, object]) -> None:
             )
 
 
-def elsewhere(error: Exception) -> str:
-    """Say where belongs what the command line does not know in front of all commands.
+def message_of(error: UsageError) -> str:
+    """Return typer's message; of what has its place behind a command, or in a flag, say where.
 
-    Of an option: who takes it, and the error names none like it any more; of a command: that a
-    prompt has its flag. Empty if nobody takes it, if typer knows what was meant, or if the error is
-    another one.
+    An option that a command takes is not said to be like another one; a word that is like no
+    command is taken for a prompt.
     """
+    message: str = error.format_message().removesuffix(".")
+    if error.ctx is None or error.ctx.parent is not None:
+        return message
     option = getattr(error, "option_name", None)
-    context = getattr(error, "ctx", None)
-    if context is None or context.parent is not None:
-        return ""
     if option is None:
-        is_no_command = str(error).startswith("No such command") and not str(error).endswith("?")
-        return "; a prompt is given by --input" if is_no_command else ""
+        is_no_command = message.startswith("No such command") and not message.endswith("?")
+        return f"{message}; a prompt is given by --input" if is_no_command else message
     takers = [
         f"`{command}`"
         for command, settings in (("chat", ChatSettings), ("complete", CompleteSettings))
         if any(option == item.flag for item in settings_of(settings))
     ]
     if not takers:
-        return ""
-    if hasattr(error, "possibilities"):
-        error.possibilities = None
+        return message
     verb = "take" if len(takers) > 1 else "takes"
-    return f": {' and '.join(takers)} {verb} it, behind the name of the command"
+    place = f"{' and '.join(takers)} {verb} it, behind the name of the command"
+    return f"{error.message}: {place}"
 
 
 def _heading(item: Setting) -> str:

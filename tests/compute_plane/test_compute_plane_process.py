@@ -75,6 +75,20 @@ def process(*flags: str, umask: int = -1) -> Iterator[Process]:
         started.close()
 
 
+def first_batch(opened: compute_pb2.OpenResponse) -> compute_pb2.ExecutionBatch:
+    """Return a session's first step: a prompt of two bytes."""
+    return compute_pb2.ExecutionBatch(
+        session=opened.session,
+        epoch=opened.epoch,
+        step_id=1,
+        starts=[start(0, b"hi", [0])],
+        slots=[0],
+        query_lens=[2],
+        positions=[0],
+        sampled_rows=[0],
+    )
+
+
 def run_to_end(*flags: str) -> tuple[int, list[str]]:
     """Start a plane that cannot start; its exit status and the lines it printed."""
     with process(*flags) as started:
@@ -101,18 +115,7 @@ def test_a_signal_ends_the_plane_with_status_zero_and_removes_its_socket(
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
             stub = compute_pb2_grpc.ComputeServiceStub(channel)
             opened = stub.Open(compute_pb2.OpenRequest(protocol_version=1))
-            output = stub.ExecuteOne(
-                compute_pb2.ExecutionBatch(
-                    session=opened.session,
-                    epoch=opened.epoch,
-                    step_id=1,
-                    starts=[start(0, b"hi", [0])],
-                    slots=[0],
-                    query_lens=[2],
-                    positions=[0],
-                    sampled_rows=[0],
-                )
-            )
+            output = stub.ExecuteOne(first_batch(opened))
             assert len(output.sampled_token_ids) == 1
             plane.popen.send_signal(number)
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -139,17 +142,7 @@ def test_a_step_that_never_ends_does_not_keep_the_plane_whoever_waits_for_it(
         with grpc.insecure_channel(plane.ready()) as channel:
             stub = compute_pb2_grpc.ComputeServiceStub(channel)
             opened = stub.Open(compute_pb2.OpenRequest(protocol_version=1), timeout=TIMEOUT_S)
-            batch = compute_pb2.ExecutionBatch(
-                session=opened.session,
-                epoch=opened.epoch,
-                step_id=1,
-                starts=[start(0, b"hi", [0])],
-                slots=[0],
-                query_lens=[2],
-                positions=[0],
-                sampled_rows=[0],
-            )
-            answer = stub.ExecuteOne.future(batch, timeout=10 * TIMEOUT_S)
+            answer = stub.ExecuteOne.future(first_batch(opened), timeout=10 * TIMEOUT_S)
             assert plane.popen.stderr.readline() == "stuck\n"
             plane.popen.send_signal(signal.SIGTERM)
             assert answer.exception(TIMEOUT_S) is not None

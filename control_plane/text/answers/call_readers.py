@@ -157,9 +157,9 @@ class Llama3JsonReader(CallReader):
     def __init__(self, draft: Draft, *, is_start: bool) -> None:
         super().__init__(draft, is_start=is_start)
         if is_start:
-            self._step = self._at_start
+            self._step = self._want_bare_object
 
-    def _at_start(self, text: str) -> str:
+    def _want_bare_object(self, text: str) -> str:
         text = self._skip_space(text)
         if not text:
             return ""
@@ -176,16 +176,8 @@ class Llama3JsonReader(CallReader):
             return ""
         if text[0] != ";":
             return self._back_to_content(text)
-        self._step = self._behind_semicolon
+        self._step = self._want_bare_object
         return self._skip(text)
-
-    def _behind_semicolon(self, text: str) -> str:
-        text = self._skip_space(text)
-        if not text:
-            return ""
-        if text[0] == "{":
-            return self._begin_object(text, takes_bare=False)
-        return self._back_to_content(text)
 
 
 class MistralReader(CallReader):

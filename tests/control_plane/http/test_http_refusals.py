@@ -94,7 +94,9 @@ SCHEMA_OF_NOTHING = {
         (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "equal, got 1 and 2"),
         (CHAT, {"tool_choice": "required"}, "tool_choice", "'none' or 'auto', got 'required'"),
         (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice", "'none' or 'auto'"),
-        (CHAT, {"response_format": {"type": "xml"}}, "response_format", "text, json_object or"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type", "'text', 'json_o"),
+        (CHAT, {"response_format": {"type": []}}, "response_format.type", "'json_schema'"),
+        (CHAT, {"response_format": "xml"}, "response_format", "be an object"),
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "req"),
         (
             CHAT,
