@@ -38,6 +38,9 @@ from kernels.cuda.check import capability
 ARCHIVE: Final = "bundle.tar.gz"
 LIBRARIES: Final = "nvidia/cu13"
 """Where packages put the compiler's libraries of CUDA 13."""
+GLIBC: Final = "2.31"
+"""The oldest C library for which all packages are built (llguidance asks for it): Debian 11's,
+Ubuntu 20.04's."""
 SHOWN_BYTES: Final = 2**20
 """Packages that take more are named with their size."""
 
@@ -201,8 +204,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="Python of the GPU machine (default: 3.12)",
     )  # fmt: skip
     parser.add_argument(
-        "--glibc", type=_version, default="2.28", metavar="VERSION",
-        help="its C library, or an older one (default: 2.28)",
+        "--glibc", type=_version, default=GLIBC, metavar="VERSION",
+        help="its C library, or an older one (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--for", dest="capability", type=_capability, default="9.0", metavar="CAPABILITY",

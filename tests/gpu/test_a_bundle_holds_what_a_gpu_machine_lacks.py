@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -91,6 +92,18 @@ def modules_of(file: Path) -> Iterator[str]:
             yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
 
 
+def test_all_packages_are_built_for_the_c_library_that_is_asked_for():
+    """pip finds none of a package that asks for a newer one, and there is no bundle."""
+    asked = tuple(map(int, bundle.GLIBC.split(".")))
+    too_new = {}
+    for name in needed_packages("3.12", {}):
+        wheel = metadata.distribution(name).read_text("WHEEL") or ""
+        wanted = [tuple(map(int, it)) for it in re.findall(r"manylinux_(\d+)_(\d+)_", wheel)]
+        if wanted and min(wanted) > asked:
+            too_new[name] = min(wanted)
+    assert too_new == {}
+
+
 def test_torch_and_cudas_libraries_are_that_machines_own():
     plain = set(needed_packages("3.12", {}))
     with_compiler = set(needed_packages("3.12", {}, with_compiler=True))
@@ -130,7 +143,7 @@ def made(directory: Path, *flags: str, brings: Sequence[str] = ()) -> int:
     """Make a bundle of one small package, some files and one kernel."""
 
     def install(packages, site, options):
-        assert (options.python, options.glibc) == ("3.12", "2.28")
+        assert (options.python, options.glibc) == ("3.12", bundle.GLIBC)
         assert "gguf" in packages
         assert "rich" not in packages
         site.mkdir()
