@@ -43,6 +43,7 @@ def numerics(found: Findings, options: PartOptions) -> None:
 
 def every_variant(found: Findings, options: PartOptions) -> None:
     """Build and check all the other variants, as far as time goes."""
+    from bench.gpu.cases import with_launched
     from bench.gpu.needed_kernels import needed_variants
     from bench.gpu.numerics import check_variant
     from kernels.cuda.operations import all_variants
@@ -57,7 +58,7 @@ def every_variant(found: Findings, options: PartOptions) -> None:
     def build_some(number: int) -> None:
         first = number // AT_ONCE * AT_ONCE
         if number in (options.begin_at, first):
-            loader.prepare(others[number : first + AT_ONCE])
+            loader.prepare(with_launched(others[number : first + AT_ONCE]))
 
     def check(numbered: tuple[int, Variant]) -> None:
         check_variant(numbered[1], numbered[0], loader.run_case, note)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from bench.gpu import decode_bandwidth, matmul_bandwidth, prefill_speed
+from bench.gpu.cases import with_launched
 from bench.gpu.random_model import ONE_BILLION
 from compute_plane.cuda.kernel_operations import KernelOperations
 from compute_plane.cuda.weight_plan import plan_weights
@@ -36,13 +37,16 @@ BLOCK_SIZE: Final = 16
 
 
 def needed_variants() -> list[Variant]:
-    """Return the spread of every operation, what is measured, and what the models run on."""
+    """Return the spread of every operation, what is measured, and what the models run on.
+
+    What is launched beside one of them where it is checked is among them.
+    """
     measured = [
         *(variant for shape in decode_bandwidth.SHAPES for variant in shape.variants),
         *(shape.variant for shape in prefill_speed.SHAPES),
         *(shape.variant for shape in matmul_bandwidth.SHAPES),
     ]
-    return list(dict.fromkeys([*all_variants(every=False), *measured, *_of_models()]))
+    return with_launched([*all_variants(every=False), *measured, *_of_models()])
 
 
 def missing_variants(wanted: tuple[int, int], directory: Path) -> list[Variant]:

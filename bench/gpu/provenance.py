@@ -9,9 +9,13 @@ import subprocess
 from importlib import metadata
 from typing import Any
 
+from bench.gpu.findings import line_of
 from kernels.cuda.build import compile_ptx, link, toolchain_versions
 from kernels.cuda.errors import CudaKernelError
 from kernels.cuda.silu_mul import SiluMulVariant
+
+ANSWER_S = 15.0
+"""What a command that is asked for a line may take: none is worth the report."""
 
 
 def describe_device() -> dict[str, Any]:
@@ -71,6 +75,8 @@ def describe_compiler() -> str:
         link(variant.name, compile_ptx(variant), (9, 0))
     except CudaKernelError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001 - bindings and libraries of versions that do not go together
+        return line_of(error)
     return "works"
 
 
@@ -97,11 +103,16 @@ def _smi(what: str) -> str | None:
 
 
 def _line_of(*command: str) -> str | None:
-    """Return the first line a command prints; None where it is absent or fails."""
+    """Return the first line a command prints; None where it is absent, fails or does not end."""
     program = shutil.which(command[0])
     if program is None:
         return None
-    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            [program, *command[1:]], capture_output=True, text=True, check=False, timeout=ANSWER_S
+        )
+    except subprocess.TimeoutExpired:
+        return None
     if done.returncode != 0:
         return None
     return (done.stdout.splitlines() or [""])[0].strip()

@@ -13,8 +13,12 @@ import pytest
 
 from bench.gpu import __main__ as report
 from bench.gpu import needed_kernels, part_process, provenance
+from bench.gpu.cases import draw_cases
+from bench.gpu.cases.quantized_matmul import of_few_rows
 from bench.gpu.part_process import Part
 from kernels.cuda import build
+from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.silu_mul import SiluMulVariant
 
@@ -121,6 +125,41 @@ def test_machine_code_made_elsewhere_is_taken_over_where_a_plane_looks_for_it(
     assert found["runs"][0]["taken_over"] == 1
     assert found["runs"][0]["not_taken_over"] == [norm.name]
     assert f"elsewhere; 1 that are needed are not among them ({norm.name}" in capfd.readouterr().out
+
+
+def test_what_cases_launch_besides_is_needed_too():
+    """On a GPU it would be compiled while the watch of its case runs, and on one core."""
+    needed = needed_kernels.needed_variants()
+    first_of_each = {type(variant): variant for variant in reversed(needed)}
+    cases = [case for variant in first_of_each.values() for case in draw_cases(variant)]
+    cases += [case.part[0] for case in cases if case.part is not None]
+    launched = {launch.variant for case in cases for launch in case.launches}
+    assert launched - set(needed) == set()
+    # Of each, not only of the first.
+    for variant in needed:
+        if isinstance(variant, DecodeVariant):
+            assert variant.merge in needed
+        if isinstance(variant, QuantizedMatmulVariant):
+            assert of_few_rows(variant) in needed
+
+
+def test_a_compiler_that_fails_in_any_way_is_one_line_of_the_report(monkeypatch):
+    """Bindings that miss a function of an older library raise errors of their own."""
+
+    def compile_ptx(_):
+        message = "function nvrtcGetNumSupportedArchs is not found\nand more"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(provenance, "compile_ptx", compile_ptx)
+    said = provenance.describe_compiler()
+    assert said == "RuntimeError: function nvrtcGetNumSupportedArchs is not found"
+
+
+def test_a_command_that_does_not_end_is_no_line(monkeypatch):
+    monkeypatch.setattr(provenance, "ANSWER_S", 0.01)
+    assert provenance._line_of("sleep", "100") is None
+    monkeypatch.undo()
+    assert provenance._line_of("echo", "a line") == "a line"
 
 
 def test_a_missing_package_is_one_line(monkeypatch, capsys, tmp_path):

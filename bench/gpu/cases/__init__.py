@@ -12,7 +12,7 @@ logits              log-probabilities; bias and penalties
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from bench.gpu.case import Case
@@ -42,6 +42,7 @@ from kernels.cuda.sampling import SamplingVariant
 from kernels.cuda.sampling_shortlist import SamplingShortlistVariant
 from kernels.cuda.sampling_weights import SamplingWeightsVariant
 from kernels.cuda.silu_mul import SiluMulVariant
+from kernels.cuda.variant import Variant
 
 # Class of a variant → what draws the cases it is checked on.
 _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
@@ -68,3 +69,21 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
 def draw_cases(variant: object, *, seed: int = 0) -> list[Case]:
     """Return the cases a variant of any operation is checked on."""
     return _DRAWERS[type(variant)](variant, seed)
+
+
+def with_launched(variants: Iterable[Variant]) -> list[Variant]:
+    """Return variants and the others that their cases launch besides, each once.
+
+    Of operations whose every launch is a variant of the spread nothing is added.
+    """
+    return list(dict.fromkeys(one for variant in variants for one in _launched(variant)))
+
+
+def _launched(variant: Variant) -> Iterator[Variant]:
+    yield variant
+    if isinstance(variant, DecodeVariant):
+        yield variant.merge
+    elif isinstance(variant, MergeVariant):
+        yield attention_decode.merged(variant)
+    elif isinstance(variant, QuantizedMatmulVariant):
+        yield quantized_matmul.of_few_rows(variant)

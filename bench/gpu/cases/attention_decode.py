@@ -31,10 +31,14 @@ def draw_cases(variant: DecodeVariant, seed: int) -> list[Case]:
 
 def draw_merge_cases(variant: MergeVariant, seed: int) -> list[Case]:
     """Return a split decode and its merge: rows of all chunks, one, none, and a long one alone."""
-    decode = DecodeVariant(variant.dtype, variant.head_size, variant.group, 16)
     lengths = (2 * CHUNK_TOKENS + 1, CHUNK_TOKENS, 0, 3)
-    case = draw_case(decode, lengths, seed=seed, splits=2, alone=0)
+    case = draw_case(merged(variant), lengths, seed=seed, splits=2, alone=0)
     return [dataclasses.replace(case, name=variant.name)]
+
+
+def merged(variant: MergeVariant) -> DecodeVariant:
+    """Return the kernel whose splits a merge is checked on."""
+    return DecodeVariant(variant.dtype, variant.head_size, variant.group, 16)
 
 
 def draw_case(

@@ -83,9 +83,13 @@ def draw_case(
     def select(outputs: Mapping[str, Array]) -> dict[str, Array]:
         return {"out": outputs["out"][alone : alone + 1]}
 
-    few_rows = dataclasses.replace(variant, columns=COLUMNS[0])
-    part = case(few_rows, slice(alone, alone + 1))
+    part = case(of_few_rows(variant), slice(alone, alone + 1))
     return dataclasses.replace(case(variant, slice(None)), part=(part, select))
+
+
+def of_few_rows(variant: QuantizedMatmulVariant) -> QuantizedMatmulVariant:
+    """Return the kernel that multiplies a row alone, as others do many."""
+    return dataclasses.replace(variant, columns=COLUMNS[0])
 
 
 def draw_rows(variant: QuantizedRowsVariant, seed: int) -> list[Case]:
