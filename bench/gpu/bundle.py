@@ -38,6 +38,8 @@ from kernels.cuda.check import capability
 ARCHIVE: Final = "bundle.tar.gz"
 LIBRARIES: Final = "nvidia/cu13"
 """Where packages put the compiler's libraries of CUDA 13."""
+TOOLKIT: Final = "/usr/local/cuda"
+"""Where a toolkit lies whose programs are not on the PATH."""
 GLIBC: Final = "2.31"
 """The oldest C library for which all packages are built (llguidance asks for it): Debian 11's,
 Ubuntu 20.04's."""
@@ -59,7 +61,7 @@ PYTHONPATH=$place/site${{PYTHONPATH:+:$PYTHONPATH}}
 export PYTHONPATH
 # The compiler's libraries are looked for where these point, not in PYTHONPATH nor behind nvcc.
 if [ -z "${{CUDA_PATH-}}${{CUDA_HOME-}}" ]; then
-    nvcc=$(command -v nvcc || true)
+    nvcc=$(PATH="$PATH:{toolkit}/bin" command -v nvcc || true)
     if [ -d "$place/site/{libraries}" ]; then
         export CUDA_HOME="$place/site/{libraries}"
     elif [ -n "$nvcc" ]; then
@@ -174,7 +176,9 @@ def _write_run_sh(directory: Path, pieces: Sequence[Path]) -> str:
     label = digest.hexdigest()[:12]
     commit = describe_commit()["commit"]
     told = "" if commit is None else f" --commit {commit}"
-    script = RUN_SH.format(label=label, archive=ARCHIVE, commit=told, libraries=LIBRARIES)
+    script = RUN_SH.format(
+        label=label, archive=ARCHIVE, commit=told, libraries=LIBRARIES, toolkit=TOOLKIT
+    )
     (directory / "run.sh").write_text(script, encoding="utf-8")
     return label
 

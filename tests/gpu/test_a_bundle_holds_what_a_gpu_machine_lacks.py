@@ -222,6 +222,24 @@ def test_a_compiler_is_found_in_the_bundle_or_a_toolkit_unless_it_is_named(
     assert done.stdout.strip() == expected.format(toolkit=toolkit, bundle=place)
 
 
+def test_a_toolkit_is_found_that_is_not_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "TOOLKIT", str(tmp_path / "cuda"))
+    made(tmp_path / "bundle")
+    programs = {
+        tmp_path / "bin/python3": '#!/bin/sh\necho "${CUDA_HOME-}"\n',
+        tmp_path / "cuda-13.0/bin/nvcc": "",
+    }
+    for program, text in programs.items():
+        program.parent.mkdir(parents=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    (tmp_path / "cuda").symlink_to(tmp_path / "cuda-13.0")
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    command = ["sh", str(tmp_path / "bundle" / "run.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path / "cuda-13.0")
+
+
 def test_that_is_where_the_compilers_packages_put_their_libraries():
     files = {
         str(file)
