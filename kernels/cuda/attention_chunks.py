@@ -36,6 +36,8 @@ flight, partials 4 %, and the merge.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from numba import cuda, float32, int32
 
 from kernels.cuda.variant import Scalar, Scalars
@@ -88,17 +90,39 @@ def plan_splits(
     alone, never about bits, so a graph may be captured with that for its number of rows and the
     longest context allowed: blocks that find no chunk end at once.
 
-    The time of a memory-bound kernel is that of its busiest multiprocessor: its blocks times a
-    block's chunks. Of the splits that make this least the fewest are taken, and only if they save
-    enough to pay for the merge; a grid that fills the device by itself is not split.
+    See `_fewest_splits`; it depends on the length by its number of chunks alone.
     """
     blocks, chunks = num_rows * num_kv_heads, num_chunks(longest)
     if blocks == 0 or chunks == 0:
         return 1
+    return _fewest_splits(blocks, chunks, num_multiprocessors, least_blocks)
 
-    def cost(splits: int) -> int:
-        busiest = max(-(-blocks * splits // num_multiprocessors), least_blocks)
+
+@lru_cache(maxsize=4096)  # asked for in each layer of a step that no graph holds
+def _fewest_splits(blocks: int, chunks: int, num_multiprocessors: int, least_blocks: int) -> int:
+    """Return over how many to split each of so many blocks, of rows of up to `chunks` chunks.
+
+    The time of a memory-bound kernel is that of its busiest multiprocessor: its blocks that have
+    work times a block's chunks. The fewest splits are taken that come close to the least time
+    there is for the longest rows, for rows half as long, and so on; and only if they save enough to
+    pay for the merge. The very least, of the longest alone, is often one chunk a block, which of a
+    graph's rows, mostly far shorter, would leave nearly all blocks empty; these are not free.
+    """
+
+    def cost(splits: int, chunks: int) -> int:
+        working = blocks * min(splits, chunks)
+        busiest = max(-(-working // num_multiprocessors), least_blocks)
         return busiest * -(-chunks // splits)
 
-    best = min(range(1, chunks + 1), key=lambda splits: (cost(splits), splits))
-    return best if cost(best) + MERGE_COST <= (1 - LEAST_GAIN) * cost(1) else 1
+    lengths = [chunks >> halved for halved in range(chunks.bit_length())]
+    least = [min(cost(splits, length) for splits in range(1, length + 1)) for length in lengths]
+
+    def loss(splits: int) -> float:
+        times = zip(lengths, least, strict=True)
+        return max(cost(splits, length) / best for length, best in times)
+
+    losses = [loss(splits) for splits in range(1, chunks + 1)]
+    close = min(losses) / (1 - LEAST_GAIN)
+    fewest = next(splits for splits, lost in enumerate(losses, 1) if lost <= close)
+    saves = cost(fewest, chunks) + MERGE_COST <= (1 - LEAST_GAIN) * cost(1, chunks)
+    return fewest if saves else 1

@@ -22,7 +22,7 @@ from compute_plane.executor.interface import (
     Penalties,
     SamplingRow,
 )
-from kernels.cuda import attention_chunks
+from kernels.cuda import attention_decode
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, torch_executor
 from tests.compute_plane.executor.tiny_llama import tiny_spec
@@ -205,8 +205,8 @@ def test_split_rows_have_the_bits_of_rows_that_are_not_split(
     query, pool = drawn(1, 4, 64), drawn(40, 2, 2, 2, BLOCK_SIZE, 64)
     tables = torch.from_numpy(random.permutation(40).astype(np.int32))[None]
     lengths, found = torch.tensor([300], dtype=torch.int32), []
-    for least_gain in (attention_chunks.LEAST_GAIN, 1.0):  # the second one is never reached
-        monkeypatch.setattr(attention_chunks, "LEAST_GAIN", least_gain)
+    for plan_splits in (attention_decode.plan_splits, lambda *_: 1):
+        monkeypatch.setattr(attention_decode, "plan_splits", plan_splits)
         found.append(torch.empty_like(query))
         operations.attention_decode(found[-1], query, pool, 1, tables, lengths, 640)
     assert found[0].equal(found[1])

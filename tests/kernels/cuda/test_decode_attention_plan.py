@@ -47,6 +47,24 @@ def test_a_grid_that_underfills_the_device_is_split_no_further_than_helps(rows, 
     assert plan_splits(rows, 8, longest, H200, 2) == splits
 
 
+@pytest.mark.parametrize("longest", [8192, 32768, 131072])
+@pytest.mark.parametrize("least_blocks", [2, 3, 4])
+def test_a_graph_for_long_rows_does_not_flood_the_device_with_blocks_for_short_ones(
+    longest, least_blocks
+):
+    for rows in range(1, 257):
+        splits = plan_splits(rows, 8, longest, H200, least_blocks)
+        assert rows * 8 * splits <= 16 * H200  # unsplit, 256 rows are as many; three are at work
+
+
+@pytest.mark.parametrize("longest", [8192, 32768, 131072])
+@pytest.mark.parametrize(
+    ("rows", "least_blocks", "splits"), [(8, 3, 8), (16, 3, 4), (32, 3, 2), (16, 2, 2), (24, 2, 2)]
+)
+def test_a_graph_for_long_rows_is_split_as_well_for_short_ones(rows, least_blocks, longest, splits):
+    assert plan_splits(rows, 8, longest, H200, least_blocks) == splits
+
+
 def test_the_plan_of_a_variant_counts_the_blocks_that_share_a_group():
     small, large = (DecodeVariant("float32", 64, group, 16) for group in (4, 16))
 
