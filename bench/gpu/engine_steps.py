@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.gpu.device import summary
 from bench.gpu.findings import Findings, PartOptions
-from bench.gpu.random_model import ONE_BILLION, LlamaShape, write_model
+from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, LlamaShape, write_model
 from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.executor.interface import (
@@ -49,7 +49,7 @@ class Workload:
     """Decode steps: of each number of rows so many in a row, `repeats` times.
 
     `context`: tokens of every row in the first step; it grows by one a step. `warm_up`: steps
-    before the clock starts.
+    before the clock starts. `eager_batches`: which of them are also taken without graphs.
     """
 
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
@@ -57,6 +57,7 @@ class Workload:
     steps: int = 64
     warm_up: int = 8
     repeats: int = 5
+    eager_batches: Sequence[int] = GRAPH_BATCHES
 
     @property
     def blocks_of_row(self) -> int:
@@ -80,15 +81,30 @@ class PlaneFlags:
 
 
 def engine_steps(found: Findings, options: PartOptions) -> None:
-    """Measure on the CUDA device."""
+    """Measure on the CUDA device, with a small model: of its steps most is not reading."""
+    _measure_on_device(found, options, ONE_BILLION, Workload())
+
+
+def engine_steps_8b(found: Findings, options: PartOptions) -> None:
+    """Measure on the CUDA device, with a model of whose steps most is reading.
+
+    A layer's launches are as many, and have three and a half times as much to read beside them.
+    """
+    work = Workload(batches=(1, 8, 32, 64), repeats=3, eager_batches=())
+    _measure_on_device(found, options, EIGHT_BILLION, work)
+
+
+def _measure_on_device(
+    found: Findings, options: PartOptions, shape: LlamaShape, work: Workload
+) -> None:
     from bench.gpu.decode_bandwidth import measure_copy
     from bench.gpu.device import milliseconds
 
     copy = measure_copy(milliseconds)
     with tempfile.TemporaryDirectory() as directory:
-        model = write_model(ONE_BILLION, Path(directory) / ONE_BILLION.name)
+        model = write_model(shape, Path(directory) / shape.name)
         plane = PlaneFlags("cuda", "bfloat16", options.kv_cache_dtype, str(options.kernel_cache))
-        measure_steps(found, ONE_BILLION, model, plane, gb_per_s=copy["gb_per_s"])
+        measure_steps(found, shape, model, plane, gb_per_s=copy["gb_per_s"], work=work)
 
 
 def measure_steps(
@@ -120,8 +136,10 @@ def measure_steps(
         some = (
             work
             if uses_graphs
-            else replace(work, batches=[rows for rows in work.batches if rows in GRAPH_BATCHES])
+            else replace(work, batches=[n for n in work.batches if n in work.eager_batches])
         )
+        if not some.batches:
+            continue
         what = f"decode steps {'with' if uses_graphs else 'without'} graphs"
         with (
             found.attempt(what),
@@ -137,7 +155,7 @@ def measure_steps(
                 result["graphs" if uses_graphs else "eager"] = summary(times)
                 if uses_graphs:
                     num_bytes = read_bytes(shape, plane, rows * work.context)
-                    _compare_with_memory(found, result, gb_per_s, num_bytes)
+                    _compare_with_memory(found, shape.name, result, gb_per_s, num_bytes)
                 else:
                     _compare_with_eager(found, result)
             del made  # two models need not find room
@@ -151,7 +169,7 @@ def read_bytes(shape: LlamaShape, plane: PlaneFlags, num_tokens: int) -> int:
 
 
 def _compare_with_memory(
-    found: Findings, result: dict[str, Any], gb_per_s: float, num_bytes: int
+    found: Findings, model: str, result: dict[str, Any], gb_per_s: float, num_bytes: int
 ) -> None:
     rows, step_ms = result["rows"], result["graphs"]["median_ms"]
     result["read_bytes"] = num_bytes
@@ -159,7 +177,7 @@ def _compare_with_memory(
     result["of_read_time"] = step_ms / result["read_ms"]
     found.say(f"decode step of {rows:3} rows {step_ms:8.3f} ms, {rows / step_ms * 1e3:8.0f} tok/s")
     found.target(
-        f"decode step of {rows} rows over its reading time",
+        f"decode step of {rows} rows over its reading time, {model}",
         result["of_read_time"],
         at_most=OF_READ_TIME,
     )

@@ -17,7 +17,7 @@ import torch
 
 from bench.gpu import decode_bandwidth, matmul_bandwidth, prefill_speed
 from bench.gpu.cases import with_launched
-from bench.gpu.random_model import ONE_BILLION
+from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION
 from compute_plane.cuda.kernel_operations import KernelOperations
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.model.errors import ModelReferenceError
@@ -55,8 +55,9 @@ def missing_variants(wanted: tuple[int, int], directory: Path) -> list[Variant]:
 
 
 def _of_models() -> Iterator[Variant]:
-    """Yield the kernels of the measured model and, where it is installed, of the embedded one."""
-    yield from KernelOperations(_Nowhere(), ONE_BILLION.spec(), "bfloat16", BLOCK_SIZE).variants
+    """Yield the kernels of the measured models and, where it is installed, of the embedded one."""
+    for shape in (ONE_BILLION, EIGHT_BILLION):
+        yield from KernelOperations(_Nowhere(), shape.spec(), "bfloat16", BLOCK_SIZE).variants
     try:
         embedded = load_model("default")
     except ModelReferenceError:

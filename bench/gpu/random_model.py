@@ -108,6 +108,9 @@ class LlamaShape:
 
 
 ONE_BILLION = LlamaShape("random-llama-1b", 128256, 16, 32, 8, 2048, 8192, 8192)
+EIGHT_BILLION = LlamaShape(
+    "random-llama-8b", 128256, 32, 32, 8, 4096, 14336, 8192, tie_embeddings=False
+)
 TINY = LlamaShape("random-llama-tiny", 320, 2, 4, 2, 64, 96, 512)
 
 

@@ -14,7 +14,7 @@ import pytest
 from bench.gpu import engine_rival, engine_serving, engine_steps, suites
 from bench.gpu.engine_steps import PlaneFlags
 from bench.gpu.findings import Findings, PartOptions
-from bench.gpu.random_model import ONE_BILLION, TINY, write_model
+from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, TINY, write_model
 from bench.gpu.suites import counted, run_suites
 from compute_plane.model.loader import load_model
 from hetero_infer.bench.load import StreamRecord
@@ -40,6 +40,26 @@ def test_a_step_reads_every_weight_once_and_two_rows_of_keys_and_values_a_token(
     flags = PlaneFlags("cuda", "bfloat16", "int8")
     read = [engine_steps.read_bytes(ONE_BILLION, flags, tokens) for tokens in (0, 3)]
     assert read == [2 * ONE_BILLION.num_parameters, read[0] + 3 * 16 * 2 * 8 * (64 + 4)]
+
+
+def test_of_a_step_of_the_large_model_more_time_is_reading():
+    assert 8.0e9 < EIGHT_BILLION.num_parameters < 8.1e9
+    launches = EIGHT_BILLION.num_layers / ONE_BILLION.num_layers
+    bytes_read = [shape.step_weight_bytes(2) for shape in (EIGHT_BILLION, ONE_BILLION)]
+    assert bytes_read[0] > 3 * launches * bytes_read[1]
+
+
+def test_a_model_may_be_measured_with_graphs_alone(model):
+    work = engine_steps.Workload(
+        batches=(1,), context=20, steps=2, warm_up=1, repeats=2, eager_batches=()
+    )
+    found = Findings()
+    flags = PlaneFlags("cpu", "float32")
+    engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
+    (one,) = found.values["engine_steps"]["batches"]
+    assert set(one) >= {"graphs", "of_read_time"}
+    assert "eager" not in one
+    assert found.failures == []
 
 
 def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch):
