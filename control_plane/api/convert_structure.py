@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from control_plane.core.structured_outputs import FIELD, MAX_CHOICES, StructuredOutputs
+from control_plane.core.tool_calls import ToolCalls
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
 
@@ -26,10 +27,13 @@ def structure_from_proto(message: inference_pb2.StructuredOutputs) -> Structured
 
 
 def structure_to_proto(
-    structure: StructuredOutputs | None,
+    structure: StructuredOutputs | ToolCalls | None,
 ) -> inference_pb2.StructuredOutputs | None:
-    """Return the message. Raises TypeError or ValueError for what no message can hold."""
-    if structure is None:
+    """Return the message; none for calls, which the request has as its `tool_choice`.
+
+    Raises TypeError or ValueError for what no message can hold.
+    """
+    if structure is None or isinstance(structure, ToolCalls):
         return None
     structure.validate()
     kind = structure.kind

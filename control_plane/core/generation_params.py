@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from control_plane.core.structured_outputs import FIELD, StructuredOutputs
+from control_plane.core.tool_calls import ToolCalls
 from planes.errors import ValidationError
 
 MAX_TEMPERATURE = 2.0
@@ -62,7 +63,8 @@ class GenerationParams:
     `structured_outputs`: what the answer must be, by a JSON Schema, a regular expression and the
     like. It ends, with the reason "stop", where nothing may follow; an end token of the model may
     come where it may end, but with `ignore_eos` it does not. `max_tokens`, `stop` and
-    `stop_token_ids` may end it before it is whole. Not with `beam_width`.
+    `stop_token_ids` may end it before it is whole. Not with `beam_width`. (`ToolCalls`: what the
+    server makes of a `tool_choice`.)
 
     Order and exact meaning: bias, repetition, frequency, presence, structure; then temperature,
     top-k, top-p, min-p (`kernels.reference.sampling`). Log-probabilities are those of the model's
@@ -89,7 +91,7 @@ class GenerationParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     num_prompt_logprobs: int | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputs | ToolCalls | None = None
 
     def __new__(cls, *_: object, **given: object) -> Self:
         """Name the parameter that an unknown name may mean: OpenAI's `logprobs` is one of them."""
@@ -182,14 +184,15 @@ class GenerationParams:
         structure = self.structured_outputs
         if structure is None:
             return
-        if not isinstance(structure, StructuredOutputs):
+        if not isinstance(structure, StructuredOutputs | ToolCalls):
             raise ValidationError(
                 f"{FIELD} must be StructuredOutputs, got {structure!r:.100}", field=FIELD
             )
         structure.validate()
         if self.beam_width is not None:
             raise ValidationError(
-                f"{FIELD} must be unset with beam_width ({self.beam_width})", field=FIELD
+                f"{structure.name} must be unset with beam_width ({self.beam_width})",
+                field=structure.name,
             )
 
     def _validate_beams(self) -> None:

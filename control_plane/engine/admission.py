@@ -160,11 +160,11 @@ class Admission:
                 f"{PROMPT_LOGPROBS}, got {num_logprobs}",
                 field="num_prompt_logprobs",
             )
-        if params.structured_outputs is not None and CONSTRAINTS not in features:
+        form = params.structured_outputs
+        if form is not None and CONSTRAINTS not in features:
             raise ValidationError(
-                "structured_outputs must be unset for this compute plane, which lacks "
-                f"{CONSTRAINTS}",
-                field="structured_outputs",
+                f"{form.name} must be unset for this compute plane, which lacks {CONSTRAINTS}",
+                field=form.name,
             )
         if params.n > 1 and not features >= SAMPLES:
             raise ValidationError(

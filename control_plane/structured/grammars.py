@@ -11,7 +11,6 @@ own units; it fetches nothing from a network.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import OrderedDict
@@ -21,18 +20,16 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from control_plane.core.structured_outputs import (
-    FIELD,
-    MAX_REGEX_CHARACTERS,
-    StructuredOutputs,
-)
+from control_plane.core.structured_outputs import FIELD, StructuredOutputs
+from control_plane.core.tool_calls import ToolCalls
 from control_plane.errors import QueueFullError
+from control_plane.structured.grammar_texts import grammar_of, grammar_of_schema
 from control_plane.structured.matcher import Matchers, first_line
 from control_plane.structured.vocabulary import Vocabulary
 from planes.errors import ValidationError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
     from control_plane.core.constraint import Constraint
     from control_plane.core.request import Request
@@ -44,9 +41,6 @@ next, were compiled within it; 8 MiB end at 3000."""
 
 MAX_CACHED: Final = 32
 """Compiled grammars that are kept, the latest ones."""
-
-WHITESPACE: Final = r"[ \n\r\t]{1,16}"
-"""Between the parts of JSON: enough to indent, and no end of it for a model that goes astray."""
 
 LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,  # some 20 ms
@@ -63,9 +57,6 @@ caller's own may have more the longer its text is, and the time of a step grows 
 
 MAX_WAITING: Final = 1024
 """Requests that wait to be constrained; each takes milliseconds, a hostile one up to a second."""
-
-OPTIONS: Final = "x-guidance"
-"""Under this name a schema tells the library how to compile it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -88,7 +79,9 @@ class Grammars:
         # What follows belongs to the compiling thread.
         self._vocabulary: LLTokenizer | None = None
         self._matchers: Matchers | None = None
-        self._compiled: OrderedDict[StructuredOutputs, tuple[LLMatcher, bytes]] = OrderedDict()
+        self._compiled: OrderedDict[StructuredOutputs | ToolCalls, tuple[LLMatcher, bytes]] = (
+            OrderedDict()
+        )
 
     def constrain(self, request: Request) -> Future[tuple[Constraint, ...]]:
         """Begin to make a constraint for each sample of a request, behind the tokens it has.
@@ -128,7 +121,7 @@ class Grammars:
         if wanted is None:
             return ()
         if self._matchers is None or self._vocabulary is None:
-            self._vocabulary, self._matchers = self._prepare()
+            self._vocabulary, self._matchers = self._prepare(wanted.name)
         grammar, allowed = self._compile(wanted, self._vocabulary)
         made = tuple(
             self._matchers.make(grammar.deep_copy(), allowed, ignore_eos=params.ignore_eos)
@@ -142,101 +135,64 @@ class Grammars:
         self._matchers.catch_up(made[0], known)
         if made[0].error is not None:
             raise ValidationError(
-                f"continued does not follow {FIELD}: {made[0].error}", field="continued"
+                f"continued does not follow {wanted.name}: {made[0].error}", field="continued"
             )
         return made
 
-    def _prepare(self) -> tuple[LLTokenizer, Matchers]:
-        """Do what is done once."""
+    def _prepare(self, asked_by: str) -> tuple[LLTokenizer, Matchers]:
+        """Do what is done once. `asked_by`: the parameter that wants it."""
         vocabulary = Vocabulary(
-            self._tokenizer, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
+            self._tokenizer,
+            vocab_size=self._vocab_size,
+            eos_token_ids=self._eos_token_ids,
+            asked_by=asked_by,
         ).make(self._eos_token_ids)
         num_threads = len(os.sched_getaffinity(0))
         _log.info("structured outputs are ready", vocab_size=self._vocab_size)
         return vocabulary, Matchers(self._vocab_size, self._eos_token_ids, num_threads)
 
     def _compile(
-        self, wanted: StructuredOutputs, vocabulary: LLTokenizer
+        self, wanted: StructuredOutputs | ToolCalls, vocabulary: LLTokenizer
     ) -> tuple[LLMatcher, bytes]:
         """Return a matcher at the beginning of a text, to copy, and what may come first."""
         known = self._compiled.get(wanted)
         if known is not None:
             self._compiled.move_to_end(wanted)
             return known
-        from llguidance import LLMatcher, LLParserLimits
-
         try:
-            grammar = _grammar(wanted)
-            limits = _limits(LLParserLimits, wanted.kind)
-            matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
-            error = matcher.get_error() if matcher.is_error() else ""
-            allowed = b"" if error else matcher.compute_bitmask()
-            error = error or (matcher.get_error() if matcher.is_error() else "")
+            matcher, allowed = _compiled(vocabulary, grammar_of(wanted), wanted.kind)
         except ValueError as refusal:
-            error = str(refusal)
-        if error:
-            raise wanted.wrong(wanted.kind, f"is not supported: {first_line(error)}")
+            if isinstance(wanted, ToolCalls):
+                _blame_a_tool(wanted, vocabulary)
+            raise wanted.wrong(wanted.kind, f"is not supported: {refusal}") from None
         self._compiled[wanted] = matcher, allowed[: -(-self._vocab_size // 8)]
         if len(self._compiled) > MAX_CACHED:
             self._compiled.popitem(last=False)
         return self._compiled[wanted]
 
 
-def _limits(make: type[LLParserLimits], kind: str) -> LLParserLimits:
-    return make(
+def _compiled(vocabulary: LLTokenizer, grammar: str, kind: str) -> tuple[LLMatcher, bytes]:
+    """Return a matcher at the beginning of a text, and what may come first. Raises ValueError."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
         verbose_errors=False,
         max_items_in_row=MAX_ITEMS_IN_ROW.get(kind),
         **LIMITS,  # type: ignore[arg-type] # those are numbers
     )
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+    allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(first_line(matcher.get_error()))
+    return matcher, allowed
 
 
-def _grammar(wanted: StructuredOutputs) -> str:
-    """Return a grammar as the library reads it. Raises ValueError, ValidationError."""
-    from llguidance import LLMatcher
-
-    if wanted.grammar is not None:
-        return LLMatcher.grammar_from_lark(wanted.grammar)
-    if wanted.regex is not None:
-        return LLMatcher.grammar_from_regex(wanted.regex)
-    if wanted.choice:
-        spelled = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
-        spelled = spelled.replace("\x7f", r"\u007f")  # which Lark's notation does not take as it is
-        return LLMatcher.grammar_from_lark(f"start: {spelled}")
-    schema = wanted.json if isinstance(wanted.json, str) else '{"type": "object"}'
-    options = _check_patterns(schema)
-    if isinstance(options, dict) and options.get("whitespace_flexible") is False:
-        return LLMatcher.grammar_from_json_schema(schema)  # a pattern would be used all the same
-    return LLMatcher.grammar_from_json_schema(
-        schema, defaults={"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
-    )
-
-
-def _check_patterns(schema: str) -> object:
-    """Refuse a schema whose regular expressions together are longer than one may be alone.
-
-    Options of the library count as well, some are patterns: 12 000 characters of white space took
-    0.8 s. The time that the library takes for one grows with the square of its length: 0.3 s for
-    4000 characters. Returns those options. Raises ValueError for what is no JSON.
-    """
-    try:
-        root = json.loads(schema)
-        options = root.get(OPTIONS) if isinstance(root, dict) else None
-        size = 0 if options is None else len(json.dumps(options))
-    except RecursionError:
-        raise ValueError("objects and lists are nested too deep") from None
-    waiting = [root]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list):
-            waiting.extend(value)
-        if not isinstance(value, dict):
-            continue
-        waiting.extend(value.values())
-        pattern, properties = value.get("pattern"), value.get("patternProperties")
-        size += len(pattern) if isinstance(pattern, str) else 0
-        size += sum(map(len, properties)) if isinstance(properties, dict) else 0
-    if size > MAX_REGEX_CHARACTERS:
-        raise ValueError(
-            f"its patterns must have at most {MAX_REGEX_CHARACTERS} characters, they have {size}"
-        )
-    return options
+def _blame_a_tool(calls: ToolCalls, vocabulary: LLTokenizer) -> None:
+    """Raise ValidationError for the first tool whose schema is not supported by itself either."""
+    for tool in calls.tools:
+        try:
+            _compiled(vocabulary, grammar_of_schema(tool.schema), "json")
+        except ValueError as refusal:
+            raise ValidationError(
+                f"{tool.place} is not supported: {refusal}", field=tool.place
+            ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from control_plane.core.structured_outputs import FIELD
 from control_plane.text.tokenizer import ByteTokenizer, PlainTokenizer
 from planes.errors import ValidationError
 
@@ -17,26 +18,31 @@ if TYPE_CHECKING:
 class Vocabulary:
     """The bytes of each token; the attributes are those of llguidance's `TokenizerWrapper`.
 
-    Special tokens and ids that the tokenizer does not have, up to the width of the logits, have no
-    bytes and come in no text.
+    Special tokens and ids that the tokenizer does not have, up to the width of the logits, come in
+    no text; the library wants each to have a name. `asked_by`: the parameter that wants all this.
     """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(
-        self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        asked_by: str = FIELD,
     ) -> None:
         if not isinstance(tokenizer, ByteTokenizer) or not isinstance(tokenizer, PlainTokenizer):
             raise ValidationError(
-                "structured_outputs must be unset: what bytes the tokens of this tokenizer stand "
+                f"{asked_by} must be unset: what bytes the tokens of this tokenizer stand "
                 "for is not known",
-                field="structured_outputs",
+                field=asked_by,
             )
         if not eos_token_ids:
             raise ValidationError(
-                "structured_outputs must be unset: this model has no end token",
-                field="structured_outputs",
+                f"{asked_by} must be unset: this model has no end token",
+                field=asked_by,
             )
         self._tokenizer = tokenizer
         known = tokenizer.vocab_size
@@ -45,6 +51,8 @@ class Vocabulary:
             for token_id in range(vocab_size)
         ]
         self.special_token_ids = [i for i, token in enumerate(self.tokens) if not token]
+        for token_id in self.special_token_ids:  # without a name, all of them would be the same one
+            self.tokens[token_id] = f"<[{token_id}]>".encode()
         self.eos_token_id = eos_token_ids[0]
         self._made: LLTokenizer | None = None
 

@@ -22,10 +22,11 @@ _Step = Callable[[str], str]
 class CallReader(ABC):
     """Reads content and calls out of one text. `is_start`: the answer begins with it.
 
-    `MARKERS`: what begins calls. `NAMES`: what may be special tokens in a vocabulary, and must be
-    in the text.
+    `FORMAT`: its name. `MARKERS`: what begins calls. `NAMES`: what may be special tokens in a
+    vocabulary, and must be in the text.
     """
 
+    FORMAT: ClassVar[str]
     MARKERS: ClassVar[tuple[str, ...]]
     NAMES: ClassVar[tuple[str, ...]]
 
@@ -115,6 +116,7 @@ class CallReader(ABC):
 class HermesReader(CallReader):
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3."""
 
+    FORMAT = "hermes"
     MARKERS = ("<tool_call>",)
     NAMES = ("<tool_call>", "</tool_call>")
 
@@ -151,6 +153,7 @@ class Llama3JsonReader(CallReader):
     answer may be a call.
     """
 
+    FORMAT = "llama3_json"
     MARKERS = ("<|python_tag|>",)
     NAMES = MARKERS
 
@@ -186,6 +189,7 @@ class MistralReader(CallReader):
     The second may have `[CALL_ID]…` between name and arguments.
     """
 
+    FORMAT = "mistral"
     MARKERS = ("[TOOL_CALLS]",)
     NAMES = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 

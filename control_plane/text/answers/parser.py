@@ -42,7 +42,7 @@ class AnswerFormat:
     """
 
     thinking: Thinking
-    calls: Callable[..., CallReader] | None = None
+    calls: type[CallReader] | None = None
     is_start: bool = True
     spelled: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -27,9 +27,7 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 
 CALL_READERS: Final[Mapping[str, type[CallReader]]] = {
-    "hermes": HermesReader,
-    "llama3_json": Llama3JsonReader,
-    "mistral": MistralReader,
+    reader.FORMAT: reader for reader in (HermesReader, Llama3JsonReader, MistralReader)
 }
 TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)
 REASONING_PARSERS: Final = (AUTO, NONE, "think", "deepseek_r1", "qwen3")

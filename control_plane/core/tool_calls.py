@@ -1,0 +1,61 @@
+"""Calls of tools as the form of an answer: which, with what arguments, written how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal, TypeAlias
+
+from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
+from planes.errors import ValidationError
+
+TOOL_CHOICE: Final = "tool_choice"
+
+Thought: TypeAlias = Literal["none", "may begin", "has begun"]
+"""Whether there may be reasoning before the calls: none, at the answer's beginning, or the answer
+begins inside of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """A tool that may be called. `schema`: of its arguments, the JSON text of a JSON Schema.
+
+    `place`: what the caller calls this schema, for errors.
+    """
+
+    name: str
+    schema: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """An answer must be calls of tools, one at least, in the format that its reader reads.
+
+    `format`: its name. `tools`: at least one, their schemas together of at most 65 536 characters.
+    `is_single`: it is one call. `is_start`: the assistant's message begins with the answer.
+    `tokens`: marks that are one special token each, names and ids.
+    """
+
+    format: str
+    tools: tuple[CallableTool, ...]
+    is_single: bool = False
+    thought: Thought = "none"
+    is_start: bool = True
+    tokens: tuple[tuple[str, int], ...] = ()
+
+    name: ClassVar[str] = TOOL_CHOICE  # what a caller knows it by
+    kind: ClassVar[str] = "calls"
+
+    def wrong(self, _kind: str, message: str) -> ValidationError:
+        """Return the error that all of it is wrong."""
+        return ValidationError(f"{TOOL_CHOICE} {message}", field=TOOL_CHOICE)
+
+    def validate(self) -> None:
+        """Raise ValidationError for too much."""
+        size = sum(len(tool.schema) for tool in self.tools)
+        if size > MAX_SCHEMA_CHARACTERS:
+            raise ValidationError(
+                f"tools must have at most {MAX_SCHEMA_CHARACTERS} characters of parameters where "
+                f"{TOOL_CHOICE} has them called, got {size}",
+                field="tools",
+            )

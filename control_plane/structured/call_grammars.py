@@ -1,0 +1,114 @@
+"""Calls of tools in Lark's notation, each format as its reader reads it.
+
+What the readers of `control_plane.text.answers` skip, white space for one, is written here in one
+way, that of the chat templates: a model finds what it has learnt, and a mask leaves it no more than
+it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from control_plane.core.tool_calls import ToolCalls
+
+_PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
+"""What may stand between marks of Mistral's."""
+
+
+def schema_name(index: int) -> str:
+    """Return what the grammar of a tool's arguments is called, in the grammar of calls."""
+    return f"tool_{index}"
+
+
+def lark_text(text: str) -> str:
+    """Return a text as Lark's notation has it."""
+    spelled = json.dumps(text, ensure_ascii=False)
+    return spelled.replace("\x7f", r"\u007f")  # which it does not take as it is
+
+
+def lark_of_calls(calls: ToolCalls) -> str:
+    """Return the grammar of an answer; `@` and `schema_name` stand for what a tool's schema allows.
+
+    Reasoning comes first where there may be some.
+    """
+    lines = _FORMATS[calls.format](calls)
+    start = "calls"
+    if calls.thought != "none":
+        is_begun = calls.thought == "has begun"
+        start = "thought calls" if is_begun else f"({_mark(calls, '<think>')} thought)? calls"
+        lines += _thought(calls)
+    return "\n".join((f"start: {start}", *lines, ""))
+
+
+def _thought(calls: ToolCalls) -> list[str]:
+    """Return the rules of what follows `<think>`."""
+    end = dict(calls.tokens).get("</think>")
+    if end is None:
+        inner = ['reasoning[suffix="</think>"]: /(?s:.*)/']
+    else:
+        inner = [f"reasoning: TEXT? <[{end}]>", "TEXT: /(?s:.+)/"]
+    return ["thought: reasoning (/[ \\n]{1,4}/)?", *inner]
+
+
+def _hermes(calls: ToolCalls) -> list[str]:
+    begin, end = _mark(calls, "<tool_call>"), _mark(calls, "</tool_call>")
+    return [
+        "calls: call" if calls.is_single else 'calls: call ("\\n" call)*',
+        f'call: {begin} "\\n" object "\\n" {end}',
+        *_object(calls, "arguments"),
+    ]
+
+
+def _llama3_json(calls: ToolCalls) -> list[str]:
+    """Without the tag only at the beginning of a message; with it where models have it."""
+    tag = "<|python_tag|>"
+    has_tag = tag in dict(calls.tokens)
+    begin = "" if not has_tag and calls.is_start else _mark(calls, tag)
+    begin += "?" if has_tag and calls.is_start else ""
+    return [
+        f"calls: {begin} object" if calls.is_single else f'calls: {begin} object ("; " object)*',
+        *_object(calls, "parameters"),
+    ]
+
+
+def _mistral(calls: ToolCalls) -> list[str]:
+    """As a list, and, where models have its mark, with the name in front; they know which."""
+    begin = _mark(calls, "[TOOL_CALLS]")
+    more = "" if calls.is_single else '(", " object)*'
+    lines = [f'list: " "? "[" object {more} "]"', *_object(calls, "arguments")]
+    named = [
+        f"{lark_text(tool.name)} {_mark(calls, '[ARGS]')} @{schema_name(index)}"
+        for index, tool in enumerate(calls.tools)
+        if _PLAIN_NAME.fullmatch(tool.name)
+    ]
+    if "[ARGS]" not in dict(calls.tokens) or not named:
+        return [f"calls: {begin} list", *lines]
+    more = "" if calls.is_single else f"({begin} named)*"
+    return [f"calls: {begin} (list | named {more})", f"named: {' | '.join(named)}", *lines]
+
+
+def _object(calls: ToolCalls, key: str) -> list[str]:
+    """Return the rules of a call as an object of JSON."""
+    bodies = [
+        lark_text(f'{json.dumps(tool.name, ensure_ascii=False)}, "{key}": ')
+        + f" @{schema_name(index)}"
+        for index, tool in enumerate(calls.tools)
+    ]
+    begin = lark_text('{"name": ')
+    return [f'object: {begin} body "}}"', f"body: {' | '.join(bodies)}"]
+
+
+def _mark(calls: ToolCalls, name: str) -> str:
+    """Return a mark: one token where it is one that has no text."""
+    token = dict(calls.tokens).get(name)
+    return lark_text(name) if token is None else f"<[{token}]>"
+
+
+_FORMATS: Final[Mapping[str, Callable[[ToolCalls], list[str]]]] = {
+    "hermes": _hermes,
+    "llama3_json": _llama3_json,
+    "mistral": _mistral,
+}

@@ -1,0 +1,98 @@
+"""The texts of grammars as the library reads them, within bounds that its own limits lack."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from control_plane.core.structured_outputs import MAX_REGEX_CHARACTERS, StructuredOutputs
+from control_plane.core.tool_calls import ToolCalls
+from control_plane.structured.call_grammars import lark_of_calls, lark_text, schema_name
+
+WHITESPACE: Final = r"[ \n\r\t]{1,16}"
+"""Between the parts of JSON: enough to indent, and no end of it for a model that goes astray."""
+
+OPTIONS: Final = "x-guidance"
+"""Under this name a schema tells the library how to compile it."""
+
+
+def grammar_of(wanted: StructuredOutputs | ToolCalls) -> str:
+    """Return a grammar as the library reads it. Raises ValueError."""
+    from llguidance import LLMatcher
+
+    if isinstance(wanted, ToolCalls):
+        return _grammar_of_calls(wanted)
+    if wanted.grammar is not None:
+        return LLMatcher.grammar_from_lark(wanted.grammar)
+    if wanted.regex is not None:
+        return LLMatcher.grammar_from_regex(wanted.regex)
+    if wanted.choice:
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(lark_text, wanted.choice))}")
+    schema = wanted.json if isinstance(wanted.json, str) else '{"type": "object"}'
+    return grammar_of_schema(schema)
+
+
+def grammar_of_schema(schema: str) -> str:
+    """Return the grammar of the JSON that a schema allows. Raises ValueError."""
+    size, options = _measure(schema)
+    _check_size(size)
+    return _spell_schema(schema, options)
+
+
+def _grammar_of_calls(calls: ToolCalls) -> str:
+    """Return the grammar of calls: a list of grammars, the first of which names the others."""
+    measured = [_measure(tool.schema) for tool in calls.tools]
+    _check_size(sum(size for size, _ in measured))
+    grammars: list[dict[str, object]] = [{"lark_grammar": lark_of_calls(calls)}]
+    for index, (tool, (_, options)) in enumerate(zip(calls.tools, measured, strict=True)):
+        (grammar,) = json.loads(_spell_schema(tool.schema, options))["grammars"]
+        grammars.append({"name": schema_name(index), "json_schema": grammar["json_schema"]})
+    return json.dumps({"grammars": grammars})
+
+
+def _spell_schema(schema: str, options: object) -> str:
+    from llguidance import LLMatcher
+
+    if isinstance(options, dict) and options.get("whitespace_flexible") is False:
+        return LLMatcher.grammar_from_json_schema(schema)  # a pattern would be used all the same
+    return LLMatcher.grammar_from_json_schema(
+        schema, defaults={"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+    )
+
+
+def _measure(schema: str) -> tuple[int, object]:
+    """Return how long the regular expressions of a schema are, and the options of the library.
+
+    Options count as well, some are patterns: 12 000 characters of white space took 0.8 s. Raises
+    ValueError for what is no JSON.
+    """
+    try:
+        root = json.loads(schema)
+        options = root.get(OPTIONS) if isinstance(root, dict) else None
+        size = 0 if options is None else len(json.dumps(options))
+    except RecursionError:
+        raise ValueError("objects and lists are nested too deep") from None
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting.extend(value)
+        if not isinstance(value, dict):
+            continue
+        waiting.extend(value.values())
+        pattern, properties = value.get("pattern"), value.get("patternProperties")
+        size += len(pattern) if isinstance(pattern, str) else 0
+        size += sum(map(len, properties)) if isinstance(properties, dict) else 0
+    return size, options
+
+
+def _check_size(size: int) -> None:
+    """Refuse regular expressions that together are longer than one may be alone.
+
+    The time that the library takes for one grows with the square of its length: 0.3 s for 4000
+    characters.
+    """
+    if size > MAX_REGEX_CHARACTERS:
+        raise ValueError(
+            f"its patterns must have at most {MAX_REGEX_CHARACTERS} characters, they have {size}"
+        )
