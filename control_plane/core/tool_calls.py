@@ -17,8 +17,9 @@ begins inside of it."""
 
 @dataclass(frozen=True, slots=True)
 class CallableTool:
-    """A tool that may be called. `schema`: of its arguments, the JSON text of a JSON Schema.
+    """A tool that may be called.
 
+    `schema`: of its arguments, the JSON text of a JSON Schema of at most 65 536 characters.
     `place`: what the caller calls this schema, for errors.
     """
 
@@ -31,9 +32,9 @@ class CallableTool:
 class ToolCalls:
     """An answer must be calls of tools, one at least, in the format that its reader reads.
 
-    `format`: its name. `tools`: at least one, their schemas together of at most 65 536 characters.
-    `is_single`: it is one call. `is_start`: the assistant's message begins with the answer.
-    `tokens`: marks that are one special token each, names and ids.
+    `format`: its name. `tools`: at least one. `is_single`: it is one call. `is_start`: the
+    assistant's message begins with the answer. `tokens`: marks that are one special token each,
+    names and ids.
     """
 
     format: str
@@ -51,11 +52,12 @@ class ToolCalls:
         return ValidationError(f"{TOOL_CHOICE} {message}", field=TOOL_CHOICE)
 
     def validate(self) -> None:
-        """Raise ValidationError for too much."""
-        size = sum(len(tool.schema) for tool in self.tools)
-        if size > MAX_SCHEMA_CHARACTERS:
-            raise ValidationError(
-                f"tools must have at most {MAX_SCHEMA_CHARACTERS} characters of parameters where "
-                f"{TOOL_CHOICE} has them called, got {size}",
-                field="tools",
-            )
+        """Raise ValidationError for a schema that is too long."""
+        for tool in self.tools:
+            size = len(tool.schema)
+            if size > MAX_SCHEMA_CHARACTERS:
+                raise ValidationError(
+                    f"{tool.place} must have at most {MAX_SCHEMA_CHARACTERS} characters where "
+                    f"{TOOL_CHOICE} has the tool called, got {size}",
+                    field=tool.place,
+                )

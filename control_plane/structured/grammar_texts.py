@@ -32,27 +32,20 @@ def grammar_of(wanted: StructuredOutputs | ToolCalls) -> str:
     return grammar_of_schema(schema)
 
 
-def grammar_of_schema(schema: str) -> str:
-    """Return the grammar of the JSON that a schema allows. Raises ValueError."""
-    size, options = _measure(schema)
-    _check_size(size)
-    return _spell_schema(schema, options)
-
-
 def _grammar_of_calls(calls: ToolCalls) -> str:
     """Return the grammar of calls: a list of grammars, the first of which names the others."""
-    measured = [_measure(tool.schema) for tool in calls.tools]
-    _check_size(sum(size for size, _ in measured))
     grammars: list[dict[str, object]] = [{"lark_grammar": lark_of_calls(calls)}]
-    for index, (tool, (_, options)) in enumerate(zip(calls.tools, measured, strict=True)):
-        (grammar,) = json.loads(_spell_schema(tool.schema, options))["grammars"]
+    for index, tool in enumerate(calls.tools):
+        (grammar,) = json.loads(grammar_of_schema(tool.schema))["grammars"]
         grammars.append({"name": schema_name(index), "json_schema": grammar["json_schema"]})
     return json.dumps({"grammars": grammars})
 
 
-def _spell_schema(schema: str, options: object) -> str:
+def grammar_of_schema(schema: str) -> str:
+    """Return the grammar of the JSON that a schema allows. Raises ValueError."""
     from llguidance import LLMatcher
 
+    options = _check_patterns(schema)
     if isinstance(options, dict) and options.get("whitespace_flexible") is False:
         return LLMatcher.grammar_from_json_schema(schema)  # a pattern would be used all the same
     return LLMatcher.grammar_from_json_schema(
@@ -60,11 +53,12 @@ def _spell_schema(schema: str, options: object) -> str:
     )
 
 
-def _measure(schema: str) -> tuple[int, object]:
-    """Return how long the regular expressions of a schema are, and the options of the library.
+def _check_patterns(schema: str) -> object:
+    """Refuse a schema whose regular expressions together are longer than one may be alone.
 
-    Options count as well, some are patterns: 12 000 characters of white space took 0.8 s. Raises
-    ValueError for what is no JSON.
+    Options of the library count as well, some are patterns: 12 000 characters of white space took
+    0.8 s. The time that the library takes for one grows with the square of its length: 0.3 s for
+    4000 characters. Returns those options. Raises ValueError for what is no JSON.
     """
     try:
         root = json.loads(schema)
@@ -83,16 +77,8 @@ def _measure(schema: str) -> tuple[int, object]:
         pattern, properties = value.get("pattern"), value.get("patternProperties")
         size += len(pattern) if isinstance(pattern, str) else 0
         size += sum(map(len, properties)) if isinstance(properties, dict) else 0
-    return size, options
-
-
-def _check_size(size: int) -> None:
-    """Refuse regular expressions that together are longer than one may be alone.
-
-    The time that the library takes for one grows with the square of its length: 0.3 s for 4000
-    characters.
-    """
     if size > MAX_REGEX_CHARACTERS:
         raise ValueError(
             f"its patterns must have at most {MAX_REGEX_CHARACTERS} characters, they have {size}"
         )
+    return options

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,6 +55,9 @@ MAX_ITEMS_IN_ROW: Final = {"grammar": 400}
 """How many ways to read a text are followed at once, by kind; 2000 for others. Only a grammar of a
 caller's own may have more the longer its text is, and the time of a step grows with the cube:
 `s: s s | s s s | "a" | ` took 25 ms at 400, and 2 s at 2000."""
+
+MAX_TOOLS_CPU_S: Final = 1.0
+"""For the schemas of all tools that an answer may call; 128 with ten properties each take 0.15."""
 
 MAX_WAITING: Final = 1024
 """Requests that wait to be constrained; each takes milliseconds, a hostile one up to a second."""
@@ -159,11 +163,11 @@ class Grammars:
         if known is not None:
             self._compiled.move_to_end(wanted)
             return known
+        if isinstance(wanted, ToolCalls):
+            _check_tools(wanted, vocabulary)
         try:
             matcher, allowed = _compiled(vocabulary, grammar_of(wanted), wanted.kind)
         except ValueError as refusal:
-            if isinstance(wanted, ToolCalls):
-                _blame_a_tool(wanted, vocabulary)
             raise wanted.wrong(wanted.kind, f"is not supported: {refusal}") from None
         self._compiled[wanted] = matcher, allowed[: -(-self._vocab_size // 8)]
         if len(self._compiled) > MAX_CACHED:
@@ -187,8 +191,12 @@ def _compiled(vocabulary: LLTokenizer, grammar: str, kind: str) -> tuple[LLMatch
     return matcher, allowed
 
 
-def _blame_a_tool(calls: ToolCalls, vocabulary: LLTokenizer) -> None:
-    """Raise ValidationError for the first tool whose schema is not supported by itself either."""
+def _check_tools(calls: ToolCalls, vocabulary: LLTokenizer) -> None:
+    """Raise ValidationError for the first tool whose schema is not supported, and for too much.
+
+    By themselves first: what the library's limits leave to one schema, 50 ms, many may have.
+    """
+    begun = time.thread_time()
     for tool in calls.tools:
         try:
             _compiled(vocabulary, grammar_of_schema(tool.schema), "json")
@@ -196,3 +204,9 @@ def _blame_a_tool(calls: ToolCalls, vocabulary: LLTokenizer) -> None:
             raise ValidationError(
                 f"{tool.place} is not supported: {refusal}", field=tool.place
             ) from None
+        if time.thread_time() - begun > MAX_TOOLS_CPU_S:
+            raise ValidationError(
+                f"tools must not take more than {MAX_TOOLS_CPU_S:g} s to compile where "
+                f"{calls.name} has them called",
+                field="tools",
+            )

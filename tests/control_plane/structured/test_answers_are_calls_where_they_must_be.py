@@ -220,7 +220,7 @@ PARAMETERS = "tools[1].function.parameters"
             PARAMETERS,
             "its patterns must have at most 4096 characters, they have 4097",
         ),
-        (tool(parameters={"description": "a" * 65_536}), "tools", "at most 65536 characters"),
+        (tool(parameters={"title": "a" * 65_536}), PARAMETERS, "at most 65536 characters where"),
         (tool(name='"' * 40), "tools[1]", "must have a name of at most 64 characters as JSON"),
     ],
 )
@@ -234,6 +234,15 @@ def test_a_tool_that_cannot_be_called_is_named(grammars, wrong, field, message):
         submit()
     assert caught.value.field == field
     assert message in caught.value.message
+
+
+def test_tools_that_take_long_to_compile_are_too_much_together(grammars):
+    """Alternatives that multiply, in each as far as the library lets them: 7 s."""
+    ways = [{"anyOf": [{"required": [f"{i}{j}"]} for j in range(6)]} for i in range(3)]
+    costly = [tool(name=f"f{i}", parameters={"allOf": ways}) for i in range(128)]
+    request = asked(format_of("hermes"), ToolChoice("required"), costly)
+    with pytest.raises(ValidationError, match="tools must not take more than 1 s to compile"):
+        grammars.constrain(request).result(timeout=60)
 
 
 def test_what_cannot_be_is_refused_by_name():
