@@ -13,6 +13,7 @@ from control_plane.http.logprobs import chat_logprobs
 from control_plane.http.messages import Messages
 from control_plane.http.reply import Connection
 from control_plane.text.answers.reader import AnswerReader
+from control_plane.text.answers.tool_choice import with_calls
 from control_plane.text.detokenizer import NONE
 
 NAMES = {
@@ -31,13 +32,16 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
     )
-    request.forget()
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = request.params(
         max_tokens=max_tokens or engine.max_new_tokens(len(prompt.token_ids)),
         n=request.n or 1,
         num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
+    choice, tools = request.calls, request.conversation[1]
+    params = with_calls(params, choice, tools, prompt.answer)
+    del tools
+    request.forget()
     heading = Heading.of(engine, f"chatcmpl-{request_id}")
     async with answers_to(
         engine.frontend,
@@ -50,9 +54,10 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
         reader = None
         if prompt.answer is not None:
             effective = answers.prompt_of(0).params
-            max_calls = 1 if request.parallel_tool_calls is False else None
+            max_calls = 1 if choice.is_single else None
             reader = AnswerReader(prompt.answer, prompt.token_ids, effective, max_calls=max_calls)
-        shape = ChatShape(engine, Messages(reader), wants_logprobs=bool(request.logprobs))
+        messages = Messages(reader, says_calls=not request.names_function)
+        shape = ChatShape(engine, messages, wants_logprobs=bool(request.logprobs))
         if request.stream:
             await send_stream(
                 connection,

@@ -24,6 +24,8 @@ from control_plane.http.fields import (
     wrong,
 )
 from control_plane.http.response_format import ResponseFormat, structure_of
+from control_plane.http.tool_choice import Choice, NamedTool, choice_of
+from control_plane.text.answers.tool_choice import ToolChoice
 from control_plane.text.bounds import (
     MAX_JSON_BYTES,
     MAX_MESSAGES,
@@ -197,9 +199,9 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = Field(
-        None, description="false: calls of an answer behind its first are left out"
+        None, description="false: at most one call is returned"
     )
     add_generation_prompt: bool | None = Field(
         None, description="default: unless continue_final_message"
@@ -235,6 +237,16 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
     def structure(self) -> StructuredOutputs | None:
         """What an answer must be."""
         return structure_of(self.response_format) or super().structure
+
+    @property
+    def calls(self) -> ToolChoice:
+        """Whether tools are called, and which."""
+        return choice_of(self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+
+    @property
+    def names_function(self) -> bool:
+        """Whether the one function to call is named: then OpenAI's reason of the end is `stop`."""
+        return isinstance(self.tool_choice, NamedTool)
 
     @cached_property
     def conversation(self) -> Conversation:

@@ -11,10 +11,14 @@ TOOL_CALLS: Final = "tool_calls"
 
 
 class Messages:
-    """Spells the samples of one answer as messages. `reader`: None: all of them is content."""
+    """Spells the samples of one answer as messages. `reader`: None: all of them is content.
 
-    def __init__(self, reader: AnswerReader | None) -> None:
+    `says_calls`: that tools are called is a reason to end; not where a caller said which.
+    """
+
+    def __init__(self, reader: AnswerReader | None, *, says_calls: bool = True) -> None:
         self._reader = reader
+        self._says_calls = says_calls
 
     def delta(self, index: int, text: str) -> dict[str, object]:
         """Return what is new in a message."""
@@ -28,7 +32,9 @@ class Messages:
 
     def finish_reason(self, index: int, reason: str) -> str:
         """Return the reason of a message that is at its end: to call tools is one."""
-        if reason == "stop" and self._reader is not None and self._reader.is_calling(index):
+        if reason != "stop" or self._reader is None or not self._says_calls:
+            return reason
+        if self._reader.is_calling(index):
             return TOOL_CALLS
         return reason
 

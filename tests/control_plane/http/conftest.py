@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import random
 from dataclasses import dataclass, field
 
 import httpx
@@ -55,6 +56,25 @@ def answer_to(prompt: str, sample: int = 0) -> str:
     return f"{prompt[::-1]}#{sample}{TAIL}"
 
 
+def drawn(constraint, seed: str) -> list[int]:
+    """Tokens that a constraint allows, as random as the seed; thoughts do not become long."""
+    draw, tokens = random.Random(seed), []
+    while not constraint.is_complete:
+        mask = constraint.allowed_tokens
+        allowed = [token for token in range(8 * len(mask)) if mask[token // 8] >> token % 8 & 1]
+        if EOS_TOKEN_ID in allowed and draw.random() < 0.3:
+            break
+        is_thought = len(allowed) > 100 and b"</think>" not in bytes(t for t in tokens if t < 256)
+        chosen = [draw.choice([token for token in allowed if token != EOS_TOKEN_ID])]
+        if is_thought and ord("<") in allowed and draw.random() < 0.1:
+            chosen = list(b"</think>")
+        for token in chosen:
+            constraint.constrainer.advance([(constraint, token)])
+            assert constraint.error is None
+        tokens += chosen
+    return tokens
+
+
 def logprobs_of(token_id: int, count: int) -> TokenLogprobs:
     return TokenLogprobs(-token_id / 1000, (122, 121)[:count], (-0.25, -1.5)[:count])
 
@@ -67,13 +87,15 @@ def end_of(reason, state, error=None) -> RequestEnd:
 class ScriptedEngine:
     """Answers requests one byte a turn. Knobs are plain attributes.
 
-    `says`: the texts of the samples, or their tokens, in place of the script.
+    `says`: the texts of the samples, or their tokens, in place of the script. `draws`: they are
+    drawn from the tokens that their constraints allow, whatever comes first.
     `hold`: tokens after which requests wait for `go`. `error`: of requests, behind the tokens that
     `hold` lets through (or at once). `cancelled`: ids of requests that were ended from outside.
     """
 
     hub: StreamHub
     says: list[str | list[int]] | None = None
+    draws: bool = False
     hold: int | None = None
     error: Exception | None = None
     refusal: Exception | None = None
@@ -103,6 +125,8 @@ class ScriptedEngine:
             self.publish(request, prompt_logprobs=of_prompt)
         text = bytes(t for t in prompt if t < 256).decode(errors="replace")
         texts = self.says or [answer_to(text, n) for n in range(params.n)]
+        if self.draws:
+            texts = [drawn(one, f"{params.seed}/{n}") for n, one in enumerate(request.constraints)]
         tokens = [text.encode() if isinstance(text, str) else text for text in texts]
         answers = {n: [*tokens[n], EOS_TOKEN_ID] for n in range(params.n)}
         turn = len(request.output_tokens)  # of a stream that is resumed
@@ -201,6 +225,7 @@ class Served:
         metrics=None,
         keyring=None,
         tokenizer=None,
+        max_model_len: int = 512,
     ) -> None:
         self.gate = Gate()
         self.gate.set_linked(is_linked=True)
@@ -211,9 +236,10 @@ class Served:
         self.backend.gate, self.backend.metrics = self.gate, metrics
         tokenizer = tokenizer or SimpleTokenizer()
         chat_template = None if template is None else ChatTemplate(template)
-        limits = RequestLimits(max_model_len=512, block_size=16, num_blocks=64)
+        num_blocks = max_model_len // 8
+        limits = RequestLimits(max_model_len=max_model_len, block_size=16, num_blocks=num_blocks)
         parts = EngineParts(
-            plane=make_plane(),
+            plane=make_plane(num_blocks=num_blocks),
             tokenizer=tokenizer,
             admission=Admission(tokenizer, limits, vocab_size=259, eos_token_ids=(EOS_TOKEN_ID,)),
             grammars=Grammars(tokenizer, vocab_size=259, eos_token_ids=(EOS_TOKEN_ID,)),

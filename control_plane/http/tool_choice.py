@@ -1,0 +1,65 @@
+"""OpenAI's `tool_choice` on the wire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, Tag
+
+from control_plane.http.fields import Wire, one_of
+from control_plane.text.answers.tool_choice import ToolChoice
+from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS, MAX_TOOLS
+
+
+class FunctionName(Wire):
+    """A function of `tools`."""
+
+    name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_CHARACTERS)
+
+
+class NamedTool(Wire):
+    """A tool of `tools`; as a choice, the one that is called, once."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(Wire):
+    """Some of `tools`."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(Wire):
+    """Only these are called, if the model calls any, or at least one of them is."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _kind(given: object) -> str:
+    """Tell the choices apart for `one_of`."""
+    if given in ("none", "auto", "required"):
+        return "~word"
+    kind = given.get("type") if isinstance(given, dict) else None
+    return f"~{kind}" if kind in ("function", "allowed_tools") else ""
+
+
+Choice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("~word")]
+    | Annotated[NamedTool, Tag("~function")]
+    | Annotated[AllowedToolsChoice, Tag("~allowed_tools")],
+    one_of(_kind, "'none', 'auto', 'required', or an object of the type function or allowed_tools"),
+]
+
+
+def choice_of(given: Choice | None, *, is_parallel: bool) -> ToolChoice:
+    """Return it as all surfaces have it. `is_parallel`: there may be several calls."""
+    if isinstance(given, NamedTool):
+        return ToolChoice("required", (given.function.name,), is_single=True)
+    if isinstance(given, AllowedToolsChoice):
+        allowed = given.allowed_tools
+        names = tuple(tool.function.name for tool in allowed.tools)
+        return ToolChoice(allowed.mode, names, is_single=not is_parallel)
+    return ToolChoice(given or "auto", is_single=not is_parallel)

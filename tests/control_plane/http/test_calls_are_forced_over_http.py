@@ -1,0 +1,178 @@
+"""`tool_choice` that has tools called: whatever the model would say, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.control_plane.http.test_answers_of_chats_come_in_parts import (
+    PATH,
+    MarkingTokenizer,
+    merged,
+)
+from tests.control_plane.text.known_templates import LLAMA, MISTRAL, QWEN
+
+KINDS = ["sun", "rain"]
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": KINDS}},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+NOW = {"type": "function", "function": {"name": "now"}}
+ROOM = 4096
+NAMED = {"type": "function", "function": {"name": "now"}}
+THINKING = QWEN + "{%- if false %}<think>{%- endif %}"
+
+
+def allowed_tools(mode: str, *tools: dict) -> dict:
+    named = [{"type": "function", "function": {"name": t["function"]["name"]}} for t in tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+def asked(choice, **fields) -> dict:
+    return {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [WEATHER, NOW],
+        "tool_choice": choice,
+        "seed": 5,
+        **fields,
+    }
+
+
+def check(calls: list[dict], names: set[str]) -> None:
+    """Each is a call of one of the tools, with the arguments that it may have."""
+    assert calls
+    for call in calls:
+        function = call["function"]
+        assert function["name"] in names
+        arguments = json.loads(function["arguments"])
+        assert arguments == {} if function["name"] == "now" else arguments["kind"] in KINDS
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+@pytest.mark.parametrize("template", [QWEN, THINKING, LLAMA, MISTRAL])
+def test_whatever_is_said_is_calls_whole_and_streamed(on_loop, template, is_marked):
+    """In all formats, with marks that are special tokens and marks that are letters."""
+
+    async def test(served):
+        served.engine.draws = True
+        for seed in range(3):
+            fields = asked("required", seed=seed, n=2)
+            whole = await served.chat(**fields)
+            streamed = merged(await served.events(PATH, fields))
+            for choice in whole["choices"]:
+                message = choice["message"]
+                check(message["tool_calls"], {"weather", "now"})
+                assert message["content"] is None
+                assert choice["finish_reason"] == "tool_calls"
+                one = streamed[choice["index"]]
+                assert one["tool_calls"] == message["tool_calls"]
+                assert one["finish_reason"] == "tool_calls"
+                assert one["reasoning_content"] == message.get("reasoning_content", "")
+                assert one["content"] is None
+
+    tokenizer = MarkingTokenizer() if is_marked else None
+    on_loop(test, template=template, tokenizer=tokenizer, max_model_len=ROOM)
+
+
+def test_a_named_function_is_called_once_and_the_reason_is_openais(on_loop):
+    async def test(served):
+        served.engine.draws = True
+        for seed in range(5):
+            fields = asked(NAMED, seed=seed)
+            (choice,) = (await served.chat(**fields))["choices"]
+            (call,) = choice["message"]["tool_calls"]
+            check([call], {"now"})
+            assert choice["finish_reason"] == "stop"
+            assert merged(await served.events(PATH, fields))[0]["finish_reason"] == "stop"
+
+    on_loop(test, template=QWEN, max_model_len=ROOM)
+
+
+def test_the_model_is_told_of_all_tools_whichever_is_to_be_called(on_loop):
+    async def test(served):
+        served.engine.draws = True
+        for choice in ("auto", NAMED, allowed_tools("required", NOW)):
+            served.engine.draws = choice != "auto"
+            await served.chat(**asked(choice))
+        prompts = [request.input_tokens for request in served.engine.submitted]
+        assert prompts[0] == prompts[1] == prompts[2]
+        assert b"weather" in bytes(prompts[0])
+
+    on_loop(test, template=QWEN, max_model_len=ROOM)
+
+
+def test_of_allowed_tools_one_is_called(on_loop):
+    async def test(served):
+        served.engine.draws = True
+        for seed in range(5):
+            fields = asked(allowed_tools("required", WEATHER), seed=seed)
+            (choice,) = (await served.chat(**fields))["choices"]
+            check(choice["message"]["tool_calls"], {"weather"})
+            assert choice["finish_reason"] == "tool_calls"
+
+    on_loop(test, template=QWEN, max_model_len=ROOM)
+
+
+def test_calls_that_are_not_to_be_parallel_are_one(on_loop):
+    async def test(served):
+        served.engine.draws = True
+        counts = set()
+        for is_parallel in (False, True):
+            for seed in range(6):
+                fields = asked("required", seed=seed, parallel_tool_calls=is_parallel)
+                answer = await served.chat(**fields)
+                tokens = served.engine.submitted[-1].constraints[0]
+                counts.add((is_parallel, len(answer["choices"][0]["message"]["tool_calls"])))
+                assert tokens.is_complete or is_parallel
+        assert {count for is_parallel, count in counts if not is_parallel} == {1}
+        assert len(counts) > 2
+
+    on_loop(test, template=QWEN, max_model_len=ROOM)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (asked("required", tools=[]), "tool_choice", "must be auto or none where there are no"),
+        (asked({**NAMED, "function": {"name": "tides"}}), "tool_choice", "'tides', which is none"),
+        (asked(allowed_tools("required", {"function": {"name": "x"}})), "tool_choice", "'x'"),
+        (asked(allowed_tools("required")), "tool_choice.allowed_tools.tools", "at least 1 item"),
+        (
+            asked("required", response_format={"type": "json_object"}),
+            "response_format",
+            "must be unset with a tool_choice",
+        ),
+        (
+            asked("required", structured_outputs={"regex": "a"}),
+            "structured_outputs",
+            "must be unset with a tool_choice",
+        ),
+        (
+            asked("required", tools=[NOW, {**WEATHER, "function": {
+                "name": "x", "parameters": {"properties": {"a": {"not": {}}}}}}]),
+            "tools[1].function.parameters",
+            'is not supported: Unimplemented keys: ["not"]',
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_called_is_refused_by_name(on_loop, fields, param, message):
+    async def test(served):
+        error = await served.error(PATH, {"model": "tiny/bytes", **fields})
+        assert error["param"] == param
+        assert message in error["message"]
+        assert served.engine.submitted == []
+
+    on_loop(test, template=QWEN, max_model_len=ROOM)
+
+
+def test_where_the_format_of_calls_is_not_known_the_refusal_says_what_to_set(on_loop):
+    async def test(served):
+        error = await served.error(PATH, {"model": "tiny/bytes", **asked("required")})
+        assert (error["param"], error["code"]) == ("tool_choice", "invalid_value")
+        assert "--tool-call-parser" in error["message"]
+
+    on_loop(test)  # its template has a place for tools, and none for calls
