@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, TypeAlias
 
 from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
@@ -30,26 +30,28 @@ class CallableTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalls:
-    """An answer must be calls of tools, one at least, in the format that its reader reads.
+    """An answer must be calls of tools, in the format that its reader reads.
 
-    `format`: its name. `tools`: at least one. `is_single`: it is one call. `is_start`: the
+    `format`: its name. `tools`: at least one. `may_say`: it may be other text, too, before, between
+    and behind calls, and have none of them. `is_single`: one call at most. `is_start`: the
     assistant's message begins with the answer. `tokens`: marks that are one special token each,
-    names and ids.
+    names and ids. `name`: what the caller wants all this by.
     """
 
     format: str
     tools: tuple[CallableTool, ...]
+    may_say: bool = False
     is_single: bool = False
     thought: Thought = "none"
     is_start: bool = True
     tokens: tuple[tuple[str, int], ...] = ()
+    name: str = field(default=TOOL_CHOICE, compare=False)
 
-    name: ClassVar[str] = TOOL_CHOICE  # what a caller knows it by
     kind: ClassVar[str] = "calls"
 
     def wrong(self, _kind: str, message: str) -> ValidationError:
         """Return the error that all of it is wrong."""
-        return ValidationError(f"{TOOL_CHOICE} {message}", field=TOOL_CHOICE)
+        return ValidationError(f"{self.name} {message}", field=self.name)
 
     def validate(self) -> None:
         """Raise ValidationError for a schema that is too long."""
@@ -57,7 +59,7 @@ class ToolCalls:
             size = len(tool.schema)
             if size > MAX_SCHEMA_CHARACTERS:
                 raise ValidationError(
-                    f"{tool.place} must have at most {MAX_SCHEMA_CHARACTERS} characters where "
-                    f"{TOOL_CHOICE} has the tool called, got {size}",
+                    f"{tool.place} must have at most {MAX_SCHEMA_CHARACTERS} characters for "
+                    f"{self.name}, got {size}",
                     field=tool.place,
                 )

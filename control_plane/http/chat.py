@@ -20,6 +20,7 @@ NAMES = {
     **FIELD_NAMES,
     "num_logprobs": "top_logprobs",
     "prompt": "messages",
+    "strict": "tools",
     "token_ids": "messages",
 }
 

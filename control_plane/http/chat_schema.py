@@ -167,7 +167,9 @@ class FunctionDefinition(Wire):
     name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_CHARACTERS)
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
-    strict: Literal[False] | None = Field(None, description="output is not constrained")
+    strict: bool | None = Field(
+        None, description="arguments keep to parameters, which a tool_choice that forces has anyway"
+    )
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
@@ -241,7 +243,11 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
     @property
     def calls(self) -> ToolChoice:
         """Whether tools are called, and which."""
-        return choice_of(self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+        return choice_of(
+            self.tool_choice,
+            is_parallel=self.parallel_tool_calls is not False,
+            strict=tuple(tool.function.name for tool in self.tools or () if tool.function.strict),
+        )
 
     @property
     def names_function(self) -> bool:

@@ -54,12 +54,17 @@ Choice: TypeAlias = Annotated[
 ]
 
 
-def choice_of(given: Choice | None, *, is_parallel: bool) -> ToolChoice:
-    """Return it as all surfaces have it. `is_parallel`: there may be several calls."""
+def choice_of(
+    given: Choice | None, *, is_parallel: bool, strict: tuple[str, ...] = ()
+) -> ToolChoice:
+    """Return it as all surfaces have it.
+
+    `is_parallel`: there may be several calls. `strict`: names of the tools that say so.
+    """
     if isinstance(given, NamedTool):
-        return ToolChoice("required", (given.function.name,), is_single=True)
+        return ToolChoice("required", (given.function.name,), is_single=True, strict=strict)
     if isinstance(given, AllowedToolsChoice):
         allowed = given.allowed_tools
         names = tuple(tool.function.name for tool in allowed.tools)
-        return ToolChoice(allowed.mode, names, is_single=not is_parallel)
-    return ToolChoice(given or "auto", is_single=not is_parallel)
+        return ToolChoice(allowed.mode, names, is_single=not is_parallel, strict=strict)
+    return ToolChoice(given or "auto", is_single=not is_parallel, strict=strict)

@@ -14,6 +14,8 @@ from typing import Final
 
 from control_plane.core.tool_calls import ToolCalls
 
+THINK: Final = "<think>"
+
 _PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 """What may stand between marks of Mistral's."""
 
@@ -38,26 +40,25 @@ def lark_of_calls(calls: ToolCalls) -> str:
     start = "calls"
     if calls.thought != "none":
         is_begun = calls.thought == "has begun"
-        start = "thought calls" if is_begun else f"({_mark(calls, '<think>')} thought)? calls"
+        start = "thought calls" if is_begun else f"({_mark(calls, THINK)} thought)? calls"
         lines += _thought(calls)
-    return "\n".join((f"start: {start}", *lines, ""))
+    return "\n".join((f"start: {start}", *lines, "ANY: /(?s:.+)/", ""))
 
 
 def _thought(calls: ToolCalls) -> list[str]:
     """Return the rules of what follows `<think>`."""
     end = dict(calls.tokens).get("</think>")
     if end is None:
-        inner = ['reasoning[suffix="</think>"]: /(?s:.*)/']
+        inner = 'reasoning[suffix="</think>"]: /(?s:.*)/'
     else:
-        inner = [f"reasoning: TEXT? <[{end}]>", "TEXT: /(?s:.+)/"]
-    return ["thought: reasoning (/[ \\n]{1,4}/)?", *inner]
+        inner = f"reasoning: ANY? <[{end}]>"
+    return ["thought: reasoning (/[ \\n]{1,4}/)?", inner]
 
 
 def _hermes(calls: ToolCalls) -> list[str]:
-    begin, end = _mark(calls, "<tool_call>"), _mark(calls, "</tool_call>")
     return [
-        "calls: call" if calls.is_single else 'calls: call ("\\n" call)*',
-        f'call: {begin} "\\n" object "\\n" {end}',
+        *_calls(calls, "<tool_call>", separator="\n"),
+        f'call: "\\n" object "\\n" {_mark(calls, "</tool_call>")}',
         *_object(calls, "arguments"),
     ]
 
@@ -65,29 +66,63 @@ def _hermes(calls: ToolCalls) -> list[str]:
 def _llama3_json(calls: ToolCalls) -> list[str]:
     """Without the tag only at the beginning of a message; with it where models have it."""
     tag = "<|python_tag|>"
-    has_tag = tag in dict(calls.tokens)
-    begin = "" if not has_tag and calls.is_start else _mark(calls, tag)
-    begin += "?" if has_tag and calls.is_start else ""
-    return [
-        f"calls: {begin} object" if calls.is_single else f'calls: {begin} object ("; " object)*',
-        *_object(calls, "parameters"),
-    ]
+    objects = "call: object" if calls.is_single else 'call: object ("; " object)*'
+    if calls.may_say:
+        lines = _text_and_calls(calls, tag, begins_with_call=calls.is_start)
+    else:
+        has_tag = tag in dict(calls.tokens)
+        begin = "" if not has_tag and calls.is_start else _mark(calls, tag)
+        begin += "?" if has_tag and calls.is_start else ""
+        lines = [f"calls: {begin} call"]
+    return [*lines, objects, *_object(calls, "parameters")]
 
 
 def _mistral(calls: ToolCalls) -> list[str]:
     """As a list, and, where models have its mark, with the name in front; they know which."""
-    begin = _mark(calls, "[TOOL_CALLS]")
     more = "" if calls.is_single else '(", " object)*'
-    lines = [f'list: " "? "[" object {more} "]"', *_object(calls, "arguments")]
     named = [
         f"{lark_text(tool.name)} {_mark(calls, '[ARGS]')} @{schema_name(index)}"
         for index, tool in enumerate(calls.tools)
         if _PLAIN_NAME.fullmatch(tool.name)
     ]
-    if "[ARGS]" not in dict(calls.tokens) or not named:
-        return [f"calls: {begin} list", *lines]
-    more = "" if calls.is_single else f"({begin} named)*"
-    return [f"calls: {begin} (list | named {more})", f"named: {' | '.join(named)}", *lines]
+    if "[ARGS]" not in dict(calls.tokens):
+        named = []
+    return [
+        *_calls(calls, "[TOOL_CALLS]", separator=""),
+        " | ".join((f'call: " "? "[" object {more} "]"', *named)),
+        *_object(calls, "arguments"),
+    ]
+
+
+def _calls(calls: ToolCalls, mark: str, *, separator: str) -> list[str]:
+    """Return the rules of an answer with a mark before each call; `call` is what follows it."""
+    if calls.may_say:
+        return _text_and_calls(calls, mark, begins_with_call=False)
+    begin = _mark(calls, mark)
+    between = lark_text(separator) if separator else ""
+    more = "" if calls.is_single else f"({between} {begin} call)*"
+    return [f"calls: {begin} call {more}"]
+
+
+def _text_and_calls(calls: ToolCalls, mark: str, *, begins_with_call: bool) -> list[str]:
+    """Return the rules of text with calls in it, each behind a mark, with which none is text.
+
+    `begins_with_call`: what the answer begins with may be a call without a mark, and is one if it
+    looks like it.
+    """
+    token = dict(calls.tokens).get(mark)
+    taken = [r"\{"] if begins_with_call else []
+    if calls.thought == "may begin" and THINK not in dict(calls.tokens):
+        taken.append(THINK)
+    other = "".join(rf" & ~/[ \t\r\n]*{text}(?s:.*)/" for text in taken)
+    if token is None:
+        spelled = f"/(?s:.*){re.escape(mark)}/"
+        begins = ["first[lazy]: FIRST", f"FIRST: {spelled}{other}", f"next[lazy]: {spelled}"]
+    else:
+        begins = [f"first: TEXT? <[{token}]>", f"next: ANY? <[{token}]>"]
+    more = "" if calls.is_single else "(next call)* ANY?"
+    bare = " | call" if begins_with_call else ""
+    return [f"calls: TEXT? | first call {more}{bare}", f"TEXT: /(?s:.+)/{other}", *begins]
 
 
 def _object(calls: ToolCalls, key: str) -> list[str]:

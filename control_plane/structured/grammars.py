@@ -206,7 +206,6 @@ def _check_tools(calls: ToolCalls, vocabulary: LLTokenizer) -> None:
             ) from None
         if time.thread_time() - begun > MAX_TOOLS_CPU_S:
             raise ValidationError(
-                f"tools must not take more than {MAX_TOOLS_CPU_S:g} s to compile where "
-                f"{calls.name} has them called",
+                f"tools must not take more than {MAX_TOOLS_CPU_S:g} s to compile for {calls.name}",
                 field="tools",
             )

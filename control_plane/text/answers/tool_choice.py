@@ -28,17 +28,24 @@ _NO_PARAMETERS: Final = {"type": "object", "additionalProperties": False}
 """OpenAI's: a function without parameters has an empty list of them."""
 
 
+_ANY_PARAMETERS: Final = {"type": "object"}
+
+STRICT: Final = "strict"
+
+
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     """Whether tools are called, and which.
 
     `mode`: the model decides, none are, one at least is. `names`: only these of the tools are
-    called where one is; none: any. `is_single`: at most one call.
+    called where one is; none: any. `is_single`: at most one call. `strict`: names of tools whose
+    arguments keep to their schema also where the model decides; a call that must be always does.
     """
 
     mode: Mode = "auto"
     names: tuple[str, ...] = ()
     is_single: bool = False
+    strict: tuple[str, ...] = ()
 
     @property
     def is_forced(self) -> bool:
@@ -54,21 +61,26 @@ def with_calls(
     *,
     place: str = "tools[{}].function.parameters",
 ) -> GenerationParams:
-    """Return the parameters of a request whose answer calls what it must.
+    """Return the parameters of a request whose answer calls what it must, and as it must.
 
     `tools`: as chat templates get them. `answer`: how the answer to the prompt is read. `place`:
-    what the surface calls the schema of a tool. Raises ValidationError.
+    what the surface calls the schema of a tool. An answer that has another form anyway has no
+    calls, unless it must. Raises ValidationError.
     """
-    if not choice.is_forced:
+    if choice.mode == "none" or not (choice.is_forced or choice.names or choice.strict):
         return params
+    name = TOOL_CHOICE if choice.is_forced or choice.names else STRICT
     wanted = _wanted(choice, tools)
     if answer is None or answer.calls is None:
         raise ValidationError(
-            f"{TOOL_CHOICE} must be auto or none for this model: the format of its calls is not "
-            "known; the server's --tool-call-parser says which it is",
-            field=TOOL_CHOICE,
+            f"{name} must be {'auto or none' if name == TOOL_CHOICE else 'false'} for this model: "
+            "the format of its calls is not known; the server's --tool-call-parser says which it "
+            "is",
+            field=name,
         )
     other = params.structured_outputs
+    if other is not None and not choice.is_forced:
+        return params
     if other is not None:
         raise ValidationError(
             f"{other.name} must be unset with a {TOOL_CHOICE} that has tools called: the answer "
@@ -77,11 +89,13 @@ def with_calls(
         )
     calls = ToolCalls(
         format=answer.calls.FORMAT,
-        tools=tuple(_callable(index, tool, place) for index, tool in wanted),
+        tools=tuple(_callable(index, tool, place, choice) for index, tool in wanted),
+        may_say=not choice.is_forced,
         is_single=choice.is_single,
         thought=_THOUGHTS[answer.thinking],
         is_start=answer.is_start,
         tokens=tuple((name, token) for token, name in answer.spelled.items()),
+        name=name,
     )
     return replace(params, structured_outputs=calls)
 
@@ -111,17 +125,21 @@ def _function(tool: Mapping[str, object]) -> Mapping[str, object]:
     return function if isinstance(function, Mapping) else {}
 
 
-def _callable(index: int, function: Mapping[str, object], place: str) -> CallableTool:
+def _callable(
+    index: int, function: Mapping[str, object], place: str, choice: ToolChoice
+) -> CallableTool:
     """Return a tool with a schema that allows objects only, which is what arguments are."""
     name, place = str(function["name"]), place.format(index)
     if len(json.dumps(name, ensure_ascii=False)) - 2 > MAX_TOOL_NAME_CHARACTERS:
         raise ValidationError(
             f"tools[{index}] must have a name of at most {MAX_TOOL_NAME_CHARACTERS} characters as "
-            f"JSON spells it where {TOOL_CHOICE} has it called",
+            "JSON spells it",
             field=f"tools[{index}]",
         )
     given = function.get("parameters")
     schema = dict(given) if isinstance(given, Mapping) else dict(_NO_PARAMETERS)
+    if not choice.is_forced and name not in choice.strict:
+        schema = dict(_ANY_PARAMETERS)
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise ValidationError(

@@ -134,6 +134,37 @@ def test_calls_that_are_not_to_be_parallel_are_one(on_loop):
     on_loop(test, template=QWEN, max_model_len=ROOM)
 
 
+def test_a_strict_tool_is_called_with_its_arguments_where_the_model_decides(on_loop):
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+
+    async def test(served):
+        served.engine.says = ["Hi"]
+        for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
+            await served.chat(**{**asked(None), **fields, "tools": [NOW, strict]})
+        forms = [request.params.structured_outputs for request in served.engine.submitted]
+        assert forms[0] == forms[1]
+        assert forms[2] is None
+        assert forms[0].may_say
+        schemas = [json.loads(tool.schema) for tool in forms[0].tools]
+        assert schemas == [{"type": "object"}, SCHEMA]
+        # Another form is kept to, and has no calls in it.
+        fields = asked(None, tools=[strict], response_format={"type": "json_object"})
+        await served.chat(**fields)
+        assert served.engine.submitted[-1].params.structured_outputs.kind == "json_object"
+
+    on_loop(test, template=QWEN, max_model_len=ROOM)
+
+
+def test_of_allowed_tools_one_may_be_called(on_loop):
+    async def test(served):
+        served.engine.says = ["Hi"]
+        await served.chat(**asked(allowed_tools("auto", NOW)))
+        form = served.engine.submitted[-1].params.structured_outputs
+        assert (form.may_say, [tool.name for tool in form.tools]) == (True, ["now"])
+
+    on_loop(test, template=QWEN, max_model_len=ROOM)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -170,7 +201,13 @@ def test_what_cannot_be_called_is_refused_by_name(on_loop, fields, param, messag
 
 
 def test_where_the_format_of_calls_is_not_known_the_refusal_says_what_to_set(on_loop):
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+
     async def test(served):
+        fields = {"model": "tiny/bytes", **asked("auto", tools=[NOW, strict])}
+        error = await served.error(PATH, fields)
+        assert error["param"] == "tools"
+        assert "strict must be false for this model" in error["message"]
         error = await served.error(PATH, {"model": "tiny/bytes", **asked("required")})
         assert (error["param"], error["code"]) == ("tool_choice", "invalid_value")
         assert "--tool-call-parser" in error["message"]

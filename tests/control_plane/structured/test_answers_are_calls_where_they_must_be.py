@@ -220,7 +220,11 @@ PARAMETERS = "tools[1].function.parameters"
             PARAMETERS,
             "its patterns must have at most 4096 characters, they have 4097",
         ),
-        (tool(parameters={"title": "a" * 65_536}), PARAMETERS, "at most 65536 characters where"),
+        (
+            tool(parameters={"title": "a" * 65_536}),
+            PARAMETERS,
+            "at most 65536 characters for tool_choice",
+        ),
         (tool(name='"' * 40), "tools[1]", "must have a name of at most 64 characters as JSON"),
     ],
 )
