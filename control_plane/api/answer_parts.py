@@ -9,11 +9,18 @@ from control_plane.text.answers.reader import AnswerReader
 from protos.hetero.inference.v1 import inference_pb2
 
 
-def reader_of(generation: Generation, answer_format: AnswerFormat | None) -> AnswerReader | None:
-    """Return what reads an answer, from behind what its client has; None: nothing is to be read."""
+def reader_of(
+    generation: Generation, answer_format: AnswerFormat | None, max_calls: int | None
+) -> AnswerReader | None:
+    """Return what reads an answer, from behind what its client has; None: nothing is to be read.
+
+    `max_calls`: of each sample; None: as many as come.
+    """
     if answer_format is None:
         return None
-    reader = AnswerReader(answer_format, generation.prompt_token_ids, generation.params)
+    reader = AnswerReader(
+        answer_format, generation.prompt_token_ids, generation.params, max_calls=max_calls
+    )
     reader.push(0, generation.continued_text)
     return reader
 

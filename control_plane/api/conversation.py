@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypedDict
 
 from control_plane.apart import run_apart
+from control_plane.core.tool_calls import TOOL_CHOICE
+from control_plane.text.answers.tool_choice import Mode, ToolChoice
 from control_plane.text.bounds import (
     MAX_INLINE_BYTES,
     MAX_JSON_BYTES,
@@ -15,6 +17,13 @@ from control_plane.text.bounds import (
 from control_plane.text.conversation import MAX_TOOLS, json_object
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
+
+_MODES: Final[Mapping[int, Mode]] = {
+    inference_pb2.TOOL_CHOICE_MODE_UNSPECIFIED: "auto",
+    inference_pb2.TOOL_CHOICE_MODE_AUTO: "auto",
+    inference_pb2.TOOL_CHOICE_MODE_NONE: "none",
+    inference_pb2.TOOL_CHOICE_MODE_REQUIRED: "required",
+}
 
 
 class Conversation(NamedTuple):
@@ -43,11 +52,29 @@ async def conversation_from_proto(
 def _read(
     request: inference_pb2.ChatRequest | inference_pb2.ApplyChatTemplateRequest,
 ) -> Conversation:
+    is_told = not (
+        isinstance(request, inference_pb2.ChatRequest)
+        and request.tool_choice.mode == inference_pb2.TOOL_CHOICE_MODE_NONE
+    )
     return Conversation(
         messages_from_proto(request.messages),
-        tools_from_proto(request.tools),
+        tools_from_proto(request.tools if is_told else ()),
         _json_from_proto(request.chat_template_kwargs_json, "chat_template_kwargs_json"),
     )
+
+
+def tool_choice_from_proto(request: inference_pb2.ChatRequest) -> ToolChoice:
+    """Return whether tools are called, and which. Raises ValidationError."""
+    choice = request.tool_choice
+    mode = _MODES.get(choice.mode)
+    if mode is None:
+        raise ValidationError(
+            f"{TOOL_CHOICE}.mode must be auto, none or required, got {choice.mode}",
+            field=f"{TOOL_CHOICE}.mode",
+        )
+    _check_count(len(choice.names), MAX_TOOLS, f"{TOOL_CHOICE}.names")
+    strict = tuple(tool.name for tool in request.tools if tool.strict)
+    return ToolChoice(mode, tuple(choice.names), is_single=choice.single, strict=strict)
 
 
 class PromptEnd(TypedDict):

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -11,14 +12,19 @@ import grpc.aio
 from control_plane.api.answer_parts import reader_of
 from control_plane.api.answer_size import AnswerSize
 from control_plane.api.answers import AnswerHead, events, whole_answer
-from control_plane.api.conversation import conversation_from_proto, prompt_end_from_proto
+from control_plane.api.conversation import (
+    conversation_from_proto,
+    prompt_end_from_proto,
+    tool_choice_from_proto,
+)
 from control_plane.api.convert import options_from_proto, params_from_proto, prompt_from_proto
 from control_plane.api.engine_access import EngineAccess
 from control_plane.api.interceptors import current_request_id
 from control_plane.engine.frontend import EngineFrontend, Generation
 from control_plane.engine.send_patience import send_patience
 from control_plane.engine.streams import SEND_PATIENCE_S
-from control_plane.text.answers.parser import AnswerFormat
+from control_plane.text.answers.reader import AnswerReader
+from control_plane.text.answers.tool_choice import with_calls
 from control_plane.text.detokenizer import NONE
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -78,20 +84,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: _Context,  # noqa: ARG002 - told apart from a stream by what it returns
     ) -> inference_pb2.GenerateResponse:
         engine = self._access.require(request.model)
-        submitted, answer_format = await _submit(engine, request, ())
+        submitted, read_as = await _submit(engine, request, ())
         async with submitted as generation:
             params = generation.params
             AnswerSize(params, engine.max_model_len, num_samples=params.n).add(generation)
-            reader = reader_of(generation, answer_format)
+            reader = read_as(generation)
             return await whole_answer(generation, _head(engine), reader)
 
     async def _stream(
         self, request: _Request, context: _Context, received: Sequence[int] = ()
     ) -> None:
         engine = self._access.require(request.model)
-        submitted, answer_format = await _submit(engine, request, received)
+        submitted, read_as = await _submit(engine, request, received)
         async with submitted as generation, send_patience(SEND_PATIENCE_S) as patience:
-            reader = reader_of(generation, answer_format)
+            reader = read_as(generation)
             async for event in events(generation, _head(engine), reader):
                 patience.begin()
                 await context.write(event)
@@ -100,22 +106,27 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 async def _submit(
     engine: EngineFrontend, request: _Request, received: Sequence[int]
-) -> tuple[Generation, AnswerFormat | None]:
-    """Make a prompt of the request and hand it to the engine; how the answer is to be read."""
+) -> tuple[Generation, Callable[[Generation], AnswerReader | None]]:
+    """Make a prompt of the request and hand it to the engine; what makes the answer's reader."""
     params = params_from_proto(request.sampling)
     options = options_from_proto(request, name=current_request_id())
     if isinstance(request, inference_pb2.GenerateRequest):
         prompt = prompt_from_proto(request)
-        return await engine.submit(prompt, params, options, continued=received), None
+        return await engine.submit(prompt, params, options, continued=received), lambda _: None
     params.validate()  # before the template runs
     options.validate()
+    choice = tool_choice_from_proto(request)
     conversation = await conversation_from_proto(request)
     chat = await engine.apply_chat_template(*conversation, **prompt_end_from_proto(request))
+    params = with_calls(
+        params, choice, conversation.tools or (), chat.answer, place="tools[{}].parameters_json"
+    )
     spelled = NONE if chat.answer is None else chat.answer.spelled
     generation = await engine.submit(
         chat.token_ids, params, options, continued=received, spelled=spelled
     )
-    return generation, chat.answer
+    max_calls = 1 if choice.is_single else None
+    return generation, partial(reader_of, answer_format=chat.answer, max_calls=max_calls)
 
 
 def _head(engine: EngineFrontend) -> AnswerHead:

@@ -28,6 +28,7 @@ from hetero_infer.client.services import (
     parse_target,
 )
 from hetero_infer.client.streaming import StreamFacts, StreamingMethods
+from hetero_infer.client.tool_choice import AnyToolChoice
 from hetero_infer.client.unreached import error_of
 from hetero_infer.wire_errors import ServerLostError
 from planes.address import Address
@@ -85,6 +86,8 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         add_generation_prompt: bool | None = None,
+        tool_choice: AnyToolChoice | None = None,
+        parallel_tool_calls: bool = True,
         priority: int = 0,
         cache_salt: str = "",
         model: str = "",
@@ -93,7 +96,8 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
         """Answer a conversation: messages as `Message` or as OpenAI's JSON objects.
 
         `chat_template_kwargs`: variables of the model's chat template, such as `enable_thinking`.
-        `continue_final_message`, `add_generation_prompt`: as of `ChatRequest`.
+        `continue_final_message`, `add_generation_prompt`, `tool_choice`, `parallel_tool_calls`: as
+        of `ChatRequest`.
         """
         request = ChatRequest(
             messages_of(messages),
@@ -105,6 +109,8 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
             chat_template_kwargs,
             continue_final_message,
             add_generation_prompt,
+            tool_choice,
+            parallel_tool_calls,
         )
         return await self._run(calls.generate(request), timeout_s)
 

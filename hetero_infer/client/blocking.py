@@ -30,6 +30,7 @@ from hetero_infer.client.services import (
     parse_target,
 )
 from hetero_infer.client.streaming import StreamFacts, StreamingMethods
+from hetero_infer.client.tool_choice import AnyToolChoice
 from hetero_infer.client.unreached import error_of
 from hetero_infer.wire_errors import ServerLostError
 from planes.address import Address
@@ -92,6 +93,8 @@ class Client(StreamingMethods["Stream"]):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         add_generation_prompt: bool | None = None,
+        tool_choice: AnyToolChoice | None = None,
+        parallel_tool_calls: bool = True,
         priority: int = 0,
         cache_salt: str = "",
         model: str = "",
@@ -100,7 +103,8 @@ class Client(StreamingMethods["Stream"]):
         """Answer a conversation: messages as `Message` or as OpenAI's JSON objects.
 
         `chat_template_kwargs`: variables of the model's chat template, such as `enable_thinking`.
-        `continue_final_message`, `add_generation_prompt`: as of `ChatRequest`.
+        `continue_final_message`, `add_generation_prompt`, `tool_choice`, `parallel_tool_calls`: as
+        of `ChatRequest`.
         """
         request = ChatRequest(
             messages_of(messages),
@@ -112,6 +116,8 @@ class Client(StreamingMethods["Stream"]):
             chat_template_kwargs,
             continue_final_message,
             add_generation_prompt,
+            tool_choice,
+            parallel_tool_calls,
         )
         return self._run(calls.generate(request), timeout_s)
 

@@ -44,11 +44,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters`: a JSON schema; None: it has none."""
+    """A function that the model may call.
+
+    `parameters`: a JSON schema; None: it has none. `strict`: arguments keep to it also where the
+    model decides whether to call; where it must, they do anyway.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] | None = None
+    strict: bool = False
 
 
 AnyMessage = Message | Mapping[str, Any]
@@ -135,7 +140,7 @@ def _tool_call(given: object, path: str) -> ToolCall:
 def _tool(given: object, path: str) -> Tool:
     fields = _object(given, path, ("type", "function"))
     _check_function(fields, path)
-    names = ("name", "description", "parameters")
+    names = ("name", "description", "parameters", "strict")
     function = _object(fields.get("function"), f"{path}.function", names)
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
@@ -147,7 +152,14 @@ def _tool(given: object, path: str) -> Tool:
         name=_text(function, "name", f"{path}.function"),
         description=_text(function, "description", path) if description is not None else "",
         parameters=parameters,
+        strict=_flag(function.get("strict"), f"{path}.function.strict"),
     )
+
+
+def _flag(value: object, path: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise ValidationError(f"{path} must be true or false, got {value!r}", field=path)
+    return bool(value)
 
 
 def _check_function(fields: Mapping[str, Any], path: str) -> None:

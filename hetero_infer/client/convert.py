@@ -10,6 +10,7 @@ from typing import Any, Final
 from control_plane.api.convert_structure import structure_from_proto, structure_to_proto
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
+from control_plane.text.answers.tool_choice import ToolChoice
 from hetero_infer.client.answers import (
     Answer,
     AnswerParts,
@@ -26,6 +27,7 @@ from hetero_infer.client.answers import (
 )
 from hetero_infer.client.conversation import Message, Tool, ToolCall
 from hetero_infer.client.requests import ChatRequest, Request, TextRequest
+from hetero_infer.client.tool_choice import tool_choice_of
 from hetero_infer.wire_errors import ServerLostError
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
@@ -73,6 +75,12 @@ def _chat_request(request: ChatRequest) -> inference_pb2.ChatRequest:
         continue_final_message=request.continue_final_message,
         add_generation_prompt=request.add_generation_prompt,
     )
+    choice = tool_choice_of(request.tool_choice) or ToolChoice()
+    mode = f"TOOL_CHOICE_MODE_{choice.mode.upper()}"
+    with _Refusal("tool_choice", choice):
+        message.tool_choice.mode = inference_pb2.ToolChoiceMode.Value(mode)
+        message.tool_choice.names.extend(choice.names)
+        message.tool_choice.single = choice.is_single or not request.parallel_tool_calls
     _add_options(message, request)
     return message
 
@@ -130,7 +138,10 @@ def tools_to_proto(tools: Iterable[Tool]) -> list[inference_pb2.Tool]:
             schema = "" if tool.parameters is None else json.dumps(tool.parameters)
             found.append(
                 inference_pb2.Tool(
-                    name=tool.name, description=tool.description, parameters_json=schema
+                    name=tool.name,
+                    description=tool.description,
+                    parameters_json=schema,
+                    strict=tool.strict,
                 )
             )
     return found

@@ -9,6 +9,7 @@ from typing import Any
 from control_plane.core.generation_params import GenerationParams
 from hetero_infer.client.arguments import check_flag, check_text, object_of, refuse, tokens_of
 from hetero_infer.client.conversation import Message, Tool, messages_of, tools_of
+from hetero_infer.client.tool_choice import AnyToolChoice, tool_choice_of
 from planes.errors import ValidationError
 
 
@@ -40,8 +41,9 @@ class ChatRequest:
     `chat_template_kwargs`: variables of the template, such as `{"enable_thinking": False}`; None:
     the server's defaults, which are also those of names that it does not have.
     `continue_final_message`: go on with the last message, which is the assistant's.
-    `add_generation_prompt`: begin a new one; None: unless the last one is gone on with. The rest as
-    above.
+    `add_generation_prompt`: begin a new one; None: unless the last one is gone on with.
+    `tool_choice`: whether tools are called, and which, in OpenAI's words and objects; None: the
+    model decides. `parallel_tool_calls`: there may be several calls. The rest as above.
     """
 
     messages: tuple[Message, ...]
@@ -53,8 +55,12 @@ class ChatRequest:
     chat_template_kwargs: Mapping[str, Any] | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
+    tool_choice: AnyToolChoice | None = None
+    parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
+        check_flag(self.parallel_tool_calls, "parallel_tool_calls")
+        object.__setattr__(self, "tool_choice", tool_choice_of(self.tool_choice))
         check_prompt_end(self.continue_final_message, self.add_generation_prompt)
         object.__setattr__(self, "messages", messages_of(self.messages))
         object.__setattr__(self, "tools", tools_of(self.tools))

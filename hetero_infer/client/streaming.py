@@ -11,6 +11,7 @@ from hetero_infer.client.attempts import RESUME_PATIENCE_S, OnLost
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.progress import Going, StreamProgress
 from hetero_infer.client.requests import ChatRequest, Request, TextRequest, prompt_of
+from hetero_infer.client.tool_choice import AnyToolChoice
 
 StreamT = TypeVar("StreamT")
 
@@ -61,6 +62,8 @@ class StreamingMethods(ABC, Generic[StreamT]):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         add_generation_prompt: bool | None = None,
+        tool_choice: AnyToolChoice | None = None,
+        parallel_tool_calls: bool = True,
         priority: int = 0,
         cache_salt: str = "",
         model: str = "",
@@ -81,6 +84,8 @@ class StreamingMethods(ABC, Generic[StreamT]):
                 chat_template_kwargs,
                 continue_final_message,
                 add_generation_prompt,
+                tool_choice,
+                parallel_tool_calls,
             ),
             resume=resume,
             patience_s=patience_s,

@@ -1,9 +1,9 @@
 """What `hetero-infer complete` is to do: prompts from files, from stdin, from JSON Lines.
 
-A line is `{"id"?, "prompt" or "messages", …}`: `prompt` is text or a list of token ids, `messages`
-and `tools` are OpenAI's, `chat_template_kwargs` is vLLM's, everything else has the name of a
-generation parameter, or is `priority`, `cache_salt` or `model`. Without an id a line is called by
-its number, a file by its name.
+A line is `{"id"?, "prompt" or "messages", …}`: `prompt` is text or a list of token ids, `messages`,
+`tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's, `chat_template_kwargs` is vLLM's,
+everything else has the name of a generation parameter, or is `priority`, `cache_salt` or `model`.
+Without an id a line is called by its number, a file by its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ NOTHING_TO_DO: Final = (
 PARAMS: Final = frozenset(field.name for field in dataclasses.fields(GenerationParams))
 KWARGS: Final = "chat_template_kwargs"
 ENDS: Final = ("continue_final_message", "add_generation_prompt")
-CHAT_KEYS: Final = ("tools", KWARGS, *ENDS)
+CALLS: Final = ("tool_choice", "parallel_tool_calls")
+CHAT_KEYS: Final = ("tools", *CALLS, KWARGS, *ENDS)
 """Of a line with messages."""
 
 KEYS: Final = ("id", "prompt", "messages", *CHAT_KEYS, "priority", "cache_salt", "model")
@@ -81,12 +82,16 @@ class Job:
         decisive = dataclasses.asdict(self.request)
         del decisive["priority"], decisive["cache_salt"]
         # These came later: without them, all is as before.
-        for name, unset in ((KWARGS, None), *zip(ENDS, (False, None), strict=True)):
+        unset_values = (None, False, None, None, True)
+        for name, unset in zip((KWARGS, *ENDS, *CALLS), unset_values, strict=True):
             if decisive.get(name, unset) in (unset, {}):
                 decisive.pop(name, None)
         for message in decisive.get("messages", ()):
             if not message["reasoning_content"]:
                 del message["reasoning_content"]
+        for tool in decisive.get("tools", ()):
+            if not tool["strict"]:
+                del tool["strict"]
         usual = dataclasses.asdict(GenerationParams())
         params = decisive["params"].items()
         decisive["params"] = {name: value for name, value in params if value != usual[name]}
@@ -251,6 +256,8 @@ def _request(values: Mapping[str, Any], defaults: Defaults) -> TextRequest | Cha
         {**defaults.chat_template_kwargs, **object_of(values.get(KWARGS), KWARGS)},
         values.get("continue_final_message", False),
         values.get("add_generation_prompt"),
+        values.get("tool_choice"),
+        values.get("parallel_tool_calls", True),
     )
 
 
