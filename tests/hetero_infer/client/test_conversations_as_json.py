@@ -36,10 +36,11 @@ def test_messages_become_typed():
 
 def test_tools_become_typed():
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
-    given = [{"type": "function", "function": function}, Tool("g")]
-    assert tools_of(given) == (Tool("f", "d", {"type": "object"}), Tool("g"))
+    given = [{"type": "function", "function": {**function, "strict": True}}, Tool("g")]
+    assert tools_of(given) == (Tool("f", "d", {"type": "object"}, strict=True), Tool("g"))
     first, second = tools_to_proto(tools_of(given))
     assert (first.parameters_json, second.parameters_json) == ('{"type": "object"}', "")
+    assert (first.strict, second.strict) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,10 @@ def test_what_is_no_message_is_refused_by_name(message, what):
         messages_of([message])
 
 
-@pytest.mark.parametrize("tool", [{"function": {"name": 1}}, {"name": "f"}, 3])
+@pytest.mark.parametrize(
+    "tool",
+    [{"function": {"name": 1}}, {"name": "f"}, 3, {"function": {"name": "f", "strict": "yes"}}],
+)
 def test_what_is_no_tool_is_refused(tool):
     with pytest.raises(ValidationError, match="tools\\[0\\]"):
         tools_of([tool])
