@@ -47,6 +47,29 @@ def test_a_line_may_go_on_with_a_message(job_of):
         assert isinstance(job.request, ValidationError)
 
 
+def test_a_line_may_say_whether_tools_are_called(job_of):
+    asked = {"messages": BEGUN[:1], "tools": [{"function": {"name": "f"}}]}
+    plain = job_of(**asked)
+    named = job_of(**asked, tool_choice={"type": "function", "function": {"name": "f"}})
+    required = job_of(**asked, tool_choice="required")
+    single = job_of(**asked, parallel_tool_calls=False)
+    strict = job_of(messages=BEGUN[:1], tools=[{"function": {"name": "f", "strict": True}}])
+    assert named.request.tool_choice.names == ("f",)
+    assert required.request.tool_choice.is_forced
+    assert not single.request.parallel_tool_calls
+    jobs = (plain, named, required, single, strict)
+    assert len({job.request_hash for job in jobs}) == 5
+    for wrong in ({"tool_choice": "any"}, {"parallel_tool_calls": "no"}):
+        assert isinstance(job_of(**asked, **wrong).request, ValidationError)
+    assert isinstance(job_of(prompt="x", tool_choice="auto").request, ValidationError)
+
+
+def test_the_hash_of_a_line_that_says_nothing_of_it_is_as_it_was(job_of):
+    """Results of earlier versions count as done."""
+    job = job_of(messages=BEGUN[:1], tools=[{"function": {"name": "f"}}])
+    assert job.request_hash == "d07e44683fae7a51"
+
+
 def answer(parts: AnswerParts | None) -> Answer:
     sample = SampleAnswer(0, "all of it", (1, 2), "stop", parts=parts)
     return Answer(
