@@ -9,7 +9,7 @@ import pytest
 
 from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader, MistralReader
 from control_plane.text.answers.parser import AnswerFormat, Thinking
-from control_plane.text.answers.parts import Parts
+from control_plane.text.answers.parts import CallPiece, Parts
 
 READERS = {"hermes": HermesReader, "llama": Llama3JsonReader, "mistral": MistralReader}
 MAY_BEGIN = Thinking.MAY_BEGIN
@@ -118,7 +118,7 @@ def joined(pieces) -> tuple[str, str, list[tuple[str, str]]]:
     content, reasoning, calls = "", "", []
     for piece in pieces:
         content, reasoning = content + piece.content, reasoning + piece.reasoning
-        for index, name, arguments in piece.calls:
+        for index, name, arguments, _ in piece.calls:
             if name is None:
                 assert index == len(calls) - 1
                 calls[index] = (calls[index][0], calls[index][1] + arguments)
@@ -131,6 +131,20 @@ def joined(pieces) -> tuple[str, str, list[tuple[str, str]]]:
 def read(given: AnswerFormat, pieces, **options) -> tuple[str, str, list[tuple[str, str]]]:
     parser = given.parser(**options)
     return joined([*[parser.push(piece) for piece in pieces], parser.finish()])
+
+
+def order_of(given: AnswerFormat, pieces) -> list[str | int]:
+    """Content and numbers of calls as they were written, whatever comes of each at a time."""
+    parser, found = given.parser(), []
+    for parts in [*[parser.push(piece) for piece in pieces], parser.finish()]:
+        for one in parts.in_order():
+            if not isinstance(one, str):
+                one = one.number
+            if isinstance(one, str) and found and isinstance(found[-1], str):
+                found[-1] += one
+            elif one not in found[-1:]:
+                found.append(one)
+    return found
 
 
 def cuts_of(text: str, random_: random.Random) -> list[list[str]]:
@@ -191,6 +205,8 @@ def test_no_cut_changes_what_comes_out(reader, thinking):
         text = start + "".join(random_.choices(PIECES + favourites, k=length))
         whole, *others = [read(given, pieces) for pieces in cuts_of(text, random_)]
         assert others == [whole] * len(others), text
+        first, *more = [order_of(given, pieces) for pieces in cuts_of(text, random_)]
+        assert more == [first] * len(more), text
         num_with_calls += bool(whole[2])
         if not whole[2]:  # nothing is lost but the marks of the reasoning and the space beside them
             left = text
@@ -211,14 +227,24 @@ def test_nothing_is_held_back_longer_than_the_format_needs():
     assert parser.push("b") == Parts(" <b")
     assert parser.push("<tool_call>\n{") == Parts()
     assert parser.push('"name": "f", "arguments": ') == Parts()
-    assert parser.push('{"x') == Parts(calls=((0, "f", '{"x'),))
-    assert parser.push('": "<') == Parts(calls=((0, None, '": "<'),))
+    assert parser.push('{"x') == Parts(calls=(CallPiece(0, "f", '{"x'),))
+    assert parser.push('": "<') == Parts(calls=(CallPiece(0, None, '": "<'),))
     assert not parser.is_calling
-    assert parser.push('"}') == Parts(calls=((0, None, '"}'),))
+    assert parser.push('"}') == Parts(calls=(CallPiece(0, None, '"}'),))
     assert parser.is_calling
     assert parser.push("}\n</tool_call>") == Parts()
     assert parser.push("\n") == Parts()
     assert parser.finish() == Parts()
+
+
+def test_text_and_calls_are_told_in_the_order_in_which_they_were_written():
+    call = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    given = AnswerFormat(MAY_BEGIN, HermesReader)
+    text = f"<think>hm</think>{call} and {call}{call} so"
+    for pieces in cuts_of(text, random.Random(3)):
+        assert order_of(given, pieces) == [0, " and", 1, 2, " so"]
+    parts = given.parser().push(f"Hi {call} you")
+    assert [*parts.in_order()] == ["Hi", CallPiece(0, "f", '{"x": 1}', 2), " you"]
 
 
 def test_calls_beyond_those_that_are_wanted_are_left_out():
@@ -244,7 +270,7 @@ def test_what_is_fed_comes_with_the_next_that_is_pushed_or_at_the_end():
     assert parser.push("ll") == Parts("Well", "hm")
     parser.feed('<tool_call>{"name": "f", "argu')
     parser.feed('ments": {}}</tool_call>')
-    assert parser.finish() == Parts(calls=((0, "f", "{}"),))
+    assert parser.finish() == Parts(calls=(CallPiece(0, "f", "{}"),))
 
 
 def test_an_answer_that_goes_on_with_a_message_does_not_begin_with_a_call():
