@@ -10,9 +10,8 @@ from control_plane.http.edge import current_request_id
 from control_plane.http.fields import FIELD_NAMES
 from control_plane.http.json_text import SpelledList
 from control_plane.http.logprobs import chat_logprobs
-from control_plane.http.messages import Messages
+from control_plane.http.messages import Messages, reader_of
 from control_plane.http.reply import Connection
-from control_plane.text.answers.reader import AnswerReader
 from control_plane.text.answers.tool_choice import with_calls
 from control_plane.text.detokenizer import NONE
 
@@ -52,11 +51,7 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
         is_whole=not request.stream,
         spelled=NONE if prompt.answer is None else prompt.answer.spelled,
     ) as answers:
-        reader = None
-        if prompt.answer is not None:
-            effective = answers.prompt_of(0).params
-            max_calls = 1 if choice.is_single else None
-            reader = AnswerReader(prompt.answer, prompt.token_ids, effective, max_calls=max_calls)
+        reader = reader_of(prompt, answers, is_single=choice.is_single)
         messages = Messages(reader, says_calls=not request.names_function)
         shape = ChatShape(engine, messages, wants_logprobs=bool(request.logprobs))
         if request.stream:

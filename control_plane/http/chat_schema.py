@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias
 
 from pydantic import Field, JsonValue, Tag, model_validator
 
@@ -33,6 +34,12 @@ from control_plane.text.bounds import (
     MAX_TOOL_CALLS,
 )
 from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS, MAX_TOOLS, json_object
+
+
+class PartOfText(Protocol):
+    """A part of a message, whatever an endpoint calls it."""
+
+    text: str
 
 
 class TextPart(Wire):
@@ -277,17 +284,18 @@ def plain_messages(messages: list[Message]) -> list[dict[str, object]]:
 
 def plain_tools(tools: list[Tool]) -> list[dict[str, object]]:
     """Return the tools as values, without what says nothing to a model."""
-    return [{"type": "function", "function": _plain_function(tool.function)} for tool in tools]
+    return [plain_tool(tool.function) for tool in tools]
 
 
-def _plain_function(function: FunctionDefinition) -> dict[str, object]:
+def plain_tool(function: FunctionDefinition) -> dict[str, object]:
+    """Return a function as the chat template gets it."""
     # `model_dump` would copy the parameters, value by value, which are plain already.
     result: dict[str, object] = {"name": function.name}
     if function.description is not None:
         result["description"] = function.description
     if function.parameters is not None:
         result["parameters"] = function.parameters
-    return result
+    return {"type": "function", "function": result}
 
 
 def _plain_message(message: Message) -> dict[str, object]:
@@ -302,21 +310,17 @@ def _plain_message(message: Message) -> dict[str, object]:
     if isinstance(message, AssistantMessage) and message.reasoning_content:
         result["reasoning_content"] = message.reasoning_content
     if isinstance(message, AssistantMessage) and message.tool_calls:
-        result["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": call.function.parsed_arguments,
-                },
-            }
-            for call in message.tool_calls
-        ]
+        result["tool_calls"] = [plain_call(call.id, call.function) for call in message.tool_calls]
     return result
 
 
-def content_text(content: str | list[TextPart] | None) -> str:
+def plain_call(call_id: str, call: FunctionCall) -> dict[str, object]:
+    """Return a call as values, its arguments parsed."""
+    function = {"name": call.name, "arguments": call.parsed_arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def content_text(content: str | Sequence[PartOfText] | None) -> str:
     """Return the parts of a message as one text, with nothing between them."""
     if isinstance(content, str):
         return content

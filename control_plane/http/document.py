@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 from control_plane.http.chat_answer_schema import ChatChunk
 from control_plane.http.completion_schema import CompletionChunk
 from control_plane.http.doorman import OPEN_PATHS
-from control_plane.http.responses_schema import ResponseEvent
+from control_plane.http.responses_answer_schema import ResponseEvent
 
 _STREAMED: tuple[type[BaseModel], ...] = (CompletionChunk, ChatChunk, ResponseEvent)
 

@@ -42,12 +42,21 @@ class SpelledList:
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
 
+    def __bool__(self) -> bool:
+        """Whether it has members."""
+        return bool(self._pieces)
+
     def extend(self, members: list[Any]) -> None:
         """Append members."""
         if members:
             if self._pieces:
                 self._pieces.append(b",")
             self._pieces.append(to_json(members)[1:-1])
+
+    def taken(self) -> Spelled:
+        """Return this list, which has no members then."""
+        spelled, self._pieces = self.joined(), []
+        return spelled
 
     def joined(self, *others: SpelledList) -> Spelled:
         """Return this list and others behind it as one."""

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
+from control_plane.engine.frontend import ChatPrompt
+from control_plane.http.answers import Answers
 from control_plane.text.answers.parts import NOTHING, CallPiece, Parts
 from control_plane.text.answers.reader import AnswerReader
 
 TOOL_CALLS: Final = "tool_calls"
+
+
+def reader_of(prompt: ChatPrompt, answers: Answers, *, is_single: bool) -> AnswerReader | None:
+    """Return what reads the answers to a conversation; None: all of them is content.
+
+    `is_single`: of several calls of an answer all but the first are left out.
+    """
+    if prompt.answer is None:
+        return None
+    effective = answers.prompt_of(0).params
+    max_calls = 1 if is_single else None
+    return AnswerReader(prompt.answer, prompt.token_ids, effective, max_calls=max_calls)
 
 
 class Messages:

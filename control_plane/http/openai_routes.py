@@ -21,8 +21,9 @@ from control_plane.http.completions import answer_completion
 from control_plane.http.errors import ErrorResponse
 from control_plane.http.model_schema import Model, ModelList, describe_model
 from control_plane.http.reply import Connection, Reply
-from control_plane.http.responses_schema import Response as ModelResponse
-from control_plane.http.responses_schema import ResponseEvent, ResponseRequest
+from control_plane.http.responses_answer_schema import Response as ModelResponse
+from control_plane.http.responses_answer_schema import ResponseEvent
+from control_plane.http.responses_schema import ResponseRequest
 
 BodyT = TypeVar("BodyT", CompletionRequest, ChatRequest, ResponseRequest)
 

@@ -1,4 +1,4 @@
-"""OpenAI's `response_format`: the form that an answer of a conversation must have."""
+"""The form that an answer of a conversation must have, as OpenAI's two endpoints spell it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from control_plane.core.structured_outputs import StructuredOutputs
 from control_plane.http.fields import Wire, one_of, wrong
 
 NAME: Final = "response_format"
+NAME_IN_RESPONSES: Final = "text.format"
 MAX_NAME_CHARACTERS: Final = 64
 """OpenAI's."""
 
@@ -42,6 +43,12 @@ class JsonSchemaFormat(Wire):
     json_schema: JsonSchema
 
 
+class NamedSchemaFormat(JsonSchema):
+    """JSON that a schema allows, as `/v1/responses` spells it."""
+
+    type: Literal["json_schema"]
+
+
 def _kind(given: object) -> str:
     """Tell the formats apart for `one_of`."""
     kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
@@ -55,20 +62,33 @@ def _check_type(given: object) -> object:
     return given
 
 
+_ONE_OF_THEM: Final = one_of(_kind, "an object")
+
 ResponseFormat: TypeAlias = Annotated[
     Annotated[TextFormat, Tag("~text")]
     | Annotated[JsonObjectFormat, Tag("~json_object")]
     | Annotated[JsonSchemaFormat, Tag("~json_schema")],
-    one_of(_kind, "an object"),
+    _ONE_OF_THEM,
+    BeforeValidator(_check_type),
+]
+
+FormatOfText: TypeAlias = Annotated[
+    Annotated[TextFormat, Tag("~text")]
+    | Annotated[JsonObjectFormat, Tag("~json_object")]
+    | Annotated[NamedSchemaFormat, Tag("~json_schema")],
+    _ONE_OF_THEM,
     BeforeValidator(_check_type),
 ]
 
 
-def structure_of(wanted: ResponseFormat | None) -> StructuredOutputs | None:
-    """Return what the engine is asked for. Raises ValidationError."""
+def structure_of(
+    wanted: ResponseFormat | FormatOfText | None, name: str = NAME
+) -> StructuredOutputs | None:
+    """Return what the engine is asked for; `name`: of the field. Raises ValidationError."""
     if isinstance(wanted, JsonObjectFormat):
-        return StructuredOutputs(json_object=True, name=NAME)
+        return StructuredOutputs(json_object=True, name=name)
     if isinstance(wanted, JsonSchemaFormat):
-        schema = wanted.json_schema.schema_
-        return StructuredOutputs(json=schema, name=NAME)
+        return StructuredOutputs(json=wanted.json_schema.schema_, name=name)
+    if isinstance(wanted, NamedSchemaFormat):
+        return StructuredOutputs(json=wanted.schema_, name=name)
     return None

@@ -1,80 +1,52 @@
-"""`/v1/responses` on the wire: text in, text out, nothing stored."""
+"""`/v1/responses` on the wire: what is asked. Nothing is stored."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, JsonValue, RootModel, Tag, model_validator
+from pydantic import Field, model_validator
 
 from control_plane.core.generation_params import MAX_LOGPROBS
+from control_plane.core.structured_outputs import StructuredOutputs
+from control_plane.http.chat_schema import FunctionDefinition, plain_tool
 from control_plane.http.fields import (
     MAX_TOKENS,
+    Conversation,
     HarmlessFields,
     SamplingFields,
     StreamFields,
     TemplateKwargs,
     Wire,
-    one_of,
-    text_or_list,
     wrong,
 )
-from control_plane.http.logprobs import TokenLogprob
-from control_plane.http.usage import ResponseUsage
-from control_plane.text.bounds import MAX_MESSAGES, MAX_PARTS
+from control_plane.http.json_text import Spelled, SpelledList
+from control_plane.http.response_format import (
+    NAME_IN_RESPONSES,
+    FormatOfText,
+    NamedSchemaFormat,
+    structure_of,
+)
+from control_plane.http.responses_input import Input, plain_input
+from control_plane.text.conversation import MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
-
-
-class TextItem(Wire):
-    """A part of a message; other kinds (images, files) are refused."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[JsonValue] | None = Field(None, max_length=0)
-    logprobs: list[JsonValue] | None = None
-
-
-ItemContent: TypeAlias = Annotated[
-    Annotated[str, Tag("~text")]
-    | Annotated[
-        list[TextItem], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS), Tag("~list")
-    ],
-    one_of(text_or_list, "a string or a list of input_text and output_text parts"),
-]
-
-
-class InputMessage(Wire):
-    """One message of the input, as written by hand or as an earlier response had it."""
-
-    type: Literal["message"] | None = None
-    role: Literal["user", "assistant", "system", "developer"]
-    content: ItemContent
-    id: str | None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
-
-
-Input: TypeAlias = Annotated[
-    Annotated[str, Field(min_length=1), Tag("~text")]
-    | Annotated[
-        list[InputMessage],
-        Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
-        Tag("~list"),
-    ],
-    one_of(text_or_list, "a string or a list of messages"),
-]
-
-
-class PlainText(Wire):
-    """The one format there is."""
-
-    type: Literal["text"]
 
 
 class TextConfig(Wire):
     """How the text is to be."""
 
-    format: PlainText | None = None
+    format: FormatOfText | None = None
+
+
+class _IsFunction(Wire):
+    """A tool's type, a base of its own so that it is checked before what other kinds lack."""
+
+    type: Literal["function"]
+
+
+class FunctionTool(FunctionDefinition, _IsFunction):
+    """A function the model may call; the tools of OpenAI's own servers are refused."""
 
 
 class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
@@ -89,11 +61,18 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description=f"only with {LOGPROBS} in include"
     )
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = Field(
+        None, description="not where tools may be called"
+    )
     text: TextConfig | None = None
     chat_template_kwargs: TemplateKwargs | None = None
-    tools: list[JsonValue] | None = Field(None, max_length=0, description="none are supported")
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_TOOLS
+    )
     tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: calls of an answer behind its first are left out"
+    )
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
 
@@ -101,6 +80,17 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
     def _check_together(self) -> Self:
         if self.top_logprobs is not None and not self.wants_logprobs:
             raise wrong("top_logprobs", f"top_logprobs is only allowed with {LOGPROBS} in include")
+        if self.wants_logprobs and self.tools and self.tool_choice != "none":
+            raise wrong(
+                "include",
+                f"{LOGPROBS} is only allowed with tool_choice none where there are tools: "
+                "log-probabilities have a place in messages, and none in calls",
+            )
+        if self._format is not None and self.structured_outputs is not None:
+            raise wrong(
+                "structured_outputs",
+                f"structured_outputs is not allowed with {NAME_IN_RESPONSES}",
+            )
         if self.stream_options is not None and self.stream_options.include_usage is not None:
             raise wrong(
                 "stream_options.include_usage",
@@ -113,174 +103,62 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
         """Whether log-probabilities are to be returned."""
         return bool(self.include)
 
-    def prepare(self) -> None:
-        """Make the conversation."""
-        self.messages  # noqa: B018 - it is kept
-
-    def forget(self) -> None:
-        """Let go of the conversation."""
-        self.input = ""
-        self.__dict__.pop("messages", None)
+    @property
+    def structure(self) -> StructuredOutputs | None:
+        """What an answer must be."""
+        return structure_of(self._format, NAME_IN_RESPONSES) or super().structure
 
     @cached_property
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation as values."""
-        messages = []
+    def conversation(self) -> Conversation:
+        """The conversation as values; tools that must not be called are left out."""
+        messages = plain_input(self.input)
         if self.instructions is not None:
-            messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
-        return messages + [
-            {"role": message.role, "content": _text(message.content)} for message in self.input
-        ]
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        return messages, [plain_tool(tool) for tool in tools], self.chat_template_kwargs
 
+    @cached_property
+    def echo(self) -> dict[str, object]:
+        """What a response repeats of tools and format, its long values spelled."""
+        tools = SpelledList()
+        for tool in self.tools or ():
+            said = {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "strict": bool(tool.strict),
+            }
+            tools.extend([said])
+        return {
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "text": {"format": self._said_format()},
+            "tool_choice": self.tool_choice or "auto",
+            "tools": tools.joined(),
+        }
 
-def _text(content: str | list[TextItem]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    def prepare(self) -> None:
+        """Make the conversation, and what the response repeats."""
+        self.conversation  # noqa: B018 - it is kept
+        self.echo  # noqa: B018 - it is kept
 
+    def forget(self) -> None:
+        """Let go of the conversation, and of what is repeated already."""
+        self.input, self.tools = "", None
+        self.__dict__.pop("conversation", None)
 
-class OutputText(BaseModel):
-    """The text of a message."""
+    @property
+    def _format(self) -> FormatOfText | None:
+        return None if self.text is None else self.text.format
 
-    type: Literal["output_text"]
-    text: str
-    annotations: list[JsonValue]
-    logprobs: list[TokenLogprob]
-
-
-class OutputMessage(BaseModel):
-    """The message the model wrote."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    status: Literal["in_progress", "completed", "incomplete"]
-    content: list[OutputText]
-
-
-class IncompleteDetails(BaseModel):
-    """Why a response ended early."""
-
-    reason: Literal["max_output_tokens"]
-
-
-class ResponseError(BaseModel):
-    """Why a response failed, in a stream."""
-
-    code: str
-    message: str
-
-
-class PlainTextFormat(BaseModel):
-    """The one format there is."""
-
-    type: Literal["text"]
-
-
-class ResponseText(BaseModel):
-    """How the text is."""
-
-    format: PlainTextFormat
-
-
-class Response(BaseModel):
-    """A response and what was asked for."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    background: Literal[False]
-    error: ResponseError | None
-    incomplete_details: IncompleteDetails | None
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: dict[str, str]
-    model: str
-    output: list[OutputMessage]
-    parallel_tool_calls: bool
-    previous_response_id: None
-    store: Literal[False]
-    system_fingerprint: str
-    temperature: float
-    text: ResponseText
-    tool_choice: Literal["none", "auto"]
-    tools: list[JsonValue]
-    top_logprobs: int
-    top_p: float
-    truncation: Literal["disabled"]
-    usage: ResponseUsage | None
-    user: str | None
-
-
-class _Event(BaseModel):
-    """What every event has: its number in the stream."""
-
-    sequence_number: int
-
-
-class _PartEvent(_Event):
-    """Where in the response an event belongs: there is one message, and one part of it."""
-
-    item_id: str
-    output_index: int
-    content_index: int
-
-
-class ResponseStateEvent(_Event):
-    """The response begins, or has ended."""
-
-    type: Literal[
-        "response.created",
-        "response.in_progress",
-        "response.completed",
-        "response.incomplete",
-        "response.failed",
-    ]
-    response: Response
-
-
-class OutputItemEvent(_Event):
-    """The message begins, or is done."""
-
-    type: Literal["response.output_item.added", "response.output_item.done"]
-    output_index: int
-    item: OutputMessage
-
-
-class ContentPartEvent(_PartEvent):
-    """The part begins, or is done."""
-
-    type: Literal["response.content_part.added", "response.content_part.done"]
-    part: OutputText
-
-
-class TextDeltaEvent(_PartEvent):
-    """A piece of text."""
-
-    type: Literal["response.output_text.delta"]
-    delta: str
-    logprobs: list[TokenLogprob]
-
-
-class TextDoneEvent(_PartEvent):
-    """All of the text."""
-
-    type: Literal["response.output_text.done"]
-    text: str
-    logprobs: list[TokenLogprob]
-
-
-class ResponseEvent(
-    RootModel[
-        Annotated[
-            ResponseStateEvent
-            | OutputItemEvent
-            | ContentPartEvent
-            | TextDeltaEvent
-            | TextDoneEvent,
-            Field(discriminator="type"),
-        ]
-    ]
-):
-    """One event of a stream, named by its `type`."""
+    def _said_format(self) -> dict[str, object]:
+        wanted, structure = self._format, self.structure
+        if not isinstance(wanted, NamedSchemaFormat) or structure is None:
+            return {"type": "text" if wanted is None else wanted.type}
+        return {
+            "type": wanted.type,
+            "name": wanted.name,
+            "description": wanted.description,
+            "schema": Spelled([str(structure.json).encode()]),
+            "strict": wanted.strict,
+        }

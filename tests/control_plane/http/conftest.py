@@ -29,7 +29,7 @@ from control_plane.http.app import make_app
 from control_plane.http.backend import Backend
 from control_plane.http.chat_answer_schema import ChatChunk, ChatCompletion
 from control_plane.http.completion_schema import Completion, CompletionChunk
-from control_plane.http.responses_schema import Response, ResponseEvent
+from control_plane.http.responses_answer_schema import Response, ResponseEvent
 from control_plane.structured.grammars import Grammars
 from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.chat_template import ChatTemplate

@@ -24,6 +24,9 @@ SCHEMA_OF_NOTHING = {
     "type": "json_schema",
     "json_schema": {"name": "n", "schema": {"type": "nothing"}, "strict": True},
 }
+NOTHING_AS_TEXT = {"type": "json_schema", **SCHEMA_OF_NOTHING["json_schema"]}
+TOOL = {"type": "function", "name": "f"}
+CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,13 @@ SCHEMA_OF_NOTHING = {
         (CHAT, {"max_tokens": 600}, "max_tokens", "512"),
         (RESPONSES, {"input": []}, "input", "at least 1 item"),
         (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id", "Unknown or"),
-        (RESPONSES, {"tools": [{"type": "function"}]}, "tools", "at most 0 items"),
+        (RESPONSES, {"tools": [{"type": "function"}]}, "tools[0].name", "Missing required"),
+        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type", "got 'web_search'"),
+        (RESPONSES, {"tools": [TOOL] * 129}, "tools", "at most 128 items"),
+        (RESPONSES, {"tool_choice": "required"}, "tool_choice", "'none' or 'auto', got 'required'"),
+        (RESPONSES, {"tools": [TOOL], "include": ["message.output_text.logprobs"]}, "include",
+         "only allowed with tool_choice none"),
+        (RESPONSES, {"include": ["reasoning.encrypted_content"]}, "include[0]", "logprobs'"),
         (RESPONSES, {"store": True}, "store", "False"),
         (RESPONSES, {"background": True}, "background", "False"),
         (RESPONSES, {"truncation": "auto"}, "truncation", "'disabled'"),
@@ -142,7 +151,23 @@ SCHEMA_OF_NOTHING = {
         (RESPONSES, {"stream": True, "stream_options": {"include_usage": True}},
          "stream_options.include_usage", "a response has its usage"),
         (RESPONSES, {"input": [{"role": "bot", "content": "x"}]}, "input[0].role", "'bot'"),
-        (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format.type", "'text'"),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "an item of"),
+        (RESPONSES, {"input": [5]}, "input[0]", "an item of the type message, reasoning"),
+        (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": "x"}]},
+         "input[0].encrypted_content", "Unknown"),
+        (RESPONSES, {"input": [{"type": "reasoning", "summary": [{"type": "summary_text"}]}]},
+         "input[0].summary", "at most 0 items"),
+        (RESPONSES, {"input": [CALL | {"arguments": "["}]}, "input[0].arguments", "must be JSON"),
+        (RESPONSES, {"input": [CALL] * 129}, "input", "at most 128 calls in one turn"),
+        (RESPONSES, {"input": [{"type": "function_call_output", "output": "x"}]},
+         "input[0].call_id", "Missing"),
+        (RESPONSES, {"text": {"format": {"type": "xml"}}}, "text.format.type", "'text', 'json_o"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format.name", "Missing"),
+        (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity", "Unknown"),
+        (RESPONSES, {"text": {"format": NOTHING_AS_TEXT}}, "text.format", "not supported"),
+        (RESPONSES,
+         {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
+         "structured_outputs", "not allowed with text.format"),
         (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input[0].content[0].type", "'input_text' or 'output_text'"),
         (RESPONSES, {"max_output_tokens": 600}, "max_output_tokens", "512"),

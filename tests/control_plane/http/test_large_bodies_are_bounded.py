@@ -25,6 +25,7 @@ from tests.control_plane.http.conftest import MODEL, error_of
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
+FLAT_TOOL = {"type": "function", "name": "f"}
 
 
 def test_the_bounds_follow_from_the_longest_request():
@@ -156,7 +157,9 @@ def test_a_conversation_is_let_go_of_once_it_is_a_prompt(on_loop):
         fields = {"messages": [HI] * 7, "tools": [TOOL], "tool_choice": "none", "max_tokens": 4}
         asking = [
             asyncio.create_task(served.chat(**fields)),
-            asyncio.create_task(served.respond([HI] * 7, max_output_tokens=4)),
+            asyncio.create_task(
+                served.respond([HI] * 7, tools=[FLAT_TOOL], tool_choice="none", max_output_tokens=4)
+            ),
         ]
         while len(served.engine.submitted) < 2:
             await served.engine.news.wait()
@@ -165,9 +168,10 @@ def test_a_conversation_is_let_go_of_once_it_is_a_prompt(on_loop):
         chats = [one for one in objects if type(one) is ChatRequest]
         responses = [one for one in objects if type(one) is ResponseRequest]
         assert {(len(one.messages), one.tools) for one in chats} == {(0, None)}
-        assert {one.input for one in responses} == {""}
+        assert {(one.input, one.tools) for one in responses} == {("", None)}
         served.engine.go.set()
-        await asyncio.gather(*asking)
+        _, response = await asyncio.gather(*asking)
+        assert [tool["name"] for tool in response["tools"]] == ["f"]  # it is repeated nevertheless
 
     on_loop(test)
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from control_plane.api.conversation import messages_from_proto, tools_from_proto
 from control_plane.http.chat_schema import Message, Tool, plain_messages, plain_tools
-from control_plane.http.responses_schema import InputMessage
+from control_plane.http.responses_input import InputMessage
 from control_plane.text.conversation import ROLES
 from protos.hetero.inference.v1 import inference_pb2 as pb
 

@@ -9,6 +9,7 @@ import pytest
 from control_plane.core.structured_outputs import StructuredOutputs
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 MODEL = "simulated"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "x": None}
 
@@ -16,6 +17,12 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "x": None}
 def json_schema(**more: object) -> dict:
     wanted = {"name": "answer", "schema": SCHEMA, **more}
     return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+
+
+def text_format(kind: str = "json_schema", **more: object) -> dict:
+    if kind == "json_schema":
+        more = {"name": "answer", "schema": SCHEMA, **more}
+    return {"text": {"format": {"type": kind, **more}}}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +33,12 @@ def json_schema(**more: object) -> dict:
         (CHAT, json_schema(strict=False, description="d"), {"json": json.dumps(SCHEMA)}),
         (CHAT, {"response_format": {"type": "text"}}, None),
         (CHAT, {"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        (RESPONSES, text_format("json_object"), {"json_object": True}),
+        (RESPONSES, text_format(strict=True), {"json": json.dumps(SCHEMA)}),
+        (RESPONSES, text_format(strict=False, description="d"), {"json": json.dumps(SCHEMA)}),
+        (RESPONSES, text_format("text"), None),
+        (RESPONSES, {"text": {}}, None),
+        (RESPONSES, {"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
         (COMPLETIONS, {"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
         (COMPLETIONS, {"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ("a", "b")}),
         (COMPLETIONS, {"structured_outputs": {"json_object": True}}, {"json_object": True}),
@@ -42,11 +55,40 @@ def test_a_form_reaches_the_engine_with_what_keeps_to_it(on_loop, path, fields, 
     async def test(served):
         if path == CHAT:
             await served.chat("Hi", **fields)
+        elif path == RESPONSES:
+            await served.respond("Hi", **fields)
         else:
             await served.complete("Hi", **fields)
         (request,) = served.engine.submitted
         structure = request.params.structured_outputs
         assert structure == (None if wanted is None else StructuredOutputs(**wanted))
         assert len(request.constraints) == (wanted is not None)
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, {"type": "text"}),
+        (text_format("json_object"), {"type": "json_object"}),
+        (
+            text_format(strict=True),
+            {
+                "type": "json_schema",
+                "name": "answer",
+                "description": None,
+                "schema": SCHEMA,
+                "strict": True,
+            },
+        ),
+    ],
+)
+def test_a_response_repeats_its_format(on_loop, fields, said):
+    async def test(served):
+        whole = await served.respond("Hi", **fields)
+        events = await served.events(RESPONSES, {"input": "Hi", **fields})
+        for response in (whole, events[0][1]["response"], events[-1][1]["response"]):
+            assert response["text"] == {"format": said}
 
     on_loop(test)
