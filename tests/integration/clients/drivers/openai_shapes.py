@@ -100,10 +100,7 @@ class Chunks:
 def response_answer(response: dict[str, Any]) -> dict[str, Any]:
     """Read an answer of `/v1/responses`."""
     parts = [
-        part
-        for item in response["output"]
-        for part in item["content"]
-        if part["type"] == "output_text"
+        part for item in response["output"] if item["type"] == "message" for part in item["content"]
     ]
     usage = response["usage"]
     return {

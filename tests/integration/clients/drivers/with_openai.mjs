@@ -110,7 +110,8 @@ async function streamAnswer(request, stream) {
 }
 
 function responseAnswer(response, text) {
-  const parts = response.output.flatMap((item) => item.content);
+  const messages = response.output.filter((item) => item.type === "message");
+  const parts = messages.flatMap((item) => item.content);
   const finishReason = response.status === "completed" ? "stop" : "length";
   const logprobs = logprobsOf({ content: parts.flatMap((part) => part.logprobs ?? []) });
   return {
