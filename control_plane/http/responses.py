@@ -26,6 +26,7 @@ from control_plane.http.responses_items import (
 from control_plane.http.responses_schema import ResponseRequest
 from control_plane.http.usage import TokenCounts, response_usage
 from control_plane.metrics.visits import note_error
+from control_plane.text.answers.tool_choice import with_calls
 from control_plane.text.detokenizer import NONE
 from planes.errors import EngineError
 
@@ -35,6 +36,7 @@ NAMES: Final = {
     "num_logprobs": "top_logprobs",
     "messages": "input",
     "prompt": "input",
+    "strict": "tools",
     "token_ids": "input",
 }
 
@@ -45,11 +47,14 @@ async def answer_response(
     """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
     request_id = current_request_id()
     prompt = await engine.frontend.apply_chat_template(*request.conversation)
-    request.forget()
     params = request.params(
         max_tokens=request.max_output_tokens or engine.max_new_tokens(len(prompt.token_ids)),
         num_logprobs=(request.top_logprobs or 0) if request.wants_logprobs else None,
     )
+    choice, tools = request.calls, request.conversation[1]
+    params = with_calls(params, choice, tools, prompt.answer, place="tools[{}].parameters")
+    del tools
+    request.forget()
     async with answers_to(
         engine.frontend,
         [prompt.token_ids],
@@ -58,7 +63,7 @@ async def answer_response(
         is_whole=not request.stream,
         spelled=NONE if prompt.answer is None else prompt.answer.spelled,
     ) as answers:
-        reader = reader_of(prompt, answers, is_single=request.parallel_tool_calls is False)
+        reader = reader_of(prompt, answers, is_single=choice.is_single)
         draft = _Draft(engine, request, params, Output(request_id, reader), request_id)
         if not request.stream:
 

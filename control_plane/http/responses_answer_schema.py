@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, Field, JsonValue, RootModel
 
 from control_plane.http.logprobs import TokenLogprob
+from control_plane.http.tool_choice import ChoiceOfResponse
 from control_plane.http.usage import ResponseUsage
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -130,7 +131,7 @@ class Response(BaseModel):
     system_fingerprint: str
     temperature: float
     text: ResponseText
-    tool_choice: Literal["none", "auto"]
+    tool_choice: ChoiceOfResponse
     tools: list[SaidTool]
     top_logprobs: int
     top_p: float

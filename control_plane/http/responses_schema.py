@@ -28,6 +28,8 @@ from control_plane.http.response_format import (
     structure_of,
 )
 from control_plane.http.responses_input import Input, plain_input
+from control_plane.http.tool_choice import ChoiceOfResponse, choice_of
+from control_plane.text.answers.tool_choice import ToolChoice
 from control_plane.text.conversation import MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
@@ -69,9 +71,9 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = Field(
         None, max_length=MAX_TOOLS
     )
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: ChoiceOfResponse | None = None
     parallel_tool_calls: bool | None = Field(
-        None, description="false: calls of an answer behind its first are left out"
+        None, description="false: at most one call is returned"
     )
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
@@ -108,6 +110,15 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
         """What an answer must be."""
         return structure_of(self._format, NAME_IN_RESPONSES) or super().structure
 
+    @property
+    def calls(self) -> ToolChoice:
+        """Whether tools are called, and which."""
+        return choice_of(
+            self.tool_choice,
+            is_parallel=self.parallel_tool_calls is not False,
+            strict=tuple(tool.name for tool in self.tools or () if tool.strict),
+        )
+
     @cached_property
     def conversation(self) -> Conversation:
         """The conversation as values; tools that must not be called are left out."""
@@ -133,7 +144,7 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
         return {
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "text": {"format": self._said_format()},
-            "tool_choice": self.tool_choice or "auto",
+            "tool_choice": self._said_choice(),
             "tools": tools.joined(),
         }
 
@@ -150,6 +161,12 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
     @property
     def _format(self) -> FormatOfText | None:
         return None if self.text is None else self.text.format
+
+    def _said_choice(self) -> str | dict[str, object]:
+        choice = self.tool_choice
+        if choice is None or isinstance(choice, str):
+            return choice or "auto"
+        return choice.model_dump()
 
     def _said_format(self) -> dict[str, object]:
         wanted, structure = self._format, self.structure

@@ -1,8 +1,8 @@
-"""OpenAI's `tool_choice` on the wire."""
+"""OpenAI's `tool_choice` on the wire, as chat completions and as `/v1/responses` spell it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, Tag
 
@@ -38,33 +38,64 @@ class AllowedToolsChoice(Wire):
     allowed_tools: AllowedTools
 
 
+class NamedFunction(FunctionName):
+    """A tool of `tools`; as a choice, the one that is called, once."""
+
+    type: Literal["function"]
+
+
+class AllowedFunctions(Wire):
+    """Only these are called, if the model calls any, or at least one of them is."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
+
+
 def _kind(given: object) -> str:
     """Tell the choices apart for `one_of`."""
     if given in ("none", "auto", "required"):
         return "~word"
-    kind = given.get("type") if isinstance(given, dict) else None
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
     return f"~{kind}" if kind in ("function", "allowed_tools") else ""
 
 
+_Word: TypeAlias = Annotated[Literal["none", "auto", "required"], Tag("~word")]
+
+_ONE_OF_THEM: Final = one_of(
+    _kind, "'none', 'auto', 'required', or an object of the type function or allowed_tools"
+)
+
 Choice: TypeAlias = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("~word")]
+    _Word
     | Annotated[NamedTool, Tag("~function")]
     | Annotated[AllowedToolsChoice, Tag("~allowed_tools")],
-    one_of(_kind, "'none', 'auto', 'required', or an object of the type function or allowed_tools"),
+    _ONE_OF_THEM,
+]
+
+ChoiceOfResponse: TypeAlias = Annotated[
+    _Word
+    | Annotated[NamedFunction, Tag("~function")]
+    | Annotated[AllowedFunctions, Tag("~allowed_tools")],
+    _ONE_OF_THEM,
 ]
 
 
 def choice_of(
-    given: Choice | None, *, is_parallel: bool, strict: tuple[str, ...] = ()
+    given: Choice | ChoiceOfResponse | None, *, is_parallel: bool, strict: tuple[str, ...] = ()
 ) -> ToolChoice:
     """Return it as all surfaces have it.
 
     `is_parallel`: there may be several calls. `strict`: names of the tools that say so.
     """
-    if isinstance(given, NamedTool):
-        return ToolChoice("required", (given.function.name,), is_single=True, strict=strict)
-    if isinstance(given, AllowedToolsChoice):
-        allowed = given.allowed_tools
-        names = tuple(tool.function.name for tool in allowed.tools)
+    if isinstance(given, NamedTool | NamedFunction):
+        return ToolChoice("required", (_name(given),), is_single=True, strict=strict)
+    if isinstance(given, AllowedToolsChoice | AllowedFunctions):
+        allowed = given if isinstance(given, AllowedFunctions) else given.allowed_tools
+        names = tuple(_name(tool) for tool in allowed.tools)
         return ToolChoice(allowed.mode, names, is_single=not is_parallel, strict=strict)
     return ToolChoice(given or "auto", is_single=not is_parallel, strict=strict)
+
+
+def _name(tool: NamedTool | NamedFunction) -> str:
+    return tool.name if isinstance(tool, NamedFunction) else tool.function.name
