@@ -42,6 +42,11 @@ RULES = [
     r"must be 0 to \d+, got \d+",  # token ids: the vocabulary has fewer than the schema
     r"keys must be token ids",
     r"has no place for tool",
+    r"structured_outputs must have one of",
+    r"not allowed with (response_format|text\.format)",
+    r"is not supported",  # of a schema, a pattern or a grammar
+    r"(tool_choice|strict) must be|tool_choice names|must be unset with a tool_choice",
+    r"at most \d+ calls in one turn",
     r"max_model_len is",
     r"bytes",  # a limit of bytes where the schema counts characters
     r"got -?\d+\.0\.$",  # a number with a point is an integer for JSON schema, and not here
