@@ -14,7 +14,7 @@ from control_plane.text.bounds import (
     MAX_MESSAGES,
     MAX_TOOL_CALLS,
 )
-from control_plane.text.conversation import MAX_TOOLS, json_object
+from control_plane.text.conversation import MAX_TOOLS, call_arguments, json_object
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
 
@@ -119,7 +119,7 @@ def _message_from_proto(message: inference_pb2.ChatMessage, index: int) -> dict[
                 "type": "function",
                 "function": {
                     "name": call.name,
-                    "arguments": _json_from_proto(
+                    "arguments": _arguments_from_proto(
                         call.arguments_json, f"{path}[{number}].arguments_json"
                     ),
                 },
@@ -144,17 +144,27 @@ def _tool_from_proto(tool: inference_pb2.Tool, index: int) -> dict[str, object]:
     return {"type": "function", "function": function}
 
 
+def _arguments_from_proto(text: str, field: str) -> dict[str, Any] | str:
+    """Return what a call was given. Raises ValidationError."""
+    _check_size(text, field)
+    return call_arguments(text)
+
+
 def _json_from_proto(text: str, field: str) -> dict[str, Any]:
     """Return a JSON object. Raises ValidationError."""
+    _check_size(text, field)
+    try:
+        return json_object(text)
+    except ValueError as error:
+        raise ValidationError(f"{field} {error}", field=field) from None
+
+
+def _check_size(text: str, field: str) -> None:
     if len(text) > MAX_JSON_BYTES:
         raise ValidationError(
             f"{field} must have at most {MAX_JSON_BYTES} bytes, got {len(text)} or more",
             field=field,
         )
-    try:
-        return json_object(text)
-    except ValueError as error:
-        raise ValidationError(f"{field} {error}", field=field) from None
 
 
 def _check_count(count: int, limit: int, field: str) -> None:

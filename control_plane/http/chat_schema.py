@@ -33,7 +33,7 @@ from control_plane.text.bounds import (
     MAX_PARTS,
     MAX_TOOL_CALLS,
 )
-from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS, MAX_TOOLS, json_object
+from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS, MAX_TOOLS, call_arguments
 
 
 class PartOfText(Protocol):
@@ -59,10 +59,15 @@ Content: TypeAlias = Annotated[
 
 
 class FunctionCall(Wire):
-    """What an assistant called. `arguments`: JSON text of an object."""
+    """What an assistant called. `arguments`: JSON text of an object, unless it wrote another."""
 
     name: str
     arguments: str
+    said_again: JsonValue = Field(
+        None,
+        alias="parsed_arguments",
+        description="changes nothing: OpenAI's packages leave the arguments' value beside them",
+    )
 
     @model_validator(mode="after")
     def _check_arguments(self) -> Self:
@@ -70,14 +75,11 @@ class FunctionCall(Wire):
         return self
 
     @cached_property
-    def parsed_arguments(self) -> dict[str, Any]:
+    def parsed_arguments(self) -> dict[str, Any] | str:
         """The arguments as chat templates want them."""
         if len(self.arguments) > MAX_JSON_BYTES:
             raise wrong("arguments", f"arguments must have at most {MAX_JSON_BYTES} bytes")
-        try:
-            return json_object(self.arguments)
-        except ValueError as error:
-            raise wrong("arguments", str(error)) from None
+        return call_arguments(self.arguments)
 
 
 class ToolCall(Wire):
@@ -107,6 +109,10 @@ class UserMessage(Wire):
     name: str | None = None
 
 
+class NothingSaid(Wire):
+    """An object whose fields are all null."""
+
+
 class AssistantMessage(Wire):
     """What the assistant said, as an earlier answer had it."""
 
@@ -120,6 +126,12 @@ class AssistantMessage(Wire):
         None, max_length=MAX_TOOL_CALLS
     )
     annotations: list[JsonValue] | None = Field(None, max_length=0)
+    parsed: JsonValue = Field(
+        None, description="changes nothing: OpenAI's packages leave the content's value beside it"
+    )
+    provider_specific_fields: NothingSaid | None = Field(
+        None, description="says nothing: LiteLLM leaves it, with what it has no name for"
+    )
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> Self:

@@ -101,6 +101,18 @@ def check_tools(tools: Sequence[Mapping[str, object]]) -> None:
             )
 
 
+def call_arguments(text: str) -> dict[str, Any] | str:
+    """Return the arguments of an earlier call as chat templates get them.
+
+    That is the JSON object that the text spells, or the text itself where it spells none: models
+    write such calls, and are told what they wrote beside what was wrong with it.
+    """
+    try:
+        return json_object(text)
+    except ValueError:
+        return text
+
+
 def json_object(text: str) -> dict[str, Any]:
     """Return the JSON object that a text spells; none is an empty one. Raises ValueError."""
     try:

@@ -264,7 +264,7 @@ def test_a_conversation_is_answered_as_its_prompt_would_be(stub, expected):
             pb.ChatRequest(
                 messages=[
                     pb.ChatMessage(
-                        role="assistant", tool_calls=[pb.ToolCall(arguments_json="{" * 9999)]
+                        role="assistant", tool_calls=[pb.ToolCall(arguments_json="{" * 32_769)]
                     )
                 ]
             ),

@@ -15,6 +15,8 @@ from protos.hetero.inference.v1 import inference_pb2 as pb
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 3}'}}
 
+BROKEN_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": '}}
+
 WIRE_CALL = pb.ToolCall(id="1", name="f", arguments_json='{"x": 3}')
 
 SAME = [
@@ -37,6 +39,12 @@ SAME = [
     (
         {"role": "assistant", "tool_calls": [CALL], "refusal": None},
         pb.ChatMessage(role="assistant", tool_calls=[WIRE_CALL]),
+    ),
+    (
+        {"role": "assistant", "tool_calls": [BROKEN_CALL]},
+        pb.ChatMessage(
+            role="assistant", tool_calls=[pb.ToolCall(id="1", name="f", arguments_json='{"x": ')]
+        ),
     ),
     (
         {"role": "tool", "content": "42", "tool_call_id": "1", "name": "f"},

@@ -7,6 +7,7 @@ import json
 import socket
 from http.client import HTTPConnection
 
+import pydantic
 import pytest
 
 from control_plane.engine.gate import Gate
@@ -82,6 +83,20 @@ def test_chats_whole_and_streamed_are_the_same_text(client):
     assert text == ANSWER
     with client.chat.completions.stream(model=MODEL, messages=HI) as events:
         assert events.get_final_completion().choices[0].message.content == ANSWER
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")  # the package's own
+def test_an_answer_that_the_package_parsed_is_handed_back_as_it_is(client, server):
+    class Town(pydantic.BaseModel):
+        name: str
+
+    server.engine.says = ['{"name": "Ulm"}']
+    whole = client.chat.completions.parse(model=MODEL, messages=HI, response_format=Town)
+    message = whole.choices[0].message
+    assert message.parsed == Town(name="Ulm")
+    server.engine.says = ["Hm."]
+    asked = {"model": MODEL, "messages": [*HI, message, *HI]}
+    assert client.chat.completions.create(**asked).choices[0].message.content == "Hm."
 
 
 def test_responses_whole_and_streamed_are_the_same_text(client):

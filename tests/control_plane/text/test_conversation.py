@@ -6,6 +6,7 @@ import pytest
 
 from control_plane.text.conversation import (
     ROLES,
+    call_arguments,
     check_tools,
     json_object,
     template_messages,
@@ -57,7 +58,14 @@ def test_tools_have_names_and_are_not_too_many(tools, field):
     assert caught.value.field == field
 
 
-def test_arguments_are_a_json_object():
+def test_arguments_of_a_call_are_a_json_object_or_the_text_that_the_model_wrote():
+    assert call_arguments("") == {}
+    assert call_arguments('{"x": [1, null]}') == {"x": [1, None]}
+    for text in ("[", "[1]", "5", '{"x": NaN}', '{"x": 1e999}', "[" * 100_000):
+        assert call_arguments(text) == text
+
+
+def test_a_json_object_is_one():
     assert json_object("") == {}
     assert json_object('{"x": [1, null]}') == {"x": [1, None]}
     for text in ("[", "[1]", "5", '{"x": NaN}', '{"x": -Infinity}', "[" * 100_000):
