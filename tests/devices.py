@@ -77,6 +77,14 @@ class Target:
         named = {"executor": self.executor, "device": self.device, "max_num_blocks": NUM_BLOCKS}
         return EngineConfig(**(named | settings))  # type: ignore[arg-type]
 
+    def block_size(self, wanted: int) -> int:
+        """Return the smallest size of a block, of `wanted` tokens at least, that it can have."""
+        if self.executor != "cuda" or self.device == "cpu":
+            return wanted
+        from kernels.cuda.attention_variant import BLOCK_SIZES
+
+        return next(size for size in BLOCK_SIZES if size >= wanted)
+
     @property
     def flags(self) -> list[str]:
         """The same on a command line."""

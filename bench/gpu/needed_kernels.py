@@ -57,18 +57,18 @@ def missing_variants(wanted: tuple[int, int], directory: Path) -> list[Variant]:
 def _of_models() -> Iterator[Variant]:
     """Yield the kernels of the measured models and, where it is installed, of the embedded one."""
     for shape in (ONE_BILLION, EIGHT_BILLION):
-        yield from KernelOperations(_Nowhere(), shape.spec(), "bfloat16", BLOCK_SIZE).variants
+        yield from KernelOperations(Nowhere(), shape.spec(), "bfloat16", BLOCK_SIZE).variants
     try:
         embedded = load_model("default")
     except ModelReferenceError:
         return
     for dtype, configured in (("float32", "float32"), ("bfloat16", "auto")):
         plan = plan_weights(embedded.spec, embedded.source, dtype, configured)
-        made = KernelOperations(_Nowhere(), embedded.spec, dtype, BLOCK_SIZE, plan.quantized)
+        made = KernelOperations(Nowhere(), embedded.spec, dtype, BLOCK_SIZE, plan.quantized)
         yield from made.variants
 
 
-class _Nowhere:
+class Nowhere:
     """The launcher of a device that is not there."""
 
     device = torch.device("meta")

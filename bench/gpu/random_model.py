@@ -111,7 +111,7 @@ ONE_BILLION = LlamaShape("random-llama-1b", 128256, 16, 32, 8, 2048, 8192, 8192)
 EIGHT_BILLION = LlamaShape(
     "random-llama-8b", 128256, 32, 32, 8, 4096, 14336, 8192, tie_embeddings=False
 )
-TINY = LlamaShape("random-llama-tiny", 320, 2, 4, 2, 64, 96, 512)
+TINY = LlamaShape("random-llama-tiny", 320, 2, 2, 1, 128, 96, 512)
 
 
 def write_model(shape: LlamaShape, directory: Path, *, seed: int = 0) -> Path:

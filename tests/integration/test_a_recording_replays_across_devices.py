@@ -20,14 +20,19 @@ from hetero_infer.replay.comparison import (
     FLOAT32_TOLERANCE,
     QUANTISED_TOLERANCE,
 )
-from tests.compute_plane.executor.tiny_llama import model_in_memory, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import (
+    KERNEL_HEAD_DIM,
+    model_in_memory,
+    tiny_spec,
+    tiny_weights,
+)
 from tests.compute_plane.model.llama_weights import LlamaWeights
-from tests.compute_plane.rpc.plane_harness import Harness
+from tests.compute_plane.rpc.plane_harness import BLOCK_SIZE, Harness
 from tests.devices import Target
 from tests.hetero_infer.replay.replay_bench import PROMPTS, Prompt, record, replay
 from tests.judging import REFERENCE
 
-SPEC = dataclasses.replace(tiny_spec(), vocab_size=VOCAB_SIZE)
+SPEC = dataclasses.replace(tiny_spec(head_dim=KERNEL_HEAD_DIM), vocab_size=VOCAB_SIZE)
 
 RECORDED: list[Prompt] = [
     *PROMPTS,
@@ -50,12 +55,13 @@ class ModelHarness(Harness):
         directory: Path,
         target: Target,
         weights: LlamaWeights,
+        block_size: int,
         dtype: str = "float32",
         kv_dtype: str = "auto",
     ) -> None:
         self._target, self._weights = target, weights
         self._dtype, self._kv_dtype = dtype, kv_dtype
-        super().__init__(directory, num_threads=1)
+        super().__init__(directory, block_size=block_size, num_threads=1)
 
     def _build(self, _: str, context: ExecutorContext) -> BuiltExecutor:
         own = dataclasses.replace(
@@ -78,14 +84,15 @@ Planes = Callable[..., ModelHarness]
 
 
 @pytest.fixture
-def planes(tmp_path_factory) -> Iterator[Planes]:
+def planes(cuda_target, tmp_path_factory) -> Iterator[Planes]:
     made: list[ModelHarness] = []
 
     def make(target: Target, weights: LlamaWeights | None = None, **options) -> ModelHarness:
         # A socket's path must be short.
         directory = tmp_path_factory.mktemp("p")
         weights = tiny_weights(SPEC) if weights is None else weights
-        made.append(ModelHarness(directory, target, weights, **options))
+        block_size = cuda_target.block_size(BLOCK_SIZE)  # a recording is of one size
+        made.append(ModelHarness(directory, target, weights, block_size, **options))
         return made[-1]
 
     yield make

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import zip_longest
 
@@ -27,6 +27,7 @@ from compute_plane.model.tensor import TensorFormat
 from kernels.cpu.instruction_set import selected_instruction_set
 from tests.amx.sets import sets_that_run
 from tests.compute_plane.executor.tiny_llama import (
+    KERNEL_HEAD_DIM,
     model_in_memory,
     pool_for,
     tiny_executor,
@@ -38,7 +39,7 @@ from tests.devices import Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 from tests.judging import check_logits
 
-SPEC = tiny_spec(quantisable=True)
+SPEC = tiny_spec(quantisable=True, head_dim=KERNEL_HEAD_DIM)
 NUM_BLOCKS = 400
 BLOCK_SIZES = {"float32": 16, "bfloat16": 16, "int8": 24, "float8": 24}
 NEW_TOKENS = 3
@@ -74,7 +75,7 @@ ORDERS = {
 def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
     """Return the numbers and the weights of a kind's model."""
     architecture = {"Qwen2": "qwen2", "Qwen3": "qwen3"}.get(kind[:5], "llama")
-    spec = tiny_spec(quantisable=True, architecture=architecture)
+    spec = replace(SPEC, architecture=architecture)
     return spec, tiny_weights(spec)
 
 
@@ -160,7 +161,7 @@ def in_company(
 @contextmanager
 def driver_of(kind: str, target: Target) -> Iterator[BatchDriver]:
     dtype, formats, kv_dtype = KINDS[kind]
-    block_size = BLOCK_SIZES[kv_dtype]
+    block_size = target.block_size(BLOCK_SIZES[kv_dtype])
     with ExitStack() as stack:
         if target.keeps_bits:
             executor = stack.enter_context(executor_of(kind))

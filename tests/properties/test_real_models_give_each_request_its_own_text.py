@@ -18,28 +18,42 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import KVCacheManager
 from control_plane.core.request import Request, RequestState
 from control_plane.core.scheduler import Scheduler, SchedulerConfig
-from tests.compute_plane.executor.tiny_llama import model_in_memory, tiny_spec, tiny_weights
+from tests.compute_plane.executor.tiny_llama import (
+    KERNEL_HEAD_DIM,
+    model_in_memory,
+    tiny_spec,
+    tiny_weights,
+)
 from tests.devices import Target
 from tests.judging import Judge, Said
 from tests.properties.executor_plane import ExecutorPlane
 
-SPEC = tiny_spec()
+SPEC = tiny_spec(head_dim=KERNEL_HEAD_DIM)
 MODEL = model_in_memory(SPEC, tiny_weights(SPEC))
 EOS = frozenset({0})
-NUM_BLOCKS, BLOCK_SIZE, MAX_LEN = 16, 4, 40
+MAX_LEN = 40
+SMALL_BLOCKS, LARGE_BLOCKS = (16, 4), (8, 16)
+"""Blocks of a small pool, and their tokens: large ones where a device has no others."""
 ROOMY = SchedulerConfig(max_model_len=MAX_LEN)
 
 Asked = tuple[list[int], GenerationParams]
 
 
+def blocks_on(target: Target) -> tuple[int, int]:
+    """The number of blocks and their size."""
+    return SMALL_BLOCKS if target.block_size(SMALL_BLOCKS[1]) == SMALL_BLOCKS[1] else LARGE_BLOCKS
+
+
 @contextmanager
 def executor_on(target: Target) -> Iterator[GPUExecutor]:
-    with target.running(MODEL, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE) as made:
+    num_blocks, block_size = blocks_on(target)
+    with target.running(MODEL, num_blocks=num_blocks, block_size=block_size) as made:
         yield made
 
 
 def run(
     executor: GPUExecutor,
+    blocks: tuple[int, int],
     asked: list[Asked],
     config: SchedulerConfig,
     *,
@@ -48,9 +62,9 @@ def run(
     prefix_cache: bool = False,
 ) -> list[list[list[int]]]:
     """The samples of each request; in the turns of `deaths` the plane is lost with its slots."""
-    kv_cache = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE, prefix_cache=prefix_cache)
+    kv_cache = KVCacheManager(*blocks, prefix_cache=prefix_cache)
     scheduler = Scheduler(config, kv_cache)
-    plane = ExecutorPlane(executor, SPEC, NUM_BLOCKS, BLOCK_SIZE)
+    plane = ExecutorPlane(executor, SPEC, *blocks)
     requests = [
         Request(number, list(prompt), params, EOS) for number, (prompt, params) in enumerate(asked)
     ]
@@ -63,7 +77,7 @@ def run(
         assert turn < 2_000, "no progress"
         if turn in deaths:
             plane.close()
-            plane = ExecutorPlane(executor, SPEC, NUM_BLOCKS, BLOCK_SIZE)
+            plane = ExecutorPlane(executor, SPEC, *blocks)
             num_in_flight = 0
             scheduler.lose_epoch()
         while num_in_flight < depth and (output := scheduler.schedule()) is not None:
@@ -83,8 +97,9 @@ def run(
 
 def check_crowd(target: Target, executor: GPUExecutor, asked: list[Asked], **crowd) -> None:
     """Check what a crowd is told beside what each of it is told alone."""
-    together = run(executor, asked, **crowd)
-    alone = [run(executor, [one], ROOMY)[0] for one in asked]
+    blocks = blocks_on(target)
+    together = run(executor, blocks, asked, **crowd)
+    alone = [run(executor, blocks, [one], ROOMY)[0] for one in asked]
     said = [
         Said(prompt, params, tokens, index)
         for (prompt, params), samples in zip(asked, together, strict=True)

@@ -20,6 +20,9 @@ from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.cpu.kv_layout import KvLayout
 from tests.compute_plane.model.llama_weights import LlamaLayer, LlamaWeights, layer_fields
 
+KERNEL_HEAD_DIM = 64
+"""The smallest that CUDA's kernels are written for: of models that `--device cuda` is to run."""
+
 
 def tiny_spec(
     rope_scaling: RopeScaling | None = None,
@@ -27,10 +30,11 @@ def tiny_spec(
     tied: bool = False,
     quantisable: bool = False,
     architecture: str = "llama",
+    head_dim: int = 16,
 ) -> ModelSpec:
     """Return a shape in which no two sizes are equal by accident.
 
-    `quantisable`: rows are whole blocks of 32.
+    `quantisable`: rows are whole blocks of 32. `head_dim`: CUDA's kernels take `KERNEL_HEAD_DIM`.
     """
     return ModelSpec(
         name="tiny",
@@ -39,7 +43,7 @@ def tiny_spec(
         num_layers=2,
         num_heads=6,
         num_kv_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         hidden_size=96 if quantisable else 72,
         intermediate_size=160 if quantisable else 112,
         context_length=512,

@@ -58,12 +58,14 @@ class WatchedExecutor(SimulatedExecutor):
 class Harness:
     """A plane, its executor and a channel to it."""
 
-    def __init__(self, directory: Path, **settings: object) -> None:
+    def __init__(
+        self, directory: Path, *, block_size: int = BLOCK_SIZE, **settings: object
+    ) -> None:
         self.faults = threading.Event()
         self.config = ComputePlaneConfig(
             listen=f"unix:{directory}/compute.sock",
             executor="simulated",
-            block_size=BLOCK_SIZE,
+            block_size=block_size,
             max_num_blocks=NUM_BLOCKS,
             max_slots=8,
             max_rows=6,
