@@ -46,7 +46,7 @@ may take, not what it should: the last two fill what is left."""
 
 NEEDED: Final = (
     "cuda.bindings", "gguf", "google.protobuf", "google.rpc", "grpc", "grpc_health",
-    "grpc_reflection", "grpc_status", "jinja2", "llvmlite", "numba", "numba_cuda", "numpy", "rich",
+    "grpc_reflection", "grpc_status", "jinja2", "llguidance", "llvmlite", "numba", "numba_cuda", "numpy", "rich",
     "structlog", "tokenizers", "typer", "uvloop",
 )  # fmt: skip
 """Modules of others that the parts import. What only tests need is missed by them."""
