@@ -113,9 +113,7 @@ class CudaDriver:
         self.num_graphs = 0
         """Graphs that were captured and not released."""
         self._pinned = PinnedMemory()
-        # Sums of long products are added in float32 to their end, not in the rows' dtype.
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        compute_products_as_told()
 
     def host_buffer(self, num_bytes: int) -> Tensor:
         """Return pinned memory."""
@@ -190,6 +188,15 @@ class CudaDriver:
     def synchronize(self) -> None:
         """Wait for all streams."""
         torch.cuda.synchronize(self.device)
+
+
+def compute_products_as_told() -> None:
+    """Have torch's products lose nothing that their dtype has, whatever the environment says."""
+    # Images that bring torch let it round float32 to 10 bits (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE).
+    torch.set_float32_matmul_precision("highest")
+    # Sums of long products are added in float32 to their end, not in the rows' dtype.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 class _CudaGraph:

@@ -187,3 +187,14 @@ def test_a_kernel_that_cannot_be_built_is_named_in_one_line(
     launcher = launchers.CudaLauncher(torch.device("cpu"), tmp_path)
     with pytest.raises(DeviceUnavailableError, match="rms_norm_float32_e24: the linker refused"):
         launcher.prepare([RmsNormVariant("float32", 24, adds_residual=False)])
+
+
+def test_products_lose_nothing_that_their_dtype_has_whatever_torch_was_told() -> None:
+    """Images set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which does what the first line does."""
+    torch.set_float32_matmul_precision("high")
+    cuda_driver.compute_products_as_told()
+    assert torch.get_float32_matmul_precision() == "highest"
+    products = torch.backends.cuda.matmul
+    assert not products.allow_tf32
+    assert not products.allow_bf16_reduced_precision_reduction
+    assert not products.allow_fp16_reduced_precision_reduction
