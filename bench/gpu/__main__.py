@@ -46,8 +46,8 @@ may take, not what it should: the last two fill what is left."""
 
 NEEDED: Final = (
     "cuda.bindings", "gguf", "google.protobuf", "google.rpc", "grpc", "grpc_health",
-    "grpc_reflection", "grpc_status", "jinja2", "llguidance", "llvmlite", "numba", "numba_cuda", "numpy", "rich",
-    "structlog", "tokenizers", "typer", "uvloop",
+    "grpc_reflection", "grpc_status", "jinja2", "llguidance", "llvmlite", "numba", "numba_cuda",
+    "numpy", "rich", "structlog", "tokenizers", "typer", "uvloop",
 )  # fmt: skip
 """Modules of others that the parts import. What only tests need is missed by them."""
 STARTS: Final = ("compute_plane.cuda.cuda_driver", "control_plane.app", "bench.gpu.needed_kernels")
