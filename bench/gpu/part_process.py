@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -103,16 +104,20 @@ def _run_once(part: Part, told: PartOptions, file: Path) -> tuple[PartResult, bo
     began = time.perf_counter()
     file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "bench.gpu.part_process", part.run, str(file), told.to_json()]
-    # A group of its own: what the part has started ends with it.
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    try:
-        code: int | None = process.wait(told.seconds + GRACE_S)
-    except subprocess.TimeoutExpired:
-        code = None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    # One that is killed leaves its models behind, of up to 16 GB. Short, for sockets lie in it.
+    with tempfile.TemporaryDirectory(prefix="g", ignore_cleanup_errors=True) as scratch:
+        # A group of its own: what the part has started ends with it.
+        process = subprocess.Popen(
+            ["env", f"TMPDIR={scratch}", *command], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            code: int | None = process.wait(told.seconds + GRACE_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     found = json.loads(file.read_text()) if file.exists() else {}
     file.unlink(missing_ok=True)
     doing = f", at {found['doing']}" if found.get("doing") else ""

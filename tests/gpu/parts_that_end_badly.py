@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -90,3 +92,11 @@ def comes_half_way(found: Findings, options: PartOptions) -> None:
 
 def finds_infinity(found: Findings, _: PartOptions) -> None:
     found.values["numerics"] = [{"error": math.inf}, math.nan]
+
+
+def leaves_a_model(found: Findings, _: PartOptions) -> None:
+    """Make a temporary file, say where, and die."""
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        found.values["copy"] = file.name
+        found.save()
+        os.kill(os.getpid(), signal.SIGKILL)

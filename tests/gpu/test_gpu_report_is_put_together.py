@@ -108,6 +108,15 @@ def test_what_a_part_has_found_is_in_a_file_while_it_runs(run, tmp_path):
     assert [path.name for path in tmp_path.glob("*.json")] == ["report.json"]
 
 
+def test_what_a_killed_part_had_in_temporary_files_is_gone(run):
+    """A model of 8 B parameters would fill a disk after some runs."""
+    _, found = run(part("leaves_a_model"))
+    assert found["parts"]["leaves_a_model"]["why"] == "signal 9"
+    left = Path(found["parts"]["leaves_a_model"]["values"]["copy"])
+    assert not left.exists()
+    assert not left.parent.exists()
+
+
 def test_machine_code_made_elsewhere_is_taken_over_where_a_plane_looks_for_it(
     run, tmp_path, monkeypatch, capfd
 ):
