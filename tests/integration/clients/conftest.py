@@ -72,9 +72,6 @@ def served(
                 sys.executable, "-m", "hetero_infer", "serve",
                 "--grpc-port=0", "--http-port=0", f"--api-tokens={tokens}",
                 "--num-threads=1",  # of two cores the clients, and other tests, need one
-                # The table knows some texts: as the file has them, weights are multiplied with
-                # other roundings where there is no AMX, and the texts are others.
-                "--dtype=bfloat16",
             ],
             cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
