@@ -43,6 +43,8 @@ REQUESTS = [
     (ASKED, replace(DRAWN, n=2, structured_outputs=StructuredOutputs(json_object=True))),
 ]
 
+EMBEDDED = EngineConfig(max_batch_size=4, max_num_blocks=200)
+
 
 def answers(
     config: EngineConfig, requests: Sequence[tuple[str, GenerationParams]], *, together: bool
@@ -72,17 +74,31 @@ def answers(
         return seen, metrics.num_kept_drafts
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("together", [False, True])
-def test_the_embedded_model_answers_the_same_bits_with_drafts(together: bool) -> None:
-    config = EngineConfig(max_batch_size=4, max_num_blocks=200)
-    plain, none_kept = answers(config, REQUESTS, together=together)
-    for num_tokens, least in ((7, 3), (2, 1)):
-        drafting = replace(config, speculative_tokens=num_tokens, prompt_lookup_min=least)
-        drafted, num_kept = answers(drafting, REQUESTS, together=together)
-        assert drafted == plain
-        assert num_kept > (5 if together else 50)
+@pytest.fixture(scope="module")
+def plain() -> list[Any]:
+    """The answers without drafts. No row's bits depend on the others of its batch."""
+    seen, none_kept = answers(EMBEDDED, REQUESTS, together=True)
     assert none_kept == 0
+    return seen
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("num_tokens", "least", "together"),
+    [
+        (7, 3, False),
+        (2, 1, True),
+        pytest.param(2, 1, False, marks=pytest.mark.slow),
+        pytest.param(7, 3, True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_embedded_model_answers_the_same_bits_with_drafts(
+    plain: list[Any], num_tokens: int, least: int, together: bool
+) -> None:
+    drafting = replace(EMBEDDED, speculative_tokens=num_tokens, prompt_lookup_min=least)
+    drafted, num_kept = answers(drafting, REQUESTS, together=together)
+    assert drafted == plain
+    assert num_kept > (5 if together else 50)
 
 
 def test_wrong_drafts_leave_nothing_behind_under_memory_pressure() -> None:
