@@ -317,7 +317,7 @@ def test_a_reader_is_never_given_more_than_a_little_at_once(reader, piece):
             longest = max(longest, len(text))
             super().push(text)
 
-    text = piece * 10_000
+    text = piece * 1_000
     found = read(AnswerFormat(Thinking.IS_OVER, Counting), [text])
     assert longest <= 1024
     assert found == read(AnswerFormat(Thinking.IS_OVER, READERS[reader]), [*text])

@@ -1,8 +1,8 @@
 """`python -m tests.kernels.cpu.object_files SET DIRECTORY [OPERATION …]`: load what a set uses.
 
-All of it, or the operations named. What is not kept in the directory is compiled and kept there;
-where Numba cannot be imported, that is an error. The processor need not have the set, nor be of its
-kind: nothing runs.
+All of it, or the operations named. What is not kept below the directory, where planes would look
+for it, is compiled and kept there; where Numba cannot be imported, that is an error. The processor
+need not have the set, nor be of its kind: nothing runs. The first line printed is where they are.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import llvmlite.binding
 
+from compute_plane.executor.kernel_cache import prepare_kernel_cache
 from kernels.cpu import instruction_set
 from kernels.cpu.instruction_set import INSTRUCTION_SETS
-from kernels.cpu.machine_code import keep_code_in
 from kernels.cpu.operation import Operation
 
 
@@ -71,5 +71,5 @@ def load(names: list[str]) -> None:
 
 if __name__ == "__main__":
     force(sys.argv[1])
-    keep_code_in(Path(sys.argv[2]))
+    sys.stdout.write(f"{prepare_kernel_cache(Path(sys.argv[2]))}\n")
     load(sys.argv[3:])
