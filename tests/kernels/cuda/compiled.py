@@ -9,7 +9,9 @@ this process read them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
+import json
 import re
 import time
 from collections.abc import Hashable, Iterator, Mapping
@@ -29,7 +31,7 @@ PACKAGE = Path(str(kernels.__file__)).parent
 SETTLED_SINCE = time.time() - 60.0
 """Sources that were written later may not be what this process has imported."""
 
-compile_ptx = build.compile_ptx  # itself, whatever a test puts in its place
+compile_ptx, link = build.compile_ptx, build.link  # themselves, whatever a test puts there
 
 
 def text_of(variant: Variant) -> str:
@@ -56,6 +58,26 @@ def kept_text(variant: Variant, directory: Path, made_from: str) -> str:
     text = compile_ptx(variant)
     build.write_whole(file, f"{label}\n{text}".encode())
     return text
+
+
+def kept_link(
+    name: str, ptx: str, capability: tuple[int, int], directory: Path | None = None
+) -> tuple[bytes, build.ResourceUsage]:
+    """Do what `build.link` does, once for a PTX, an architecture and a compiler."""
+    directory = directory or ComputePlaneConfig().kernel_cache_root / "ptx"
+    make_private_directory(directory)
+    made_from = f"{build.toolchain_hash()} {capability} {ptx}"
+    label = hashlib.sha256(made_from.encode()).hexdigest()
+    file = directory / f"{name}.{build.architecture(capability)}.cubin"
+    with contextlib.suppress(FileNotFoundError):
+        first, _, rest = file.read_bytes().partition(b"\n")
+        if first.decode() == label:
+            usage, _, cubin = rest.partition(b"\n")
+            return cubin, build.ResourceUsage(*json.loads(usage))
+    cubin, made = link(name, ptx, capability)
+    usage = json.dumps(dataclasses.astuple(made)).encode()
+    build.write_whole(file, b"\n".join([label.encode(), usage, cubin]))
+    return cubin, made
 
 
 @cache

@@ -57,6 +57,7 @@ def faults_of(variant) -> list[str]:
 
 def test_the_check_passes_for_a_spread_of_variants(monkeypatch, capsys):
     monkeypatch.setattr(build, "compile_ptx", compiled.text_of)  # other tests run some of them
+    monkeypatch.setattr(build, "link", compiled.kept_link)
 
     assert check.main(["--jobs", "1"]) == 0
 
@@ -79,6 +80,20 @@ def test_ptx_is_kept_until_what_it_is_made_from_changes(tmp_path):
     assert compiled.kept_text(Scaler(), kept, "a state of the sources") == "kept"
     assert entry in compiled.kept_text(Scaler(in_float64=True), kept, "a state of the sources")
     assert entry in compiled.kept_text(Scaler(in_float64=True), kept, "another")
+
+
+def test_machine_code_is_kept_until_its_ptx_changes(tmp_path, monkeypatch):
+    kept, asked, ptx = tmp_path / "ptx", [], build.compile_ptx(Scaler())
+
+    def link(*arguments):
+        asked.append(arguments)
+        return build.link(*arguments)
+
+    monkeypatch.setattr(compiled, "link", link)
+    cases = [(ptx, HOPPER), (ptx, HOPPER), (f"{ptx}\n", HOPPER), (ptx, (8, 0))]
+    made = [compiled.kept_link("scaler", *case, kept) for case in cases]
+    assert asked == [("scaler", *case) for case in cases[1:]]
+    assert made == [build.link("scaler", *case) for case in cases]
 
 
 def test_machine_code_is_an_elf_file_whose_entry_point_bears_the_variants_name():
