@@ -123,7 +123,7 @@ def test_a_part_of_ones_own_that_cannot_be_made_is_one_line_and_status_2(environ
 
 
 def test_several_samples_are_told_one_after_the_other_and_all_in_json(environ):
-    arguments = ["--input", "Hello", "--max-tokens", "7", "--seed", "5", "--ignore-eos", *SIMULATED]
+    arguments = ["--input", "x", "--max-tokens", "7", "--seed", "5", "--ignore-eos", *SIMULATED]
     result = run(environ, *arguments, "--n", "3", "--json")
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
@@ -136,6 +136,7 @@ def test_several_samples_are_told_one_after_the_other_and_all_in_json(environ):
     assert [f"Output {i}: {text}" for i, text in enumerate(texts, 1)] == [
         line for line in plain.splitlines() if line.startswith("Output ")
     ]
+    assert plain.endswith(" s, 1 prompt token)\n")  # in the singular
     quiet = run(environ, *arguments, "--n", "3", "--quiet").stdout
     assert quiet == "\n\n".join(texts) + "\n"
 
@@ -162,12 +163,6 @@ def test_what_the_server_refuses_is_one_line_with_both_numbers_and_status_2(envi
         "(max_model_len is 10), got 6\n"
     )
     assert "Output:" not in result.stdout
-
-
-def test_a_prompt_of_one_token_is_told_in_the_singular(environ):
-    result = run(environ, "--input", "x", "--max-tokens", "2", *SIMULATED)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.endswith(" s, 1 prompt token)\n")
 
 
 def test_a_request_that_never_fits_into_the_pool_is_status_2(environ):

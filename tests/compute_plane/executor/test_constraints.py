@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compute_plane.errors import InvalidBatch
@@ -38,6 +38,7 @@ def first_step(key: SamplingKey = GREEDY) -> StepBatch:
     return step([(slot, 0, len(p)) for slot, p in enumerate(PROMPTS)], starts=starts)
 
 
+@settings(max_examples=30)
 @given(data=st.data())
 def test_rows_beside_constrained_ones_say_what_they_say_alone(data: st.DataObject) -> None:
     plane = Plane()
