@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -44,6 +45,7 @@ WARP_BYTES_IN_FLIGHT = 2 * READS_AT_ONCE * 32 * 16  # of keys and of values, 16 
 MINUS_INFINITY = float32(-math.inf)
 
 
+@cache  # as `tensor_layout`
 def float32_layout(group: int) -> PartialLayout:
     """Return how the sums of a block lie in its threads."""
     parts = -(-group // HEADS_OF_BLOCK)

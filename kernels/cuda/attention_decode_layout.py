@@ -13,6 +13,8 @@ made in shared memory and one of 8 in the output. At head size 96, with its stri
 
 from __future__ import annotations
 
+from functools import cache
+
 from numba import cuda
 
 from kernels.cuda.attention_partials import PartialLayout
@@ -21,6 +23,7 @@ from kernels.cuda.variant import Scalar
 HEADS_OF_TILE = 8  # columns of a tensor core's tile
 
 
+@cache  # its functions take Numba 0.1 ms to make, and plans of launches ask for its numbers
 def tensor_layout(head_size: int, group: int) -> PartialLayout:
     """Return how the sums of a block lie in its threads."""
     head_tiles, products = -(-group // HEADS_OF_TILE), head_size // 16

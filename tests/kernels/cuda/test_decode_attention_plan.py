@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from numba import cuda
 
 from kernels.cuda.attention_chunks import (
     MAX_CHUNKS,
@@ -96,3 +97,18 @@ def test_a_long_row_of_small_tiles_is_split_further():
     assert large.plan_splits(1, 8, 32768, H200) == 64
     assert small.plan_splits(1, 8, 32768, H200) == 64
     assert DecodeVariant("bfloat16", 128, 4, 16).plan_splits(1, 8, 32768, H200) == 32
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_no_device_function_is_made_for_the_plan_of_a_launch(dtype, monkeypatch):
+    variant = DecodeVariant(dtype, 64, 5, 16)
+
+    def plan():
+        splits = variant.plan_splits(8, 8, 1024, H200)
+        grids = variant.grid(8, 8, splits), variant.merge.grid(8, 8)
+        return splits, variant.num_partials(8, 8), grids
+
+    first = plan()
+    monkeypatch.setattr(cuda, "jit", None)  # cannot be called
+
+    assert plan() == first
