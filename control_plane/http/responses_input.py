@@ -22,6 +22,9 @@ class TextItem(Wire):
     text: str
     annotations: list[JsonValue] | None = Field(None, max_length=0)
     logprobs: list[JsonValue] | None = None
+    parsed: JsonValue = Field(
+        None, description="changes nothing: OpenAI's packages leave the text's value beside it"
+    )
 
 
 ItemContent: TypeAlias = Annotated[

@@ -66,6 +66,7 @@ OUTPUT_ITEM = {
     "output": [{"type": "input_text", "text": "4"}, {"type": "input_text", "text": "2"}],
 }  # fmt: skip
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
+PARSED = {**SAID, "content": [{**SAID["content"][0], "parsed": {"name": "Ulm"}}]}
 CHAT_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 3}'}}
 CHAT_RESULT = {"role": "tool", "tool_call_id": "1", "content": "42"}
 
@@ -102,6 +103,8 @@ CHAT_RESULT = {"role": "tool", "tool_call_id": "1", "content": "42"}
             ],
         ),
         ([{"type": "reasoning"}, SAID], [{"role": "assistant", "content": "a"}]),
+        ([PARSED, {**CALL_ITEM, "parsed_arguments": {"x": 3}}],
+         [{"role": "assistant", "content": "a", "tool_calls": [CHAT_CALL]}]),
     ],
 )  # fmt: skip
 def test_what_belongs_to_one_turn_of_the_assistant_is_one_message(items, messages):

@@ -1164,7 +1164,7 @@ class ToolCall(_message.Message):
     id: _builtins.str
     name: _builtins.str
     arguments_json: _builtins.str
-    """a JSON object"""
+    """a JSON object; other text goes to the chat template as it stands"""
     def __init__(
         self,
         *,
