@@ -40,7 +40,7 @@ def odd_value(field: FieldDescriptor, draw: random.Random) -> object:
     if field.type in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
         return draw.choice(ODD_FLOATS)
     number = draw.choice(ODD_NUMBERS)
-    if field.type == FieldDescriptor.TYPE_INT32:
+    if field.type in (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_ENUM):
         return draw.choice((1, -1)) * min(number, 2**31 - 1)
     return number
 
