@@ -76,7 +76,8 @@ class CudaLauncher:
         """Queue a launch on the stream that is current now: in a capture it is another one."""
         values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in arguments]
         stream = int(torch.cuda.current_stream().cuda_stream)
-        self._load(variant).launch(grid, stream, *values)
+        kernel = self._loaded.get(variant) or self._load(variant)
+        kernel.launch(grid, stream, *values)
 
     def _load(self, variant: Variant) -> LoadedKernel:
         if variant not in self._loaded:

@@ -3,14 +3,21 @@
 A context must be current in the calling thread (torch makes one) and must stay: a kernel lives as
 long as its context. The stream is an argument of every launch, because the caller reads
 `torch.cuda.current_stream()` each time: a stream kept from before would escape graph capture.
+
+Steps that no graph holds launch hundreds of kernels, so a launch is short: its arguments are packed
+by one call into memory that the kernel keeps, beside the addresses that the driver wants of them.
+
+    values      │ argument 0 │ argument 1 │ …    8 bytes each, of which the driver copies as many
+    addresses   │     ↑      │     ↑      │ …    as the parameter has, before its call returns
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import ctypes
+from typing import Any, Final, TypeAlias
 
 from kernels.cuda.errors import DriverError
-from kernels.cuda.variant import Variant, launch_types
+from kernels.cuda.variant import ARGUMENT_BYTES, Variant, argument_packing
 
 # `cuda.bindings.driver`, which is untyped, and what it returns.
 Driver: TypeAlias = Any
@@ -24,17 +31,26 @@ _ATTRIBUTES = {
     "max_threads": "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK",
 }
 
+SUCCESS: Final = 0  # of the driver's calls
+
 
 class LoadedKernel:
     """One variant's machine code in the current context, ready to launch.
 
     `image` is a cubin for the device, or PTX, which the driver compiles itself. `driver` is
-    `cuda.bindings.driver` unless a test gives its own. Raises DriverError.
+    `cuda.bindings.driver` unless a test gives its own. One thread at a time may launch it. Raises
+    DriverError.
     """
 
     def __init__(self, variant: Variant, image: bytes, *, driver: Driver = None) -> None:
         self._driver: Driver = _bindings() if driver is None else driver
-        self._types = launch_types(variant.arguments)
+        self._packing = argument_packing(variant.arguments)
+        self._num_arguments = count = len(variant.arguments)
+        self._values = (ctypes.c_uint64 * count)()
+        first = ctypes.addressof(self._values)
+        places = range(first, first + count * ARGUMENT_BYTES, ARGUMENT_BYTES)
+        self._addresses = (ctypes.c_void_p * count)(*places)
+        self._parameters = ctypes.addressof(self._addresses)
         self._threads = variant.threads
         self.name = variant.name
         # PTX is text and must end in a zero byte; behind a cubin one more byte does no harm.
@@ -46,17 +62,20 @@ class LoadedKernel:
 
         `arguments` follow `variant.arguments`; device pointers are plain addresses
         (`tensor.data_ptr()`), and the tensors must outlive the launch. Raises DriverError, also for
-        a fault that an earlier launch left behind.
+        a fault that an earlier launch left behind; TypeError and struct.error for arguments that do
+        not fit.
         """
-        if len(arguments) != len(self._types):
-            message = f"{self.name} takes {len(self._types)} arguments, got {len(arguments)}"
+        if len(arguments) != self._num_arguments:
+            message = f"{self.name} takes {self._num_arguments} arguments, got {len(arguments)}"
             raise TypeError(message)
         if 0 in grid:
             return  # the driver refuses an empty grid, and there is nothing to do
-        packed = (arguments, self._types)
-        self._call(
-            "cuLaunchKernel", self._function, *grid, self._threads, 1, 1, 0, stream, packed, 0
+        self._packing.pack_into(self._values, 0, *arguments)
+        (status,) = self._driver.cuLaunchKernel(
+            self._function, *grid, self._threads, 1, 1, 0, stream, self._parameters, 0
         )
+        if status != SUCCESS:
+            raise _refusal("cuLaunchKernel", status)
 
     def attributes(self) -> dict[str, int]:
         """Return registers, shared and local bytes and the largest block, by the driver."""
@@ -71,9 +90,13 @@ class LoadedKernel:
             status, *results = getattr(self._driver, name)(*arguments)
         except RuntimeError as error:  # the bindings' way to say that there is no driver library
             raise DriverError(name, f"no CUDA driver: {error}") from error
-        if int(status) != 0:
-            raise DriverError(name, getattr(status, "name", str(status)))
+        if status != SUCCESS:
+            raise _refusal(name, status)
         return results[0] if results else None
+
+
+def _refusal(name: str, status: _Result) -> DriverError:
+    return DriverError(name, getattr(status, "name", str(status)))
 
 
 def _bindings() -> Driver:

@@ -9,10 +9,10 @@ the kernel computes. Argument types are words, so that no tool needs another's t
 
 from __future__ import annotations
 
-import ctypes
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from kernels.cuda.errors import UnsupportedVariantError
 
@@ -24,11 +24,9 @@ Scalar: TypeAlias = Any
 Scalars: TypeAlias = Any  # a tuple of them
 DeviceFunction: TypeAlias = Any
 
-SCALARS: dict[str, Any] = {
-    "int32": ctypes.c_int32,
-    "int64": ctypes.c_int64,
-    "float32": ctypes.c_float,
-}
+ARGUMENT_BYTES: Final = 8  # of every argument as it is packed for a launch
+_PACKED_POINTER: Final = "Q"
+_PACKED_SCALARS: Final = {"int32": "i4x", "int64": "q", "float32": "f4x"}  # x: a byte of nothing
 
 # How elements of a model's dtype travel: Numba has no bfloat16 pointer and its float16 operators
 # leave calls to a support library in the PTX, so both go as their 16 bits (see instructions).
@@ -104,8 +102,10 @@ def require_multiple(field: str, unit: int, given: int, highest: int | None = No
         raise UnsupportedVariantError(field, f"a multiple of {unit} up to {highest}", given)
 
 
-def launch_types(arguments: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return the ctypes type of each argument, as the driver's launch call wants them."""
-    return tuple(
-        ctypes.c_void_p if argument.endswith("*") else SCALARS[argument] for argument in arguments
+def argument_packing(arguments: tuple[str, ...]) -> struct.Struct:
+    """Return what packs a launch's arguments, `ARGUMENT_BYTES` each, lowest byte first."""
+    kinds = (
+        _PACKED_POINTER if argument.endswith("*") else _PACKED_SCALARS[argument]
+        for argument in arguments
     )
+    return struct.Struct("<" + "".join(kinds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from enum import IntEnum
 from types import SimpleNamespace
 
@@ -73,10 +74,12 @@ def test_a_launch_passes_grid_threads_stream_and_typed_arguments():
 
     name, function, *rest = driver.calls[-1]
     assert (name, function) == ("cuLaunchKernel", "function")
-    *geometry, (values, types), extra = rest
+    *geometry, parameters, extra = rest
     assert geometry == [7, 2, 1, VARIANT.threads, 1, 1, 0, 99]
-    assert values == ARGUMENTS
-    assert types == (*[ctypes.c_void_p] * 6, ctypes.c_float, *[ctypes.c_int64] * 5)
+    types = (*[ctypes.c_void_p] * 6, ctypes.c_float, *[ctypes.c_int64] * 5)
+    addresses = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
+    values = [kind.from_address(addresses[i]).value for i, kind in enumerate(types)]
+    assert values == list(ARGUMENTS)
     assert extra == 0
 
 
@@ -95,6 +98,19 @@ def test_a_missing_argument_is_refused_before_the_driver_sees_it():
 
     with pytest.raises(TypeError, match="takes 12 arguments, got 11"):
         kernel.launch(VARIANT.grid(1, 1), 0, *ARGUMENTS[:-1])
+
+
+def test_an_argument_that_its_parameter_cannot_hold_is_refused_before_the_driver_sees_it():
+    driver = RecordingDriver()
+    kernel = LoadedKernel(VARIANT, b"image", driver=driver)
+    before = len(driver.calls)
+
+    for argument, wrong in ((0, -16), (0, 1 << 64), (7, 192.5)):
+        arguments = [*ARGUMENTS[:argument], wrong, *ARGUMENTS[argument + 1 :]]
+        with pytest.raises(struct.error):
+            kernel.launch(VARIANT.grid(1, 1), 0, *arguments)
+
+    assert len(driver.calls) == before
 
 
 @pytest.mark.parametrize(
