@@ -9,6 +9,7 @@ from torch's allocator at every call; in a captured graph it is the graph's own.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -90,6 +91,9 @@ class KernelOperations:
             )
             self._decode = DecodeVariant(dtype, spec.head_dim, group, block_size, kv_dtype)
             self._prefill = PrefillVariant(dtype, spec.head_dim, group, block_size, kv_dtype)
+            self._merge = self._decode.merge
+            # Asked for in each layer of a step that no graph holds.
+            self._plan_decode = lru_cache(maxsize=64)(self._decode.plan)
             self._quantized = QuantizedKernels(launcher, dtype, quantized)
             if spec.vocab_size > MAX_VOCAB:
                 raise UnsupportedVariantError("vocab_size", f"at most {MAX_VOCAB}", spec.vocab_size)
@@ -97,6 +101,7 @@ class KernelOperations:
             raise DeviceUnavailableError(
                 f"device: the kernels do not take this model: {error}", field=error.field
             ) from error
+        self._scale_log2e = LOG2_E / math.sqrt(spec.head_dim)
         self._copy = CopyBlocksVariant()
         self._logits = LogitsKernels(launcher)
         launcher.prepare(self.variants)
@@ -106,7 +111,7 @@ class KernelOperations:
         """Every kernel that may be launched."""
         return [
             self._embedding, self._silu, self._norm, self._add_norm, self._rope, self._decode,
-            self._decode.merge, self._prefill, self._copy, *self._logits.variants,
+            self._merge, self._prefill, self._copy, *self._logits.variants,
             *self._quantized.variants,
         ]  # fmt: skip
 
@@ -134,14 +139,14 @@ class KernelOperations:
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
         """Normalise rows; this variant does not touch its residual."""
-        grid = self._norm.grid(len(x))
+        grid = self._norm.grid(x.shape[0])
         self._launcher.launch(self._norm, grid, out, x, x, weight, eps)
 
     def add_rms_norm(
         self, out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float
     ) -> None:
         """Add and normalise rows."""
-        grid = self._add_norm.grid(len(x))
+        grid = self._add_norm.grid(x.shape[0])
         self._launcher.launch(self._add_norm, grid, out, residual, x, weight, eps)
 
     def rope_write_kv(
@@ -186,30 +191,26 @@ class KernelOperations:
         longest: int,
     ) -> None:
         """Attend with one token a row; split over more blocks of threads where rows are few."""
-        num_rows, num_kv_heads = len(query), pool.shape[3]
-        splits = self._decode.plan_splits(
-            num_rows, num_kv_heads, longest, self._launcher.num_multiprocessors
+        plan = self._plan_decode(
+            query.shape[0], pool.shape[3], longest, self._launcher.num_multiprocessors
         )
-        num_partials = self._decode.num_partials(num_rows, num_kv_heads) if splits > 1 else 0
-        partials = torch.empty(num_partials, dtype=torch.float32, device=query.device)
+        partials = torch.empty(plan.num_partials, dtype=torch.float32, device=query.device)
         self._launcher.launch(
             self._decode,
-            self._decode.grid(num_rows, num_kv_heads, splits),
+            plan.grid,
             out,
             query,
             pool,
             block_tables,
             seq_lens,
             partials,
-            LOG2_E / math.sqrt(query.shape[2]),
+            self._scale_log2e,
             query.stride(0),
             block_tables.shape[1],
             *layer_strides(pool, layer),
         )
-        if splits > 1:
-            merge = self._decode.merge
-            grid = merge.grid(num_rows, num_kv_heads)
-            self._launcher.launch(merge, grid, out, partials, seq_lens)
+        if plan.merge_grid is not None:
+            self._launcher.launch(self._merge, plan.merge_grid, out, partials, seq_lens)
 
     def attention_prefill(
         self, out: Tensor, query: Tensor, pool: Tensor, layer: int, rows: PrefillRows
@@ -226,7 +227,7 @@ class KernelOperations:
             rows.cu_query_lens,
             rows.tile_rows,
             rows.tile_tokens,
-            LOG2_E / math.sqrt(query.shape[2]),
+            self._scale_log2e,
             query.stride(0),
             rows.block_tables.shape[1],
             *layer_strides(pool, layer),
@@ -266,5 +267,6 @@ def layer_strides(pool: Tensor, layer: int) -> tuple[int, int, int]:
 
     From block to block, to the layer's keys, to its values (drawn in `attention_decode`).
     """
-    keys = layer * int(pool.stride(1))
-    return int(pool.stride(0)), keys, keys + int(pool.stride(2))
+    block, of_layer, of_values, *_ = pool.stride()
+    keys = layer * of_layer
+    return block, keys, keys + of_values

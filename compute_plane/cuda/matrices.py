@@ -86,12 +86,12 @@ def project(
 
     `dtype` is that of x, or float32.
     """
-    first, *others = projection.parts
-    if isinstance(first, DenseMatrix) and not others:
-        return dense_product(x, first.values, dtype)
+    parts = projection.parts
+    if len(parts) == 1 and isinstance(parts[0], DenseMatrix):
+        return dense_product(x, parts[0].values, dtype)
     out = torch.empty((len(x), projection.num_outputs), dtype=dtype, device=x.device)
     column = 0
-    for part in projection.parts:
+    for part in parts:
         if isinstance(part, DenseMatrix):
             write_product(out[:, column : column + part.num_outputs], x, part.values)
         else:

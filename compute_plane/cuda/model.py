@@ -71,7 +71,7 @@ class LlamaModel:
     def run(self, step: StepTensors) -> Hidden:
         """Queue all layers over the tokens of a step."""
         weights, operations, eps = self._weights, self._operations, self._spec.rms_norm_eps
-        num_tokens = len(step.token_ids)
+        num_tokens = step.token_ids.shape[0]
         residual = self._empty(num_tokens, self._spec.hidden_size)
         operations.embedding(residual, weights.embedding, step.token_ids)
         normed = torch.empty_like(residual)
@@ -111,7 +111,7 @@ class LlamaModel:
     ) -> Tensor:
         """Queue the attention of a layer; return what it adds, [T, E]."""
         spec, operations, pool = self._spec, self._operations, self._pool
-        num_tokens, num_decode = len(normed), step.num_decode
+        num_tokens, num_decode = normed.shape[0], step.num_decode
         qkv = self._project(normed, layer.qkv)
         queries = self._empty(num_tokens, spec.num_heads, spec.head_dim)
         operations.rope_write_kv(

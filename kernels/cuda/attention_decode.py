@@ -33,13 +33,13 @@ float32, up to four query heads of one), and of the row's chunks of 256 tokens e
 
 How to launch it:
 
-    splits = variant.plan_splits(num_rows, num_kv_heads, longest, num_multiprocessors)
-    decode  at variant.grid(num_rows, num_kv_heads, splits)
-    if splits > 1:
-        merge  (variant.merge) at variant.merge.grid(num_rows, num_kv_heads)
+    plan = variant.plan(num_rows, num_kv_heads, longest, num_multiprocessors)
+    decode  at plan.grid
+    if plan.merge_grid is not None:
+        merge  (variant.merge) at plan.merge_grid
 
-with room for `num_partials` float32 in `partials` if it is split; unsplit, `partials` is not
-touched. The number of splits never changes a bit of the output, nor does another row: see
+with room for `plan.num_partials` float32 in `partials`; unsplit, `partials` is not touched. The
+number of splits never changes a bit of the output, nor does another row: see
 `attention_chunks`. Neither grid depends on the rows' lengths: a graph may be captured once for a
 number of rows. A row of length 0 (padding of a graph) gives zeros. Slots past a row's end may hold
 anything, NaN included.
@@ -86,6 +86,18 @@ FLOAT32_BLOCKS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """How to launch: the grids of both kernels, None for a merge that is not needed.
+
+    `num_partials`: float32 that there must be room for, 0 without a merge.
+    """
+
+    grid: tuple[int, int, int]
+    merge_grid: tuple[int, int, int] | None
+    num_partials: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeVariant(AttentionVariant):
     """The compile-time parameters of one decode attention kernel: see `AttentionVariant`.
 
@@ -128,6 +140,17 @@ class DecodeVariant(AttentionVariant):
     def merge(self) -> MergeVariant:
         """The kernel that merges what a split launch leaves."""
         return MergeVariant(self.dtype, self.head_size, self.group)
+
+    def plan(
+        self, num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int
+    ) -> DecodePlan:
+        """Return how to launch; the parameters are those of `plan_splits`."""
+        splits = self.plan_splits(num_rows, num_kv_heads, longest, num_multiprocessors)
+        grid = self.grid(num_rows, num_kv_heads, splits)
+        if splits == 1:
+            return DecodePlan(grid, None, 0)
+        merge_grid = self.merge.grid(num_rows, num_kv_heads)
+        return DecodePlan(grid, merge_grid, self.num_partials(num_rows, num_kv_heads))
 
     def plan_splits(
         self, num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int

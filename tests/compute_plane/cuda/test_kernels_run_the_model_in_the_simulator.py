@@ -196,7 +196,6 @@ def test_split_rows_have_the_bits_of_rows_that_are_not_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launcher = SimulatedLauncher()
-    operations = KernelOperations(launcher, SPEC, "float32", BLOCK_SIZE)
     random = np.random.default_rng(1)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -207,6 +206,7 @@ def test_split_rows_have_the_bits_of_rows_that_are_not_split(
     lengths, found = torch.tensor([300], dtype=torch.int32), []
     for plan_splits in (attention_decode.plan_splits, lambda *_: 1):
         monkeypatch.setattr(attention_decode, "plan_splits", plan_splits)
+        operations = KernelOperations(launcher, SPEC, "float32", BLOCK_SIZE)
         found.append(torch.empty_like(query))
         operations.attention_decode(found[-1], query, pool, 1, tables, lengths, 640)
     assert found[0].equal(found[1])

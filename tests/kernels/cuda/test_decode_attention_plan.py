@@ -104,11 +104,22 @@ def test_no_device_function_is_made_for_the_plan_of_a_launch(dtype, monkeypatch)
     variant = DecodeVariant(dtype, 64, 5, 16)
 
     def plan():
-        splits = variant.plan_splits(8, 8, 1024, H200)
-        grids = variant.grid(8, 8, splits), variant.merge.grid(8, 8)
-        return splits, variant.num_partials(8, 8), grids
+        return [variant.plan(rows, 8, 1024, H200) for rows in (8, 256)]
 
     first = plan()
     monkeypatch.setattr(cuda, "jit", None)  # cannot be called
 
     assert plan() == first
+
+
+def test_a_plan_has_a_merge_and_room_for_its_partials_only_where_rows_are_split():
+    variant = DecodeVariant("bfloat16", 64, 4, 16)
+
+    few, many = (variant.plan(rows, 8, 4096, H200) for rows in (4, 128))
+
+    splits = variant.plan_splits(4, 8, 4096, H200)
+    assert splits > 1
+    assert few.grid == variant.grid(4, 8, splits)
+    assert few.merge_grid == variant.merge.grid(4, 8)
+    assert few.num_partials == variant.num_partials(4, 8)
+    assert (many.grid, many.merge_grid, many.num_partials) == (variant.grid(128, 8), None, 0)
