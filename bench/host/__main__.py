@@ -1,7 +1,8 @@
 """Measure what steps of the CUDA executor cost this machine: `python -m bench.host`.
 
 Without `--step-us`: the processor time of each stage of a decode step. With it: both planes and a
-client, on a device that takes so long for a step.
+client, on a device that takes so long for a step. With `--layers`: of steps that no graph holds, as
+those with prompts or with structured outputs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +31,8 @@ from planes.logs import configure_logging
 BLOCK_SIZE: Final = 16
 SHAPE: Final = LlamaShape("host-only", 320, 1, 4, 2, 256, 256, 8192)
 """One small layer: what there is of the model is not measured, and must not be waited for."""
+THIN_SHAPE: Final = LlamaShape("host-only-thin", 320, 0, 1, 1, 64, 64, 8192)
+"""Of `--layers`, in float32: the products, which this machine makes, are to be small, and quick."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parse(arguments)
     configure_logging(plane="bench", level="warning", log_format="auto")
     with tempfile.TemporaryDirectory() as directory:
-        model = write_model(SHAPE, Path(directory) / "model")
+        shape = SHAPE if given.layers is None else replace(THIN_SHAPE, num_layers=given.layers)
+        model = write_model(shape, Path(directory) / "model")
         results = _stages(model, given) if given.step_us is None else _serving(model, given)
     if given.out is not None:
         given.out.write_text(json.dumps(results, indent=1) + "\n")
@@ -57,6 +62,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--waiting", type=int, default=0,
         help="sequences that a step has no room for: so many of its rows are others in the next; "
         "stages only",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layers", type=int,
+        help="launch the kernels of so many layers one by one; default: a graph; stages only",
     )  # fmt: skip
     parser.add_argument("--step-us", type=float, help="microseconds that the device takes a step")
     parser.add_argument("--repeat", type=int, default=3, help="runs with --step-us")
@@ -82,7 +91,8 @@ def _stages(model: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
             num_logprobs=given.logprobs,
             num_waiting=given.waiting,
         )
-        with played_executor(model, work) as (executor, driver, limits):
+        played = played_executor(model, work, has_graphs=given.layers is None)
+        with played as (executor, driver, limits):
             result = StageRun(executor, driver, limits, work).measure()
         results.append(result)
         times = result["medians_us"]
@@ -114,13 +124,13 @@ def _serving(model: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
 
 @contextmanager
 def played_executor(
-    model: Path, work: StageWork
+    model: Path, work: StageWork, *, has_graphs: bool = True
 ) -> Iterator[tuple[PipelinedExecutor, PlayedDriver, SlotLimits]]:
     """Build the CUDA executor on a played device, as a plane builds it, without serving."""
     made: list[tuple[BuiltExecutor, PlayedDriver]] = []
 
     def build(_: str, context: ExecutorContext) -> BuiltExecutor:
-        made.append(build_played(context, 0.0))
+        made.append(build_played(context, 0.0, has_graphs=has_graphs))
         return made[-1][0]
 
     num_blocks = work.num_sequences * (-(-(work.context + work.steps) // BLOCK_SIZE) + 1)
@@ -131,7 +141,7 @@ def played_executor(
                 model=str(model),
                 executor="cuda",
                 device="cpu",
-                dtype="bfloat16",
+                dtype="bfloat16" if has_graphs else "float32",
                 block_size=BLOCK_SIZE,
                 max_num_blocks=num_blocks,
                 max_rows=work.rows,

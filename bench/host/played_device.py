@@ -21,6 +21,7 @@ from compute_plane.cuda.drivers import CpuDriver, Event, Graph
 from compute_plane.cuda.kernel_operations import KernelOperations
 from compute_plane.cuda.operations import LogprobColumns, LogprobOutputs, SamplingColumns
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
+from kernels.cuda.launch import SUCCESS, LoadedKernel
 from kernels.cuda.variant import Variant
 
 MULTIPROCESSORS = 132
@@ -71,12 +72,14 @@ class _Graph:
 
 
 class PlayedDriver(CpuDriver):
-    """Streams, events and graphs of the device. `step_us`: of every step, 0 is at once."""
+    """Streams, events and graphs of the device. `step_us`: of every step, 0 is at once.
 
-    has_graphs = True
+    Without graphs every step is launched kernel by kernel.
+    """
 
-    def __init__(self, step_us: float) -> None:
+    def __init__(self, step_us: float, *, has_graphs: bool = True) -> None:
         super().__init__()
+        self.has_graphs = has_graphs
         self.step_us = step_us
         self.calls = Calls()
         self._free_at = 0.0
@@ -104,6 +107,23 @@ class PlayedDriver(CpuDriver):
         return PLENTY_BYTES
 
 
+class _CountingLibrary:
+    """Stands for `cuda.bindings.driver`: launches nothing, and counts."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def cuModuleLoadData(self, image: bytes) -> tuple[int, bytes]:  # noqa: N802 - the driver's names
+        return SUCCESS, image
+
+    def cuModuleGetFunction(self, module: bytes, name: bytes) -> tuple[int, bytes]:  # noqa: ARG002, N802
+        return SUCCESS, name
+
+    def cuLaunchKernel(self, *_: object) -> tuple[int]:  # noqa: N802
+        self._calls.launches += 1
+        return (SUCCESS,)
+
+
 class CountingLauncher:
     """A `Launcher` that does what one does before the driver is called."""
 
@@ -111,22 +131,20 @@ class CountingLauncher:
     num_multiprocessors = MULTIPROCESSORS
 
     def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+        self._library = _CountingLibrary(calls)
+        self._loaded: dict[Variant, LoadedKernel] = {}
 
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Compile nothing."""
+        for variant in variants:
+            self._loaded[variant] = LoadedKernel(variant, b"", driver=self._library)
 
     def launch(
-        self,
-        variant: Variant,
-        grid: tuple[int, int, int],  # noqa: ARG002 - the protocol's
-        *arguments: Tensor | float,
+        self, variant: Variant, grid: tuple[int, int, int], *arguments: Tensor | float
     ) -> None:
         """Hand the arguments over to nobody."""
         values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in arguments]
-        if len(values) != len(variant.arguments):
-            raise TypeError(f"{variant.name} takes {len(variant.arguments)} arguments")
-        self._calls.launches += 1
+        self._loaded[variant].launch(grid, 0, *values)
 
 
 class PlayedOperations(KernelOperations):
@@ -145,12 +163,14 @@ class PlayedOperations(KernelOperations):
             tensor.zero_()
 
 
-def build_played(context: ExecutorContext, step_us: float) -> tuple[BuiltExecutor, PlayedDriver]:
+def build_played(
+    context: ExecutorContext, step_us: float, *, has_graphs: bool = True
+) -> tuple[BuiltExecutor, PlayedDriver]:
     """Build the CUDA executor on such a device, as `build_cuda` does on a real one."""
     if context.model is None:
         raise ValueError("the CUDA executor needs a model")
     torch.set_num_threads(1)  # what is the device's on a real one is done here, on one core
-    driver = PlayedDriver(step_us)
+    driver = PlayedDriver(step_us, has_graphs=has_graphs)
     plan = planned_weights(context, context.model, torch.device("cuda"))
     operations = PlayedOperations(
         CountingLauncher(driver.calls), context.spec, plan.dtype, context.block_size, plan.quantized

@@ -1,4 +1,4 @@
-"""The bench of what steps cost the host runs, and its figures are of decode steps on graphs."""
+"""The bench of what steps cost the host runs; its figures are of decode steps, on graphs or off."""
 
 from __future__ import annotations
 
@@ -28,6 +28,21 @@ def test_every_stage_of_every_decode_step_is_timed(
         assert calls["launches"] >= 1  # the samples, behind the graph
     assert set(COMPUTE) | set(CONTROL) == set(STAGES)
     assert "3 rows, median µs: compute plane" in capsys.readouterr().out
+
+
+def test_steps_are_launched_kernel_by_kernel_where_a_number_of_layers_is_given(
+    tmp_path: Path,
+) -> None:
+    launches = []
+    for layers in (1, 3):
+        out = tmp_path / f"{layers}.json"
+        given = ["--rows", "2", "--context", "40", "--steps", "30", "--layers", str(layers)]
+        assert main([*given, "--out", str(out)]) == 0
+        (result,) = json.loads(out.read_text())
+        assert result["calls_of_a_step"]["replays"] == 0
+        launches.append(result["calls_of_a_step"]["launches"])
+    # Two norms, rotation, attention, gate: products are torch's.
+    assert launches[1] - launches[0] == 2 * 5
 
 
 def test_steps_of_the_played_device_take_their_time_one_after_the_other(
