@@ -52,13 +52,14 @@ class QuantizedKernels:
 
     def __init__(self, launcher: Launcher, dtype: str, uses: QuantizedUses) -> None:
         self._launcher = launcher
-        self._dtype = dtype
-        self._products = [
-            QuantizedMatmulVariant(label, dtype, columns, writes_float32=is_head)
+        self._products = {
+            (label, columns, is_head): QuantizedMatmulVariant(
+                label, dtype, columns, writes_float32=is_head
+            )
             for is_head, labels in ((False, uses.layers), (True, uses.lm_head))
             for label in sorted(labels)
             for columns in COLUMNS
-        ]
+        }
         every = uses.layers | uses.lm_head | uses.embedding
         self._rows = {label: QuantizedRowsVariant(label, dtype) for label in sorted(every)}
         most = SCRATCH_BYTES // DTYPES[dtype].itemsize
@@ -69,7 +70,7 @@ class QuantizedKernels:
     @property
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
-        return [*self._products, *self._rows.values()]
+        return [*self._products.values(), *self._rows.values()]
 
     def unpack_rows(self, out: Tensor, matrix: QuantizedMatrix, rows: Tensor) -> None:
         """Write row rows[t] of a matrix to out[t]; `out`: [T, K], `rows`: int32 [T]."""
@@ -80,9 +81,8 @@ class QuantizedKernels:
         if len(x) > most_rows_of(matrix.format):
             self._multiply_unpacked(out, x, matrix, first_column)
             return
-        variant = QuantizedMatmulVariant(
-            matrix.format, self._dtype, columns_of(len(x)), writes_float32=out.dtype != x.dtype
-        )
+        is_head = out.dtype != x.dtype  # which alone has float32 written
+        variant = self._products[matrix.format, columns_of(len(x)), is_head]
         sizes = len(x), matrix.num_outputs, matrix.num_inputs, strand_bits_of(matrix.num_outputs)
         # Memory from the first of the columns on: rows of `out` are its whole width apart.
         columns = out.view(-1)[first_column:]
