@@ -20,8 +20,9 @@ from control_plane.core.scheduler import (
     SchedulerOutput,
 )
 from planes.errors import SchedulerError, ValidationError
-from tests.properties.model_plane import EOS, ModelPlane, run_alone, search_alone
+from tests.properties.model_plane import ModelPlane
 from tests.properties.toy_constraint import ToyConstraint
+from tests.properties.toy_model import EOS, run_alone, search_alone
 
 ALLOWED_CHANGES = {
     RequestState.PENDING: {"prefill", "cancelled", "failed"},
