@@ -15,6 +15,7 @@ from typing import Final
 from control_plane.core.tool_calls import ToolCalls
 
 THINK: Final = "<think>"
+END_OF_THINKING: Final = "</think>"
 
 _PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 """What may stand between marks of Mistral's."""
@@ -42,17 +43,20 @@ def lark_of_calls(calls: ToolCalls) -> str:
         is_begun = calls.thought == "has begun"
         start = "thought calls" if is_begun else f"({_mark(calls, THINK)} thought)? calls"
         lines += _thought(calls)
-    return "\n".join((f"start: {start}", *lines, "ANY: /(?s:.+)/", ""))
+    return "\n".join((f"start: {start}", *lines, ""))
 
 
 def _thought(calls: ToolCalls) -> list[str]:
     """Return the rules of what follows `<think>`."""
-    end = dict(calls.tokens).get("</think>")
+    end = dict(calls.tokens).get(END_OF_THINKING)
     if end is None:
-        inner = 'reasoning[suffix="</think>"]: /(?s:.*)/'
+        inner = [f'reasoning[suffix="{END_OF_THINKING}"]: /(?s:.*)/']
     else:
-        inner = f"reasoning: ANY? <[{end}]>"
-    return ["thought: reasoning (/[ \\n]{1,4}/)?", inner]
+        inner = [
+            f"reasoning: REASONING? <[{end}]>",
+            f"REASONING: /(?s:.+)/{_without(END_OF_THINKING)}",
+        ]
+    return ["thought: reasoning (/[ \\n]{1,4}/)?", *inner]
 
 
 def _hermes(calls: ToolCalls) -> list[str]:
@@ -68,7 +72,9 @@ def _llama3_json(calls: ToolCalls) -> list[str]:
     tag = "<|python_tag|>"
     objects = "call: object" if calls.is_single else 'call: object ("; " object)*'
     if calls.may_say:
-        lines = _text_and_calls(calls, tag, begins_with_call=calls.is_start)
+        lines = _text_and_calls(
+            calls, tag, begins_with_call=calls.is_start, goes_on=r";[ \t\r\n]*\{"
+        )
     else:
         has_tag = tag in dict(calls.tokens)
         begin = "" if not has_tag and calls.is_start else _mark(calls, tag)
@@ -104,25 +110,51 @@ def _calls(calls: ToolCalls, mark: str, *, separator: str) -> list[str]:
     return [f"calls: {begin} call {more}"]
 
 
-def _text_and_calls(calls: ToolCalls, mark: str, *, begins_with_call: bool) -> list[str]:
+def _text_and_calls(
+    calls: ToolCalls, mark: str, *, begins_with_call: bool, goes_on: str | None = None
+) -> list[str]:
     """Return the rules of text with calls in it, each behind a mark, with which none is text.
 
     `begins_with_call`: what the answer begins with may be a call without a mark, and is one if it
-    looks like it.
+    looks like it. `goes_on`: what begins a further call behind a call, a regular expression.
     """
     token = dict(calls.tokens).get(mark)
     taken = [r"\{"] if begins_with_call else []
-    if calls.thought == "may begin" and THINK not in dict(calls.tokens):
+    if calls.thought == "may begin":
         taken.append(THINK)
-    other = "".join(rf" & ~/[ \t\r\n]*{text}(?s:.*)/" for text in taken)
+    at_start = "".join(map(_not_first, taken))
+    behind = "" if goes_on is None else _not_first(goes_on)
     if token is None:
-        spelled = f"/(?s:.*){re.escape(mark)}/"
-        begins = ["first[lazy]: FIRST", f"FIRST: {spelled}{other}", f"next[lazy]: {spelled}"]
+        spelled, unmarked = f"/(?s:.*){re.escape(mark)}/", ""
+        begins = [
+            *("first[lazy]: FIRST", f"FIRST: {spelled}{at_start}"),
+            *("next[lazy]: NEXT", f"NEXT: {spelled}{behind}"),
+        ]
     else:
-        begins = [f"first: TEXT? <[{token}]>", f"next: ANY? <[{token}]>"]
-    more = "" if calls.is_single else "(next call)* ANY?"
+        unmarked = _without(mark)
+        begins = [f"first: TEXT? <[{token}]>", f"next: MORE? <[{token}]>"]
+    more = "" if calls.is_single else "(next call)* MORE?"
     bare = " | call" if begins_with_call else ""
-    return [f"calls: TEXT? | first call {more}{bare}", f"TEXT: /(?s:.+)/{other}", *begins]
+    return [
+        f"calls: TEXT? | first call {more}{bare}",
+        f"TEXT: /(?s:.+)/{at_start}{unmarked}",
+        f"MORE: /(?s:.+)/{behind}{unmarked}",
+        *begins,
+    ]
+
+
+def _not_first(pattern: str) -> str:
+    """Return what to add to a text that must not begin so, behind space."""
+    return rf" & ~/[ \t\r\n]*{pattern}(?s:.*)/"
+
+
+def _without(mark: str) -> str:
+    """Return what to add to a text in which a mark must not be spelled, letter by letter.
+
+    Readers cannot tell it from the token, so that it would be one.
+    """
+    spelled = re.escape(mark).replace("/", r"\/")
+    return f" & ~/(?s:.*){spelled}(?s:.*)/"
 
 
 def _object(calls: ToolCalls, key: str) -> list[str]:

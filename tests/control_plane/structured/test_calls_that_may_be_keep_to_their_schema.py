@@ -162,6 +162,46 @@ def test_at_most_one_call_where_they_are_not_parallel(grammars, name):
     assert made.is_complete
 
 
+@pytest.mark.parametrize("name", CALL_READERS)
+def test_a_mark_that_is_a_token_is_not_spelled_in_letters_which_would_be_read_as_it(grammars, name):
+    answer, mark = format_of(name, has_tokens=True), OPENINGS[name][0]
+    call = f'{{"name": "weather", "{KEYS[name]}": {{"town": "Ulm", "days": 3}}}}'
+    for before in ([], ["Well "], ["Well ", *OPENINGS[name], call, *CLOSINGS[name], "and "]):
+        made = constraint(grammars, answer, STRICT)
+        tokens = tokens_of(answer, before)
+        assert goes(made, [*tokens, *mark.encode()]) == len(tokens) + len(mark) - 1
+        assert EOS_TOKEN_ID in allowed(made)
+
+
+@pytest.mark.parametrize("choice", [STRICT, ToolChoice("required")])
+def test_marks_of_reasoning_are_not_spelled_in_letters_either(grammars, choice):
+    begun = format_of("hermes", Thinking.HAS_BEGUN, has_tokens=True)
+    made = constraint(grammars, begun, choice)
+    said = b"Rain? <think> </think>"
+    assert goes(made, list(said)) == len(said) - 1
+    may_begin = format_of("hermes", Thinking.MAY_BEGIN, has_tokens=True)
+    made = constraint(grammars, may_begin, STRICT)
+    assert goes(made, list(b" <think>")) == len(b" <think")
+
+
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_what_goes_on_behind_a_call_of_llamas_is_a_call_that_keeps_to_it(grammars, has_tokens):
+    answer = format_of("llama3_json", has_tokens=has_tokens)
+    call = '{"name": "weather", "parameters": {"town": "Ulm", "days": 3}}'
+    for before in (["Well ", "<|python_tag|>"], ["<|python_tag|>"], []):
+        known = tokens_of(answer, [*before, call, "; ", '{"name": "'])
+        made = constraint(grammars, answer, STRICT)
+        assert goes(made, [*known, *b"snow"]) == len(known)
+        made = constraint(grammars, answer, STRICT)
+        assert goes(made, [*known, *b"weather"]) == len(known) + len("weather")
+    known = tokens_of(answer, ["Well ", "<|python_tag|>", call])
+    for space, at in ((";{", 1), (" ; \n{", 4)):  # as its reader reads them, and no template writes
+        made = constraint(grammars, answer, STRICT)
+        assert goes(made, [*known, *space.encode()]) == len(known) + at
+    made = constraint(grammars, answer, STRICT)
+    assert goes(made, [*known, *b"; so {"]) == len(known) + 6
+
+
 def test_of_tools_that_are_not_allowed_none_is_called(grammars):
     made = constraint(grammars, format_of("hermes"), ToolChoice("auto", ("weather",)))
     said = b'<tool_call>\n{"name": "'
