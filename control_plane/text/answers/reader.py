@@ -11,15 +11,15 @@ from control_plane.text.answers.call_ids import CallIds
 from control_plane.text.answers.parser import AnswerFormat, AnswerParser, Thinking
 from control_plane.text.answers.parts import Parts
 
-_NO_THOUGHTS: Final = ("json", "json_object", "choice")
-"""Forms in which nobody writes `</think>`."""
+_ALL_CONTENT: Final = ("json", "json_object", "choice")
+"""Forms in which nobody writes `</think>` or calls: what looks like some is a value of theirs."""
 
 
 class AnswerReader:
     """Takes the texts of one request's samples apart. `max_calls`: of each sample; None: all.
 
-    `params`: the effective ones, with their seed. Where an answer must have a form that has no
-    place for the end of reasoning, none of it is reasoning, though the prompt may have begun some.
+    `params`: the effective ones, with their seed. An answer that must be JSON, or one of some
+    choices, is content, though the prompt may have begun reasoning, and may look like a call.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class AnswerReader:
         max_calls: int | None = None,
     ) -> None:
         form = params.structured_outputs
-        if form is not None and form.kind in _NO_THOUGHTS:
-            answer_format = replace(answer_format, thinking=Thinking.IS_OVER)
+        if form is not None and form.kind in _ALL_CONTENT:
+            answer_format = replace(answer_format, thinking=Thinking.IS_OVER, calls=None)
         self._format = answer_format
         self._max_calls = max_calls
         self._ids = CallIds(prompt_token_ids, params.seed)

@@ -155,6 +155,27 @@ def test_a_strict_tool_is_called_with_its_arguments_where_the_model_decides(on_l
     on_loop(test, template=QWEN, max_model_len=ROOM)
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (LLAMA, '{"name": "weather", "parameters": {"kind": "hail"}}'),
+        (MISTRAL, '{"a": "[TOOL_CALLS]weather{}"}'),
+    ],
+)
+def test_json_that_was_asked_for_is_content_also_where_it_looks_like_a_call(
+    on_loop, template, said
+):
+    async def test(served):
+        served.engine.says = [said]
+        fields = asked(None, response_format={"type": "json_object"})
+        (choice,) = (await served.chat(**fields))["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+        assert "tool_calls" not in choice["message"]
+        assert merged(await served.events(PATH, fields))[0]["content"] == said
+
+    on_loop(test, template=template, max_model_len=ROOM)
+
+
 def test_of_allowed_tools_one_may_be_called(on_loop):
     async def test(served):
         served.engine.says = ["Hi"]
