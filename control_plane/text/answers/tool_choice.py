@@ -147,4 +147,7 @@ def _callable(
             field=place,
         )
     schema["type"] = "object"
-    return CallableTool(name, json.dumps(schema), place)
+    try:
+        return CallableTool(name, json.dumps(schema), place)
+    except RecursionError:  # another thread, with more room on its stack, may have read it
+        raise ValidationError(f"{place} is nested too deep", field=place) from None

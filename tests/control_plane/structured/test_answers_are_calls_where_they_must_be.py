@@ -268,6 +268,15 @@ def test_what_cannot_be_is_refused_by_name():
         assert caught.value.field == field
 
 
+def test_a_schema_that_is_nested_too_deep_to_spell_is_refused():
+    deep: dict = {}
+    for _ in range(5000):
+        deep = {"not": deep}
+    with pytest.raises(ValidationError, match="is nested too deep") as caught:
+        asked(format_of("hermes"), ToolChoice("required"), [NOW, tool(parameters=deep)])
+    assert caught.value.field == PARAMETERS
+
+
 def test_where_the_model_decides_nothing_is_constrained():
     params = GenerationParams()
     for mode in ("auto", "none"):
