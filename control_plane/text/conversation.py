@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -17,6 +18,9 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 _TEMPLATE_ROLES: Final[Mapping[str, str]] = {"developer": "system"}
 """OpenAI's newer word for what templates call `system`."""
+
+_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
+"""What may spell half a character in JSON; with the other half behind it it is a whole one."""
 
 MAX_TOOLS: Final = 128
 MAX_TOOL_NAME_CHARACTERS: Final = 64
@@ -104,13 +108,17 @@ def check_tools(tools: Sequence[Mapping[str, object]]) -> None:
 def call_arguments(text: str) -> dict[str, Any] | str:
     """Return the arguments of an earlier call as chat templates get them.
 
-    That is the JSON object that the text spells, or the text itself where it spells none: models
-    write such calls, and are told what they wrote beside what was wrong with it.
+    That is the JSON object that the text spells, or the text itself where it spells none, or one
+    with half a character, which no prompt can have: models write such calls, and are told what they
+    wrote beside what was wrong with it.
     """
     try:
-        return json_object(text)
-    except ValueError:
+        found = json_object(text)
+        if _HALF.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return text
+    return found
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tests.control_plane.text.known_templates import LLAMA, QWEN, QWEN_CODER
 PATH = "/v1/chat/completions"
 ASKED = {"role": "user", "content": "Weather?"}
 TOLD = {"role": "tool", "tool_call_id": "abcdefghi", "content": "What?"}
-WRITTEN = ['{"town": ', '{"town": NaN}', '{"town": "Ulm"']
+WRITTEN = ['{"town": ', '{"town": NaN}', '{"town": "Ulm"', r'{"town": "\ud83d"}']
 
 
 def calling(arguments, **more):

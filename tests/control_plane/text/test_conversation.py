@@ -61,6 +61,7 @@ def test_tools_have_names_and_are_not_too_many(tools, field):
 def test_arguments_of_a_call_are_a_json_object_or_the_text_that_the_model_wrote():
     assert call_arguments("") == {}
     assert call_arguments('{"x": [1, null]}') == {"x": [1, None]}
+    assert call_arguments(r'{"x": "\ud83d\ude00"}') == {"x": "😀"}
     for text in ("[", "[1]", "5", '{"x": NaN}', '{"x": 1e999}', "[" * 100_000):
         assert call_arguments(text) == text
 
