@@ -85,13 +85,14 @@ class CommandDesk:
             if self._scheduler.get_stats().num_queued_requests >= limit:
                 raise QueueFullError(f"{limit} requests wait already (max_queued_requests)")
             self._check_grace()
-            if request.constraints and not (
+            form = request.params.structured_outputs
+            if form is not None and not (
                 isinstance(self._scheduler, KeepsConstraints) and self._scheduler.keeps_constraints
             ):
                 raise ValidationError(
-                    "structured_outputs must be unset: this engine's scheduler does not keep to "
+                    f"{form.name} must be unset: this engine's scheduler does not keep to "
                     "constraints",
-                    field="structured_outputs",
+                    field=form.name,
                 )
             self._scheduler.add_request(request)
         except EngineError as error:

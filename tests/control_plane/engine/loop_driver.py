@@ -46,9 +46,9 @@ class Driver:
             if update.end is not None:
                 self.ends[update.request_id] = update.end
 
-    def submit(self, prompt, max_tokens=12, seed=0, *, n=1, **options):
+    def submit(self, prompt, max_tokens=12, seed=0, *, n=1, form=None, **options):
         self.next_id += 1
-        params = GenerationParams(max_tokens=max_tokens, seed=seed, n=n)
+        params = GenerationParams(max_tokens=max_tokens, seed=seed, n=n, structured_outputs=form)
         self.loop.inbox.submit(
             Request(
                 self.next_id,

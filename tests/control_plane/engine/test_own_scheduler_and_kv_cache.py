@@ -9,8 +9,9 @@ from control_plane.core.batch import SlotStart, StepBatch
 from control_plane.core.interface import RequestOutput, SchedulerOutput, SchedulerStats
 from control_plane.core.kv_cache import MemoryStats
 from control_plane.core.request import FinishReason, RequestState
+from control_plane.core.tool_calls import ToolCalls
 from control_plane.engine.plugins import CoreFactories
-from planes.errors import ConfigError
+from planes.errors import ConfigError, ValidationError
 
 
 class OneAtATime:
@@ -169,6 +170,16 @@ def test_our_scheduler_does_samples_without_sharing_where_the_manager_cannot(dri
     driver.run()
     for sample in range(3):
         assert driver.text(request_id, sample) == expected("hello", 7, 2, sample)
+
+
+def test_what_an_own_scheduler_does_not_keep_to_is_refused_by_the_callers_name_of_it(drive):
+    driver = drive(factories=CoreFactories(scheduler=OneAtATime))
+    request_id = driver.submit("hello", form=ToolCalls("hermes", ()))
+    driver.run_until(lambda: request_id in driver.ends)
+    error = driver.ends[request_id].error
+    assert isinstance(error, ValidationError)
+    assert error.field == "tool_choice"
+    assert error.message.startswith("tool_choice must be unset: this engine's scheduler")
 
 
 def test_an_own_scheduler_outlives_its_compute_plane(drive, fake_plane, expected):
