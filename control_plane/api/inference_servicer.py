@@ -19,12 +19,12 @@ from control_plane.api.conversation import (
 )
 from control_plane.api.convert import options_from_proto, params_from_proto, prompt_from_proto
 from control_plane.api.engine_access import EngineAccess
+from control_plane.api.forced_calls import calls_in_params
 from control_plane.api.interceptors import current_request_id
 from control_plane.engine.frontend import EngineFrontend, Generation
 from control_plane.engine.send_patience import send_patience
 from control_plane.engine.streams import SEND_PATIENCE_S
 from control_plane.text.answers.reader import AnswerReader
-from control_plane.text.answers.tool_choice import with_calls
 from control_plane.text.detokenizer import NONE
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -118,8 +118,8 @@ async def _submit(
     choice = tool_choice_from_proto(request)
     conversation = await conversation_from_proto(request)
     chat = await engine.apply_chat_template(*conversation, **prompt_end_from_proto(request))
-    params = with_calls(
-        params, choice, conversation.tools or (), chat.answer, place="tools[{}].parameters_json"
+    params = await calls_in_params(
+        params, choice, conversation.tools or (), chat.answer, "tools[{}].parameters_json"
     )
     spelled = NONE if chat.answer is None else chat.answer.spelled
     generation = await engine.submit(

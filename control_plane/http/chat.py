@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from control_plane.api.forced_calls import calls_in_params
 from control_plane.http.answers import Answers, Piece, answers_to
 from control_plane.http.backend import LoadedEngine
 from control_plane.http.chat_schema import ChatRequest
@@ -12,7 +13,7 @@ from control_plane.http.json_text import SpelledList
 from control_plane.http.logprobs import chat_logprobs
 from control_plane.http.messages import Messages, reader_of
 from control_plane.http.reply import Connection
-from control_plane.text.answers.tool_choice import with_calls
+from control_plane.text.answers.tool_choice import PARAMETERS
 from control_plane.text.detokenizer import NONE
 
 NAMES = {
@@ -39,7 +40,7 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
         num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
     choice, tools = request.calls, request.conversation[1]
-    params = with_calls(params, choice, tools, prompt.answer)
+    params = await calls_in_params(params, choice, tools, prompt.answer, PARAMETERS)
     del tools
     request.forget()
     heading = Heading.of(engine, f"chatcmpl-{request_id}")

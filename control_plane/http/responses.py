@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from control_plane.api.forced_calls import calls_in_params
 from control_plane.core.generation_params import GenerationParams
 from control_plane.http.answers import Piece, answers_to
 from control_plane.http.backend import LoadedEngine
@@ -26,7 +27,6 @@ from control_plane.http.responses_items import (
 from control_plane.http.responses_schema import ResponseRequest
 from control_plane.http.usage import TokenCounts, response_usage
 from control_plane.metrics.visits import note_error
-from control_plane.text.answers.tool_choice import with_calls
 from control_plane.text.detokenizer import NONE
 from planes.errors import EngineError
 
@@ -52,7 +52,7 @@ async def answer_response(
         num_logprobs=(request.top_logprobs or 0) if request.wants_logprobs else None,
     )
     choice, tools = request.calls, request.conversation[1]
-    params = with_calls(params, choice, tools, prompt.answer, place="tools[{}].parameters")
+    params = await calls_in_params(params, choice, tools, prompt.answer, "tools[{}].parameters")
     del tools
     request.forget()
     async with answers_to(

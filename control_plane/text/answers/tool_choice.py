@@ -32,6 +32,9 @@ _ANY_PARAMETERS: Final = {"type": "object"}
 
 STRICT: Final = "strict"
 
+PARAMETERS: Final = "tools[{}].function.parameters"
+"""What chats call the schema of a tool."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
@@ -52,6 +55,11 @@ class ToolChoice:
         """Whether the answer must be calls."""
         return self.mode == "required"
 
+    @property
+    def is_kept_to(self) -> bool:
+        """Whether it says anything of calls that the answer may have."""
+        return self.mode != "none" and bool(self.is_forced or self.names or self.strict)
+
 
 def with_calls(
     params: GenerationParams,
@@ -59,7 +67,7 @@ def with_calls(
     tools: Sequence[Mapping[str, object]],
     answer: AnswerFormat | None,
     *,
-    place: str = "tools[{}].function.parameters",
+    place: str = PARAMETERS,
 ) -> GenerationParams:
     """Return the parameters of a request whose answer calls what it must, and as it must.
 
@@ -67,7 +75,7 @@ def with_calls(
     what the surface calls the schema of a tool. An answer that has another form anyway has no
     calls, unless it must. Raises ValidationError.
     """
-    if choice.mode == "none" or not (choice.is_forced or choice.names or choice.strict):
+    if not choice.is_kept_to:
         return params
     name = TOOL_CHOICE if choice.is_forced or choice.names else STRICT
     wanted = _wanted(choice, tools)

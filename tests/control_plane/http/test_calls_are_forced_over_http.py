@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
+from control_plane.api import forced_calls
+from control_plane.text.answers.tool_choice import with_calls
+from tests.control_plane.http.conftest import MODEL
 from tests.control_plane.http.test_answers_of_chats_come_in_parts import (
     PATH,
     MarkingTokenizer,
@@ -174,6 +178,33 @@ def test_json_that_was_asked_for_is_content_also_where_it_looks_like_a_call(
         assert merged(await served.events(PATH, fields))[0]["content"] == said
 
     on_loop(test, template=template, max_model_len=ROOM)
+
+
+def test_schemas_are_spelled_off_the_event_loop_and_only_where_they_count(on_loop, monkeypatch):
+    """The longest take 80 ms."""
+    threads = []
+
+    def spelled(*args, **kwargs):
+        threads.append(threading.current_thread().name)
+        return with_calls(*args, **kwargs)
+
+    monkeypatch.setattr(forced_calls, "with_calls", spelled)
+
+    async def test(served):
+        served.engine.says = ["Hi"]
+        for path in (PATH, "/v1/responses"):
+            flat = [{"type": "function", **NOW["function"], "strict": True}]
+            nested = [{**NOW, "function": {**NOW["function"], "strict": True}}]
+            is_chat = path == PATH
+            said = {"messages": [{"role": "user", "content": "Hi"}]} if is_chat else {"input": "Hi"}
+            body = {"model": MODEL, **said, "tools": nested if is_chat else flat}
+            for choice, num_threads in (("none", 0), ("auto", 1)):
+                response = await served.post(path, {**body, "tool_choice": choice})
+                assert response.status_code == 200, response.text
+                assert [name[:5] for name in threads] == ["apart"] * num_threads
+            threads.clear()
+
+    on_loop(test, template=QWEN, max_model_len=ROOM)
 
 
 def test_of_allowed_tools_one_may_be_called(on_loop):
