@@ -20,8 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 from bench.gpu.device import summary
-from bench.gpu.findings import Findings, PartOptions
+from bench.gpu.findings import Findings, PartOptions, line_of
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, LlamaShape, write_model
+from bench.gpu.step_profile import launch_costs, profiled_runs, where_time_goes
 from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.executor.interface import (
@@ -40,6 +41,9 @@ ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 EIGHT_BITS: Final = (1, SCALE_BYTES)
 """Of keys and values: bytes of an element, and of the scale beside those of a head."""
 
+SHOWN_KERNELS: Final = 12
+"""Lines of a profile that are printed; the report has all."""
+
 GRAPHS_OF_EAGER: Final = 0.8
 OF_READ_TIME: Final = 1.25
 
@@ -49,7 +53,8 @@ class Workload:
     """Decode steps: of each number of rows so many in a row, `repeats` times.
 
     `context`: tokens of every row in the first step; it grows by one a step. `warm_up`: steps
-    before the clock starts. `eager_batches`: which of them are also taken without graphs.
+    before the clock starts. `eager_batches`: which of them are also taken without graphs;
+    `profiled_batches`: of which it is noted where the time of a step with graphs goes.
     """
 
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
@@ -58,6 +63,7 @@ class Workload:
     warm_up: int = 8
     repeats: int = 5
     eager_batches: Sequence[int] = GRAPH_BATCHES
+    profiled_batches: Sequence[int] = (1, 32)
 
     @property
     def blocks_of_row(self) -> int:
@@ -82,6 +88,13 @@ class PlaneFlags:
 
 def engine_steps(found: Findings, options: PartOptions) -> None:
     """Measure on the CUDA device, with a small model: of its steps most is not reading."""
+    with found.attempt("what a launch costs"):
+        found.values["launches"] = costs = launch_costs("cuda")
+        found.say(
+            f"a kernel that does nothing {costs['graph_us']:.2f} µs in a graph, "
+            f"{costs['stream_us']:.2f} launched; a wait {costs['spinning_wait_us']:.0f} µs "
+            f"spinning, {costs['blocking_wait_us']:.0f} blocking"
+        )
     _measure_on_device(found, options, ONE_BILLION, Workload())
 
 
@@ -156,6 +169,8 @@ def measure_steps(
                 if uses_graphs:
                     num_bytes = read_bytes(shape, plane, rows * work.context)
                     _compare_with_memory(found, shape.name, result, gb_per_s, num_bytes)
+                    if rows in work.profiled_batches:
+                        result["profile"] = _profile(found, made, rows, work, plane.device)
                 else:
                     _compare_with_eager(found, result)
             del made  # two models need not find room
@@ -196,6 +211,29 @@ def _compare_with_eager(found: Findings, result: dict[str, Any]) -> None:
     )
 
 
+def _profile(
+    found: Findings, executor: GPUExecutor, rows: int, work: Workload, device: str
+) -> dict[str, Any]:
+    """Return where the time of these steps goes, or why that cannot be known."""
+    batches = decode_batches(rows, work)[: work.warm_up]
+    try:
+        runs = profiled_runs(lambda: _run_pipelined(executor, batches), device)
+    except Exception as error:  # noqa: BLE001 - a profiler that does not work here is no fault of ours
+        found.say(f"    {line_of(error)}")
+        return {"unavailable": line_of(error)}
+    profile = where_time_goes(runs, len(batches))
+    found.say(
+        f"    of {profile['span_us']:.0f} µs with a profiler {profile['busy_us']:.0f} in kernels, "
+        f"{profile['pauses_us']:.0f} in {profile['pauses_per_step']:.0f} pauses:"
+    )
+    for kernel in profile["kernels"][:SHOWN_KERNELS]:
+        found.say(
+            f"    {kernel['us_per_step']:8.1f} µs  {kernel['per_step']:5.1f} × "
+            f"{kernel['median_us']:.2f}  {kernel['name']}"
+        )
+    return profile
+
+
 @contextmanager
 def executor_on(
     model: Path, work: Workload, flags: PlaneFlags, *, uses_graphs: bool
@@ -232,9 +270,7 @@ def executor_on(
 
 def step_milliseconds(executor: GPUExecutor, rows: int, work: Workload) -> list[float]:
     """Return the mean time of a step in each run of greedy decode steps."""
-    batches = [
-        decode_batch(rows, work.context + step, work.blocks_of_row) for step in range(work.steps)
-    ]
+    batches = decode_batches(rows, work)
     for batch in batches[: work.warm_up]:
         executor.execute(batch)
     times = []
@@ -259,6 +295,13 @@ def _run_pipelined(executor: GPUExecutor, batches: Sequence[ExecutionBatch]) -> 
     if under_way is not None:
         under_way.wait()
         under_way.answer()
+
+
+def decode_batches(rows: int, work: Workload) -> list[ExecutionBatch]:
+    """Return the steps of a run, in which each row grows by a token a step."""
+    return [
+        decode_batch(rows, work.context + step, work.blocks_of_row) for step in range(work.steps)
+    ]
 
 
 def decode_batch(rows: int, context: int, blocks_of_row: int) -> ExecutionBatch:
