@@ -21,8 +21,9 @@ import numpy as np
 
 from bench.gpu.device import summary
 from bench.gpu.findings import Findings, PartOptions, line_of
+from bench.gpu.launch_costs import launch_costs, say_costs
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, LlamaShape, write_model
-from bench.gpu.step_profile import launch_costs, profiled_runs, where_time_goes
+from bench.gpu.step_profile import profiled_runs, where_time_goes
 from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.executor.interface import (
@@ -89,12 +90,8 @@ class PlaneFlags:
 def engine_steps(found: Findings, options: PartOptions) -> None:
     """Measure on the CUDA device, with a small model: of its steps most is not reading."""
     with found.attempt("what a launch costs"):
-        found.values["launches"] = costs = launch_costs("cuda")
-        found.say(
-            f"a kernel that does nothing {costs['graph_us']:.2f} µs in a graph, "
-            f"{costs['stream_us']:.2f} launched; a wait {costs['spinning_wait_us']:.0f} µs "
-            f"spinning, {costs['blocking_wait_us']:.0f} blocking"
-        )
+        found.values["launches"] = costs = launch_costs()
+        found.say(say_costs(costs))
     _measure_on_device(found, options, ONE_BILLION, Workload())
 
 

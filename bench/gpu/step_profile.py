@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes: its kernels, the pauses between, what a launch costs.
+"""Where the time of a decode step goes: its kernels, and the pauses between them.
 
 `engine_steps` says how long a step takes beside what it must read. This says which of its kernels,
 and how many microseconds between them, are to blame for the rest.
@@ -7,20 +7,11 @@ and how many microseconds between them, are to blame for the rest.
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench.gpu.device import as_graph, milliseconds
-
-LAUNCHES: Final = 512
-"""Kernels of a chain that shows what one costs."""
-WAITS: Final = 20
-"""Waits for a device at work, of each kind."""
-WORK_CYCLES: Final = 1_000_000
-"""Of the device's clock; half a millisecond or more."""
 LONGEST_NAME: Final = 100
 """Characters: libraries write their template arguments out."""
 
@@ -102,40 +93,3 @@ def _pauses(runs: Iterable[KernelRun]) -> Iterable[float]:
         if busy_until is not None and run.start > busy_until:
             yield run.start - busy_until
         busy_until = run.end if busy_until is None else max(busy_until, run.end)
-
-
-def launch_costs(device: str) -> dict[str, float]:
-    """Return what a kernel that does next to nothing costs in a chain of such, and a wait, in µs.
-
-    `graph_us`, `stream_us`: one of a chain, of which each needs the one before, in a graph and
-    launched one by one. `spinning_wait_us`, `blocking_wait_us`: from the launch of half a
-    millisecond's work to the return of either wait for it; their difference is what waking costs.
-    """
-    import torch
-
-    number = torch.zeros(1, device=device)
-
-    def chain() -> None:
-        for _ in range(LAUNCHES):
-            number.add_(1)
-
-    def of_one(queue_work: Callable[[], None]) -> float:
-        return statistics.median(milliseconds(queue_work, 9)) * 1e3 / LAUNCHES
-
-    costs = {"graph_us": of_one(as_graph(chain, device)), "stream_us": of_one(chain)}
-    for name, blocks in (("spinning_wait_us", False), ("blocking_wait_us", True)):
-        costs[name] = statistics.median(_wait_us(blocks) for _ in range(WAITS))
-    return costs
-
-
-def _wait_us(blocks: bool) -> float:
-    """Return how long it takes until a wait for the device's work returns."""
-    import torch
-
-    done = torch.cuda.Event(blocking=blocks)
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    torch.cuda._sleep(WORK_CYCLES)  # torch's own tests measure so: nothing public does that
-    done.record()
-    done.synchronize()
-    return (time.perf_counter() - began) * 1e6
