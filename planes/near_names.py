@@ -8,14 +8,17 @@ from collections.abc import Container, Iterable, Mapping
 from planes.settings import ENV_PREFIX, settings_of
 
 
-def meant(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is spelled most like this one; None if none is near."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
+def meant(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """Return the known name that is spelled most like this one; None if none is near.
+
+    `likeness`: how near it must be, 1: the same.
+    """
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=likeness)), None)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """Return the end of a message, `: did you mean 'x'?`; empty if no known name is near."""
-    found = meant(name, known)
+    found = meant(name, known, likeness)
     return "" if found is None else f": did you mean {found!r}?"
 
 

@@ -197,9 +197,9 @@ class Admission:
         ):
             if is_wrong:
                 wanted = "given" if name == "seed" else "1" if name == "n" else "unset"
+                got = "" if value is None else f", got {value}"
                 raise ValidationError(
-                    f"{name} must be {wanted} for an answer that is continued, got {value}",
-                    field=name,
+                    f"{name} must be {wanted} for an answer that is continued{got}", field=name
                 )
         if len(token_ids) > params.max_tokens:
             raise ValidationError(

@@ -187,7 +187,10 @@ class TextService:
         text = render(known, tools=tools)
         if tools and text == render(known):
             # They would be ignored without a word.
-            raise ValidationError("the model's chat template has no place for tools", field="tools")
+            raise ValidationError(
+                "the model's chat template has no place for tools: it was not made to call any",
+                field="tools",
+            )
         if hides_tool_calls(functools.partial(render, tools=tools), known, text):
             raise ValidationError(
                 "the model's chat template has no place for tool calls", field="messages"

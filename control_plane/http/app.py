@@ -20,7 +20,7 @@ from control_plane.http import chat, completions, responses, text_routes
 from control_plane.http.backend import Backend
 from control_plane.http.document import complete_document
 from control_plane.http.doorman import Doorman
-from control_plane.http.edge import Edge, current_request_id
+from control_plane.http.edge import API_PATHS, UNCOUNTED_PATHS, Edge, current_request_id
 from control_plane.http.errors import (
     ErrorResponse,
     HttpRefusal,
@@ -31,6 +31,7 @@ from control_plane.http.openai_routes import openai_routes
 from control_plane.http.operations import operation_routes
 from control_plane.metrics.visits import FAULT, note_error
 from planes.errors import EngineError
+from planes.near_names import did_you_mean
 
 API_VERSION = "v1"
 
@@ -43,6 +44,12 @@ _FIELD_NAMES = {
     "/tokenize": text_routes.TOKENIZE_NAMES,
     "/detokenize": text_routes.DETOKENIZE_NAMES,
 }
+
+_MAX_COMPARED = 64
+"""Characters of a path that is unknown: comparing takes time."""
+
+_LIKENESS = 0.8
+"""Of an unknown path to the one that was meant: /v1/embeddings is none of ours, /health is."""
 
 _REFUSALS = {
     400: "what is asked for is wrong, or not supported",
@@ -124,13 +131,23 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     """Answer for an unknown path, and for a method that a path does not have."""
     asked = f"{request.method} {request.url.path}"
     message = {
-        HTTPStatus.NOT_FOUND: f"Invalid URL ({asked}). The routes are listed at /openapi.json.",
+        HTTPStatus.NOT_FOUND: f"Invalid URL ({asked}){_where_it_is(request)}",
         HTTPStatus.METHOD_NOT_ALLOWED: f"Method not allowed ({asked}).",
     }.get(HTTPStatus(error.status_code), str(error.detail))
     code = HTTPStatus(error.status_code).name.lower()
     refusal = HttpRefusal(error.status_code, message, code=code, headers=error.headers)
     note_error(refusal.failure.reason)
     return refusal.failure.to_response()
+
+
+def _where_it_is(request: Request) -> str:
+    """Return the end of the answer for an unknown path: the one that is nearly it, or the list.
+
+    Most often /v1 is missing, or there twice.
+    """
+    path = request.url.path
+    paths = () if len(path) > _MAX_COMPARED else API_PATHS | UNCOUNTED_PATHS
+    return did_you_mean(path, paths, _LIKENESS) or ". The routes are listed at /openapi.json."
 
 
 async def _on_invalid_path(_: Request, error: Exception) -> Response:

@@ -26,7 +26,7 @@ CLIENT_GONE = 499
 UNCOUNTED_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
 """Who watches the server is no client of it."""
 
-_PATHS = frozenset(
+API_PATHS = frozenset(
     {
         "/v1/models",
         "/v1/completions",
@@ -52,7 +52,7 @@ def current_request_id() -> str:
 
 def method_of(path: str) -> str:
     """Return what a path is called in metrics: one of a fixed set, whatever clients ask for."""
-    if path in _PATHS:
+    if path in API_PATHS:
         return path
     return _MODEL_PATH + "{model}" if path.startswith(_MODEL_PATH) else "other"
 

@@ -296,10 +296,29 @@ def test_a_body_that_does_not_come_is_given_up(on_loop, monkeypatch):
     on_loop(test)
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),  # a base_url without /v1
+        ("/v1/v1/models", "/v1/models"),  # and one with a second
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/completion", "/v1/completions"),
+        ("/v1//models", "/v1/models"),
+        ("/health", "/healthz"),
+    ],
+)
+def test_a_path_that_is_nearly_one_is_told_which_one(on_loop, path, meant):
+    async def test(served):
+        error = error_of(await served.client.post(path, json={}), 404)
+        assert error["message"] == f"Invalid URL (POST {path}): did you mean {meant!r}?"
+
+    on_loop(test)
+
+
 def test_unknown_paths_methods_and_models_have_openais_shape(on_loop):
     async def test(served):
         client = served.client
-        for path in ("/", "/v1", "/v1/embeddings", "/docs", "/redoc", "/v1//models"):
+        for path in ("/", "/v1", "/v1/embeddings", "/docs", "/redoc"):
             error = error_of(await client.get(path), 404)
             assert error["message"] == (
                 f"Invalid URL (GET {path}). The routes are listed at /openapi.json."
