@@ -24,9 +24,17 @@ MAX_ERROR_CHARACTERS: Final = 300
 
 
 def first_line(error: str) -> str:
-    """Return what a caller is told of an error of the library."""
+    """Return what a caller is told of an error of the library: a line.
+
+    Of a regular expression the reason, which comes last; the first line has all of the expression.
+    """
     lines = error.strip().splitlines()
-    return (lines[0] if lines else "no reason is given")[:MAX_ERROR_CHARACTERS]
+    told = lines[0] if lines else "no reason is given"
+    if told.endswith("regex parse error:"):
+        place = f"{told.partition(': ')[0]}: " if told.startswith("at ") else ""
+        reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        told = f"{place}regex parse error: {reasons[-1] if reasons else 'no reason is given'}"
+    return told[:MAX_ERROR_CHARACTERS]
 
 
 class Matcher:

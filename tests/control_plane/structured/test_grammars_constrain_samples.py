@@ -216,6 +216,22 @@ def test_what_is_no_structure_is_refused_with_its_field(grammars, structure):
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("structure", "why"),
+    [
+        (StructuredOutputs(regex="(a"), "unclosed group"),
+        (StructuredOutputs(json={"type": "string", "pattern": "[z-a]"}), "the start must be <="),
+        (StructuredOutputs(grammar="start: /(?=a)b/"), "look-ahead and look-behind"),
+        (StructuredOutputs(regex="a" * 2000 + "("), "unclosed group"),
+    ],
+)
+def test_a_regular_expression_is_refused_with_the_reason(grammars, structure, why):
+    with pytest.raises(ValidationError) as caught:
+        constraints(grammars, structure)
+    assert "regex parse error: " in caught.value.message
+    assert why in caught.value.message
+
+
 def chain(length: int, spelled) -> str:
     """A grammar in which each rule names the next, as many as fit."""
     letters = string.ascii_lowercase
