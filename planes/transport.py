@@ -27,6 +27,11 @@ CLIENT_HANDSHAKE_MS = 20_000
 CLIENT_IDLE_MS = 300_000
 """A connection without a call is closed then. Clients open another when they need one, unseen."""
 
+CLIENT_PING_MS = 5000
+"""How often a client may ping while no data passes; Go's and Java's do every 10 s at most. gRPC
+itself allows one ping in 5 minutes: a client that pings, as is advised behind load balancers, would
+lose what it waits for, as UNAVAILABLE, "Too many pings"."""
+
 PING_INTERVAL_MS = 1000
 PING_TIMEOUT_MS = 1000
 
@@ -87,6 +92,8 @@ def client_server_options(
         ("grpc.http2.bdp_probe", 0),
         ("grpc.server_handshake_timeout_ms", CLIENT_HANDSHAKE_MS),
         ("grpc.max_connection_idle_ms", CLIENT_IDLE_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", CLIENT_PING_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
         # Admission is ours: gRPC's own queue bound would end a burst of streams as bare CANCELLED.
         ("grpc.server.max_pending_requests", 1 << 20),
         ("grpc.server.max_pending_requests_hard_limit", 1 << 20),

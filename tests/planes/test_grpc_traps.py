@@ -1,4 +1,4 @@
-"""Three properties of gRPC that cost others days; the options in `planes.transport` settle them."""
+"""Properties of gRPC that cost others days; the options in `planes.transport` settle them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 from hetero_infer.channel import CLIENT_OPTIONS
 from planes.transport import (
+    CLIENT_PING_MS,
     MAX_CLIENT_MESSAGE_BYTES,
     MAX_PLANE_MESSAGE_BYTES,
     PING_INTERVAL_MS,
@@ -122,9 +123,12 @@ class SlowServer:
 
     async def _serve(self) -> None:
         server = grpc.aio.server(options=client_server_options())
-        handler = grpc.unary_stream_rpc_method_handler(self._answer)
+        handlers = {
+            "Answer": grpc.unary_stream_rpc_method_handler(self._answer),
+            "Wait": grpc.unary_stream_rpc_method_handler(self._wait),
+        }
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("trap.Service", {"Answer": handler}),)
+            (grpc.method_handlers_generic_handler("trap.Service", handlers),)
         )
         self.port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -135,6 +139,10 @@ class SlowServer:
 
     async def _answer(self, request: bytes, _: object) -> AsyncIterator[bytes]:
         await asyncio.sleep(0)
+        yield request
+
+    async def _wait(self, request: bytes, _: object) -> AsyncIterator[bytes]:
+        await self.over.wait()
         yield request
 
     def close(self) -> None:
@@ -150,6 +158,29 @@ def test_a_burst_of_streams_loses_none_as_cancelled():
         ends = Counter(outcome(call) for call in calls)
     server.close()
     assert ends == {"answered": NUM_STREAMS}
+
+
+@pytest.mark.slow
+def test_a_client_that_pings_while_it_waits_is_not_sent_away():
+    """A request that waits, or is answered whole, has no data for longer than clients ping."""
+    server = SlowServer()
+    pings = [
+        ("grpc.keepalive_time_ms", CLIENT_PING_MS + 500),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}", pings) as channel:
+        call = channel.unary_stream("/trap.Service/Wait")(b"x", timeout=9 * CLIENT_PING_MS / 1000)
+        end = outcome(call)
+    server.close()
+    assert end == "DEADLINE_EXCEEDED"  # its own; it was UNAVAILABLE after the fifth ping
+
+
+def test_clients_may_ping_as_often_as_go_and_java_do():
+    """Both ping every ten seconds at most, however they are told."""
+    given = dict(client_server_options())
+    assert given["grpc.http2.min_ping_interval_without_data_ms"] == CLIENT_PING_MS < 10_000
+    assert given["grpc.keepalive_permit_without_calls"] == 1
 
 
 def outcome(call: Iterator[bytes]) -> str:

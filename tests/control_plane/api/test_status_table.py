@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+from pathlib import Path
 
 import grpc
 import pytest
@@ -36,6 +38,17 @@ def every_error_class():
 
 def test_every_error_class_has_a_row_of_its_own():
     assert every_error_class() == set(STATUS_OF)
+
+
+def test_the_page_for_grpc_developers_has_every_reason_with_its_code():
+    page = (Path(__file__).parents[3] / "docs" / "grpc.md").read_text(encoding="utf-8")
+    told, code = {}, ""
+    for first, reasons in re.findall(r"^\| (`[A-Z_]+`|) ?\| (`[A-Z_`, ]+`) \|", page, re.MULTILINE):
+        code = first.strip("`") or code
+        told.update(dict.fromkeys(re.findall(r"[A-Z_]+", reasons), code))
+    assert told == {cls.reason: code.name for cls, code in STATUS_OF.items()} | {
+        "INTERNAL": "INTERNAL"  # of a fault that has no class
+    }
 
 
 def test_a_users_subclass_takes_the_row_of_its_nearest_ancestor():
