@@ -143,6 +143,7 @@ def test_what_cannot_be_continued_is_refused(serve, fields, known, field):
         with pytest.raises(ValidationError) as caught:
             await frontend.submit("hello", asking(**fields), continued=known)
         assert caught.value.field == field
+        assert "None" not in caught.value.message
 
     serve(story)
 
