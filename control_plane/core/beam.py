@@ -17,6 +17,7 @@ one operation: every beam of the next step is the continuation of a beam of this
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -121,7 +122,10 @@ class BeamSearch:
         )
 
     def _score(self, sum_of_logprobs: float, num_tokens: int) -> float:
-        return _float32(sum_of_logprobs / _float32(num_tokens**self.length_penalty))
+        divisor = _float32(num_tokens**self.length_penalty)
+        if divisor == 0.0:  # 33 000 tokens to the power of −10 are none
+            return -math.inf
+        return _float32(sum_of_logprobs / divisor)
 
 
 def num_candidates(width: int, num_end_tokens: int) -> int:

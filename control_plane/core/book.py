@@ -132,8 +132,10 @@ class Book:
 
     def _check(self, request: Request) -> None:
         """Refuse a request that does not fit, or is not one to queue."""
-        num_beams = request.params.beam_width or 1
-        self._limits.check(request.num_prompt_tokens, request.max_tokens, num_beams)
+        width = request.params.beam_width
+        self._limits.check(request.num_prompt_tokens, request.max_tokens, width or 1)
+        if width is not None:
+            self._limits.check_beams(width, len(request.end_token_ids))
         if request.state is not RequestState.PENDING:
             raise SchedulerError(f"request {request.id} is {request.state.value}, not pending")
         if request.id in self._groups:
@@ -159,16 +161,18 @@ class Book:
         return group
 
     def _search(self, request: Request) -> BeamSearch | None:
-        """Return the beam search the request asks for; raises ValidationError."""
+        """Return the beam search the request asks for, if it does."""
         params, width = request.params, request.params.beam_width
         if width is None:
             return None
         if request.output_tokens:
             raise SchedulerError(f"request {request.id} begins a beam search with tokens")
-        end_token_ids = request.end_token_ids
-        self._limits.check_beams(width, len(end_token_ids))
         return BeamSearch(
-            width, params.max_tokens, end_token_ids, params.length_penalty, params.early_stopping
+            width,
+            params.max_tokens,
+            request.end_token_ids,
+            params.length_penalty,
+            params.early_stopping,
         )
 
     def sequence(self, group: Group, index: int) -> Sequence:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from random import Random
 
 import pytest
 
 from control_plane.core.batch import TokenLogprobs
-from control_plane.core.beam import BeamSearch, Continuation
+from control_plane.core.beam import Beam, BeamSearch, Continuation
 
 
 def top(**logprobs: float) -> TokenLogprobs:
@@ -55,6 +56,17 @@ def test_early_stopping_ends_the_search_with_as_many_answers_as_beams():
         going_on = search.step([top(t3=-0.1, t0=-2.0, t4=-9.0), top(t5=-9.0)])
         assert [h.tokens for h in search.finished] == [(), (1,)]
         assert len(going_on) == num_going_on
+
+
+@pytest.mark.parametrize("num_tokens", [40_000, 1_000_000])
+@pytest.mark.parametrize("length_penalty", [-10.0, 10.0])
+def test_a_score_beyond_what_a_float32_holds_ends_no_engine(length_penalty, num_tokens):
+    search = BeamSearch(1, num_tokens, frozenset({0}), length_penalty)
+    search.beams = [Beam((1,) * (num_tokens - 1), -100.0)]
+    assert search.step([top(t1=-0.5, t2=-1.0)]) == []
+    (found,) = search.finished
+    assert len(found.tokens) == num_tokens
+    assert found.score == (-math.inf if length_penalty < 0 else 0.0)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])

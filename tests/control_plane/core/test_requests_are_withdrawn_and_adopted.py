@@ -7,7 +7,7 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import KVCacheManager
 from control_plane.core.request import Request, RequestState
 from control_plane.core.scheduler import Scheduler, SchedulerConfig
-from planes.errors import SchedulerError
+from planes.errors import SchedulerError, ValidationError
 
 
 def make_scheduler(num_blocks: int = 16, max_num_seqs: int = 8) -> Scheduler:
@@ -84,3 +84,13 @@ def test_what_cannot_be_adopted_is_refused_and_changes_nothing():
     other.schedule()
     with pytest.raises(SchedulerError, match="is prefill, not pending"):
         one.adopt(request)
+
+
+def test_a_search_with_more_beams_than_run_at_once_is_not_adopted():
+    one, small = make_scheduler(), make_scheduler(max_num_seqs=2)
+    params = GenerationParams(max_tokens=4, seed=1, beam_width=3)
+    one.add_request(Request(1, [1, 2, 3], params))
+    (request,) = one.withdraw()
+    with pytest.raises(ValidationError, match="beam_width must be at most max_num_seqs"):
+        small.adopt(request)
+    assert not small.has_pending_work()
