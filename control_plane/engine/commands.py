@@ -75,8 +75,8 @@ class CommandDesk:
                     moving = withdraw(self._scheduler, self._ledger, may_go)
                 self._publish_news()
                 reply_moving(moving)
-            case Adopt():
-                adopt(self._scheduler, self._ledger, command)
+            case Adopt(incoming):
+                adopt(self._scheduler, self._ledger, incoming)
 
     def _add(self, request: Request) -> None:
         """Queue a request, or publish why not."""

@@ -30,12 +30,11 @@ from control_plane.engine.events import (
     RequestUpdate,
 )
 from control_plane.engine.inbox import Inbox
-from control_plane.engine.loop import MAX_LOSSES_WITHOUT_PROGRESS
 from control_plane.engine.member import Member, PlaneFacts
 from control_plane.engine.moving import Moving, is_started
 from control_plane.engine.routing import choose, chunk_hashes
 from control_plane.engine.totals import total_memory, total_metrics
-from control_plane.errors import ComputeUnavailableError, DrainingError
+from control_plane.errors import DrainingError
 from control_plane.telemetry import EngineMetrics
 
 _log = structlog.get_logger(__name__)
@@ -47,27 +46,12 @@ T = TypeVar("T")
 class _Route:
     """Where a request is, or where it goes.
 
-    `weight`: its samples or beams. `commands`: to be repeated where it arrives. `num_tokens`,
-    `num_changes`: its tokens and states when it came there. `num_vain_losses`: planes lost in a row
-    while they computed it, without a token.
+    `weight`: its samples or beams. `commands`: to be repeated where it arrives.
     """
 
     member: Member
     weight: int
     commands: list[Callable[[Inbox], None]] = field(default_factory=list)
-    num_tokens: int = 0
-    num_changes: int = 1
-    num_vain_losses: int = 0
-
-    def note_loss(self, moving: Moving) -> None:
-        """Count a lost plane against the request if that plane computed it, for nothing."""
-        history = moving.request.history
-        if moving.num_tokens > self.num_tokens:
-            self.num_vain_losses = 0
-        elif any(change.state is RequestState.PREFILL for change in history[self.num_changes :]):
-            self.num_vain_losses += 1
-        self.num_tokens = moving.num_tokens
-        self.num_changes = len(history)
 
 
 class Fleet:
@@ -234,13 +218,6 @@ class Fleet:
     def _place_one(self, origin: Member, moving: Moving) -> None:
         request = moving.request
         route = self._routes[request.id]
-        route.note_loss(moving)
-        error = None
-        if route.num_vain_losses >= MAX_LOSSES_WITHOUT_PROGRESS:
-            error = ComputeUnavailableError(
-                f"compute planes were lost {MAX_LOSSES_WITHOUT_PROGRESS} times in a row while "
-                "they computed this request"
-            )
         able = [
             member
             for member in self._members
@@ -254,7 +231,7 @@ class Fleet:
         route.member.load -= route.weight
         route.member = member
         self._send_there(request, hashes)
-        member.inbox.adopt(moving, error)
+        member.inbox.adopt(moving)
         for command in route.commands:
             command(member.inbox)
 

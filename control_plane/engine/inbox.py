@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 from control_plane.core.request import Request
 from control_plane.engine.events import RequestInfo
 from control_plane.engine.moving import Moving
-from planes.errors import EngineError
 
 
 class Submit(NamedTuple):
@@ -56,10 +55,9 @@ class Withdraw(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Go on with a request that another engine gave away, or end it with `error`."""
+    """Go on with a request that another engine gave away."""
 
     moving: Moving
-    error: EngineError | None = None
 
 
 Command = Submit | Cancel | EndSample | FlushPrefixCache | Inspect | Withdraw | Adopt
@@ -133,9 +131,9 @@ class Inbox:
         self._commands.append(Withdraw(may_go, reply))
         self._wake()
 
-    def adopt(self, moving: Moving, error: EngineError | None = None) -> None:
+    def adopt(self, moving: Moving) -> None:
         """Hand over a request that another engine gave away."""
-        self._commands.append(Adopt(moving, error))
+        self._commands.append(Adopt(moving))
         self._wake()
 
     def inspect(

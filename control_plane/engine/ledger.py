@@ -21,12 +21,27 @@ NUM_ENDED_KEPT = 64
 
 @dataclass(slots=True)
 class Entry:
-    """A request under way and its milestones, in the clock's seconds."""
+    """A request under way and its milestones, in the clock's seconds.
+
+    `num_vain_losses`: planes lost in a row while they computed it, without a token of it between.
+    """
 
     request: Request
     first_step_at: float | None = None
     first_token_at: float | None = None
     owes_prompt_logprobs: bool = False
+    num_given_tokens: int = 0
+    num_tokens_at_loss: int = 0
+    num_vain_losses: int = 0
+
+    def note_loss(self) -> None:
+        """Count a plane that was lost while it computed the request."""
+        search, num_tokens = self.request.search, self.num_given_tokens
+        if search is not None:  # which gives nothing out before its end
+            num_tokens = max((len(beam.tokens) for beam in search.beams), default=0)
+        has_got_on = num_tokens > self.num_tokens_at_loss
+        self.num_vain_losses = 0 if has_got_on else self.num_vain_losses + 1
+        self.num_tokens_at_loss = num_tokens
 
     def prompt_logprobs(self, output: RequestOutput) -> tuple[TokenLogprobs, ...] | None:
         """Return those of the prompt once, with the first news that say it is computed."""
@@ -115,6 +130,7 @@ class Ledger:
             at = self._clock()
         if output.new_token_ids:
             self._tally.generated_tokens += len(output.new_token_ids)
+            entry.num_given_tokens += len(output.new_token_ids)
             if entry.first_token_at is None:
                 entry.first_token_at = at
         end, reason = None, output.finish_reason
@@ -139,6 +155,14 @@ class Ledger:
                 output.end_token,
             )
         )
+
+    def note_loss(self, request_id: int) -> int:
+        """Count a plane that was lost while it computed a request; its `num_vain_losses`."""
+        entry = self._open.get(request_id)
+        if entry is None:
+            return 0
+        entry.note_loss()
+        return entry.num_vain_losses
 
     def fail(self, request_id: int, error: EngineError) -> None:
         """End a request that the scheduler has been told to forget."""

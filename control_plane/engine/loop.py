@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -41,7 +41,8 @@ RECONNECT_PAUSE_S = 0.05
 """Between attempts to open the link; gRPC itself connects again after 50 to 250 ms."""
 
 MAX_LOSSES_WITHOUT_PROGRESS = 5
-"""When the plane is lost this often with no result in between, what it was given is to blame."""
+"""When the plane is lost this often with no result in between, what it was given is to blame; of
+results in between, a request that had no token of them: a long prompt may kill with its end."""
 
 _log = structlog.get_logger(__name__)
 
@@ -204,7 +205,7 @@ class EngineLoop:
                 if output is None:
                     return
                 self._ledger.note_step(output.prefill_request_ids)
-                self._sent.add(output.batch)
+                self._sent.add(output)
                 self._link.send(output.batch)
         except LinkError as error:
             self._lose_link(error)
@@ -261,6 +262,7 @@ class EngineLoop:
         self._num_losses += 1
         if self._sent:
             self._losses_without_progress += 1
+        suspects = self._sent.suspects
         self._link.close()
         self._sent.clear()
         # At once, not when the link is open again: cancelled requests free their blocks now.
@@ -271,12 +273,25 @@ class EngineLoop:
         if was_told and self._on_link_change is not None:
             # Of a plane that had stalled and come back, what it was given since may move as well.
             self._on_link_change(False)
-        if self._losses_without_progress >= MAX_LOSSES_WITHOUT_PROGRESS:
+        self._give_up(suspects)
+
+    def _give_up(self, suspects: Iterable[int]) -> None:
+        """End the requests that seem to kill planes; `suspects`: that were being computed."""
+        most = MAX_LOSSES_WITHOUT_PROGRESS
+        for request_id in suspects:
+            if self._ledger.note_loss(request_id) >= most:
+                self._fail(
+                    request_id,
+                    ComputeUnavailableError(
+                        f"compute planes were lost {most} times in a row while they computed this "
+                        "request"
+                    ),
+                )
+        if self._losses_without_progress >= most:
             self._losses_without_progress = 0
             self._fail_all(
                 ComputeUnavailableError(
-                    f"the compute plane was lost {MAX_LOSSES_WITHOUT_PROGRESS} times in a row "
-                    "while it computed these requests"
+                    f"the compute plane was lost {most} times in a row without a result"
                 )
             )
 
@@ -304,8 +319,11 @@ class EngineLoop:
 
     def _fail_all(self, error: EngineError) -> None:
         for request_id in self._ledger.open_ids():
-            self._scheduler.cancel(request_id)
-            self._ledger.fail(request_id, error)
+            self._fail(request_id, error)
+
+    def _fail(self, request_id: int, error: EngineError) -> None:
+        self._scheduler.cancel(request_id)
+        self._ledger.fail(request_id, error)
 
     # --- the end of a turn ---
 

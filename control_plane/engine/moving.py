@@ -7,15 +7,12 @@ in between nobody changes it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from control_plane.core.interface import MovesRequests, SchedulerProtocol
 from control_plane.core.request import Request
 from control_plane.engine.ledger import Entry, Ledger
 from planes.errors import EngineError
-
-if TYPE_CHECKING:
-    from control_plane.engine.inbox import Adopt
 
 
 class Moving(NamedTuple):
@@ -23,14 +20,6 @@ class Moving(NamedTuple):
 
     request: Request
     entry: Entry
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens it has of all its samples, or of its longest beam."""
-        search = self.request.search
-        if search is not None:
-            return max((len(beam.tokens) for beam in search.beams), default=0)
-        return sum(len(sample.output_tokens) for sample in self.request.samples)
 
 
 def is_started(request: Request) -> bool:
@@ -53,15 +42,11 @@ def withdraw(
     return [Moving(request, ledger.release(request.id)) for request in scheduler.withdraw(ids)]
 
 
-def adopt(scheduler: SchedulerProtocol, ledger: Ledger, command: Adopt) -> None:
-    """Take a request in where it stands; end it with the command's error if there is one."""
-    request, entry = command.moving
-    ledger.adopt(entry)
-    error = command.error
-    if error is None and isinstance(scheduler, MovesRequests):
+def adopt(scheduler: SchedulerProtocol, ledger: Ledger, moving: Moving) -> None:
+    """Take a request in where it stands; end it with the scheduler's error if it refuses it."""
+    ledger.adopt(moving.entry)
+    if isinstance(scheduler, MovesRequests):
         try:
-            scheduler.adopt(request)
-        except EngineError as refusal:
-            error = refusal
-    if error is not None:
-        ledger.fail(request.id, error)
+            scheduler.adopt(moving.request)
+        except EngineError as error:
+            ledger.fail(moving.request.id, error)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import structlog
 
-from control_plane.core.batch import StepBatch, StepResult
+from control_plane.core.batch import StepResult
+from control_plane.core.interface import SchedulerOutput
 from control_plane.engine.deadlines import StepCost, StepDeadlines
 from control_plane.engine.step_gauges import StepGauges
 from control_plane.errors import LinkError
@@ -27,9 +28,10 @@ _log = structlog.get_logger(__name__)
 
 
 class _Sent(NamedTuple):
-    """A step under way."""
+    """A step under way, and whose rows it has."""
 
     step_id: int
+    request_ids: tuple[Sequence[int], Sequence[int]]
     cost: StepCost
     num_rows: int
     sent_at: float
@@ -69,9 +71,16 @@ class StepsInFlight:
         """Since the plane last got on with its steps under way; 0 without any. Any thread."""
         return max(0.0, self._clock() - self._progress_at) if self._steps else 0.0
 
-    def add(self, batch: StepBatch) -> None:
+    @property
+    def suspects(self) -> set[int]:
+        """Whose rows the oldest step has: what the plane was doing, most likely."""
+        return {i for ids in self._steps[0].request_ids for i in ids} if self._steps else set()
+
+    def add(self, output: SchedulerOutput) -> None:
         """Note that a step is sent."""
-        self._steps.append(_Sent(batch.step_id, StepCost.of(batch), batch.num_rows, self._clock()))
+        batch, request_ids = output.batch, (output.decode_request_ids, output.prefill_request_ids)
+        cost = StepCost.of(batch)
+        self._steps.append(_Sent(batch.step_id, request_ids, cost, batch.num_rows, self._clock()))
         if len(self._steps) == 1:
             self._begin_oldest()
 

@@ -24,7 +24,9 @@ def test_all_news_of_a_request_are_published_before_it_leaves(lost):
 
     def note(moving):
         for each in moving:
-            assert len(lost.tokens[each.request.id]) == each.num_tokens  # its admission was told
+            assert (
+                len(lost.tokens[each.request.id]) == each.entry.num_given_tokens
+            )  # its admission was told
             left.append(each.request.id)
 
     lost.loop.inbox.withdraw(lambda _: True, note)

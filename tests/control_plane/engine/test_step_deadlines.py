@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from control_plane.core.batch import StepBatch, StepResult
+from control_plane.core.interface import SchedulerOutput
 from control_plane.engine.deadlines import (
     FRESH_PATIENCE_S,
     GENEROSITY,
@@ -114,7 +115,8 @@ class World:
 
     def send(self) -> None:
         self.last += 1
-        self.steps.add(StepBatch(self.last, query_lens=[1], slots=[0], positions=[9]))
+        batch = StepBatch(self.last, query_lens=[1], slots=[0], positions=[9])
+        self.steps.add(SchedulerOutput(batch, [], []))
 
     def answer(self, **timings: int) -> None:
         self.steps.take(StepResult(self.last, **timings))
@@ -195,7 +197,7 @@ def test_only_the_last_steps_count():
 
 def after(steps: StepsInFlight, step_id: int, *, idle_us: int) -> list[int]:
     """Let a step of a millisecond come back; how many may be under way then, of at most 1, 2, 3."""
-    steps.add(StepBatch(step_id))
+    steps.add(SchedulerOutput(StepBatch(step_id), [], []))
     steps.take(StepResult(step_id, [], execute_us=1000, idle_us=idle_us))
     return [steps.depth(most) for most in (1, 2, 3)]
 

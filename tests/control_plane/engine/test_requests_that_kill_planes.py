@@ -1,0 +1,138 @@
+"""A plane that dies of what it computes: who is given up for it, and who gets on."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core.batch import StepResult, TokenLogprobs
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.kv_cache import KVCacheManager
+from control_plane.core.request import Request, RequestState
+from control_plane.core.scheduler import Scheduler, SchedulerConfig
+from control_plane.engine.loop import MAX_LOSSES_WITHOUT_PROGRESS, EngineLoop
+from control_plane.errors import ComputeUnavailableError, LinkError
+
+
+class Plane:
+    """A link to a plane that is there at once, and dies of steps for which `kills` says so."""
+
+    def __init__(self, kills):
+        self.kills = kills
+        self.num_losses = 0
+        self.steps = []
+
+    def open(self):
+        self.steps = []
+        return 0
+
+    def close(self):
+        pass
+
+    def interrupt(self):
+        pass
+
+    def send(self, batch):
+        self.steps.append(batch)
+
+    def receive(self, _):
+        if not self.steps:
+            return None
+        batch = self.steps.pop(0)
+        if self.kills(batch):
+            self.num_losses += 1
+            raise LinkError("the plane is dead")
+        sampled = [5] * len(batch.sampled_rows)
+        logprobs = {
+            k: TokenLogprobs(-1.0, tuple(range(1, 9)), tuple(-float(t) for t in range(1, 9)))
+            for k in range(len(sampled))
+        }
+        return StepResult(batch.step_id, sampled, sample_logprobs=logprobs)
+
+
+class Engine:
+    """A loop before such a plane, and the ends of its requests."""
+
+    def __init__(self, kills, **limits):
+        kv = KVCacheManager(256, 4)
+        self.ends = {}
+        self.plane = Plane(kills)
+        self.loop = EngineLoop(
+            Scheduler(SchedulerConfig(**limits), kv),
+            self.plane,
+            self.collect,
+            memory_stats=kv.get_memory_stats,
+        )
+
+    def collect(self, updates):
+        self.ends |= {update.request_id: update.end for update in updates if update.end}
+
+    def submit(self, request_id, num_prompt_tokens, max_tokens=3, **params):
+        params = GenerationParams(max_tokens=max_tokens, seed=1, **params)
+        request = Request(request_id, [1] * num_prompt_tokens, params, arrival_time=request_id)
+        self.loop.inbox.submit(request)
+
+    def run(self):
+        for _ in range(500):
+            self.loop.step()
+            if not self.loop.has_pending_work:
+                return
+        raise AssertionError(f"nothing has come of it after {self.plane.num_losses} losses")
+
+
+def reads_past(position):
+    """A plane that dies of a token behind `position`."""
+    return lambda batch: any(
+        first + length > position
+        for first, length in zip(batch.positions, batch.query_lens, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "num_vain_losses"), [(20, 5), (6, 6)])
+def test_a_request_that_kills_the_plane_far_on_is_given_up_and_others_get_on(
+    num_prompt_tokens, num_vain_losses
+):
+    engine = Engine(reads_past(8), max_total_tokens=4)
+    # The first tokens have a result each time; a short prompt has some of its answer, once.
+    engine.submit(1, num_prompt_tokens, max_tokens=20)
+    engine.submit(2, 2)
+    engine.run()
+    assert isinstance(engine.ends[1].error, ComputeUnavailableError)
+    assert "while they computed this request" in engine.ends[1].error.message
+    assert engine.ends[2].state is RequestState.COMPLETED
+    assert engine.plane.num_losses == num_vain_losses
+
+
+@pytest.mark.parametrize("params", [{}, {"n": 2}, {"beam_width": 2}], ids=str)
+def test_a_request_that_gets_on_between_losses_is_never_given_up(params):
+    num_steps = 0
+
+    def every_third(_):
+        nonlocal num_steps
+        num_steps += 1
+        return num_steps % 3 == 0
+
+    engine = Engine(every_third)
+    engine.submit(1, 4, max_tokens=30, **params)
+    engine.run()
+    assert engine.ends[1].state is RequestState.COMPLETED
+    assert engine.plane.num_losses > 2 * MAX_LOSSES_WITHOUT_PROGRESS
+
+
+def test_a_plane_that_never_has_a_result_ends_all_requests():
+    engine = Engine(lambda _: True, max_num_seqs=1)
+    engine.submit(1, 4)
+    engine.submit(2, 4)  # waits
+    engine.run()
+    assert [type(engine.ends[n].error) for n in (1, 2)] == [ComputeUnavailableError] * 2
+    assert "this request" in engine.ends[1].error.message
+    assert "without a result" in engine.ends[2].error.message
+    assert engine.plane.num_losses == MAX_LOSSES_WITHOUT_PROGRESS
+
+
+def test_who_waits_is_not_given_up_for_what_the_plane_was_lost_with():
+    engine = Engine(reads_past(8), max_total_tokens=8, max_num_seqs=1)
+    for request_id in (1, 2, 3):
+        engine.submit(request_id, 20 if request_id < 3 else 2)
+    engine.run()
+    assert [engine.ends[n].state.value for n in (1, 2, 3)] == ["failed", "failed", "completed"]
+    assert engine.plane.num_losses == 2 * MAX_LOSSES_WITHOUT_PROGRESS
