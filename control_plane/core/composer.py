@@ -168,8 +168,13 @@ class StepComposer:
         step.add_start(seq, self._kv.get_block_table(seq.seq_id) or ())
 
     def _book_prefills(self, step: Step) -> None:
-        """Book the next chunk of each sequence under way, in their order."""
+        """Book the next chunk of each sequence under way, in their order.
+
+        A waiting one that comes before is started first: the rest of a long prompt takes all tokens
+        of many steps.
+        """
         for seq in sorted(self._running.prefilling.values(), key=lambda s: s.order):
+            self._admit(step, before=seq)
             budget = self._token_budget(step)
             if budget == 0:
                 return
@@ -183,15 +188,18 @@ class StepComposer:
             step.add_new_blocks(new_block_ids)
             self._book_prefill(step, seq, num_tokens, samples=num_tokens == num_missing)
 
-    def _admit(self, step: Step) -> None:
-        """Start waiting sequences, in order, while rows, tokens, slots and memory last."""
+    def _admit(self, step: Step, before: Sequence | None = None) -> None:
+        """Start waiting sequences, in order, while rows, tokens, slots and memory last.
+
+        `before`: only those that come before this one.
+        """
         running, queue, arrivals = self._running, self._queue, self._arrivals
-        if len(queue) == 0 or running.is_preempting:  # nobody passes the preempted
+        if not self._is_next(before) or running.is_preempting:  # nobody passes the preempted
             return
         if running.slots.num_free == 0 or self._token_budget(step) == 0:
             return
         projected_blocks = arrivals.projected_blocks()
-        while len(queue) > 0:
+        while self._is_next(before):
             budget = self._token_budget(step)
             if budget == 0 or running.slots.num_free == 0:
                 return
@@ -214,6 +222,11 @@ class StepComposer:
             table = running.admit(seq, arrival, num_tokens)
             step.add_start(seq, table)
             self._book_prefill(step, seq, num_tokens, samples=num_tokens == arrival.num_missing)
+
+    def _is_next(self, before: Sequence | None) -> bool:
+        """Whether a sequence waits that comes before this one; None: whether any does."""
+        queue = self._queue
+        return len(queue) > 0 and (before is None or queue.peek().order < before.order)
 
     def _token_budget(self, step: Step) -> int:
         """Return how many tokens one more row of prefill may have in the step."""

@@ -20,6 +20,18 @@ def test_a_lower_priority_number_is_started_first(engine):
     assert served == [[3], [5], [1], [2], [4]]
 
 
+def test_an_urgent_prompt_does_not_wait_for_the_rest_of_a_long_one(engine):
+    e = engine(max_total_tokens=8)
+    e.ask(1, [7] * 30, max_tokens=1)
+    assert e.step().prefill_request_ids == [1]
+    e.ask(2, [8] * 5, max_tokens=1, arrival_time=1.0)
+    e.ask(3, [9] * 5, max_tokens=1, arrival_time=2.0, priority=-1)
+    output = e.step()
+    assert output.prefill_request_ids == [3, 1]
+    assert output.batch.query_lens == [5, 3]
+    assert [e.step().prefill_request_ids for _ in range(3)] == [[1], [1], [1, 2]]
+
+
 def test_out_of_blocks_the_least_urgent_gives_way_even_if_it_came_first(engine):
     e = engine(num_blocks=6, block_size=1, memory_threshold=1.0)
     late = e.ask(1, [7, 7], max_tokens=5, priority=1)
