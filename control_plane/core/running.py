@@ -348,7 +348,6 @@ class RunningSet:
             seq.discards = True  # there is nothing to save
             self.drain(seq)
             self.release(seq)
-        self.host.reset()
         self.slots.reset()
         if self.sharing is not None:
             self.sharing.forget_all()

@@ -46,6 +46,22 @@ def test_running_out_of_blocks_leaves_every_table_as_it_was():
     assert kv.get_block_table(2) is None
 
 
+def test_a_table_that_finds_no_room_behind_the_blocks_it_shares_leaves_them_as_they_were():
+    kv = KVCacheManager(4, 4, prefix_cache=True)
+    chain = kv.make_chain([1] * 8, [])
+    kv.allocate_sequence(1, 8)
+    kv.remember(1, chain, 0, 2)
+    kv.allocate_sequence(2, 4)
+    kv.free_sequence(1)
+    before = kv.get_memory_stats()
+    found = kv.find_prefix(chain, 8)
+    with pytest.raises(OutOfBlocksError):
+        kv.allocate_with_prefix(3, 16, found)
+    assert kv.get_memory_stats() == before
+    kv.check_invariants()
+    assert kv.allocate_with_prefix(3, 12, found)[:2] == found
+
+
 def test_a_freed_sequence_returns_all_its_blocks():
     kv = KVCacheManager(6, 4)
     kv.allocate_sequence(1, 9)

@@ -60,6 +60,27 @@ def test_of_a_saved_sequence_only_what_the_cache_lost_is_brought_back(engine):
     assert 0 < sum(num_in for _, num_in in moves) < num_out
 
 
+def test_of_a_saved_sequence_that_the_cache_has_whole_nothing_is_kept_on_the_host(engine):
+    e = engine(
+        num_blocks=6, block_size=1, memory_threshold=1.0, num_host_blocks=8, prefix_cache=True
+    )
+    e.ask(1, [7, 7], max_tokens=5)
+    young = e.ask(2, [8, 8], max_tokens=5)
+    e.send()
+    e.send()
+    assert e.scheduler.schedule() is None  # the young one is to give way once its step has come
+    e.scheduler.cancel(1)  # who would have taken its blocks
+    e.commit()
+    e.commit()
+    stats = e.scheduler.get_stats()
+    assert (stats.num_swaps, stats.num_host_blocks_used) == (1, 3)
+    batch = e.step().batch
+    assert (batch.positions, batch.swap_in) == ([3], ())
+    assert e.scheduler.get_stats().num_host_blocks_used == 0
+    e.run()
+    assert young.output_tokens == [5] * 5
+
+
 def test_a_lost_epoch_forgets_what_was_saved(engine):
     e = engine(num_blocks=6, block_size=1, memory_threshold=1.0, num_host_blocks=8)
     e.ask(1, [7, 7], max_tokens=5)

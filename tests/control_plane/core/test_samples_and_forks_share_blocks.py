@@ -69,6 +69,15 @@ def test_samples_without_a_slot_or_a_place_in_the_step_come_later(engine):
         assert request.state is RequestState.COMPLETED
 
 
+def test_what_a_later_sample_finds_of_the_prompt_was_not_cached_for_the_request(engine):
+    e = engine(max_num_seqs=1, prefix_cache=True)
+    request = e.ask(1, [7] * 9, max_tokens=2, n=2)
+    e.step()
+    e.step()
+    assert e.step().batch.positions == [8]  # the second sample has the prompt from the first
+    assert request.cached_tokens == 0
+
+
 def test_a_cancelled_request_gives_back_what_all_its_samples_hold(engine):
     e = engine(max_num_seqs=3)
     e.ask(1, [7] * 5, n=4)
