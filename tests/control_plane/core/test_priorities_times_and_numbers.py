@@ -32,6 +32,27 @@ def test_an_urgent_prompt_does_not_wait_for_the_rest_of_a_long_one(engine):
     assert [e.step().prefill_request_ids for _ in range(3)] == [[1], [1], [1, 2]]
 
 
+def test_the_chunks_of_an_urgent_prompt_come_before_the_rest_of_a_long_one(engine):
+    e = engine(max_total_tokens=8)
+    e.ask(1, [7] * 30, max_tokens=1)
+    e.step()
+    e.ask(2, [8] * 20, max_tokens=1, priority=-1)
+    assert [e.step().prefill_request_ids for _ in range(3)] == [[2], [2], [2, 1]]
+
+
+@pytest.mark.parametrize("num_blocks", range(26, 30))
+def test_a_prompt_that_gives_way_to_another_in_the_same_step_has_no_row_in_it(engine, num_blocks):
+    e = engine(num_blocks=num_blocks, block_size=1, memory_threshold=1.0, max_total_tokens=6)
+    streams = [e.ask(n, [7], max_tokens=8, priority=-1) for n in range(1, 5)]
+    long = e.ask(5, [8] * 9, max_tokens=1, priority=1)
+    e.step()
+    urgent = e.ask(6, [9] * 7, max_tokens=1)  # at last a token is left for the long one
+    e.run()
+    assert all(len(request.output_tokens) == 8 for request in streams)
+    assert len(long.output_tokens) == len(urgent.output_tokens) == 1
+    assert e.used_blocks == 0
+
+
 def test_out_of_blocks_the_least_urgent_gives_way_even_if_it_came_first(engine):
     e = engine(num_blocks=6, block_size=1, memory_threshold=1.0)
     late = e.ask(1, [7, 7], max_tokens=5, priority=1)
