@@ -81,6 +81,22 @@ def test_of_a_saved_sequence_that_the_cache_has_whole_nothing_is_kept_on_the_hos
     assert young.output_tokens == [5] * 5
 
 
+@pytest.mark.parametrize("how", ["cancel", "end_sample", "withdraw"])
+def test_of_a_saved_sequence_that_ends_while_it_waits_nothing_stays_on_the_host(engine, how):
+    e = engine(num_blocks=6, block_size=1, memory_threshold=1.0, num_host_blocks=8)
+    e.ask(1, [7, 7], max_tokens=5)
+    e.ask(2, [8, 8], max_tokens=3)
+    for _ in range(3):
+        e.step()
+    assert e.scheduler.get_stats().num_host_blocks_used == 3
+    if how == "end_sample":
+        assert e.scheduler.end_sample(2, 0, 1) is not None
+    else:
+        assert e.scheduler.cancel(2) if how == "cancel" else e.scheduler.withdraw([2])
+    e.run()  # with the next step what was under way to the host has come there
+    assert e.scheduler.get_stats().num_host_blocks_used == 0
+
+
 def test_a_lost_epoch_forgets_what_was_saved(engine):
     e = engine(num_blocks=6, block_size=1, memory_threshold=1.0, num_host_blocks=8)
     e.ask(1, [7, 7], max_tokens=5)

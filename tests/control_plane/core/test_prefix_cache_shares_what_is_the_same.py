@@ -6,7 +6,8 @@ import pytest
 
 from control_plane.core import prefix_cache
 from control_plane.core.batch import RowFailure
-from control_plane.core.request import RequestState
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.request import Request, RequestState
 
 PROMPT = [11, 12, 13, 14, 21, 22, 23, 24, 31, 32]
 
@@ -147,6 +148,30 @@ def test_who_took_a_block_from_a_row_that_failed_is_computed_anew_and_does_not_f
     e.run()
     assert good.state is RequestState.COMPLETED
     assert good.output_tokens == [5, 5, 5]
+
+
+def test_a_constraint_is_not_told_the_token_of_a_row_that_is_computed_anew(engine):
+    class Constraint:
+        allowed_tokens, is_complete, error = b"\xff", False, None
+
+        def __init__(self):
+            self.num_told, self.constrainer = 0, self
+
+        def advance(self, taken):
+            self.num_told += len(taken)
+
+    e, constraint = engine(prefix_cache=True), Constraint()
+    e.ask(1, PROMPT, max_tokens=3)
+    good = Request(
+        2, list(PROMPT), GenerationParams(max_tokens=3, seed=1), constraints=(constraint,)
+    )
+    e.scheduler.add_request(good)
+    e.send()
+    e.commit(failures=(RowFailure(0, "NaN"),))
+    assert good.state is RequestState.PENDING
+    assert constraint.num_told == 0
+    e.run()
+    assert constraint.num_told == len(good.output_tokens) == 3
 
 
 def test_what_a_failed_row_filled_is_found_by_nobody(engine):

@@ -89,6 +89,16 @@ def test_a_cancelled_request_gives_back_what_all_its_samples_hold(engine):
     assert not e.scheduler.has_pending_work()
 
 
+def test_a_sample_that_ended_before_its_request_was_cancelled_keeps_its_reason(engine):
+    e = engine()
+    request = e.ask(1, [7] * 3, max_tokens=9, n=2)
+    e.step()
+    assert e.scheduler.end_sample(1, 0, 1).finish_reason is FinishReason.STOP
+    e.scheduler.cancel(1)
+    reasons = [sample.finish_reason for sample in request.samples]
+    assert reasons == [FinishReason.STOP, FinishReason.CANCELLED]
+
+
 def test_a_failed_row_of_one_sample_fails_the_request(engine):
     e = engine()
     request = e.ask(1, [7] * 5, n=2)
