@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from control_plane.api.forced_calls import calls_in_params
 from control_plane.http.answers import Answers, Piece, answers_to
 from control_plane.http.backend import LoadedEngine
@@ -15,6 +18,7 @@ from control_plane.http.messages import Messages, reader_of
 from control_plane.http.reply import Connection
 from control_plane.text.answers.tool_choice import PARAMETERS
 from control_plane.text.detokenizer import NONE
+from planes.errors import EngineError
 
 NAMES = {
     **FIELD_NAMES,
@@ -44,28 +48,41 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
     del tools
     request.forget()
     heading = Heading.of(engine, f"chatcmpl-{request_id}")
-    async with answers_to(
-        engine.frontend,
-        [prompt.token_ids],
-        params,
-        request.options(request_id),
-        is_whole=not request.stream,
-        spelled=NONE if prompt.answer is None else prompt.answer.spelled,
-    ) as answers:
-        reader = reader_of(prompt, answers, is_single=choice.is_single)
-        messages = Messages(reader, says_calls=not request.names_function)
-        shape = ChatShape(engine, messages, wants_logprobs=bool(request.logprobs))
-        if request.stream:
-            await send_stream(
-                connection,
-                answers,
-                heading,
-                shape,
-                include_usage=request.wants_usage_chunk,
-                field_names=NAMES,
-            )
-        else:
-            await send_whole(connection, answers, heading, shape)
+    with _limit_as_called(request):
+        async with answers_to(
+            engine.frontend,
+            [prompt.token_ids],
+            params,
+            request.options(request_id),
+            is_whole=not request.stream,
+            spelled=NONE if prompt.answer is None else prompt.answer.spelled,
+        ) as answers:
+            reader = reader_of(prompt, answers, is_single=choice.is_single)
+            messages = Messages(reader, says_calls=not request.names_function)
+            shape = ChatShape(engine, messages, wants_logprobs=bool(request.logprobs))
+            if request.stream:
+                await send_stream(
+                    connection,
+                    answers,
+                    heading,
+                    shape,
+                    include_usage=request.wants_usage_chunk,
+                    field_names=NAMES,
+                )
+            else:
+                await send_whole(connection, answers, heading, shape)
+
+
+@contextlib.contextmanager
+def _limit_as_called(request: ChatRequest) -> Iterator[None]:
+    """Name the most tokens in errors as the caller did, who has two names for it."""
+    try:
+        yield
+    except EngineError as error:
+        if error.field == "max_tokens" and request.max_completion_tokens is not None:
+            error.field = "max_completion_tokens"
+            error.message = error.message.replace("max_tokens", error.field, 1)
+        raise
 
 
 class ChatShape:

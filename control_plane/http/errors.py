@@ -131,7 +131,10 @@ def describe_error(error: EngineError, field_names: Mapping[str, str] | None = N
     code = _CODES.get(error.reason, error.reason.lower())
     retry_after_s: float | None = getattr(error, "retry_after_s", None)
     headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
-    told = error_object(status, error.message, param=param, code=code)
+    message = error.message
+    if error.field is not None and message.startswith((f"{error.field} ", f"{error.field}:")):
+        message = f"{param}{message.removeprefix(error.field)}"  # as its caller calls it
+    told = error_object(status, message, param=param, code=code)
     return HttpFailure(status, told, headers, place=param)
 
 
