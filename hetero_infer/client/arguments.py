@@ -29,7 +29,8 @@ def check_flag(value: object, field: str) -> None:
 
 def check_seconds(value: object, field: str) -> None:
     """Raise ValidationError for what is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or value != value:  # NaN
         refuse(value, field, "a number of seconds")
 
 

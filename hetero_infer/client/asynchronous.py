@@ -243,13 +243,15 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
 class AsyncStream(StreamFacts):
     """The events of one request; as `Stream`, for an event loop.
 
-    `close`, the end of an `async with` block, or cancelling the task that reads aborts the request.
+    `close`, the end of an `async with` block, giving the stream up, or cancelling the task that
+    reads aborts the request.
     """
 
     def __init__(self, client: AsyncClient, progress: StreamProgress) -> None:
         super().__init__(progress)
         self._client = client
         self._call: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
     async def texts(self) -> AsyncIterator[str]:
@@ -306,10 +308,17 @@ class AsyncStream(StreamFacts):
     ) -> None:
         await self.close()
 
+    def __del__(self) -> None:
+        call = getattr(self, "_call", None)
+        # gRPC keeps a call that nobody reads. The loop may be another thread's, or over.
+        if call is not None and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call.cancel)
+
     async def _read(self) -> Any:  # noqa: ANN401 - the message
         """Wait for the next message. Raises EngineError where there is none."""
         try:
             if self._call is None:
+                self._loop = asyncio.get_running_loop()
                 self._call = self._client._open_stream(self._progress)
             response = await self._call.read()
         except grpc.RpcError as error:

@@ -31,6 +31,10 @@ MAX_RETRY_AFTER_S: Final = 10.0
 RESUME_PATIENCE_S: Final = 60.0
 RESUME_PAUSE_S: Final = 0.1
 
+MAX_TIMEOUT_S: Final = 1e8
+"""Three years. gRPC counts nanoseconds in 64 bits, and takes a time beyond them for one that has
+passed."""
+
 Clock = Callable[[], float]
 
 OnLost = Callable[[EngineError, float], None]
@@ -51,7 +55,7 @@ class Deadline:
                 f"timeout_s must be greater than 0, got {timeout_s}", field="timeout_s"
             )
         self._clock = clock
-        self._ends_at = None if timeout_s is None else clock() + timeout_s
+        self._ends_at = None if timeout_s is None else clock() + min(timeout_s, MAX_TIMEOUT_S)
 
     def left_s(self) -> float | None:
         """Seconds that are left, 0 at least; None: no end."""

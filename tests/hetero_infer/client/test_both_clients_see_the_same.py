@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 
@@ -207,6 +208,31 @@ def test_leaving_an_async_stream_aborts_its_request(server, await_cancelled):
     await_cancelled(3)
 
 
+def test_giving_an_async_stream_up_aborts_its_request(server, await_cancelled):
+    async def story(other):
+        async for _ in other.stream("hello", ENDLESS):
+            break
+        async for _ in other.stream("hello", ENDLESS).texts():
+            break
+        # The client, whose end would end them, is open still.
+        while await other.list_requests():  # noqa: ASYNC110 - the server's state
+            await asyncio.sleep(0.01)
+
+    in_loop(server, story)
+    await_cancelled(2)
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e300, 1e10])
+def test_a_time_limit_may_be_longer_than_grpc_can_say(client, server, timeout_s):
+    whole = client.generate("hello", PARAMS, timeout_s=timeout_s)
+    assert client.stream("hello", PARAMS, timeout_s=timeout_s).answer().text == whole.text
+
+    async def story(other):
+        return (await other.generate("hello", PARAMS, timeout_s=timeout_s)).text
+
+    assert in_loop(server, story) == whole.text
+
+
 def test_a_time_limit_aborts_the_request(client, server, await_cancelled):
     with pytest.raises(DeadlineExceededError):
         client.generate("hello", ENDLESS, timeout_s=0.05)
@@ -257,6 +283,8 @@ def test_errors_name_field_and_request(client, server):
         lambda client: client.tokenize("\ud800"),
         lambda client: client.detokenize(["x"]),
         lambda client: client.generate("x", timeout_s=0),
+        lambda client: client.generate("x", timeout_s=math.nan),
+        lambda client: client.stream("x", patience_s=math.nan),
         lambda client: client.stream("x", GenerationParams(n=2), resume=True),
         lambda client: client.resume(client.stream("x").request, [-1]),
     ],
