@@ -290,14 +290,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("error: standard output is closed")
         return EXIT_FAILURE
     let_all_text_out()
-    try:
+
+    def read_and_do() -> int:
         action = read_arguments(app, OTHERS, arguments, program=PROGRAM)
-    except UsageError as error:
-        _say(f"error: {message_of(error)}")
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return _run(action if callable(action) else lambda: int(action or 0))
+        return action() if callable(action) else int(action or 0)
+
+    return _run(read_and_do)
 
 
 def _run_plane(name: str, arguments: list[str]) -> int:
@@ -311,6 +309,9 @@ def _run(action: Action) -> int:
     before = signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         return flushed(action())
+    except UsageError as error:
+        _say(f"error: {message_of(error)}")
+        return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

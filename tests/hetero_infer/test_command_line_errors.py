@@ -201,12 +201,13 @@ def test_a_switch_may_be_turned_off_again_where_a_file_turns_it_on(capsys, tmp_p
     assert refused(capsys, *argv, "--no-early-stopping").startswith("cache_salt must have at most")
 
 
+@pytest.mark.parametrize("flag", ["--version", "--help"])
 @pytest.mark.parametrize(
     ("redirection", "reason"),
     [("> /dev/full", "cannot write: No space left on device"), (">&-", "output is closed")],
 )
-def test_an_output_that_takes_nothing_is_one_line_and_status_1(redirection, reason):
-    command = f"{sys.executable} -m hetero_infer --version {redirection}"
+def test_an_output_that_takes_nothing_is_one_line_and_status_1(flag, redirection, reason):
+    command = f"{sys.executable} -m hetero_infer {flag} {redirection}"
     done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
