@@ -50,7 +50,6 @@ class TokenBucket:
         """Fill at another rate from now on; a debt stays."""
         self._fill(now)
         self._per_minute = per_minute
-        self._level = min(self._level, float(per_minute))
 
     def _fill(self, now: float) -> None:
         passed_s = now - self._at

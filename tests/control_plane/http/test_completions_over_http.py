@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from control_plane.core.batch import TokenLogprobs
+from control_plane.http.logprobs import completion_logprobs
+from control_plane.http.spelling import SpelledToken
+
 MODEL = "tiny/bytes"
 PATH = "/v1/completions"
 ANSWER = "iH#{} é漢😀."
@@ -220,3 +224,13 @@ def test_harmless_fields_are_taken(on_loop):
         )  # fmt: skip
 
     on_loop(test)
+
+
+def test_of_two_likely_tokens_of_one_name_the_likelier_one_is_told():
+    class Namesakes:
+        def spell(self, token_id):
+            return SpelledToken("same" if token_id < 9 else "came", None)
+
+    entry = TokenLogprobs(-3.0, (1, 2), (-0.5, -2.0))
+    columns = completion_logprobs(Namesakes(), [9], [entry], [0])
+    assert columns["top_logprobs"] == [{"same": -0.5, "came": -3.0}]

@@ -14,7 +14,7 @@ from control_plane.metrics.families import MODEL, PLANE, PREFIX, SERVICE, VLLM_P
 from control_plane.metrics.instruments import Instruments
 from control_plane.metrics.page import MetricsPage, Sources
 from control_plane.metrics.request_meter import RequestMeter
-from control_plane.metrics.visits import VisitMeter
+from control_plane.metrics.visits import VisitMeter, note_error
 from planes.errors import ConfigError
 from tests.control_plane.metrics.whole_plane import Page, whole_plane
 from tests.waiting import until
@@ -109,6 +109,14 @@ def test_without_a_compute_plane_the_page_shows_the_service_and_no_model():
     assert not page.find("hetero_num_requests_running")
     other, _ = MetricsPage(Sources(VisitMeter(), RequestMeter(), list))()
     assert not Page(other.decode()).find("hetero_errors_total")
+
+
+def test_a_request_fails_once_for_the_first_reason():
+    visits = VisitMeter()
+    with visits.visit("http", "/v1/completions"):
+        note_error("COMPUTE_UNAVAILABLE")
+        note_error("INTERNAL")
+    assert visits.num_errors == {("http", "COMPUTE_UNAVAILABLE"): 1}
 
 
 def test_without_prometheus_client_there_is_no_page_and_no_pretence_of_one(monkeypatch):

@@ -222,6 +222,17 @@ def test_giving_an_async_stream_up_aborts_its_request(server, await_cancelled):
     await_cancelled(2)
 
 
+def test_an_async_stream_may_outlive_its_loop(server, await_cancelled):
+    async def story(other):
+        stream = other.stream("hello", ENDLESS)
+        await anext(stream)
+        return stream
+
+    stream = in_loop(server, story)
+    await_cancelled(1)
+    del stream  # an exception here would be a warning, and that an error
+
+
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e300, 1e10])
 def test_a_time_limit_may_be_longer_than_grpc_can_say(client, server, timeout_s):
     whole = client.generate("hello", PARAMS, timeout_s=timeout_s)
