@@ -219,9 +219,9 @@ class Output:
             events += self._begin(self._new_message())
         events += self._tell_the_rest()
         last = self._items[-1]
-        if isinstance(last, Call) and self._reader is not None:
+        if isinstance(last, Call):
             # A stop text may cut arguments off, and a length an answer behind them.
-            status = COMPLETED if self._reader.is_calling(0) else INCOMPLETE
+            status = self._status_of_call()
         return [*events, *last.end(status)]
 
     def values(self) -> list[dict[str, Any]]:
@@ -229,9 +229,14 @@ class Output:
         return [item.value() for item in self._items]
 
     def cut_off(self) -> None:
-        """Take note that nothing more comes."""
+        """Take note that nothing more comes; a call that has all its arguments is completed."""
         for item in self._items[-1:]:
-            item.status = INCOMPLETE
+            item.status = self._status_of_call() if isinstance(item, Call) else INCOMPLETE
+
+    def _status_of_call(self) -> str:
+        """Return the status of a call that is the last item, when nothing more comes."""
+        is_whole = self._reader is not None and self._reader.is_calling(0)
+        return COMPLETED if is_whole else INCOMPLETE
 
     def _write(self, parts: Parts) -> list[Event]:
         events: list[Event] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from control_plane.core.request import FinishReason
@@ -218,6 +220,19 @@ def test_a_failure_leaves_the_item_that_was_being_written_incomplete(on_loop):
             "response.created", "response.in_progress", "response.failed",
         ]  # fmt: skip
         assert events[-1][1]["response"]["output"] == []
+
+    on_loop(test, template=QWEN)
+
+
+def test_a_failure_behind_a_call_that_is_whole_leaves_it_completed(on_loop):
+    async def test(served):
+        served.engine.says = [f"{CALL}\n"]
+        served.engine.hold = len(CALL.encode()) + 1
+        served.engine.error = ComputeUnavailableError("it is away")
+        events = await served.events(PATH, {"input": "Hi", **asked()})
+        assert events[-1][0] == "response.failed"
+        (call,) = events[-1][1]["response"]["output"]
+        assert (call["status"], json.loads(call["arguments"])) == ("completed", {"town": "Köln"})
 
     on_loop(test, template=QWEN)
 
