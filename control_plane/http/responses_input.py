@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import Field, JsonValue, Tag
+from pydantic import BeforeValidator, Field, JsonValue, Tag
 
 from control_plane.http.chat_schema import FunctionCall, content_text, plain_call
-from control_plane.http.fields import Wire, one_of, text_or_list
+from control_plane.http.fields import Wire, one_of, text_or_list, wrong
 from control_plane.text.bounds import MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS
 from planes.errors import ValidationError
 
@@ -100,6 +100,15 @@ def _kind_of_item(given: object) -> str:
     return _ITEM_TAGS.get(kind, "") if kind is None or isinstance(kind, str) else ""
 
 
+def _refuse_reference(given: object) -> object:
+    """Refuse an item that is named, by an id, and not there."""
+    if isinstance(given, dict) and (
+        given.get("type") == "item_reference" or (given.keys() <= {"type", "id"} and "id" in given)
+    ):
+        raise wrong("id", "nothing is stored here: send the item itself, as the response had it")
+    return given
+
+
 Item: TypeAlias = Annotated[
     Annotated[InputMessage, Tag("~message")]
     | Annotated[InputReasoning, Tag("~reasoning")]
@@ -109,6 +118,7 @@ Item: TypeAlias = Annotated[
         _kind_of_item,
         "an item of the type message, reasoning, function_call or function_call_output",
     ),
+    BeforeValidator(_refuse_reference),
 ]
 
 Input: TypeAlias = Annotated[

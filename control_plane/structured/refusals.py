@@ -1,0 +1,54 @@
+"""Why a structure is refused: what the library says of it, in words for who wrote the structure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MAX_ERROR_CHARACTERS: Final = 300
+
+LIBRARY: Final = "the grammar library says"
+"""Before its own words, where there are none here for what it says."""
+
+_WORDS: Final = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"NoExtensionBias", "no text can keep to it: what it refers to leads back to itself"),
+        (r"schema too large", "it is too large, or its alternatives multiply"),
+        (
+            r"fuel exhausted|lexer configuration .*too big|grammar size \(number of symbols\)",
+            "telling its texts, patterns and numbers apart takes too much",
+        ),
+        (
+            r"too many items|lexer states|step limit|row limit",
+            "what it leaves open takes too much to follow",
+        ),
+        (r"Resource '", "it refers to another document; references within it are followed"),
+        (r"Pointer '(?P<what>[^']*)' does not exist", "it refers to {what}, which does not exist"),
+        (r"Unimplemented keys: \[(?P<what>.*)\]", "nothing keeps to its keywords {what}"),
+        (
+            r"oneOf constraints are not supported",
+            "oneOf is only for alternatives that exclude one another; anyOf is for others",
+        ),
+        (r"Unsatisfiable schema: (?P<what>.*)", "no JSON keeps to it: {what}"),
+        (r"Invalid type: (?P<what>.*)", "there is no type {what}"),
+        (r"Expecting object schema", "a schema must be an object"),
+        (
+            r"invalid regex|regex parse error",
+            "a regular expression is not valid, or looks ahead, behind or back",
+        ),
+        (r"no start rule found", "there is no rule start"),
+        (r"^panic: ", "it is more than can be compiled"),
+    )
+)
+
+
+def reason_of(error: str) -> str:
+    """Return in one line what a caller is told of an error of the library."""
+    lines = error.strip().splitlines()
+    line = lines[0] if lines else "no reason is given"
+    for pattern, words in _WORDS:
+        found = pattern.search(line)
+        if found is not None:
+            return words.format(**found.groupdict())[:MAX_ERROR_CHARACTERS]
+    return f"{LIBRARY}: {line}"[:MAX_ERROR_CHARACTERS]
