@@ -66,6 +66,10 @@ def _check_patterns(schema: str) -> object:
         size = 0 if options is None else len(json.dumps(options))
     except RecursionError:
         raise ValueError("objects and lists are nested too deep") from None
+    except ValueError as error:
+        raise ValueError(f"it is no JSON: {error}") from None
+    if not isinstance(root, dict):
+        raise ValueError("a schema must be an object")  # noqa: TRY004 - it is text, and wrong
     waiting = [root]
     while waiting:
         value = waiting.pop()

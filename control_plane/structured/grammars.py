@@ -25,7 +25,8 @@ from control_plane.core.structured_outputs import FIELD, StructuredOutputs
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.errors import QueueFullError
 from control_plane.structured.grammar_texts import grammar_of, grammar_of_schema
-from control_plane.structured.matcher import Matchers, first_line
+from control_plane.structured.matcher import Matchers
+from control_plane.structured.refusals import reason_of
 from control_plane.structured.vocabulary import Vocabulary
 from planes.errors import ValidationError
 
@@ -187,7 +188,7 @@ def _compiled(vocabulary: LLTokenizer, grammar: str, kind: str) -> tuple[LLMatch
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error():
-        raise ValueError(first_line(matcher.get_error()))
+        raise ValueError(reason_of(matcher.get_error()))
     return matcher, allowed
 
 

@@ -8,10 +8,12 @@ the interpreter lock where there are several.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from control_plane.structured.refusals import reason_of
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -19,22 +21,6 @@ if TYPE_CHECKING:
     from control_plane.core.constraint import Constraint
 
 UInt8Array = npt.NDArray[np.uint8]
-
-MAX_ERROR_CHARACTERS: Final = 300
-
-
-def first_line(error: str) -> str:
-    """Return what a caller is told of an error of the library: a line.
-
-    Of a regular expression the reason, which comes last; the first line has all of the expression.
-    """
-    lines = error.strip().splitlines()
-    told = lines[0] if lines else "no reason is given"
-    if told.endswith("regex parse error:"):
-        place = f"{told.partition(': ')[0]}: " if told.startswith("at ") else ""
-        reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        told = f"{place}regex parse error: {reasons[-1] if reasons else 'no reason is given'}"
-    return told[:MAX_ERROR_CHARACTERS]
 
 
 class Matcher:
@@ -78,7 +64,7 @@ class Matchers:
         """Take in the tokens of a text that is known, and compute only what may follow all."""
         for token in tokens[:-1]:
             if not matcher.grammar.consume_token(token) or matcher.grammar.is_error():
-                matcher.error = first_line(matcher.grammar.get_error())
+                matcher.error = reason_of(matcher.grammar.get_error())
                 return
         self.advance([(matcher, token) for token in tokens[-1:]])
 
@@ -90,7 +76,7 @@ class Matchers:
                 raise TypeError(f"{type(matcher).__name__} is no constraint of this constrainer")
             grammar = matcher.grammar
             if not grammar.consume_token(token) or grammar.is_error():
-                matcher.error = first_line(grammar.get_error())
+                matcher.error = reason_of(grammar.get_error())
             elif grammar.is_stopped():
                 matcher.is_complete = True
             else:
@@ -116,7 +102,7 @@ class Matchers:
             )
         for matcher, mask in zip(matchers, masks, strict=True):
             if matcher.grammar.is_error():
-                matcher.error = first_line(matcher.grammar.get_error())
+                matcher.error = reason_of(matcher.grammar.get_error())
             else:
                 self._put(matcher, mask.view(np.uint8)[: self._num_bytes])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 MAX_ERROR_CHARACTERS: Final = 300
@@ -16,27 +17,22 @@ _WORDS: Final = tuple(
         (r"NoExtensionBias", "no text can keep to it: what it refers to leads back to itself"),
         (r"schema too large", "it is too large, or its alternatives multiply"),
         (
-            r"fuel exhausted|lexer configuration .*too big|grammar size \(number of symbols\)",
+            r"fuel exhausted|lexer configuration .* too big|class too large|too many expressions",
             "telling its texts, patterns and numbers apart takes too much",
         ),
         (
-            r"too many items|lexer states|step limit|row limit",
+            r"Too many items|too many states",
             "what it leaves open takes too much to follow",
         ),
         (r"Resource '", "it refers to another document; references within it are followed"),
-        (r"Pointer '(?P<what>[^']*)' does not exist", "it refers to {what}, which does not exist"),
-        (r"Unimplemented keys: \[(?P<what>.*)\]", "nothing keeps to its keywords {what}"),
+        (r"Pointer (?P<what>'.*') does not exist", "it refers to {what}, which does not exist"),
+        (r"Unimplemented keys: \[(?P<what>.*)\]", "answers cannot keep to {what}"),
         (
             r"oneOf constraints are not supported",
             "oneOf is only for alternatives that exclude one another; anyOf is for others",
         ),
         (r"Unsatisfiable schema: (?P<what>.*)", "no JSON keeps to it: {what}"),
-        (r"Invalid type: (?P<what>.*)", "there is no type {what}"),
-        (r"Expecting object schema", "a schema must be an object"),
-        (
-            r"invalid regex|regex parse error",
-            "a regular expression is not valid, or looks ahead, behind or back",
-        ),
+        (r"Invalid type: (?P<what>.*)", "there is no type '{what}'"),
         (r"no start rule found", "there is no rule start"),
         (r"^panic: ", "it is more than can be compiled"),
     )
@@ -47,8 +43,17 @@ def reason_of(error: str) -> str:
     """Return in one line what a caller is told of an error of the library."""
     lines = error.strip().splitlines()
     line = lines[0] if lines else "no reason is given"
+    if line.endswith("regex parse error:"):
+        return _reason_of_regex(lines)[:MAX_ERROR_CHARACTERS]
     for pattern, words in _WORDS:
         found = pattern.search(line)
         if found is not None:
             return words.format(**found.groupdict())[:MAX_ERROR_CHARACTERS]
     return f"{LIBRARY}: {line}"[:MAX_ERROR_CHARACTERS]
+
+
+def _reason_of_regex(lines: Sequence[str]) -> str:
+    """Return the reason, which comes last; the first line has all of the expression."""
+    place = f"{lines[0].partition(': ')[0]}: " if lines[0].startswith("at ") else ""
+    reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return f"{place}regex parse error: {reasons[-1] if reasons else 'no reason is given'}"

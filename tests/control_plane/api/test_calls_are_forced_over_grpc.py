@@ -151,7 +151,7 @@ def test_a_schema_that_is_not_supported_is_named():
     wrong = {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}
 
     async def story(servicer, _):
-        with pytest.raises(ValidationError, match="is not supported: Unimpl") as caught:
+        with pytest.raises(ValidationError, match="is not supported: answers cannot keep to") as caught:
             await servicer.Chat(asked("required", tools=[NOW, wrong]), None)
         assert caught.value.field == "tools[1].parameters_json"
 

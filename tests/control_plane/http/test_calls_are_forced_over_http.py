@@ -238,7 +238,7 @@ def test_of_allowed_tools_one_may_be_called(on_loop):
             asked("required", tools=[NOW, {**WEATHER, "function": {
                 "name": "x", "parameters": {"properties": {"a": {"not": {}}}}}}]),
             "tools[1].function.parameters",
-            'is not supported: Unimplemented keys: ["not"]',
+            'is not supported: answers cannot keep to "not"',
         ),
     ],
 )  # fmt: skip

@@ -130,7 +130,7 @@ def test_where_the_format_of_calls_is_not_known_the_refusal_says_what_to_set(on_
             asked("required", tools=[NOW, {**NOW, "name": "x", "parameters": {
                 "properties": {"a": {"not": {}}}}}]),
             "tools[1].parameters",
-            'is not supported: Unimplemented keys: ["not"]',
+            'is not supported: answers cannot keep to "not"',
         ),
     ],
 )  # fmt: skip

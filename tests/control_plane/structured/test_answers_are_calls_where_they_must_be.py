@@ -212,8 +212,16 @@ PARAMETERS = "tools[1].function.parameters"
 @pytest.mark.parametrize(
     ("wrong", "field", "message"),
     [
-        (tool(parameters={"not": {}}), PARAMETERS, 'is not supported: Unimplemented keys: ["not"]'),
-        (tool(parameters={"$ref": "#/x"}), PARAMETERS, "is not supported: Pointer '/x' does not"),
+        (
+            tool(parameters={"not": {}}),
+            PARAMETERS,
+            'is not supported: answers cannot keep to "not"',
+        ),
+        (
+            tool(parameters={"$ref": "#/x"}),
+            PARAMETERS,
+            "is not supported: it refers to '/x', which does",
+        ),
         (tool(parameters={"pattern": "(?=a)", "type": "array"}), PARAMETERS, "must be of objects"),
         (
             tool(parameters={"properties": {"a": {"type": "string", "pattern": "a" * 4097}}}),

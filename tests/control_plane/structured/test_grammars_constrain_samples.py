@@ -18,6 +18,7 @@ from control_plane.core.structured_outputs import StructuredOutputs
 from control_plane.errors import QueueFullError
 from control_plane.structured.grammars import Grammars
 from control_plane.structured.matcher import Matchers
+from control_plane.structured.refusals import reason_of
 from control_plane.structured.vocabulary import Vocabulary
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
 from planes.errors import ValidationError
@@ -192,25 +193,63 @@ def test_a_grammar_that_is_read_in_ever_more_ways_ends_its_sample_while_steps_ar
     assert "items" in one.error
 
 
+OPTIONS_OF_ONE = {"anyOf": [{"properties": {f"p{j}": {"type": "string"}}} for j in range(8)]}
+TO_ITSELF = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
 WRONG = {
-    "no JSON": StructuredOutputs(json="{"),
-    "no schema": StructuredOutputs(json="5"),
-    "an unknown type": StructuredOutputs(json={"type": "strin"}),
-    "what is not supported": StructuredOutputs(json={"not": {"type": "string"}}),
-    "a reference elsewhere": StructuredOutputs(json={"$ref": "http://127.0.0.1/schema"}),
-    "a reference to a file": StructuredOutputs(json={"$ref": "file:///etc/passwd"}),
-    "a regular expression that is none": StructuredOutputs(regex="(a"),
-    "one that looks ahead": StructuredOutputs(regex="(?=a)b"),
-    "a grammar that is none": StructuredOutputs(grammar="no rules"),
-    "a grammar without start": StructuredOutputs(grammar='other: "x"'),
-    "no text at all": StructuredOutputs(grammar="start: a\na: b\nb: a"),
-    "the empty text": StructuredOutputs(regex="()"),
-}
+    "no JSON": (StructuredOutputs(json="{"), "it is no JSON: "),
+    "no schema": (StructuredOutputs(json="5"), "a schema must be an object"),
+    "an unknown type": (StructuredOutputs(json={"type": "strin"}), "there is no type 'strin'"),
+    "what is not supported": (
+        StructuredOutputs(json={"if": {}, "not": {}}), 'answers cannot keep to "if", "not"'
+    ),
+    "alternatives": (
+        StructuredOutputs(json={"oneOf": [{"minimum": 1}, {"maximum": 2}]}), "anyOf is for others"
+    ),
+    "what is never": (
+        StructuredOutputs(json={"type": "integer", "minimum": 2, "maximum": 1}),
+        r"no JSON keeps to it: minimum \(2\) is greater",
+    ),
+    "a reference elsewhere": (
+        StructuredOutputs(json={"$ref": "http://127.0.0.1/schema"}), "to another document"
+    ),
+    "a reference to a file": (
+        StructuredOutputs(json={"$ref": "file:///etc/passwd"}), "to another document"
+    ),
+    "a reference to nothing": (
+        StructuredOutputs(json={"$ref": "#/$defs/b"}), r"'/\$defs/b', which does not exist"
+    ),
+    "a reference to itself": (StructuredOutputs(json=TO_ITSELF), "leads back to itself"),
+    "what is too large": (
+        StructuredOutputs(json={"allOf": [OPTIONS_OF_ONE, *[OPTIONS_OF_ONE] * 7]}), "multiply"
+    ),
+    "a pattern that is none": (
+        StructuredOutputs(json={"type": "string", "pattern": "(?=a)"}), "parse error: look-around"
+    ),
+    "a regular expression that is none": (
+        StructuredOutputs(regex="(a"), "regex parse error: unclosed group"
+    ),
+    "one that looks ahead": (
+        StructuredOutputs(regex="(?=a)b"), "regex parse error: look-around"
+    ),
+    "a grammar that is none": (
+        StructuredOutputs(grammar="no rules"), "the grammar library says: .* Expected token"
+    ),
+    "a grammar without start": (StructuredOutputs(grammar='other: "x"'), "there is no rule start"),
+    "no text at all": (StructuredOutputs(grammar="start: a\na: b\nb: a"), "back to itself"),
+    "terminals that double": (
+        StructuredOutputs(
+            grammar="start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(30))
+            + '\nA30: "x"'
+        ),
+        "takes too much",
+    ),
+    "the empty text": (StructuredOutputs(regex="()"), "allows no text"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("structure", WRONG.values(), ids=WRONG.keys())
-def test_what_is_no_structure_is_refused_with_its_field(grammars, structure):
-    with pytest.raises(ValidationError) as caught:
+@pytest.mark.parametrize(("structure", "words"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_no_structure_is_refused_with_its_field_and_why(grammars, structure, words):
+    with pytest.raises(ValidationError, match=words) as caught:
         constraints(grammars, structure)
     assert caught.value.field == f"structured_outputs.{structure.kind}"
     assert "\n" not in caught.value.message
@@ -230,6 +269,21 @@ def test_a_regular_expression_is_refused_with_the_reason(grammars, structure, wh
         constraints(grammars, structure)
     assert "regex parse error: " in caught.value.message
     assert why in caught.value.message
+
+
+def test_what_the_library_says_is_never_its_own_where_it_gave_up():
+    given_up = "panic: index out of bounds\n<backtrace>somewhere</backtrace>"
+    assert reason_of(given_up) == "it is more than can be compiled"
+    assert reason_of("a new thing\nfoo") == "the grammar library says: a new thing"
+    assert len(reason_of("a" * 9999)) == 300
+
+
+def test_a_schema_may_refer_to_itself_in_what_it_holds(grammars):
+    tree = {"type": "array", "items": {"$ref": "#/$defs/tree"}}
+    schema = {"$ref": "#/$defs/tree", "$defs": {"tree": tree}}
+    (one,) = constraints(grammars, StructuredOutputs(json=schema))
+    say(one, "[[],[[]]]")
+    assert one.is_complete
 
 
 def chain(length: int, spelled) -> str:
