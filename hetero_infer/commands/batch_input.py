@@ -3,6 +3,7 @@
 A line is `{"id"?, "prompt" or "messages", …}`: `prompt` is text or a list of token ids, `messages`,
 `tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's, `chat_template_kwargs` is vLLM's,
 everything else has the name of a generation parameter, or is `priority`, `cache_salt` or `model`.
+What is null is as if it were not there.
 Without an id a line is called by its number, a file by its name.
 """
 
@@ -217,7 +218,9 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _id(values: Mapping[str, Any], number: int) -> Id:
-    job_id = values.get("id", number)
+    job_id = values.get("id")
+    if job_id is None:
+        return number
     if isinstance(job_id, bool) or not isinstance(job_id, str | int):
         raise ValidationError(f"id must be text or an integer, got {job_id!r}", field="id")
     return job_id
@@ -229,6 +232,7 @@ def _request(values: Mapping[str, Any], defaults: Defaults) -> TextRequest | Cha
             raise ValidationError(
                 f"unknown key {key!r}{did_you_mean(key, (*KEYS, *PARAMS))}", field=key
             )
+    values = {key: value for key, value in values.items() if value is not None}
     if ("prompt" in values) == ("messages" in values):
         raise ValidationError("a line has either a prompt or messages", field="prompt")
     params = _params(values, defaults.params)

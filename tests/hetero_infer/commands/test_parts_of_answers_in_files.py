@@ -16,7 +16,7 @@ from hetero_infer.client.answers import (
 )
 from hetero_infer.client.conversation import Message, ToolCall
 from hetero_infer.commands.answer_object import answer_object
-from hetero_infer.commands.batch_input import Defaults, read_jobs
+from hetero_infer.commands.batch_input import CHAT_KEYS, Defaults, read_jobs
 from hetero_infer.generation_config import GenerationConfig
 from planes.errors import ValidationError
 
@@ -62,6 +62,13 @@ def test_a_line_may_say_whether_tools_are_called(job_of):
     for wrong in ({"tool_choice": "any"}, {"parallel_tool_calls": "no"}):
         assert isinstance(job_of(**asked, **wrong).request, ValidationError)
     assert isinstance(job_of(prompt="x", tool_choice="auto").request, ValidationError)
+
+
+def test_what_is_null_in_a_line_is_as_if_it_were_not_there(job_of):
+    names = ("tools", "tool_choice", "parallel_tool_calls", "temperature", "stop", "seed", "model")
+    job = job_of(id=None, prompt=None, messages=BEGUN, **dict.fromkeys((*names, *CHAT_KEYS)))
+    assert (job.id, job.request) == (1, job_of(messages=BEGUN).request)
+    assert isinstance(job_of(messages=BEGUN, unknown=None).request, ValidationError)
 
 
 def test_the_hash_of_a_line_that_says_nothing_of_it_is_as_it_was(job_of):
