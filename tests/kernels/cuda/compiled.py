@@ -1,9 +1,9 @@
 """Runs a case's launches from the PTX that the compiler makes of its kernels, or broken ones.
 
 The compiler takes seconds for a kernel, and files of tests share kernels: its PTX is kept beside
-the product's own machine code, a file for each variant, for as long as no source below `kernels`
-and no part of the compiler is another. Nothing is kept of sources that may have been written while
-this process read them.
+the product's own machine code, a file for each variant and what it was made from: every source
+below `kernels` and the compiler, so that several trees keep theirs side by side. Nothing is kept of
+sources that may have been written while this process read them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ PACKAGE = Path(str(kernels.__file__)).parent
 SETTLED_SINCE = time.time() - 60.0
 """Sources that were written later may not be what this process has imported."""
 
+KEPT = 4
+"""Files of one name, the latest: of that many trees, or states of one."""
+
 compile_ptx, link = build.compile_ptx, build.link  # themselves, whatever a test puts there
 
 
@@ -47,16 +50,16 @@ def _text_of(variant: Any) -> str:
 
 
 def kept_text(variant: Variant, directory: Path, made_from: str) -> str:
-    """Return a variant's PTX from its file, or compile it if that was made from anything else."""
+    """Return a variant's PTX from its file, or compile it if none was made from that."""
     make_private_directory(directory)
-    file = directory / f"{variant.name}.ptx"
     label = f"// {made_from} {variant!r}"
+    file = directory / f"{variant.name}.{_digest(label)[:16]}.ptx"
     with contextlib.suppress(FileNotFoundError):
         first, _, text = file.read_text(encoding="utf-8").partition("\n")
         if first == label:
             return text
     text = compile_ptx(variant)
-    build.write_whole(file, f"{label}\n{text}".encode())
+    _keep(file, f"{label}\n{text}".encode())
     return text
 
 
@@ -67,8 +70,8 @@ def kept_link(
     directory = directory or ComputePlaneConfig().kernel_cache_root / "ptx"
     make_private_directory(directory)
     made_from = f"{build.toolchain_hash()} {capability} {ptx}"
-    label = hashlib.sha256(made_from.encode()).hexdigest()
-    file = directory / f"{name}.{build.architecture(capability)}.cubin"
+    label = _digest(made_from)
+    file = directory / f"{name}.{label[:16]}.{build.architecture(capability)}.cubin"
     with contextlib.suppress(FileNotFoundError):
         first, _, rest = file.read_bytes().partition(b"\n")
         if first.decode() == label:
@@ -76,8 +79,23 @@ def kept_link(
             return cubin, build.ResourceUsage(*json.loads(usage))
     cubin, made = link(name, ptx, capability)
     usage = json.dumps(dataclasses.astuple(made)).encode()
-    build.write_whole(file, b"\n".join([label.encode(), usage, cubin]))
+    _keep(file, b"\n".join([label.encode(), usage, cubin]))
     return cubin, made
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _keep(file: Path, content: bytes) -> None:
+    """Write a file, and remove the oldest of its name where there are too many."""
+    build.write_whole(file, content)
+    name, _, suffix = file.name.split(".", 2)
+    others = [other for other in file.parent.glob(f"{name}.*.{suffix}") if other != file]
+    with contextlib.suppress(FileNotFoundError):  # another process removes them too
+        others.sort(key=lambda other: other.stat().st_mtime)
+        for old in others[: 1 - KEPT]:
+            old.unlink()
 
 
 @cache

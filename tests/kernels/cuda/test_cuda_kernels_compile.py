@@ -82,6 +82,21 @@ def test_ptx_is_kept_until_what_it_is_made_from_changes(tmp_path):
     assert entry in compiled.kept_text(Scaler(in_float64=True), kept, "another")
 
 
+def test_ptx_of_several_trees_is_kept_side_by_side_and_the_latest_of_them_only(
+    tmp_path, monkeypatch
+):
+    made = []
+    monkeypatch.setattr(compiled, "compile_ptx", lambda _: made.append(1) or f"text {len(made)}")
+    for tree in "abab":
+        compiled.kept_text(Scaler(), tmp_path, tree)
+    assert len(made) == 2
+    for tree in map(str, range(2 * compiled.KEPT)):
+        compiled.kept_text(Scaler(), tmp_path, tree)
+    assert len(list(tmp_path.iterdir())) == compiled.KEPT
+    text = compiled.kept_text(Scaler(), tmp_path, str(2 * compiled.KEPT - 1))
+    assert text == f"text {len(made)}"
+
+
 def test_machine_code_is_kept_until_its_ptx_changes(tmp_path, monkeypatch):
     kept, asked, ptx = tmp_path / "ptx", [], build.compile_ptx(Scaler())
 
