@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
 
@@ -68,14 +68,14 @@ def _text_request(request: TextRequest) -> inference_pb2.GenerateRequest:
 
 
 def _chat_request(request: ChatRequest) -> inference_pb2.ChatRequest:
+    choice = tool_choice_of(request.tool_choice) or ToolChoice()
     message = inference_pb2.ChatRequest(
         messages=messages_to_proto(request.messages),
-        tools=tools_to_proto(request.tools),
+        tools=tools_to_proto(request.tools, strict=choice.strict),
         chat_template_kwargs_json=object_to_proto(request.chat_template_kwargs),
         continue_final_message=request.continue_final_message,
         add_generation_prompt=request.add_generation_prompt,
     )
-    choice = tool_choice_of(request.tool_choice) or ToolChoice()
     mode = f"TOOL_CHOICE_MODE_{choice.mode.upper()}"
     with _Refusal("tool_choice", choice):
         message.tool_choice.mode = inference_pb2.ToolChoiceMode.Value(mode)
@@ -130,8 +130,10 @@ def messages_to_proto(messages: Iterable[Message]) -> list[inference_pb2.ChatMes
     return found
 
 
-def tools_to_proto(tools: Iterable[Tool]) -> list[inference_pb2.Tool]:
-    """Return the tools. Raises ValidationError for a schema that is no JSON."""
+def tools_to_proto(
+    tools: Iterable[Tool], *, strict: Collection[str] = ()
+) -> list[inference_pb2.Tool]:
+    """Return the tools; those named in `strict` are. Raises ValidationError for a bad schema."""
     found = []
     for index, tool in enumerate(tools):
         with _Refusal(f"tools[{index}]", tool):
@@ -141,7 +143,7 @@ def tools_to_proto(tools: Iterable[Tool]) -> list[inference_pb2.Tool]:
                     name=tool.name,
                     description=tool.description,
                     parameters_json=schema,
-                    strict=tool.strict,
+                    strict=tool.strict or tool.name in strict,
                 )
             )
     return found

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from control_plane.api.conversation import tool_choice_from_proto
+from control_plane.text.answers.tool_choice import ToolChoice
 from hetero_infer.client.answers import Finished
 from hetero_infer.client.convert import answer_from_proto, request_to_proto
 from hetero_infer.client.requests import ChatRequest
@@ -37,6 +39,13 @@ def asked(choice, *, tools=(WEATHER, NOW), seed=3, n=1, **more) -> pb.ChatReques
     request.sampling.seed = seed
     request.sampling.n = n
     return request
+
+
+def test_tools_that_a_choice_calls_strict_are():
+    """One of a caller in this process: OpenAI's have no such field."""
+    request = asked(ToolChoice(strict=("weather",)))
+    assert [tool.strict for tool in request.tools] == [True, False]
+    assert tool_choice_from_proto(request) == ToolChoice(strict=("weather",))
 
 
 @pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL])
@@ -151,7 +160,9 @@ def test_a_schema_that_is_not_supported_is_named():
     wrong = {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}
 
     async def story(servicer, _):
-        with pytest.raises(ValidationError, match="is not supported: answers cannot keep to") as caught:
+        with pytest.raises(
+            ValidationError, match="is not supported: answers cannot keep to"
+        ) as caught:
             await servicer.Chat(asked("required", tools=[NOW, wrong]), None)
         assert caught.value.field == "tools[1].parameters_json"
 
