@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -32,13 +33,15 @@ from control_plane.engine.gate import Gate
 from control_plane.engine.loop import LoopOptions
 from control_plane.engine.plugins import CoreFactories
 from control_plane.engine.recording import Recorder
-from control_plane.engine.roster import Roster, RosterOptions
+from control_plane.engine.roster import Attach, Roster, RosterOptions
 from control_plane.engine.streams import StreamHub
 from control_plane.engine.template_choice import TemplateChoice
 from control_plane.http.server import HOW_TO_GET_IT, HttpServer, missing_packages
 from control_plane.metrics.instruments import Instruments
 from control_plane.shutdown import Shutdown
+from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.bounds import max_message_bytes
+from control_plane.text.chat_template import ChatTemplate
 from control_plane.tracing.provider import load_tracing
 from planes.address import Address
 from planes.descriptors import share_of_descriptors
@@ -133,7 +136,7 @@ class ControlPlane:
                 ),
                 factories=self._factories,
             ),
-            on_first=self._attach,
+            prepare=self._prepare,
             on_fault=self._on_fault,
         )
 
@@ -227,9 +230,20 @@ class ControlPlane:
         _log.info("listening", address=self._address)
         return server
 
-    def _attach(self, connected: ConnectedPlane, admission: Admission) -> None:
-        """Begin to take requests: the first compute plane is there."""
+    def _prepare(self, connected: ConnectedPlane) -> Attach:
+        """Try the chat template out, off the event loop; return what attaches the plane."""
         template = self._template.make(connected)
+        formats = self._template.formats(connected, template)
+        return partial(self._attach, connected, template, formats)
+
+    def _attach(
+        self,
+        connected: ConnectedPlane,
+        template: ChatTemplate | None,
+        formats: AnswerFormats | None,
+        admission: Admission,
+    ) -> None:
+        """Begin to take requests: the first compute plane is there."""
         frontend = EngineFrontend(
             EngineParts(
                 plane=connected.plane,
@@ -243,7 +257,7 @@ class ControlPlane:
                 metrics=self._fleet.metrics,
                 memory_stats=self._fleet.memory_stats,
                 chat_template=template,
-                answer_formats=self._template.formats(connected, template),
+                answer_formats=formats,
                 max_unread_tokens=self._config.max_unread_tokens,
                 on_drain=self._tell_health,
                 watch=self._instruments.watch(connected.plane.model),

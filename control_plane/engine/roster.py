@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import structlog
 
@@ -40,10 +41,15 @@ class RosterOptions:
     factories: CoreFactories
 
 
+Attach: TypeAlias = Callable[[Admission], None]
+
+
 class Roster:
     """Connects to every address, whenever a plane comes there, and takes it into the fleet.
 
-    `on_first` is called with the first plane and the admission for all, before its engine starts.
+    `prepare` is called with a plane as long as none is taken in, beside the event loop: it may take
+    seconds. What it returns for the first one is called on the event loop, before its engine
+    starts, with the admission for all.
     `on_fault`: from any thread, with what no retry can mend.
     """
 
@@ -53,13 +59,13 @@ class Roster:
         fleet: Fleet,
         options: RosterOptions,
         *,
-        on_first: Callable[[ConnectedPlane, Admission], None],
+        prepare: Callable[[ConnectedPlane], Attach],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._clients = clients
         self._fleet = fleet
         self._options = options
-        self._on_first = on_first
+        self._prepare = prepare
         self._on_fault = on_fault
         self._admission: Admission | None = None
         self._began = time.monotonic()
@@ -112,7 +118,7 @@ class Roster:
                 # A plane taken in after the end began would get an engine that nobody stops.
                 if connected is None or self._stop_connecting.is_set():
                     return
-                self._take_in(client, connected)
+                self._take_in(client, *connected)
             except EngineError as error:
                 if self._admission is None or time.monotonic() - self._began < START_S:
                     raise
@@ -123,11 +129,19 @@ class Roster:
             else:
                 return
 
-    def _connect(self, client: ComputeClient) -> ConnectedPlane | None:
-        return connect(client, self._options.limits, stop=self._stop_connecting)
+    def _connect(self, client: ComputeClient) -> tuple[ConnectedPlane, Attach | None] | None:
+        connected = connect(client, self._options.limits, stop=self._stop_connecting)
+        if connected is None:
+            return None
+        return connected, self._prepare(connected) if self._admission is None else None
 
-    def _take_in(self, client: ComputeClient, connected: ConnectedPlane) -> None:
-        """Make a member of the fleet and start its engine. Raises PlaneMismatchError."""
+    def _take_in(
+        self, client: ComputeClient, connected: ConnectedPlane, attach: Attach | None
+    ) -> None:
+        """Make a member of the fleet and start its engine. Raises PlaneMismatchError.
+
+        `attach`: there if no plane had been taken in when this one answered.
+        """
         address = str(client.address)
         members = self._fleet.members
         if members:
@@ -142,7 +156,8 @@ class Roster:
         self._fleet.add(member)
         if self._admission is None:
             self._admission = connected.make_admission()
-            self._on_first(connected, self._admission)
+            if attach is not None:
+                attach(self._admission)
         else:
             self._admission.add_alternative(member.facts.admission)
         _log_plane(connected, address)

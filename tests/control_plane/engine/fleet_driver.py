@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 from control_plane.config import SchedulingLimits
 from control_plane.core.generation_params import GenerationParams
@@ -28,6 +29,7 @@ class FleetDriver:
     def __init__(self, planes, *, limits=None, factories=None, grace_s=30.0, **options):
         loop = asyncio.get_running_loop()
         self.tokens, self.ends, self.links, self.faults = {}, {}, [], []
+        self.prepared_on, self.attached_on = [], []
         self.news = asyncio.Event()
         self.admission = None
         self.fleet = Fleet(
@@ -45,7 +47,7 @@ class FleetDriver:
                 LoopOptions(compute_grace_s=grace_s),
                 factories or CoreFactories(),
             ),
-            on_first=self.note_first,
+            prepare=self.note_prepared,
             on_fault=lambda fault: loop.call_soon_threadsafe(self.note_fault, fault),
         )
 
@@ -58,7 +60,12 @@ class FleetDriver:
         await self.roster.stop(5.0)
         await self.roster.shut_down(5.0)
 
-    def note_first(self, _connected, admission):
+    def note_prepared(self, _connected):
+        self.prepared_on.append(threading.current_thread())
+        return self.note_first
+
+    def note_first(self, admission):
+        self.attached_on.append(threading.current_thread())
         self.admission = admission
 
     def note_link(self, is_linked):

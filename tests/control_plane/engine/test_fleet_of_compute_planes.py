@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -30,6 +31,19 @@ def test_requests_are_shared_out_and_one_plane_or_two_give_the_same_texts(planes
             await fleet.until(lambda: [m.load for m in fleet.fleet.members] == [0, 0])
             await fleet.until(lambda: fleet.fleet.metrics().completed_requests == 24)
             assert fleet.fleet.memory_stats().used_blocks == 0
+
+    asyncio.run(main())
+
+
+def test_what_may_take_seconds_with_a_plane_is_done_beside_the_event_loop(planes):
+    async def main():
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes) as fleet:
+            await fleet.linked(2)
+            assert fleet.attached_on == [threading.main_thread()]
+            assert fleet.prepared_on
+            assert threading.main_thread() not in fleet.prepared_on
 
     asyncio.run(main())
 
