@@ -83,6 +83,11 @@ class SchedulingLimits:
     prompt_lookup_min: int = setting(
         3, help="tokens that must have stood in the text before for a guess", minimum=1, maximum=64
     )
+    structured_drafts: bool = setting(
+        True,
+        help="guess what the form of an answer makes likely, several tokens a step, and keep what "
+        "is right",
+    )
     scheduler: str | None = setting(None, help="module:attribute of your own, instead of ours")
     kv_cache_manager: str | None = setting(
         None, help="module:attribute of your own, instead of ours"

@@ -66,6 +66,7 @@ CONTROL_PLANE_KEYS: Final = frozenset(
         "record",
         "scheduler",
         "speculative_tokens",
+        "structured_drafts",
         "tool_call_parser",
     }
 )

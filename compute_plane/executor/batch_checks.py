@@ -24,6 +24,9 @@ SWAP: Final = "swap"
 DRAFTS: Final = "drafts"
 """The feature of planes that run a step before they look at the next one."""
 
+DRAFT_CONSTRAINTS: Final = "draft_constraints"
+"""That of those whose rows with drafts may have constraints."""
+
 FEATURES: Final = (
     "block_digests",
     "constraints",
@@ -72,7 +75,7 @@ class SlotLimits:
 def features_of(limits: SlotLimits) -> tuple[str, ...]:
     """Return the optional parts of a batch that a plane of these limits executes."""
     swap = (SWAP,) if limits.num_host_blocks else ()
-    drafts = (DRAFTS,) if limits.takes_drafts else ()
+    drafts = (DRAFTS, DRAFT_CONSTRAINTS) if limits.takes_drafts else ()
     return (*FEATURES, *swap, *drafts)
 
 

@@ -6,6 +6,7 @@ matter of one step: nothing of them is kept with a slot.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from compute_plane.errors import InvalidBatch
@@ -25,21 +26,24 @@ def check_constraints(batch: StepBatch, limits: SlotLimits) -> None:
         return
     num_bytes = -(-limits.vocab_size // 8)
     sampled = set(batch.sampled_rows.tolist())
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     for index, constraint in enumerate(batch.constraints):
-        field, row = f"constraints[{index}]", constraint.row
+        field, row, num_drafts = f"constraints[{index}]", constraint.row, constraint.num_drafts
         if row not in sampled:
             raise InvalidBatch(
                 f"{field}.row must be a row that is sampled, got {row}", field=f"{field}.row"
             )
-        if row in seen:
-            raise InvalidBatch(f"{field}.row repeats {row}", field=f"{field}.row")
-        seen.add(row)
-        if batch.draft_counts.size and batch.draft_counts[row]:
+        most = int(batch.draft_counts[row]) if batch.draft_counts.size else 0
+        if num_drafts > most:
             raise InvalidBatch(
-                f"{field}.row has drafts, of which each would need a constraint of its own",
-                field=f"{field}.row",
+                f"{field}.num_drafts must be at most {most}, the drafts of row {row}, "
+                f"got {num_drafts}",
+                field=f"{field}.num_drafts",
             )
+        if (row, num_drafts) in seen:
+            behind = f" behind {num_drafts} drafts" if num_drafts else ""
+            raise InvalidBatch(f"{field}.row repeats {row}{behind}", field=f"{field}.row")
+        seen.add((row, num_drafts))
         allowed = constraint.allowed_tokens
         where = f"{field}.allowed_tokens"
         if allowed.size != num_bytes:
@@ -50,6 +54,25 @@ def check_constraints(batch: StepBatch, limits: SlotLimits) -> None:
             )
         if not _allows_any(allowed, limits.vocab_size):
             raise InvalidBatch(f"{where} allows no token", field=where)
+    _check_drafted_rows(batch, seen)
+
+
+def _check_drafted_rows(batch: StepBatch, seen: set[tuple[int, int]]) -> None:
+    """Raise InvalidBatch where a row with drafts has constraints, but not for each sample.
+
+    `seen`: row and number of drafts of each constraint.
+    """
+    if not batch.draft_counts.size:
+        return
+    num_seen = Counter(row for row, _ in seen)
+    for row, count in num_seen.items():
+        wanted = 1 + int(batch.draft_counts[row])
+        if count != wanted:
+            raise InvalidBatch(
+                f"constraints has {count} for row {row}, of {wanted} samples with those behind "
+                "its drafts",
+                field="constraints",
+            )
 
 
 def _allows_any(allowed: UInt8Array, vocab_size: int) -> bool:

@@ -30,7 +30,7 @@ from compute_plane.executor.interface import (
 )
 from compute_plane.executor.row_stage import LiveRows
 from compute_plane.executor.slot_state import SlotMemory, SlotNumbers, ragged_index
-from compute_plane.executor.step import EMPTY, Int64Array, StepBatch
+from compute_plane.executor.step import EMPTY, Int64Array, RowConstraint, StepBatch
 
 
 def check_drafts(batch: StepBatch, limits: SlotLimits) -> None:
@@ -141,7 +141,10 @@ class DraftedStep:
                     for request in batch.prompt_logprobs
                 ],
                 constraints=[
-                    replace(constraint, row=int(first_rows[constraint.row]))
+                    RowConstraint(
+                        int(first_rows[constraint.row]) + constraint.num_drafts,
+                        constraint.allowed_tokens,
+                    )
                     for constraint in batch.constraints
                 ],
             ),

@@ -104,13 +104,14 @@ class PromptLogprobsRequest:
 
 @dataclass(frozen=True, slots=True)
 class RowConstraint:
-    """What the samples of row `row` may be.
+    """What the samples of row `row` may be; of one with drafts, that behind `num_drafts` of them.
 
     `allowed_tokens`: uint8 [ceil(vocabulary / 8)], the lowest bit of the first byte for token 0.
     """
 
     row: int
     allowed_tokens: UInt8Array
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

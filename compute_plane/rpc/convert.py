@@ -79,7 +79,9 @@ def batch_from_proto(batch: compute_pb2.ExecutionBatch) -> StepBatch:
         draft_counts=_column(batch.draft_counts),
         draft_ids=_column(batch.draft_ids),
         constraints=[
-            RowConstraint(entry.row, np.frombuffer(entry.allowed_tokens, np.uint8))
+            RowConstraint(
+                entry.row, np.frombuffer(entry.allowed_tokens, np.uint8), entry.num_drafts
+            )
             for entry in batch.constraints
         ],
     )

@@ -55,10 +55,14 @@ class PromptLogprobsRequest(NamedTuple):
 
 
 class RowConstraint(NamedTuple):
-    """The samples of a row are among the tokens whose bits are set in `allowed_tokens`."""
+    """The samples of a row are among the tokens whose bits are set in `allowed_tokens`.
+
+    Of a row with drafts: the sample behind the first `num_drafts` of them.
+    """
 
     row: int
     allowed_tokens: bytes
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

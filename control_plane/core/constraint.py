@@ -1,15 +1,25 @@
 """What a constrained sample may say next, as the scheduler sees it.
 
 Who knows grammars stands behind these protocols (`control_plane.structured`). The scheduler tells a
-constraint every token that it appends to the constraint's sample, when it appends it, and nothing
-else: so it always stands where the tokens of its sample end, whatever befalls the sequence that
-computes them.
+constraint every token that it appends to the constraint's sample, when it appends it, until the
+sample ends, and nothing else: so it always stands where the tokens of its sample end, whatever
+befalls the sequence that computes them. Asked what is likely to come, it stays there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Guess(NamedTuple):
+    """A token that is likely to come, and what may follow it: `allowed_tokens` of a constraint.
+
+    It ends nothing: not only an end may follow.
+    """
+
+    token_id: int
+    allowed_tokens: bytes
 
 
 class Constraint(Protocol):
@@ -39,10 +49,17 @@ class Constraint(Protocol):
         """Who can advance it."""
         ...
 
+    def foresee(self, most: int) -> Sequence[Guess]:
+        """Guess what comes next, at most `most` tokens, each behind those before it."""
+        ...
+
 
 class Constrainer(Protocol):
     """Works on many constraints together."""
 
-    def advance(self, taken: Sequence[tuple[Constraint, int]]) -> None:
-        """Take in one token each. Raises nothing: what goes wrong is the constraint's `error`."""
+    def advance(self, taken: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
+        """Take in new tokens, at least one each, of which none but the last may end its text.
+
+        Raises nothing: what goes wrong is the constraint's `error`.
+        """
         ...

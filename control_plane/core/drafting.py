@@ -4,6 +4,9 @@ A decode row is usually sent before its newest token is known; drafts follow kno
 where a text seems to repeat itself, the next step waits for the results of those under way, and
 while a step with drafts is under way none follows: how many tokens it brings is not known. Both
 cost the time in which the plane waits, and are worth it only while few rows share a step.
+
+Constrained rows wait for their newest token anyway. Their constraints guess for them, and nobody
+waits for these drafts: other rows go on in steps of their own.
 """
 
 from __future__ import annotations
@@ -27,16 +30,17 @@ class Drafting:
     """Drafts for decode rows, within blocks that these have anyway: memory is nobody's concern.
 
     A request's last token never is a draft, and no draft ends a text: so a draft that is kept is
-    one more token and nothing else. Beams and constrained rows have none.
+    one more token and nothing else. Beams have none.
     """
 
-    __slots__ = ("_block_size", "_least", "_most", "_most_rows", "_queue", "_running", "num_drafts",
-                 "num_kept")  # fmt: skip
+    __slots__ = ("_block_size", "_least", "_most", "_most_foreseen", "_most_rows", "_queue",
+                 "_running", "num_drafts", "num_kept")  # fmt: skip
 
     def __init__(
         self, config: SchedulerConfig, block_size: int, running: RunningSet, queue: WaitingQueue
     ) -> None:
         self._most = config.speculative_tokens
+        self._most_foreseen = config.structured_drafts
         self._least = config.prompt_lookup_min
         self._most_rows = min(_MOST_ROWS, config.max_batch_size, config.max_total_tokens)
         self._block_size = block_size
@@ -49,50 +53,69 @@ class Drafting:
         """Whether no step is to be sent before one of those under way has its result."""
         if self._most == 0 or not in_flight:
             return False
-        if in_flight[-1].drafts:
+        if in_flight[-1].holds_back:
             return True
         decoding = self._running.decoding
         if len(decoding) >= self._most_rows or self._running.prefilling or len(self._queue) > 0:
             return False
         is_waiting = False
         for seq in decoding.values():
-            if seq.num_pending_tokens and self._room(seq, 1) > 0 and self._find(seq, 1):
+            if seq.num_pending_tokens and self._room(seq, 1, self._most) > 0 and self._find(seq, 1):
                 seq.awaits_draft = is_waiting = True
         return is_waiting
 
     def add(self, step: Step) -> None:
         """Give drafts to the rows of a step, booked decode rows all, as far as there is room."""
-        if self._most == 0 or len(step.rows) >= self._most_rows:
-            return
         room = self._most_rows - len(step.rows)
-        for row, seq in enumerate(step.rows):
-            if seq.num_pending_tokens > 1:
+        if room <= 0:
+            return
+        if step.has_constraints and self._most_foreseen > 0:
+            room = self._foresee(step, room)
+        for row, seq in enumerate(step.rows) if self._most > 0 else ():
+            if seq.num_pending_tokens > 1 or seq.constraint is not None:
                 continue
-            most = min(room, self._room(seq, 0))
+            most = min(room, self._room(seq, 0, self._most))
             drafts = self._find(seq, most) if most > 0 else []
             if drafts:
                 step.drafts[row] = drafts
+                step.holds_back = True
                 room -= len(drafts)
                 self.num_drafts += len(drafts)
             elif seq.awaits_draft and seq.lookup is not None:
                 seq.lookup.note(0)  # what was waited for in vain
             seq.awaits_draft = False
 
-    def _room(self, seq: Sequence, num_more: int) -> int:
-        """Return how many drafts may follow a row that ends `num_more` tokens further on."""
+    def _foresee(self, step: Step, room: int) -> int:
+        """Give constrained rows what their constraints guess; how much room is left.
+
+        Each may have an equal share of the room, and what those before it leave.
+        """
+        rows = [(row, seq) for row, seq in enumerate(step.rows) if seq.constraint is not None]
+        for index, (row, seq) in enumerate(rows):
+            share = -(-room // (len(rows) - index))
+            most = min(share, self._room(seq, 0, self._most_foreseen))
+            if most <= 0 or seq.draining or seq.constraint is None:
+                continue
+            guesses = seq.constraint.foresee(most)
+            drafts = _before_an_end(seq, [guess.token_id for guess in guesses])
+            if drafts:
+                step.drafts[row] = drafts
+                step.guesses[row] = guesses[: len(drafts)]
+                room -= len(drafts)
+                self.num_drafts += len(drafts)
+        return room
+
+    def _room(self, seq: Sequence, num_more: int, most: int) -> int:
+        """Return how many drafts, `most` at most, may follow a row that ends so much further on."""
         end = seq.num_computed_tokens + num_more
-        return min(self._most, -end % self._block_size, seq.max_computed_tokens - end - 1)
+        return min(most, -end % self._block_size, seq.max_computed_tokens - end - 1)
 
     def _find(self, seq: Sequence, most: int) -> list[int]:
         if seq.is_beam or seq.draining or seq.constraint is not None:
             return []
         if seq.lookup is None:
             seq.lookup = PromptLookup(seq.request.input_tokens, seq.output_tokens, self._least)
-        found = seq.lookup.find(most)
-        for index, token in enumerate(found):
-            if token in seq.end_token_ids:
-                return found[:index]
-        return found
+        return _before_an_end(seq, seq.lookup.find(most))
 
     def take(self, step: Step, result: StepResult) -> list[RequestOutput]:
         """Append the drafts that were kept to their samples; the events.
@@ -128,3 +151,11 @@ class Drafting:
             if seq.num_computed_tokens % self._block_size == 0 and seq.chain is not None:
                 running.filled.add(seq, seq.num_computed_tokens // self._block_size - 1)
         return events
+
+
+def _before_an_end(seq: Sequence, found: list[int]) -> list[int]:
+    """Return the tokens before the first that would end the sample."""
+    for index, token in enumerate(found):
+        if token in seq.end_token_ids:
+            return found[:index]
+    return found

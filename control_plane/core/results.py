@@ -61,9 +61,12 @@ class Results:
 
         A sample whose constraint cannot go on does not have its token, and fails its request.
         """
+        drafts, kept = step.drafts, result.kept_drafts
         taken = [
-            (seq.constraint, token_id, seq)
-            for seq, token_id in zip(step.sampled, result.sampled_token_ids, strict=True)
+            (seq.constraint, [*drafts.get(k, ())[: kept[k] if kept else 0], token_id], seq)
+            for k, (seq, token_id) in enumerate(
+                zip(step.sampled, result.sampled_token_ids, strict=True)
+            )
             if seq.constraint is not None
             and not (seq.is_done or seq.discards)
             and token_id not in seq.end_token_ids

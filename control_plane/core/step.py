@@ -13,6 +13,7 @@ from control_plane.core.batch import (
     StepBatch,
     StepResult,
 )
+from control_plane.core.constraint import Guess
 from control_plane.core.interface import SchedulerOutput
 from control_plane.core.request import Sequence
 from planes.errors import SchedulerError
@@ -25,7 +26,8 @@ class Step:
     order, then those of prefill rows. `unsampled`: sequences in it without a sample: a part of a
     prompt is computed, or a slot only started. `fills`:
     (sequence, index) of the blocks that decode rows fill up, to be remembered at the commit, when
-    their last token is known. `drafts`: those of decode rows, by row.
+    their last token is known. `drafts`: those of decode rows, by row; `guesses`: by constrained
+    row, what may follow each of them. `holds_back`: no step is to follow before its result.
 
     The scheduler appends decode rows to `rows` and `positions` itself: they are most of its work.
     """
@@ -39,8 +41,10 @@ class Step:
         "_starts",
         "drafts",
         "fills",
+        "guesses",
         "has_constraints",
         "has_twins",
+        "holds_back",
         "num_decode_rows",
         "num_prefill_tokens",
         "positions",
@@ -56,12 +60,14 @@ class Step:
         self.num_prefill_tokens = 0
         self.has_twins = False
         self.has_constraints = False
+        self.holds_back = False
         self.rows: list[Sequence] = []
         self.positions: list[int] = []
         self.sampled: list[Sequence] = []
         self.unsampled: list[Sequence] = []
         self.fills: list[tuple[Sequence, int]] = []
         self.drafts: dict[int, list[int]] = {}
+        self.guesses: dict[int, Series[Guess]] = {}
         self._starts: list[SlotStart] = []
         self._copies: list[BlockCopy] = []
         self._new_blocks: list[tuple[int, Series[int]]] = []  # row, its new blocks
@@ -208,7 +214,7 @@ class Step:
                 sampled_slots=[seq.slot for seq in self.sampled] if self.has_twins else [],
                 prompt_logprobs=tuple(self._prompt_logprobs),
                 draft_counts=draft_counts,
-                draft_ids=[token for ids in self.drafts.values() for token in ids],
+                draft_ids=[token for _, ids in sorted(self.drafts.items()) for token in ids],
                 constraints=self._constraints() if self.has_constraints else (),
             ),
             decode_request_ids=request_ids[:num_decodes],
@@ -218,8 +224,10 @@ class Step:
     def _constraints(self) -> tuple[RowConstraint, ...]:
         """Return what the samples may be; those of one row have all said the same so far."""
         rows = [*range(self.num_decode_rows), *self._prefill_sampled_rows]
-        return tuple(
-            RowConstraint(row, seq.constraint.allowed_tokens)
-            for row, seq in dict(zip(rows, self.sampled, strict=True)).items()
-            if seq.constraint is not None
-        )
+        found = []
+        for row, seq in dict(zip(rows, self.sampled, strict=True)).items():
+            if seq.constraint is not None:
+                found.append(RowConstraint(row, seq.constraint.allowed_tokens))
+                for index, guess in enumerate(self.guesses.get(row, ())):
+                    found.append(RowConstraint(row, guess.allowed_tokens, index + 1))
+        return tuple(found)

@@ -64,8 +64,8 @@ def batch_to_proto(
         draft_counts=batch.draft_counts,
         draft_ids=batch.draft_ids,
         constraints=[
-            compute_pb2.RowConstraint(row=row, allowed_tokens=allowed)
-            for row, allowed in batch.constraints
+            compute_pb2.RowConstraint(row=row, allowed_tokens=allowed, num_drafts=num_drafts)
+            for row, allowed, num_drafts in batch.constraints
         ],
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from control_plane.config import SchedulingLimits
-from control_plane.core.interface import SchedulerConfig
+from control_plane.core.interface import MOST_DRAFTS, SchedulerConfig
 from control_plane.errors import ModelNotFoundError, PlaneMismatchError
 from planes.transport import PROTOCOL_VERSION
 
@@ -24,6 +24,9 @@ BEAMS = frozenset({"copies", "logprobs"})
 
 CONSTRAINTS = "constraints"
 """The feature of planes that keep to what the rows of a batch may be."""
+
+DRAFT_CONSTRAINTS = "draft_constraints"
+"""The feature of planes that keep to it behind drafts, too."""
 
 PROMPT_LOGPROBS = "prompt_logprobs"
 """The feature of planes that give log-probabilities of prompts."""
@@ -159,6 +162,7 @@ def effective_limits(
             lowered.append(Lowered(name, configured, values[name]))
     # A plane that prefers nothing says 0.
     prefill_chunk = limits.prefill_chunk or plane.preferred_prefill_chunk or None
+    foresees = limits.structured_drafts and {DRAFTS, DRAFT_CONSTRAINTS} <= plane.features
     config = SchedulerConfig(
         memory_threshold=limits.memory_threshold,
         max_slots=plane.max_slots,
@@ -166,6 +170,7 @@ def effective_limits(
         num_host_blocks=plane.num_host_blocks if SWAP in plane.features else 0,
         speculative_tokens=limits.speculative_tokens if DRAFTS in plane.features else 0,
         prompt_lookup_min=limits.prompt_lookup_min,
+        structured_drafts=foresees * MOST_DRAFTS,
         **values,
     )
     return config, lowered

@@ -25,6 +25,7 @@ from control_plane.core.structured_outputs import FIELD, StructuredOutputs
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.errors import QueueFullError
 from control_plane.structured.grammar_texts import grammar_of, grammar_of_schema
+from control_plane.structured.habits import Habits
 from control_plane.structured.matcher import Matchers
 from control_plane.structured.refusals import reason_of
 from control_plane.structured.vocabulary import Vocabulary
@@ -42,7 +43,7 @@ STACK_BYTES: Final = 512 << 20
 next, were compiled within it; 8 MiB end at 3000."""
 
 MAX_CACHED: Final = 32
-"""Compiled grammars that are kept, the latest ones."""
+"""Compiled grammars that are kept, the latest ones; and habits."""
 
 LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,  # some 20 ms
@@ -87,6 +88,7 @@ class Grammars:
         self._compiled: OrderedDict[StructuredOutputs | ToolCalls, tuple[LLMatcher, bytes]] = (
             OrderedDict()
         )
+        self._habits: OrderedDict[tuple[StructuredOutputs | ToolCalls, str], Habits] = OrderedDict()
 
     def constrain(self, request: Request) -> Future[tuple[Constraint, ...]]:
         """Begin to make a constraint for each sample of a request, behind the tokens it has.
@@ -128,8 +130,9 @@ class Grammars:
         if self._matchers is None or self._vocabulary is None:
             self._vocabulary, self._matchers = self._prepare(wanted.name)
         grammar, allowed = self._compile(wanted, self._vocabulary)
+        habits = self._habits_of(wanted, request.cache_salt)
         made = tuple(
-            self._matchers.make(grammar.deep_copy(), allowed, ignore_eos=params.ignore_eos)
+            self._matchers.make(grammar.deep_copy(), allowed, habits, ignore_eos=params.ignore_eos)
             for _ in range(params.n)
         )
         if made[0].is_complete or made[0].error is not None:
@@ -155,6 +158,14 @@ class Grammars:
         num_threads = len(os.sched_getaffinity(0))
         _log.info("structured outputs are ready", vocab_size=self._vocab_size)
         return vocabulary, Matchers(self._vocab_size, self._eos_token_ids, num_threads)
+
+    def _habits_of(self, wanted: StructuredOutputs | ToolCalls, salt: str) -> Habits:
+        """Return what answers of this form have taught; time tells no other tenant of it."""
+        habits = self._habits.setdefault((wanted, salt), Habits())
+        self._habits.move_to_end((wanted, salt))
+        if len(self._habits) > MAX_CACHED:
+            self._habits.popitem(last=False)
+        return habits
 
     def _compile(
         self, wanted: StructuredOutputs | ToolCalls, vocabulary: LLTokenizer

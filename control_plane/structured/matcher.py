@@ -7,36 +7,75 @@ the interpreter lock where there are several.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from control_plane.core.constraint import Guess
 from control_plane.structured.refusals import reason_of
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
     from control_plane.core.constraint import Constraint
+    from control_plane.structured.habits import Habits
 
 UInt8Array = npt.NDArray[np.uint8]
 
+MAX_FORESIGHT_S: Final = 0.002
+"""CPU time behind which a matcher makes no more guesses for a step. Where a single one took so
+long, it makes none for `REST_TOKENS` of its text: a hostile form's takes up to 90 ms, seven of a
+usual one 0.1 to 0.4."""
+
+REST_TOKENS: Final = 64
+
 
 class Matcher:
-    """A `Constraint` by a grammar. `ignore_eos`: the text ends where nothing else may follow."""
+    """A `Constraint` by a grammar. `ignore_eos`: the text ends where nothing else may follow.
 
-    __slots__ = ("allowed_tokens", "constrainer", "error", "grammar", "ignore_eos", "is_complete")
+    `habits`: of its form. `last_token`: −1 before the first.
+    """
+
+    __slots__ = ("allowed_tokens", "constrainer", "error", "foreseen", "grammar", "habits",
+                 "ignore_eos", "is_complete", "last_token", "num_resting")  # fmt: skip
 
     def __init__(
-        self, grammar: LLMatcher, allowed_tokens: bytes, constrainer: Matchers, *, ignore_eos: bool
+        self,
+        grammar: LLMatcher,
+        allowed_tokens: bytes,
+        constrainer: Matchers,
+        habits: Habits,
+        *,
+        ignore_eos: bool,
     ) -> None:
         self.grammar = grammar
         self.constrainer = constrainer
+        self.habits = habits
         self.ignore_eos = ignore_eos
         self.allowed_tokens = allowed_tokens
         self.is_complete = False
         self.error: str | None = None
+        self.last_token = -1
+        self.foreseen: Sequence[Guess] = ()
+        self.num_resting = 0
+
+    def foresee(self, most: int) -> Sequence[Guess]:
+        """Guess what comes next, at most `most` tokens."""
+        self.foreseen = self.constrainer.foresee(self, most) if self.num_resting == 0 else ()
+        return self.foreseen
+
+    def note(self, tokens: Sequence[int]) -> None:
+        """Learn from tokens that came."""
+        choices = (self.allowed_tokens, *(guess.allowed_tokens for guess in self.foreseen))
+        for allowed, token in zip(choices, tokens, strict=False):
+            self.habits.learn(self.last_token, allowed, token)
+            self.last_token = token
+        self.last_token = tokens[-1]
+        self.foreseen = ()
+        self.num_resting = max(0, self.num_resting - len(tokens))
 
 
 class Matchers:
@@ -54,28 +93,28 @@ class Matchers:
         for token in eos_token_ids:
             self._eos[token // 8] |= 1 << token % 8
 
-    def make(self, grammar: LLMatcher, allowed: bytes, *, ignore_eos: bool) -> Matcher:
+    def make(
+        self, grammar: LLMatcher, allowed: bytes, habits: Habits, *, ignore_eos: bool
+    ) -> Matcher:
         """Return a matcher that begins where `grammar` does, with what may come first."""
-        made = Matcher(grammar, b"", self, ignore_eos=ignore_eos)
+        made = Matcher(grammar, b"", self, habits, ignore_eos=ignore_eos)
         self._put(made, np.frombuffer(allowed, dtype=np.uint8))
         return made
 
     def catch_up(self, matcher: Matcher, tokens: Sequence[int]) -> None:
         """Take in the tokens of a text that is known, and compute only what may follow all."""
-        for token in tokens[:-1]:
-            if not matcher.grammar.consume_token(token) or matcher.grammar.is_error():
-                matcher.error = reason_of(matcher.grammar.get_error())
-                return
-        self.advance([(matcher, token) for token in tokens[-1:]])
+        if tokens:
+            self.advance([(matcher, tokens)])
 
-    def advance(self, taken: Sequence[tuple[Constraint, int]]) -> None:
-        """Take in one token each."""
+    def advance(self, taken: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
+        """Take in new tokens, and compute only what may follow all of them."""
         going_on = []
-        for matcher, token in taken:
+        for matcher, tokens in taken:
             if not isinstance(matcher, Matcher):
                 raise TypeError(f"{type(matcher).__name__} is no constraint of this constrainer")
             grammar = matcher.grammar
-            if not grammar.consume_token(token) or grammar.is_error():
+            matcher.note(tokens)
+            if not all(map(grammar.consume_token, tokens)) or grammar.is_error():
                 matcher.error = reason_of(grammar.get_error())
             elif grammar.is_stopped():
                 matcher.is_complete = True
@@ -83,6 +122,31 @@ class Matchers:
                 going_on.append(matcher)
         if going_on:
             self._fill(going_on)
+
+    def foresee(self, matcher: Matcher, most: int) -> list[Guess]:
+        """Guess what comes next, on a copy: what goes wrong there is no fault of the text."""
+        begun = time.thread_time()
+        guesses: list[Guess] = []
+        grammar: LLMatcher | None = None
+        before, allowed = matcher.last_token, matcher.allowed_tokens
+        while len(guesses) < most and time.thread_time() - begun < MAX_FORESIGHT_S:
+            token = matcher.habits.guess(before, allowed)
+            if token is None:
+                break
+            grammar = grammar or matcher.grammar.deep_copy()
+            if not grammar.consume_token(token) or grammar.is_stopped():
+                break
+            mask = np.zeros(self._num_words, dtype=np.int32)
+            grammar.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            bits = mask.view(np.uint8)[: self._num_bytes]
+            others = bits & ~self._eos
+            if grammar.is_error() or not others.any():
+                break
+            before, allowed = token, (others if matcher.ignore_eos else bits).tobytes()
+            guesses.append(Guess(token, allowed))
+        if time.thread_time() - begun >= MAX_FORESIGHT_S * max(1, len(guesses)):
+            matcher.num_resting = REST_TOKENS
+        return guesses
 
     def _fill(self, matchers: Sequence[Matcher]) -> None:
         """Compute what may follow."""

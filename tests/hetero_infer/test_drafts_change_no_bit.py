@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from control_plane.core.tool_calls import CallableTool, ToolCalls
 from hetero_infer import EngineConfig, GenerationParams, InferenceEngine, StructuredOutputs
 
 CODE = """def load(path):
@@ -43,7 +44,31 @@ REQUESTS = [
     (ASKED, replace(DRAWN, n=2, structured_outputs=StructuredOutputs(json_object=True))),
 ]
 
-EMBEDDED = EngineConfig(max_batch_size=4, max_num_blocks=200)
+USER = StructuredOutputs(
+    json={
+        "type": "object",
+        "properties": {
+            "user_name": {"type": "string", "maxLength": 9},
+            "years_of_age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "kind_of_user": {"enum": ["administrator", "advisor", "guest"]},
+            "more_users": {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
+        },
+        "required": ["user_name", "years_of_age", "kind_of_user", "more_users"],
+        "additionalProperties": False,
+    }
+)
+CALL = ToolCalls("hermes", (CallableTool("add_new_user", str(USER.json), "tools[0]"),))
+IN_FORM = [
+    (ASKED, replace(GREEDY, structured_outputs=USER, num_logprobs=2)),
+    (SONG, replace(DRAWN, n=3, structured_outputs=USER, max_tokens=90)),
+    (ASKED, replace(DRAWN, structured_outputs=CALL, repetition_penalty=1.2, max_tokens=90)),
+    (SONG, replace(GREEDY, structured_outputs=CALL, stop=("years",), include_stop=True)),
+    (SONG, replace(GREEDY, structured_outputs=CALL, stop_token_ids=(1133, 284), num_logprobs=0)),
+    (ASKED, replace(DRAWN, structured_outputs=StructuredOutputs(regex=r"(never mind, ){1,9}"))),
+    (ASKED, replace(GREEDY, max_tokens=20)),
+]
+
+EMBEDDED = EngineConfig(max_batch_size=4, max_num_blocks=200, structured_drafts=False)
 
 
 def answers(
@@ -99,6 +124,17 @@ def test_the_embedded_model_answers_the_same_bits_with_drafts(
     drafted, num_kept = answers(drafting, REQUESTS, together=together)
     assert drafted == plain
     assert num_kept > (5 if together else 50)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("num_tokens", [0, 7])
+def test_answers_in_a_form_are_the_same_bits_with_what_the_form_foresees(num_tokens: int) -> None:
+    plain, none_kept = answers(EMBEDDED, IN_FORM, together=True)
+    assert none_kept == 0
+    drafting = replace(EMBEDDED, structured_drafts=True, speculative_tokens=num_tokens)
+    drafted, num_kept = answers(drafting, IN_FORM, together=False)
+    assert drafted == plain
+    assert num_kept > 100
 
 
 def test_wrong_drafts_leave_nothing_behind_under_memory_pressure() -> None:

@@ -104,7 +104,9 @@ def test_a_recording_with_constraints_is_repeated_too(target, like_plane, capsys
         texts = {result.request_id: result.output_text for result in engine.run()}
     assert texts[number].startswith("[")
     batches = [m for m in read(tmp_path / "run") if isinstance(m, compute_pb2.ExecutionBatch)]
-    assert sum(len(batch.constraints) for batch in batches) > 10
+    constraints = [entry for batch in batches for entry in batch.constraints]
+    assert len(constraints) > 10
+    assert any(entry.num_drafts for entry in constraints) == target.keeps_bits
     status, text = replay(capsys, tmp_path / "run", like_plane)
     assert status == 0, text
     assert text.endswith("No difference.\n")

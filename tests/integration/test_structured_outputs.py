@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.structured_outputs import StructuredOutputs
+from hetero_infer import InferenceEngine
 from hetero_infer.client import Client
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2 as pb
@@ -109,6 +110,26 @@ def test_the_client_asks_for_every_kind(deployment):
         with pytest.raises(ValidationError, match="not supported") as caught:
             ask(StructuredOutputs(json={"type": "nothing"}))
         assert caught.value.field == "structured_outputs.json"
+
+
+def test_answers_over_grpc_are_those_of_one_token_a_step(deployment, target):
+    form = StructuredOutputs(json=SCHEMA)
+    params = [
+        GenerationParams(max_tokens=150, temperature=t, seed=9, structured_outputs=form)
+        for t in (0.0, 1.0)
+    ]
+    with Client(str(deployment.control)) as client:
+        before = client.get_metrics().num_kept_drafts
+        found = [client.generate(PROMPT, asked).text for asked in params]
+        num_kept = client.get_metrics().num_kept_drafts - before
+    with InferenceEngine(target.config(structured_drafts=False)) as engine:
+        wanted = []
+        for asked in params:
+            engine.submit_request(PROMPT, asked)
+            wanted += [result.output_text for result in engine.run()]
+        assert engine.get_metrics().num_drafts == 0
+    assert (num_kept > 10) == target.keeps_bits  # planes that launch ahead take no drafts
+    assert found == wanted or not target.keeps_bits
 
 
 def test_what_is_no_structure_is_the_callers_fault_over_grpc(deployment):

@@ -7,6 +7,7 @@ with what it should read, so a wrong block, position, slot, copy or move is foun
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -131,10 +132,13 @@ class ModelPlane:
         for row in rows:
             if not row.slot.is_poisoned:
                 self._check_reads(row)
-        kept = self._keep_drafts(rows, drafts)
+        constraints = {(row, num): allowed for row, allowed, num in batch.constraints}
+        must(len(constraints) == len(batch.constraints), "a sample has at most one constraint")
+        kept = self._keep_drafts(rows, drafts, constraints)
         rows = [row._replace(end=row.end - len(drafts[n]) + kept[n]) for n, row in enumerate(rows)]
         logprobs = self._logprobs(batch, rows)
-        sampled = self._sample(batch, rows)
+        behind = {row: allowed for (row, num), allowed in constraints.items() if num == kept[row]}
+        sampled = self._sample(batch, rows, behind)
         for number, row in enumerate(rows):
             if number not in batch.sampled_rows and not row.slot.is_poisoned:
                 must(row.end < len(row.slot.tokens), "a row that computes all it has is sampled")
@@ -220,21 +224,24 @@ class ModelPlane:
                 slot.tokens += drafts[number]
         return drafts
 
-    def _keep_drafts(self, rows: list[Row], drafts: list[list[int]]) -> list[int]:
+    def _keep_drafts(
+        self,
+        rows: list[Row],
+        drafts: list[list[int]],
+        constraints: dict[tuple[int, int], bytes],
+    ) -> list[int]:
         """How many drafts of each row are right; the slots forget the others."""
         kept = [0] * len(rows)
+        num_constraints = Counter(row for row, _ in constraints)
         for number, (row, guesses) in enumerate(zip(rows, drafts, strict=True)):
+            must(num_constraints[number] in (0, 1 + len(guesses)), "each sample has a constraint")
             if not guesses:
                 continue
             slot = row.slot
             first = len(slot.tokens) - len(guesses)
             for guess in guesses if not slot.is_poisoned else ():
-                token = next_token(
-                    slot.tokens[: first + kept[number]],
-                    slot.num_prompt,
-                    slot.params.seed,
-                    slot.sample_index,
-                )
+                tokens = slot.tokens[: first + kept[number]]
+                token = self._next_token(slot, tokens, constraints.get((number, kept[number])))
                 if token != guess:
                     break
                 kept[number] += 1
@@ -310,14 +317,24 @@ class ModelPlane:
                 logprobs[sample] = next_logprobs(tokens, row.slot.params.seed, count)
         return logprobs
 
-    def _sample(self, batch: StepBatch, rows: list[Row]) -> list[int]:
+    def _next_token(self, slot: Slot, tokens: list[int], allowed: bytes | None) -> int:
+        """What a slot says behind `tokens`, under a constraint that must be of this very place."""
+        seed, output = slot.params.seed, tokens[slot.num_prompt :]
+        token = next_token(tokens, slot.num_prompt, seed, slot.sample_index)
+        if seed not in self.constrained:
+            must(allowed is None, "others have no constraint")
+            return token
+        must(allowed == bits(may_follow(seed, output)), "the constraint is of this very place")
+        return chosen(token, seed, output)
+
+    def _sample(
+        self, batch: StepBatch, rows: list[Row], constraints: dict[int, bytes]
+    ) -> list[int]:
         """Append a token to the slot of each sample; −1 where the row failed."""
         targets = batch.sampled_slots or [batch.slots[row] for row in batch.sampled_rows]
         must(len(set(targets)) == len(targets), "a slot takes at most one sample")
         must(len(targets) == len(batch.sampled_rows), "every sample has a slot")
         sampled = []
-        constraints = dict(batch.constraints)
-        must(len(constraints) == len(batch.constraints), "a row has at most one constraint")
         must(constraints.keys() <= set(batch.sampled_rows), "constraints are of sampled rows")
         ends = {row.slot_id: row.end for row in rows}
         for number, slot_id in zip(batch.sampled_rows, targets, strict=True):
@@ -339,15 +356,7 @@ class ModelPlane:
                 continue
             must(row.end == len(target.tokens), "only after its last token a row is sampled")
             tokens = [cell.token for cell in self._history(target, row.end) if cell is not None]
-            seed, output = target.params.seed, tokens[target.num_prompt :]
-            token = next_token(tokens, target.num_prompt, seed, target.sample_index)
-            if seed in self.constrained:
-                allowed = bits(may_follow(seed, output))
-                must(constraints.get(number) == allowed, "the constraint is of this very place")
-                token = chosen(token, seed, output)
-            else:
-                must(number not in constraints, "others have no constraint")
-            sampled.append(token)
+            sampled.append(self._next_token(target, tokens, constraints.get(number)))
         for slot_id, token in zip(targets, sampled, strict=True):
             if not self.slots[slot_id].is_poisoned:
                 self.slots[slot_id].tokens.append(token)

@@ -290,7 +290,9 @@ class World:
         assert self.scheduler.get_stats().num_running <= config.num_slots
         assert batch.query_lens[:num_decodes] == [1 + count for count in num_drafts[:num_decodes]]
         assert not any(num_drafts) or not output.prefill_request_ids
-        assert max(num_drafts, default=0) <= config.speculative_tokens
+        most = {row: config.structured_drafts for row, *_ in batch.constraints}
+        for row, count in enumerate(num_drafts):
+            assert count <= most.get(row, config.speculative_tokens)
         self.check_order(output)
         # Decodes first, unless prompts have waited long; only where memory plays no part, and no
         # decode row waits for its own newest token.
@@ -349,7 +351,9 @@ class World:
             if request.constraints and not request.state.is_final:
                 told = request.constraints[index].output  # type: ignore[attr-defined]
                 is_stopped = (request.id, index) in self.stopped
-                assert told == sample.output_tokens or is_stopped
+                has_ended = sample.finish_reason is not None
+                assert told == sample.output_tokens or is_stopped or has_ended
+                assert told == sample.output_tokens[: len(told)] or is_stopped
         history = request.history
         assert history[0].state is RequestState.PENDING
         assert history[-1].state is request.state

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from control_plane.core.constraint import Guess
+
 VOCABULARY = 11
 EOS = 0
 
 
 def may_follow(seed: int | None, output: Sequence[int]) -> list[int]:
-    """The tokens that may come next, at least one; sometimes an end among them."""
+    """The tokens that may come next, at least one, often no other; sometimes an end among them."""
     key = hash((seed, 17, *output))
     found = [token for token in range(1, VOCABULARY) if key >> token & 1]
+    if key % 3 == 0:
+        found = found[:1]
     if key % 5 == 0 or not found:
         found.append(EOS)
     return sorted(found)
@@ -61,9 +65,25 @@ class ToyConstraint:
     def constrainer(self) -> ToyConstrainer:
         return ToyConstrainer()
 
+    def foresee(self, most: int) -> list[Guess]:
+        """Right where nothing else may follow, and otherwise now and then."""
+        assert most > 0
+        guesses: list[Guess] = []
+        output = list(self.output)
+        while len(guesses) < most:
+            allowed = may_follow(self.seed, output)
+            output.append(allowed[hash((29, *output)) % len(allowed)])
+            if is_complete(self.seed, output) or is_broken(self.seed, output):
+                break
+            guesses.append(Guess(output[-1], bits(may_follow(self.seed, output))))
+        return guesses
+
 
 class ToyConstrainer:
-    def advance(self, taken: Sequence[tuple[ToyConstraint, int]]) -> None:
-        for constraint, token in taken:
-            assert token in may_follow(constraint.seed, constraint.output)
-            constraint.output.append(token)
+    def advance(self, taken: Sequence[tuple[ToyConstraint, Sequence[int]]]) -> None:
+        for constraint, tokens in taken:
+            for token in tokens:
+                assert token in may_follow(constraint.seed, constraint.output)
+                assert not constraint.is_complete
+                assert constraint.error is None
+                constraint.output.append(token)

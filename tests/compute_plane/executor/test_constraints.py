@@ -120,8 +120,84 @@ def test_constraints_stand_beside_drafts_of_other_rows() -> None:
     result = plane.run(constrained(batch, {2: list(b"z")}))
     assert result.kept_drafts.tolist() == [1, 0, 0]
     assert result.sampled_token_ids[2] == ord("z")
-    with pytest.raises(InvalidBatch, match="has drafts"):
-        plane.run(constrained(batch, {0: list(b"z")}))
+
+
+SONG_LENGTH = 14
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_drafts_keep_to_the_constraint_of_their_own_place(data: st.DataObject) -> None:
+    allowed = [
+        data.draw(st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=3))
+        for _ in range(SONG_LENGTH)
+    ]
+    key = SamplingKey(0.8, 1.0, data.draw(st.integers(0, 9)), 0)
+    first = step([(0, 0, 3)], starts=[start(0, PROMPTS[0], range(7), key)])
+    plane = Plane()
+    wanted = plane.tokens(constrained(first, {0: allowed[0]}))
+    for number in range(1, SONG_LENGTH):
+        batch = step([(0, 2 + number, 1)])
+        wanted += plane.tokens(constrained(batch, {0: allowed[number]}))
+    plane = Plane()
+    text = plane.tokens(constrained(first, {0: allowed[0]}))
+    while len(text) < SONG_LENGTH:
+        most = min(4, SONG_LENGTH - len(text) - 1)
+        drafts = wanted[len(text) :][: data.draw(st.integers(0, most))]
+        if drafts and data.draw(st.booleans()):
+            drafts[data.draw(st.integers(0, len(drafts) - 1))] = data.draw(
+                st.sampled_from(ALPHABET)
+            )
+        batch = drafted(step([(0, 2 + len(text), 1)]), drafts)
+        masks = [
+            RowConstraint(0, mask(places), index)
+            for index, places in enumerate(allowed[len(text) : len(text) + len(drafts) + 1])
+        ]
+        result = plane.run(replace(batch, constraints=data.draw(st.permutations(masks))))
+        kept = int(result.kept_drafts[0]) if drafts else 0
+        assert drafts[:kept] == wanted[len(text) : len(text) + kept]
+        assert kept == len(drafts) or drafts[kept] != wanted[len(text) + kept]
+        text += [*drafts[:kept], *result.sampled_token_ids.tolist()]
+    assert text == wanted
+
+
+def drafted(batch: StepBatch, drafts: Sequence[int]) -> StepBatch:
+    """The batch with drafts for its only row."""
+    return replace(
+        batch,
+        query_lens=np.array([1 + len(drafts)]),
+        draft_counts=np.array([len(drafts)]),
+        draft_ids=np.array(drafts, dtype=np.int64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("places", "field", "said"),
+    [
+        ([0], "constraints", "has 1 for row 0, of 3 samples"),
+        ([0, 1], "constraints", "has 2 for row 0, of 3 samples"),
+        ([0, 1, 3], "constraints[2].num_drafts", "at most 2"),
+        ([0, 1, 2, 1], "constraints[3].row", "repeats 0 behind 1 drafts"),
+    ],
+)
+def test_a_row_with_drafts_has_a_constraint_for_each_sample_or_none(
+    places: Sequence[int], field: str, said: str
+) -> None:
+    plane = Plane()
+    plane.tokens(step([(0, 0, 3)], starts=[start(0, PROMPTS[0], range(7))]))
+    batch = drafted(step([(0, 3, 1)]), [1, 2])
+    masks = [RowConstraint(0, mask(list(ALPHABET)), place) for place in places]
+    with pytest.raises(InvalidBatch, match=said) as refused:
+        plane.run(replace(batch, constraints=masks))
+    assert refused.value.field == field
+    assert plane.run(batch).sampled_token_ids.size == 1
+
+
+def test_a_row_without_drafts_has_no_constraint_behind_one() -> None:
+    batch = step([(0, 0, 3)], starts=[start(0, PROMPTS[0], range(7))])
+    with pytest.raises(InvalidBatch, match="at most 0") as refused:
+        Plane().run(replace(batch, constraints=[RowConstraint(0, mask(list(ALPHABET)), 1)]))
+    assert refused.value.field == "constraints[0].num_drafts"
 
 
 @pytest.mark.parametrize(("vocab_size", "last"), [(8, 0x80), (9, 0x01), (15, 0x40), (16, 0x80)])
@@ -138,4 +214,7 @@ def test_bits_behind_the_vocabulary_allow_nothing(vocab_size: int, last: int) ->
 
 
 def test_planes_say_that_they_keep_to_constraints() -> None:
-    assert "constraints" in features_of(LIMITS)
+    assert {"constraints", "draft_constraints"} <= set(features_of(LIMITS))
+    ahead = features_of(replace(LIMITS, takes_drafts=False))
+    assert "constraints" in ahead
+    assert "draft_constraints" not in ahead

@@ -67,11 +67,12 @@ MASK = b"\xff" * 33
 """Allows every token: 259 of them, and bits behind."""
 
 
-def constraints(*entries: tuple[int, bytes]) -> dict:
+def constraints(*entries: tuple[int, bytes], num_drafts: int = 0) -> dict:
     """The sound batch with constraints of rows."""
     return {
         "constraints": [
-            compute_pb2.RowConstraint(row=row, allowed_tokens=mask) for row, mask in entries
+            compute_pb2.RowConstraint(row=row, allowed_tokens=mask, num_drafts=num_drafts)
+            for row, mask in entries
         ]
     }
 
@@ -241,6 +242,10 @@ INVALID = {
         "constraints[0].row",
     ),
     "two constraints of a row": (constraints((1, MASK), (1, MASK)), "constraints[1].row"),
+    "a constraint behind drafts that are not": (
+        constraints((1, MASK), num_drafts=HUGE),
+        "constraints[0].num_drafts",
+    ),
     "a constraint of no length": (constraints((0, b"")), "constraints[0].allowed_tokens"),
     "a short constraint": (constraints((0, MASK[1:])), "constraints[0].allowed_tokens"),
     "a constraint that allows nothing": (

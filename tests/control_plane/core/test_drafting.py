@@ -2,107 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 import pytest
 
 from control_plane.core.batch import StepResult, TokenLogprobs
 from control_plane.core.drafting import _MOST_ROWS
-from control_plane.core.generation_params import GenerationParams
-from control_plane.core.kv_cache import KVCacheManager
 from control_plane.core.prompt_lookup import PromptLookup
-from control_plane.core.request import FinishReason, Request
-from control_plane.core.scheduler import (
-    RequestOutput,
-    Scheduler,
-    SchedulerConfig,
-    SchedulerOutput,
-)
+from control_plane.core.request import FinishReason
+from control_plane.core.scheduler import SchedulerConfig
 from planes.errors import ConfigError, SchedulerError
+from tests.control_plane.core.drafting_desk import EOS, Desk, drafts_of
 
 SONG = [1, 2, 3, 4, 5, 6, 7, 8]
-EOS = 99
-
-
-@dataclass
-class Desk:
-    """A scheduler whose rows all answer the next token of their request's song, once a step."""
-
-    tokens: int = 7
-    block_size: int = 16
-    depth: int = 2
-    caches: bool = False
-    config: dict[str, int] = field(default_factory=dict)
-    sent: list[SchedulerOutput] = field(default_factory=list)
-    events: list[RequestOutput] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.scheduler = Scheduler(
-            SchedulerConfig(speculative_tokens=self.tokens, **self.config),
-            KVCacheManager(64, self.block_size, prefix_cache=self.caches, roles_matter=False),
-        )
-        self.songs: dict[int, list[int]] = {}
-        self.requests: dict[int, Request] = {}
-        self.in_flight: deque[SchedulerOutput] = deque()
-
-    def add(self, prompt: Sequence[int], song: Sequence[int], **params: object) -> None:
-        """A request whose text is to be `song`."""
-        request_id = len(self.songs) + 1
-        values: dict[str, object] = {"max_tokens": len(song), "seed": 0, **params}
-        self.songs[request_id] = [*prompt, *song]
-        self.requests[request_id] = Request(
-            request_id,
-            list(prompt),
-            GenerationParams(**values),  # type: ignore[arg-type]
-            eos_token_ids=frozenset({EOS}),
-        )
-        self.scheduler.add_request(self.requests[request_id])
-
-    def send(self) -> SchedulerOutput | None:
-        output = self.scheduler.schedule()
-        if output is not None:
-            self.sent.append(output)
-            self.in_flight.append(output)
-        return output
-
-    def answer(self) -> list[RequestOutput]:
-        """Commit the oldest step, as a plane that sings would have it."""
-        output = self.in_flight.popleft()
-        batch = output.batch
-        ids = [*output.decode_request_ids, *output.prefill_request_ids]
-        drafts = iter(batch.draft_ids)
-        kept, tokens = [0] * batch.num_rows, []
-        for row in range(batch.num_rows):
-            song = self.songs[ids[row]]
-            count = batch.draft_counts[row] if batch.draft_counts else 0
-            end = batch.positions[row] + batch.query_lens[row] - count
-            guesses = [next(drafts) for _ in range(count)]
-            while kept[row] < count and guesses[kept[row]] == song[end + kept[row]]:
-                kept[row] += 1
-            tokens.append(song[end + kept[row]])
-        result = StepResult(
-            batch.step_id,
-            [tokens[row] for row in batch.sampled_rows],
-            kept_drafts=[kept[row] for row in batch.sampled_rows] if any(kept) else [],
-        )
-        events = self.scheduler.commit(result)
-        self.events += events
-        return events
-
-    def run(self) -> None:
-        while self.scheduler.has_pending_work():
-            while len(self.in_flight) < self.depth and self.send() is not None:
-                pass
-            self.answer()
-
-    def text(self, request_id: int) -> list[int]:
-        return [t for e in self.events if e.request_id == request_id for t in e.new_token_ids]
-
-
-def drafts_of(output: SchedulerOutput) -> list[int]:
-    return output.batch.draft_counts
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -343,7 +253,10 @@ def test_a_result_that_keeps_what_was_not_sent_is_refused(kept: list[int]) -> No
     assert desk.answer()
 
 
-@pytest.mark.parametrize(("name", "value"), [("speculative_tokens", -1), ("prompt_lookup_min", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("speculative_tokens", -1), ("structured_drafts", -1), ("prompt_lookup_min", 0)],
+)
 def test_limits_of_drafts_out_of_range_are_refused(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=name):
         SchedulerConfig(**{name: value})

@@ -6,6 +6,7 @@ import pytest
 
 from control_plane.config import SchedulingLimits
 from control_plane.core.generation_params import GenerationParams
+from control_plane.core.interface import MOST_DRAFTS
 from control_plane.core.structured_outputs import StructuredOutputs
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.plugins import CoreFactories
@@ -31,6 +32,21 @@ def test_drafts_are_sent_to_planes_that_take_them_and_others_run_without(drive, 
     found = drive(limits=limits).connected.limits
     assert (found.speculative_tokens, found.prompt_lookup_min) == (3, 2)
     assert "speculative_tokens" not in capsys.readouterr().out
+
+
+def test_constraints_guess_for_planes_that_keep_to_them_behind_drafts(drive, fake_plane, capsys):
+    features = fake_plane.features
+    for more, most in (
+        ((), 0),
+        (("drafts",), 0),
+        (("draft_constraints",), 0),
+        (("drafts", "draft_constraints"), MOST_DRAFTS),
+    ):
+        fake_plane.features = (*features, *more)
+        assert drive().connected.limits.structured_drafts == most
+    limits = SchedulingLimits(structured_drafts=False)
+    assert drive(limits=limits).connected.limits.structured_drafts == 0
+    assert "no effect" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def drawn(constraint, seed: str) -> list[int]:
         if is_thought and ord("<") in allowed and draw.random() < 0.1:
             chosen = list(b"</think>")
         for token in chosen:
-            constraint.constrainer.advance([(constraint, token)])
+            constraint.constrainer.advance([(constraint, [token])])
             assert constraint.error is None
         tokens += chosen
     return tokens

@@ -66,7 +66,7 @@ def allowed(made) -> list[int]:
 
 
 def take(made, token: int) -> None:
-    made.constrainer.advance([(made, token)])
+    made.constrainer.advance([(made, [token])])
     assert made.error is None
 
 

@@ -58,7 +58,7 @@ def allowed(constraint) -> str:
 def say(constraint, text: str) -> None:
     for token in text.encode():
         assert chr(token) in allowed(constraint)
-        constraint.constrainer.advance([(constraint, token)])
+        constraint.constrainer.advance([(constraint, [token])])
         assert constraint.error is None
 
 
@@ -92,7 +92,7 @@ def test_a_choice_may_have_any_character(grammars):
     (one,) = constraints(grammars, StructuredOutputs(choice=(text, "no")))
     for byte in text.encode():
         assert not one.is_complete
-        one.constrainer.advance([(one, byte)])
+        one.constrainer.advance([(one, [byte])])
         assert one.error is None
     assert one.is_complete
 
@@ -141,16 +141,16 @@ def test_white_space_in_json_comes_to_an_end(grammars):
 def test_samples_of_a_request_go_their_own_ways_together(grammars):
     first, second = constraints(grammars, StructuredOutputs(regex="ab|cde"), n=2)
     assert allowed(first) == allowed(second) == "ac"
-    first.constrainer.advance([(first, ord("a")), (second, ord("c"))])
+    first.constrainer.advance([(first, [ord("a")]), (second, [ord("c")])])
     assert (allowed(first), allowed(second)) == ("b", "d")
-    first.constrainer.advance([(first, ord("b")), (second, ord("d"))])
+    first.constrainer.advance([(first, [ord("b")]), (second, [ord("d")])])
     assert (first.is_complete, second.is_complete) == (True, False)
     assert allowed(second) == "e"
 
 
 def test_a_token_that_may_not_come_is_an_error_of_its_sample_alone(grammars):
     first, second = constraints(grammars, StructuredOutputs(regex="ab|cde"), n=2)
-    first.constrainer.advance([(first, ord("x")), (second, ord("c"))])
+    first.constrainer.advance([(first, [ord("x")]), (second, [ord("c")])])
     assert first.error is not None
     assert "\n" not in first.error
     assert (second.error, allowed(second)) == (None, "d")
@@ -186,7 +186,7 @@ def test_what_may_follow_is_computed_once_for_all_tokens_of_a_continued_answer(
 def test_a_grammar_that_is_read_in_ever_more_ways_ends_its_sample_while_steps_are_short(grammars):
     (one,) = constraints(grammars, StructuredOutputs(grammar='start: s\ns: s s s | s s | "a" | '))
     for _ in range(100):
-        one.constrainer.advance([(one, ord("a"))])
+        one.constrainer.advance([(one, [ord("a")])])
         if one.error is not None:
             break
     assert one.error is not None
@@ -340,7 +340,7 @@ def test_a_hostile_structure_is_refused_or_costs_little(grammars, structure):
             if one.is_complete or one.error is not None:
                 break
             token = next(i for i in range(256) if one.allowed_tokens[i // 8] >> i % 8 & 1)
-            one.constrainer.advance([(one, token)])
+            one.constrainer.advance([(one, [token])])
 
 
 TOO_LARGE = {

@@ -300,9 +300,17 @@ def a_constraint(batch):
     batch.constraints.add(row=0, allowed_tokens=b"\xff")
 
 
+def a_constraint_behind_a_draft(batch):
+    batch.constraints.add(row=0, allowed_tokens=b"\xff", num_drafts=1)
+
+
 @pytest.mark.parametrize(
     ("feature", "add", "said"),
-    [("drafts", a_draft, "speculative_tokens"), ("constraints", a_constraint, "constraints")],
+    [
+        ("drafts", a_draft, "speculative_tokens"),
+        ("constraints", a_constraint, "constraints"),
+        ("draft_constraints", a_constraint_behind_a_draft, "structured_drafts"),
+    ],
 )
 def test_what_a_plane_does_not_take_is_not_replayed_on_it(
     recording, other, monkeypatch, feature, add, said

@@ -140,7 +140,8 @@ class DescribeResponse(_message.Message):
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the optional parts of ExecutionBatch this plane executes, e.g. "copies", "swap",
-        "prompt_logprobs", "top_k", "drafts", "constraints". Others are refused.
+        "prompt_logprobs", "top_k", "drafts", "constraints", "draft_constraints" (of rows with drafts).
+        Others are refused.
         """
 
     def __init__(
@@ -796,28 +797,33 @@ Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
 
 @_typing.final
 class RowConstraint(_message.Message):
-    """Which tokens a sampled row without drafts may give, in this step; after bias and penalties, before
-    the rest of sampling. Every sample of the row keeps to it. Log-probabilities do not see it.
+    """Which tokens a sampled row may give, in this step; after bias and penalties, before the rest of
+    sampling. Every sample of the row keeps to it. Log-probabilities do not see it. A row with drafts
+    has none, or one for each of its samples.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROW_FIELD_NUMBER: _builtins.int
     ALLOWED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFTS_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     allowed_tokens: _builtins.bytes
     """Bit i of byte i/8 (least significant first): token i may be sampled. ceil(vocab_size / 8) bytes,
     of which a bit below vocab_size is set.
     """
+    num_drafts: _builtins.int
+    """It is of the sample behind so many drafts of the row."""
     def __init__(
         self,
         *,
         row: _builtins.int = ...,
         allowed_tokens: _builtins.bytes = ...,
+        num_drafts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_tokens", b"allowed_tokens", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_tokens", b"allowed_tokens", "num_drafts", b"num_drafts", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

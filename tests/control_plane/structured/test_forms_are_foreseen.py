@@ -1,0 +1,215 @@
+"""What a constraint guesses of its own text, and that guessing changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import pytest
+
+from control_plane.core.constraint import Constraint, Guess
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.request import Request
+from control_plane.core.structured_outputs import StructuredOutputs
+from control_plane.structured import habits as habits_module
+from control_plane.structured.grammars import Grammars
+from control_plane.structured.habits import Habits
+from control_plane.structured.matcher import REST_TOKENS
+from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
+
+VOCAB_SIZE = 300
+LETTER = "letter { /[a-z]/ }"
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(SimpleTokenizer(), vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))
+
+
+def constraint(
+    grammars: Grammars, structure: StructuredOutputs, salt: str = "", **params: bool
+) -> Constraint:
+    request = Request(
+        id=1,
+        input_tokens=[1],
+        params=GenerationParams(structured_outputs=structure, **params),
+        eos_token_ids=frozenset({EOS_TOKEN_ID}),
+        cache_salt=salt,
+    )
+    (made,) = grammars.constrain(request).result(timeout=60)
+    return made
+
+
+def say(made: Constraint, text: str) -> None:
+    """Give it a text token by token, asking it each time what comes."""
+    for token in text.encode():
+        made.foresee(3)
+        made.constrainer.advance([(made, [token])])
+        assert made.error is None
+
+
+def foreseen(made: Constraint, most: int = 7) -> str:
+    return bytes(guess.token_id for guess in made.foresee(most)).decode()
+
+
+def test_what_a_form_leaves_no_choice_about_is_foreseen_at_once(grammars: Grammars) -> None:
+    made = constraint(grammars, StructuredOutputs(regex=r"(yes|no), it is(!|\?)"))
+    assert foreseen(made) == ""
+    say(made, "y")
+    assert foreseen(made) == "es, it "
+    assert foreseen(made, 2) == "es"
+    say(made, "es, it ")
+    assert foreseen(made) == "is"
+
+
+def test_what_ends_a_text_is_not_foreseen(grammars: Grammars) -> None:
+    made = constraint(grammars, StructuredOutputs(choice=("red", "blue")))
+    say(made, "r")
+    assert foreseen(made) == "e"
+    say(made, "ed")
+    assert made.is_complete
+
+
+def test_what_was_said_last_in_a_place_is_expected_there_again(grammars: Grammars) -> None:
+    array = StructuredOutputs(json={"type": "array", "items": {"enum": [1, 2]}})
+    made = constraint(grammars, array)
+    say(made, "[1, 1")
+    assert foreseen(made) == ", 1, 1,"
+    say(made, ", 2")
+    assert foreseen(made) == ""  # nothing has followed it
+    say(made, ", 2, 2")
+    assert foreseen(made) == ", 2, 2,"
+    another = constraint(grammars, array)  # of the same form
+    say(another, "[1")
+    assert foreseen(another, 4) == ", 2,"
+    stranger = constraint(grammars, array, salt="another tenant's")
+    say(stranger, "[1")
+    assert foreseen(stranger) == ""
+
+
+def test_what_came_with_drafts_before_it_is_learned_too(grammars: Grammars) -> None:
+    array = StructuredOutputs(json={"type": "array", "items": {"enum": [1, 2]}, "title": "another"})
+    made = constraint(grammars, array)
+    say(made, "[1, 1")
+    assert foreseen(made) == ", 1, 1,"
+    made.constrainer.advance([(made, list(b", 2"))])
+    say(made, ", ")
+    assert foreseen(made) == ""  # 1 and 2 stood behind a space once each
+
+
+def test_the_middle_of_a_text_is_not_guessed(grammars: Grammars) -> None:
+    made = constraint(grammars, StructuredOutputs(regex='"[^"]*"'))
+    say(made, '"aaaaaaaa')
+    assert VOCAB_SIZE < habits_module.MAX_CHOICE  # of this vocabulary everything would be
+    limit, habits_module.MAX_CHOICE = habits_module.MAX_CHOICE, 100
+    try:
+        assert foreseen(made) == ""
+    finally:
+        habits_module.MAX_CHOICE = limit
+
+
+FORMS = [
+    StructuredOutputs(
+        json={
+            "type": "object",
+            "properties": {
+                "name": {"enum": ["Anna", "Annika", "Bert"]},
+                "years": {"type": "integer"},
+                "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+                "more": {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+            },
+            "required": ["name", "more"],
+        }
+    ),
+    StructuredOutputs(regex=r"(ab|abc|abd)*(x{3}|y{5})[0-9]{2}"),
+    StructuredOutputs(grammar='start: s\ns: s s s | s s | "a" | "b" | "c" "d" "e"'),
+    StructuredOutputs(choice=("abcdef", "abcxyz", "b")),
+]
+
+
+@pytest.mark.parametrize("structure", FORMS, ids=["json", "regex", "grammar", "choice"])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_who_foresees_allows_what_one_allows_who_does_not(
+    grammars: Grammars, structure: StructuredOutputs, ignore_eos: bool
+) -> None:
+    """Tokens come alone, or several at once where they were guessed; often guesses are wrong."""
+    for seed in range(12):
+        draw = random.Random(seed)
+        plain = constraint(grammars, structure, salt="plain", ignore_eos=ignore_eos)
+        made = constraint(grammars, structure, ignore_eos=ignore_eos)
+        num_tokens = 0
+        while not plain.is_complete and num_tokens < 60:
+            assert made.allowed_tokens == plain.allowed_tokens
+            taken: list[int] = []
+            for guess in made.foresee(draw.randrange(1, 8)):
+                if guess.token_id != (token := drawn(plain, draw)):
+                    break
+                plain.constrainer.advance([(plain, [token])])
+                assert plain.allowed_tokens == guess.allowed_tokens
+                assert not plain.is_complete
+                taken.append(token)
+            token = drawn(plain, draw)
+            plain.constrainer.advance([(plain, [token])])
+            made.constrainer.advance([(made, [*taken, token])])
+            assert (made.is_complete, made.error) == (plain.is_complete, plain.error)
+            num_tokens += len(taken) + 1
+
+
+def drawn(made: Constraint, draw: random.Random) -> int:
+    """A token that may come, the lowest ones most of the time."""
+    bits = int.from_bytes(made.allowed_tokens, "little") & ~(1 << EOS_TOKEN_ID)
+    allowed = [token for token in range(VOCAB_SIZE) if bits >> token & 1]
+    return allowed[0] if draw.random() < 0.7 else draw.choice(allowed)
+
+
+def test_a_form_whose_guesses_take_long_rests(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = constraint(grammars, StructuredOutputs(regex="(ab){500}"))
+    assert len(made.foresee(7)) == 7
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr(time, "thread_time", lambda: next(hours))
+    made.foresee(7)  # an hour passes with each look at the clock
+    monkeypatch.undo()
+    for number in range(REST_TOKENS):
+        assert len(made.foresee(7)) == 0, number
+        made.constrainer.advance([(made, [b"ab"[number % 2]])])
+    assert len(made.foresee(7)) == 7
+
+
+def test_tokens_that_were_not_asked_about_are_taken_in_all_the_same(grammars: Grammars) -> None:
+    made = constraint(grammars, StructuredOutputs(regex="(ab){500}"))
+    assert len(made.foresee(2)) == 2
+    made.constrainer.advance([(made, list(b"ababa"))])
+    assert made.foresee(1)[0].token_id == ord("b")
+
+
+def test_a_token_that_may_not_come_is_an_error_though_another_was_foreseen(
+    grammars: Grammars,
+) -> None:
+    made = constraint(grammars, StructuredOutputs(regex="(ab){500}"))
+    assert [type(guess) for guess in made.foresee(2)] == [Guess] * 2
+    made.constrainer.advance([(made, list(b"axb"))])
+    assert made.error is not None
+
+
+TWO = (0b11).to_bytes(1, "little")
+
+
+def test_trust_in_a_habit_outlives_an_exception_and_not_two() -> None:
+    habits = Habits()
+    assert habits.guess(5, TWO) is None
+    for token, expected in ((0, 0), (0, 0), (1, 0), (1, None), (1, 1)):
+        habits.learn(5, TWO, token)
+        assert habits.guess(5, TWO) == expected
+    assert habits.guess(6, TWO) is None
+    assert habits.guess(5, b"\x07") is None
+
+
+def test_habits_forget_the_places_met_first() -> None:
+    habits = Habits()
+    for before in range(habits_module.MAX_PLACES + 1):
+        habits.learn(before, TWO, 1)
+    assert habits.guess(0, TWO) is None
+    assert habits.guess(1, TWO) == 1
