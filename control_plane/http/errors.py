@@ -33,6 +33,9 @@ _TYPES = {
 _CODES = {"INVALID_REQUEST": "invalid_value", "TOKENIZATION_FAILED": "invalid_value"}
 """Reasons that have another name in OpenAI's API; the others go in lower case."""
 
+LIMIT = "max_tokens"
+"""The field that each of OpenAI's endpoints has another name for."""
+
 _FREE_KEYS = ("logit_bias", "metadata", "chat_template_kwargs")
 """Fields whose own keys are a caller's."""
 
@@ -132,8 +135,8 @@ def describe_error(error: EngineError, field_names: Mapping[str, str] | None = N
     retry_after_s: float | None = getattr(error, "retry_after_s", None)
     headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
     message = error.message
-    if error.field is not None and message.startswith((f"{error.field} ", f"{error.field}:")):
-        message = f"{param}{message.removeprefix(error.field)}"  # as its caller calls it
+    if error.field == LIMIT and param is not None and message.startswith(LIMIT):
+        message = f"{param}{message.removeprefix(LIMIT)}"  # as its caller calls it
     told = error_object(status, message, param=param, code=code)
     return HttpFailure(status, told, headers, place=param)
 
