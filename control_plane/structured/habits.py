@@ -7,6 +7,7 @@ a place is what was said last where the same tokens might follow the same token.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final
 
 MAX_CHOICE: Final = 2048
@@ -19,12 +20,17 @@ _MOST_TRUST: Final = 3
 
 
 class Habits:
-    """What answers of one form have said at the places of the form. A wrong guess does no harm."""
+    """What answers of one form have said at the places of the form. A wrong guess does no harm.
+
+    Answers of several engines, and those that begin, learn at once from threads of their own: each
+    touch of the places is one that no other thread can come into.
+    """
 
     __slots__ = ("_places",)
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, int], tuple[int, int]] = {}  # place → token, trust in it
+        # Place → token, trust in it.
+        self._places: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
 
     def guess(self, before: int, allowed_tokens: bytes) -> int | None:
         """Return what may well follow token `before`, of what may follow at all."""
@@ -49,4 +55,4 @@ class Habits:
         else:
             places[place] = (known, trust - 1) if trust > 1 else (token, 0)
         if len(places) > MAX_PLACES:
-            places.pop(next(iter(places)), None)
+            places.popitem(last=False)
