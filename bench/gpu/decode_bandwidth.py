@@ -3,9 +3,9 @@
 A shape's pool has as many layers as make it several gigabytes, and a run visits each once, so no
 cache holds what the next launch reads. Bytes are those that must move: attention reads the keys and
 values of all tokens once; the copy reads and writes its buffer. Where the plan splits rows, the
-merge is part of the time, and what the two kernels write and read between them is not counted as
-bytes. Launches are replayed from a CUDA graph, ours and others', as a decode step is: where rows
-are few they take less time than queueing them does.
+merge is part of the time, and what blocks write and read for it is not counted as bytes. Launches
+are replayed from a CUDA graph, ours and others', as a decode step is: where rows are few they take
+less time than queueing them does.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Shape:
     @property
     def variants(self) -> tuple[Variant, ...]:
         """The kernels it may take."""
-        return (self.variant, self.variant.merge)
+        return (self.variant,)
 
 
 _USUAL = DecodeVariant("bfloat16", 128, 4, 16)
@@ -167,19 +167,23 @@ class Problem:
         self.out: Tensor = torch.full_like(self.query, math.nan)
 
     def launcher(self, load: Callable[[Variant], LoadedKernel], splits: int) -> Callable[[], None]:
-        """Return what queues the attention of every layer, merges included."""
+        """Return what queues the attention of every layer."""
         import torch
 
         shape, variant = self.shape, self.shape.variant
-        count = variant.num_partials(shape.rows, shape.num_kv_heads) if splits > 1 else 0
+        size = (shape.rows, shape.num_kv_heads)
+        count = variant.num_partials(*size, shape.context) if splits > 1 else 0
+        grid = variant.grid(*size, splits)
         # Kept by the problem, because a pointer keeps nothing.
-        self.partials = torch.full((count,), math.nan, dtype=torch.float32, device=self.out.device)
-        decode, merge = load(variant), load(variant.merge) if splits > 1 else None
-        grid = variant.grid(shape.rows, shape.num_kv_heads, splits)
-        merge_grid = variant.merge.grid(shape.rows, shape.num_kv_heads)
-        tensors = (self.out, self.query, self.pool, self.tables, self.seq_lens, self.partials)
+        device = self.out.device
+        self.partials = torch.full((count,), math.nan, dtype=torch.float32, device=device)
+        self.tickets = torch.zeros(grid[0] * grid[1], dtype=torch.int32, device=device)
+        decode = load(variant)
+        tensors = (
+            self.out, self.query, self.pool, self.tables, self.seq_lens, self.partials,
+            self.tickets,
+        )  # fmt: skip
         pointers = [tensor.data_ptr() for tensor in tensors]
-        merged = [tensor.data_ptr() for tensor in (self.out, self.partials, self.seq_lens)]
         constants = (self.scale * LOG2_E, self.query[0].numel(), self.tables.shape[1])
         strides = [layer_strides(self.pool.shape, layer) for layer in range(self.layers)]
 
@@ -187,8 +191,6 @@ class Problem:
             stream = current_stream(self.device)
             for of_layer in strides:
                 decode.launch(grid, stream, *pointers, *constants, *of_layer)
-                if merge is not None:
-                    merge.launch(merge_grid, stream, *merged)
 
         return visit_layers
 

@@ -1,4 +1,4 @@
-"""The operations of a CUDA device: each a launch of a kernel of `kernels.cuda`, or two.
+"""The operations of a CUDA device: each a launch of a kernel of `kernels.cuda`, or several.
 
 What is quantised has its own file, `quantized_kernels`, and so have the logits, `logits_kernels`.
 
@@ -28,6 +28,7 @@ from compute_plane.cuda.operations import (
 )
 from compute_plane.cuda.quantized_kernels import UNQUANTISED, QuantizedKernels
 from compute_plane.errors import DeviceUnavailableError
+from kernels.cuda.attention_chunks import num_tickets
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_variant import LOG2_E
@@ -91,7 +92,6 @@ class KernelOperations:
             )
             self._decode = DecodeVariant(dtype, spec.head_dim, group, block_size, kv_dtype)
             self._prefill = PrefillVariant(dtype, spec.head_dim, group, block_size, kv_dtype)
-            self._merge = self._decode.merge
             # Asked for in each layer of a step that no graph holds.
             self._plan_decode = lru_cache(maxsize=64)(self._decode.plan)
             self._quantized = QuantizedKernels(launcher, dtype, quantized)
@@ -102,6 +102,10 @@ class KernelOperations:
                 f"device: the kernels do not take this model: {error}", field=error.field
             ) from error
         self._scale_log2e = LOG2_E / math.sqrt(spec.head_dim)
+        # Attention leaves them as zeros, and a graph's launches have them for good.
+        self._tickets = torch.zeros(
+            num_tickets(launcher.num_multiprocessors), dtype=torch.int32, device=launcher.device
+        )
         self._copy = CopyBlocksVariant()
         self._logits = LogitsKernels(launcher)
         launcher.prepare(self.variants)
@@ -111,7 +115,7 @@ class KernelOperations:
         """Every kernel that may be launched."""
         return [
             self._embedding, self._silu, self._norm, self._add_norm, self._rope, self._decode,
-            self._merge, self._prefill, self._copy, *self._logits.variants,
+            self._prefill, self._copy, *self._logits.variants,
             *self._quantized.variants,
         ]  # fmt: skip
 
@@ -204,13 +208,12 @@ class KernelOperations:
             block_tables,
             seq_lens,
             partials,
+            self._tickets,
             self._scale_log2e,
             query.stride(0),
             block_tables.shape[1],
             *layer_strides(pool, layer),
         )
-        if plan.merge_grid is not None:
-            self._launcher.launch(self._merge, plan.merge_grid, out, partials, seq_lens)
 
     def attention_prefill(
         self, out: Tensor, query: Tensor, pool: Tensor, layer: int, rows: PrefillRows

@@ -11,8 +11,8 @@ A sharer runs through its tiles of a chunk in order. The results of the four are
 chunk's in order of the sharers, the chunks' into the row's in order of the chunks. So every sum is
 fixed by the row's length. *Who* computes a chunk is free: where a kv head of a row is one block of
 threads, that computes all chunks and merges as it goes; where it is split over n blocks, block i
-computes the chunks i, i + n, … and leaves each one's result in memory, and `attention_merge` merges
-them in the same order by the same instructions (`attention_partials`). Hence the promise:
+computes the chunks i, i + n, … and leaves each one's result in memory, and the block that finishes
+last merges them in the same order by the same instructions (`attention_merge`). Hence the promise:
 
     A row's bits follow from its query, keys, values and length, from dtype and head size. They do
     not depend on other rows, on the number of splits (nor on the grid or how many multiprocessors
@@ -53,7 +53,7 @@ NO_PEAK = float32(-3.0e38)
 # What `plan_splits` reckons with; by argument, not measured. A multiprocessor's share of 4.8 TB/s
 # takes 25 KB in flight at 700 ns latency; blocks of threads that merge their warps start no reads.
 BYTES_FOR_BANDWIDTH = 48 * 1024
-# A second kernel, in the time that a multiprocessor takes for a chunk.
+# The fence, the ticket and the merge, in the time that a multiprocessor takes for a chunk.
 MERGE_COST = 1
 # The part of the time that a split must save.
 LEAST_GAIN = 0.1
@@ -80,6 +80,19 @@ def num_chunks(num_tokens: int) -> int:
     return -(-num_tiles // tiles_of_chunk(num_tiles))
 
 
+def most_chunks(longest: int) -> int:
+    """Return how many chunks a row of up to `longest` tokens can have."""
+    return min(MAX_CHUNKS, -(-longest // (MIN_CHUNK_TILES * TILE_TOKENS)))
+
+
+def num_tickets(num_multiprocessors: int) -> int:
+    """Return how many blocks a launch may have, unsplit, that `plan_splits` would split.
+
+    Where there are n to a multiprocessor a split saves at most the part 1 / (n + 1) of the time.
+    """
+    return round((1 / LEAST_GAIN - 1) * num_multiprocessors)
+
+
 def plan_splits(
     num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int, least_blocks: int
 ) -> int:
@@ -93,7 +106,7 @@ def plan_splits(
     See `_fewest_splits`; it depends on the length by its number of chunks alone.
     """
     blocks, chunks = num_rows * num_kv_heads, num_chunks(longest)
-    if blocks == 0 or chunks == 0:
+    if blocks == 0 or chunks == 0 or blocks > num_tickets(num_multiprocessors):
         return 1
     return _fewest_splits(blocks, chunks, num_multiprocessors, least_blocks)
 

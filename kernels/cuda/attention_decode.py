@@ -25,7 +25,7 @@ what does the work:
     attention_decode_layout     how its sums lie in lanes and warps
     attention_chunks            who computes which tokens, what a row's bits depend on, the plan
     attention_partials          how results of warps and chunks merge
-    attention_merge             the second kernel, where the chunks of a row are split over blocks
+    attention_merge             how the last block merges a row whose chunks are split over blocks
 
 Softmax is online (Milakov and Gimelshein 2018), everything is accumulated in float32. The grid is
 (S rows, U units, splits): a block of threads owns one *unit* of one row, which is a kv head (for
@@ -34,15 +34,14 @@ float32, up to four query heads of one), and of the row's chunks of 256 tokens e
 How to launch it:
 
     plan = variant.plan(num_rows, num_kv_heads, longest, num_multiprocessors)
-    decode  at plan.grid
-    if plan.merge_grid is not None:
-        merge  (variant.merge) at plan.merge_grid
+    launch at plan.grid
 
-with room for `plan.num_partials` float32 in `partials`; unsplit, `partials` is not touched. The
-number of splits never changes a bit of the output, nor does another row: see
-`attention_chunks`. Neither grid depends on the rows' lengths: a graph may be captured once for a
-number of rows. A row of length 0 (padding of a graph) gives zeros. Slots past a row's end may hold
-anything, NaN included.
+with room for `plan.num_partials` float32 in `partials` and zeros in `tickets`, which are zeros
+again when the launch is over: one array serves all launches that come one after the other, those of
+a graph too. Unsplit, neither is touched. The number of splits never changes a bit of the output,
+nor does another row: see `attention_chunks`. The grid does not depend on the rows' lengths: a graph
+may be captured once for a number of rows. A row of length 0 (padding of a graph) gives zeros. Slots
+past a row's end may hold anything, NaN included.
 
 The pool may have eight bits a number (`kv_dtype`; drawn in `quantized_kv`): then it is bytes, the
 last three numbers count them, and half as much is read. Scores and sums are otherwise the same.
@@ -57,11 +56,13 @@ The ladder:
       its use, so that the reads of keys waited for it.
   v4  Peaks follow scores only where they must: an eighth of the instructions of a tile left
       out, which counts where a pool of eight bits leaves few cycles for each.
-  v5  this. Bytes are placed, not widened, and what that leaves wrong is taken off scores and sums;
+  v5  Bytes are placed, not widened, and what that leaves wrong is taken off scores and sums;
       score, scale and peak in one fused step; the row's end in a branch of its own; places by one
       multiply-add each; sums of warps merged 16 bytes at a time, outputs written 8 (4 at D 96).
       A tile's instructions fall by a third to two fifths with eight bits, by a tenth to a fifth
       with 16.
+  v6  this. The last block of a row to finish merges its chunks, where a kernel of its own did:
+      one launch a layer less where rows are split.
 All compiled and simulated; no gain is stated, because none has been measured: `make gpu` does.
 """
 
@@ -72,10 +73,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kernels.cuda.attention_chunks import BYTES_FOR_BANDWIDTH, SHARERS, TILE_TOKENS, plan_splits
-from kernels.cuda.attention_decode_float32 import WARP_BYTES_IN_FLIGHT, make_float32_decode
-from kernels.cuda.attention_decode_layout import HEADS_OF_TILE
+from kernels.cuda.attention_decode_float32 import (
+    WARP_BYTES_IN_FLIGHT,
+    float32_layout,
+    make_float32_decode,
+)
+from kernels.cuda.attention_decode_layout import HEADS_OF_TILE, tensor_layout
 from kernels.cuda.attention_decode_tensor import make_tensor_decode
-from kernels.cuda.attention_merge import MergeVariant
 from kernels.cuda.attention_partials import THREADS, PartialLayout
 from kernels.cuda.attention_variant import PLACES, AttentionVariant, every_shape
 from kernels.cuda.variant import Expectation
@@ -87,13 +91,9 @@ FLOAT32_BLOCKS = 3
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How to launch: the grids of both kernels, None for a merge that is not needed.
-
-    `num_partials`: float32 that there must be room for, 0 without a merge.
-    """
+    """How to launch. `num_partials`: float32 that there must be room for, 0 if nothing is split."""
 
     grid: tuple[int, int, int]
-    merge_grid: tuple[int, int, int] | None
     num_partials: int
 
 
@@ -108,6 +108,7 @@ class DecodeVariant(AttentionVariant):
         block_tables     int32 [S, table_width], read up to the block of the row's last token
         seq_lens         int32 [S]
         partials         float32, `num_partials` of them; not touched with one split
+        tickets          int32, zeros, one for each unit of each row; not touched with one split
         scale_log2e      softmax scale · log2(e), so that powers of two do
         query_stride, table_width, block_stride, key_offset, value_offset
     """
@@ -122,7 +123,7 @@ class DecodeVariant(AttentionVariant):
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        return (*self.tensors, "float32*", *PLACES)
+        return (*self.tensors, "float32*", "int32*", *PLACES)
 
     @property
     def expectation(self) -> Expectation:
@@ -136,21 +137,14 @@ class DecodeVariant(AttentionVariant):
             return Expectation(168, instructions, resident_blocks=3)
         return Expectation(255, instructions, resident_blocks=2)
 
-    @property
-    def merge(self) -> MergeVariant:
-        """The kernel that merges what a split launch leaves."""
-        return MergeVariant(self.dtype, self.head_size, self.group)
-
     def plan(
         self, num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int
     ) -> DecodePlan:
         """Return how to launch; the parameters are those of `plan_splits`."""
         splits = self.plan_splits(num_rows, num_kv_heads, longest, num_multiprocessors)
         grid = self.grid(num_rows, num_kv_heads, splits)
-        if splits == 1:
-            return DecodePlan(grid, None, 0)
-        merge_grid = self.merge.grid(num_rows, num_kv_heads)
-        return DecodePlan(grid, merge_grid, self.num_partials(num_rows, num_kv_heads))
+        needed = self.num_partials(num_rows, num_kv_heads, longest) if splits > 1 else 0
+        return DecodePlan(grid, needed)
 
     def plan_splits(
         self, num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int
@@ -173,9 +167,9 @@ class DecodeVariant(AttentionVariant):
             self.expectation.resident_blocks or FLOAT32_BLOCKS, -(-BYTES_FOR_BANDWIDTH // in_flight)
         )
 
-    def num_partials(self, num_rows: int, num_kv_heads: int) -> int:
+    def num_partials(self, num_rows: int, num_kv_heads: int, longest: int) -> int:
         """Return how many float32 a launch of more than one split needs in `partials`."""
-        return self._layout.num_partials(num_rows, num_kv_heads)
+        return self._layout.num_partials(num_rows, num_kv_heads, longest)
 
     def grid(self, num_rows: int, num_kv_heads: int, splits: int = 1) -> tuple[int, int, int]:
         """Return the launch grid."""
@@ -191,7 +185,9 @@ class DecodeVariant(AttentionVariant):
 
     @property
     def _layout(self) -> PartialLayout:
-        return self.merge.layout
+        if self.is_float32:
+            return float32_layout(self.group)
+        return tensor_layout(self.head_size, self.group)
 
 
 def variants(*, every: bool) -> list[DecodeVariant]:

@@ -33,6 +33,7 @@ from functools import cache
 from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, cut_row
+from kernels.cuda.attention_merge import make_merge_chunks
 from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
 from kernels.cuda.instructions.vectors import load_constant_vector
@@ -79,6 +80,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
     layout = float32_layout(group)
     functions = make_partial_functions(layout, "float32", head_size, group)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
+    merge_chunks = make_merge_chunks(layout)
     parts, heads = layout.parts, layout.heads
     total_shape = layout.entries * THREADS
     token_lanes = 16 if head_size == 64 else 32
@@ -102,6 +104,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
         block_tables: Pointer,
         seq_lens: Pointer,
         partials: Pointer,
+        tickets: Pointer,
         scale_log2e: Scalar,
         query_stride: Scalar,
         table_width: Scalar,
@@ -202,7 +205,8 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
             merge_warps(sums, peak, mass, total, total_peak, total_mass, partials, row, unit, chunk)
             chunk = int32(chunk + splits)
 
-        if splits == 1:
+        num_chunks = int32((num_tiles + chunk_tiles - 1) // chunk_tiles)
+        if splits == 1 or merge_chunks(total, total_mass, partials, tickets, row, unit, num_chunks):
             write_out(out, total, total_mass, row, unit)
 
     return attention_decode

@@ -78,15 +78,11 @@ from numba import cuda, float32, int32, int64, uint32
 from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, cut_row
 from kernels.cuda.attention_decode_layout import HEADS_OF_TILE, tensor_layout
 from kernels.cuda.attention_decode_pool import make_decode_pool
+from kernels.cuda.attention_merge import make_merge_chunks
 from kernels.cuda.attention_partials import THREADS, make_partial_functions
 from kernels.cuda.attention_variant import SLACK
 from kernels.cuda.instructions.addresses import kept, multiply_add_wide
-from kernels.cuda.instructions.conversions import (
-    FULL_WARP,
-    PAIR_CONVERSIONS,
-    exp2,
-    maximum,
-)
+from kernels.cuda.instructions.conversions import FULL_WARP, PAIR_CONVERSIONS, exp2, maximum
 from kernels.cuda.instructions.exact_float32 import multiply_add
 from kernels.cuda.instructions.placed_bytes import MINUS_OFFSET
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES, transpose_tile
@@ -110,6 +106,7 @@ def make_tensor_decode(
     layout = tensor_layout(head_size, group)
     functions = make_partial_functions(layout, dtype, head_size, group, pool_.sum_unit)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
+    merge_chunks = make_merge_chunks(layout)
     multiply_keys, multiply_values = MULTIPLY_TILES[dtype], MULTIPLY_TILES[pool_.value_dtype]
     pack = PAIR_CONVERSIONS[pool_.value_dtype].pack
     head_tiles = layout.slots
@@ -138,6 +135,7 @@ def make_tensor_decode(
         block_tables: Pointer,
         seq_lens: Pointer,
         partials: Pointer,
+        tickets: Pointer,
         scale_log2e: Scalar,
         query_stride: Scalar,
         table_width: Scalar,
@@ -342,8 +340,10 @@ def make_tensor_decode(
                 sums, peak, mass, total, total_peak, total_mass, partials, row, kv_head, chunk
             )
             chunk = int32(chunk + splits)
-
-        if splits == 1:
+        num_chunks = int32((num_tiles + chunk_tiles - 1) // chunk_tiles)
+        if splits == 1 or merge_chunks(
+            total, total_mass, partials, tickets, row, kv_head, num_chunks
+        ):
             write_out(out, total, total_mass, row, kv_head)
 
     return attention_decode

@@ -1,4 +1,4 @@
-"""The merge after split decode attention: a row's chunks, in order, into its output.
+"""The merge after split decode attention: the last block of a row to finish takes all its chunks.
 
     peak, mass, sum  ←  nothing
     for each chunk c of the row:
@@ -8,157 +8,136 @@
     out = sum / mass
 
 This is the merge by log-sum-exp (the weight of a chunk is its share of Σ 2^score), kept as peak and
-mass apart, and the very instructions by which the unsplit kernel merges as it goes, in the same
-order: the bits agree (`attention_chunks`).
+mass apart, and the very instructions by which an unsplit block merges as it goes, in the same
+order: the bits agree (`attention_chunks`), whichever block comes last.
 
-Who does what. The grid is (S rows, U units, entries): a block of threads has the shape of a decode
-block, and each thread merges entry blockIdx.z of what that thread of the decode blocks left in the
-partials (drawn in `attention_partials`), so all reads of a warp are 128 bytes. A row has 64 chunks
-at the most; the reads of 16 are under way at a time, then the sums are a chain of one fused step a
-chunk. A row of length 0 gives zeros.
+Who does what. Blocks of threads that found chunks of a row's unit draw a ticket when all of their
+results lie in the partials (drawn in `attention_partials`); those that found none are no part of
+it. The one that draws the last number knows that all results are there, and that it sees them
+(`instructions.across_blocks`). Each thread merges what it would own were the row not split. The
+last ticket sets the count back to 0, for the next launch: a launch that runs to its end leaves
+tickets as it found them, and one that does not leaves no device to go on with. Launches that share
+tickets must not run side by side. A row of length 0 has no chunk; its first block gives zeros.
 
-What limits it: latency. The partials are a few percent of the keys and values they came from and
-still in the second cache; four rounds of reads and the launch are all there is.
+What limits it: latency, and how fast one multiprocessor reads from the second cache, where the
+partials still are. As many chunks as registers hold are read at a time, of which the loop over
+tokens has left plenty: 8 at D 128, 40 KB a block. Up to so many cost a round, a row of 64 eight. A
+kernel of its own, as this once was, took more blocks for the merge but a launch in each layer, of
+which a decode step at few rows has a tenth less now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from numba import cuda, float32, int32, uint32
 
-from numba import cuda, float32, int32, int64
-
-from kernels.cuda.attention_chunks import (
-    MAX_CHUNKS,
-    NO_PEAK,
-    cut_row,
-)
-from kernels.cuda.attention_decode_float32 import float32_layout
-from kernels.cuda.attention_decode_layout import tensor_layout
+from kernels.cuda.attention_chunks import NO_PEAK
 from kernels.cuda.attention_partials import (
     THREADS,
     PartialLayout,
-    make_partial_functions,
-    quotient,
+    place_of_record,
     scaled_sum,
     shares,
 )
-from kernels.cuda.attention_variant import DTYPES, HEAD_SIZES, MAX_GROUP, require_supported
-from kernels.cuda.instructions.conversions import CONVERSIONS
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer
+from kernels.cuda.instructions.across_blocks import LOAD_FRESH_WORDS, fence, take_ticket
+from kernels.cuda.instructions.conversions import float32_to_word, word_to_float32
+from kernels.cuda.instructions.vectors import STORE_WORDS
+from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar
 
-CHUNKS_AT_ONCE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class MergeVariant:
-    """The compile-time parameters of the merge after a `DecodeVariant`, which makes it.
-
-    Raises UnsupportedVariantError.
-    """
-
-    dtype: str
-    head_size: int
-    group: int
-
-    def __post_init__(self) -> None:
-        require_supported(self.dtype, self.head_size, self.group)
-
-    @property
-    def name(self) -> str:
-        """Entry point of the machine code."""
-        return f"attention_merge_{self.dtype}_d{self.head_size}_g{self.group}"
-
-    @property
-    def layout(self) -> PartialLayout:
-        """How the decode kernel's results lie in its threads."""
-        if self.dtype == "float32":
-            return float32_layout(self.group)
-        return tensor_layout(self.head_size, self.group)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return THREADS
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Types of the kernel's parameters."""
-        return (STORAGE_TYPES[self.dtype] + "*", "float32*", "int32*")
-
-    @property
-    def expectation(self) -> Expectation:
-        """The results of 16 chunks at a time, and the few numbers they are merged into."""
-        return Expectation(128, ("LDG", "FFMA", "MUFU"))
-
-    def grid(self, num_rows: int, num_kv_heads: int) -> tuple[int, int, int]:
-        """Return the launch grid."""
-        return (num_rows, num_kv_heads * self.layout.parts, self.layout.entries)
-
-    def kernel(self) -> Callable[..., None]:
-        """Make the plain kernel function."""
-        return make_attention_merge(self)
+NUMBERS_AT_ONCE = 80  # registers of a thread for what is being read
+MOST_CHUNKS_AT_ONCE = 8
 
 
-def variants(*, every: bool) -> list[MergeVariant]:
-    """Return a spread of the variants, or every one there is."""
-    if every:
-        return [
-            MergeVariant(dtype, head_size, group)
-            for dtype in DTYPES
-            for head_size in HEAD_SIZES
-            for group in range(1, MAX_GROUP + 1)
-        ]
-    return [
-        MergeVariant("bfloat16", 128, 4),
-    ]
+def chunks_at_once(layout: PartialLayout) -> int:
+    """Return how many chunks' results are on their way together; a power of two."""
+    fitting = min(MOST_CHUNKS_AT_ONCE, NUMBERS_AT_ONCE // layout.record)
+    return 1 << (fitting.bit_length() - 1)
 
 
-def make_attention_merge(variant: MergeVariant) -> Callable[..., None]:
-    """Return the kernel with its compile-time parameters bound."""
-    layout = variant.layout
-    entries, slots, record = layout.entries, layout.slots, layout.record
-    entries_of_slot = entries // slots
-    functions = make_partial_functions(layout, variant.dtype, variant.head_size, variant.group)
-    find_output = functions.find_output
-    from_float32 = CONVERSIONS[variant.dtype][1]
+def make_merge_chunks(layout: PartialLayout) -> DeviceFunction:
+    """Return the device function that merges the chunks of a split row, in one layout."""
+    entries, slots, record, width = layout.entries, layout.slots, layout.record, layout.width
+    entries_of_slot, vectors = entries // slots, entries // layout.width
+    at_once = chunks_at_once(layout)
+    words_shape, states_shape = (at_once * vectors, 4), (at_once * slots, 4)
+    load_fresh, load_fresh_word = LOAD_FRESH_WORDS[width], LOAD_FRESH_WORDS[1]
+    store_words = STORE_WORDS[width]
 
-    def attention_merge(out: Pointer, partials: Pointer, seq_lens: Pointer) -> None:
-        """Merge entry blockIdx.z of unit blockIdx.y of row blockIdx.x.
+    @cuda.jit(device=True, inline="always")
+    def draws_last(tickets: Pointer, row: Scalar, unit: Scalar, num_blocks: Scalar) -> Scalar:
+        """Return whether all of `num_blocks` have come here, this one as the last of them."""
+        number = cuda.shared.array(1, int32)
+        cuda.syncthreads()  # all warps have written their results
+        if cuda.threadIdx.x == 0:
+            last = int32(num_blocks - 1)
+            fence()
+            number[0] = take_ticket(tickets, row * cuda.gridDim.y + unit, last)
+            fence()
+        cuda.syncthreads()
+        return number[0] == int32(num_blocks - 1)
 
-        `out`: [S, H, D]. `partials`: as the decode kernel left it. `seq_lens`: [S].
+    @cuda.jit(device=True, inline="always")
+    def merge_chunks(
+        total: Pointer, total_mass: Local, partials: Pointer, tickets: Pointer,
+        row: Scalar, unit: Scalar, num_chunks: Scalar,
+    ) -> Scalar:  # fmt: skip
+        """Merge the row's chunks into `total` and `total_mass`, if this block is the last.
+
+        Return whether it is: then the row is to be written. `total` is cleared for a row of no
+        chunk. All threads of the block must call it.
         """
-        row, unit = int64(cuda.blockIdx.x), int64(cuda.blockIdx.y)
-        entry = int32(cuda.blockIdx.z)
-        thread = int32(cuda.threadIdx.x)
-        num_tiles, chunk_tiles = cut_row(seq_lens[row])
-        num_chunks = int32((num_tiles + chunk_tiles - 1) // chunk_tiles)
+        split, num_blocks = cuda.blockIdx.z, min(int32(cuda.gridDim.z), num_chunks)
+        is_last = split == 0
+        if split < num_blocks:
+            is_last = draws_last(tickets, row, unit, num_blocks)
+            if is_last:
+                peak = cuda.local.array(slots, float32)
+                mass = cuda.local.array(slots, float32)
+                sums = cuda.local.array(entries, float32)
+                words = cuda.local.array(words_shape, uint32)
+                peaks = cuda.local.array(states_shape, uint32)
+                masses = cuda.local.array(states_shape, uint32)
+                for slot in range(slots):
+                    peak[slot] = NO_PEAK
+                    mass[slot] = float32(0)
+                for r in range(entries):
+                    sums[r] = float32(0)
+                for first_chunk in range(0, num_chunks, at_once):
+                    # All reads first, so that they are under way together; past the end the last
+                    # again.
+                    for k in range(at_once):
+                        chunk = min(first_chunk + k, num_chunks - 1)
+                        first = place_of_record(row, unit, chunk, record)
+                        for slot in range(slots):
+                            state = first + (entries + slot) * THREADS + cuda.threadIdx.x
+                            load_fresh_word(peaks, k * slots + slot, partials, state)
+                            state += slots * THREADS
+                            load_fresh_word(masses, k * slots + slot, partials, state)
+                        for v in range(vectors):
+                            own = first + v * width * THREADS + cuda.threadIdx.x * width
+                            load_fresh(words, k * vectors + v, partials, own)
+                    for k in range(at_once):
+                        if first_chunk + k < num_chunks:
+                            for slot in range(slots):
+                                state = k * slots + slot
+                                top, shrink, share = shares(
+                                    peak[slot], word_to_float32(peaks[state, 0])
+                                )
+                                peak[slot] = top
+                                part = word_to_float32(masses[state, 0])
+                                mass[slot] = scaled_sum(mass[slot], shrink, part, share)
+                                for r in range(entries_of_slot):
+                                    i = slot * entries_of_slot + r
+                                    part = word_to_float32(
+                                        words[k * vectors + i // width, i % width]
+                                    )
+                                    sums[i] = scaled_sum(sums[i], shrink, part, share)
+                for slot in range(slots):
+                    total_mass[slot] = mass[slot]
+                for v in range(vectors):
+                    for i in range(width):
+                        words[v, i] = float32_to_word(sums[v * width + i])
+                    own = v * width * THREADS + cuda.threadIdx.x * width
+                    store_words(total, own, words, v)
+        return is_last
 
-        peak = NO_PEAK
-        mass = float32(0)
-        total = float32(0)
-        sums = cuda.local.array(CHUNKS_AT_ONCE, float32)
-        peaks = cuda.local.array(CHUNKS_AT_ONCE, float32)
-        masses = cuda.local.array(CHUNKS_AT_ONCE, float32)
-        stride = int64(cuda.gridDim.y) * (record * THREADS)  # from a chunk to the next
-        first = row * MAX_CHUNKS * stride + unit * (record * THREADS) + thread
-        slot = entry // entries_of_slot
-        for first_chunk in range(0, num_chunks, CHUNKS_AT_ONCE):
-            # All reads first, so that they are under way together; past the end the last again.
-            for k in range(CHUNKS_AT_ONCE):
-                place_of_chunk = first + min(first_chunk + k, num_chunks - 1) * stride
-                sums[k] = partials[place_of_chunk + entry * THREADS]
-                peaks[k] = partials[place_of_chunk + (entries + slot) * THREADS]
-                masses[k] = partials[place_of_chunk + (entries + slots + slot) * THREADS]
-            for k in range(CHUNKS_AT_ONCE):
-                if first_chunk + k < num_chunks:
-                    top, shrink, share = shares(peak, peaks[k])
-                    mass = scaled_sum(mass, shrink, masses[k], share)
-                    total = scaled_sum(total, shrink, sums[k], share)
-                    peak = top
-
-        is_output, output = find_output(row, unit, entry, thread // 32, thread % 32)
-        if is_output:
-            out[output] = from_float32(quotient(total, mass))
-
-    return attention_merge
+    return merge_chunks

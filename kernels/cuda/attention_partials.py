@@ -1,4 +1,4 @@
-"""How the results of warps and of chunks merge; both decode kernels and the merge are made of it.
+"""How the results of warps and of chunks merge; both decode kernels are made of it.
 
 A result is a triple: `peak` the largest score, `mass` = Σ 2^(score - peak), and `sums` =
 Σ 2^(score - peak) · V. Two merge by scaling both to the larger peak and adding (Milakov and
@@ -22,20 +22,21 @@ read and kept in one access of up to 16 bytes. Lanes are neighbours in shared me
 conflicts. The numbers of a thread belong to `slots` heads, one slot after the other.
 
 *Partials*, the results of chunks when the chunks of a row are split over several blocks, lie in
-memory as the threads own them, [S, 64 chunks, U units, record, 128 threads] in float32, so that
-every warp writes and reads 128 bytes at once; a unit is what a block of threads works on, a kv head
-or a part of its group. The record of a chunk in a thread:
+memory as the threads own them, [chunks, S, U units, record] in float32, chunks outermost, so that
+they take the room that the longest row has chunks; a unit is what a block of threads works on, a kv
+head or a part of its group. The record of a chunk holds the numbers of all 128 threads, `width`
+sums of a thread beside each other, so that every warp writes and reads whole lines at once:
 
-    entries × sum │ slots × peak │ slots × mass
+    entries / width × [128 threads, width] sums │ slots × [128] peaks │ slots × [128] masses
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int64, uint32
 
-from kernels.cuda.attention_chunks import MAX_CHUNKS, NO_PEAK, SHARERS
+from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, most_chunks
 from kernels.cuda.instructions.conversions import (
     CONVERSIONS,
     PAIR_CONVERSIONS,
@@ -83,10 +84,10 @@ class PartialLayout:
         """Numbers of a chunk's result in a thread."""
         return self.entries + 2 * self.slots
 
-    def num_partials(self, num_rows: int, num_kv_heads: int) -> int:
+    def num_partials(self, num_rows: int, num_kv_heads: int, longest: int) -> int:
         """Return how many float32 a split launch leaves for the merge."""
         units = num_kv_heads * self.parts
-        return num_rows * MAX_CHUNKS * units * self.record * THREADS
+        return most_chunks(longest) * num_rows * units * self.record * THREADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,6 @@ class PartialFunctions:
 
     clear: DeviceFunction
     merge_warps: DeviceFunction
-    find_output: DeviceFunction
     write_out: DeviceFunction
 
 
@@ -119,6 +119,13 @@ def scaled_sum(total: Scalar, shrink: Scalar, part: Scalar, share: Scalar) -> Sc
 def quotient(total: Scalar, mass: Scalar) -> Scalar:
     """Return total / mass, and 0 for a row without tokens, whose mass is 0."""
     return total * reciprocal(mass) if mass != float32(0) else float32(0)
+
+
+@cuda.jit(device=True, inline="always")
+def place_of_record(row: Scalar, unit: Scalar, chunk: Scalar, record: int) -> Scalar:
+    """Return where in the partials a chunk's results begin, int64."""
+    place = (int64(chunk) * cuda.gridDim.x + row) * cuda.gridDim.y + unit
+    return place * (record * THREADS)
 
 
 def make_partial_functions(
@@ -198,8 +205,7 @@ def make_partial_functions(
         cuda.syncthreads()
 
         is_split = cuda.gridDim.z > 1
-        first = (row * MAX_CHUNKS + chunk) * cuda.gridDim.y + unit
-        first = first * (record * THREADS) + cuda.threadIdx.x
+        first = place_of_record(row, unit, chunk, record)
         shrink = cuda.local.array(slots, float32)
         share = cuda.local.array(slots, float32)
         for slot in range(slots):
@@ -209,14 +215,16 @@ def make_partial_functions(
             for other in range(1, SHARERS):
                 chunk_mass += masses[other, j, lane]
             if is_split:
-                partials[first + (entries + slot) * THREADS] = chunk_peak
-                partials[first + (entries + slots + slot) * THREADS] = chunk_mass
+                state = first + (entries + slot) * THREADS + cuda.threadIdx.x
+                partials[state] = chunk_peak
+                partials[state + slots * THREADS] = chunk_mass
             top, shrink[slot], share[slot] = shares(total_peak[slot], chunk_peak)
             total_peak[slot] = top
             total_mass[slot] = scaled_sum(total_mass[slot], shrink[slot], chunk_mass, share[slot])
         chunk_sums = cuda.local.array(4, float32)
         for r in range(0, entries, width):
             laid = (warp * entries + r) * 32 + lane * width
+            own = r * THREADS + cuda.threadIdx.x * width
             for other in range(SHARERS):
                 load_words(words, 0, laid_down, other * words_of_warp + laid)
                 for k in range(width):
@@ -224,9 +232,9 @@ def make_partial_functions(
                     chunk_sums[k] = part if other == 0 else chunk_sums[k] + part
             if is_split:
                 for k in range(width):
-                    partials[first + (r + k) * THREADS] = chunk_sums[k]
+                    words[0, k] = float32_to_word(chunk_sums[k])
+                store_words(partials, first + own, words, 0)
             else:
-                own = r * THREADS + cuda.threadIdx.x * width
                 load_words(words, 0, total, own)
                 for k in range(width):
                     # Chosen, not indexed: these loops are too long to be unrolled, and what is
@@ -278,4 +286,4 @@ def make_partial_functions(
                             words[0, k // 2] = pack(results[k], results[k + 1])
                         store_output(out, output, words, 0)
 
-    return PartialFunctions(clear, merge_warps, find_output, write_out)
+    return PartialFunctions(clear, merge_warps, write_out)

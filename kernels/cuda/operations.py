@@ -8,7 +8,6 @@ from typing import Protocol
 from kernels.cuda import (
     adjust_logits,
     attention_decode,
-    attention_merge,
     attention_prefill,
     copy_blocks,
     embedding,
@@ -35,7 +34,6 @@ class Operation(Protocol):
 OPERATIONS: dict[str, Operation] = {
     "adjust_logits": adjust_logits,
     "attention_decode": attention_decode,
-    "attention_merge": attention_merge,
     "attention_prefill": attention_prefill,
     "copy_blocks": copy_blocks,
     "embedding": embedding,

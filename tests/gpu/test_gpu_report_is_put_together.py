@@ -17,7 +17,6 @@ from bench.gpu.cases import draw_cases
 from bench.gpu.cases.quantized_matmul import of_few_rows
 from bench.gpu.part_process import Part
 from kernels.cuda import build
-from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.silu_mul import SiluMulVariant
@@ -146,8 +145,6 @@ def test_what_cases_launch_besides_is_needed_too():
     assert launched - set(needed) == set()
     # Of each, not only of the first.
     for variant in needed:
-        if isinstance(variant, DecodeVariant):
-            assert variant.merge in needed
         if isinstance(variant, QuantizedMatmulVariant):
             assert of_few_rows(variant) in needed
 

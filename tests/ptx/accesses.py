@@ -15,17 +15,20 @@ import numpy.typing as npt
 
 from tests.ptx.faults import Unsupported
 from tests.ptx.lanes import Crowd, Mask, Step
-from tests.ptx.memory import Lanes, Space
+from tests.ptx.memory import BLOCK_BITS, Lanes, Space, barriers_of
 from tests.ptx.program import SIZES, Address, Constant, Group, Instruction, Operand, Register
 from tests.ptx.registers import DTYPES
 
 Array = npt.NDArray[Any]
 
-_LOAD = re.compile(r"ld\.(global|shared)(\.nc)?(?:\.L[12]::\w+)*(?:\.v([24]))?\.([usbf]\d+)")
+_LOAD = re.compile(
+    r"ld(?:\.relaxed\.gpu)?\.(global|shared)(\.nc)?(?:\.L[12]::\w+)*(?:\.v([24]))?\.([usbf]\d+)"
+)
 _STORE = re.compile(r"st\.(global|shared)(?:\.v([24]))?\.([usbf]\d+)")
 _PARAMETER = re.compile(r"ld\.param\.([usbf]\d+)")
 _COPY = re.compile(r"cp\.async\.(ca|cg)\.shared\.global(?:\.L2::(?:64|128|256)B)?")
-_ATOMIC = re.compile(r"(atom|red)\.(global|shared)\.(\w+)\.([usb](?:32|64))")
+_FENCE = "fence.acq_rel.gpu"
+_ATOMIC = re.compile(r"(atom|red)(?:\.relaxed\.gpu)?\.(global|shared)\.(\w+)\.([usb](?:32|64))")
 _LDMATRIX = re.compile(r"ldmatrix\.")
 
 
@@ -39,7 +42,7 @@ def smallest_access(program_instructions: tuple[Instruction, ...], space: str) -
             size = SIZES[match[3]] * int(match[2] or 1)
         elif match := _ATOMIC.fullmatch(one.opcode):
             size = SIZES[match[4]]
-            match = re.match(r"\w+\.(\w+)", one.opcode)
+            match = re.match(r"\w+(?:\.relaxed\.gpu)?\.(\w+)", one.opcode)
         elif _COPY.fullmatch(one.opcode) and isinstance(one.operands[2], Constant):
             sizes.append(one.operands[2].value)
             continue
@@ -107,7 +110,20 @@ def make_access(one: Instruction, index: int, crowd: Crowd) -> Step | None:
         return _parameter(one, crowd, match[1])
     if match := _ATOMIC.fullmatch(one.opcode):
         return _atomic(one, index, crowd, match)
+    if one.opcode == _FENCE:
+        return _fence(crowd)
     return None
+
+
+def _fence(crowd: Crowd) -> Step:
+    order = crowd.spaces["global"].order
+
+    def step(mask: Mask) -> None:
+        _, who = crowd.some(mask)
+        for lane, clock in zip(who.numbers.tolist(), who.clocks.tolist(), strict=True):
+            order.fence(lane, clock >> BLOCK_BITS, barriers_of(clock))
+
+    return step
 
 
 def _parameter(one: Instruction, crowd: Crowd, kind: str) -> Step:
@@ -137,13 +153,14 @@ def _load(
     targets = [crowd.registers.write(x, kind, one) for x in _vector(target, count, one)]
     place = pointer(source, space, one, index, crowd)
     dtype, size = DTYPES[kind], SIZES[kind] * count
+    is_fresh = ".relaxed.gpu." in one.opcode
 
     def step(mask: Mask) -> None:
         chosen, who = crowd.some(mask)
         address = place.addresses(chosen)
         offsets, may_change = place.locate(address, size, chosen, who, writes=False)
         if may_change:
-            place.space.note_read(offsets, size, who, one, constant=is_constant)
+            place.space.note_read(offsets, size, who, one, constant=is_constant, fresh=is_fresh)
         values = place.space.words(offsets, dtype, count)
         for i, register in enumerate(targets):
             register[chosen] = values[:, i]
@@ -177,6 +194,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "and": lambda old, new: old & new,
     "or": lambda old, new: old | new,
     "xor": lambda old, new: old ^ new,
+    "inc": lambda old, last: 0 if old >= last else old + 1,
 }
 
 

@@ -88,5 +88,8 @@ class Crowd:
         clocks = self.clocks[index]
         if of_block:
             self.clocks[index] = ((clocks >> BARRIER_BITS) + 1) << BARRIER_BITS
+            if "global" in self.spaces:
+                blocks = set((clocks >> BLOCK_BITS).tolist())
+                self.spaces["global"].order.pass_barrier(blocks)
         else:
             self.clocks[index] = clocks + 1

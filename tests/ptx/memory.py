@@ -8,8 +8,9 @@ with the same layout. Its bytes lie in one array, with gaps that belong to nobod
 What threads do to memory is remembered by *granules*, as large as the smallest access the program
 makes there. A race is judged by what is ordered, not by what happened to be read: an access comes
 after one of another thread only if a barrier of their block lies between, or one of their warp.
-Threads of different blocks are never ordered. An asynchronous copy owns what it writes until its
-thread has waited for it.
+Threads of different blocks are ordered as `order` says, and then a read must be one that goes past
+the first cache, which knows nothing of other multiprocessors. An asynchronous copy owns what it
+writes until its thread has waited for it.
 
 `Lanes` is who makes an access: numbers of lanes over the whole launch, and their clocks:
 
@@ -26,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.ptx.faults import InFlight, Misaligned, OutOfBounds, Race, Uninitialised
+from tests.ptx.order import Order
 
 Array = npt.NDArray[Any]
 
@@ -83,6 +85,7 @@ class Space:
         self._in_flight = np.zeros(count, np.bool_)
         self._flights = 0
         self._has_foreign_blocks = is_known  # global memory
+        self.order = Order()
 
     # --- where ------------------------------------------------------------------------------------
 
@@ -136,9 +139,19 @@ class Space:
     # --- who --------------------------------------------------------------------------------------
 
     def note_read(
-        self, offsets: Array, size: int, lanes: Lanes, where: object, *, constant: bool = False
+        self,
+        offsets: Array,
+        size: int,
+        lanes: Lanes,
+        where: object,
+        *,
+        constant: bool = False,
+        fresh: bool = False,
     ) -> None:
-        """Remember reads. Raises Uninitialised, InFlight or Race; `constant`: nobody may write."""
+        """Remember reads. Raises Uninitialised, InFlight or Race.
+
+        `constant`: nobody may write. `fresh`: past the first cache.
+        """
         granules, who, clock = self._granules(offsets, size, lanes)
         writer = self._writer[granules]
         is_new = writer == NOBODY
@@ -147,6 +160,8 @@ class Space:
             raise Uninitialised(f"{where}: {self._shown(granules[i])} by {_number(who[i])}")
         self._refuse_flights(granules, who, where)
         raced = self._is_foreign(writer, self._written[granules], who, clock)
+        if fresh and raced is not None:
+            self._forgive_known(raced, self._written[granules], who, clock)
         if constant:
             raced = writer != BEFORE
         self._refuse_race(raced, granules, who, "read", "written", where)
@@ -187,6 +202,8 @@ class Space:
         raced = self._is_foreign(writer, self._written[granules], who, clock)
         if raced is not None:
             raced &= writer != ADDED
+        for lane, place in zip(lanes.numbers.tolist(), offsets.tolist(), strict=True):
+            self.order.meet(lane, place)
         self._refuse_race(raced, granules, who, "added to", "written", where)
         self._refuse_readers(granules, who, clock, "added to", where)
         self._writer[granules] = ADDED
@@ -225,6 +242,13 @@ class Space:
         near &= (other < 0) | (other // 32 != who // 32) | (then == now)
         return near
 
+    def _forgive_known(self, raced: Array, then: Array, who: Array, now: Array) -> None:
+        """Take out of `raced` what other blocks did and the lanes know to be over."""
+        for i in np.flatnonzero(raced & (then >> BLOCK_BITS != now >> BLOCK_BITS)):
+            other, barriers = int(then[i]) >> BLOCK_BITS, barriers_of(int(then[i]))
+            block = int(now[i]) >> BLOCK_BITS
+            raced[i] = not self.order.is_known(int(who[i]), block, other, barriers)
+
     def _refuse_readers(
         self, granules: Array, who: Array, clock: Array, now: str, where: object
     ) -> None:
@@ -262,6 +286,11 @@ class Space:
             if piece.offset <= offset < piece.offset + piece.size:
                 return f"byte {offset - piece.offset} of {piece.name}"
         return f"byte {offset} of {self.name} memory"
+
+
+def barriers_of(clock: int) -> int:
+    """Return how many barriers a block had passed at a clock."""
+    return clock >> BARRIER_BITS & ((1 << BLOCK_BITS - BARRIER_BITS) - 1)
 
 
 def _lane(lanes: Lanes, i: int) -> str:

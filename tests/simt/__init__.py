@@ -7,14 +7,16 @@ and lanes run in shuffled order. Each of these ends the launch with a `Fault`:
 
     OutOfBounds   an index below zero or past the end, of global, shared or local memory
     Misaligned    a wide access at an address that is not a multiple of its size
-    Race          memory that two threads touch, at least one writing, with no barrier between,
-                  or that an asynchronous copy is still writing
+    Race          memory that two threads touch, at least one writing, with no barrier between
+                  (of two blocks: no fences and atomics, or read by way of the first cache), or
+                  that an asynchronous copy is still writing
     Divergence    the lanes of a warp at different warp instructions, or some gone
     Deadlock      threads of a block at different barriers, or waiting for what never comes
     Unsupported   something of CUDA that this simulator does not model
 
 Shared and local memory start poisoned: NaN in floats, large garbage in integers.
 
+    access      when a thread touched memory
     memory      arrays that check every access
     threads     lanes, warps and the block that runs them
     device      the twins of `numba.cuda`

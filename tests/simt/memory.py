@@ -2,7 +2,9 @@
 
 A race is judged by happens-before, not by what happened to be read: an access is ordered after an
 earlier one of another thread only if a block barrier, or for threads of one warp a `syncwarp`, lies
-between. Threads of different blocks are never ordered. An asynchronous copy owns the elements it
+between. Threads of different blocks are ordered by fences and atomic instructions (`threads`); what
+another block wrote is then read where all blocks see it, not by an ordinary read, which may find
+what the multiprocessor's first cache still has. An asynchronous copy owns the elements it
 writes from its start until its thread has waited for it: nobody may touch them meanwhile, the
 thread itself included.
 """
@@ -16,46 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from tests.simt.access import Access
 from tests.simt.faults import Misaligned, OutOfBounds, Race, Unsupported
-from tests.simt.threads import Thread
+from tests.simt.threads import Knowledge, Thread, everything_known
 
 Index = Any  # what a kernel writes between brackets: an integer or a tuple of them
 
 GLOBAL_ALIGNMENT = 256  # bytes, of what a device allocates
-
-
-class Access:
-    """Accesses by a thread, and how often that thread had been synchronised by then."""
-
-    __slots__ = ("barriers", "thread", "warp_barriers")
-
-    def __init__(self, thread: Thread) -> None:
-        self.thread = thread
-        self.barriers = thread.barriers
-        self.warp_barriers = thread.warp_barriers
-
-    @staticmethod
-    def now(thread: Thread) -> Access:
-        """Return the accesses that the thread makes now; the same until it is synchronised."""
-        latest = thread.latest_access
-        if (
-            not isinstance(latest, Access)
-            or latest.barriers != thread.barriers
-            or latest.warp_barriers != thread.warp_barriers
-        ):
-            latest = thread.latest_access = Access(thread)
-        return latest
-
-    def is_before(self, thread: Thread) -> bool:
-        """Return whether this access is over for certain when `thread` makes one now."""
-        mine = self.thread
-        if mine is thread:
-            return True
-        if mine.block is not thread.block:
-            return False
-        if thread.barriers > self.barriers:
-            return True
-        return mine.warp == thread.warp and thread.warp_barriers > self.warp_barriers
 
 
 class CheckedArray:
@@ -93,10 +62,13 @@ class CheckedArray:
         self._note_writes(first, length)
         self._flat[first : first + length] = values
 
-    def read_words(self, element: Any, num_words: int) -> np.ndarray:
-        """Read 4 · `num_words` bytes at an element, in one aligned access, as uint32."""
+    def read_words(self, element: Any, num_words: int, *, is_fresh: bool = False) -> np.ndarray:
+        """Read 4 · `num_words` bytes at an element, in one aligned access, as uint32.
+
+        `is_fresh`: past the first cache.
+        """
         first, count = self._run(element, 4 * num_words)
-        self._note_reads(first, count)
+        self._note_reads(first, count, is_fresh)
         return self._flat[first : first + count].view(np.uint32).copy()
 
     def write_words(self, element: Any, words: np.ndarray) -> None:
@@ -105,7 +77,7 @@ class CheckedArray:
         self._note_writes(first, count)
         self._flat[first : first + count] = words.view(self._flat.dtype)
 
-    def _note_reads(self, first: int, count: int) -> None:
+    def _note_reads(self, first: int, count: int, is_fresh: bool = False) -> None:
         pass
 
     def _note_writes(self, first: int, count: int) -> None:
@@ -168,6 +140,7 @@ class SharedArray(CheckedArray):
         self._writes: dict[int, Access] = {}
         self._reads: dict[int, dict[Thread, Access]] = {}
         self._atomics: dict[int, dict[Thread, Access]] = {}
+        self._released: dict[int, Knowledge] = {}  # by atomic instructions on an element
         self._copies: dict[int, Thread] = {}  # elements an asynchronous copy is writing
 
     def __getitem__(self, index: Index) -> Any:
@@ -196,6 +169,14 @@ class SharedArray(CheckedArray):
         self._flat[element] = value
         return before
 
+    def take_ticket(self, index: Index, last: Any) -> Any:
+        """Add one to an element, or set it to 0 if it is `last` or above; return what it held."""
+        element = self._element(index)
+        self._note_atomic(element)
+        before = self._flat[element]
+        self._flat[element] = 0 if before >= last else before + 1
+        return before
+
     def _note_atomic(self, element: int) -> None:
         thread = self._current()
         self._refuse_copy(element, thread, "added to")
@@ -203,6 +184,9 @@ class SharedArray(CheckedArray):
         for read in self._reads.get(element, {}).values():
             self._refuse_race(read, thread, "added to", "read", element)
         self._atomics.setdefault(element, {})[thread] = Access.now(thread)
+        released = self._released.get(element, {})
+        thread.seen = everything_known((thread.seen, released))
+        self._released[element] = everything_known((released, thread.released))
 
     def start_copy(self, element: Any, words: np.ndarray) -> Callable[[], None]:
         """Start writing words behind the thread's back; return what lands them.
@@ -226,7 +210,7 @@ class SharedArray(CheckedArray):
 
         return land
 
-    def _note_reads(self, first: int, count: int) -> None:
+    def _note_reads(self, first: int, count: int, is_fresh: bool = False) -> None:
         thread = self._current()
         access = Access.now(thread)
         reads, written = self._reads, self._writes
@@ -236,6 +220,11 @@ class SharedArray(CheckedArray):
             earlier = written.get(element)
             if earlier is not None and earlier.thread is not thread:
                 self._refuse_race(earlier, thread, "read", "written", element)
+                if not is_fresh and earlier.thread.block is not thread.block:
+                    raise Race(
+                        f"{self._name}[{self._shown(element)}] is read by {thread} where the first "
+                        f"cache may hold what was there before it was written by {earlier.thread}"
+                    )
             if self._atomics:
                 for added in self._atomics.get(element, {}).values():
                     self._refuse_race(added, thread, "read", "added to", element)

@@ -15,6 +15,8 @@ from tests.simt.memory import GLOBAL_ALIGNMENT, ReadOnlyArray, SharedArray, Spre
 from tests.simt.threads import Block, Dim3
 from tests.simt.twins import twins_of
 
+BLOCKS_AT_ONCE = 4
+
 
 def launch(
     kernel: Callable[..., None],
@@ -25,11 +27,11 @@ def launch(
     written: Collection[int] = (0,),
     seed: int = 0,
 ) -> None:
-    """Run `kernel` over the grid, one block after the other, with `threads` threads each.
+    """Run `kernel` over the grid, some blocks at a time, with `threads` threads each.
 
     NumPy arrays among the arguments are what pointers are on the device: flat, and only those whose
     position is in `written` may be written; a `Spread` stands for one too large to have. `seed`
-    draws the order of blocks, warps and lanes.
+    draws the order of blocks, warps and lanes; blocks take turns at their barriers.
     Raises a Fault.
     """
     device = Device()
@@ -44,9 +46,13 @@ def launch(
 
     blocks = [Dim3(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
     order.shuffle(blocks)
-    for index in blocks:
-        device.block = Block(index, Dim3(*grid), threads, body, order)
-        device.block.run()
+    resident: list[Block] = []
+    while blocks or resident:
+        if blocks and len(resident) < BLOCKS_AT_ONCE:
+            resident.append(Block(blocks.pop(), Dim3(*grid), threads, body, order))
+        device.block = order.choice(resident)
+        if not device.block.advance():
+            resident.remove(device.block)
 
 
 def _argument(position: int, value: Any, is_written: bool, device: Device) -> Any:

@@ -3,13 +3,17 @@
 A thread runs until it waits: for its warp (state WARP, with the instruction it is at) or for its
 block (state BARRIER). The block lets every warp run as far as it can, in shuffled order, answers
 warp instructions as soon as all lanes of a warp are at the same one, and opens the barrier when all
-living threads are at the same one.
+living threads are at the same one. Between barriers other blocks may run.
+
+What threads of one block did is ordered before what those of another do only as PTX has it: by a
+fence, something written behind it by an atomic instruction, which an atomic instruction of the
+other sees, and a fence behind that. Barriers of either block hand it on among its threads.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -19,6 +23,10 @@ from greenlet import getcurrent, greenlet
 from tests.simt.faults import Deadlock, Divergence
 
 WARP_SIZE = 32
+
+# A block, or one thread of it → how many barriers it had passed, or how many fences: what it did
+# before the last of them is over.
+Knowledge = dict[Any, int]
 
 # What a warp instruction computes: the lanes' operands to the lanes' results.
 WarpFunction = Callable[[list[Any]], list[Any]]
@@ -62,13 +70,17 @@ class Thread:
         "block",
         "copies",
         "copy_groups",
+        "fences",
         "function",
         "greenlet",
         "index",
+        "known",
         "lane",
         "latest_access",
         "operand",
+        "released",
         "result",
+        "seen",
         "site",
         "state",
         "warp",
@@ -87,10 +99,23 @@ class Thread:
         self.result: Any = None
         self.barriers = 0  # block barriers passed
         self.warp_barriers = 0  # `syncwarp`s passed
-        self.latest_access: object = None  # kept for `memory.Access`
+        self.latest_access: object = None  # kept for `access.Access`
+        # Of other blocks: what is known to be over, what will be known behind the next fence, and
+        # what those will know who see what this thread writes.
+        self.fences = 0
+        self.known: Knowledge = {}
+        self.seen: Knowledge = {}
+        self.released: Knowledge = {}
         # What lands the asynchronous copies it has started: not yet in a group, and by group.
         self.copies: list[Callable[[], None]] = []
         self.copy_groups: list[list[Callable[[], None]]] = []
+
+    def fence(self) -> None:
+        """Order what this thread knows and sees before it, for all blocks."""
+        self.known = everything_known((self.known, self.seen))
+        self.fences += 1
+        own = {self.block: self.barriers, self: self.fences}
+        self.released = everything_known((self.known, own))
 
     def run(self) -> None:
         """Let the thread run until it waits or ends."""
@@ -129,24 +154,26 @@ class Block:
         self.threads = [Thread(self, i, body) for i in range(num_threads)]
         self.current = self.threads[0]
         self._order = order
+        self._warps = [
+            self.threads[first : first + WARP_SIZE] for first in range(0, num_threads, WARP_SIZE)
+        ]
 
     def __str__(self) -> str:
         return f"block ({self.index.x}, {self.index.y}, {self.index.z})"
 
-    def run(self) -> None:
-        """Run all threads to their end. Raises a Fault."""
+    def advance(self) -> bool:
+        """Run all threads up to the next barrier; return whether any has more to do.
+
+        Raises a Fault.
+        """
         main = getcurrent()
         for thread in self.threads:
             thread.greenlet.parent = main
-        warps = [
-            self.threads[first : first + WARP_SIZE]
-            for first in range(0, len(self.threads), WARP_SIZE)
-        ]
-        while any(thread.state is not State.DONE for thread in self.threads):
-            self._order.shuffle(warps)
-            for warp in warps:
-                self._run_warp(warp)
-            self._open_barrier()
+        self._order.shuffle(self._warps)
+        for warp in self._warps:
+            self._run_warp(warp)
+        self._open_barrier()
+        return any(thread.state is not State.DONE for thread in self.threads)
 
     def _run_warp(self, warp: list[Thread]) -> None:
         """Run a warp until all its threads wait at the barrier or have ended."""
@@ -164,9 +191,20 @@ class Block:
         sites = {thread.site for thread in living}
         if len(sites) > 1:
             raise Deadlock(f"{self}: threads wait at different barriers: {_places(living)}")
+        known = everything_known(thread.known for thread in living if thread.known)
         for thread in living:
             thread.state = State.READY
             thread.barriers += 1
+            thread.known = known
+
+
+def everything_known(parts: Iterable[Knowledge]) -> Knowledge:
+    """Return what several know together."""
+    together: Knowledge = {}
+    for part in parts:
+        for who, count in part.items():
+            together[who] = max(count, together.get(who, 0))
+    return together
 
 
 def _run_warp_instruction(warp: Sequence[Thread]) -> None:

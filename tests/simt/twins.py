@@ -15,6 +15,7 @@ import numba
 import numpy as np
 
 from kernels.cuda.instructions import (
+    across_blocks,
     addresses,
     async_copies,
     atomics,
@@ -81,6 +82,16 @@ def _load_words(num_words: int, words: Words, i: Any, source: CheckedArray, elem
 
 def _store_words(num_words: int, target: CheckedArray, element: Any, words: Words, i: Any) -> None:
     target.write_words(element, words.read_row(i, num_words))
+
+
+def _load_fresh_words(
+    num_words: int, words: Words, i: Any, source: CheckedArray, element: Any
+) -> None:
+    words.write_row(i, source.read_words(element, num_words, is_fresh=True))
+
+
+def _fence(device: Device) -> None:
+    device.thread().fence()
 
 
 def _load_word(source: CheckedArray, element: Any) -> np.uint32:
@@ -211,6 +222,8 @@ PLAIN: dict[Any, Any] = {
     exact_float64.divide_float64: lambda a, b: np.float64(a) / np.float64(b),
     exact_float64.bits_to_float64: lambda bits: np.int64(bits).view(np.float64),
     exact_float64.float64_to_bits: lambda x: np.float64(x).view(np.int64),
+    across_blocks.take_ticket: SharedArray.take_ticket,
+    **{words: partial(_load_fresh_words, n) for n, words in across_blocks.LOAD_FRESH_WORDS.items()},
     atomics.add_int32: SharedArray.add_atomically,
     atomics.add_int64: SharedArray.add_atomically,
     atomics.add_shared_int64: SharedArray.add_atomically,
@@ -245,6 +258,7 @@ BOUND: dict[Any, tuple[Any, ...]] = {
     tiles.load_tiles: (_load_tiles, tensor.load_tiles),
     tiles.load_transposed_tiles: (_load_tiles, tensor.load_transposed_tiles),
     tiles.transpose_tile: (_transpose_tile,),
+    across_blocks.fence: (_fence,),
     async_copies.copy_async: (_copy_async, 4),
     async_copies.copy_word_async: (_copy_async, 1),
     async_copies.commit_copies: (_commit_copies,),

@@ -27,7 +27,6 @@ from bench.gpu.cases import (
 )
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.attention_decode import DecodeVariant
-from kernels.cuda.attention_merge import MergeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
@@ -47,7 +46,6 @@ from kernels.cuda.variant import Variant
 # Class of a variant → what draws the cases it is checked on.
 _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     DecodeVariant: attention_decode.draw_cases,
-    MergeVariant: attention_decode.draw_merge_cases,
     PrefillVariant: attention_prefill.draw_cases,
     AdjustLogitsVariant: logits.draw_adjust_logits,
     CopyBlocksVariant: row_operations.draw_copy_blocks,
@@ -81,9 +79,5 @@ def with_launched(variants: Iterable[Variant]) -> list[Variant]:
 
 def _launched(variant: Variant) -> Iterator[Variant]:
     yield variant
-    if isinstance(variant, DecodeVariant):
-        yield variant.merge
-    elif isinstance(variant, MergeVariant):
-        yield attention_decode.merged(variant)
-    elif isinstance(variant, QuantizedMatmulVariant):
+    if isinstance(variant, QuantizedMatmulVariant):
         yield quantized_matmul.of_few_rows(variant)

@@ -11,7 +11,6 @@ from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to
 from bench.gpu.cases.block_pool import LAYER, BlockPool, draw_pool, with_raised_keys
 from kernels.cuda.attention_chunks import MIN_CHUNK_TILES, TILE_TOKENS
 from kernels.cuda.attention_decode import DecodeVariant
-from kernels.cuda.attention_merge import MergeVariant
 from kernels.cuda.attention_variant import LOG2_E
 from kernels.reference.paged_attention import paged_attention
 
@@ -19,26 +18,19 @@ CHUNK_TOKENS = MIN_CHUNK_TILES * TILE_TOKENS  # of rows as short as these
 
 
 def draw_cases(variant: DecodeVariant, seed: int) -> list[Case]:
-    """Return the case with the lengths where mistakes live, unsplit.
+    """Return the case with the lengths where mistakes live, unsplit, and one of split rows.
 
-    Its part is the longest row, of three chunks, alone and split in three.
+    Part of the first is its longest row, of three chunks, alone and split in three. The second has
+    rows of all chunks, one, none, and fewer than blocks.
     """
     size = variant.block_size
     # One token, block edges, padding, chunks.
     lengths = (size, 2 * size + 3, 1, 0, size - 1, size + 1, 2, 2 * CHUNK_TOKENS + 5 * size + 5)
-    return [draw_case(variant, lengths, seed=seed, alone=len(lengths) - 1, splits_alone=3)]
-
-
-def draw_merge_cases(variant: MergeVariant, seed: int) -> list[Case]:
-    """Return a split decode and its merge: rows of all chunks, one, none, and a long one alone."""
-    lengths = (2 * CHUNK_TOKENS + 1, CHUNK_TOKENS, 0, 3)
-    case = draw_case(merged(variant), lengths, seed=seed, splits=2, alone=0)
-    return [dataclasses.replace(case, name=variant.name)]
-
-
-def merged(variant: MergeVariant) -> DecodeVariant:
-    """Return the kernel whose splits a merge is checked on."""
-    return DecodeVariant(variant.dtype, variant.head_size, variant.group, 16)
+    of_split = (2 * CHUNK_TOKENS + 1, CHUNK_TOKENS, 0, 3)
+    return [
+        draw_case(variant, lengths, seed=seed, alone=len(lengths) - 1, splits_alone=3),
+        draw_case(variant, of_split, seed=seed, alone=0, splits=2),
+    ]
 
 
 def draw_case(
@@ -80,20 +72,23 @@ def draw_case(
 
 
 def make_case(variant: DecodeVariant, query: Array, pool: BlockPool, *, splits: int = 1) -> Case:
-    """Return the case of some queries and rows: one launch, or a split one and the merge."""
+    """Return the case of some queries and rows: one launch.
+
+    Split, `tickets` must hold zeros again.
+    """
     num_rows, num_heads = query.shape[0], query.shape[1] - 1
     num_kv_heads = num_heads // variant.group
     scale = variant.head_size**-0.5
     scalars = (scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides)
     out_shape = (num_rows, num_heads, variant.head_size)
-    num_partials = variant.num_partials(num_rows, num_kv_heads) if splits > 1 else 0
+    longest, is_split = int(pool.seq_lens.max()), splits > 1
+    num_partials = variant.num_partials(num_rows, num_kv_heads, longest) if is_split else 0
+    grid = variant.grid(num_rows, num_kv_heads, splits)
+    tickets = np.zeros(grid[0] * grid[1] if is_split else 0, np.int32)
     decode = Launch(
         variant,
-        variant.grid(num_rows, num_kv_heads, splits),
-        ("out", "query", "pool", "block_tables", "seq_lens", "partials", *scalars),
-    )
-    merge = Launch(
-        variant.merge, variant.merge.grid(num_rows, num_kv_heads), ("out", "partials", "seq_lens")
+        grid,
+        ("out", "query", "pool", "block_tables", "seq_lens", "partials", "tickets", *scalars),
     )
     return Case(
         variant.name,
@@ -104,14 +99,16 @@ def make_case(variant: DecodeVariant, query: Array, pool: BlockPool, *, splits: 
             "block_tables": pool.tables,
             "seq_lens": pool.seq_lens,
             "partials": poison("float32", (num_partials,)),
+            "tickets": tickets,
         },
-        (decode, merge) if splits > 1 else (decode,),
+        (decode,),
         {
             "out": Expected(
                 variant.dtype,
                 attend_exactly(to_float64(variant.dtype, query)[:, :num_heads], pool, scale),
                 TOLERANCES[variant.dtype],
-            )
+            ),
+            "tickets": Expected("int32", np.zeros_like(tickets), 0.0),
         },
         scratch=("partials",),
     )

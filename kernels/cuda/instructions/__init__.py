@@ -11,6 +11,7 @@
     vectors         16-byte reads and writes, as words
     addresses       places of 64 bits in one instruction, and not computed twice
     tiles           tensor cores: products of 16 × 16 by 16 × 8 tiles, and how tiles reach registers
+    across_blocks   from block to block: a fence, a ticket, reads past the first cache
     atomics         additions of integers by many threads
     async_copies    global to shared memory behind the arithmetic's back
 

@@ -132,8 +132,7 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
         if dtype == "float32":
             assert one.next_tokens.tolist() == other.next_tokens.tolist()
     names = {name for name, _ in launcher.launched}
-    split_only = {operations._decode.merge.name}
-    assert names == {variant.name for variant in operations.variants} - split_only
+    assert names == {variant.name for variant in operations.variants}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_a_decode_beside_a_prefill_on_kernels_gives_the_reference_s_logits_and_t
     assert output.next_tokens == expected.next_tokens
 
 
-def test_few_rows_are_split_over_more_blocks_of_threads_and_merged() -> None:
+def test_few_rows_are_split_over_more_blocks_of_threads_in_one_launch() -> None:
     launcher = SimulatedLauncher(runs=False)
     operations = KernelOperations(launcher, SPEC, "float16", BLOCK_SIZE)
     query, pool = (
@@ -184,9 +183,9 @@ def test_few_rows_are_split_over_more_blocks_of_threads_and_merged() -> None:
     tables, lengths = torch.zeros((3, 200), dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
     for longest in (3000, 200):
         operations.attention_decode(query, query, pool, 1, tables, lengths, longest)
-    (decode, grid), (merge, merge_grid), (_, short_grid) = launcher.launched
-    assert (decode, merge) == (operations._decode.name, operations._decode.merge.name)
-    assert grid[:2] == short_grid[:2] == merge_grid[:2] == (3, 2)
+    (decode, grid), (_, short_grid) = launcher.launched
+    assert decode == operations._decode.name
+    assert grid[:2] == short_grid[:2] == (3, 2)
     assert grid[2] > 1
     assert short_grid[2] == 1
 
@@ -213,7 +212,7 @@ def test_split_rows_have_the_bits_of_rows_that_are_not_split(
     grids = [grid for _, grid in launcher.launched]
     assert grids[0][2] > 1
     assert grids[-1][2] == 1
-    assert len(grids) == 3  # a split one, its merge, one that is not split
+    assert len(grids) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from numba import cuda, float32, uint16, uint32
 
 from kernels.cuda import build
+from kernels.cuda.instructions.across_blocks import LOAD_FRESH_WORDS, fence, take_ticket
 from kernels.cuda.instructions.async_copies import (
     commit_copies,
     copy_async,
@@ -36,6 +37,8 @@ class Everything:
     expectation: Expectation = Expectation(registers=255)  # noqa: RUF009 - it is frozen
 
     def kernel(self):
+        load_fresh = LOAD_FRESH_WORDS[4]
+
         def everything(out, source):
             tile = cuda.shared.array(512, uint16, alignment=16)
             words = cuda.local.array((2, 4), uint32)
@@ -54,6 +57,10 @@ class Everything:
             multiply_bfloat16_tiles(sums, 0, a, (words[1, 0], words[1, 1]))
             multiply_float16_tiles(sums, 0, a, (words[1, 2], words[1, 3]))
             out[cuda.threadIdx.x] = transpose_tile(uint32(sums[0, 0]))
+            fence()
+            out[32] = take_ticket(out, 33, 1)
+            load_fresh(words, 0, out, 0)
+            out[34] = words[0, 0]
 
         return everything
 
@@ -77,10 +84,12 @@ def test_assembly_that_touches_memory_or_other_lanes_is_marked(lines):
     ptx = build.compile_ptx(Everything())
 
     of_warp = [value for text, _, marks, value in lines if marks.get("of_warp")]
-    in_memory = [text for text, *_ in lines if "[" in text or text.startswith("cp.async")]
+    in_memory = [
+        text for text, *_ in lines if "[" in text or text.startswith(("cp.async", "fence"))
+    ]
     assert len({text for text, *_ in lines if ".sync." in text}) == len(of_warp) == 5
     assert all("convergent" in str(value) for value in of_warp)
-    assert len(in_memory) == 7
+    assert len(in_memory) == 10
     for text, constraints, marks, _ in lines:
         assert bool(marks.get("of_warp")) == (".sync." in text)
         assert bool(marks.get("has_effects")) == ("~{memory}" in constraints) == (text in in_memory)

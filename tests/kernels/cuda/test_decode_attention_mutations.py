@@ -43,9 +43,9 @@ FACTORIES: dict[str, tuple[ModuleType, ...]] = {
     "_make_load_values": (attention_decode_pool, attention_decode_pool),
     "_make_16_bits": (attention_decode_pool, attention_decode_pool),
     "_make_8_bits": (attention_decode_pool, attention_decode_pool),
-    "make_attention_merge": (attention_merge, attention_merge),
+    "make_merge_chunks": (attention_merge, attention_decode_tensor, attention_decode_float32),
     "make_partial_functions": (
-        attention_partials, attention_decode_tensor, attention_decode_float32, attention_merge,
+        attention_partials, attention_decode_tensor, attention_decode_float32,
     ),
 }  # fmt: skip
 
@@ -91,6 +91,7 @@ def test_all_barriers_are_where_results_are_merged():
     }
 
     assert counts.pop("make_partial_functions") == 2
+    assert counts.pop("make_merge_chunks") == 4
     assert not any(counts.values())
 
 
@@ -101,6 +102,36 @@ def test_a_deleted_barrier_is_a_race_in_every_order_of_threads(behind, break_sou
     for seed in range(3):
         with pytest.raises(Race, match="shared memory"):
             simulate(draw_case(TENSOR, (20,), num_kv_heads=1), seed=seed)
+
+
+MERGE_STEPS = [
+    ("cuda.syncthreads()  # all warps", "pass  # all warps"),
+    ("fence()\n            number", "pass\n            number"),
+    ("last)\n            fence()", "last)\n            pass"),
+    ("cuda.syncthreads()\n        return", "pass\n        return"),
+    ("load_fresh = LOAD_FRESH_WORDS[width]", "load_fresh = LOAD_WORDS[width]"),
+    ("load_fresh_word = LOAD_FRESH_WORDS[1]", "load_fresh_word = LOAD_WORDS[1]"),
+    ("row * cuda.gridDim.y + unit, last", "unit, last"),
+    ("int32(num_blocks - 1)\n            fence", "int32(num_blocks - 2)\n            fence"),
+]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("old", "new"), MERGE_STEPS)
+def test_no_step_on_the_way_from_block_to_block_can_be_left_out(old, new, seed, break_source):
+    break_source("make_merge_chunks", old, new)
+    case = draw_case(FLOAT32_HALF, (130, 69), num_kv_heads=1, splits=3)
+
+    with pytest.raises(Race):
+        simulate(case, seed=seed)
+
+
+@pytest.mark.parametrize("new", ["num_blocks", "num_blocks + 1"])
+def test_tickets_that_are_not_drawn_to_the_last_are_not_zeros_again(new, break_source):
+    break_source("make_merge_chunks", "last = int32(num_blocks - 1)", f"last = int32({new})")
+    case = draw_case(FLOAT32_HALF, (130, 3), num_kv_heads=1, splits=3)
+
+    assert case.errors(simulate(case))["tickets"] > 0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +175,7 @@ BREAKAGES = [
     (FLOAT8, 16, 1, "_make_load_values", "narrower = 4 *", "narrower = 8 *"),
     (FLOAT32_HALF, 3, 1, "make_float32_decode", "and t * tokens_of_read < num_valid", ""),
     (TENSOR, 20, 1, "make_partial_functions", "mass[j] * peak[j]", "mass[j]"),
-    (TENSOR, 69, 2, "make_attention_merge", "peak = top", "pass"),
+    (TENSOR, 69, 2, "make_merge_chunks", "peak[slot] = top", "pass"),
 ]  # fmt: skip
 MORE_BREAKAGES = [
     (TENSOR, 3, 1, "make_tensor_decode", "scores[n, 2 * half + 1] = MINUS_INFINITY", "pass"),
@@ -172,8 +203,8 @@ MORE_BREAKAGES = [
     (INT8, 20, 1, "make_partial_functions", "peak[j] *= one", "pass"),
     (TENSOR, 16, 1, "make_partial_functions", "pack(results[k], r", "pack(results[0], r"),
     (TENSOR, 69, 1, "make_partial_functions", "scaled_sum(so_far, o", "scaled_sum(0, o"),
-    (TENSOR, 69, 2, "make_attention_merge", "first_chunk + k < num_chunks", "True"),
-    (FLOAT32_HALF, 3, 2, "make_attention_merge", "slot = entry // entries_of_slot", "slot = 0"),
+    (TENSOR, 69, 2, "make_merge_chunks", "first_chunk + k < num_chunks", "True"),
+    (FLOAT32_HALF, 3, 2, "make_merge_chunks", "state = k * slots + slot", "state = k * slots"),
 ]  # fmt: skip
 """Noticed by the same comparison as those above: `make test-slow` does them, and `make test` sees
 that they are pieces of the source still."""

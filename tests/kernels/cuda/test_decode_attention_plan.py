@@ -6,9 +6,11 @@ import pytest
 from numba import cuda
 
 from kernels.cuda.attention_chunks import (
+    LEAST_GAIN,
     MAX_CHUNKS,
     SHARERS,
     num_chunks,
+    num_tickets,
     plan_splits,
     tiles_of_chunk,
 )
@@ -70,9 +72,8 @@ def test_the_plan_of_a_variant_counts_the_blocks_that_share_a_group():
     small, large = (DecodeVariant("float32", 64, group, 16) for group in (4, 16))
 
     assert large.grid(3, 8, 2) == (3, 32, 2)
-    assert large.merge.grid(3, 8) == (3, 32, 4)
     assert large.plan_splits(1, 8, 2048, H200) == small.plan_splits(4, 8, 2048, H200)
-    assert large.num_partials(1, 8) == 4 * small.num_partials(1, 8)
+    assert large.num_partials(1, 8, 4096) == 4 * small.num_partials(1, 8, 4096)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_no_device_function_is_made_for_the_plan_of_a_launch(dtype, monkeypatch)
     assert plan() == first
 
 
-def test_a_plan_has_a_merge_and_room_for_its_partials_only_where_rows_are_split():
+def test_a_plan_has_room_for_partials_only_where_rows_are_split():
     variant = DecodeVariant("bfloat16", 64, 4, 16)
 
     few, many = (variant.plan(rows, 8, 4096, H200) for rows in (4, 128))
@@ -120,6 +121,32 @@ def test_a_plan_has_a_merge_and_room_for_its_partials_only_where_rows_are_split(
     splits = variant.plan_splits(4, 8, 4096, H200)
     assert splits > 1
     assert few.grid == variant.grid(4, 8, splits)
-    assert few.merge_grid == variant.merge.grid(4, 8)
-    assert few.num_partials == variant.num_partials(4, 8)
-    assert (many.grid, many.merge_grid, many.num_partials) == (variant.grid(128, 8), None, 0)
+    assert few.num_partials == variant.num_partials(4, 8, 4096)
+    assert (many.grid, many.num_partials) == (variant.grid(128, 8), 0)
+
+
+def test_partials_have_room_for_as_many_chunks_as_a_row_up_to_the_longest_can_have():
+    variant = DecodeVariant("bfloat16", 64, 4, 16)
+    of_one = variant.num_partials(1, 1, 1)
+
+    for longest in (1, 256, 257, 8192, 16384, 16385, 131072):
+        needed = max(num_chunks(length) for length in range(1, min(longest, 20_000) + 1))
+        assert variant.num_partials(1, 1, longest) == needed * of_one
+    assert variant.num_partials(32, 8, 8192) * 4 == 32 * 8 * 32 * 6 * 128 * 4  # 25 MB
+
+
+@pytest.mark.parametrize("num_multiprocessors", [1, 68, H200])
+def test_every_unit_that_is_split_has_a_ticket(num_multiprocessors):
+    tickets = num_tickets(num_multiprocessors)
+
+    split = [
+        blocks
+        for blocks in range(1, 2 * tickets)
+        for least_blocks in (2, 4)
+        if plan_splits(blocks, 1, 131072, num_multiprocessors, least_blocks) > 1
+    ]
+
+    assert max(split, default=0) <= tickets
+    # What has no ticket would not be split either.
+    cost_unsplit = -(-(tickets + 1) // num_multiprocessors)
+    assert (1 - LEAST_GAIN) * cost_unsplit <= (tickets + 1) / num_multiprocessors
