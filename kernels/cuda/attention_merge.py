@@ -66,7 +66,8 @@ def make_merge_chunks(layout: PartialLayout) -> DeviceFunction:
     def draws_last(tickets: Pointer, row: Scalar, unit: Scalar, num_blocks: Scalar) -> Scalar:
         """Return whether all of `num_blocks` have come here, this one as the last of them."""
         number = cuda.shared.array(1, int32)
-        cuda.syncthreads()  # all warps have written their results
+        # From here on all warps have written their results.
+        cuda.syncthreads()
         if cuda.threadIdx.x == 0:
             last = int32(num_blocks - 1)
             fence()

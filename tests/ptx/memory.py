@@ -202,8 +202,9 @@ class Space:
         raced = self._is_foreign(writer, self._written[granules], who, clock)
         if raced is not None:
             raced &= writer != ADDED
-        for lane, place in zip(lanes.numbers.tolist(), offsets.tolist(), strict=True):
-            self.order.meet(lane, place)
+        if self.order.has_fences:
+            for lane, place in zip(lanes.numbers.tolist(), offsets.tolist(), strict=True):
+                self.order.meet(lane, place)
         self._refuse_race(raced, granules, who, "added to", "written", where)
         self._refuse_readers(granules, who, clock, "added to", where)
         self._writer[granules] = ADDED

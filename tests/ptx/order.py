@@ -27,6 +27,11 @@ class Order:
         self._left: defaultdict[int, Knowledge] = defaultdict(dict)
         self._lanes_of: defaultdict[int, set[int]] = defaultdict(set)  # that know something
 
+    @property
+    def has_fences(self) -> bool:
+        """Whether any lane has fenced: before, an atomic instruction leaves and sees nothing."""
+        return bool(self._released)
+
     def fence(self, lane: int, block: int, barriers: int) -> None:
         """Order what a lane knows and has seen before what it does next."""
         _add(self._of_lane[lane], self._seen[lane])

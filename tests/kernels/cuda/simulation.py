@@ -22,6 +22,7 @@ SYNCHRONISATION = (
     "commit_copies()",
     "wait_for_copies()",
     "wait_for_copies_but_one()",
+    "fence()",
 )
 
 

@@ -18,6 +18,7 @@ from kernels.cuda import (
     attention_partials,
 )
 from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.instructions import vectors
 from tests.kernels.cuda.simulation import SYNCHRONISATION, simulate
 from tests.simt import Divergence, OutOfBounds, Race
 
@@ -64,7 +65,7 @@ def break_source(monkeypatch):
         module, *users = FACTORIES[factory]
         text = inspect.getsource(getattr(module, factory))
         assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in the source"
-        names = dict(vars(module))
+        names = dict(vars(module)) | {"STALE_WORDS": vectors.LOAD_WORDS}
         exec(compile(text.replace(old, new), inspect.getfile(module), "exec"), names)
         for user in users:
             monkeypatch.setattr(user, factory, names[factory])
@@ -105,14 +106,12 @@ def test_a_deleted_barrier_is_a_race_in_every_order_of_threads(behind, break_sou
 
 
 MERGE_STEPS = [
-    ("cuda.syncthreads()  # all warps", "pass  # all warps"),
+    ("cuda.syncthreads()\n        if", "pass\n        if"),
     ("fence()\n            number", "pass\n            number"),
     ("last)\n            fence()", "last)\n            pass"),
     ("cuda.syncthreads()\n        return", "pass\n        return"),
-    ("load_fresh = LOAD_FRESH_WORDS[width]", "load_fresh = LOAD_WORDS[width]"),
-    ("load_fresh_word = LOAD_FRESH_WORDS[1]", "load_fresh_word = LOAD_WORDS[1]"),
-    ("row * cuda.gridDim.y + unit, last", "unit, last"),
-    ("int32(num_blocks - 1)\n            fence", "int32(num_blocks - 2)\n            fence"),
+    ("LOAD_FRESH_WORDS[width]", "STALE_WORDS[width]"),
+    ("LOAD_FRESH_WORDS[1]", "STALE_WORDS[1]"),
 ]
 
 
@@ -132,6 +131,24 @@ def test_tickets_that_are_not_drawn_to_the_last_are_not_zeros_again(new, break_s
     case = draw_case(FLOAT32_HALF, (130, 3), num_kv_heads=1, splits=3)
 
     assert case.errors(simulate(case))["tickets"] > 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("row * cuda.gridDim.y + unit, last", "unit, last"),
+        ("last = int32(num_blocks - 1)", "last = int32(num_blocks - 2)"),
+    ],
+)
+def test_a_ticket_of_another_row_or_a_count_too_small_is_noticed(old, new, break_source):
+    break_source("make_merge_chunks", old, new)
+    case = draw_case(FLOAT32_HALF, (130, 69), num_kv_heads=1, splits=3)
+
+    try:
+        outputs = simulate(case)
+    except Race:
+        return
+    assert case.faults(outputs)
 
 
 @pytest.mark.parametrize(
