@@ -83,7 +83,7 @@ class SchedulingLimits:
     prompt_lookup_min: int = setting(
         3, help="tokens that must have stood in the text before for a guess", minimum=1, maximum=64
     )
-    structured_drafts: bool = setting(
+    grammar_drafts: bool = setting(
         True,
         help="guess what the form of an answer makes likely, several tokens a step, and keep what "
         "is right",

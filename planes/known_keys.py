@@ -42,6 +42,7 @@ CONTROL_PLANE_KEYS: Final = frozenset(
         "compute_tls_ca",
         "compute_tls_cert",
         "compute_tls_key",
+        "grammar_drafts",
         "grpc_host",
         "grpc_port",
         "http",
@@ -66,7 +67,6 @@ CONTROL_PLANE_KEYS: Final = frozenset(
         "record",
         "scheduler",
         "speculative_tokens",
-        "structured_drafts",
         "tool_call_parser",
     }
 )

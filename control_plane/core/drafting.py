@@ -40,7 +40,7 @@ class Drafting:
         self, config: SchedulerConfig, block_size: int, running: RunningSet, queue: WaitingQueue
     ) -> None:
         self._most = config.speculative_tokens
-        self._most_foreseen = config.structured_drafts
+        self._most_foreseen = config.grammar_drafts
         self._least = config.prompt_lookup_min
         self._most_rows = min(_MOST_ROWS, config.max_batch_size, config.max_total_tokens)
         self._block_size = block_size

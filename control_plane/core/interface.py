@@ -16,7 +16,7 @@ OPTIONAL_LIMITS = ("max_slots", "max_prefill_tokens")
 MOST_DRAFTS = 7
 """Tokens that a decode row may guess; more rows than 8 cost a step as much as they bring."""
 
-MAY_BE_NONE = ("num_host_blocks", "speculative_tokens", "structured_drafts")
+MAY_BE_NONE = ("num_host_blocks", "speculative_tokens", "grammar_drafts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class SchedulerConfig:
     there while there is room, and computed anew otherwise. 0: always computed anew.
     `speculative_tokens`: tokens a decode row may guess (`control_plane.core.drafting`); 0: none.
     `prompt_lookup_min`: tokens that must have stood in the text before for a guess.
-    `structured_drafts`: tokens a constrained decode row may guess by its constraint; 0: none.
+    `grammar_drafts`: tokens a constrained decode row may guess by its constraint; 0: none.
     """
 
     max_batch_size: int = 32
@@ -53,7 +53,7 @@ class SchedulerConfig:
     num_host_blocks: int = 0
     speculative_tokens: int = 0
     prompt_lookup_min: int = 3
-    structured_drafts: int = 0
+    grammar_drafts: int = 0
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -153,7 +153,7 @@ PLANE = _by_name(
     Family(
         "spec_decode_num_draft_tokens_total",
         "counter",
-        "Tokens of answers that were guessed (speculative_tokens, structured_drafts).",
+        "Tokens of answers that were guessed (speculative_tokens, grammar_drafts).",
         is_vllms=True,
     ),
     Family(

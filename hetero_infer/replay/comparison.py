@@ -101,14 +101,14 @@ def check_features(batch: compute_pb2.ExecutionBatch, plane: compute_pb2.Describ
     if batch.draft_ids and DRAFTS not in plane.features:
         raise ConfigError(
             f"step {batch.step_id} has drafts, which the compute plane takes none of; record "
-            "without speculative_tokens and structured_drafts",
+            "without speculative_tokens and grammar_drafts",
             field="compute",
         )
     is_behind_drafts = any(constraint.num_drafts for constraint in batch.constraints)
     if is_behind_drafts and DRAFT_CONSTRAINTS not in plane.features:
         raise ConfigError(
             f"step {batch.step_id} has constraints of drafts, which the compute plane does not "
-            "keep to; record without structured_drafts",
+            "keep to; record without grammar_drafts",
             field="compute",
         )
 

@@ -68,7 +68,7 @@ IN_FORM = [
     (ASKED, replace(GREEDY, max_tokens=20)),
 ]
 
-EMBEDDED = EngineConfig(max_batch_size=4, max_num_blocks=200, structured_drafts=False)
+EMBEDDED = EngineConfig(max_batch_size=4, max_num_blocks=200, grammar_drafts=False)
 
 
 def answers(
@@ -131,7 +131,7 @@ def test_the_embedded_model_answers_the_same_bits_with_drafts(
 def test_answers_in_a_form_are_the_same_bits_with_what_the_form_foresees(num_tokens: int) -> None:
     plain, none_kept = answers(EMBEDDED, IN_FORM, together=True)
     assert none_kept == 0
-    drafting = replace(EMBEDDED, structured_drafts=True, speculative_tokens=num_tokens)
+    drafting = replace(EMBEDDED, grammar_drafts=True, speculative_tokens=num_tokens)
     drafted, num_kept = answers(drafting, IN_FORM, together=False)
     assert drafted == plain
     assert num_kept > 100

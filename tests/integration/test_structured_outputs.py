@@ -122,7 +122,7 @@ def test_answers_over_grpc_are_those_of_one_token_a_step(deployment, target):
         before = client.get_metrics().num_kept_drafts
         found = [client.generate(PROMPT, asked).text for asked in params]
         num_kept = client.get_metrics().num_kept_drafts - before
-    with InferenceEngine(target.config(structured_drafts=False)) as engine:
+    with InferenceEngine(target.config(grammar_drafts=False)) as engine:
         wanted = []
         for asked in params:
             engine.submit_request(PROMPT, asked)

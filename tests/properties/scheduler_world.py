@@ -290,7 +290,7 @@ class World:
         assert self.scheduler.get_stats().num_running <= config.num_slots
         assert batch.query_lens[:num_decodes] == [1 + count for count in num_drafts[:num_decodes]]
         assert not any(num_drafts) or not output.prefill_request_ids
-        most = {row: config.structured_drafts for row, *_ in batch.constraints}
+        most = {row: config.grammar_drafts for row, *_ in batch.constraints}
         for row, count in enumerate(num_drafts):
             assert count <= most.get(row, config.speculative_tokens)
         self.check_order(output)

@@ -27,7 +27,7 @@ from tests.properties.toy_model import VOCABULARY
 # ranges most would be too small for two requests to meet.
 num_host_blocks = st.sampled_from([0, 0, 4, 12])
 speculative_tokens = st.sampled_from([0, 3, 7, 1])
-structured_drafts = st.sampled_from([7, 0, 3, 1])
+grammar_drafts = st.sampled_from([7, 0, 3, 1])
 prompt_lookup_min = st.sampled_from([1, 2, 3])
 any_limits = st.builds(
     SchedulerConfig,
@@ -41,7 +41,7 @@ any_limits = st.builds(
     prefill_patience=st.sampled_from([3, 1]),
     num_host_blocks=num_host_blocks,
     speculative_tokens=speculative_tokens,
-    structured_drafts=structured_drafts,
+    grammar_drafts=grammar_drafts,
     prompt_lookup_min=prompt_lookup_min,
 )
 memory_is_the_limit = st.builds(
@@ -51,7 +51,7 @@ memory_is_the_limit = st.builds(
     memory_threshold=st.just(1.0),
     num_host_blocks=num_host_blocks,
     speculative_tokens=speculative_tokens,
-    structured_drafts=structured_drafts,
+    grammar_drafts=grammar_drafts,
     prompt_lookup_min=prompt_lookup_min,
 )
 configs = memory_is_the_limit | any_limits

@@ -58,7 +58,7 @@ class Form:
 
 
 def desk_of(tokens: int = 7, **more: object) -> Desk:
-    return Desk(tokens=0, config={"structured_drafts": tokens}, **more)  # type: ignore[arg-type]
+    return Desk(tokens=0, config={"grammar_drafts": tokens}, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -107,7 +107,7 @@ def test_what_a_form_expects_and_a_text_does_not_say_is_not_in_it() -> None:
 
 @pytest.mark.parametrize("speculative_tokens", [0, 3])
 def test_nobody_waits_for_the_drafts_of_a_constraint(speculative_tokens: int) -> None:
-    desk = Desk(tokens=speculative_tokens, config={"structured_drafts": 7})
+    desk = Desk(tokens=speculative_tokens, config={"grammar_drafts": 7})
     desk.add([1], SONG, Form(SONG))
     desk.add([1, 2], SONG)
     desk.send()
@@ -122,7 +122,7 @@ def test_nobody_waits_for_the_drafts_of_a_constraint(speculative_tokens: int) ->
 
 
 def test_drafts_of_both_kinds_share_a_step_that_is_waited_for() -> None:
-    desk = Desk(tokens=3, config={"structured_drafts": 2, "prompt_lookup_min": 2})
+    desk = Desk(tokens=3, config={"grammar_drafts": 2, "prompt_lookup_min": 2})
     desk.add([1, 5, 6, 7, 8, 1], [5, 6, 7, 8, 9, 9, 9])
     desk.add([1, 2], SONG, Form(SONG))
     desk.send()

@@ -255,7 +255,7 @@ def test_a_result_that_keeps_what_was_not_sent_is_refused(kept: list[int]) -> No
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("speculative_tokens", -1), ("structured_drafts", -1), ("prompt_lookup_min", 0)],
+    [("speculative_tokens", -1), ("grammar_drafts", -1), ("prompt_lookup_min", 0)],
 )
 def test_limits_of_drafts_out_of_range_are_refused(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=name):

@@ -43,9 +43,9 @@ def test_constraints_guess_for_planes_that_keep_to_them_behind_drafts(drive, fak
         (("drafts", "draft_constraints"), MOST_DRAFTS),
     ):
         fake_plane.features = (*features, *more)
-        assert drive().connected.limits.structured_drafts == most
-    limits = SchedulingLimits(structured_drafts=False)
-    assert drive(limits=limits).connected.limits.structured_drafts == 0
+        assert drive().connected.limits.grammar_drafts == most
+    limits = SchedulingLimits(grammar_drafts=False)
+    assert drive(limits=limits).connected.limits.grammar_drafts == 0
     assert "no effect" not in capsys.readouterr().out
 
 

@@ -309,7 +309,7 @@ def a_constraint_behind_a_draft(batch):
     [
         ("drafts", a_draft, "speculative_tokens"),
         ("constraints", a_constraint, "constraints"),
-        ("draft_constraints", a_constraint_behind_a_draft, "structured_drafts"),
+        ("draft_constraints", a_constraint_behind_a_draft, "grammar_drafts"),
     ],
 )
 def test_what_a_plane_does_not_take_is_not_replayed_on_it(

@@ -14,7 +14,7 @@ from kernels.cuda.errors import DriverError
 from kernels.cuda.launch import LoadedKernel
 
 VARIANT = DecodeVariant("bfloat16", 64, 3, 16)
-ARGUMENTS = (16, 32, 48, 64, 80, 96, 0.5, 192, 8, 4096, 0, 1024)
+ARGUMENTS = (16, 32, 48, 64, 80, 96, 112, 0.5, 192, 8, 4096, 0, 1024)
 
 
 class Status(IntEnum):
@@ -76,7 +76,7 @@ def test_a_launch_passes_grid_threads_stream_and_typed_arguments():
     assert (name, function) == ("cuLaunchKernel", "function")
     *geometry, parameters, extra = rest
     assert geometry == [7, 2, 1, VARIANT.threads, 1, 1, 0, 99]
-    types = (*[ctypes.c_void_p] * 6, ctypes.c_float, *[ctypes.c_int64] * 5)
+    types = (*[ctypes.c_void_p] * 7, ctypes.c_float, *[ctypes.c_int64] * 5)
     addresses = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
     values = [kind.from_address(addresses[i]).value for i, kind in enumerate(types)]
     assert values == list(ARGUMENTS)
@@ -96,7 +96,7 @@ def test_an_empty_grid_launches_nothing():
 def test_a_missing_argument_is_refused_before_the_driver_sees_it():
     kernel = LoadedKernel(VARIANT, b"image", driver=RecordingDriver())
 
-    with pytest.raises(TypeError, match="takes 12 arguments, got 11"):
+    with pytest.raises(TypeError, match="takes 13 arguments, got 12"):
         kernel.launch(VARIANT.grid(1, 1), 0, *ARGUMENTS[:-1])
 
 
@@ -105,7 +105,7 @@ def test_an_argument_that_its_parameter_cannot_hold_is_refused_before_the_driver
     kernel = LoadedKernel(VARIANT, b"image", driver=driver)
     before = len(driver.calls)
 
-    for argument, wrong in ((0, -16), (0, 1 << 64), (7, 192.5)):
+    for argument, wrong in ((0, -16), (0, 1 << 64), (8, 192.5)):
         arguments = [*ARGUMENTS[:argument], wrong, *ARGUMENTS[argument + 1 :]]
         with pytest.raises(struct.error):
             kernel.launch(VARIANT.grid(1, 1), 0, *arguments)

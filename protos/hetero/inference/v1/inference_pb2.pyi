@@ -1635,7 +1635,7 @@ class GetMetricsResponse(_message.Message):
     computed anew.
     """
     num_drafts: _builtins.int
-    """Tokens of answers that were guessed (speculative_tokens, structured_drafts)."""
+    """Tokens of answers that were guessed (speculative_tokens, grammar_drafts)."""
     num_kept_drafts: _builtins.int
     """Of these, those that were right; generated_tokens has them too."""
     def __init__(
