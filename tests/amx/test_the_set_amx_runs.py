@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 3600
+TIMEOUT_S = 7000
 HANG_S = 1800
 """A test of a whole model takes minutes."""
 WITHOUT = ["-p", "no:cacheprovider", "-p", "no:anyio", "-p", "no:schemathesis"]

@@ -134,7 +134,11 @@ def alone(driver: BatchDriver, prompt: list[int]) -> Story:
 
 
 def in_company(
-    driver: BatchDriver, prompts: list[list[int]], seed: int, told: Sequence[Sequence[int]] = ()
+    driver: BatchDriver,
+    prompts: list[list[int]],
+    seed: int,
+    told: Sequence[Sequence[int]] = (),
+    most_rows: int = 8,
 ) -> list[Story]:
     """Run all prompts in steps of drawn rows and chunks; now and then one is computed anew."""
     random = np.random.default_rng(seed)
@@ -147,7 +151,9 @@ def in_company(
         left = [s for s, end in zip(stories, ends, strict=True) if len(s.sequence.tokens) < end]
         if not left:
             break
-        taken = [left[i] for i in random.permutation(len(left))[: random.integers(1, 9)]]
+        taken = [
+            left[i] for i in random.permutation(len(left))[: random.integers(1, most_rows + 1)]
+        ]
         run_step(driver, taken, [None, 1, 7, 16, 33, 100][random.integers(6)])
         if random.random() < 0.1:
             preempted = taken[0].sequence
@@ -177,9 +183,20 @@ def driver_of(kind: str, target: Target) -> Iterator[BatchDriver]:
 
 def check_company(driver: BatchDriver, target: Target, kind: str, seed: int, count: int) -> None:
     """Check the logits of drawn prompts, each in company, beside those it has alone."""
-    prompts = prompts_of(seed, count)
+    check_prompts(driver, target, kind, seed, prompts_of(seed, count))
+
+
+def check_prompts(
+    driver: BatchDriver,
+    target: Target,
+    kind: str,
+    seed: int,
+    prompts: list[list[int]],
+    most_rows: int = 8,
+) -> None:
     each = [alone(driver, prompt) for prompt in prompts]
-    together = in_company(driver, prompts, seed, [story.sequence.tokens for story in each])
+    told = [story.sequence.tokens for story in each]
+    together = in_company(driver, prompts, seed, told, most_rows)
     for one, other in zip(each, together, strict=True):
         assert one.seen.keys() == other.seen.keys()
         for place, (expected,) in one.seen.items():
@@ -204,6 +221,14 @@ def test_logits_are_the_same_bits_in_any_company(
     driver: BatchDriver, target: Target, kind: str, seed: int, count: int
 ) -> None:
     check_company(driver, target, kind, seed, count)
+
+
+def test_logits_are_the_same_bits_among_so_many_rows_that_other_products_are_made(
+    driver: BatchDriver, target: Target, kind: str
+) -> None:
+    """Many rows go through tiles of their own: of AMX registers, or as many rows as others hold."""
+    prompts = [prompt[:20] for prompt in prompts_of(seed=5, count=40)]
+    check_prompts(driver, target, kind, 5, prompts, most_rows=40)
 
 
 def test_logits_of_the_cuda_executor_are_as_good_as_the_same(cuda_target: Target) -> None:
