@@ -12,7 +12,8 @@ import numpy.typing as npt
 from compute_plane.model.quantize import converted_tensor
 from compute_plane.model.tensor import ALL_ROWS, IntArray, RawTensor, Rows, TensorFormat
 from kernels.cpu.float_packing import FLOAT_TYPES, pack_float_rows, packed_float_bytes
-from kernels.cpu.int8_packing import PANEL_COLUMNS, pack_int8_rows, packed_int8_bytes
+from kernels.cpu.int8_packing import PANEL_COLUMNS, packed_int8_bytes
+from kernels.cpu.int8_turning import pack_int8_rows
 
 UInt8Array = npt.NDArray[np.uint8]
 

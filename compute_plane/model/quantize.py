@@ -1,4 +1,4 @@
-"""Stored rows turned from one format into another, where the kernels run fewer than files hold.
+"""Stored rows turned from one format into another, where kernels run fewer than files hold.
 
 Exact:              Q5_0 → Q8_0    the same d, q - 16
 Nearly exact:       Q4_K → Q4_1    d · s and dmin · n of each group, rounded to float16
@@ -96,7 +96,7 @@ def convert_rows(
 def are_finite(rows: UInt8Array, stored: TensorFormat) -> bool:
     """Tell whether all weights of rows are finite; of quantised formats it looks at the scales.
 
-    A scale that is not finite makes its weights so, and 4, 5 or 8 bits times a finite one cannot.
+    A scale that is not finite makes its weights so, and 4 to 8 bits times a finite one cannot.
     """
     if stored is TensorFormat.F32:
         return bool(np.isfinite(np.ascontiguousarray(rows).view("<f4")).all())
@@ -105,9 +105,19 @@ def are_finite(rows: UInt8Array, stored: TensorFormat) -> bool:
         return not np.equal(bits & exponent, exponent).any()
     exponent = EXPONENT_BITS[TensorFormat.F16]
     blocks = rows.reshape(-1, stored.block_bytes)
-    num_scales = 2 if stored is TensorFormat.Q4_1 else 1
-    scales = np.ascontiguousarray(blocks[:, : 2 * num_scales]).view("<u2")
+    first, end = SCALES_AT.get(stored, (0, 2))
+    scales = np.ascontiguousarray(blocks[:, first:end]).view("<u2")
     return not np.equal(scales & exponent, exponent).any()
+
+
+SCALES_AT: Final = {
+    TensorFormat.Q4_1: (0, 4),
+    TensorFormat.Q5_1: (0, 4),
+    TensorFormat.Q4_K: (0, 4),
+    TensorFormat.Q5_K: (0, 4),
+    TensorFormat.Q6_K: (208, 210),
+}
+"""The bytes of a block with float16 of their own: d, and m or dmin; of the others the first two."""
 
 
 EXPONENT_BITS: Final = {

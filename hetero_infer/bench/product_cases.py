@@ -11,11 +11,14 @@ import numpy.typing as npt
 from compute_plane.executor.product_records import CHUNK_WEIGHTS, MOST_PRODUCT_CHUNKS
 from compute_plane.executor.row_buffers import product_of, row_format_of
 from compute_plane.executor.thread_team import Entry
+from compute_plane.model.quantize import SCALES_AT
+from compute_plane.model.tensor import TensorFormat
 from hetero_infer.bench.kernel_cases import HIDDEN, INTERMEDIATE, VOCAB, KernelCase
 from hetero_infer.bench.kernel_workbench import Workbench
 from kernels.cpu.float_packing import FLOAT_TYPES, pack_float_rows, packed_float_bytes
 from kernels.cpu.instruction_set import selected_instruction_set
-from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, pack_int8_rows, packed_int8_bytes
+from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, packed_int8_bytes
+from kernels.cpu.int8_turning import pack_int8_rows
 from kernels.cpu.kv_layout import to_bfloat16
 from kernels.cpu.operands import Product, RowFormat, group_bytes, row_bytes
 from kernels.cpu.operation import StepWord
@@ -23,7 +26,7 @@ from kernels.cpu.row_values import LARGEST_INT8
 
 UInt8Array = npt.NDArray[np.uint8]
 
-FORMATS: Final = ("Q4_1", "Q4_0", "Q8_0", "BF16", "F16", "F32")
+FORMATS: Final = ("Q4_1", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "BF16", "F16", "F32")
 ROWS: Final = (1, 8, 32, 256)
 GATE_UP: Final = (2 * INTERMEDIATE, HIDDEN)
 LM_HEAD: Final = (VOCAB, HIDDEN)
@@ -39,7 +42,7 @@ def product_cases() -> list[KernelCase]:
     cases = [_case(label, GATE_UP, rows) for label in FORMATS for rows in ROWS]
     cases += [
         _case(label, GATE_UP, ROWS[-1], of_prompt=True)
-        for label in INT8_FORMATS
+        for label in FORMATS
         if row_format_of(label, of_prompt=True) != row_format_of(label, of_prompt=False)
     ]
     cases += [_case(label, LM_HEAD, rows) for label in ("Q4_1", "Q8_0", "BF16") for rows in (1, 32)]
@@ -48,6 +51,9 @@ def product_cases() -> list[KernelCase]:
 
 def _case(label: str, shape: tuple[int, int], rows: int, *, of_prompt: bool = False) -> KernelCase:
     n, k = shape
+    if label in INT8_FORMATS:
+        block = INT8_FORMATS[label].block_elements
+        k = -(-k // block) * block
     row_format = row_format_of(label, of_prompt=of_prompt)
     kind = ", prompt" if of_prompt else ""
     num_bytes = packed_bytes(label, n, k) + row_bytes(row_format, rows, k) + 4 * rows * n
@@ -113,12 +119,13 @@ def _input(row_format: RowFormat, rows: int, k: int, bench: Workbench) -> dict[i
         return {Product.INPUT: bench.place(to_bfloat16(values))}
     integers = bench.random.integers(-LARGEST, LARGEST + 1, (rows, k), np.int8)
     sums = integers.reshape(rows, -1, GROUP).sum(axis=2, dtype=np.int32)
+    half_sums = integers.reshape(rows, -1, GROUP // 2).sum(axis=2, dtype=np.int16)
     scales = np.full(sums.shape, SCALE, np.float32)
     return {
         Product.INPUT: bench.place(integers),
         Product.INPUT_SCALES: bench.place(scales),
         Product.INPUT_SCALED_SUMS: bench.place(scales * sums),
-        Product.INPUT_SUMS: bench.place(sums),
+        Product.INPUT_SUMS: bench.place(half_sums),
         Product.INPUT_PAIR_SUMS: bench.place(sums),
     }
 
@@ -145,7 +152,7 @@ def _stored_rows(label: str, n: int, k: int, random: np.random.Generator) -> UIn
             stored = to_bfloat16(values)
         return stored.view(np.uint8)
     fmt = INT8_FORMATS[label]
-    blocks = random.integers(0, 256, (n, k // GROUP, fmt.block_bytes), np.uint8)
-    scales = 2 if fmt.has_minimum else 1
-    blocks[..., : 2 * scales] = np.full(scales, SCALE, np.float16).view(np.uint8)
+    blocks = random.integers(0, 256, (n, k // fmt.block_elements, fmt.block_bytes), np.uint8)
+    first, end = SCALES_AT.get(TensorFormat[label], (0, 2))
+    blocks[..., first:end] = np.full((end - first) // 2, SCALE, np.float16).view(np.uint8)
     return blocks.reshape(n, -1)

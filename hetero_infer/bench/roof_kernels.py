@@ -21,6 +21,7 @@ from numba.core import cgutils
 from kernels.cpu.compiled import inlined, operation, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import InstructionSet, selected_instruction_set
+from kernels.cpu.int8_packing import Q4_0, Q8_0
 from kernels.cpu.integer_dot import IntegerDot, integer_dot
 from kernels.cpu.operation import FIRST_OPERAND, Operation
 from kernels.cpu.vector_ir import (
@@ -197,8 +198,8 @@ def _bf16_step(builder: Builder, sums: Value, kept: Value, vector: Value) -> Val
     return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", F32X, arguments)
 
 
-_nibble_dots = _integer_dots(integer_dot(SET, is_nibbles=True))
-_int8_dots = _integer_dots(integer_dot(SET, is_nibbles=False))
+_nibble_dots = _integer_dots(integer_dot(SET, Q4_0))
+_int8_dots = _integer_dots(integer_dot(SET, Q8_0))
 _bf16_dots = _dots(
     lambda builder, vector: builder.bitcast(vector, BF16_PAIRS),
     lambda _: constant(F32X, 0.0),

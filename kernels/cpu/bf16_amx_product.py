@@ -33,6 +33,7 @@ from kernels.cpu.float_sizes import (
 )
 from kernels.cpu.gated_sums import write_gated_block
 from kernels.cpu.int8_packing import Int8Format
+from kernels.cpu.int8_weights import panel_sizer
 from kernels.cpu.matrix_product import sums_writer
 from kernels.cpu.operands import Product
 
@@ -63,6 +64,11 @@ def _unpack_nothing(panel: int, groups: int, tiles: int) -> None:
     """Do nothing: BF16 panels are what the tile registers read."""
 
 
+@inlined()
+def _bf16_panel_bytes(tiles: int) -> int:
+    return tiles * TILE_BYTES
+
+
 def amx_product(fmt: Int8Format | None = None, *, is_gated: bool = False) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the kernel of rows of bfloat16 with BF16 weights, or with quantised ones.
 
@@ -75,7 +81,7 @@ def amx_product(fmt: Int8Format | None = None, *, is_gated: bool = False) -> Any
     # From a pair to the next one: panels of the model's matrix, and of what is multiplied.
     stored_step = 1 if is_gated else BLOCK_PANELS
     step = BLOCK_PANELS if is_quantised else stored_step
-    stored_tile_bytes = TILE_BYTES if fmt is None else fmt.tile_bytes
+    stored_size = _bf16_panel_bytes if fmt is None else panel_sizer(fmt)
     unpack = _unpack_nothing if fmt is None else bf16_unpacker(fmt)
     write_block = sums_writer(BLOCK_PANELS)
 
@@ -91,7 +97,7 @@ def amx_product(fmt: Int8Format | None = None, *, is_gated: bool = False) -> Any
         width = BLOCK_PANELS * PANEL_COLUMNS
         depth = k // AMX_DEPTH
         num_tiles = (k + AMX_DEPTH - 1) // AMX_DEPTH
-        panel, stored_panel = num_tiles * TILE_BYTES, num_tiles * stored_tile_bytes
+        panel, stored_panel = num_tiles * TILE_BYTES, stored_size(num_tiles)
         num_pairs = (n + width - 1) // width
         # A pair is two neighbours, or a panel of gate and the one of up so far behind it.
         stored_apart = n // width if is_gated else 1

@@ -2,7 +2,8 @@
 
 An embedding is packed like any other matrix, since with tied weights it is also the matrix of the
 logits: token v is column v mod 16 of panel v div 16 (`float_packing`, `int8_packing`). What is
-decoded is exact: every stored weight is a float32, and so is q · d of 8-bit q and float16 d.
+decoded is exact: every stored weight is a float32, and so is q · d of 8-bit q and float16 d; of
+shared scales, q · (d · s) and the minimum are rounded once, as their definition has it.
 
 Operands: `EmbeddingRecord`. Chunks go token by token (StepWord.TOKEN_CHUNKS).
 """
@@ -17,7 +18,15 @@ from numba import carray, types
 from kernels.cpu.compiled import float32_at, inlined, int8_at, int32_at, operation, uint8_at, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.float_packing import AMX_DEPTH
-from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, PANEL_COLUMNS, VECTOR_BYTES
+from kernels.cpu.int8_packing import (
+    GROUP,
+    INT8_FORMATS,
+    PANEL_COLUMNS,
+    SHARED_GROUPS,
+    VECTOR_BYTES,
+    Int8Format,
+)
+from kernels.cpu.int8_weights import panel_sizer
 from kernels.cpu.operands import EmbeddingRecord
 from kernels.cpu.operation import StepWord
 from kernels.cpu.vector_ir import F32, I16, I32, Builder, Value, load
@@ -43,8 +52,18 @@ def bfloat16_at(builder: Builder, address: Value) -> Value:
     return builder.bitcast(builder.shl(bits, ir.Constant(I32, 16)), F32)
 
 
-def _rows_of(decode: Any, depth: int, depth_bytes: int) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return the kernel for panels made of parts `depth` k's deep, of `depth_bytes` bytes.
+def _panels_of(part_bytes: int) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return int64(parts), the bytes of a panel of so many parts of `part_bytes` bytes."""
+
+    @inlined()
+    def size(parts: int) -> int:
+        return parts * part_bytes
+
+    return size
+
+
+def _rows_of(decode: Any, panel_size: Any, depth: int = GROUP) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return the kernel for panels made of parts `depth` k's deep, `panel_size`(parts) bytes.
 
     `decode`: void(panel, lane, k, out), writes the k elements of a lane of a panel.
     """
@@ -55,7 +74,7 @@ def _rows_of(decode: Any, depth: int, depth_bytes: int) -> Any:  # noqa: ANN401 
         num_tokens = word(header, StepWord.NUM_TOKENS)
         first_token = word(header, StepWord.FIRST_TOKEN)
         token_ids = carray(int32_at(word(header, StepWord.TOKEN_IDS)), num_tokens)
-        panel_bytes = (k + depth - 1) // depth * depth_bytes
+        panel_bytes = panel_size((k + depth - 1) // depth)
         first, end = num_tokens * chunk // num_chunks, num_tokens * (chunk + 1) // num_chunks
         for token in range(first, end):
             token_id = types.int64(token_ids[token])
@@ -89,46 +108,94 @@ def _decode_bf16(panel: int, lane: int, k: int, out: int) -> None:
         target[i] = bfloat16_at(panel + 2 * (2 * pair + i % 2))
 
 
+def _shared_scale(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return what reads a column's scale and minimum: (record, tile's place, part, lane)."""
+    shared_at, parts = fmt.shared_at, fmt.parts
+    high_at = SHARED_GROUPS * PANEL_COLUMNS
+
+    @inlined()
+    def small(record: int, place: int, part: int, lane: int) -> tuple[float, float]:
+        at = record + (place * parts + part) * PANEL_COLUMNS + lane
+        s = types.float32(carray(int8_at(at), 1)[0])
+        return s * float16_at(record + shared_at + 2 * lane), types.float32(0.0)
+
+    @inlined()
+    def six_bits(record: int, place: int, _part: int, lane: int) -> tuple[float, float]:
+        low = types.int32(carray(uint8_at(record + place * PANEL_COLUMNS + lane), 1)[0])
+        high_place = record + high_at + place // 2 * PANEL_COLUMNS + lane
+        high = types.int32(carray(uint8_at(high_place), 1)[0]) >> (4 * (place & 1))
+        s, n = (low & 15) | (high & 3) << 4, (low >> 4) | (high & 12) << 2
+        d = float16_at(record + shared_at + 2 * lane)
+        dmin = float16_at(record + shared_at + 2 * (PANEL_COLUMNS + lane))
+        return d * types.float32(s), -(dmin * types.float32(n))
+
+    return six_bits if fmt.has_minimum else small
+
+
+def _own_scale(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
+    """Return what reads a column's scale and minimum: (tile, 0, 0, lane)."""
+    scales_at, minima_at, has_minimum = fmt.scales_at, fmt.minima_at, fmt.has_minimum
+
+    @inlined()
+    def scale_of(tile: int, _place: int, _part: int, lane: int) -> tuple[float, float]:
+        minimum = types.float32(0.0)
+        if has_minimum:
+            minimum = float16_at(tile + minima_at + 2 * lane)
+        return float16_at(tile + scales_at + 2 * lane), minimum
+
+    return scale_of
+
+
 def _int8_decoder(label: str) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return the decoder of a quantised format's tiles."""
+    """Return the decoder of a quantised format's panels."""
     fmt = INT8_FORMATS[label]
-    tile_bytes, scales_at, minima_at = fmt.tile_bytes, fmt.scales_at, fmt.minima_at
-    num_vectors, offset = fmt.num_vectors, fmt.offset
-    has_minimum, is_nibbles = fmt.has_minimum, fmt.is_nibbles
+    tile_bytes, record_bytes, is_shared = fmt.tile_bytes, fmt.record_bytes, fmt.is_shared
+    low_vectors, offset, is_nibbles = fmt.low_vectors, fmt.offset, fmt.is_nibbles
+    high_bits, depth = fmt.high_bits, fmt.depth
+    high_mask = (1 << high_bits) - 1
+    scale_of = _shared_scale(fmt) if is_shared else _own_scale(fmt)
+
+    @inlined()
+    def weight(tile: int, lane: int, i: int) -> Any:  # noqa: ANN401 - int32
+        if not is_nibbles:
+            place = tile + i // 4 * VECTOR_BYTES + 4 * lane + i % 4
+            return types.int32(carray(int8_at(place), 1)[0])
+        place = tile + i % 16 // 4 * VECTOR_BYTES + 4 * lane + i % 4
+        q = types.int32(carray(uint8_at(place), 1)[0]) >> (4 * (i // 16)) & 15
+        if high_bits != 0:
+            bit = high_bits * (i // 4)
+            high_at = tile + (low_vectors + bit // 8) * VECTOR_BYTES + 4 * lane + i % 4
+            upper = types.int32(carray(uint8_at(high_at), 1)[0]) >> (bit % 8) & high_mask
+            q |= upper << 4
+        return q - offset
 
     @inlined()
     def decode(panel: int, lane: int, k: int, out: int) -> None:
         target = carray(float32_at(out), k)
-        for group in range(k // GROUP):
+        groups = k // GROUP
+        for group in range(groups):
             tile = panel + group * tile_bytes
-            scale = float16_at(tile + scales_at + 2 * lane)
-            minimum = types.float32(0.0)
-            if has_minimum:
-                minimum = float16_at(tile + minima_at + 2 * lane)
-            for vector in range(num_vectors):
-                place = tile + vector * VECTOR_BYTES + 4 * lane
-                i = group * GROUP + 4 * vector
-                if is_nibbles:
-                    packed = carray(uint8_at(place), 4)
-                    for j in range(4):
-                        low, high = types.int32(packed[j] & 15), types.int32(packed[j] >> 4)
-                        target[i + j] = types.float32(low - offset) * scale + minimum
-                        target[i + j + 16] = types.float32(high - offset) * scale + minimum
-                else:
-                    q = carray(int8_at(place), 4)
-                    for j in range(4):
-                        target[i + j] = types.float32(q[j]) * scale
+            scales_at, place = tile, 0
+            if is_shared:
+                record = group // SHARED_GROUPS
+                scales_at = panel + groups * tile_bytes + record * record_bytes
+                place = group % SHARED_GROUPS
+            for part in range(GROUP // depth):
+                scale, minimum = scale_of(scales_at, place, part, lane)
+                for i in range(part * depth, (part + 1) * depth):
+                    q = types.float32(weight(tile, lane, i))
+                    target[group * GROUP + i] = q * scale + minimum
         return
 
     return decode
 
 
-_f32 = _rows_of(_decode_f32, 1, 4 * PANEL_COLUMNS)
-_f16 = _rows_of(_decode_f16, 1, 2 * PANEL_COLUMNS)
-_bf16 = _rows_of(_decode_bf16, AMX_DEPTH, 2 * AMX_DEPTH * PANEL_COLUMNS)
-_q4_1 = _rows_of(_int8_decoder("Q4_1"), GROUP, INT8_FORMATS["Q4_1"].tile_bytes)
-_q4_0 = _rows_of(_int8_decoder("Q4_0"), GROUP, INT8_FORMATS["Q4_0"].tile_bytes)
-_q8_0 = _rows_of(_int8_decoder("Q8_0"), GROUP, INT8_FORMATS["Q8_0"].tile_bytes)
+_f32 = _rows_of(_decode_f32, _panels_of(4 * PANEL_COLUMNS), 1)
+_f16 = _rows_of(_decode_f16, _panels_of(2 * PANEL_COLUMNS), 1)
+_bf16 = _rows_of(_decode_bf16, _panels_of(2 * AMX_DEPTH * PANEL_COLUMNS), AMX_DEPTH)
+_q4_1, _q4_0, _q8_0, _q5_1, _q5_0, _q4_k, _q5_k, _q6_k = (
+    _rows_of(_int8_decoder(label), panel_sizer(fmt)) for label, fmt in INT8_FORMATS.items()
+)
 
 
 @operation()
@@ -165,3 +232,33 @@ def embedding_q4_0(record: int, header: int, chunk: int, num_chunks: int, _worke
 def embedding_q8_0(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
     """Write the tokens' rows of a Q8_0 matrix."""
     _q8_0(record, header, chunk, num_chunks)
+
+
+@operation()
+def embedding_q5_1(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
+    """Write the tokens' rows of a Q5_1 matrix."""
+    _q5_1(record, header, chunk, num_chunks)
+
+
+@operation()
+def embedding_q5_0(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
+    """Write the tokens' rows of a Q5_0 matrix."""
+    _q5_0(record, header, chunk, num_chunks)
+
+
+@operation()
+def embedding_q4_k(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
+    """Write the tokens' rows of a Q4_K matrix."""
+    _q4_k(record, header, chunk, num_chunks)
+
+
+@operation()
+def embedding_q5_k(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
+    """Write the tokens' rows of a Q5_K matrix."""
+    _q5_k(record, header, chunk, num_chunks)
+
+
+@operation()
+def embedding_q6_k(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
+    """Write the tokens' rows of a Q6_K matrix."""
+    _q6_k(record, header, chunk, num_chunks)

@@ -110,9 +110,10 @@ def product_bf16_rows(record: int, header: int, chunk: int, num_chunks: int, wor
     _bf16_rows(record, header, chunk, num_chunks, worker)
 
 
-_q4_1_unpacked = amx_product(INT8_FORMATS["Q4_1"])
-_q4_0_unpacked = amx_product(INT8_FORMATS["Q4_0"])
-_q8_0_unpacked = amx_product(INT8_FORMATS["Q8_0"])
+(
+    _q4_1_unpacked, _q4_0_unpacked, _q8_0_unpacked, _q5_1_unpacked, _q5_0_unpacked,
+    _q4_k_unpacked, _q5_k_unpacked, _q6_k_unpacked,
+) = map(amx_product, INT8_FORMATS.values())  # fmt: skip
 
 
 @operation()
@@ -139,10 +140,51 @@ def product_q8_0_unpacked(
     _q8_0_unpacked(record, header, chunk, num_chunks, worker)
 
 
+@operation()
+def product_q5_1_unpacked(
+    record: int, header: int, chunk: int, num_chunks: int, worker: int
+) -> None:
+    """Multiply bfloat16 rows with Q5_1 weights, rounded to bfloat16."""
+    _q5_1_unpacked(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q5_0_unpacked(
+    record: int, header: int, chunk: int, num_chunks: int, worker: int
+) -> None:
+    """Multiply bfloat16 rows with Q5_0 weights, rounded to bfloat16."""
+    _q5_0_unpacked(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q4_k_unpacked(
+    record: int, header: int, chunk: int, num_chunks: int, worker: int
+) -> None:
+    """Multiply bfloat16 rows with Q4_K weights, rounded to bfloat16."""
+    _q4_k_unpacked(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q5_k_unpacked(
+    record: int, header: int, chunk: int, num_chunks: int, worker: int
+) -> None:
+    """Multiply bfloat16 rows with Q5_K weights, rounded to bfloat16."""
+    _q5_k_unpacked(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q6_k_unpacked(
+    record: int, header: int, chunk: int, num_chunks: int, worker: int
+) -> None:
+    """Multiply bfloat16 rows with Q6_K weights, rounded to bfloat16."""
+    _q6_k_unpacked(record, header, chunk, num_chunks, worker)
+
+
 _gated_bf16 = amx_product(is_gated=True)
-_gated_q4_1 = amx_product(INT8_FORMATS["Q4_1"], is_gated=True)
-_gated_q4_0 = amx_product(INT8_FORMATS["Q4_0"], is_gated=True)
-_gated_q8_0 = amx_product(INT8_FORMATS["Q8_0"], is_gated=True)
+(
+    _gated_q4_1, _gated_q4_0, _gated_q8_0, _gated_q5_1, _gated_q5_0, _gated_q4_k, _gated_q5_k,
+    _gated_q6_k,
+) = (amx_product(fmt, is_gated=True) for fmt in INT8_FORMATS.values())  # fmt: skip
 
 
 @operation()
@@ -167,3 +209,33 @@ def gated_product_q4_0(record: int, header: int, chunk: int, num_chunks: int, wo
 def gated_product_q8_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Multiply bfloat16 rows with Q8_0 weights, rounded to bfloat16, and gate."""
     _gated_q8_0(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gated_product_q5_1(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply bfloat16 rows with Q5_1 weights, rounded to bfloat16, and gate."""
+    _gated_q5_1(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gated_product_q5_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply bfloat16 rows with Q5_0 weights, rounded to bfloat16, and gate."""
+    _gated_q5_0(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gated_product_q4_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply bfloat16 rows with Q4_K weights, rounded to bfloat16, and gate."""
+    _gated_q4_k(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gated_product_q5_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply bfloat16 rows with Q5_K weights, rounded to bfloat16, and gate."""
+    _gated_q5_k(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gated_product_q6_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply bfloat16 rows with Q6_K weights, rounded to bfloat16, and gate."""
+    _gated_q6_k(record, header, chunk, num_chunks, worker)

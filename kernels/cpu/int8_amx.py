@@ -66,7 +66,14 @@ from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_amx_tiles import ROWS, SUMS, WEIGHTS, RowBroadcasts, add_product, unpack_tile
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8Format
 from kernels.cpu.int8_sizes import BLOCK_BYTES, BLOCK_ROWS, RING_BLOCKS, TILE_BYTES
-from kernels.cpu.int8_tile import BIAS_BITS, SECOND_LEVEL, panel_factors
+from kernels.cpu.int8_weights import (
+    BIAS_BITS,
+    SECOND_LEVEL,
+    Tile,
+    fetched_lines,
+    panel_factors,
+    tile_of,
+)
 from kernels.cpu.matrix_product import emit_sums
 from kernels.cpu.vector_ir import (
     F32X,
@@ -226,11 +233,10 @@ def panels_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
                     builder.store(builder.add(builder.load(place), step_bytes), place)
             begin_block(builder.select(is_over, i64(0), builder.add(block, i64(1))))
 
-        def look_ahead(tile: Value) -> None:
+        def look_ahead(tile: Tile) -> None:
             """Fetch a part of the panel after the next one, and unpack a tile of the next one."""
             number, block, group = added.at(builder)
-            ahead = offset(builder, tile, panel_step, panel_step)
-            lines = range(0, fmt.tile_bytes, VECTOR_BYTES)
+            lines = fetched_lines(builder, tile)
             is_first, is_second = (builder.icmp_signed("==", block, i64(n)) for n in (0, 1))
             is_only = builder.icmp_signed("==", blocks, i64(1))
             half = len(lines) // 2
@@ -238,21 +244,21 @@ def panels_multiplier(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             for is_wanted, part in parts:
                 with builder.if_then(is_wanted, likely=False):
                     for line in part:
-                        prefetch(builder, offset(builder, ahead, line), SECOND_LEVEL)
+                        ahead = offset(builder, line, panel_step, panel_step)
+                        prefetch(builder, ahead, SECOND_LEVEL)
             if not fmt.is_nibbles:
                 return
             is_last = builder.icmp_signed("==", block, last_block)
             is_there = builder.icmp_signed("<", builder.add(number, i64(1)), num_panels)
             with builder.if_then(builder.and_(is_last, is_there), likely=False):
                 following = builder.add(builder.load(panel_at), panel_step)
-                unpack_tile(builder, fmt, following, group, tiles)
+                unpack_tile(builder, fmt, following, groups, group, tiles)
 
         def step(unit: Value, turn: int) -> None:
             """Emit the float arithmetic of a unit, and between it what later units need."""
             _, block, group = added.at(builder)
-            down = builder.mul(group, i64(fmt.tile_bytes))
-            tile = offset(builder, builder.load(panel_at), down)
-            factors = panel_factors(builder, fmt, chosen, tile)
+            tile = tile_of(builder, fmt, builder.load(panel_at), groups, group)
+            factors = panel_factors(builder, tile, chosen)
             look_ahead(tile)
             right = builder.shl(group, i64(2))
             beside = [(scales, last_scales)]

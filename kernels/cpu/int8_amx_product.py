@@ -24,6 +24,7 @@ from kernels.cpu.int8_amx import FEWEST_GROUPS, panels_multiplier
 from kernels.cpu.int8_amx_tiles import configure_tiles, unpacker
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Int8Format
 from kernels.cpu.int8_sizes import BLOCK_BYTES, BLOCK_ROWS, RING_BLOCKS
+from kernels.cpu.int8_weights import panel_sizer
 
 
 @inlined()
@@ -40,7 +41,7 @@ def copy_filled_up(source: int, size: int, target: int, whole_size: int) -> None
 def amx_product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the function that multiplies all rows with a run of panels."""
     unpack, multiply_panels = unpacker(fmt), panels_multiplier(fmt)
-    tile_bytes, is_nibbles = fmt.tile_bytes, fmt.is_nibbles
+    panel_size, is_nibbles = panel_sizer(fmt), fmt.is_nibbles
 
     @inlined()
     def multiply(
@@ -67,7 +68,7 @@ def amx_product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
         if worker & 1:
             begin, step = end_panel - 1, -1
         at_once = count if groups >= FEWEST_GROUPS else 1
-        panel_bytes = groups * tile_bytes
+        panel_bytes = panel_size(groups)
         done = 0
         while done < count:  # a range whose step is no constant could raise
             panel = begin + step * done

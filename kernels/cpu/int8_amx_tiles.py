@@ -17,7 +17,7 @@ from kernels.cpu.amx_tiles import configure
 from kernels.cpu.emitted import emitted
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8Format
 from kernels.cpu.int8_sizes import BLOCK_ROWS, TILE_BYTES
-from kernels.cpu.int8_tile import weights_of_vector
+from kernels.cpu.int8_weights import tile_of, weights_of_tiles
 from kernels.cpu.vector_ir import (
     BYTES,
     F32X,
@@ -27,7 +27,6 @@ from kernels.cpu.vector_ir import (
     constant,
     counted_loop,
     i64,
-    load,
     offset,
     store,
 )
@@ -49,23 +48,24 @@ def unpacker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
     """Return void(panel, groups, tiles): unpack a panel's nibbles into tiles of int8."""
 
     def unpack(builder: Builder, panel: Value, groups: Value, tiles: Value) -> None:
-        counted_loop(builder, groups, lambda group: unpack_tile(builder, fmt, panel, group, tiles))
+        def one(group: Value) -> None:
+            unpack_tile(builder, fmt, panel, groups, group, tiles)
+
+        counted_loop(builder, groups, one)
 
     unpack.__name__ = f"unpack_{fmt.label}".lower()
     return emitted(types.void, *[types.int64] * 3)(unpack)
 
 
 def unpack_tile(
-    builder: Builder, fmt: Int8Format, panel: Value, group: Value, tiles: Value
+    builder: Builder, fmt: Int8Format, panel: Value, groups: Value, group: Value, tiles: Value
 ) -> None:
     """Unpack one tile of a panel."""
-    packed = offset(builder, panel, builder.mul(group, i64(fmt.tile_bytes)))
+    packed = tile_of(builder, fmt, panel, groups, group)
     tile = offset(builder, tiles, builder.mul(group, i64(TILE_BYTES)))
-    for v in range(fmt.num_vectors):
-        stored = load(builder, offset(builder, packed, VECTOR_BYTES * v), BYTES)
-        for k, unpacked in weights_of_vector(builder, fmt, v, [stored]):
-            signed = builder.sub(unpacked[0], constant(BYTES, fmt.offset))
-            store(builder, signed, offset(builder, tile, k * PANEL_COLUMNS))
+    for k, [unpacked] in weights_of_tiles(builder, [packed], 0):
+        signed = builder.sub(unpacked, constant(BYTES, fmt.offset))
+        store(builder, signed, offset(builder, tile, k * PANEL_COLUMNS))
 
 
 class RowBroadcasts:

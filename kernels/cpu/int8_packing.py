@@ -1,10 +1,11 @@
 """How quantised matrices lie in memory: panels of 16 columns, made of tiles 32 deep.
 
-A matrix has N output columns (rows of the file) of K inputs, K a multiple of 32. Sixteen columns
-are a *panel*, 32 k's of a panel a *tile*; a panel is its K/32 tiles, k running down, and the
-panels follow each other, so a product reads a panel from front to back and nothing else. A tile
-holds 16 blocks of the file, all their bits kept, in the order in which processors multiply: four
-k's of column 0, four k's of column 1, … are a vector of 64 bytes, one 32-bit lane a column.
+A matrix has N output columns (rows of the file) of K inputs, K a multiple of the file's blocks.
+Sixteen columns are a *panel*, 32 k's of a panel a *tile*; a panel is its K/32 tiles, k running
+down, and the panels follow each other, so a product reads a panel from front to back and nothing
+else. A tile holds the bits of 16 columns, all that the file has, in the order in which processors
+multiply: four k's of column 0, four k's of column 1, … are a vector of 64 bytes, one 32-bit lane a
+column.
 
     Q4_1   k 0–3 │ k 16–19   c0: 4 bytes │ c1: 4 bytes │ … │ c15: 4 bytes     64 bytes
     320    k 4–7 │ k 20–23   c0          │ c1          │ …                    64
@@ -12,8 +13,7 @@ k's of column 0, four k's of column 1, … are a vector of 64 bytes, one 32-bit 
            k 12–15│k 28–31                                                    64
            d       c0: float16 │ c1: float16 │ … │ c15: float16               32
            m       c0: float16 │ …                                            32
-           A byte's low half is one of the left k's, its high half one of the right ones, as in
-           the file: byte j of a block of the file holds k = j and k = j + 16.
+           A byte's low half is one of the left k's, its high half one of the right ones.
            value = q · d + m
 
     Q4_0   The same without m: 288 bytes. value = (q − 8) · d
@@ -24,138 +24,169 @@ k's of column 0, four k's of column 1, … are a vector of 64 bytes, one 32-bit 
            d                 c0: float16 │ … │ c15: float16                   32
            value = q · d
 
-The last panel of a matrix whose N is no multiple of 16 is filled up with zero bytes.
+    Q5_1   As Q4_1, with a vector of fifth bits behind the four of nibbles: 384 bytes. Bit v of byte
+           j of a lane belongs to k = 4 · v + j, v from 0 to 7.
+    Q5_0   The same without m: 352 bytes. value = (q − 16) · d
+
+Scales of *shared* formats (the "K-quants") are small integers, times a float16 that 256 k's have in
+common. There the tiles hold weights alone, and behind a panel's last one lies a record for each 256
+k's of it, eight tiles:
+
+    Q4_K   Tile: the four vectors of Q4_1, 256 bytes. value = q · (d · s) − dmin · n
+    record tile t: s's low 4 bits │ n's low 4 bits      16 bytes, a column each; 8 tiles     128
+    256    tiles 2·t and 2·t + 1: 2 bits of s, 2 of n, the upper ones; then the odd tile's    64
+    bytes  d │ dmin          float16 [16] each                                                64
+    Q5_K   The same with the fifth bits of Q5_1: tiles of 320 bytes.
+
+    Q6_K   Tile: the four vectors, and two of upper bits: of k 0–15 the first, of k 16–31 the other.
+    record Bits 2·v and 2·v + 1 of byte j belong to k = 4 · v + j, v from 0 to 3. 384 bytes.
+    288    s                 int8 [16 runs of 16 k's][16 columns]                            256
+    bytes  d                 float16 [16]                                                     32
+           value = (q − 32) · (d · s): a scale holds for 16 k's.
+
+A panel ends at a multiple of 32 bytes, one of a shared format of 64. The last panel of a matrix
+whose N is no multiple of 16 is filled up with zero bytes.
+
+How rows of a file are turned into tiles: `int8_turning`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
-
-UInt8Array = npt.NDArray[np.uint8]
-AnyArray = npt.NDArray[Any]
+from enum import Enum
+from typing import Final
 
 PANEL_COLUMNS: Final = 16
 GROUP: Final = 32
-"""k's of a tile, and of a block of the file."""
+"""k's of a tile."""
+SHARED_GROUPS: Final = 8
+"""Tiles whose scales share a float16, in shared formats."""
 VECTOR_BYTES: Final = 64
-PACKED_AT_ONCE: Final = 1 << 18
-"""Bytes turned at a time: source and result stay in the processor's cache."""
+_SCALE_BYTES: Final = 2 * PANEL_COLUMNS
+
+
+class Scales(Enum):
+    """What the scales of a tile are."""
+
+    OWN = "d"
+    OWN_WITH_MINIMUM = "d, m"
+    SHARED = "d · s"
+    SHARED_WITH_MINIMUM = "d · s, dmin · n"
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Format:
     """A quantised format of weights.
 
-    `offset`: what is taken from a stored weight to get the one that is multiplied. `has_minimum`:
-    whether there is an m beside d. `is_nibbles`: whether two weights share a byte.
+    `offset`: what is taken from a stored weight to get the one that is multiplied. `low_bits`: 4,
+    two weights share a byte, or 8. `high_bits`: those of a weight that stand in vectors of their
+    own. `depth`: k's that have the same scale, 32 or 16.
     """
 
     label: str
     offset: int
-    has_minimum: bool
-    is_nibbles: bool
+    scales: Scales
+    low_bits: int = 4
+    high_bits: int = 0
+    depth: int = GROUP
+
+    @property
+    def is_nibbles(self) -> bool:
+        """Whether two weights share a byte."""
+        return self.low_bits == 4
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight."""
+        return self.low_bits + self.high_bits
+
+    @property
+    def has_minimum(self) -> bool:
+        """Whether there is an m, or a dmin · n, beside the scale."""
+        return self.scales in (Scales.OWN_WITH_MINIMUM, Scales.SHARED_WITH_MINIMUM)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether scales stand in records behind a panel's tiles."""
+        return self.scales in (Scales.SHARED, Scales.SHARED_WITH_MINIMUM)
+
+    @property
+    def block_elements(self) -> int:
+        """K's of a block of the file, of which K is a multiple."""
+        return GROUP * SHARED_GROUPS if self.is_shared else GROUP
+
+    @property
+    def low_vectors(self) -> int:
+        """Vectors of a tile with the weights' low bits."""
+        return self.low_bits
 
     @property
     def num_vectors(self) -> int:
         """Vectors of 64 bytes of weights in a tile."""
-        return 4 if self.is_nibbles else 8
+        return self.low_bits + self.high_bits
+
+    @property
+    def parts(self) -> int:
+        """Scales of a column in a tile."""
+        return GROUP // self.depth
 
     @property
     def scales_at(self) -> int:
-        """Bytes from the start of a tile to d."""
+        """Bytes from the start of a tile to d; of a shared format, its end."""
         return self.num_vectors * VECTOR_BYTES
 
     @property
     def minima_at(self) -> int:
         """Bytes from the start of a tile to m."""
-        return self.scales_at + 2 * PANEL_COLUMNS
+        return self.scales_at + _SCALE_BYTES
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of a tile of 16 columns and 32 k's."""
-        return self.minima_at + (2 * PANEL_COLUMNS if self.has_minimum else 0)
+        """Bytes from a tile of 16 columns and 32 k's to the next one."""
+        numbers = {Scales.OWN: 1, Scales.OWN_WITH_MINIMUM: 2}.get(self.scales, 0)
+        return self.scales_at + numbers * _SCALE_BYTES
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a record of shared scales; 0 of other formats."""
+        return {Scales.SHARED: 288, Scales.SHARED_WITH_MINIMUM: 256}.get(self.scales, 0)
+
+    @property
+    def shared_at(self) -> int:
+        """Bytes from the start of a record to d; dmin stands behind it."""
+        return self.record_bytes - _SCALE_BYTES * (2 if self.has_minimum else 1)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of the file, 32 k's of one column."""
-        return self.tile_bytes // PANEL_COLUMNS
+        """Bytes of a block of the file, of one column."""
+        tiles = self.block_elements // GROUP
+        return (tiles * self.tile_bytes + self.record_bytes) // PANEL_COLUMNS
 
 
-Q4_1: Final = Int8Format("Q4_1", offset=0, has_minimum=True, is_nibbles=True)
-Q4_0: Final = Int8Format("Q4_0", offset=8, has_minimum=False, is_nibbles=True)
-Q8_0: Final = Int8Format("Q8_0", offset=0, has_minimum=False, is_nibbles=False)
+Q4_1: Final = Int8Format("Q4_1", 0, Scales.OWN_WITH_MINIMUM)
+Q4_0: Final = Int8Format("Q4_0", 8, Scales.OWN)
+Q8_0: Final = Int8Format("Q8_0", 0, Scales.OWN, low_bits=8)
+Q5_1: Final = Int8Format("Q5_1", 0, Scales.OWN_WITH_MINIMUM, high_bits=1)
+Q5_0: Final = Int8Format("Q5_0", 16, Scales.OWN, high_bits=1)
+Q4_K: Final = Int8Format("Q4_K", 0, Scales.SHARED_WITH_MINIMUM)
+Q5_K: Final = Int8Format("Q5_K", 0, Scales.SHARED_WITH_MINIMUM, high_bits=1)
+Q6_K: Final = Int8Format("Q6_K", 32, Scales.SHARED, high_bits=2, depth=GROUP // 2)
 
-INT8_FORMATS: Final[Mapping[str, Int8Format]] = {f.label: f for f in (Q4_1, Q4_0, Q8_0)}
+INT8_FORMATS: Final[Mapping[str, Int8Format]] = {
+    f.label: f for f in (Q4_1, Q4_0, Q8_0, Q5_1, Q5_0, Q4_K, Q5_K, Q6_K)
+}
 """By the format's name in model files."""
 
 
 def int8_panel_bytes(label: str, k: int) -> int:
-    """Return the bytes of a panel of `k` inputs, a multiple of 32."""
-    return k // GROUP * INT8_FORMATS[label].tile_bytes
+    """Return the bytes of a panel of `k` inputs, a multiple of the format's blocks."""
+    fmt = INT8_FORMATS[label]
+    groups = k // GROUP
+    records = groups // SHARED_GROUPS * fmt.record_bytes
+    return groups * fmt.tile_bytes + -(-records // VECTOR_BYTES) * VECTOR_BYTES
 
 
 def packed_int8_bytes(label: str, n: int, k: int) -> int:
-    """Return the bytes of a packed matrix [n, k], k a multiple of 32."""
+    """Return the bytes of a packed matrix [n, k], k a multiple of the format's blocks."""
     return -(-n // PANEL_COLUMNS) * int8_panel_bytes(label, k)
-
-
-def pack_int8_rows(label: str, rows: UInt8Array, k: int, out: UInt8Array) -> None:
-    """Pack rows of blocks as model files store them, uint8 [n, bytes of k elements], into `out`.
-
-    `out`: uint8 [packed_int8_bytes(label, n, k)], C-contiguous; all of it is written. Several
-    matrices become one, a column of the product for each row, by concatenating their rows.
-    """
-    fmt = INT8_FORMATS[label]
-    n = len(rows)
-    groups = k // GROUP
-    tiles = out.view(_tile_type(fmt)).reshape(-(-n // PANEL_COLUMNS), groups)
-    whole = n // PANEL_COLUMNS
-    step = max(1, PACKED_AT_ONCE // max(1, groups * fmt.tile_bytes))
-    for first in range(0, whole, step):
-        end = min(first + step, whole)
-        _turn(fmt, rows[first * PANEL_COLUMNS : end * PANEL_COLUMNS], tiles[first:end])
-    if whole < len(tiles):
-        last = rows[whole * PANEL_COLUMNS :]
-        _turn(fmt, np.pad(last, ((0, PANEL_COLUMNS - len(last)), (0, 0))), tiles[whole:])
-
-
-def unpack_int8_rows(label: str, packed: UInt8Array, n: int, k: int) -> UInt8Array:
-    """Return the rows that were packed, uint8 [n, bytes of k elements]: the inverse."""
-    fmt = INT8_FORMATS[label]
-    groups = k // GROUP
-    num_panels = -(-n // PANEL_COLUMNS)
-    tiles = packed.view(_tile_type(fmt)).reshape(num_panels, groups)
-    blocks = np.empty((num_panels, PANEL_COLUMNS, groups), _block_type(fmt))
-    for name in _fields(fmt):
-        blocks[name] = np.moveaxis(tiles[name], -1, 1)
-    return blocks.view(np.uint8).reshape(num_panels * PANEL_COLUMNS, -1)[:n]
-
-
-def _turn(fmt: Int8Format, rows: UInt8Array, tiles: AnyArray) -> None:
-    """Write whole panels: rows [16 · panels, bytes], tiles [panels, groups]."""
-    num_panels, groups = tiles.shape
-    blocks = np.ascontiguousarray(rows).view(_block_type(fmt))
-    blocks = blocks.reshape(num_panels, PANEL_COLUMNS, groups)
-    for name in _fields(fmt):
-        tiles[name] = np.moveaxis(blocks[name], 1, -1)
-
-
-def _fields(fmt: Int8Format) -> tuple[str, ...]:
-    return ("d", "m", "q") if fmt.has_minimum else ("d", "q")
-
-
-def _block_type(fmt: Int8Format) -> np.dtype[np.void]:
-    """Return a block of the file: d, m if there is one, and the weights in words of four bytes."""
-    scales = [(name, "<u2") for name in _fields(fmt)[:-1]]
-    return np.dtype([*scales, ("q", "<u4", (fmt.num_vectors,))])
-
-
-def _tile_type(fmt: Int8Format) -> np.dtype[np.void]:
-    """Return a tile: vectors of words, one a column, then d and m of each column."""
-    scales = [(name, "<u2", (PANEL_COLUMNS,)) for name in _fields(fmt)[:-1]]
-    return np.dtype([("q", "<u4", (fmt.num_vectors, PANEL_COLUMNS)), *scales])

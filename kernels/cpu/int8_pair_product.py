@@ -29,27 +29,29 @@ from kernels.cpu.matrix_product import sums_writer
 
 PAIR_ROWS: Final = 64
 """From so many rows on it pays to prepare panels; a tile must have its rows."""
+PAIRED_BITS: Final = 4
+"""Bits of the weights for which the numbers of pairs fit bytes."""
 
 
 def pair_product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the product of a 4-bit format with PAIR_ROWS rows or more.
 
-    (x, scales, scaled_sums, sums, pair_sums, rows, groups, weights, first, end, n, out, stride,
-    accumulate, memory): panels `first` to `end` of a matrix of n columns.
+    (x, scales, scaled_sums, sums, pair_sums, rows, groups, weights, panel, first, end, n, out,
+    stride, accumulate, memory): panels `first` to `end`, of `panel` bytes, of a matrix of n
+    columns.
     """
     chosen = selected_instruction_set()
     prepare, tile = pair_preparer(fmt, chosen), pair_tile(fmt, chosen)
     write_sums = sums_writer(TILE_PANELS)
-    tile_bytes = fmt.tile_bytes
 
     @inlined()
     def multiply(
         x: int, scales: int, scaled_sums: int, sums: int, pair_sums: int, num_rows: int,
-        groups: int, weights: int, first: int, end: int, n: int, out: int, stride: int,
+        groups: int, weights: int, panel: int, first: int, end: int, n: int, out: int, stride: int,
         accumulate: int, memory: int,
     ) -> None:  # fmt: skip
         prepared = memory + SUMS_BYTES
-        panel, size = groups * tile_bytes, groups * PREPARED_BYTES
+        size = groups * PREPARED_BYTES
         run = max(1, RUN_BYTES // (TILE_PANELS * size)) * TILE_PANELS
         for start in range(first, end, run):
             stop = min(start + run, end)

@@ -44,13 +44,15 @@ from kernels.cpu.int8_sizes import (
     TILE_ROWS,
     VECTORS,
 )
-from kernels.cpu.int8_tile import (
+from kernels.cpu.int8_tile import add_scaled, scaled_by, whole_sum
+from kernels.cpu.int8_weights import (
     BIAS_BITS,
     SECOND_LEVEL,
     PanelFactors,
-    add_scaled,
+    fetch_ahead,
     panel_factors,
-    weights_of_vector,
+    tile_of,
+    weights_of_tiles,
 )
 from kernels.cpu.integer_dot import integer_dot
 from kernels.cpu.vector_ir import (
@@ -66,7 +68,6 @@ from kernels.cpu.vector_ir import (
     i64,
     load,
     offset,
-    prefetch,
     store,
 )
 
@@ -81,20 +82,18 @@ def pair_preparer(fmt: Int8Format, chosen: InstructionSet) -> Any:  # noqa: ANN4
 
     `following`: bytes from the panel to one that is asked for into the second-level cache.
     """
-    dot = integer_dot(chosen, is_nibbles=True)
+    dot = integer_dot(chosen, fmt)
 
     def prepare(
         builder: Builder, panel: Value, groups: Value, following: Value, prepared: Value
     ) -> None:
         def body(group: Value) -> None:
-            tile = offset(builder, panel, builder.mul(group, i64(fmt.tile_bytes)))
+            tile = tile_of(builder, fmt, panel, groups, group)
             out = offset(builder, prepared, builder.mul(group, i64(PREPARED_BYTES)))
-            for line in range(0, fmt.tile_bytes, VECTOR_BYTES):
-                prefetch(builder, offset(builder, tile, following, line), SECOND_LEVEL)
+            fetch_ahead(builder, tile, following, locality=SECOND_LEVEL)
             total: Value = constant(I32X, 0)
-            for v in range(VECTORS):
-                stored = load(builder, offset(builder, tile, VECTOR_BYTES * v), BYTES)
-                (_, [low]), (_, [high]) = weights_of_vector(builder, fmt, v, [stored])
+            weights = [of_tile for _, [of_tile] in weights_of_tiles(builder, [tile], 0)]
+            for v, (low, high) in enumerate(zip(weights[::2], weights[1::2], strict=True)):
                 first = builder.add(low, constant(BYTES, PAIR_OFFSET))
                 second = builder.add(high, constant(BYTES, PARTNER_OFFSET))
                 total = dot.step(builder, total, first, second)
@@ -102,7 +101,7 @@ def pair_preparer(fmt: Int8Format, chosen: InstructionSet) -> Any:  # noqa: ANN4
                 store(builder, second, offset(builder, out, VECTOR_BYTES * (VECTORS + v)))
             begin = builder.sub(constant(I32X, BIAS_BITS), total)
             store(builder, begin, offset(builder, out, SUMS_AT))
-            factors = panel_factors(builder, fmt, chosen, tile)
+            factors = panel_factors(builder, tile, chosen)
             for index, factor in enumerate((factors.d, factors.bias, factors.m)):
                 if factor is not None:
                     store(builder, factor, offset(builder, out, FACTORS_AT + VECTOR_BYTES * index))
@@ -146,7 +145,7 @@ def _tile(
     # Here, not where the variables are made: a tile may stand in a loop.
     for total in chain(*totals):
         builder.store(constant(F32X, 0.0), total)
-    dot = integer_dot(chosen, is_nibbles=True)
+    dot = integer_dot(chosen, fmt)
 
     def body(group: Value) -> None:
         down = builder.mul(group, i64(PREPARED_BYTES))
@@ -173,7 +172,8 @@ def _tile(
                     # additions stay mixed.
                     factors = [_factors(builder, fmt, tile) for tile in tiles]
                     scales = [offset(builder, at, below) for at in parts[r][:2]]
-                    add_scaled(builder, totals[r], sums[r], factors, *scales)
+                    products = scaled_by(builder, sums[r], factors)
+                    add_scaled(builder, totals[r], products, factors, *scales)
 
     counted_loop(builder, groups, body)
     for index, total in enumerate(chain(*totals)):
@@ -184,7 +184,7 @@ def _taken(builder: Builder, fmt: Int8Format, sums: Value, pair_sums: Value) -> 
     """Return what is taken off a row's sums of a group, in all lanes."""
     taken = load(builder, pair_sums, I32)
     if fmt.offset:
-        taken = builder.add(taken, builder.mul(load(builder, sums, I32), I32(fmt.offset)))
+        taken = builder.add(taken, builder.mul(whole_sum(builder, sums), I32(fmt.offset)))
     return broadcast(builder, taken)
 
 

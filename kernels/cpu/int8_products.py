@@ -1,6 +1,6 @@
 """Matrix products of int8 rows with quantised weights, as operations.
 
-    product_q4_1, product_q4_0, product_q8_0
+    product_q4_1, product_q4_0, product_q8_0, product_q5_1, …: a product for each format
 
 Operands: `kernels.cpu.matrix_product`. Weights: `kernels.cpu.int8_packing`. A chunk is a
 run of groups of panels: a weight is read from memory by one thread, once, and all rows of the step
@@ -35,8 +35,8 @@ from kernels.cpu.compiled import inlined, operation, scratch, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_amx_product import amx_product
-from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, Q4_0, Q4_1, Q8_0, Int8Format
-from kernels.cpu.int8_pair_product import PAIR_ROWS, pair_product
+from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, PANEL_COLUMNS, Int8Format
+from kernels.cpu.int8_pair_product import PAIR_ROWS, PAIRED_BITS, pair_product
 from kernels.cpu.int8_sizes import (
     FEW_ROWS,
     GROUP_PANELS,
@@ -44,9 +44,13 @@ from kernels.cpu.int8_sizes import (
     MOST_ROWS,
     PAIRS_PRODUCTS,
     SIZES,
+    SOME_ROWS,
+    SUMS_OF_TILE_BYTES,
     WIDTH,
 )
 from kernels.cpu.int8_tile import int8_tiles
+from kernels.cpu.int8_unpacking import unpacked_from, unpacker
+from kernels.cpu.int8_weights import panel_sizer
 from kernels.cpu.matrix_product import sums_writer
 from kernels.cpu.operands import Product
 
@@ -59,11 +63,19 @@ AMX_ROWS: Final = 10
 def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the kernel of a format, made of vector tiles."""
     tiles = emitted(types.void, *[types.int64] * 9)(int8_tiles(fmt, SIZES, SET))
-    tile_bytes = fmt.tile_bytes
+    tiles_of_unpacked = emitted(types.void, *[types.int64] * 10)(
+        int8_tiles(fmt, SIZES, SET, is_unpacked=True)
+    )
+    unpack, unpacked_rows = unpacker(fmt, GROUP_PANELS, SET), unpacked_from(fmt)
+    is_unpacked = unpacked_rows > 0
+    panel_bytes = panel_sizer(fmt)
     by_tiles = amx_product(fmt)
     by_pairs = pair_product(fmt)
-    in_pairs = PAIRS_PRODUCTS and fmt.is_nibbles
+    in_tiles = HAS_AMX and fmt.parts == 1
+    in_pairs = PAIRS_PRODUCTS and fmt.bits == PAIRED_BITS
     write_sums = sums_writer(GROUP_PANELS)
+    # Two parts have sums of their own: six rows would not fit the registers.
+    most_rows = MOST_ROWS if fmt.parts == 1 else SOME_ROWS
 
     @inlined()
     def multiply(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
@@ -78,9 +90,10 @@ def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
         first_row = word(header, word(record, Product.OUT_FIRST_WORD))
         out = word(record, Product.OUT) + 4 * first_row * stride
         groups = k // GROUP
-        panel = groups * tile_bytes
+        panel = panel_bytes(groups)
         sums = scratch(header, worker)
-        if HAS_AMX and num_rows >= AMX_ROWS:
+        unpacked = sums + SUMS_OF_TILE_BYTES
+        if in_tiles and num_rows >= AMX_ROWS:
             panels = (n + PANEL_COLUMNS - 1) // PANEL_COLUMNS
             first, end = panels * chunk // num_chunks, panels * (chunk + 1) // num_chunks
             by_tiles(
@@ -92,8 +105,8 @@ def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             panels = (n + PANEL_COLUMNS - 1) // PANEL_COLUMNS
             first, end = panels * chunk // num_chunks, panels * (chunk + 1) // num_chunks
             by_pairs(
-                x, scales, scaled_sums, row_sums, pair_sums, num_rows, groups, weights, first, end,
-                n, out, stride, accumulate, sums,
+                x, scales, scaled_sums, row_sums, pair_sums, num_rows, groups, weights, panel,
+                first, end, n, out, stride, accumulate, sums,
             )  # fmt: skip
             return
         num_groups = (n + WIDTH - 1) // WIDTH
@@ -104,19 +117,29 @@ def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
             columns = min(WIDTH, n - column)
             at = weights + group * GROUP_PANELS * panel
             second = panel if columns > PANEL_COLUMNS else 0
+            if is_unpacked and num_rows >= unpacked_rows:
+                unpack(at, second, groups, unpacked)
             r = 0
             while r < num_rows:
                 left = num_rows - r
                 rows = 1
-                if left >= MOST_ROWS:
-                    rows = MOST_ROWS
+                if left >= most_rows and left != 2 * SOME_ROWS:
+                    rows = most_rows
+                elif left >= SOME_ROWS:
+                    rows = SOME_ROWS
                 elif left >= FEW_ROWS:
                     rows = FEW_ROWS
                 down = 4 * r * groups
-                tiles(
-                    rows, x + r * k, scales + down, scaled_sums + down, row_sums + down,
-                    groups, at, second, sums,
-                )  # fmt: skip
+                if is_unpacked and num_rows >= unpacked_rows:
+                    tiles_of_unpacked(
+                        rows, x + r * k, scales + down, scaled_sums + down, row_sums + down,
+                        groups, at, second, sums, unpacked,
+                    )  # fmt: skip
+                else:
+                    tiles(
+                        rows, x + r * k, scales + down, scaled_sums + down, row_sums + down,
+                        groups, at, second, sums,
+                    )  # fmt: skip
                 target = out + 4 * (r * stride + column)
                 write_sums(sums, rows, columns, target, stride, accumulate)
                 r += rows
@@ -124,9 +147,7 @@ def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
     return multiply
 
 
-_q4_1 = _product(Q4_1)
-_q4_0 = _product(Q4_0)
-_q8_0 = _product(Q8_0)
+_q4_1, _q4_0, _q8_0, _q5_1, _q5_0, _q4_k, _q5_k, _q6_k = map(_product, INT8_FORMATS.values())
 
 
 @operation()
@@ -145,3 +166,33 @@ def product_q4_0(record: int, header: int, chunk: int, num_chunks: int, worker: 
 def product_q8_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Multiply int8 rows with Q8_0 weights."""
     _q8_0(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q5_1(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply int8 rows with Q5_1 weights."""
+    _q5_1(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q5_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply int8 rows with Q5_0 weights."""
+    _q5_0(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q4_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply int8 rows with Q4_K weights."""
+    _q4_k(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q5_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply int8 rows with Q5_K weights."""
+    _q5_k(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def product_q6_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Multiply int8 rows with Q6_K weights."""
+    _q6_k(record, header, chunk, num_chunks, worker)

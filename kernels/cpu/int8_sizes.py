@@ -14,11 +14,12 @@ SET: Final = selected_instruction_set()
 def int8_tile_sizes(chosen: InstructionSet) -> TileSizes:
     """Return tiles whose sums, weights and input fit the set's registers.
 
-    512 bits, 32 registers: 6 · 2 integer and 6 · 2 float sums, 4 weights, 1 input. Shorter vectors,
-    2 or 4 to one of 16 lanes: 2 · 1 of each sum. 16 registers of 128 bits: 1 row.
+    512 bits, 32 registers: 6 · 2 integer and 6 · 2 float sums, 4 weights, 1 input; fewer rows for
+    what is left of a step. Shorter vectors, 2 or 4 to one of 16 lanes: 2 · 1 of each sum. 16
+    registers of 128 bits: 1 row.
     """
     if chosen.vector_bits == 512:
-        return TileSizes((6, 2, 1), 2)
+        return TileSizes((6, 4, 2, 1), 2)
     if chosen.vector_bits * chosen.vector_registers < 4096:
         return TileSizes((1,), 1)
     return TileSizes((2, 1), 1)
@@ -64,14 +65,21 @@ SIZES: Final = int8_tile_sizes(SET)
 GROUP_PANELS: Final = SIZES.panels
 WIDTH: Final = GROUP_PANELS * PANEL_COLUMNS
 MOST_ROWS: Final = SIZES.rows[0]
-FEW_ROWS: Final = SIZES.rows[min(1, len(SIZES.rows) - 1)]
+SOME_ROWS: Final = 4 if 4 in SIZES.rows else SIZES.rows[0]
+FEW_ROWS: Final = min(2, MOST_ROWS)
+"""Tiles of rows that are left, fewer each time."""
 HAS_AMX: Final = SET.has_amx
 PAIRS_PRODUCTS: Final = SET.pairs_products
 
 
+SUMS_OF_TILE_BYTES: Final = 4 * MOST_ROWS * WIDTH
+MOST_UNPACKED_BYTES: Final = 2 * VECTOR_BYTES + TILE_BYTES
+"""Of a tile of any format (`kernels.cpu.int8_unpacking`)."""
+
+
 def int8_scratch_bytes(k: int) -> int:
     """Return the scratch memory a worker needs for a product with `k` inputs."""
-    vectors = 4 * MOST_ROWS * WIDTH
+    vectors = SUMS_OF_TILE_BYTES + k // GROUP * GROUP_PANELS * MOST_UNPACKED_BYTES
     if PAIRS_PRODUCTS:
         return max(vectors, pair_scratch_bytes(k))
     return max(vectors, amx_scratch_bytes(k) if HAS_AMX else 0)

@@ -6,14 +6,17 @@ in registers while k runs down, group by group of 32:
     32 k's:   exact integers    i[r, c]   = Σ_k q_weight[k, c] · q_row[r, k]     (`integer_dot`)
     then:     float32           v         = i · d[c]               rounded once
                                 sum[r, c] = fma(v, scale[r], sum)
-    Q4_1 also                   sum[r, c] = fma(m[c], scaled_sum[r], sum)
+    with m:                     sum[r, c] = fma(m[c], scaled_sum[r], sum)
 
-where a row's element is q_row · scale and scaled_sum = scale · Σ q_row. So the bits of an output
-depend on its row and its column alone, and are the same on every instruction set.
+where a row's element is q_row · scale and scaled_sum = scale · Σ q_row. Where a weight's scale
+holds for 16 k's, v = fma(i of the other 16, d of them, i · d of the first 16). So the bits of an
+output depend on its row and its column alone, and are the same on every instruction set. d and m
+are exact, of shared scales too (`int8_weights`).
 
 The integer sums begin not at 0 but at the bits of the float BIAS = 1.5 · 2^23: read as a float, the
 result is BIAS + i, exactly (|i| < 2^22), and i · d = fma(BIAS + i, d, −BIAS · d), where BIAS · d is
-exact as d has 11 bits. That turns the conversion to float and the product into one instruction.
+exact as d has 11 bits, or 19 with a shared scale's. That turns the conversion to float and the
+product into one instruction.
 """
 
 from __future__ import annotations
@@ -21,20 +24,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
 
 from numba.core import cgutils
 
 from kernels.cpu.float_sizes import TileSizes
-from kernels.cpu.float_tile import f16_to_float32
 from kernels.cpu.instruction_set import InstructionSet
 from kernels.cpu.int8_packing import GROUP, VECTOR_BYTES, Int8Format
+from kernels.cpu.int8_unpacking import (
+    panel_at,
+    unpacked_factors,
+    unpacked_tile,
+    unpacked_weights,
+)
+from kernels.cpu.int8_weights import (
+    BIAS,
+    BIAS_BITS,
+    SECOND_LEVEL,
+    PanelFactors,
+    fetch_ahead,
+    panel_bytes_of,
+    panel_factors,
+    tile_of,
+    weights_of_tiles,
+)
 from kernels.cpu.integer_dot import integer_dot
 from kernels.cpu.vector_ir import (
     BYTES,
     F32,
     F32X,
-    I16X,
+    I16,
     I32,
     I32X,
     Builder,
@@ -46,14 +64,8 @@ from kernels.cpu.vector_ir import (
     i64,
     load,
     offset,
-    prefetch,
     store,
 )
-
-BIAS: Final = 12582912.0
-BIAS_BITS: Final = 0x4B400000
-SECOND_LEVEL: Final = 2
-"""Locality of the prefetch: the panels after these are asked for, into the second-level cache."""
 
 TileEmitter = Callable[..., None]
 
@@ -68,14 +80,17 @@ class RowPlaces:
     sums: Value
 
 
-def int8_tiles(fmt: Int8Format, sizes: TileSizes, chosen: InstructionSet) -> TileEmitter:
+def int8_tiles(
+    fmt: Int8Format, sizes: TileSizes, chosen: InstructionSet, *, is_unpacked: bool = False
+) -> TileEmitter:
     """Return an emitter of one tile, whose number of rows is an argument.
 
     void(rows, x, scales, scaled_sums, sums, groups, weights, second, out). rows: one of
     `sizes.rows`. x, scales, scaled_sums, sums: addresses of the rows' parts
     (`kernels.cpu.matrix_product`). groups: K/32. weights: address of the first panel. second: bytes
     from a panel to the next; 0 where there is but one, which is then computed twice. out: the
-    sums, float32 [rows, panels · 16].
+    sums, float32 [rows, panels · 16]. `is_unpacked`: another operand behind these is the address
+    of the panels' scales, and of weights with upper bits (`int8_unpacking`).
     """
 
     def emit(builder: Builder, rows: Value, *operands: Value) -> None:
@@ -87,20 +102,20 @@ def int8_tiles(fmt: Int8Format, sizes: TileSizes, chosen: InstructionSet) -> Til
             if count != 1:
                 choice.add_case(i64(count), block)
             builder.position_at_end(block)
-            _tile(builder, fmt, count, sizes.panels, chosen, operands)
+            _tile(builder, fmt, count, sizes.panels, chosen, *operands)
             builder.branch(end)
         builder.position_at_end(end)
 
-    emit.__name__ = f"tiles_{fmt.label}".lower()
+    emit.__name__ = f"tiles_{fmt.label}{'_unpacked' if is_unpacked else ''}".lower()
     return emit
 
 
 def _tile(
-    builder: Builder, fmt: Int8Format, rows: int, panels: int, chosen: InstructionSet,
-    operands: tuple[Value, ...],
+    builder: Builder, fmt: Int8Format, rows: int, panels: int, chosen: InstructionSet, x: Value,
+    scales: Value, scaled_sums: Value, sums: Value, groups: Value, weights: Value, second: Value,
+    out: Value, unpacked: Value | None = None,
 ) -> None:  # fmt: skip
-    """Emit one tile; `operands`: those of `int8_tiles` from x on."""
-    x, scales, scaled_sums, sums, groups, weights, second, out = operands
+    """Emit one tile; operands: those of `int8_tiles` from x on."""
     depth, beside = builder.mul(groups, i64(GROUP)), builder.mul(groups, i64(4))
     places = [
         RowPlaces(*(
@@ -109,115 +124,141 @@ def _tile(
         ))
         for r in range(rows)
     ]  # fmt: skip
-    following = builder.mul(groups, i64(panels * fmt.tile_bytes))
-    panel_at = [offset(builder, weights, builder.mul(second, i64(p))) for p in range(panels)]
+    following = builder.mul(panel_bytes_of(builder, fmt, groups), i64(panels))
+    panel_places = [offset(builder, weights, builder.mul(second, i64(p))) for p in range(panels)]
     totals = [[cgutils.alloca_once(builder, F32X) for _ in range(panels)] for _ in range(rows)]
+    unpacked_panels = []
+    if unpacked is not None:
+        is_pair = builder.icmp_signed("!=", second, i64(0))
+        step = builder.select(is_pair, groups, i64(0))
+        unpacked_panels = [panel_at(builder, fmt, unpacked, step, p) for p in range(panels)]
     # Here, not where the variables are made: a tile may stand in a loop.
     for total in chain(*totals):
         builder.store(constant(F32X, 0.0), total)
 
     def body(group: Value) -> None:
-        down = builder.mul(group, i64(fmt.tile_bytes))
-        tiles = [offset(builder, at, down) for at in panel_at]
+        tiles = [tile_of(builder, fmt, at, groups, group) for at in panel_places]
+        # The panels after these are asked for, into the second-level cache.
         for tile in tiles:
-            for line in range(0, fmt.tile_bytes, VECTOR_BYTES):
-                prefetch(builder, offset(builder, tile, following, line), SECOND_LEVEL)
+            fetch_ahead(builder, tile, following, locality=SECOND_LEVEL)
         right, below = builder.mul(group, i64(GROUP)), builder.mul(group, i64(4))
         values = [offset(builder, row.values, right) for row in places]
-        biases = [_bias(builder, fmt, chosen, offset(builder, row.sums, below)) for row in places]
-        integers = _integer_sums(builder, fmt, chosen, tiles, values, biases)
-        factors = [panel_factors(builder, fmt, chosen, tile) for tile in tiles]
-        for row, of_row, sums_of_row in zip(places, totals, integers, strict=True):
-            scales = [offset(builder, at, below) for at in (row.scales, row.scaled_sums)]
-            add_scaled(builder, of_row, sums_of_row, factors, *scales)
+        row_sums = [offset(builder, row.sums, below) for row in places]
+        unpacked_tiles = [unpacked_tile(builder, fmt, at, group) for at in unpacked_panels]
+        scaled: list[list[Value]] = []
+        for part in range(fmt.parts):
+            biases = [_bias(builder, fmt, chosen, at, part) for at in row_sums]
+            if unpacked_tiles and fmt.high_bits:
+                weights = unpacked_weights(builder, fmt, unpacked_tiles, part)
+            else:
+                weights = weights_of_tiles(builder, tiles, part)
+            integers = _integer_sums(builder, fmt, chosen, weights, values, biases)
+            if unpacked_tiles:
+                factors = [unpacked_factors(builder, fmt, at, part) for at in unpacked_tiles]
+            else:
+                factors = [panel_factors(builder, tile, chosen, part) for tile in tiles]
+            if part < fmt.parts - 1:
+                scaled = [scaled_by(builder, of_row, factors) for of_row in integers]
+                continue
+            for r, (row, of_row) in enumerate(zip(places, totals, strict=True)):
+                before = scaled[r] if scaled else None
+                products = scaled_by(builder, integers[r], factors, before)
+                at = [offset(builder, address, below) for address in (row.scales, row.scaled_sums)]
+                add_scaled(builder, of_row, products, factors, *at)
 
     counted_loop(builder, groups, body)
     for index, total in enumerate(chain(*totals)):
         store(builder, builder.load(total), offset(builder, out, VECTOR_BYTES * index))
 
 
+def scaled_by(
+    builder: Builder, biased: list[Value], factors: list[PanelFactors],
+    before: list[Value] | None = None,
+) -> list[Value]:  # fmt: skip
+    """Return i · d of a row and each panel, i being the integer sums without BIAS.
+
+    `before`: what was returned for the first part of the group; it is added.
+    """
+    numbers = [builder.bitcast(integers, F32X) for integers in biased]
+    if before is None:
+        pairs = zip(numbers, factors, strict=True)
+        return [fma(builder, number, factor.d, factor.bias) for number, factor in pairs]
+    # BIAS is subtracted first: additions cost nothing beside multiplications.
+    return [
+        fma(builder, builder.fsub(number, constant(F32X, BIAS)), factor.d, first)
+        for number, factor, first in zip(numbers, factors, before, strict=True)
+    ]
+
+
 def add_scaled(
-    builder: Builder, totals: list[Value], biased: list[Value], factors: list[PanelFactors],
+    builder: Builder, totals: list[Value], products: list[Value], factors: list[PanelFactors],
     scale_at: Value, scaled_sum_at: Value,
 ) -> None:  # fmt: skip
-    """Add a group's integer sums of a row, BIAS and all, to its variables of each panel."""
+    """Add what `scaled_by` returned for a group of a row to its variables of each panel."""
     scale = _broadcast_float(builder, scale_at)
     has_minimum = factors[0].m is not None
     scaled_sum = _broadcast_float(builder, scaled_sum_at) if has_minimum else None
-    for total, integers, factor in zip(totals, biased, factors, strict=True):
-        product = fma(builder, builder.bitcast(integers, F32X), factor.d, factor.bias)
+    for total, product, factor in zip(totals, products, factors, strict=True):
         added = fma(builder, product, scale, builder.load(total))
         if factor.m is not None:
             added = fma(builder, factor.m, scaled_sum, added)
         builder.store(added, total)
 
 
-@dataclass(frozen=True, slots=True)
-class PanelFactors:
-    """What a group's sums of a panel are multiplied with: d, −BIAS · d and m (None without)."""
-
-    d: Value
-    bias: Value
-    m: Value | None
-
-
-def panel_factors(
-    builder: Builder, fmt: Int8Format, chosen: InstructionSet, tile: Value
-) -> PanelFactors:
-    """Load a tile's scales and minima as float32."""
-
-    def widened(at: int) -> Value:
-        return f16_to_float32(builder, load(builder, offset(builder, tile, at), I16X), chosen)
-
-    d = widened(fmt.scales_at)
-    bias = builder.fmul(d, constant(F32X, -BIAS))
-    return PanelFactors(d, bias, widened(fmt.minima_at) if fmt.has_minimum else None)
+def whole_sum(builder: Builder, sums: Value) -> Value:
+    """Return Σ q of a row's group, int32; `sums`: address of those of its halves, int16."""
+    first, second = (
+        builder.sext(load(builder, offset(builder, sums, at), I16), I32) for at in (0, 2)
+    )
+    return builder.add(first, second)
 
 
-def _bias(builder: Builder, fmt: Int8Format, chosen: InstructionSet, sums: Value) -> Value:
-    """Return where the integer sums of a row begin, int32 lanes; `sums`: address of its Σ q."""
-    taken = fmt.offset + integer_dot(chosen, is_nibbles=fmt.is_nibbles).weight_offset
+def _bias(
+    builder: Builder, fmt: Int8Format, chosen: InstructionSet, sums: Value, part: int
+) -> Value:
+    """Return where the integer sums of a row begin, int32 lanes; `sums`: address of its Σ q.
+
+    What is taken off is a power of 2 times Σ q.
+    """
+    taken = fmt.offset + integer_dot(chosen, fmt).weight_offset
     if not taken:
         return constant(I32X, BIAS_BITS)
-    total = builder.mul(load(builder, sums, I32), I32(taken))
-    return broadcast(builder, builder.sub(I32(BIAS_BITS), total))
+    # In vectors: shifts cost nothing beside multiplications, and moving a scalar into one does.
+    both = broadcast(builder, load(builder, sums, I32))
+    halves = [
+        builder.shl(both, constant(I32X, 16)),
+        builder.and_(both, constant(I32X, 0xFFFF0000)),
+    ]
+    right = 16 - (taken.bit_length() - 1)
+    times = [builder.ashr(half, constant(I32X, right)) for half in halves]
+    begin: Value = constant(I32X, BIAS_BITS)
+    for product in times if fmt.parts == 1 else times[part : part + 1]:
+        begin = builder.sub(begin, product)
+    return begin
 
 
 def _integer_sums(
-    builder: Builder, fmt: Int8Format, chosen: InstructionSet, tiles: list[Value],
-    rows: list[Value], biases: list[Value],
+    builder: Builder, fmt: Int8Format, chosen: InstructionSet,
+    weights: list[tuple[int, list[Value]]], rows: list[Value], biases: list[Value],
 ) -> list[list[Value]]:  # fmt: skip
-    """Return the biased integer sums of a group, of each row and panel."""
-    dot = integer_dot(chosen, is_nibbles=fmt.is_nibbles)
-    sums = [[dot.start(builder, bias) for _ in tiles] for bias in biases]
-    for v in range(fmt.num_vectors):
-        stored = [load(builder, offset(builder, tile, VECTOR_BYTES * v), BYTES) for tile in tiles]
-        for at, weights in weights_of_vector(builder, fmt, v, stored):
-            prepared = [dot.prepare(builder, w) for w in weights]
-            for row, of_row in zip(rows, sums, strict=True):
-                word = broadcast(builder, load(builder, offset(builder, row, at), I32))
-                four = builder.bitcast(word, BYTES)
-                of_row[:] = [
-                    dot.step(builder, s, w, four) for s, w in zip(of_row, prepared, strict=True)
-                ]
+    """Return the biased integer sums of a part of a group, of each row and panel.
+
+    `weights`: of each four k's the first and what `weights_of_tiles` has there.
+    """
+    dot = integer_dot(chosen, fmt)
+    sums = [[dot.start(builder, bias) for _ in weights[0][1]] for bias in biases]
+    for at, of_tiles in weights:
+        prepared = [dot.prepare(builder, w) for w in of_tiles]
+        for row, of_row in zip(rows, sums, strict=True):
+            word = broadcast(builder, load(builder, offset(builder, row, at), I32))
+            four = builder.bitcast(word, BYTES)
+            of_row[:] = [
+                dot.step(builder, s, w, four) for s, w in zip(of_row, prepared, strict=True)
+            ]
     return [
         [dot.finish(builder, s, bias) for s in of_row]
         for of_row, bias in zip(sums, biases, strict=True)
     ]
-
-
-def weights_of_vector(
-    builder: Builder, fmt: Int8Format, index: int, stored: list[Value]
-) -> list[tuple[int, list[Value]]]:
-    """Return the first k of each four, and their weights, that vector `index` of a tile holds."""
-    if not fmt.is_nibbles:
-        return [(4 * index, stored)]
-    fifteen = constant(BYTES, 15)
-    low = [builder.and_(s, fifteen) for s in stored]
-    # There is no shift of bytes: of wider lanes, and what comes in from above is masked.
-    shifted = [builder.lshr(builder.bitcast(s, I32X), constant(I32X, 4)) for s in stored]
-    high = [builder.and_(builder.bitcast(s, BYTES), fifteen) for s in shifted]
-    return [(4 * index, low), (GROUP // 2 + 4 * index, high)]
 
 
 def _broadcast_float(builder: Builder, address: Value) -> Value:

@@ -4,16 +4,17 @@
     a row's next 4 k's     4 int8, the same in every lane
     lane c of the sum      += w[c, 0] · x[0] + w[c, 1] · x[1] + w[c, 2] · x[2] + w[c, 3] · x[3]
 
-All sums are exact, so every instruction set gives the same integers. Weights are nibbles (0 to 15)
-or int8 (−128 to 127), x is in −127 to 127, and a sum runs over one group of 32 k's.
+All sums are exact, so every instruction set gives the same integers. Weights are nibbles (0 to 15),
+nibbles with one or two bits more (to 31 or 63), or int8 (−128 to 127), x is in −127 to 127, and a
+sum runs over one group of 32 k's at most.
 
     512 bits, VNNI   VPDPBUSD, unsigned · signed: int8 weights get 128 added, and the sum begins at
                      −128 · Σ x (`weight_offset`)
     256 bits, VNNI   the same, on halves
     AVX2             VPMADDUBSW adds pairs of products into 16 bits. Nibbles: 8 steps reach at most
                      8 · 2 · 15 · 127 = 30480, so the whole group is added up in 16 bits and
-                     widened once. int8: |w| · (x with the sign of w), at most 2 · 128 · 127 =
-                     32512, widened at every step
+                     widened once. More bits: at most 2 · 63 · 127, widened at every step. int8:
+                     |w| · (x with the sign of w), at most 2 · 128 · 127 = 32512, widened too
     NEON             SDOT, signed · signed
     generic          even and odd bytes as 16-bit lanes, multiplied and added as such
 """
@@ -27,6 +28,7 @@ from typing import Any
 from llvmlite import ir
 
 from kernels.cpu.instruction_set import InstructionSet
+from kernels.cpu.int8_packing import Int8Format
 from kernels.cpu.vector_ir import (
     BYTES,
     I8,
@@ -61,16 +63,18 @@ class IntegerDot:
     finish: Callable[[Builder, Value, Value], Value]
 
 
-def integer_dot(chosen: InstructionSet, *, is_nibbles: bool) -> IntegerDot:
-    """Return the best way a set of instructions has, for nibbles or for int8 weights."""
+def integer_dot(chosen: InstructionSet, fmt: Int8Format) -> IntegerDot:
+    """Return the best way a set of instructions has for the weights of a format."""
     if chosen.vector_bits == 512 or chosen.name == "avx2_vnni":
         step = _vpdpbusd_512 if chosen.vector_bits == 512 else _vpdpbusd_256
-        if is_nibbles:
+        if fmt.is_nibbles:
             return IntegerDot(0, _as_it_is, _from_bias, step, _is_done)
         return IntegerDot(128, _add_128, _from_bias, step, _is_done)
     if chosen.name == "avx2":
-        if is_nibbles:
+        if fmt.is_nibbles and not fmt.high_bits:
             return IntegerDot(0, _as_it_is, _from_zero, _maddubs, _widen_pairs)
+        if fmt.is_nibbles:
+            return IntegerDot(0, _as_it_is, _from_bias, _wide_maddubs, _is_done)
         return IntegerDot(0, _with_magnitude, _from_bias, _signed_maddubs, _is_done)
     step = _sdot if chosen.name == "neon" else _by_halves
     return IntegerDot(0, _as_it_is, _from_bias, step, _is_done)
@@ -118,6 +122,11 @@ def _maddubs(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
 def _widen_pairs(builder: Builder, sums: Value, bias: Value) -> Value:
     operands = [sums, constant(I16_PAIRS, 1)]
     return builder.add(_in_parts(builder, "llvm.x86.avx2.pmadd.wd", 2, I32, operands), bias)
+
+
+def _wide_maddubs(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
+    pairs = _in_parts(builder, "llvm.x86.avx2.pmadd.ub.sw", 2, I16, [weights, x])
+    return _widen_pairs(builder, pairs, sums)
 
 
 def _signed_maddubs(builder: Builder, sums: Value, weights: tuple[Value, Value], x: Value) -> Value:

@@ -6,9 +6,9 @@ rows and of weights it takes is its operation's matter (`int8_products`, `float_
     INPUT    M rows of K elements, C-contiguous, as `row_inputs` writes them:
              int8 rows      q int8 [M, K] at INPUT, and beside it, for each group of 32 elements,
                             INPUT_SCALES float32 [M, K/32], INPUT_SCALED_SUMS float32 [M, K/32]
-                            (scale · Σ q) and INPUT_SUMS int32 [M, K/32] (Σ q); where the set
-                            makes two products of one, INPUT_PAIR_SUMS int32 [M, K/32]
-                            (`int8_pair_tile`)
+                            (scale · Σ q) and INPUT_SUMS int16 [M, K/16] (Σ q of halves); where
+                            the set makes two products of one, INPUT_PAIR_SUMS int32
+                            [M, K/32] (`int8_pair_tile`)
              bfloat16 rows  uint16 [M, K]
              float32 rows   float32 [M, K]
     WEIGHTS  N columns in panels of 16 (`int8_packing`, `float_packing`)

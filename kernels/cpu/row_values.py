@@ -5,8 +5,9 @@ gated or as they are), then the format. What is left of a row whose length is no
 through memory filled up with zeros, and so through the same instructions.
 
     int8       per group of 32: absmax = max |x|, scale = absmax / 127, q = x · 127 / absmax rounded
-               to nearest, ties to even; scaled_sum = scale · Σ q; sum = Σ q; 120 in place of 127,
-               and the pair sum too, where two products are made of one (`int8_pair_tile`)
+               to nearest, ties to even; scaled_sum = scale · Σ q; sums = Σ q of the first 16 and
+               of the others, int16; 120 in place of 127, and the pair sum too, where two products
+               are made of one (`int8_pair_tile`)
     bfloat16   rounded to nearest, ties to even; by one instruction where the set has it, which
                makes subnormal numbers zeros, as its products would
     float32    as it is
@@ -30,7 +31,7 @@ from numba.core import cgutils
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import GROUP
 from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
-from kernels.cpu.int8_tile import BIAS, BIAS_BITS
+from kernels.cpu.int8_weights import BIAS, BIAS_BITS
 from kernels.cpu.operands import RowFormat
 from kernels.cpu.vector_ir import (
     F32,
@@ -292,14 +293,28 @@ def _write_int8(builder: Builder, pair: Pair, index: Value, outs: list[Value]) -
     integers = [builder.sub(r, constant(I32X, BIAS_BITS)) for r in rounded]
     for half, value in enumerate(integers):
         store(builder, builder.trunc(value, I8X), offset(builder, values_at, index, half * LANES))
-    lanes = builder.add(*integers)
-    total = call(builder, "llvm.vector.reduce.add.v16i32", I32, [lanes])
+    total, halves = _half_sums(builder, *integers)
     scaled_total = builder.fmul(scale, builder.sitofp(total, F32))
     below = builder.lshr(index, i64(3))  # 4 bytes a group of 32
-    for value, at in zip((scale, scaled_total, total), beside, strict=True):
+    for value, at in zip((scale, scaled_total, halves), beside, strict=True):
         store(builder, value, offset(builder, at, below))
     if PAIRS_PRODUCTS:
         store(builder, _pair_sum(builder, *integers), offset(builder, pair_sums_at, below))
+
+
+def _half_sums(builder: Builder, first: Value, second: Value) -> tuple[Value, Value]:
+    """Return the sum of 32 numbers, and, as int16 side by side, those of each 16.
+
+    Both are added up at once, one in the upper half of a lane: up to 16 · 127 fits.
+    """
+    lanes = builder.add(first, builder.shl(second, constant(I32X, 16)))
+    both = call(builder, "llvm.vector.reduce.add.v16i32", I32, [lanes])
+    sum_of_first = builder.sext(builder.trunc(both, I16), I32)
+    # A negative sum below has borrowed one from the upper half.
+    upper = builder.sub(both, sum_of_first)
+    low = builder.and_(both, i32(0xFFFF))
+    total = builder.add(sum_of_first, builder.ashr(upper, i32(16)))
+    return total, builder.or_(upper, low)
 
 
 def _pair_sum(builder: Builder, x: Value, partner: Value) -> Value:

@@ -45,6 +45,8 @@ BLOCK_SIZES = {"float32": 16, "bfloat16": 16, "int8": 24, "float8": 24}
 NEW_TOKENS = 3
 
 Q4_1, Q4_0, Q8_0 = TensorFormat.Q4_1, TensorFormat.Q4_0, TensorFormat.Q8_0
+Q4_K, Q5_K, Q6_K = TensorFormat.Q4_K, TensorFormat.Q5_K, TensorFormat.Q6_K
+Q5_0, Q5_1 = TensorFormat.Q5_0, TensorFormat.Q5_1
 F16, BF16 = TensorFormat.F16, TensorFormat.BF16
 EVERY = ""
 """A part of every tensor's name."""
@@ -60,6 +62,12 @@ KINDS = {
     "Qwen2 in Q4_1": ("auto", {EVERY: Q4_1}, "bfloat16"),
     "Qwen3 in float32": ("float32", {}, "float32"),
     "Qwen3, int8 pool": ("auto", {EVERY: BF16}, "int8"),
+    "Q4_K and Q6_K": (
+        "auto",
+        {"embed": Q6_K, "v_proj": Q6_K, "down": Q6_K, EVERY: Q4_K},
+        "bfloat16",
+    ),
+    "five bits": ("auto", {"o_proj": Q5_0, "v_proj": Q5_1, EVERY: Q5_K}, "bfloat16"),
     "mixed": ("auto", {"q_proj": Q8_0, "v_proj": BF16, "gate": F16, EVERY: Q4_1}, "bfloat16"),
 }
 
@@ -71,11 +79,17 @@ ORDERS = {
 """Seeds of the orders in which matrices of a kind have their inputs; k has the model's."""
 
 
+OF_WIDE_BLOCKS = ("Q4_K and Q6_K", "five bits")
+"""Their rows are whole blocks of 256."""
+
+
 @cache
 def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
     """Return the numbers and the weights of a kind's model."""
     architecture = {"Qwen2": "qwen2", "Qwen3": "qwen3"}.get(kind[:5], "llama")
     spec = replace(SPEC, architecture=architecture)
+    if kind in OF_WIDE_BLOCKS:
+        spec = replace(spec, num_heads=4, hidden_size=256, intermediate_size=512)
     return spec, tiny_weights(spec)
 
 

@@ -17,8 +17,9 @@ from compute_plane.model.quantize import round_to_bf16
 from compute_plane.model.spec import ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.cpu.float_packing import FLOAT_TYPES
-from kernels.cpu.int8_packing import unpack_int8_rows
 from planes.errors import ConfigError
+from tests.kernels.cpu.operation_calls import SCALES_AT, random_blocks
+from tests.kernels.cpu.packed_values import values_in_panels
 
 SPEC = ModelSpec(
     name="packed",
@@ -38,7 +39,14 @@ SPEC = ModelSpec(
     num_parameters=0,
     weight_format="",
 )
-OWN = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+SHARED = ("Q4_K", "Q5_K", "Q6_K")
+OWN = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *SHARED)
+WIDE_SPEC = dataclasses.replace(SPEC, hidden_size=256, intermediate_size=512, head_dim=64)
+"""Rows of whole blocks of 256 weights."""
+
+
+def spec_for(label):
+    return WIDE_SPEC if label in SHARED else SPEC
 
 
 class ArraySource:
@@ -53,7 +61,10 @@ class ArraySource:
             values = random.standard_normal(shape, dtype=np.float32)
             role = name.removesuffix(".weight").split(".", 3)[-1]
             fmt = TensorFormat["F32" if len(shape) == 1 else dict(own_labels).get(role, label)]
-            rows = gguf.quants.quantize(values, GgmlType[fmt.label])
+            if fmt.label in SHARED:
+                rows = random_blocks(fmt.label, *shape, random)
+            else:
+                rows = gguf.quants.quantize(values, GgmlType[fmt.label])
             stored = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, fmt.row_bytes(shape[-1]))
             is_turned = role in (layout.QUERY, layout.KEY)
             heads = {layout.QUERY: spec.num_heads, layout.KEY: spec.num_kv_heads}.get(role, 0)
@@ -71,10 +82,11 @@ class ArraySource:
         self.was_forgotten = True
 
     def spoil(self, name, row, number):
-        """Put a number, float16 or wider, to the start of a row of a tensor."""
+        """Put a number, float16 or wider, to the first place of a row of a tensor that has one."""
         tensor = self.tensors[name]
         stored = tensor.stored.copy()
-        stored[row, : number.nbytes] = np.frombuffer(number.tobytes(), np.uint8)
+        at = SCALES_AT.get(tensor.format.label, (0,))[0]
+        stored[row, at : at + number.nbytes] = np.frombuffer(number.tobytes(), np.uint8)
         self.tensors[name] = dataclasses.replace(tensor, stored=stored)
 
 
@@ -92,8 +104,7 @@ def unpacked(matrix):
     packed = bytes_at(matrix.address, matrix.num_bytes)
     n, k = matrix.n, matrix.k
     if matrix.format not in FLOAT_TYPES:
-        rows = unpack_int8_rows(matrix.format, packed, n, k)
-        return gguf.quants.dequantize(rows, GgmlType[matrix.format])
+        return values_in_panels(matrix.format, packed, n, k).astype(np.float32)
     panels = -(-n // 16)
     if matrix.format == "BF16":
         pairs = packed.view(np.uint16).reshape(panels, -1, 16, 2).transpose(0, 2, 1, 3)
@@ -112,7 +123,7 @@ def side_by_side(matrices):
     return np.concatenate(rows)
 
 
-def check_against(weights, source, as_run=lambda values: values):
+def check_against(weights, source, as_run=lambda values: values, spec=SPEC):
     """Compare everything that was packed with the source's tensors."""
 
     def values(name):
@@ -124,28 +135,29 @@ def check_against(weights, source, as_run=lambda values: values):
         np.testing.assert_array_equal(actual, expected)
 
     same(unpacked(weights.embedding), layout.EMBEDDING)
-    same(vector_at(weights.final_norm, SPEC.hidden_size), layout.FINAL_NORM)
+    same(vector_at(weights.final_norm, spec.hidden_size), layout.FINAL_NORM)
     if layout.LM_HEAD in source.tensors:
         same(unpacked(weights.lm_head), layout.LM_HEAD)
     for index, layer in enumerate(weights.layers):
         name = {role: layout.layer_tensor(index, role) for role in layout.GGUF_LAYER_NAMES}
-        same(vector_at(layer.attn_norm, SPEC.hidden_size), name[layout.ATTN_NORM])
+        same(vector_at(layer.attn_norm, spec.hidden_size), name[layout.ATTN_NORM])
         same(side_by_side(layer.qkv), *(name[r] for r in (layout.QUERY, layout.KEY, layout.VALUE)))
         same(unpacked(layer.o), name[layout.OUTPUT])
-        same(vector_at(layer.mlp_norm, SPEC.hidden_size), name[layout.MLP_NORM])
+        same(vector_at(layer.mlp_norm, spec.hidden_size), name[layout.MLP_NORM])
         same(side_by_side(layer.gate_up), name[layout.GATE], name[layout.UP])
         same(unpacked(layer.down), name[layout.DOWN])
 
 
 @pytest.mark.parametrize("label", OWN)
 def test_auto_keeps_every_weight_of_the_files_own_format(label):
-    source = ArraySource(SPEC, label)
-    weights = pack_weights(SPEC, source)
-    check_against(weights, source)
+    spec = spec_for(label)
+    source = ArraySource(spec, label)
+    weights = pack_weights(spec, source)
+    check_against(weights, source, spec=spec)
     assert weights.weight_format == label
     assert weights.conversions == ()
     assert {len(layer.qkv) for layer in weights.layers} == {1}
-    assert weights.layers[0].qkv[0].n == SPEC.query_size + 2 * SPEC.kv_size
+    assert weights.layers[0].qkv[0].n == spec.query_size + 2 * spec.kv_size
     assert source.was_forgotten
 
 
@@ -175,22 +187,15 @@ def test_bfloat16_rounds_every_matrix_to_nearest(label):
         assert 0 < loss.relative_error < 2**-8
 
 
-def test_what_has_no_kernel_is_converted_and_the_loss_is_told():
-    source = ArraySource(SPEC, "Q5_0", {layout.DOWN: "Q5_1", layout.VALUE: "Q4_1"}.items())
-    weights = pack_weights(SPEC, source)
-    conversions = {(c.stored, c.runs_as): c for c in weights.conversions}
-    assert conversions.keys() == {("Q5_0", "Q8_0"), ("Q5_1", "Q8_0")}
-    exact, lossy = conversions["Q5_0", "Q8_0"], conversions["Q5_1", "Q8_0"]
-    assert (exact.relative_error, exact.num_matrices) == (0.0, 2 + 2 * 5)
-    assert 0 < lossy.relative_error < 0.01
-    assert weights.weight_format == "Q5_0 as Q8_0, Q5_1 as Q8_0, Q4_1"
-    # v runs in another format than q and k, so it is a matrix of its own.
+def test_matrices_of_a_file_with_several_formats_run_each_in_its_own():
+    # As llama.cpp makes files of Q4_K_M: v and down in more bits than the others.
+    source = ArraySource(WIDE_SPEC, "Q4_K", {layout.DOWN: "Q6_K", layout.VALUE: "Q6_K"}.items())
+    weights = pack_weights(WIDE_SPEC, source)
+    check_against(weights, source, spec=WIDE_SPEC)
+    assert weights.weight_format == "Q4_K, Q6_K"
+    assert weights.conversions == ()
     layer = weights.layers[1]
-    assert [(m.format, m.first_column) for m in layer.qkv] == [("Q8_0", 0), ("Q4_1", 192)]
-    expected = [source.tensor(layout.layer_tensor(1, r)) for r in (layout.QUERY, layout.KEY)]
-    np.testing.assert_array_equal(
-        unpacked(layer.qkv[0]), np.concatenate([t.to_float32() for t in expected])
-    )
+    assert [(m.format, m.first_column) for m in layer.qkv] == [("Q4_K", 0), ("Q6_K", 384)]
 
 
 def test_tied_embeddings_are_one_matrix():
@@ -212,16 +217,16 @@ def test_rows_that_share_a_panel_with_the_next_matrix_are_packed_together():
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
-@pytest.mark.parametrize("label", [*OWN, "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("label", OWN)
 def test_a_weight_that_is_not_finite_is_refused_with_its_tensor_and_row(label, dtype):
-    name = layout.EMBEDDING
-    source = ArraySource(SPEC, label)
+    name, spec = layout.EMBEDDING, spec_for(label)
+    source = ArraySource(spec, label)
     number = np.float32([np.inf]) if label == "F32" else np.float16([np.inf])
     if label == "BF16":
         number = np.uint16([0x7F80])
     source.spoil(name, 1050, number)
     with pytest.raises(ModelFileError, match=rf"{re.escape(name)} holds .* at row 1050"):
-        pack_weights(SPEC, source, dtype)
+        pack_weights(spec, source, dtype)
 
 
 def test_a_norm_that_is_not_finite_is_refused():

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
+from gguf.constants import GGMLQuantizationType as GgmlType
 
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
@@ -18,6 +20,7 @@ from compute_plane.model.quantize import convert_rows
 from compute_plane.model.spec import ModelSpec, RopeScaling
 from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.cpu.kv_layout import KvLayout
+from tests.compute_plane.model.k_blocks import k_blocks
 from tests.compute_plane.model.llama_weights import LlamaLayer, LlamaWeights, layer_fields
 
 KERNEL_HEAD_DIM = 64
@@ -160,13 +163,17 @@ def _format_of(name: str, formats: Mapping[str, TensorFormat]) -> TensorFormat:
 
 
 def raw_tensor(name: str, array: np.ndarray, kind: TensorFormat) -> RawTensor:
-    """Return an array as a stored tensor; 4 bits are rounded to here."""
+    """Return an array as a stored tensor; 4 to 6 bits are rounded to here."""
     rows = array.reshape(-1, array.shape[-1])
     stored = np.ascontiguousarray(rows).view(np.uint8)
     if kind is TensorFormat.F16:
         stored = rows.astype(np.float16).view(np.uint8)
     elif kind in (TensorFormat.Q4_0, TensorFormat.Q4_1):
         stored = four_bit_blocks(rows, kind)
+    elif kind in (TensorFormat.Q4_K, TensorFormat.Q5_K, TensorFormat.Q6_K):
+        stored = k_blocks(kind.label, rows)
+    elif kind in (TensorFormat.Q5_0, TensorFormat.Q5_1):
+        stored = gguf.quants.quantize(rows, GgmlType[kind.label])
     elif kind is not TensorFormat.F32:
         f32 = TensorFormat.F32
         stored = convert_rows(stored, f32, kind, path=Path("memory"), name=name)

@@ -18,6 +18,7 @@ prepare_kernel_cache(ComputePlaneConfig().kernel_cache_root)
 import numpy as np  # noqa: E402 - the set must be chosen before anything is compiled
 
 from kernels.cpu import row_inputs  # noqa: E402
+from kernels.cpu.int8_packing import INT8_FORMATS  # noqa: E402
 from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET  # noqa: E402
 from kernels.cpu.operands import RowFormat  # noqa: E402
 from tests.kernels.cpu.operation_calls import (  # noqa: E402
@@ -32,12 +33,12 @@ from tests.kernels.cpu.operation_calls import (  # noqa: E402
 
 random = np.random.default_rng(0)
 of_rows, of_products = hashlib.sha256(), hashlib.sha256()
-rows, k, n = 67, 160, 50
+rows, k, n = 67, 512, 50
 makers = {"normed": row_inputs.normed_rows, "gated": row_inputs.gated_rows}
-labels = ["Q4_1", "Q4_0", "Q8_0"]
+labels = list(INT8_FORMATS)
 if "all" not in sys.argv:
     del makers["gated"]
-    labels.remove("Q4_0")
+    labels = ["Q4_1", "Q8_0", "Q5_K", "Q6_K"]  # of every kind of weights and of scales
 for maker in makers.values():
     source = (random.standard_normal((rows, 2 * k)) * 5).astype(np.float32)
     weight = random.standard_normal(k).astype(np.float32)
@@ -54,10 +55,11 @@ groups = values.reshape(rows, -1, 2, 16).astype(np.int32)
 first, partner = groups[:, :, 0], groups[:, :, 1]
 scales = random.uniform(0.01, 1, (rows, k // 32)).astype(np.float32)
 sums = groups.sum(axis=(2, 3), dtype=np.int32)
+half_sums = groups.sum(axis=3, dtype=np.int16).reshape(rows, -1)
 pair_sums = (first * partner + PAIR_OFFSET * first + PARTNER_OFFSET * partner).sum(
     axis=2, dtype=np.int32
 )
-x = Int8Rows(values, scales, scales * sums.astype(np.float32), sums, pair_sums)
+x = Int8Rows(values, scales, scales * sums.astype(np.float32), half_sums, pair_sums)
 for label in labels:
     packed = packed_weights(label, random_blocks(label, n, k, random), k)
     for count in (1, 9, rows):

@@ -6,13 +6,16 @@ import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import gguf
 import numpy as np
 import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType as GgmlType
 
 from kernels.cpu import row_inputs
 from kernels.cpu.catalogue import INT8_PRODUCTS
-from kernels.cpu.int8_packing import INT8_FORMATS, pack_int8_rows, packed_int8_bytes
+from kernels.cpu.int8_packing import INT8_FORMATS, packed_int8_bytes
 from kernels.cpu.int8_sizes import int8_scratch_bytes
+from kernels.cpu.int8_turning import pack_int8_rows
 from kernels.cpu.operands import Product, RowFormat, RowInput
 from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, Operation, StepWord
 
@@ -42,7 +45,7 @@ class Int8Rows:
     values: npt.NDArray[np.int8]
     scales: Float32Array
     scaled_sums: Float32Array
-    sums: npt.NDArray[np.int32]
+    sums: npt.NDArray[np.int16]
     pair_sums: npt.NDArray[np.int32]
 
     @classmethod
@@ -52,7 +55,7 @@ class Int8Rows:
             np.full((rows + extra, k), 77, np.int8),
             np.full(shape, np.nan, np.float32),
             np.full(shape, np.nan, np.float32),
-            np.full(shape, 12345, np.int32),
+            np.full((rows + extra, k // 16), 12345, np.int16),
             np.full(shape, 54321, np.int32),
         )
 
@@ -142,15 +145,27 @@ def product(
     assert (scratch[-BEHIND_SCRATCH:] == 0xFF).all()
 
 
+SCALES_AT = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
+"""Where the float16 of a block of the file are: d, and m or dmin; others have d at 0."""
+
+
+def whole_blocks(label: str, k: int) -> int:
+    """Return a number of inputs, at least k, that a format can have."""
+    size = INT8_FORMATS[label].block_elements
+    return -(-k // size) * size
+
+
 def random_blocks(label: str, n: int, k: int, random: np.random.Generator) -> UInt8Array:
     """Return rows of blocks as a model file holds them, every byte of the weights drawn."""
     fmt = INT8_FORMATS[label]
-    blocks = random.integers(0, 256, (n, k // 32, fmt.block_bytes), dtype=np.uint8)
-    d = random.uniform(0.001, 0.01, (n, k // 32, 1)) * random.choice([-1, 1], (n, k // 32, 1))
-    blocks[:, :, 0:2] = d.astype("<f2").view(np.uint8)
-    if fmt.has_minimum:
-        m = random.uniform(-0.1, 0.1, (n, k // 32, 1))
-        blocks[:, :, 2:4] = m.astype("<f2").view(np.uint8)
+    shape = (n, k // fmt.block_elements)
+    blocks = random.integers(0, 256, (*shape, fmt.block_bytes), dtype=np.uint8)
+    d_at, *m_at = SCALES_AT.get(label, (0,))
+    d = random.uniform(0.001, 0.01, (*shape, 1)) * random.choice([-1, 1], (*shape, 1))
+    blocks[:, :, d_at : d_at + 2] = (d / (16 if fmt.is_shared else 1)).astype("<f2").view(np.uint8)
+    for at in m_at:
+        m = random.uniform(-0.1, 0.1, (*shape, 1)) / (16 if fmt.is_shared else 1)
+        blocks[:, :, at : at + 2] = m.astype("<f2").view(np.uint8)
     return blocks.reshape(n, -1)
 
 
@@ -161,14 +176,6 @@ def packed_weights(label: str, blocks: UInt8Array, k: int) -> UInt8Array:
 
 
 def decoded_weights(label: str, blocks: UInt8Array) -> npt.NDArray[np.float64]:
-    """Return the weights of rows of blocks, float64 [n, k], by the definition of the format."""
-    fmt = INT8_FORMATS[label]
-    stored = blocks.reshape(len(blocks), -1, fmt.block_bytes)
-    scales = np.ascontiguousarray(stored[:, :, : fmt.block_bytes - 16 * (2 - fmt.is_nibbles)])
-    d, *m = np.moveaxis(scales.view("<f2").astype(np.float64), -1, 0)[..., None]
-    if fmt.is_nibbles:
-        low, high = stored[:, :, -16:] & 15, stored[:, :, -16:] >> 4
-        values = np.concatenate([low, high], axis=2).astype(np.float64) - fmt.offset
-    else:
-        values = stored[:, :, -32:].view(np.int8).astype(np.float64)
-    return (values * d + (m[0] if m else 0.0)).reshape(len(blocks), -1)
+    """Return the weights of rows of blocks, [n, k], as the gguf package has them."""
+    values = gguf.quants.dequantize(blocks, GgmlType[label])
+    return values.reshape(len(blocks), -1).astype(np.float64)

@@ -14,7 +14,7 @@ from kernels.cpu.row_inputs import gated_rows
 from tests.amx.marks import needs_tiles
 from tests.kernels.cpu.float_driver import FIRST_ROW, packed, product, run_product
 from tests.kernels.cpu.float_driver import to_bf16 as rounded
-from tests.kernels.cpu.test_unpacked_products import example, operation_of
+from tests.kernels.cpu.test_unpacked_products import FORMATS, example, operation_of
 
 pytestmark = needs_tiles
 
@@ -58,7 +58,7 @@ def gated(label: str, rows: np.ndarray, weights: np.ndarray, n: int, chunks: int
     return out[FIRST_ROW:-1]
 
 
-@pytest.mark.parametrize("label", GATED_PRODUCTS)
+@pytest.mark.parametrize("label", ["BF16", *FORMATS])
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES)
 def test_gating_in_the_product_has_the_bits_of_gating_afterwards(label, m, k, n):
     rows, weights, plain = matrices(label, m, k, n)
@@ -72,7 +72,7 @@ def test_rows_that_end_within_a_tile_are_gated_too():
     np.testing.assert_array_equal(gated("BF16", rows, weights, 64), expected)
 
 
-@pytest.mark.parametrize("label", GATED_PRODUCTS)
+@pytest.mark.parametrize("label", ["BF16", *FORMATS])
 def test_a_gated_row_has_the_same_bits_in_any_company_and_however_the_work_is_cut(label):
     rows, weights, _ = matrices(label, 105, 672, 160)
     together = gated(label, rows, weights, 160)

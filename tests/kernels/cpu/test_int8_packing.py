@@ -1,52 +1,91 @@
-"""Quantised weights keep every bit in panels of 16 columns."""
+"""Quantised weights keep every bit in panels of 16 columns, where the drawing says."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from kernels.cpu.int8_packing import INT8_FORMATS, packed_int8_bytes, unpack_int8_rows
-from tests.kernels.cpu.operation_calls import packed_weights, random_blocks
+from kernels.cpu.int8_packing import (
+    INT8_FORMATS,
+    Int8Format,
+    int8_panel_bytes,
+    packed_int8_bytes,
+)
+from tests.kernels.cpu.operation_calls import (
+    UInt8Array,
+    decoded_weights,
+    packed_weights,
+    random_blocks,
+    whole_blocks,
+)
+from tests.kernels.cpu.packed_values import values_in_panels
 
 FORMATS = list(INT8_FORMATS)
 
 
+def scale_bits(fmt: Int8Format) -> int:
+    """Bits of scales for 32 weights of a column."""
+    return {"OWN": 16, "OWN_WITH_MINIMUM": 32, "SHARED": 18, "SHARED_WITH_MINIMUM": 16}[
+        fmt.scales.name
+    ]
+
+
 @pytest.mark.parametrize("label", FORMATS)
 @pytest.mark.parametrize(("n", "k"), [(16, 32), (1, 64), (17, 96), (2048, 576)])
-def test_what_is_packed_can_be_unpacked_bit_for_bit(label: str, n: int, k: int) -> None:
+def test_what_is_packed_has_the_value_of_the_file_for_every_weight(
+    label: str, n: int, k: int
+) -> None:
+    k = whole_blocks(label, k)
     blocks = random_blocks(label, n, k, np.random.default_rng(n))
     packed = packed_weights(label, blocks, k)
-    assert (unpack_int8_rows(label, packed, n, k) == blocks).all()
+    np.testing.assert_array_equal(
+        values_in_panels(label, packed, n, k), decoded_weights(label, blocks)
+    )
+
+
+@pytest.mark.parametrize("label", FORMATS)
+def test_no_more_bits_are_packed_than_the_file_has_but_for_what_fills_a_panel(label: str) -> None:
+    fmt, k = INT8_FORMATS[label], 2048
+    bits = k // 32 * 16 * (32 * fmt.bits + scale_bits(fmt))
+    assert int8_panel_bytes(label, k) == -(-bits // 8 // 32) * 32
+    assert fmt.block_bytes * 8 * 32 == (32 * fmt.bits + scale_bits(fmt)) * fmt.block_elements
+
+
+@pytest.mark.parametrize("label", FORMATS)
+def test_a_panel_of_shared_scales_begins_a_cache_line(label: str) -> None:
+    fmt = INT8_FORMATS[label]
+    for blocks in (1, 2, 3):
+        assert int8_panel_bytes(label, blocks * 256) % (64 if fmt.is_shared else 32) == 0
+
+
+@pytest.mark.parametrize("label", FORMATS)
+def test_every_bit_of_a_row_stands_at_one_place_of_its_own(label: str) -> None:
+    fmt, column = INT8_FORMATS[label], 21
+    k = fmt.block_elements
+    places: set[int] = set()
+    for bit in range(8 * fmt.block_bytes):
+        blocks: UInt8Array = np.zeros((32, fmt.block_bytes), np.uint8)
+        blocks[column, bit // 8] = 1 << bit % 8
+        found = np.flatnonzero(np.unpackbits(packed_weights(label, blocks, k), bitorder="little"))
+        assert len(found) == 1
+        places.add(int(found[0]))
+    assert len(places) == 8 * fmt.block_bytes
 
 
 @pytest.mark.parametrize("label", FORMATS)
 def test_the_last_panel_is_filled_up_with_zero_bytes(label: str) -> None:
-    blocks = random_blocks(label, 19, 64, np.random.default_rng(0))
-    packed = packed_weights(label, blocks, 64)
-    assert len(packed) == packed_int8_bytes(label, 32, 64)
-    assert (unpack_int8_rows(label, packed, 32, 64)[19:] == 0).all()
+    k = whole_blocks(label, 64)
+    blocks = random_blocks(label, 19, k, np.random.default_rng(0))
+    packed = packed_weights(label, blocks, k)
+    assert len(packed) == packed_int8_bytes(label, 32, k)
+    filled = np.concatenate((blocks, np.zeros((13, blocks.shape[1]), np.uint8)))
+    assert (packed == packed_weights(label, filled, k)).all()
 
 
 @pytest.mark.parametrize("label", FORMATS)
-def test_a_weight_stands_where_the_drawing_says(label: str) -> None:
-    fmt = INT8_FORMATS[label]
-    n, k, column, depth = 32, 96, 21, 32 + 18
-    blocks = np.zeros((n, k // 32 * fmt.block_bytes), np.uint8)
-    header = fmt.block_bytes - (16 if fmt.is_nibbles else 32)
-    within = depth % 32
-    byte = fmt.block_bytes + header + (within % 16 if fmt.is_nibbles else within)
-    blocks[column, byte] = (0xB << 4 if within >= 16 else 0xB) if fmt.is_nibbles else 0xB
-    packed = packed_weights(label, blocks, k)
-    panel, lane = divmod(column, 16)
-    tile = (panel * (k // 32) + depth // 32) * fmt.tile_bytes
-    vector, rest = divmod(within % 16 if fmt.is_nibbles else within, 4)
-    place = tile + 64 * vector + 4 * lane + rest
-    assert packed[place] == blocks[column, byte]
-    assert np.count_nonzero(packed) == 1
-
-
-def test_rows_that_are_a_view_of_a_larger_array_are_packed_alike() -> None:
-    blocks = random_blocks("Q4_1", 40, 64, np.random.default_rng(3))
+def test_rows_that_are_a_view_of_a_larger_array_are_packed_alike(label: str) -> None:
+    k = whole_blocks(label, 64)
+    blocks = random_blocks(label, 40, k, np.random.default_rng(3))
     wide = np.zeros((80, blocks.shape[1] + 6), np.uint8)
     wide[::2, 3:-3] = blocks
-    assert (packed_weights("Q4_1", wide[::2, 3:-3], 64) == packed_weights("Q4_1", blocks, 64)).all()
+    assert (packed_weights(label, wide[::2, 3:-3], k) == packed_weights(label, blocks, k)).all()

@@ -12,12 +12,13 @@ import numpy.typing as npt
 import pytest
 
 from kernels.cpu.int8_packing import INT8_FORMATS
-from kernels.cpu.int8_pair_product import PAIR_ROWS
+from kernels.cpu.int8_pair_product import PAIR_ROWS, PAIRED_BITS
 from kernels.cpu.int8_products import AMX_ROWS
 from kernels.cpu.int8_sizes import PAIRS_PRODUCTS, SUMS_BYTES, TILE_PANELS, TILE_ROWS
 from kernels.cpu.row_values import LARGEST_INT8
 from tests.kernels.cpu import operation_calls
 from tests.kernels.cpu.operation_calls import (
+    SCALES_AT,
     Float32Array,
     Int8Rows,
     Int64Array,
@@ -28,15 +29,22 @@ from tests.kernels.cpu.operation_calls import (
     quantised,
     random_blocks,
     step_header,
+    whole_blocks,
 )
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-FORMATS = list(INT8_FORMATS)
+COVERED = ("Q5_1", "Q5_K")
+"""Made of what other formats have: fifth bits as Q5_0, scales as Q4_1 and Q4_K."""
+FORMATS = [
+    pytest.param(label, marks=pytest.mark.slow if label in COVERED else ())
+    for label in INT8_FORMATS
+]
 UNTOUCHED = np.float32(-7.25)
 
 
 def make(label: str, rows: int, n: int, k: int) -> tuple[UInt8Array, UInt8Array, Int8Rows]:
+    k = whole_blocks(label, k)
     random = np.random.default_rng(rows * 7919 + n * 31 + k)
     blocks = random_blocks(label, n, k, random)
     x = random.standard_normal((rows, k)).astype(np.float32) * 3
@@ -70,12 +78,16 @@ def test_a_product_is_that_of_the_decoded_numbers(label: str, rows: int, n: int,
 @pytest.mark.parametrize("label", FORMATS)
 def test_the_largest_numbers_are_multiplied_exactly(label: str) -> None:
     fmt = INT8_FORMATS[label]
-    n, k, rows = 32, 64, PAIR_ROWS + 3
-    blocks = np.zeros((n, k // 32, fmt.block_bytes), np.uint8)
-    blocks[:, :, 0:2] = np.array([1.0], "<f2").view(np.uint8)
-    header = 4 if fmt.has_minimum else 2
-    blocks[:16, :, header:] = 0xFF if fmt.is_nibbles else 0x80  # 15 and −128
-    blocks[16:, :, header:] = 0x00 if fmt.is_nibbles else 0x7F
+    n, k, rows = 32, whole_blocks(label, 64), PAIR_ROWS + 3
+    blocks = np.zeros((n, k // fmt.block_elements, fmt.block_bytes), np.uint8)
+    blocks[:16] = 0xFF if fmt.is_nibbles else 0x80  # 15, 31, 63 and −128
+    blocks[16:] = 0x00 if fmt.is_nibbles else 0x7F
+    if label == "Q6_K":
+        blocks[:16, :, 192:208] = blocks[16:, :, 192:208] = 0x80  # s = −128
+    for at in SCALES_AT.get(label, (0,)):
+        # One and, as m and dmin, zero: sums stay integers.
+        number = [1.0 if at == SCALES_AT.get(label, (0,))[0] else 0.0]
+        blocks[:, :, at : at + 2] = np.array(number, "<f2").view(np.uint8)
     largest = np.float32(LARGEST_INT8)
     x = np.where(np.arange(rows)[:, None] % 2, -largest, largest)
     x = np.repeat(x, k, axis=1).astype(np.float32)
@@ -118,7 +130,7 @@ def test_panels_that_go_by_in_several_runs_give_the_same_bits(label: str, k: int
 
 
 @pytest.mark.skipif(not PAIRS_PRODUCTS, reason="the set makes no two products of one")
-@pytest.mark.parametrize("label", [f for f in FORMATS if INT8_FORMATS[f].is_nibbles])
+@pytest.mark.parametrize("label", [f.label for f in INT8_FORMATS.values() if f.bits == PAIRED_BITS])
 def test_an_odd_last_panel_is_computed_twice_and_not_beside_one_that_is_not_prepared(
     label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +196,7 @@ def test_sums_are_added_to_what_is_there_after_they_are_whole(label: str, rows: 
 def test_a_row_that_is_not_finite_shows_it_and_harms_no_other(
     label: str, rows: int, bad: float
 ) -> None:
-    n, k, harmed = 33, 64, 2
+    n, k, harmed = 33, whole_blocks(label, 64), 2
     random = np.random.default_rng(5)
     packed = packed_weights(label, random_blocks(label, n, k, random), k)
     x = random.standard_normal((rows, k)).astype(np.float32)

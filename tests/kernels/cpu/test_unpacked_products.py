@@ -8,13 +8,21 @@ import pytest
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.tensor import TensorFormat
 from kernels.cpu.float_sizes import BLOCK_ROWS
-from kernels.cpu.int8_packing import GROUP, INT8_FORMATS, pack_int8_rows, packed_int8_bytes
+from kernels.cpu.int8_packing import INT8_FORMATS, packed_int8_bytes
+from kernels.cpu.int8_turning import pack_int8_rows
 from tests.amx.marks import needs_tiles
 from tests.kernels.cpu.float_driver import FIRST_ROW, MARK, aligned, packed, product, run_product
 from tests.kernels.cpu.float_driver import to_bf16 as rounded
+from tests.kernels.cpu.operation_calls import random_blocks, whole_blocks
 
 pytestmark = needs_tiles
 
+COVERED = ("Q5_0", "Q5_1", "Q5_K")
+"""Unpacked by the same instructions as Q6_K, with scales as others have."""
+FORMATS = [
+    pytest.param(label, marks=pytest.mark.slow if label in COVERED else ())
+    for label in INT8_FORMATS
+]
 SHAPES = [
     (1, 576, 96),
     (2, 32, 1),
@@ -32,13 +40,9 @@ def operation_of(label: str) -> str:
 
 def example(label: str, m: int, k: int, n: int):
     """Return bfloat16 rows, the packed weights, and the same weights packed as bfloat16."""
+    k = whole_blocks(label, k)
     random = np.random.default_rng([m, k, n])
-    fmt = INT8_FORMATS[label]
-    blocks = random.integers(0, 256, (n, k // GROUP, fmt.block_bytes), np.uint8)
-    scales = random.normal(0, 0.1, (n, k // GROUP, 2)).astype(np.float16)
-    num_scales = 2 if fmt.has_minimum else 1
-    blocks[..., : 2 * num_scales] = scales[..., :num_scales].copy().view(np.uint8)
-    stored = blocks.reshape(n, -1)
+    stored = random_blocks(label, n, k, random)
     out = aligned(packed_int8_bytes(label, n, k))
     pack_int8_rows(label, stored, k, out)
     halves = convert_rows(stored, TensorFormat[label], TensorFormat.BF16, path="p", name="w")
@@ -46,7 +50,7 @@ def example(label: str, m: int, k: int, n: int):
     return rows, out, packed(halves.view(np.uint16), "BF16")
 
 
-@pytest.mark.parametrize("label", INT8_FORMATS)
+@pytest.mark.parametrize("label", FORMATS)
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES)
 def test_the_product_is_that_of_the_weights_as_bfloat16_bit_for_bit(label, m, k, n):
     rows, weights, halves = example(label, m, k, n)
@@ -56,7 +60,7 @@ def test_the_product_is_that_of_the_weights_as_bfloat16_bit_for_bit(label, m, k,
     )
 
 
-@pytest.mark.parametrize("label", INT8_FORMATS)
+@pytest.mark.parametrize("label", FORMATS)
 def test_a_row_has_the_same_bits_in_any_company_and_however_the_work_is_cut(label):
     m, n = 2 * BLOCK_ROWS + 41, 83
     rows, weights, _ = example(label, m, 672, n)
@@ -69,7 +73,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_however_the_work_is_cut(labe
         np.testing.assert_array_equal(part, together[first:end])
 
 
-@pytest.mark.parametrize("label", INT8_FORMATS)
+@pytest.mark.parametrize("label", FORMATS)
 def test_only_the_columns_and_rows_of_the_product_are_written_or_added_to(label):
     m, k, n = 18, 64, 95
     rows, weights, _ = example(label, m, k, n)

@@ -1,0 +1,63 @@
+"""Models in the formats that files mostly have: what they say is what their weights say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as GgmlType
+
+from compute_plane.model.tensor import TensorFormat
+from tests.compute_plane.executor.tiny_llama import (
+    KERNEL_HEAD_DIM,
+    pool_for,
+    tiny_executor,
+    tiny_spec,
+    tiny_weights,
+)
+from tests.compute_plane.model.k_blocks import k_blocks
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
+
+SPEC = replace(
+    tiny_spec(head_dim=KERNEL_HEAD_DIM), num_heads=4, hidden_size=256, intermediate_size=512
+)
+PROMPTS = [[5, 17, 40, 41, 42, 9, 100, 77, 3, 88, 120, 121], [101, 8, 99]]
+Q4_K, Q5_K, Q6_K = TensorFormat.Q4_K, TensorFormat.Q5_K, TensorFormat.Q6_K
+
+
+@pytest.mark.parametrize(("label", "error"), [("Q4_K", 0.09), ("Q5_K", 0.045), ("Q6_K", 0.025)])
+def test_numbers_become_blocks_that_hold_nearly_the_same(label: str, error: float) -> None:
+    values = np.random.default_rng(2).standard_normal((7, 512), dtype=np.float32)
+    decoded = gguf.quants.dequantize(k_blocks(label, values), GgmlType[label])
+    lost = np.linalg.norm(decoded - values) / np.linalg.norm(values)
+    assert error / 4 < lost < error
+
+
+def logits_of(formats: Mapping[str, TensorFormat], dtype: str) -> tuple[np.ndarray, list[int]]:
+    """Return the logits of both prompts' last tokens, and how many tokens were generated alike."""
+    pool = pool_for(SPEC, 24, 16, "float32")
+    with tiny_executor(
+        SPEC, tiny_weights(SPEC), pool, dtype=dtype, formats=formats, keep_logits=True
+    ) as executor:
+        driver = BatchDriver(executor, num_blocks=24, block_size=16)
+        sequences = [DrivenSequence(list(prompt)) for prompt in PROMPTS]
+        batch = driver.batch(sequences, None)
+        output = executor.execute(batch)
+        assert output.logits is not None
+        return output.logits.copy(), output.next_tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [{"": Q4_K}, {"": Q5_K}, {"": Q6_K}, {"embed": Q6_K, "v_proj": Q6_K, "down": Q6_K, "": Q4_K}],
+    ids=["Q4_K", "Q5_K", "Q6_K", "Q4_K_M"],
+)
+def test_a_model_says_what_its_decoded_weights_say(formats: Mapping[str, TensorFormat]) -> None:
+    exact, exact_tokens = logits_of(formats, "float32")
+    logits, tokens = logits_of(formats, "auto")
+    # Rows have eight bits: of these weights in Q8_0 the logits differ by 0.05, in Q4_1 by 0.06.
+    assert np.linalg.norm(logits - exact) < 0.06 * np.linalg.norm(exact)
+    assert tokens == exact_tokens
