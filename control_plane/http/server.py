@@ -23,7 +23,7 @@ from control_plane.metrics.visits import VisitMeter
 from planes.address import Address
 from planes.descriptors import share_of_descriptors
 from planes.errors import ConfigError
-from planes.listening import check_can_listen
+from planes.listening import bind_port
 from planes.tls import ServerTls
 
 if TYPE_CHECKING:
@@ -56,31 +56,25 @@ def missing_packages() -> list[str]:
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
-def take_port(address: Address) -> tuple[socket.socket, Address]:
-    """Listen at an address; the socket, and the address with the port that was given.
+def take_port(address: Address) -> tuple[list[socket.socket], Address]:
+    """Listen at every address of a host; return the sockets, and the address with their port.
 
     Raises ConfigError if it is in use or not an address of this machine.
     """
+    listeners: list[socket.socket] = []
     try:
-        check_can_listen(address)
-        family, kind, protocol, _, where = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(where)
+        listeners = bind_port(address)
+        for listener in listeners:
             listener.listen(BACKLOG)
             listener.setblocking(False)
-        except OSError:
-            listener.close()
-            raise
     except (ConfigError, OSError) as error:  # OSError: somebody was quicker
+        for listener in listeners:
+            listener.close()
         reason = error.message.removeprefix("listen: ") if isinstance(error, ConfigError) else error
         raise ConfigError(
             f"http_port: {reason}; another one is --http-port, none --no-http", field="http_port"
         ) from None
-    return listener, replace(address, port=listener.getsockname()[1])
+    return listeners, replace(address, port=listeners[0].getsockname()[1])
 
 
 class HttpServer:
@@ -103,7 +97,7 @@ class HttpServer:
         keyring: Keyring | None = None,
         cors_origins: Sequence[str] = (),
     ) -> None:
-        self._listener, self.address = take_port(address)
+        self._listeners, self.address = take_port(address)
         self._tls = tls
         self._keyring = keyring
         self._cors_origins = cors_origins
@@ -111,14 +105,17 @@ class HttpServer:
         self._backend = Backend(gate, visits=visits)
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._door: asyncio.Task[None] | None = None
+        self._doors: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Load what it takes, and serve from then on."""
         server = self._server = await asyncio.to_thread(self._load)
-        listeners = [self._listener]
+        listeners = self._listeners
         if server.config.ssl is not None:
-            self._door = asyncio.create_task(self._open_door(server, server.config.ssl))
+            self._doors = [
+                asyncio.create_task(self._open_door(listener, server, server.config.ssl))
+                for listener in listeners
+            ]
             listeners = []
         self._serving = asyncio.create_task(server.serve(listeners))
         _log.info("listening for HTTP", address=str(self.address))
@@ -130,23 +127,30 @@ class HttpServer:
     async def stop(self) -> None:
         """Close the port, and cut off whoever still reads after a moment."""
         if self._server is None or self._serving is None:
-            self._listener.close()
+            self._close_listeners()
             return
         self._server.should_exit = True
-        if self._door is not None:
-            self._door.cancel()
-            await asyncio.wait([self._door])
-            self._listener.close()
+        if self._doors:
+            for door in self._doors:
+                door.cancel()
+            await asyncio.wait(self._doors)
+            self._close_listeners()
         await self._serving
 
-    async def _open_door(self, server: uvicorn.Server, context: ssl.SSLContext) -> None:
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    async def _open_door(
+        self, listener: socket.socket, server: uvicorn.Server, context: ssl.SSLContext
+    ) -> None:
         """Accept connections with TLS, which uvicorn serves when they have shaken hands."""
         from control_plane.http.tls_door import TlsDoor
 
         protocol = cast("type[PatientProtocol]", server.config.http_protocol_class)
         state = server.server_state
         door = TlsDoor(
-            self._listener,
+            listener,
             context,
             protocol.crowd,
             make=lambda: protocol(server.config, state, {}),

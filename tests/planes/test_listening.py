@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from planes.address import Address
 from planes.errors import ConfigError
-from planes.listening import check_can_listen
+from planes.listening import bind_port, check_can_listen
 
 
 def refusal(address: Address) -> str:
@@ -70,6 +73,87 @@ def test_the_socket_of_a_dead_process_makes_way_and_that_of_a_living_one_does_no
         assert path.exists()
     check_can_listen(address)
     assert not path.exists()
+
+
+V4, V6 = socket.AF_INET, socket.AF_INET6
+
+needs_ipv6 = pytest.mark.skipif(
+    not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6"
+)
+
+
+@pytest.fixture
+def name_means(monkeypatch):
+    """Lets a name resolve to addresses, each a family and a host, in their order."""
+
+    def let(*places) -> Address:
+        monkeypatch.setattr(
+            "planes.listening.socket.getaddrinfo",
+            lambda _host, port, **_: [
+                (family, socket.SOCK_STREAM, 6, "", (host, port, 0, 0)[: 4 if family == V6 else 2])
+                for family, host in places
+            ],
+        )
+        return Address(host="a-name", port=0)
+
+    return let
+
+
+def bound_at(address: Address) -> list[tuple]:
+    sockets = bind_port(address)
+    with contextlib.ExitStack() as held:
+        for one in sockets:
+            held.enter_context(one).listen()
+        return [one.getsockname() for one in sockets]
+
+
+def test_a_name_of_several_addresses_is_bound_at_all_of_them_with_one_port(name_means):
+    address = name_means((V4, "127.0.0.1"), (V4, "127.0.0.2"), (V4, "127.0.0.1"))
+    (first, port), (second, same) = bound_at(address)
+    assert (first, second, port) == ("127.0.0.1", "127.0.0.2", same)
+
+
+def test_addresses_that_the_machine_lacks_are_left_out_until_none_is_left(name_means):
+    # 192.0.2.0/24 and 2001:db8::/32 are for documentation only: nobody has them.
+    address = name_means((V6, "2001:db8::1"), (V4, "127.0.0.1"), (V4, "192.0.2.1"))
+    assert [host for host, _ in bound_at(address)] == ["127.0.0.1"]
+    address = name_means((V6, "2001:db8::1"), (V4, "192.0.2.1"))
+    assert refusal(address) == (
+        "listen: cannot listen on a-name:0: a-name is not an address of this machine"
+    )
+
+
+def test_a_port_in_use_at_one_of_the_addresses_is_refused(name_means):
+    address = name_means((V4, "127.0.0.1"), (V4, "127.0.0.2"))
+    with socket.create_server(("127.0.0.2", 0)) as holder:
+        taken = replace(address, port=holder.getsockname()[1])
+        assert refusal(taken).endswith(": it is in use")
+
+
+def test_a_free_port_is_looked_for_again_where_it_is_taken_at_the_next_address(
+    name_means, monkeypatch
+):
+    drawn = iter(range(3))
+
+    class Socket(socket.socket):
+        def bind(self, where):
+            if where[0] == "127.0.0.2" and next(drawn) < 2:
+                raise OSError(errno.EADDRINUSE, "Address already in use")
+            super().bind(where)
+
+    monkeypatch.setattr("planes.listening.socket.socket", Socket)
+    (_, port), (_, same) = bound_at(name_means((V4, "127.0.0.1"), (V4, "127.0.0.2")))
+    assert port == same
+    assert next(drawn, None) is None
+
+
+@needs_ipv6
+def test_both_families_are_bound_and_all_addresses_of_one_do_not_take_those_of_the_other(
+    name_means,
+):
+    (_, port, *_), (_, same) = bound_at(name_means((V6, "::1"), (V4, "127.0.0.1")))
+    assert port == same
+    assert len(bound_at(name_means((V6, "::"), (V4, "0.0.0.0")))) == 2
 
 
 def test_the_refusal_names_the_setting_that_said_where():

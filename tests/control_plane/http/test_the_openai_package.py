@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from http.client import HTTPConnection
 
 import pydantic
 import pytest
 
-from control_plane.engine.gate import Gate
 from control_plane.errors import ComputeUnavailableError, QueueFullError
-from control_plane.http.server import HttpServer, take_port
-from planes.address import Address
-from planes.errors import ConfigError
 from tests.control_plane.http.conftest import MODEL, answer_to
 from tests.control_plane.http.own_server import Server
 from tests.control_plane.text.known_templates import QWEN
@@ -217,23 +212,3 @@ def wait_until(server, is_so) -> None:
             server.engine.news.clear()
 
     asyncio.run_coroutine_threadsafe(wait(), server.loop).result(10)
-
-
-def test_a_port_in_use_is_one_line():
-    listener, address = take_port(Address(host="127.0.0.1", port=0))
-    with listener, pytest.raises(ConfigError) as caught:
-        take_port(address)
-    assert caught.value.message == (
-        f"http_port: cannot listen on {address}: it is in use; another one is --http-port, "
-        "none --no-http"
-    )
-
-
-def test_a_server_that_never_started_gives_its_port_back():
-    async def main():
-        server = HttpServer(Address(host="127.0.0.1", port=0), Gate())
-        await server.stop()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", server.address.port))
-
-    asyncio.run(main())
