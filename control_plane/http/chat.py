@@ -57,7 +57,7 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
             is_whole=not request.stream,
             spelled=NONE if prompt.answer is None else prompt.answer.spelled,
         ) as answers:
-            reader = reader_of(prompt, answers, is_single=choice.is_single)
+            reader = reader_of(engine, prompt, answers, is_single=choice.is_single)
             messages = Messages(reader, says_calls=not request.names_function)
             shape = ChatShape(engine, messages, wants_logprobs=bool(request.logprobs))
             if request.stream:
@@ -97,6 +97,11 @@ class ChatShape:
         self._wants_logprobs = wants_logprobs
         self._kept: dict[int, SpelledList] = {}
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of all samples, once they are at their ends."""
+        return self._messages.num_reasoning_tokens
+
     async def first(self, index: int, answers: Answers) -> dict[str, object]:  # noqa: ARG002
         """Return the chunk that says who speaks."""
         return _chunk(index, {"role": "assistant", "content": "", "refusal": None})
@@ -107,8 +112,8 @@ class ChatShape:
         What was held back of the message, and the reason, come in chunks of their own.
         """
         messages, found = self._messages, []
-        if piece.text or piece.logprobs:
-            delta = messages.delta(index, piece.text)
+        if piece.text or piece.token_ids:
+            delta = messages.delta(index, piece)
             if delta or piece.logprobs:
                 found.append(_chunk(index, delta, self._logprobs(piece)))
         if piece.finish_reason is not None:
@@ -121,7 +126,7 @@ class ChatShape:
 
     def keep(self, index: int, piece: Piece) -> None:
         """Spell the log-probabilities of a piece, and read its text."""
-        self._messages.feed(index, piece.text)
+        self._messages.feed(index, piece)
         if piece.logprobs:
             entries = chat_logprobs(self._speller, piece.token_ids, piece.logprobs)
             self._kept.setdefault(index, SpelledList()).extend(entries)

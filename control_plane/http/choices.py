@@ -26,6 +26,11 @@ class ChoiceShape(Protocol):
     whole_object: str
     chunk_object: str
 
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Of all choices, once they are at their ends; None: reasoning is not told apart."""
+        ...
+
     async def first(self, index: int, answers: Answers) -> dict[str, object] | None:
         """Return the chunk before anything generated, if there is one; called once a choice."""
         ...
@@ -102,7 +107,7 @@ async def send_whole(
         await shape.whole(index, "".join(texts[index]), reasons[index], answers)
         for index in range(answers.num_choices)
     ]
-    usage = completion_usage(answers.counts)
+    usage = completion_usage(answers.counts, shape.num_reasoning_tokens)
     await connection.send_json(heading.over(shape.whole_object, choices=choices, usage=usage))
 
 
@@ -134,7 +139,7 @@ async def send_stream(
         try:
             await answers.read(take)
             if include_usage:
-                usage = completion_usage(answers.counts)
+                usage = completion_usage(answers.counts, shape.num_reasoning_tokens)
                 last = heading.over(shape.chunk_object, choices=[], usage=usage)
                 await connection.send_events(last)
             await connection.send_done()

@@ -75,6 +75,7 @@ class CompletionShape:
 
     whole_object = "text_completion"
     chunk_object = "text_completion"
+    num_reasoning_tokens = None
 
     def __init__(
         self,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from control_plane.engine.frontend import ChatPrompt
-from control_plane.http.answers import Answers
+from control_plane.http.answers import Answers, Piece
+from control_plane.http.backend import LoadedEngine
 from control_plane.text.answers.parts import NOTHING, CallPiece, Parts
 from control_plane.text.answers.reader import AnswerReader
+from control_plane.text.detokenizer import make_detokenizer
 
 TOOL_CALLS: Final = "tool_calls"
 
 
-def reader_of(prompt: ChatPrompt, answers: Answers, *, is_single: bool) -> AnswerReader | None:
+def reader_of(
+    engine: LoadedEngine, prompt: ChatPrompt, answers: Answers, *, is_single: bool
+) -> AnswerReader | None:
     """Return what reads the answers to a conversation; None: all of them is content.
 
     `is_single`: of several calls of an answer all but the first are left out.
@@ -21,7 +26,15 @@ def reader_of(prompt: ChatPrompt, answers: Answers, *, is_single: bool) -> Answe
         return None
     effective = answers.prompt_of(0).params
     max_calls = 1 if is_single else None
-    return AnswerReader(prompt.answer, prompt.token_ids, effective, max_calls=max_calls)
+    return AnswerReader(
+        prompt.answer,
+        prompt.token_ids,
+        effective,
+        max_calls=max_calls,
+        make_detokenizer=partial(
+            make_detokenizer, engine.frontend.tokenizer, prompt.answer.spelled
+        ),
+    )
 
 
 class Messages:
@@ -34,11 +47,16 @@ class Messages:
         self._reader = reader
         self._says_calls = says_calls
 
-    def delta(self, index: int, text: str) -> dict[str, object]:
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of all messages, once they are at their ends."""
+        return 0 if self._reader is None else self._reader.num_reasoning_tokens
+
+    def delta(self, index: int, piece: Piece) -> dict[str, object]:
         """Return what is new in a message."""
         if self._reader is None:
-            return {"content": text}
-        return self._delta(index, self._reader.push(index, text))
+            return {"content": piece.text} if piece.text or piece.logprobs else {}
+        return self._delta(index, self._reader.push(index, piece.text, piece.token_ids))
 
     def last_delta(self, index: int) -> dict[str, object]:
         """Return what was held back of a message that is at its end."""
@@ -52,10 +70,10 @@ class Messages:
             return TOOL_CALLS
         return reason
 
-    def feed(self, index: int, text: str) -> None:
+    def feed(self, index: int, piece: Piece) -> None:
         """Take the next piece of a message that is to be whole."""
         if self._reader is not None:
-            self._reader.feed(index, text)
+            self._reader.feed(index, piece.text, piece.token_ids)
 
     def whole(self, index: int, text: str) -> dict[str, object]:
         """Return a message that is at its end, `text` all of it."""

@@ -63,12 +63,12 @@ async def answer_response(
         is_whole=not request.stream,
         spelled=NONE if prompt.answer is None else prompt.answer.spelled,
     ) as answers:
-        reader = reader_of(prompt, answers, is_single=choice.is_single)
+        reader = reader_of(engine, prompt, answers, is_single=choice.is_single)
         draft = _Draft(engine, request, params, Output(request_id, reader), request_id)
         if not request.stream:
 
             async def collect(_: int, piece: Piece) -> None:
-                draft.output.feed(piece.text, draft.take(piece))
+                draft.output.feed(piece, draft.take(piece))
 
             await answers.read(collect)
             draft.output.finish(draft.end_status)
@@ -77,7 +77,7 @@ async def answer_response(
         events = _Events(connection)
 
         async def forward(_: int, piece: Piece) -> None:
-            await events.send(*draft.output.push(piece.text, draft.take(piece)))
+            await events.send(*draft.output.push(piece, draft.take(piece)))
 
         async with connection.events():
             for kind in ("response.created", "response.in_progress"):
@@ -147,7 +147,8 @@ class _Draft:
         """Return the finished response."""
         status = self.end_status
         details = {"reason": "max_output_tokens"} if status == INCOMPLETE else None
-        return self._response(status, incomplete_details=details, usage=response_usage(counts))
+        usage = response_usage(counts, self.output.num_reasoning_tokens)
+        return self._response(status, incomplete_details=details, usage=usage)
 
     def failed(self, error: dict[str, str | None]) -> dict[str, object]:
         """Return the response as it is when something goes wrong in the middle."""

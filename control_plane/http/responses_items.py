@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Final, TypeAlias
 
+from control_plane.http.answers import Piece
 from control_plane.http.json_text import SpelledList
 from control_plane.text.answers.parts import CallPiece, Parts
 from control_plane.text.answers.reader import AnswerReader
@@ -197,20 +198,29 @@ class Output:
         self._logprobs = SpelledList()
         self._untold = SpelledList()
 
-    def push(self, text: str, entries: Entries) -> list[Event]:
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Once it has finished."""
+        return 0 if self._reader is None else self._reader.num_reasoning_tokens
+
+    def push(self, piece: Piece, entries: Entries) -> list[Event]:
         """Take the next piece of the text; the events of what is certain now."""
         self._logprobs.extend(entries)
         self._untold.extend(entries)
-        events = self._write(Parts(text) if self._reader is None else self._reader.push(0, text))
+        if self._reader is None:
+            parts = Parts(piece.text)
+        else:
+            parts = self._reader.push(0, piece.text, piece.token_ids)
+        events = self._write(parts)
         return events + self._tell_the_rest()
 
-    def feed(self, text: str, entries: Entries) -> None:
+    def feed(self, piece: Piece, entries: Entries) -> None:
         """Take the next piece of a text that is wanted as a whole."""
         self._logprobs.extend(entries)
         if self._reader is None:
-            self._write(Parts(text))
+            self._write(Parts(piece.text))
         else:
-            self._reader.feed(0, text)
+            self._reader.feed(0, piece.text, piece.token_ids)
 
     def finish(self, status: str) -> list[Event]:
         """Take note of the end; `status`: of the response."""

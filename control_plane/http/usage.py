@@ -21,23 +21,36 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """`reasoning_tokens`: of the answers, those any text of which is reasoning."""
+
+    reasoning_tokens: int
+
+
 class CompletionUsage(BaseModel):
-    """Token counts of a completion or chat completion."""
+    """Token counts of a completion or chat completion; the last of a chat completion only."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
-def completion_usage(counts: TokenCounts) -> dict[str, object]:
-    """Spell the counts for completions and chat completions."""
-    return {
+def completion_usage(counts: TokenCounts, num_reasoning_tokens: int | None) -> dict[str, object]:
+    """Spell the counts for completions and chat completions.
+
+    `num_reasoning_tokens`: None where reasoning is not told apart.
+    """
+    usage: dict[str, object] = {
         "prompt_tokens": counts.prompt,
         "completion_tokens": counts.completion,
         "total_tokens": counts.prompt + counts.completion,
         "prompt_tokens_details": {"cached_tokens": counts.cached},
     }
+    if num_reasoning_tokens is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+    return usage
 
 
 class InputTokensDetails(BaseModel):
@@ -48,7 +61,7 @@ class InputTokensDetails(BaseModel):
 
 
 class OutputTokensDetails(BaseModel):
-    """`reasoning_tokens`: none are told apart."""
+    """`reasoning_tokens`: of the output, those any text of which is reasoning."""
 
     reasoning_tokens: int
 
@@ -63,12 +76,12 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
 
-def response_usage(counts: TokenCounts) -> dict[str, object]:
+def response_usage(counts: TokenCounts, num_reasoning_tokens: int) -> dict[str, object]:
     """Spell the counts for responses."""
     return {
         "input_tokens": counts.prompt,
         "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
         "output_tokens": counts.completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         "total_tokens": counts.prompt + counts.completion,
     }

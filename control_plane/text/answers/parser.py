@@ -71,11 +71,26 @@ class AnswerParser:
         self._start_space: list[str] = []
         self._held = ""
         self._end = Until((END_OF_THINKING,))
+        # Characters: taken, before the reasoning, and of the reasoning.
+        self._num_taken = self._num_before = self._num_thought = 0
 
     @property
     def is_calling(self) -> bool:
         """Whether the answer calls tools, and says so to the end."""
         return self._draft.is_calling
+
+    @property
+    def may_think(self) -> bool:
+        """Whether what comes next may be reasoning."""
+        return self._step in (self._at_start, self._behind_think, self._think)
+
+    @property
+    def reasoning(self) -> tuple[int, int]:
+        """Where in the text the reasoning begins and ends, as far as it is certain, in characters.
+
+        They are the same place if there is none.
+        """
+        return self._num_before, self._num_before + self._num_thought
 
     def push(self, text: str) -> Parts:
         """Take the next piece of the text; the parts that are certain now."""
@@ -86,12 +101,13 @@ class AnswerParser:
         """Take the next piece of the text; its parts come with the next ones that are returned."""
         for at in range(0, len(text), _MOST_AT_ONCE):
             rest = text[at : at + _MOST_AT_ONCE]
+            self._num_taken += len(rest)
             while rest:
                 rest = self._step(rest)
 
     def finish(self) -> Parts:
         """Return what was held back, and what was fed: the text is over."""
-        self._draft.think(self._end.finish())
+        self._note_thought(self._end.finish())
         self._answer("".join((*self._start_space, self._held)))
         if self._calls is not None:
             self._calls.finish()
@@ -118,15 +134,20 @@ class AnswerParser:
     def _behind_think(self, text: str) -> str:
         text = text.lstrip(SPACE)
         if text:
+            self._num_before = self._num_taken - len(text)
             self._step = self._think
         return text
 
     def _think(self, text: str) -> str:
         thought, opening, rest = self._end.push(text)
-        self._draft.think(thought)
+        self._note_thought(thought)
         if opening:
             self._step = self._behind_thinking
         return rest
+
+    def _note_thought(self, text: str) -> None:
+        self._num_thought += len(text)
+        self._draft.think(text)
 
     def _behind_thinking(self, text: str) -> str:
         text = text.lstrip(SPACE)

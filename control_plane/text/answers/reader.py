@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,6 +10,8 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.text.answers.call_ids import CallIds
 from control_plane.text.answers.parser import AnswerFormat, AnswerParser, Thinking
 from control_plane.text.answers.parts import Parts
+from control_plane.text.answers.reasoning_tokens import ReasoningTokens
+from control_plane.text.detokenizer import Detokenizer
 
 _ALL_CONTENT: Final = ("json", "json_object", "choice")
 """Forms in which nobody writes `</think>` or calls: what looks like some is a value of theirs."""
@@ -20,6 +22,7 @@ class AnswerReader:
 
     `params`: the effective ones, with their seed. An answer that must be JSON, or one of some
     choices, is content, though the prompt may have begun reasoning, and may look like a call.
+    `make_detokenizer`: one like those that the texts come from; None: reasoning is not counted.
     """
 
     def __init__(
@@ -29,6 +32,7 @@ class AnswerReader:
         params: GenerationParams,
         *,
         max_calls: int | None = None,
+        make_detokenizer: Callable[[], Detokenizer] | None = None,
     ) -> None:
         form = params.structured_outputs
         if form is not None and form.kind in _ALL_CONTENT:
@@ -36,18 +40,32 @@ class AnswerReader:
         self._format = answer_format
         self._max_calls = max_calls
         self._ids = CallIds(prompt_token_ids, params.seed)
+        self._make_detokenizer = make_detokenizer
         self._parsers: dict[int, AnswerParser] = {}
+        self._counters: dict[int, ReasoningTokens] = {}
 
-    def push(self, sample: int, text: str) -> Parts:
-        """Take the next piece of a sample's text; the parts that are certain now."""
-        return self._parser(sample).push(text)
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of all samples, once they have finished."""
+        return sum(counter.count for counter in self._counters.values())
 
-    def feed(self, sample: int, text: str) -> None:
+    def push(self, sample: int, text: str, token_ids: Sequence[int] = ()) -> Parts:
+        """Take the next piece of a sample's text; the parts that are certain now.
+
+        `token_ids`: those it comes from, to be counted.
+        """
+        parser = self._parser(sample)
+        self._count(sample, token_ids)
+        return parser.push(text)
+
+    def feed(self, sample: int, text: str, token_ids: Sequence[int] = ()) -> None:
         """Take the next piece of a sample's text; its parts come with the next ones returned.
 
         For whole answers: at their end it would be long work at once.
         """
-        self._parser(sample).feed(text)
+        parser = self._parser(sample)
+        self._count(sample, token_ids)
+        parser.feed(text)
 
     def finish(self, sample: int) -> Parts:
         """Return what was held back of a sample, and what was fed."""
@@ -66,4 +84,11 @@ class AnswerReader:
         if parser is None:
             parser = self._format.parser(max_calls=self._max_calls)
             self._parsers[sample] = parser
+            if self._make_detokenizer is not None and parser.may_think:
+                self._counters[sample] = ReasoningTokens(parser, self._make_detokenizer())
         return parser
+
+    def _count(self, sample: int, token_ids: Sequence[int]) -> None:
+        counter = self._counters.get(sample)
+        if counter is not None:
+            counter.take(token_ids)

@@ -147,6 +147,36 @@ def test_reasoning_comes_beside_the_content(on_loop):
     on_loop(test, template=QWEN)
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_tokens_of_reasoning_are_counted_of_all_samples_whole_and_streamed(on_loop, logprobs):
+    async def test(served):
+        served.engine.says = [f"{THOUGHT}It rains.", "<think>ja: Köln</think>Ja.", "No.", CALL]
+        fields = asked(n=4, tools=TOOLS, seed=3, logprobs=logprobs)
+        usage = (await served.chat(**fields))["usage"]
+        # A token is a byte here.
+        num_tokens = len(b"Rain?") + len("ja: Köln".encode())
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
+        events = await served.events(PATH, fields | {"stream_options": {"include_usage": True}})
+        assert events[-2][1]["usage"] == usage
+        none = {"structured_outputs": {"json_object": True}}
+        served.engine.says = ['{"a": "<think>b</think>"}']
+        usage = (await served.chat(**asked(**none)))["usage"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+    on_loop(test, template=QWEN)
+
+
+def test_where_reasoning_is_not_told_apart_no_token_is(on_loop):
+    async def test(served):
+        served.engine.says = [THOUGHT]
+        usage = (await served.chat(**asked()))["usage"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+        response = await served.post("/v1/completions", {"model": "tiny/bytes", "prompt": "Hi"})
+        assert "completion_tokens_details" not in response.json()["usage"]
+
+    on_loop(test)
+
+
 def test_reasoning_that_is_handed_back_reaches_the_template(on_loop):
     async def test(served):
         message = {"role": "assistant", "content": "c", "reasoning_content": "r"}

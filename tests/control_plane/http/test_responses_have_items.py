@@ -99,6 +99,9 @@ def test_reasoning_text_and_calls_are_items_in_their_order(on_loop):
         assert answer["tools"] == [TOOL | {"description": None, "strict": False}]
         assert (answer["tool_choice"], answer["parallel_tool_calls"]) == ("auto", True)
         assert answer["usage"]["output_tokens"] == len(served.engine.says[0].encode())
+        assert answer["usage"]["output_tokens_details"] == {"reasoning_tokens": len("Rain?")}
+        events = await served.events(PATH, {"input": "Hi", **asked()})
+        assert events[-1][1]["response"]["usage"] == answer["usage"]
 
     on_loop(test, template=QWEN)
 

@@ -1,0 +1,43 @@
+"""How many tokens of an answer are reasoning."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from control_plane.text.answers.parser import AnswerParser
+from control_plane.text.detokenizer import Detokenizer
+
+
+class ReasoningTokens:
+    """Counts the tokens of one sample any text of which is reasoning, however the text is cut.
+
+    Those that are a mark or the space beside it, and nothing else, do not count; those that are
+    part of a character count with it. `detokenizer`: one of the sample's kind, for nobody else.
+    """
+
+    def __init__(self, parser: AnswerParser, detokenizer: Detokenizer) -> None:
+        self._parser = parser
+        self._detokenizer = detokenizer
+        self._starts = array("I")  # of each token in the text, in characters
+        self._length = 0
+
+    def take(self, token_ids: Sequence[int]) -> None:
+        """Take the next tokens, before the parser takes their text."""
+        if not self._parser.may_think:
+            return
+        for token_id in token_ids:
+            self._starts.append(self._length)
+            self._length += len(self._detokenizer.push((token_id,)))
+
+    @property
+    def count(self) -> int:
+        """Of all tokens taken, once the parser has finished."""
+        first, end = self._parser.reasoning
+        if first == end:
+            return 0
+        begin = bisect_left(self._starts, first)
+        if begin == len(self._starts) or self._starts[begin] > first:
+            begin -= 1  # a token that is a mark, and the first of the reasoning
+        return bisect_left(self._starts, end) - begin
