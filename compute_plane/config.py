@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from planes.address import Address, parse_address
+from planes.default_int import DefaultInt
 from planes.errors import ConfigError
 from planes.known_keys import CONTROL_PLANE_KEYS, FRONT_DOOR_KEYS
 from planes.near_names import unknown_variables
@@ -21,7 +22,6 @@ from planes.process_settings import ProcessSettings
 from planes.service_manager import ServiceManager
 from planes.settings import (
     ENV_PREFIX,
-    DefaultInt,
     Layers,
     add_arguments,
     as_in,

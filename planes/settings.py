@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from planes.default_int import DefaultInt
 from planes.errors import ConfigError
 from planes.setting_values import check_value
 
@@ -105,14 +106,6 @@ def as_in(cls: type, name: str) -> Any:  # noqa: ANN401 - like dataclasses.field
         if field.name == name:
             return dataclasses.field(default=field.default, metadata=field.metadata)
     raise AttributeError(f"{cls.__name__} has no field {name!r}")
-
-
-class DefaultInt(int):
-    """A default that can be told from the same number said by somebody.
-
-    Where nobody said a number, a device may choose a better one. It is not handed on to a child
-    process, which makes its own default.
-    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from control_plane.core.generation_params import MAX_LOGPROBS, GenerationParams
+from control_plane.core.generation_params import MAX_LOGPROBS
 from control_plane.engine.frontend import Generation
 from planes.errors import ValidationError
 
@@ -21,13 +21,11 @@ class AnswerSize:
 
     def __init__(
         self,
-        params: GenerationParams,
         max_model_len: int,
         *,
         num_samples: int,
         num_echoes: int = 1,
     ) -> None:
-        self._params = params
         self._num_samples = num_samples
         self._num_echoes = num_echoes
         self._num_logprobs = 0
@@ -35,7 +33,7 @@ class AnswerSize:
 
     def add(self, generation: Generation) -> None:
         """Add a generation. Raises ValidationError where that is too much."""
-        params = self._params
+        params = generation.params
         if params.num_logprobs is not None:
             num_tokens = self._num_samples * params.max_tokens
             self._num_logprobs += num_tokens * (1 + params.num_logprobs)

@@ -86,8 +86,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         engine = self._access.require(request.model)
         submitted, read_as = await _submit(engine, request, ())
         async with submitted as generation:
-            params = generation.params
-            AnswerSize(params, engine.max_model_len, num_samples=params.n).add(generation)
+            num_samples = generation.params.n
+            AnswerSize(engine.max_model_len, num_samples=num_samples).add(generation)
             reader = read_as(generation)
             return await whole_answer(generation, _head(engine), reader)
 

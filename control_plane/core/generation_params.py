@@ -10,6 +10,7 @@ from typing import Self
 
 from control_plane.core.structured_outputs import FIELD, StructuredOutputs
 from control_plane.core.tool_calls import ToolCalls
+from planes.default_int import DefaultInt
 from planes.errors import ValidationError
 
 MAX_TEMPERATURE = 2.0
@@ -32,7 +33,8 @@ MAX_STOP_TOKENS = 64
 class GenerationParams:
     """Parameters controlling text generation.
 
-    `max_tokens`: tokens to generate at most, ≥ 1.
+    `max_tokens`: tokens to generate at most, ≥ 1. As a `DefaultInt` (nobody gave it) it becomes
+    what the context has room for, where that is less.
     `temperature`: 0 is greedy, at most 2.
     `top_p`: nucleus sampling threshold in (0, 1]; 1 keeps the whole vocabulary.
     `seed`: key of the random generator, 0 to 2^64 − 1; None lets the edge draw one.
@@ -71,7 +73,7 @@ class GenerationParams:
     own logits, before all that.
     """
 
-    max_tokens: int = 100
+    max_tokens: int = DefaultInt(100)
     temperature: float = 1.0
     top_p: float = 0.9
     seed: int | None = None

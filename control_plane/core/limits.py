@@ -52,6 +52,11 @@ class RequestLimits:
         if self.num_blocks_for(num_prompt_tokens, max_tokens, num_beams) > self.num_blocks:
             raise self._never_fits(num_prompt_tokens, max_tokens, num_beams)
 
+    def room(self, num_prompt_tokens: int, num_beams: int = 1) -> int:
+        """Return how many tokens may follow a prompt at most; 0 or less: it is too long."""
+        in_pool = self._room(num_prompt_tokens, num_beams)
+        return min(self.max_model_len - num_prompt_tokens, in_pool)
+
     def num_blocks_for(self, num_prompt_tokens: int, max_tokens: int, num_beams: int = 1) -> int:
         """Return the KV blocks that a request takes when it is at its longest, alone."""
         # The last token is never computed.

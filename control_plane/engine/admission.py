@@ -19,6 +19,7 @@ from control_plane.core.request_options import PLAIN, RequestOptions
 from control_plane.engine.plane import BEAMS, CONSTRAINTS, PROMPT_LOGPROBS, SAMPLES
 from control_plane.text.bounds import max_text_bytes
 from control_plane.text.tokenizer import MAX_BYTES_PER_TOKEN, Tokenizer
+from planes.default_int import DefaultInt
 from planes.errors import EngineError, ValidationError
 
 
@@ -96,6 +97,7 @@ class Admission:
         if params.logit_bias:
             params = dataclasses.replace(params, logit_bias=self._check_bias(params.logit_bias))
         input_tokens = self._check_tokens(token_ids, params)
+        params = self._with_length(params, len(input_tokens))
         output_tokens = self._check_continued(continued, params) if continued else []
         self._check_stop_tokens(params.stop_token_ids)
         if params.seed is None:
@@ -114,13 +116,17 @@ class Admission:
         )
 
     def check_room(self, num_prompt_tokens: int, params: GenerationParams) -> None:
-        """Raise ValidationError or RequestNeverFitsError for what could never be computed."""
+        """Raise ValidationError or RequestNeverFitsError for what could never be computed.
+
+        A `max_tokens` that nobody gave needs room for one.
+        """
+        max_tokens = 1 if isinstance(params.max_tokens, DefaultInt) else params.max_tokens
         refusals: list[tuple[int, EngineError]] = []
         for one in (self, *self._alternatives):
             limits = one._limits
             try:
                 one._check_search(params)
-                limits.check(num_prompt_tokens, params.max_tokens, params.beam_width or 1)
+                limits.check(num_prompt_tokens, max_tokens, params.beam_width or 1)
             except EngineError as error:
                 refusals.append((limits.num_blocks * limits.block_size, error))
             else:
@@ -138,6 +144,15 @@ class Admission:
     def add_alternative(self, other: Admission) -> None:
         """Take in also what another compute plane of the same model has room for."""
         self._alternatives.append(other)
+
+    def _with_length(self, params: GenerationParams, num_prompt_tokens: int) -> GenerationParams:
+        """Return the parameters with a `max_tokens` for which there is room, if nobody gave one."""
+        if not isinstance(params.max_tokens, DefaultInt):
+            return params
+        num_beams = params.beam_width or 1
+        everybody = (self, *self._alternatives)
+        room = max(one._limits.room(num_prompt_tokens, num_beams) for one in everybody)
+        return dataclasses.replace(params, max_tokens=min(int(params.max_tokens), room))
 
     def _check_search(self, params: GenerationParams) -> None:
         """Refuse samples and beams that the compute plane, or its slots, cannot have."""

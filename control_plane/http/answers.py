@@ -123,7 +123,7 @@ async def answers_to(
         frontend.check_places(len(prompts))
     num_samples = params.n if is_whole else 0
     size = AnswerSize(
-        params, frontend.max_model_len, num_samples=num_samples, num_echoes=max(1, num_samples)
+        frontend.max_model_len, num_samples=num_samples, num_echoes=max(1, num_samples)
     )
     async with contextlib.AsyncExitStack() as stack:
         generations: list[Generation] = []

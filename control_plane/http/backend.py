@@ -13,6 +13,7 @@ from control_plane.errors import ComputeUnavailableError
 from control_plane.http.body_size import Held
 from control_plane.http.spelling import Speller
 from control_plane.metrics.visits import VisitMeter
+from planes.default_int import DefaultInt
 
 MetricsPage: TypeAlias = Callable[[], tuple[bytes, str]]
 """Makes the page of `/metrics`: its bytes and their content type."""
@@ -36,14 +37,10 @@ class LoadedEngine:
         """`system_fingerprint`: equal ones give equal tokens for equal requests."""
         return self.frontend.plane.numerics_id
 
-    def max_new_tokens(self, num_prompt_tokens: int) -> int:
-        """Return how many tokens may follow a prompt, at least 1: what is too long says so later.
-
-        Bounded by the model's length and by the block pool; the last token is never computed.
-        """
-        plane = self.frontend.plane
-        longest = min(self.frontend.max_model_len, plane.num_blocks * plane.block_size + 1)
-        return max(1, longest - num_prompt_tokens)
+    @property
+    def max_new_tokens(self) -> DefaultInt:
+        """All that the context has room for, where nobody says how many tokens there may be."""
+        return DefaultInt(self.frontend.max_model_len)
 
 
 class Backend:

@@ -39,7 +39,7 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
     )
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = request.params(
-        max_tokens=max_tokens or engine.max_new_tokens(len(prompt.token_ids)),
+        max_tokens=max_tokens or engine.max_new_tokens,
         n=request.n or 1,
         num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )

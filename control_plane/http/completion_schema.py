@@ -19,12 +19,13 @@ from control_plane.http.fields import (
 )
 from control_plane.http.logprobs import CompletionLogprobs
 from control_plane.http.usage import CompletionUsage
+from planes.default_int import DefaultInt
 
 MAX_PROMPTS = 256
 MAX_CHOICES = 2048
 """Prompts times samples."""
 
-DEFAULT_MAX_TOKENS = 16
+DEFAULT_MAX_TOKENS = DefaultInt(16)
 """OpenAI's."""
 
 _TokenIds: TypeAlias = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]

@@ -48,7 +48,7 @@ async def answer_response(
     request_id = current_request_id()
     prompt = await engine.frontend.apply_chat_template(*request.conversation)
     params = request.params(
-        max_tokens=request.max_output_tokens or engine.max_new_tokens(len(prompt.token_ids)),
+        max_tokens=request.max_output_tokens or engine.max_new_tokens,
         num_logprobs=(request.top_logprobs or 0) if request.wants_logprobs else None,
     )
     choice, tools = request.calls, request.conversation[1]

@@ -29,6 +29,7 @@ from hetero_infer.client.conversation import Message, Tool, ToolCall
 from hetero_infer.client.requests import ChatRequest, Request, TextRequest
 from hetero_infer.client.tool_choice import tool_choice_of
 from hetero_infer.wire_errors import ServerLostError
+from planes.default_int import DefaultInt
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
 
@@ -157,6 +158,8 @@ def object_to_proto(given: Mapping[str, Any] | None) -> str:
 def params_to_proto(params: GenerationParams) -> inference_pb2.SamplingParams:
     """Return the parameters. Raises ValidationError for those that no message can hold."""
     values = {name: getattr(params, name) for name in PARAMS}
+    if isinstance(params.max_tokens, DefaultInt):
+        del values["max_tokens"]  # the server knows what there is room for
     try:
         values["structured_outputs"] = structure_to_proto(params.structured_outputs)
         return inference_pb2.SamplingParams(**values)

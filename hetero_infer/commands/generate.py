@@ -14,6 +14,7 @@ from hetero_infer.commands.prompt import prompt_of
 from hetero_infer.commands.server import STARTING, Notices, own_server
 from hetero_infer.config import EngineConfig, Settings
 from hetero_infer.generation_config import GenerationConfig
+from planes.default_int import DefaultInt
 from planes.errors import ExecutionError, ValidationError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
 
 def _check_room(max_tokens: int, max_model_len: int) -> None:
     """Refuse before anything is loaded what no prompt leaves room for. Raises ValidationError."""
-    if max_tokens >= max_model_len:
+    if max_tokens >= max_model_len and not isinstance(max_tokens, DefaultInt):
         raise ValidationError(
             f"max_tokens must be below max_model_len ({max_model_len}), which the prompt shares, "
             f"got {max_tokens}",

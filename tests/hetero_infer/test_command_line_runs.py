@@ -165,8 +165,16 @@ def test_what_the_server_refuses_is_one_line_with_both_numbers_and_status_2(envi
     assert "Output:" not in result.stdout
 
 
+def test_a_length_that_nobody_gave_is_what_the_context_has_left(environ):
+    result = run(environ, "--input", "Hello", "--max-model-len", "10", "--json", *SIMULATED)
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert (answer["usage"]["completion_tokens"], answer["finish_reason"]) == (5, "length")
+
+
 def test_a_request_that_never_fits_into_the_pool_is_status_2(environ):
-    result = run(environ, "--input", "Hello", "--max-num-blocks", "2", "--json", *SIMULATED)
+    arguments = ["--max-num-blocks", "2", "--max-tokens", "100", "--json", *SIMULATED]
+    result = run(environ, "--input", "Hello", *arguments)
     assert result.returncode == 2
     assert result.stdout == ""
     assert re.fullmatch("hetero-infer: error: .*the pool has 2\n", result.stderr)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from planes.default_int import DefaultInt
 from planes.errors import ConfigError
 from planes.settings import (
     MAX_CONFIG_FILE_BYTES,
-    DefaultInt,
     Layers,
     Rule,
     add_arguments,

@@ -117,6 +117,21 @@ def test_the_streamed_text_is_the_unary_text(stub, expected):
     assert 0 < timings.queue_s <= timings.time_to_first_token_s <= timings.total_s
 
 
+def test_a_length_that_is_not_given_is_cut_to_what_the_context_has_left(stub):
+    request = ask("x" * 249)  # the pool has 64 blocks of 4, and the last token is not computed
+    request.sampling.seed = 3
+    whole = stub.Generate(request)
+    assert (whole.sampling.max_tokens, whole.usage.completion_tokens) == (8, 8)
+    started, _, _ = collect(stub.GenerateStream(request))
+    assert started.sampling.max_tokens == 8
+    events = stub.Resume(
+        pb.ResumeRequest(generate=request, received_token_ids=list(whole.token_ids)[:3])
+    )
+    _, deltas, _ = collect(events)
+    assert [t for d in deltas for t in d.token_ids] == list(whole.token_ids)[3:]
+    assert stub.Generate(ask("x")).sampling.max_tokens == 100
+
+
 def test_deltas_hold_whole_characters_only(stub, fake_plane):
     answer = "naïve 你好 👩‍👩‍👧 မြန်မာ"
     fake_plane.answer = answer.encode()

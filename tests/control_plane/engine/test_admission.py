@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
@@ -11,6 +12,7 @@ from control_plane.core.limits import RequestLimits
 from control_plane.core.request_options import RequestOptions
 from control_plane.engine.admission import Admission
 from control_plane.text.simple_tokenizer import SimpleTokenizer
+from planes.default_int import DefaultInt
 from planes.errors import EngineError, ValidationError
 
 
@@ -42,6 +44,43 @@ def test_prompt_and_completion_may_fill_the_model_length_and_no_more(admission):
     with pytest.raises(ContextLengthError, match=r"at most 14 after .* 6 tokens .* got 15") as left:
         admission.make_request([1] * 6, params, arrival_time=0.0)
     assert left.value.field == "max_tokens"
+
+
+def test_a_length_that_nobody_gave_is_what_the_context_has_left(admission):
+    for num_prompt_tokens, num_left in ((1, 19), (12, 8), (19, 1)):
+        for default in (100, 8):
+            params = GenerationParams(max_tokens=DefaultInt(default))
+            request = admission.make_request([1] * num_prompt_tokens, params, arrival_time=0.0)
+            assert request.max_tokens == min(default, num_left)
+            assert type(request.params.max_tokens) is int
+    plain = admission.make_request([1], GenerationParams(), arrival_time=0.0)
+    assert plain.max_tokens == 19
+    with pytest.raises(ContextLengthError, match=r"has 20 tokens, max_model_len \(20\)") as caught:
+        admission.make_request([1] * 20, GenerationParams(), arrival_time=0.0)
+    assert caught.value.field == "prompt"
+
+
+def test_a_length_that_nobody_gave_is_what_the_pool_has_left_for_all_beams():
+    limits = RequestLimits(max_model_len=99, block_size=4, num_blocks=8, shares_prompts=False)
+    admission = Admission(SimpleTokenizer(), limits, vocab_size=259, eos_token_ids=())
+    beams = GenerationParams(beam_width=2)
+    for num_prompt_tokens, params, num_left in ((5, GenerationParams(), 28), (5, beams, 12)):
+        request = admission.make_request([1] * num_prompt_tokens, params, arrival_time=0.0)
+        assert request.max_tokens == num_left
+        given = dataclasses.replace(params, max_tokens=num_left + 1)
+        with pytest.raises(RequestNeverFitsError):
+            admission.make_request([1] * num_prompt_tokens, given, arrival_time=0.0)
+    with pytest.raises(RequestNeverFitsError) as caught:
+        admission.make_request([1] * 17, beams, arrival_time=0.0)
+    assert caught.value.field == "prompt"
+
+
+def test_a_length_that_nobody_gave_is_what_the_roomiest_plane_has_left(admission):
+    limits = RequestLimits(max_model_len=20, block_size=4, num_blocks=3)
+    small = Admission(SimpleTokenizer(), limits, vocab_size=259, eos_token_ids=())
+    assert small.make_request([1], GenerationParams(), arrival_time=0.0).max_tokens == 12
+    small.add_alternative(admission)
+    assert small.make_request([1], GenerationParams(), arrival_time=0.0).max_tokens == 19
 
 
 def test_a_prompt_too_long_for_any_completion_is_what_is_at_fault(admission):

@@ -216,6 +216,17 @@ def test_defaults_are_those_of_openai_and_null_means_unset(on_loop):
     on_loop(test)
 
 
+def test_what_a_completion_may_take_where_nothing_is_said_is_cut_to_what_is_left(on_loop):
+    async def test(served):
+        await served.complete([[65] * 500, [65] * 400])
+        assert [one.params.max_tokens for one in served.engine.submitted] == [12, 16]
+        body = {"model": MODEL, "prompt": [65] * 500, "max_tokens": 16}
+        error = await served.error(PATH, body)
+        assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
+
+    on_loop(test)
+
+
 def test_harmless_fields_are_taken(on_loop):
     async def test(served):
         await served.complete(

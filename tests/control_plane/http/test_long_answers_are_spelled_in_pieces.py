@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import NamedTuple
 
 import pytest
 
@@ -105,29 +106,29 @@ def test_more_logprobs_than_are_held_are_refused_unless_they_are_streamed(
     on_loop(test)
 
 
-class Prompt:
-    def __init__(self, num_prompt_tokens: int) -> None:
-        self.num_prompt_tokens = num_prompt_tokens
+class Asked(NamedTuple):
+    params: GenerationParams
+    num_prompt_tokens: int
 
 
 def test_one_sample_of_the_whole_length_may_always_have_all_logprobs():
     for length in (2048, 1 << 20):
         params = GenerationParams(max_tokens=length - 1, num_logprobs=20, num_prompt_logprobs=20)
-        AnswerSize(params, length, num_samples=1).add(Prompt(1))
-    two = AnswerSize(params, length, num_samples=2)
+        AnswerSize(length, num_samples=1).add(Asked(params, 1))
+    two = AnswerSize(length, num_samples=2)
     with pytest.raises(ValidationError):
-        two.add(Prompt(1))
+        two.add(Asked(params, 1))
 
 
 def test_prompts_of_one_answer_are_counted_together_streamed_or_not():
     params = GenerationParams(max_tokens=1, n=128, num_logprobs=20, num_prompt_logprobs=20)
-    size = AnswerSize(params, 2048, num_samples=0)
+    size = AnswerSize(2048, num_samples=0)
     for _ in range(24):
-        size.add(Prompt(2000))
+        size.add(Asked(params, 2000))
     with pytest.raises(ValidationError, match="or samples") as refused:
-        size.add(Prompt(2000))
+        size.add(Asked(params, 2000))
     assert "stream" not in refused.value.message
-    AnswerSize(params, 2048, num_samples=0).add(Prompt(2000))
+    AnswerSize(2048, num_samples=0).add(Asked(params, 2000))
 
 
 def test_what_is_spelled_in_pieces_is_what_it_would_be_at_once():

@@ -145,6 +145,15 @@ def test_an_unset_parameter_is_the_servers_choice(client):
     assert (params.max_tokens, params.temperature) == (100, 1.0)
 
 
+def test_a_length_that_nobody_gave_is_what_is_left_and_one_that_is_given_is_kept(client):
+    prompt = [65] * (client.model_info().max_model_len - 9)
+    params = GenerationParams(temperature=0.0)
+    assert client.generate(prompt, params).started.params.max_tokens == 9
+    with pytest.raises(ContextLengthError) as caught:
+        client.generate(prompt, GenerationParams(max_tokens=100, temperature=0.0))
+    assert caught.value.field == "max_tokens"
+
+
 @pytest.fixture
 def await_cancelled(client):
     """Wait until so many requests, and no others, have ended, all of them as cancelled."""

@@ -331,7 +331,7 @@ class SamplingParams(_message.Message):
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """≥ 1; default 100"""
+    """≥ 1; default 100, or what the context has left"""
     temperature: _builtins.float
     """0 to 2, 0: greedy; default 1"""
     top_p: _builtins.float
