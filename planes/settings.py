@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from planes.default_int import DefaultInt
 from planes.errors import ConfigError
+from planes.json_members import RepeatedKeyError, members_once
 from planes.setting_values import check_value
 
 ENV_PREFIX = "HETERO_"
@@ -173,7 +174,9 @@ def read_config_file(path: Path) -> dict[str, object]:
     except UnicodeDecodeError:
         raise ConfigError(f"config file {path}: not UTF-8 text", field="config") from None
     try:
-        values = json.loads(text)
+        values = json.loads(text, object_pairs_hook=members_once)
+    except RepeatedKeyError as error:
+        raise ConfigError(f"config file {path}: {error}", field=error.key) from None
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of 4301 digits
         raise ConfigError(f"config file {path}: not valid JSON: {error}", field="config") from None
     if not isinstance(values, dict):

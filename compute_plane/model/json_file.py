@@ -8,6 +8,7 @@ from pathlib import Path
 
 from compute_plane.model.errors import ModelFileError, printable, system_fault
 from compute_plane.model.mapped_file import open_regular
+from planes.json_members import RepeatedKeyError, members_once
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INTEGER = (1 << 63) - 1
@@ -35,18 +36,11 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 def parse_object(path: Path, content: bytes) -> dict[str, object]:
     """Return a JSON object without repeated keys. Raises ModelFileError naming file and fault."""
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        members = dict(pairs)
-        if len(members) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise ModelFileError(path, f"key {printable(twice)} appears twice")
-        return members
-
     try:
-        document = json.loads(content.decode("utf-8"), object_pairs_hook=unique)
+        document = json.loads(content.decode("utf-8"), object_pairs_hook=members_once)
         json.dumps(document, ensure_ascii=False).encode("utf-8")
+    except RepeatedKeyError as error:
+        raise ModelFileError(path, f"key {printable(error.key)} appears twice") from None
     except UnicodeDecodeError:
         raise ModelFileError(path, "not UTF-8 text") from None
     except UnicodeEncodeError:

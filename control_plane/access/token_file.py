@@ -29,6 +29,7 @@ import structlog
 from control_plane.access.limits import Limits
 from control_plane.errors import UnreadableTokensError
 from planes.errors import ConfigError
+from planes.json_members import RepeatedKeyError, members_once
 
 KEY: Final = "api_tokens"
 """The setting that names the file."""
@@ -109,7 +110,9 @@ def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
     if max(found.st_size, len(data)) > MAX_FILE_BYTES:
         raise _wrong(path, f"has more than {MAX_FILE_BYTES} bytes")
     try:
-        values = json.loads(data)
+        values = json.loads(data, object_pairs_hook=members_once)
+    except RepeatedKeyError as error:
+        raise _wrong(path, f"cannot be used: {error}") from None
     except (ValueError, RecursionError) as error:
         raise _wrong(path, f"is not valid JSON: {error}") from None
     if not isinstance(values, list):

@@ -241,6 +241,23 @@ def test_a_file_that_is_no_json_object_is_refused_by_name(tmp_path, content, mes
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ('{"rows": 1, "depth": 2, "rows": 1}', "rows"),
+        ('{"rows": 1, "bias": {"1": 2, "2": 3, "1": 2}}', "1"),
+        ('{"a": {}, "\\u0061": 1}', "a"),
+    ],
+)
+def test_a_key_that_is_in_a_file_twice_is_refused_by_its_name(tmp_path, content, key):
+    path = tmp_path / "c.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        read_config_file(path)
+    assert caught.value.message == f"config file {path}: the key {key!r} is there twice"
+    assert caught.value.field == key
+
+
 def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path):
     for path in (tmp_path / "missing.json", tmp_path):
         with pytest.raises(ConfigError, match=str(path)):

@@ -134,6 +134,13 @@ def test_a_wrong_entry_is_refused_with_its_place(path, value, what):
     assert what in caught.value.message
 
 
+def test_a_key_that_an_entry_has_twice_is_refused(path):
+    path.write_text(f'[{{"name": "a", "sha256": "{HASH}", "admin": false, "admin": true}}]')
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="cannot be used: the key 'admin' is there twice"):
+        read_tokens(path)
+
+
 @pytest.mark.parametrize("data", [b"", b"[", b"\xff\xfe", b"[" * 100_000])
 def test_what_is_no_json_is_refused(path, data):
     path.write_bytes(data)
