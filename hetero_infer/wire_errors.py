@@ -37,6 +37,12 @@ _FAMILY_BY_CODE: dict[grpc.StatusCode, type[EngineError]] = {
     grpc.StatusCode.UNAVAILABLE: control_plane.errors.ComputeUnavailableError,
 }
 
+_TOO_LARGE = (
+    "SERVER: Received message larger than max",
+    "CLIENT: Sent message larger than max",
+)
+"""What gRPC itself says, with both sizes, in the place of a server that never saw the message."""
+
 
 class ServerLostError(ExecutionError):
     """The connection to the server broke, or none could be made."""
@@ -72,6 +78,8 @@ def error_from_rpc(error: grpc.RpcError) -> EngineError:
             return ServerLostError(message)
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceededError(message)
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and message.startswith(_TOO_LARGE):
+            return control_plane.core.errors.ContextLengthError(message)
     told = _Told(() if status is None else status.details)
     cls = _CLASS_BY_REASON.get(told.reason) or _FAMILY_BY_CODE.get(error.code(), ExecutionError)
     return told.as_error(cls, message)

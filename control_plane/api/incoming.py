@@ -13,6 +13,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from typing import Any, Final, TypeVar
 
 import grpc.aio
+import structlog
 
 from control_plane.apart import run_apart
 from control_plane.api.message_size import MAX_UNCOUNTED_BYTES
@@ -32,6 +33,8 @@ MAX_SLOW: Final = 64
 
 MAX_HELD_BYTES: Final = 256 << 20
 """Of messages, beyond the first `MAX_UNCOUNTED_BYTES` of each, until their RPCs have ended."""
+
+_log = structlog.get_logger(__name__)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -59,6 +62,7 @@ class Incoming:
         async with self.patience():
             data: Any = await context.read()
         if data is grpc.aio.EOF:  # type: ignore[attr-defined] # not in the stubs
+            _log.info("no message came, or gRPC refused it for its size, as it tells the client")
             raise ValidationError("the call has no message")
         with self._hold(len(data) - MAX_UNCOUNTED_BYTES):
             if len(data) <= MAX_UNCOUNTED_BYTES:

@@ -123,6 +123,18 @@ def test_a_call_without_a_message_is_its_callers_mistake():
     assert line["reason"] == "INVALID_REQUEST"
 
 
+def test_the_log_says_of_a_message_that_grpc_refuses_what_may_have_become_of_it():
+    async def test():
+        async with serving() as address:
+            code, words = await refusal(echoes(address, b"x" * ((1 << 20) + 1)))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than max (1048577 vs. 1048576)" in words
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(test())
+    assert any("gRPC refused it for its size" in line["event"] for line in logs)
+
+
 def test_who_has_no_token_is_told_so_before_anything_of_the_message_has_come(tmp_path):
     path = tmp_path / "tokens.json"
     add_token(path, "alice", Limits(), admin=False, shares_cache=False)

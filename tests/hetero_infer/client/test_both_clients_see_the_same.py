@@ -145,6 +145,14 @@ def test_an_unset_parameter_is_the_servers_choice(client):
     assert (params.max_tokens, params.temperature) == (100, 1.0)
 
 
+def test_what_grpc_itself_refuses_for_its_size_is_too_long_too(client):
+    for size, who in ((4 << 20, "SERVER: Received"), (20 << 20, "CLIENT: Sent")):
+        with pytest.raises(ContextLengthError, match=f"{who} message larger than max"):
+            client.generate("x" * size)
+        with pytest.raises(ContextLengthError, match=f"{who} message larger than max"):
+            client.stream("x" * size).answer()
+
+
 def test_a_length_that_nobody_gave_is_what_is_left_and_one_that_is_given_is_kept(client):
     prompt = [65] * (client.model_info().max_model_len - 9)
     params = GenerationParams(temperature=0.0)
