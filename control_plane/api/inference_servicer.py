@@ -25,7 +25,7 @@ from control_plane.engine.frontend import EngineFrontend, Generation
 from control_plane.engine.send_patience import send_patience
 from control_plane.engine.streams import SEND_PATIENCE_S
 from control_plane.text.answers.reader import AnswerReader
-from control_plane.text.detokenizer import NONE
+from control_plane.text.answers.text_form import text_form_of
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -121,10 +121,8 @@ async def _submit(
     params = await calls_in_params(
         params, choice, conversation.tools or (), chat.answer, "tools[{}].parameters_json"
     )
-    spelled = NONE if chat.answer is None else chat.answer.spelled
-    generation = await engine.submit(
-        chat.token_ids, params, options, continued=received, spelled=spelled
-    )
+    form = text_form_of(chat.answer, params, is_single=choice.is_single)
+    generation = await engine.submit(chat.token_ids, params, options, continued=received, form=form)
     max_calls = 1 if choice.is_single else None
     return generation, partial(reader_of, answer_format=chat.answer, max_calls=max_calls)
 

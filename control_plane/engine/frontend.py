@@ -33,8 +33,9 @@ from control_plane.errors import EngineStoppedError, RequestNotFoundError
 from control_plane.structured.grammars import Grammars
 from control_plane.telemetry import EngineMetrics
 from control_plane.text.answers.recognition import AnswerFormats
+from control_plane.text.answers.text_form import PLAIN as PLAIN_TEXT
+from control_plane.text.answers.text_form import TextForm
 from control_plane.text.chat_template import ChatTemplate
-from control_plane.text.detokenizer import NONE
 from control_plane.text.tokenizer import Tokenizer
 
 __all__ = ["ChatPrompt", "EngineFrontend", "EngineParts", "Generation", "TextDelta"]
@@ -131,25 +132,24 @@ class EngineFrontend:
         options: RequestOptions = PLAIN,
         *,
         continued: Sequence[int] = (),
-        spelled: Mapping[int, str] = NONE,
+        form: TextForm = PLAIN_TEXT,
     ) -> Generation:
         """Hand a prompt, text or token ids, to the engine.
 
         `continued`: the first tokens of the answer, which the caller has from an earlier stream of
         the same prompt and parameters: the answer goes on behind them, and with the same seed it
-        is the same. They count to `max_tokens`; only with `n` 1 and no beams. `spelled`: special
-        tokens that are to be in the text, ids and names.
+        is the same. They count to `max_tokens`; only with `n` 1 and no beams. `form`: of the text.
 
         The result must be left through its `async with`. Raises EngineError for what is wrong with
         the request or with the server's state, and for what its principal may not use.
         """
         if not self._parts.wants_principal:
-            return await self._submit(prompt, params, options, continued, spelled, None)
+            return await self._submit(prompt, params, options, continued, form, None)
         principal = current_principal()
         lease = principal.lease()
         try:
             options = principal.scope(options)
-            return await self._submit(prompt, params, options, continued, spelled, lease)
+            return await self._submit(prompt, params, options, continued, form, lease)
         except BaseException:  # whatever it is, a cancelled task's too: nobody else has the lease
             lease.release()
             raise
@@ -160,7 +160,7 @@ class EngineFrontend:
         params: GenerationParams,
         options: RequestOptions,
         continued: Sequence[int],
-        spelled: Mapping[int, str],
+        form: TextForm,
         lease: Lease | None,
     ) -> Generation:
         """Do it; the generation takes the lease over."""
@@ -178,9 +178,9 @@ class EngineFrontend:
             request.constraints = await asyncio.wrap_future(parts.grammars.constrain(request))
             parts.gate.check()
         if len(continued) <= MAX_INLINE_TOKENS:
-            stream = self._open_stream(request, spelled)
+            stream = self._open_stream(request, form)
         else:
-            stream = await asyncio.to_thread(self._open_stream, request, spelled)
+            stream = await asyncio.to_thread(self._open_stream, request, form)
             parts.gate.check()
         generation = Generation(request, stream, abandon=self._abandon, lease=lease)
         end = self._end_of_continued(request, stream)
@@ -191,10 +191,10 @@ class EngineFrontend:
             parts.inbox.submit(request)
         return generation
 
-    def _open_stream(self, request: Request, spelled: Mapping[int, str]) -> RequestStream:
+    def _open_stream(self, request: Request, form: TextForm) -> RequestStream:
         """Make the stream of a request, which knows the text of its first tokens."""
         parts, request_id, params = self._parts, request.id, request.params
-        texts = [SampleText(parts.tokenizer, params, spelled) for _ in range(params.n)]
+        texts = [SampleText(parts.tokenizer, params, form) for _ in range(params.n)]
         texts[0].prime(request.output_tokens)
 
         def stop_sample(index: int, num_tokens: int) -> None:

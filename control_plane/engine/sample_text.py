@@ -7,12 +7,13 @@ be found however slow the reader is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
-from control_plane.text.detokenizer import NONE, make_detokenizer
+from control_plane.text.answers.text_form import PLAIN, FirstCall, TextForm
+from control_plane.text.detokenizer import make_detokenizer
 from control_plane.text.stop_strings import StopMatcher
 from control_plane.text.tokenizer import Tokenizer
 
@@ -46,17 +47,20 @@ class SampleText:
     more is taken, and the tokens that have no part in the text before it are not given.
 
     `num_tokens`: those given, and those it was primed with, the text of which is `primed_text`.
-    `spelled`: special tokens that are to be in the text, ids and names.
+    A text may also be whole before that (`form.make_end`): its last token is the one with which
+    it is. `ended_itself`: it has ended by what it says, and not because no more tokens came.
     """
 
     __slots__ = (
         "_certain",
         "_certain_from",
         "_detokenizer",
+        "_end",
         "_given_to",
         "_held",
         "_matcher",
         "_pushed_to",
+        "ended_itself",
         "has_ended",
         "matched_stop",
         "num_tokens",
@@ -64,9 +68,10 @@ class SampleText:
     )
 
     def __init__(
-        self, tokenizer: Tokenizer, params: GenerationParams, spelled: Mapping[int, str] = NONE
+        self, tokenizer: Tokenizer, params: GenerationParams, form: TextForm = PLAIN
     ) -> None:
-        self._detokenizer = make_detokenizer(tokenizer, spelled)
+        self._detokenizer = make_detokenizer(tokenizer, form.spelled)
+        self._end = None if form.make_end is None else form.make_end()
         self._matcher: StopMatcher | None = None
         if params.stop:
             self._matcher = StopMatcher(params.stop, include_stop=params.include_stop)
@@ -78,7 +83,7 @@ class SampleText:
         self.num_tokens = 0
         self.primed_text = ""
         self.matched_stop: str | int | None = None
-        self.has_ended = False
+        self.has_ended = self.ended_itself = False
 
     def prime(self, token_ids: Sequence[int]) -> None:
         """Take the first tokens, which the reader has with their text."""
@@ -96,12 +101,17 @@ class SampleText:
         if self.has_ended:
             return NOTHING
         if self._matcher is None:
+            if self._end is not None:
+                return self._push_to(self._end, token_ids, logprobs)
             self.num_tokens += len(token_ids)
             return TextPiece(self._detokenizer.push(token_ids), token_ids, logprobs)
         for index, token_id in enumerate(token_ids):
             text = self._detokenizer.push((token_id,))
             first = self._pushed_to
             self._match(self._matcher, text)
+            if self._end is not None and not self.has_ended and self._end.push(text):
+                self._certain += self._matcher.finish()
+                self.has_ended = self.ended_itself = True
             entry = logprobs[index] if logprobs else None
             self._held.append(_Held(first, self._pushed_to, token_id, entry))
             if self.has_ended:
@@ -125,7 +135,22 @@ class SampleText:
         self._pushed_to += len(text)
         certain, self.matched_stop = matcher.push(text)
         self._certain += certain
-        self.has_ended = self.matched_stop is not None
+        self.has_ended = self.ended_itself = self.matched_stop is not None
+
+    def _push_to(
+        self, end: FirstCall, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> TextPiece:
+        """Take tokens up to the one with which the text is whole."""
+        texts: list[str] = []
+        for token_id in token_ids:
+            text = self._detokenizer.push((token_id,))
+            texts.append(text)
+            if text and end.push(text):
+                self.has_ended = self.ended_itself = True
+                break
+        count = len(texts)
+        self.num_tokens += count
+        return TextPiece("".join(texts), token_ids[:count], logprobs[:count])
 
     def _take(self) -> TextPiece:
         """Return the tokens all of whose text is certain, with it; all there is at the end."""

@@ -68,8 +68,8 @@ class _Unread:
 class RequestStream:
     """The output of one request, for one reading task; lives on the event loop.
 
-    `texts`: of its samples, in order. `stop_sample` is told of a sample that a stop string has
-    ended, and its number of tokens; `give_up` that the request is of no use any more. With more
+    `texts`: of its samples, in order. `stop_sample` is told of a sample that its text has ended,
+    and its number of tokens; `give_up` that the request is of no use any more. With more
     than `max_unread_tokens` tokens of a sample untaken, the reader is too slow. `watch` looks on.
     """
 
@@ -222,10 +222,9 @@ class RequestStream:
         news.text.append(rest.text)
         news.token_ids.extend(rest.token_ids)
         news.logprobs.extend(rest.logprobs)
-        is_matched = sample.matched_stop is not None
-        news.finish_reason = FinishReason.STOP if is_matched else reason
-        news.matched_stop = sample.matched_stop if is_matched else matched_stop
-        news.end_token = None if is_matched else end_token
+        news.finish_reason = FinishReason.STOP if sample.ended_itself else reason
+        news.matched_stop = sample.matched_stop if sample.ended_itself else matched_stop
+        news.end_token = None if sample.ended_itself else end_token
 
     def _add(self, index: int, offset: int, piece: TextPiece) -> _Unread:
         """Append a piece to what is unread of a sample. Raises SlowReaderError at the bound."""
@@ -253,7 +252,7 @@ class RequestStream:
                 news = self._add(index, offset, TextPiece("", ()))
                 self._finish(index, news, end.finish_reason)
                 self._watch.give(sample.num_tokens - offset)
-        if end.state is RequestState.COMPLETED and self.texts[0].matched_stop is not None:
+        if end.state is RequestState.COMPLETED and self.texts[0].ended_itself:
             end = dataclasses.replace(end, finish_reason=FinishReason.STOP)
         self._end = end
         self._watch.end(end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -16,7 +16,7 @@ from control_plane.core.request_options import RequestOptions
 from control_plane.engine.frontend import EngineFrontend, Generation, TextDelta
 from control_plane.errors import RequestCancelledError
 from control_plane.http.usage import TokenCounts
-from control_plane.text.detokenizer import NONE
+from control_plane.text.answers.text_form import PLAIN, TextForm
 
 _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -111,13 +111,12 @@ async def answers_to(
     *,
     is_whole: bool,
     only_prompts: bool = False,
-    spelled: Mapping[int, str] = NONE,
+    form: TextForm = PLAIN,
 ) -> AsyncIterator[Answers]:
     """Submit every prompt and wait until the engine has taken them; leaving it ends them all.
 
-    `is_whole`: the answer is collected before it is sent. `spelled`: special tokens that are to be
-    in its text, ids and names. Raises EngineError if one of them is
-    refused, or all of them have too many log-probabilities.
+    `is_whole`: the answer is collected before it is sent. `form`: of its text. Raises EngineError
+    if one of them is refused, or all of them have too many log-probabilities.
     """
     if len(prompts) > 1:  # one alone is checked as it is submitted
         frontend.check_places(len(prompts))
@@ -131,7 +130,7 @@ async def answers_to(
             named = options
             if len(prompts) > 1:
                 named = replace(options, name=f"{options.name}-{index}")
-            generation = await frontend.submit(prompt, params, named, spelled=spelled)
+            generation = await frontend.submit(prompt, params, named, form=form)
             generations.append(await stack.enter_async_context(generation))
             size.add(generation)
             await asyncio.sleep(0)  # each may take a millisecond; others come between

@@ -16,8 +16,8 @@ from control_plane.http.json_text import SpelledList
 from control_plane.http.logprobs import chat_logprobs
 from control_plane.http.messages import Messages, reader_of
 from control_plane.http.reply import Connection
+from control_plane.text.answers.text_form import text_form_of
 from control_plane.text.answers.tool_choice import PARAMETERS
-from control_plane.text.detokenizer import NONE
 from planes.errors import EngineError
 
 NAMES = {
@@ -55,7 +55,7 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
             params,
             request.options(request_id),
             is_whole=not request.stream,
-            spelled=NONE if prompt.answer is None else prompt.answer.spelled,
+            form=text_form_of(prompt.answer, params, is_single=choice.is_single),
         ) as answers:
             reader = reader_of(engine, prompt, answers, is_single=choice.is_single)
             messages = Messages(reader, says_calls=not request.names_function)

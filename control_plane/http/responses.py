@@ -27,7 +27,7 @@ from control_plane.http.responses_items import (
 from control_plane.http.responses_schema import ResponseRequest
 from control_plane.http.usage import TokenCounts, response_usage
 from control_plane.metrics.visits import note_error
-from control_plane.text.detokenizer import NONE
+from control_plane.text.answers.text_form import text_form_of
 from planes.errors import EngineError
 
 NAMES: Final = {
@@ -61,7 +61,7 @@ async def answer_response(
         params,
         request.options(request_id),
         is_whole=not request.stream,
-        spelled=NONE if prompt.answer is None else prompt.answer.spelled,
+        form=text_form_of(prompt.answer, params, is_single=choice.is_single),
     ) as answers:
         reader = reader_of(engine, prompt, answers, is_single=choice.is_single)
         draft = _Draft(engine, request, params, Output(request_id, reader), request_id)

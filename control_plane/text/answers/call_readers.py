@@ -36,14 +36,17 @@ class CallReader(ABC):
         self._spare: list[str] = []  # content, unless it turns out to be a part of a call
         self._step: _Step = self._in_content
         self._object = CallObject(draft, self._spare)
+        self.is_over = False
 
     def push(self, text: str) -> None:
-        """Take the next piece."""
-        while text:
+        """Take the next piece; nothing behind the last call that is wanted, which `is_over`."""
+        while text and not self.is_over:
             text = self._step(text)
 
     def finish(self) -> None:
         """Take note of the end: what was held back is content, but for space behind calls."""
+        if self.is_over:
+            return
         rest = "".join(self._spare) + self._until.finish()
         self._spare.clear()
         if rest.strip(SPACE) or not self._draft.num_calls:
@@ -78,10 +81,22 @@ class CallReader(ABC):
         read = self._object.push(text)
         if self._object.is_over:
             self._spare.clear()
+        if self._object.is_over or (self._object.is_wrong and self._object.has_begun):
             self._step = self._behind_object
+            if not self._has_closing_mark:
+                self._end_call()
         elif self._object.is_wrong:
-            self._step = self._behind_object if self._object.has_begun else self._no_call
+            self._step = self._no_call
         return text[read:]
+
+    @property
+    def _has_closing_mark(self) -> bool:
+        """Whether something closes the call that is read."""
+        return False
+
+    def _end_call(self) -> None:
+        """Take note that a call has been read, and what closes it."""
+        self.is_over = self._draft.is_full
 
     @abstractmethod
     def _behind_object(self, text: str) -> str:
@@ -136,6 +151,7 @@ class HermesReader(CallReader):
         given = text[: len(missing)]
         if not missing.startswith(given):
             self._closed_to = 0
+            self._end_call()
             return self._back_to_content(text)
         self._spare.append(given)
         self._closed_to += len(given)
@@ -143,7 +159,12 @@ class HermesReader(CallReader):
             self._closed_to = 0
             self._spare.clear()
             self._step = self._in_content
+            self._end_call()
         return text[len(given) :]
+
+    @property
+    def _has_closing_mark(self) -> bool:
+        return True
 
 
 class Llama3JsonReader(CallReader):
@@ -258,6 +279,7 @@ class MistralReader(CallReader):
         text = self._skip_space(text)
         if not text:
             return ""
+        self._end_call()
         if self._is_listed and text[0] == ",":
             self._step = self._want_object
             return self._skip(text)
@@ -266,3 +288,7 @@ class MistralReader(CallReader):
             self._step = self._in_content
             return text[1:]
         return self._back_to_content(text)
+
+    @property
+    def _has_closing_mark(self) -> bool:
+        return self._is_listed

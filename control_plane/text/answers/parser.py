@@ -80,6 +80,11 @@ class AnswerParser:
         return self._draft.is_calling
 
     @property
+    def is_over(self) -> bool:
+        """Whether all calls that are wanted have been read: what follows is left out."""
+        return self._calls is not None and self._calls.is_over
+
+    @property
     def may_think(self) -> bool:
         """Whether what comes next may be reasoning."""
         return self._step in (self._at_start, self._behind_think, self._think)

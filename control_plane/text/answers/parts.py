@@ -107,5 +107,10 @@ class Draft:
         return parts
 
     @property
+    def is_full(self) -> bool:
+        """Whether no further call is wanted."""
+        return self._max_calls is not None and self.num_calls >= self._max_calls
+
+    @property
     def _is_wanted(self) -> bool:
         return self._max_calls is None or self.num_calls <= self._max_calls

@@ -149,12 +149,29 @@ def test_an_answer_of_which_nothing_comes_apart_has_no_parts():
     serving(story, [SAYS], template="{% for m in messages %}{{ m.content }}{% endfor %}")
 
 
+def test_an_answer_that_may_have_one_call_ends_behind_it():
+    async def story(servicer, served):
+        request = asked(tools=[TOOL], tool_choice=pb.ToolChoice(single=True))
+        whole = answer_from_proto(await servicer.Chat(request, None))
+        assert whole.text == SAYS[: SAYS.index(CALL) + len(CALL)]
+        assert whole.finish_reason == "stop"
+        assert whole.finished.completion_tokens == len(whole.text.encode())
+        assert whole.samples[0].matched_stop is None
+        assert len(whole.message.tool_calls) == 1
+        _, answer = await streamed(servicer, request)
+        assert answer.samples == whole.samples
+        assert [*served.engine.stopped.values()] == [len(whole.text.encode())] * 2
+
+    serving(story, [SAYS])
+
+
+@pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("says", [SAYS, "<think>hm</think>Well <tool_c", f"{CALL} "])
-def test_a_stream_that_is_resumed_anywhere_has_each_part_once(says):
+def test_a_stream_that_is_resumed_anywhere_has_each_part_once(says, single):
     async def story(servicer, _):
-        request = asked(tools=[TOOL])
+        request = asked(tools=[TOOL], tool_choice=pb.ToolChoice(single=single))
         events, whole = await streamed(servicer, request)
-        for num_events in range(1, len(events), 7):
+        for num_events in (*range(1, len(events), 7), len(events) - 1):
             so_far = AnswerSoFar()
             for event in events[:num_events]:
                 so_far.take(event)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.generation_params import GenerationParams
 from control_plane.engine.sample_text import SampleText
+from control_plane.text.answers.text_form import TextForm
 
 
 class Words:
@@ -147,7 +149,52 @@ def test_the_text_it_was_primed_with_is_all_that_its_tokens_say():
 
 def test_special_tokens_may_be_spelled():
     words = Words("a", "", "b")
-    text = SampleText(words, GenerationParams(stop=("b!",)), {1: "<x>"})
+    text = SampleText(words, GenerationParams(stop=("b!",)), TextForm({1: "<x>"}))
     text.prime((0, 1))
     assert text.primed_text == "a<x>"
     assert joined([text.push((1, 2)), text.finish()]) == ("<x>b", [1, 2])
+
+
+class Until:
+    """Sees that a text has so many characters."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def push(self, text: str) -> bool:
+        self.count -= len(text)
+        return self.count <= 0
+
+
+@pytest.mark.parametrize("stop", [(), ("def",), ("x",)])
+def test_a_text_that_is_whole_ends_with_the_token_with_which_it_is(stop):
+    words = Words("ab", "", "cd", "ef", "g")
+    for pieces in ([(0,), (1,), (2,), (3,), (4,)], [(0, 1, 2, 3, 4)], [(0, 1), (2, 3), (4,)]):
+        params = GenerationParams(stop=stop, max_tokens=5)
+        text = SampleText(words, params, TextForm(make_end=lambda: Until(3)))
+        given = [text.push(tokens, tuple(map(logprob, tokens))) for tokens in pieces]
+        # What may be the beginning of a stop text comes, too: nothing follows it.
+        assert joined([*given, text.finish()]) == ("abcd", [0, 1, 2])
+        assert [entry for piece in given for entry in piece.logprobs] == [*map(logprob, range(3))]
+        assert (text.num_tokens, text.has_ended, text.ended_itself) == (3, True, True)
+        assert text.matched_stop is None
+
+
+def test_a_text_that_no_more_tokens_come_for_has_not_ended_itself():
+    text = SampleText(Words("ab"), GenerationParams(), TextForm(make_end=lambda: Until(3)))
+    assert joined([text.push((0,)), text.finish()]) == ("ab", [0])
+    assert (text.has_ended, text.ended_itself) == (True, False)
+
+
+def test_a_stop_string_before_the_text_is_whole_ends_it():
+    words = Words("ab", "cd")
+    text = SampleText(words, GenerationParams(stop=("c",)), TextForm(make_end=lambda: Until(4)))
+    assert joined([text.push((0, 1)), text.finish()]) == ("ab", [0])
+    assert (text.matched_stop, text.ended_itself) == ("c", True)
+
+
+def test_a_text_that_was_whole_in_what_its_reader_has_takes_nothing_more():
+    text = SampleText(Words("ab", "cd"), GenerationParams(), TextForm(make_end=lambda: Until(2)))
+    text.prime((0,))
+    assert (text.primed_text, text.has_ended) == ("ab", True)
+    assert joined([text.push((1,)), text.finish()]) == ("", [])

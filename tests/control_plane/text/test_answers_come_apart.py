@@ -10,6 +10,7 @@ import pytest
 from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader, MistralReader
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.parts import CallPiece, Parts
+from control_plane.text.answers.text_form import FirstCall
 
 READERS = {"hermes": HermesReader, "llama": Llama3JsonReader, "mistral": MistralReader}
 MAY_BEGIN = Thinking.MAY_BEGIN
@@ -247,11 +248,29 @@ def test_text_and_calls_are_told_in_the_order_in_which_they_were_written():
     assert [*parts.in_order()] == ["Hi", CallPiece(0, "f", '{"x": 1}', 2), " you"]
 
 
-def test_calls_beyond_those_that_are_wanted_are_left_out():
-    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    given = AnswerFormat(Thinking.IS_OVER, HermesReader)
-    for pieces in cuts_of(f"{call}\n{call} and", random.Random(2)):
-        assert read(given, pieces, max_calls=1) == (" and", "", [F])
+@pytest.mark.parametrize(
+    ("reader", "whole", "rest"),
+    [
+        ("hermes", 'So <tool_call>{"name": "f", "arguments": {}}</tool_call>', " and"),
+        ("llama", '{"name": "f", "parameters": {}}', '; {"name": "g", "parameters": {}}'),
+        ("llama", '<|python_tag|>{"name": "f", "parameters": {}}', " so"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}]', "."),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]g[ARGS]{}"),
+        # Nothing closes it, but for what cannot be a part of it.
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}} a', "nd <tool_call>"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}, "oh"', ": 1}</tool_call>"),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}},', ' {"name": "g"}]'),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}} s', "o"),
+    ],
+)
+def test_what_follows_the_calls_that_are_wanted_is_left_out(reader, whole, rest):
+    given = AnswerFormat(Thinking.IS_OVER, READERS[reader])
+    for pieces in cuts_of(whole + rest, random.Random(2)):
+        said, _, calls = read(given, pieces, max_calls=1)
+        assert (said, calls) == ("So" if "So" in whole else "", [F])
+        first = FirstCall(given)
+        told = [first.push(piece) for piece in pieces]
+        assert told == [end >= len(whole) for end in itertools.accumulate(map(len, pieces))]
 
 
 def test_a_call_that_is_left_out_does_not_change_that_the_first_is_whole():
