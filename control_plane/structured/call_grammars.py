@@ -84,10 +84,15 @@ def _llama3_json(calls: ToolCalls) -> list[str]:
 
 
 def _mistral(calls: ToolCalls) -> list[str]:
-    """As a list, and, where models have its mark, with the name in front; they know which."""
+    """As a list, and, where models have its mark, with the name in front; they know which.
+
+    So they do of the id, which those of one year write behind the name.
+    """
     more = "" if calls.is_single else '(", " object)*'
+    has_ids = "[CALL_ID]" in dict(calls.tokens)
+    call_id = f"({_mark(calls, '[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)?" if has_ids else ""
     named = [
-        f"{lark_text(tool.name)} {_mark(calls, '[ARGS]')} @{schema_name(index)}"
+        f"{lark_text(tool.name)} {call_id} {_mark(calls, '[ARGS]')} @{schema_name(index)}"
         for index, tool in enumerate(calls.tools)
         if _PLAIN_NAME.fullmatch(tool.name)
     ]

@@ -141,6 +141,7 @@ def test_calls_are_written_as_models_write_them(grammars):
         ("mistral", False, [f"[TOOL_CALLS] [{listed}, {listed}]"]),
         ("mistral", True, [262, f"[{listed}]"]),
         ("mistral", True, [262, "weather", 263, body, 262, "weather", 263, body]),
+        ("mistral", True, [262, "weather", 264, "aB3dEf9hI", 263, body, 262, "weather", 263, body]),
     ):
         made = constraint(grammars, format_of(name, has_tokens=has_tokens), ToolChoice("required"))
         separator = "\n" if len(pieces) > 1 and isinstance(pieces[0], str) else ""
@@ -150,6 +151,24 @@ def test_calls_are_written_as_models_write_them(grammars):
                 assert token in allowed(made), (name, pieces, text)
                 take(made, token)
         assert made.is_complete or EOS_TOKEN_ID in allowed(made)
+
+
+def test_an_id_of_mistrals_is_nine_letters_and_digits_behind_its_mark(grammars):
+    answer = format_of("mistral", has_tokens=True)
+    for said, may_follow in (
+        ("", set()),
+        ("aB3dEf9h", set(b"azAZ09")),
+        ("aB3dEf9hI", {263}),
+    ):
+        made = constraint(grammars, answer, ToolChoice("required"))
+        for token in (262, *b"weather", 264, *said.encode()):
+            assert token in allowed(made)
+            take(made, token)
+        assert may_follow <= set(allowed(made))
+        assert set(allowed(made)).isdisjoint({264, 262, ord("-")})
+        assert (263 in allowed(made)) == (len(said) == 9)
+    calls = read(answer, "[TOOL_CALLS]weather[CALL_ID]aB3dEf9hI[ARGS]{}")
+    assert calls == ([("weather", {})], "")
 
 
 def test_a_mark_that_is_a_token_is_that_token_alone(grammars):
