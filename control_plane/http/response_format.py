@@ -1,4 +1,7 @@
-"""The form that an answer of a conversation must have, as OpenAI's two endpoints spell it."""
+"""The form that an answer of a conversation must have, as OpenAI's two endpoints spell it.
+
+Chats take Hugging Face's spelling too, which `huggingface_hub` makes of OpenAI's by itself.
+"""
 
 from __future__ import annotations
 
@@ -49,27 +52,55 @@ class NamedSchemaFormat(JsonSchema):
     type: Literal["json_schema"]
 
 
+class ValueOrObjectFormat(JsonObjectFormat):
+    """A JSON object, whichever, or one that a schema allows."""
+
+    value: dict[str, JsonValue] | None = Field(None, description="a JSON Schema; Hugging Face's")
+
+
+class ValueFormat(Wire):
+    """JSON that a schema allows, as Hugging Face's TGI spells it."""
+
+    type: Literal["json"]
+    value: dict[str, JsonValue]
+
+
+class RegexFormat(Wire):
+    """A text that a regular expression matches as a whole, as Hugging Face's TGI spells it."""
+
+    type: Literal["regex"]
+    value: str
+
+
 def _kind(given: object) -> str:
     """Tell the formats apart for `one_of`."""
     kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
     return f"~{kind}"
 
 
-def _check_type(given: object) -> object:
-    """Name the type as what is wrong, where the rest may be anything."""
-    if isinstance(given, dict) and given.get("type") not in ("text", "json_object", "json_schema"):
-        raise wrong("type", "Input should be 'text', 'json_object' or 'json_schema'")
-    return given
+def _check_type(*others: str) -> BeforeValidator:
+    """Name the type as what is wrong, where the rest may be anything. `others`: beside OpenAI's."""
+    types = ("text", "json_object", "json_schema", *others)
+    known = f"{', '.join(map(repr, types[:-1]))} or {types[-1]!r}"
+
+    def check(given: object) -> object:
+        if isinstance(given, dict) and given.get("type") not in types:
+            raise wrong("type", f"Input should be {known}")
+        return given
+
+    return BeforeValidator(check)
 
 
 _ONE_OF_THEM: Final = one_of(_kind, "an object")
 
 ResponseFormat: TypeAlias = Annotated[
     Annotated[TextFormat, Tag("~text")]
-    | Annotated[JsonObjectFormat, Tag("~json_object")]
-    | Annotated[JsonSchemaFormat, Tag("~json_schema")],
+    | Annotated[ValueOrObjectFormat, Tag("~json_object")]
+    | Annotated[JsonSchemaFormat, Tag("~json_schema")]
+    | Annotated[ValueFormat, Tag("~json")]
+    | Annotated[RegexFormat, Tag("~regex")],
     _ONE_OF_THEM,
-    BeforeValidator(_check_type),
+    _check_type("json", "regex"),
 ]
 
 FormatOfText: TypeAlias = Annotated[
@@ -77,7 +108,7 @@ FormatOfText: TypeAlias = Annotated[
     | Annotated[JsonObjectFormat, Tag("~json_object")]
     | Annotated[NamedSchemaFormat, Tag("~json_schema")],
     _ONE_OF_THEM,
-    BeforeValidator(_check_type),
+    _check_type(),
 ]
 
 
@@ -85,6 +116,11 @@ def structure_of(
     wanted: ResponseFormat | FormatOfText | None, name: str = NAME
 ) -> StructuredOutputs | None:
     """Return what the engine is asked for; `name`: of the field. Raises ValidationError."""
+    if isinstance(wanted, RegexFormat):
+        return StructuredOutputs(regex=wanted.value, name=name)
+    schema = wanted.value if isinstance(wanted, ValueOrObjectFormat | ValueFormat) else None
+    if schema is not None:
+        return StructuredOutputs(json=schema, name=name)
     if isinstance(wanted, JsonObjectFormat):
         return StructuredOutputs(json_object=True, name=name)
     if isinstance(wanted, JsonSchemaFormat):

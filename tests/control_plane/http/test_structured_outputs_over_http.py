@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from huggingface_hub import InferenceClient
 
 from control_plane.core.structured_outputs import StructuredOutputs
+from tests.control_plane.http.own_server import Server
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -17,6 +19,10 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "x": None}
 def json_schema(**more: object) -> dict:
     wanted = {"name": "answer", "schema": SCHEMA, **more}
     return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+
+
+def tgi(kind: str, value: object) -> dict:
+    return {"response_format": {"type": kind, "value": value}}
 
 
 def text_format(kind: str = "json_schema", **more: object) -> dict:
@@ -32,6 +38,11 @@ def text_format(kind: str = "json_schema", **more: object) -> dict:
         (CHAT, json_schema(strict=True), {"json": json.dumps(SCHEMA)}),
         (CHAT, json_schema(strict=False, description="d"), {"json": json.dumps(SCHEMA)}),
         (CHAT, {"response_format": {"type": "text"}}, None),
+        # As `huggingface_hub`, and callers of TGI, spell it.
+        (CHAT, tgi("json_object", SCHEMA), {"json": json.dumps(SCHEMA)}),
+        (CHAT, tgi("json_object", None), {"json_object": True}),
+        (CHAT, tgi("json", SCHEMA), {"json": json.dumps(SCHEMA)}),
+        (CHAT, tgi("regex", "a+"), {"regex": "a+"}),
         (CHAT, {"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
         (RESPONSES, text_format("json_object"), {"json_object": True}),
         (RESPONSES, text_format(strict=True), {"json": json.dumps(SCHEMA)}),
@@ -92,3 +103,19 @@ def test_a_response_repeats_its_format(on_loop, fields, said):
             assert response["text"] == {"format": said}
 
     on_loop(test)
+
+
+def test_the_schema_that_huggingface_hub_is_given_reaches_the_engine():
+    """It spells `response_format` in Hugging Face's way, whatever it is given."""
+    server = Server()
+    try:
+        server.engine.says = ['{"a": 1}']
+        with InferenceClient(base_url=f"http://{server.address}/v1", api_key="-") as client:
+            answer = client.chat_completion(
+                [{"role": "user", "content": "Hi"}], model="tiny/bytes", **json_schema()
+            )
+        assert answer.choices[0].message.content == '{"a": 1}'
+        (request,) = server.engine.submitted
+        assert request.params.structured_outputs == StructuredOutputs(json=SCHEMA)
+    finally:
+        server.close()
