@@ -8,21 +8,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import grpc.aio
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
-from grpc_health.v1.health import aio as aio_health  # type: ignore[attr-defined] # not in stubs
-from grpc_reflection.v1alpha import reflection
 
 from control_plane.access.keyring import Keyring
-from control_plane.api.engine_access import EngineAccess
-from control_plane.api.interceptors import RequestInterceptor
-from control_plane.api.services import ADMIN_SERVICES, SERVICES, add_services
+from control_plane.api.server import GrpcServer
 from control_plane.config import COMPUTE_TLS_PREFIX, ControlPlaneConfig, service_manager
 from control_plane.engine.admission import Admission
 from control_plane.engine.bring_up import ConnectedPlane
@@ -40,28 +32,15 @@ from control_plane.http.server import HOW_TO_GET_IT, HttpServer, missing_package
 from control_plane.metrics.instruments import Instruments
 from control_plane.shutdown import Shutdown
 from control_plane.text.answers.recognition import AnswerFormats
-from control_plane.text.bounds import max_message_bytes
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.tracing.provider import load_tracing
-from planes.address import Address
-from planes.descriptors import share_of_descriptors
 from planes.errors import ConfigError, EngineError
 from planes.hang_up import has_terminal
-from planes.listening import check_can_listen
 from planes.ready import announce_ready, watch_lifeline
-from planes.tls import ClientTls, ServerTls, add_port
-from planes.transport import MAX_CLIENT_MESSAGE_BYTES, client_server_options
+from planes.tls import ClientTls, ServerTls
 
 EXIT_OK = 0
 EXIT_FAULT = 1
-
-GRPC_SHARE = 0.25
-"""Of the file descriptors, for clients of gRPC. The HTTP port has more than half."""
-
-MAX_GRPC_CONNECTIONS = 16_384
-
-STATUS_GRACE_S = 1.0
-"""After the last request: time for clients to read its end, before connections are cut."""
 
 ENGINE_STOP_PATIENCE_S = 5.0
 
@@ -93,8 +72,13 @@ class ControlPlane:
         )
         self._loop = asyncio.get_running_loop()
         self._gate = Gate()
-        self._health = aio_health.HealthServicer()
-        self._access = EngineAccess(self._gate)
+        self._grpc = GrpcServer(
+            self._gate,
+            max_model_len=config.max_model_len,
+            tls=self._tls,
+            keyring=self._keyring,
+            visits=self._instruments.visits,
+        )
         self._recorder = None if config.record is None else Recorder(config.record)
         self._hub = StreamHub(self._loop)
         self._fleet = Fleet(
@@ -168,7 +152,8 @@ class ControlPlane:
         Raises ConfigError if the address cannot be had, or this configuration cannot work with the
         compute plane that is there.
         """
-        server = await self._start_server()
+        config = self._config
+        self._address = await self._grpc.start(config.listen_address, flag=config.listen_flag)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._shutdown.on_signal)
         self._loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
@@ -182,7 +167,7 @@ class ControlPlane:
         await self._shutdown.wait()
         self._manager.stopping()
         watchdog.cancel()
-        await self._shut_down(server)
+        await self._shut_down()
         if isinstance(self._fault, ConfigError) and not self._is_announced:
             raise self._fault  # the caller's, who has been told nothing else yet
         if self._fault is not None:
@@ -197,38 +182,6 @@ class ControlPlane:
         return EXIT_OK
 
     # --- up ---
-
-    async def _start_server(self) -> grpc.aio.Server:
-        """Open the port, NOT_SERVING until there is an engine."""
-        largest = max_message_bytes(self._config.max_model_len)
-        server = grpc.aio.server(
-            # What is a little too large is told so in our words, the rest by gRPC, unread.
-            options=client_server_options(
-                min(2 * largest, MAX_CLIENT_MESSAGE_BYTES),
-                max_connections=share_of_descriptors(GRPC_SHARE, MAX_GRPC_CONNECTIONS),
-            ),
-            interceptors=[
-                RequestInterceptor(
-                    *SERVICES,
-                    keyring=self._keyring,
-                    admin_services=ADMIN_SERVICES,
-                    visits=self._instruments.visits,
-                    max_message_bytes=largest,
-                )
-            ],
-        )
-        add_services(server, self._access)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection(
-            (*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME), server
-        )
-        await self._publish_health()
-        self._address = _bind(
-            server, self._config.listen_address, self._tls, flag=self._config.listen_flag
-        )
-        await server.start()
-        _log.info("listening", address=self._address)
-        return server
 
     def _prepare(self, connected: ConnectedPlane) -> Attach:
         """Try the chat template out, off the event loop; return what attaches the plane."""
@@ -263,7 +216,7 @@ class ControlPlane:
                 watch=self._instruments.watch(connected.plane.model),
             )
         )
-        self._access.attach(frontend)
+        self._grpc.attach(frontend)
         if self._http is not None:
             self._http.attach(frontend)
         # What is alive now stays: a collection in the middle of a step need not look at it.
@@ -313,13 +266,7 @@ class ControlPlane:
 
     async def _publish_health(self) -> None:
         """Tell watchers and checkers what the gate says; announce the first time it serves."""
-        status = (
-            health_pb2.HealthCheckResponse.SERVING
-            if self._gate.is_serving
-            else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        for service in ("", *SERVICES):
-            await self._health.set(service, status)
+        await self._grpc.publish_health()
         if self._gate.is_serving and not self._is_announced:
             self._is_announced = True
             _log.info("serving", address=self._address)
@@ -328,7 +275,7 @@ class ControlPlane:
 
     # --- down ---
 
-    async def _shut_down(self, server: grpc.aio.Server) -> None:
+    async def _shut_down(self) -> None:
         """Refuse new requests at once, let running ones finish, then close everything."""
         self._gate.drain()
         await self._publish_health()
@@ -347,25 +294,8 @@ class ControlPlane:
         await self._roster.stop(ENGINE_STOP_PATIENCE_S)
         if self._http is not None:
             await self._http.stop()
-        await server.stop(STATUS_GRACE_S)
+        await self._grpc.stop()
         await self._roster.shut_down(ENGINE_STOP_PATIENCE_S)
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._instruments.close)
-
-
-def _bind(server: grpc.aio.Server, address: Address, tls: ServerTls | None, *, flag: str) -> str:
-    """Take the address; return it with the port that was given. Raises ConfigError.
-
-    `flag`: what says another one.
-    """
-    key = flag.removeprefix("--").replace("-", "_")
-    try:
-        check_can_listen(address, key=key)
-    except ConfigError as error:
-        raise ConfigError(f"{error.message}; another one is {flag}", field=key) from None
-    try:
-        port = add_port(server, address, tls)
-    except RuntimeError:  # taken since then, most likely
-        raise ConfigError(f"{key}: cannot listen on {address}", field=key) from None
-    return str(address if address.path is not None else replace(address, port=port))
