@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,22 +14,16 @@ from control_plane.telemetry import EngineMetrics
 from hetero_infer.channel import Route
 from hetero_infer.client import calls
 from hetero_infer.client.answers import Answer, Delta, Event
-from hetero_infer.client.aside import AsideCall, Flag, do_aside
-from hetero_infer.client.attempts import DEFAULT_RETRIES, Attempts, Deadline
+from hetero_infer.client.aside import AsideCall, Flag
+from hetero_infer.client.attempts import DEFAULT_RETRIES
+from hetero_infer.client.blocking_calls import BlockingCalls
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.progress import BROKEN_OFF, StreamProgress
 from hetero_infer.client.requests import ChatRequest, TextRequest, prompt_of
 from hetero_infer.client.server_values import ChatPrompt, ModelInfo, PoolStats, ServedRequest
-from hetero_infer.client.services import (
-    CLIENT_CLOSED,
-    DEFAULT_TARGET,
-    RPC_TIMEOUT_S,
-    Services,
-    parse_target,
-)
+from hetero_infer.client.services import DEFAULT_TARGET, RPC_TIMEOUT_S, parse_target
 from hetero_infer.client.streaming import StreamFacts, StreamingMethods
 from hetero_infer.client.tool_choice import AnyToolChoice
-from hetero_infer.client.unreached import error_of
 from hetero_infer.wire_errors import ServerLostError
 from planes.address import Address
 from planes.errors import EngineError
@@ -60,10 +52,7 @@ class Client(StreamingMethods["Stream"]):
         retries: int = DEFAULT_RETRIES,
     ) -> None:
         super().__init__(retries)
-        self._route = Route(parse_target(target), token=token, tls=tls)
-        self._channel = self._route.open()
-        self._services = Services(self._channel)
-        self._closed = threading.Event()
+        self._calls = BlockingCalls(Route(parse_target(target), token=token, tls=tls))
 
     def generate(
         self,
@@ -194,8 +183,7 @@ class Client(StreamingMethods["Stream"]):
 
     def close(self) -> None:
         """Close the channel; calls under way are cancelled."""
-        self._closed.set()
-        do_aside(self._channel.close)
+        self._calls.close()
 
     def __enter__(self) -> Self:
         return self
@@ -209,49 +197,10 @@ class Client(StreamingMethods["Stream"]):
         self.close()
 
     def _stream_of(self, progress: StreamProgress) -> Stream:
-        return Stream(self, progress)
+        return Stream(self._calls, progress)
 
     def _run(self, call: calls.Call[T], timeout_s: float | None) -> T:
-        attempts = Attempts(self._retries if call.is_repeatable else 0, Deadline(timeout_s))
-        while True:
-            self._check_open()
-            method = self._services.method(call.service, call.method)
-            make = partial(
-                method.future,
-                call.message,
-                timeout=attempts.deadline.left_s(),
-                metadata=self._route.metadata,
-            )
-            aside = AsideCall(make)
-            try:
-                answer = aside.read(self._result_of, is_last=True)
-            except EngineError as error:
-                pause_s = attempts.pause_after(error)
-            except BaseException:  # of a signal handler, most likely: the server need not go on
-                aside.cancel()
-                raise
-            else:
-                return call.read(answer)
-            self._closed.wait(pause_s)
-
-    def _result_of(self, call: Any) -> Any:  # noqa: ANN401 - gRPC's future and the message
-        try:
-            return call.result()
-        except grpc.RpcError as error:
-            raise error_of(error, self._route) from None
-
-    def _next_call(self, progress: StreamProgress) -> AsideCall:
-        """Return the next call of a stream, not begun yet. Raises EngineError."""
-        self._check_open()
-        call = progress.next_call()
-        method = self._services.method("Inference", call.method)
-        return AsideCall(
-            partial(method, call.message, timeout=call.timeout_s, metadata=self._route.metadata)
-        )
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise ServerLostError(CLIENT_CLOSED)
+        return self._calls.run(call, timeout_s, self._retries)
 
 
 class Stream(StreamFacts, Iterator[Event]):
@@ -265,9 +214,9 @@ class Stream(StreamFacts, Iterator[Event]):
     handler.
     """
 
-    def __init__(self, client: Client, progress: StreamProgress) -> None:
+    def __init__(self, calls_: BlockingCalls, progress: StreamProgress) -> None:
         super().__init__(progress)
-        self._client = client
+        self._calls = calls_
         self._closed = Flag()
         self._call: AsideCall | None = None
 
@@ -294,7 +243,7 @@ class Stream(StreamFacts, Iterator[Event]):
                 if self._closed.is_set():
                     break
                 self._end()
-                self._client._check_open()
+                self._calls.check_open()
                 pause_s = self._progress.pause_after(error)
             else:
                 event = self._progress.take(response)
@@ -330,7 +279,7 @@ class Stream(StreamFacts, Iterator[Event]):
     def _read(self) -> Any:  # noqa: ANN401 - the message
         """Wait for the next message. Raises EngineError where there is none."""
         if self._call is None:
-            self._call = self._client._next_call(self._progress)
+            self._call = self._calls.next_call(self._progress)
             if self._closed.is_set():  # by another thread, which saw no call yet
                 self._call.cancel()
         try:
@@ -345,7 +294,7 @@ class Stream(StreamFacts, Iterator[Event]):
         try:
             response = next(call, None)
         except grpc.RpcError as error:
-            raise error_of(error, self._client._route) from None
+            raise self._calls.error_of(error) from None
         if response is None:
             raise ServerLostError(BROKEN_OFF)
         return response

@@ -15,14 +15,16 @@ from control_plane.telemetry import EngineMetrics
 from hetero_infer.client.answers import Answer
 from hetero_infer.client.arguments import check_flag, check_text, object_of, tokens_of
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
-from hetero_infer.client.convert import (
+from hetero_infer.client.convert_answers import (
     answer_from_proto,
     finish_reason_from_proto,
+    state_from_proto,
+    states_from_proto,
+)
+from hetero_infer.client.convert_requests import (
     messages_to_proto,
     object_to_proto,
     request_to_proto,
-    state_from_proto,
-    states_from_proto,
     tools_to_proto,
 )
 from hetero_infer.client.requests import Request, TextRequest, check_prompt_end

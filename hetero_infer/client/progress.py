@@ -20,7 +20,8 @@ from hetero_infer.client.attempts import (
     OnLost,
     Patience,
 )
-from hetero_infer.client.convert import event_from_proto, request_to_proto, resume_to_proto
+from hetero_infer.client.convert_answers import event_from_proto
+from hetero_infer.client.convert_requests import request_to_proto, resume_to_proto
 from hetero_infer.client.requests import Request, TextRequest, check_request, check_resumable
 from hetero_infer.wire_errors import DeadlineExceededError, ServerLostError
 from planes.errors import EngineError

@@ -12,7 +12,7 @@ from control_plane.api.inference_servicer import InferenceServicer
 from control_plane.engine.gate import Gate
 from hetero_infer import Delta, Finished, Message
 from hetero_infer.client.answers import AnswerParts, AnswerSoFar
-from hetero_infer.client.convert import answer_from_proto, event_from_proto
+from hetero_infer.client.convert_answers import answer_from_proto, event_from_proto
 from protos.hetero.inference.v1 import inference_pb2 as pb
 from tests.control_plane.http.conftest import Served
 from tests.control_plane.http.test_answers_of_chats_come_in_parts import MarkingTokenizer

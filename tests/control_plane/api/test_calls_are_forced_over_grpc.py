@@ -9,7 +9,8 @@ import pytest
 from control_plane.api.conversation import tool_choice_from_proto
 from control_plane.text.answers.tool_choice import ToolChoice
 from hetero_infer.client.answers import Finished
-from hetero_infer.client.convert import answer_from_proto, request_to_proto
+from hetero_infer.client.convert_answers import answer_from_proto
+from hetero_infer.client.convert_requests import request_to_proto
 from hetero_infer.client.requests import ChatRequest
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2 as pb

@@ -4,7 +4,7 @@ import pytest
 
 from hetero_infer import Message, Tool, ToolCall, ValidationError
 from hetero_infer.client.conversation import messages_of, tools_of
-from hetero_infer.client.convert import tools_to_proto
+from hetero_infer.client.convert_requests import tools_to_proto
 
 WHOLE = [
     {"role": "system", "content": "be brief"},
