@@ -12,10 +12,11 @@ from typing import TypeVar
 from control_plane.access.principal import Lease, current_principal
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import MemoryStats
-from control_plane.core.request import FinishReason, Request, RequestState
+from control_plane.core.request import Request
 from control_plane.core.request_options import PLAIN, RequestOptions
 from control_plane.engine.admission import Admission
-from control_plane.engine.events import RequestEnd, RequestInfo, RequestTimings, RequestUpdate
+from control_plane.engine.continued import end_of_continued
+from control_plane.engine.events import RequestInfo
 from control_plane.engine.gate import Gate
 from control_plane.engine.generation import Generation
 from control_plane.engine.inbox import RequestDoor
@@ -183,7 +184,7 @@ class EngineFrontend:
             stream = await asyncio.to_thread(self._open_stream, request, form)
             parts.gate.check()
         generation = Generation(request, stream, abandon=self._abandon, lease=lease)
-        end = self._end_of_continued(request, stream)
+        end = end_of_continued(request, stream, self._clock())
         if end is not None:
             stream.push(end)
         else:
@@ -206,27 +207,6 @@ class EngineFrontend:
             give_up=lambda: parts.inbox.cancel(request_id),
             max_unread_tokens=parts.max_unread_tokens,
             watch=parts.watch(request),
-        )
-
-    def _end_of_continued(self, request: Request, stream: RequestStream) -> RequestUpdate | None:
-        """Return the end of an answer whose first tokens are all there is of it."""
-        known, params = request.output_tokens, request.params
-        matched_stop = None
-        if known and known[-1] in request.end_token_ids:
-            matched_stop = known[-1] if known[-1] in params.stop_token_ids else None
-            reason = FinishReason.STOP
-        elif stream.texts[0].has_ended or any(one.is_complete for one in request.constraints):
-            reason = FinishReason.STOP
-        elif known and len(known) == params.max_tokens:
-            reason = FinishReason.LENGTH
-        else:
-            return None
-        timings = RequestTimings(None, None, self._clock() - request.arrival_time)
-        return RequestUpdate(
-            request.id,
-            end=RequestEnd(RequestState.COMPLETED, reason, timings),
-            finish_reason=reason,
-            matched_stop=matched_stop,
         )
 
     async def abort(self, request: str | int) -> None:
