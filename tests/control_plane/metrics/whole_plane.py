@@ -27,7 +27,7 @@ class WholePlane:
 
     @property
     def frontend(self):
-        return self.plane._access.require()
+        return self.plane._grpc._access.require()
 
     async def page(self) -> Page:
         response = await self.http.get("/metrics")

@@ -67,7 +67,13 @@ def run(*argv):
 
 
 def test_chat_and_complete(target, files, capsys, monkeypatch):
-    flags = [*target, f"--token-file={files / 'user'}", "--max-tokens=4", "--ignore-eos"]
+    flags = [
+        *target,
+        f"--token-file={files / 'user'}",
+        "--max-tokens=4",
+        "--ignore-eos",
+        "--seed=1",
+    ]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
     assert run("chat", *flags) == 0
     assert len(capsys.readouterr().out) == 5
