@@ -46,7 +46,7 @@ class Recorder:
         self._file = RecordingFile(path)
         self._clock = clock
         self._forget()
-        _log.info("recording", file=path)
+        _log.info("recording", file=self._file.path)
 
     def _forget(self) -> None:
         self._block_size = 0

@@ -6,6 +6,7 @@ together with all that would follow; the engine goes on.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
 import stat
@@ -130,7 +131,8 @@ def _create_free(path: str) -> tuple[str, int]:
 def _create(path: str) -> int | None:
     """Open a file that is new, or empty and an ordinary one, for nobody else to read.
 
-    None if it holds something. Raises ConfigError.
+    None if it holds something, or another control plane keeps it and has yet to write its first
+    record. Raises ConfigError.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -139,10 +141,9 @@ def _create(path: str) -> int | None:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"record: cannot write {path!r}: {why}", field="record") from None
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ConfigError(f"record: {path!r} is not an ordinary file", field="record")
-        if found.st_size:
+        if not _lock(descriptor) or os.fstat(descriptor).st_size:
             os.close(descriptor)
             return None
         os.fchmod(descriptor, FILE_MODE)
@@ -155,3 +156,14 @@ def _create(path: str) -> int | None:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _lock(descriptor: int) -> bool:
+    """Keep a file until it is closed; whether nobody else does."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks
+    return True

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import os
 import threading
@@ -238,6 +239,35 @@ def test_a_file_that_holds_something_is_not_overwritten_but_an_empty_one_is_take
         assert refused.value.field == "record"
     assert empty.read_text() == "something"
     assert not (tmp_path / "target").exists()
+
+
+def test_two_that_record_under_one_name_before_either_has_written_keep_a_file_each(tmp_path):
+    first, second = (RecordingFile(str(tmp_path / "run")) for _ in range(2))
+    first.write(b"the first")
+    second.write(b"2nd")
+    first.close()
+    second.close()
+    assert second.path == str(tmp_path / "run.1")
+    assert (tmp_path / "run").read_bytes() == b"\x09the first"
+    assert (tmp_path / "run.1").read_bytes() == b"\x032nd"
+
+
+def test_the_log_names_the_file_that_is_written(tmp_path):
+    (tmp_path / "run").write_bytes(b"kept")
+    with capture_logs() as logs:
+        Recorder(str(tmp_path / "run")).close()
+    assert logs == [{"event": "recording", "file": str(tmp_path / "run.1"), "log_level": "info"}]
+
+
+def test_where_files_cannot_be_kept_a_recording_is_written_all_the_same(tmp_path, monkeypatch):
+    def no_locks(_descriptor, _operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    file = RecordingFile(str(tmp_path / "run"))
+    file.write(b"the first")
+    file.close()
+    assert (tmp_path / "run").read_bytes() == b"\x09the first"
 
 
 @pytest.mark.parametrize("length", [0, 1, 127, 128, 300, 1 << 21, (1 << 28) - 1])
