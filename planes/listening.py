@@ -70,11 +70,14 @@ def _make_way(path: Path) -> None:
     if not stat.S_ISSOCK(mode):
         raise _RefusedError("the file exists and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # a stopped process takes no connection, and its queue may be full
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return
+        except BlockingIOError:
+            raise _RefusedError("it is in use") from None
         except OSError as error:
             raise _RefusedError(error.strerror) from None
     raise _RefusedError("it is in use")

@@ -55,6 +55,21 @@ def test_a_socket_without_its_directory_and_a_file_that_is_none_are_told_apart(t
     assert "Not a directory" in refusal(Address(path=str(tmp_path / "file" / "s")))
 
 
+def test_a_stopped_listener_that_can_take_no_more_connections_is_in_use(tmp_path):
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as holder, contextlib.ExitStack() as waiting:
+        holder.bind(path)
+        holder.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(path)
+        assert refusal(Address(path=path)) == (
+            f"listen: cannot listen on unix:{path}: it is in use"
+        )
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_may_not_be_written_is_named(tmp_path):
     tmp_path.chmod(0o500)
