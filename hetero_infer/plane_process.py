@@ -34,9 +34,10 @@ MAX_READY_BYTES = 4096
 
 
 class PlaneStartError(ExecutionError):
-    """A plane process ended, or stayed silent, before it served.
+    """A plane process could not be made, ended, or stayed silent, before it served.
 
-    `exit_status` is that of the process, negative for a signal, None if it was still running.
+    `exit_status` is that of the process, negative for a signal, None if it was still running or
+    never ran.
     `output` holds its last lines, empty if they were passed through.
     """
 
@@ -65,6 +66,8 @@ class PlaneProcess:
     at once, and in no error. None: it is no log line.
 
     The group of its own keeps a terminal's Ctrl-C from the child: the parent decides who ends when.
+
+    Raises PlaneStartError if the machine has no process, descriptor or thread left for it.
     """
 
     def __init__(
@@ -87,36 +90,14 @@ class PlaneProcess:
         self._reader: threading.Thread | None = None
         self._ready_read: int | None
         self._lifeline_write: int | None
-        with contextlib.ExitStack() as child_ends, contextlib.ExitStack() as own_ends:
-            self._ready_read, ready_write = _pipe(own_ends, child_ends)
-            lifeline_read, self._lifeline_write = _pipe(child_ends, own_ends)
-            output: int = sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
-            output_read: int | None = None
-            if on_output is not None:
-                output_read, output = _pipe(own_ends, child_ends)
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",  # what lies in the working directory must not shadow the packages
-                    "-m",
-                    module,
-                    *flags,
-                    f"--ready-fd={ready_write}",
-                    f"--lifeline-fd={lifeline_read}",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=dict(environ),
-                pass_fds=(ready_write, lifeline_read),
-                process_group=0,
-            )
-            own_ends.pop_all()  # from here on `stop` closes them
+        try:
+            output_read = self._launch(module, flags, environ)
+        except OSError as error:
+            raise PlaneStartError(
+                f"the {self.name} could not be started: {error.strerror}"
+            ) from None
         if output_read is not None:
-            self._reader = threading.Thread(
-                target=self._read_output, args=(output_read,), name=f"{module}-output", daemon=True
-            )
-            self._reader.start()
+            self._start_reader(output_read)
 
     @property
     def pid(self) -> int:
@@ -158,6 +139,47 @@ class PlaneProcess:
     def kill(self) -> None:
         """End the child at once."""
         self.stop(grace_s=0.0)
+
+    def _launch(self, module: str, flags: Sequence[str], environ: Mapping[str, str]) -> int | None:
+        """Make pipes and process; the end at which its output is read. Raises OSError."""
+        with contextlib.ExitStack() as child_ends, contextlib.ExitStack() as own_ends:
+            self._ready_read, ready_write = _pipe(own_ends, child_ends)
+            lifeline_read, self._lifeline_write = _pipe(child_ends, own_ends)
+            output: int = sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
+            output_read: int | None = None
+            if self._on_output is not None:
+                output_read, output = _pipe(own_ends, child_ends)
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",  # what lies in the working directory must not shadow the packages
+                    "-m",
+                    module,
+                    *flags,
+                    f"--ready-fd={ready_write}",
+                    f"--lifeline-fd={lifeline_read}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environ),
+                pass_fds=(ready_write, lifeline_read),
+                process_group=0,
+            )
+            own_ends.pop_all()  # from here on `stop` closes them
+        return output_read
+
+    def _start_reader(self, output_read: int) -> None:
+        """Have the child's output read. Raises PlaneStartError, and then the child has ended."""
+        reader = threading.Thread(
+            target=self._read_output, args=(output_read,), name=f"{self.name}-output", daemon=True
+        )
+        try:
+            reader.start()
+        except RuntimeError as error:
+            os.close(output_read)
+            raise self._fail(f"the {self.name} could not be started: {error}") from None
+        self._reader = reader
 
     def _release(self) -> None:
         """Close this end of the pipes and let the reader finish."""

@@ -54,7 +54,7 @@ class SupervisedPlane:
         """When the next one is to be started, on `clock`; None: one runs."""
 
     def start(self) -> PlaneProcess:
-        """Start the plane."""
+        """Start the plane. Raises PlaneStartError if the machine cannot make it."""
         self.due_at = None
         self._began = self._clock()
         plane = self.process = self._start()
@@ -63,7 +63,11 @@ class SupervisedPlane:
             plane.process.wait()
             self._ended.put(plane)
 
-        threading.Thread(target=wait, name=f"wait-{plane.pid}", daemon=True).start()
+        try:
+            threading.Thread(target=wait, name=f"wait-{plane.pid}", daemon=True).start()
+        except RuntimeError as error:
+            plane.kill()
+            raise PlaneStartError(f"the {plane.name} could not be started: {error}") from None
         return plane
 
     def note_end(self) -> None:
@@ -78,6 +82,10 @@ class SupervisedPlane:
         how = f"the {plane.name} {describe_exit(status)}"
         if status == EXIT_CONFIG:
             raise PlaneStartError(how, exit_status=status)
+        self._plan_another(how)
+
+    def _plan_another(self, how: str) -> None:
+        """Say when another one is due. Raises ExecutionError if the plane keeps ending."""
         now = self._clock()
         if now - self._began >= STEADY_S:
             self._num_restarts = 0
@@ -88,11 +96,20 @@ class SupervisedPlane:
         self._say(f"{how}; starting another one")
 
     def start_if_due(self) -> None:
-        """Start another process if its time has come."""
-        if self.due_at is not None and self._clock() >= self.due_at:
+        """Start another process if its time has come.
+
+        One that the machine cannot make now counts as one that ended at once: what took the memory
+        may be what the plane has died of. Raises ExecutionError as `note_end` does.
+        """
+        if self.due_at is None or self._clock() < self.due_at:
+            return
+        try:
             plane = self.start()
-            plane.show_output()  # nobody waits until it is ready
-            self._say(f"{plane.name}: pid {plane.pid}")
+        except PlaneStartError as error:
+            self._plan_another(error.message)
+            return
+        plane.show_output()  # nobody waits until it is ready
+        self._say(f"{plane.name}: pid {plane.pid}")
 
     def stop(self, grace_s: float) -> int:
         """End the plane, see `PlaneProcess.stop`; 0 if none runs, nor has ended unnoticed."""
@@ -110,7 +127,7 @@ class SupervisedPlane:
 def take_turn(planes: Sequence[SupervisedPlane], ended: Ended) -> bool:
     """Wait until one of the planes has ended or is due, and see to it.
 
-    False if None was put into `ended`. Raises what `SupervisedPlane.note_end` and `start` raise.
+    False if None was put into `ended`. Raises what `SupervisedPlane.note_end` raises.
     """
     due = [plane.due_at for plane in planes if plane.due_at is not None]
     patience_s = max(0.0, min(due) - time.monotonic()) if due else None

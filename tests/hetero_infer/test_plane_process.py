@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -54,6 +55,39 @@ def plane(tmp_path):
 
 def open_descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
+
+
+def test_a_machine_that_has_no_process_left_says_so_and_nothing_stays_open(plane, monkeypatch):
+    def no_memory(*_args, **_options):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("hetero_infer.plane_process.subprocess.Popen", no_memory)
+    before = open_descriptors()
+    with pytest.raises(
+        PlaneStartError, match=r"^the plane number 0 could not be started: Cannot al"
+    ):
+        plane("live()", print)
+    assert open_descriptors() == before
+
+
+def test_a_machine_that_has_no_thread_left_says_so_and_nothing_stays_open(plane, monkeypatch):
+    made = []
+    popen = subprocess.Popen
+
+    def remember(*args, **options):
+        made.append(popen(*args, **options))
+        return made[-1]
+
+    def no_thread(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("hetero_infer.plane_process.subprocess.Popen", remember)
+    monkeypatch.setattr("threading.Thread.start", no_thread)
+    before = open_descriptors()
+    with pytest.raises(PlaneStartError, match="could not be started: can't start new thread"):
+        plane("live()", print)
+    assert open_descriptors() == before
+    assert made[0].returncode is not None
 
 
 def test_a_plane_that_is_ready_has_an_address_and_ends_with_its_lifeline(plane):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from queue import SimpleQueue
 
 import pytest
@@ -66,6 +67,52 @@ def test_it_is_started_again_later_each_time_and_given_up_in_the_end(supervise, 
     with pytest.raises(ExecutionError, match=f"ended with status 3; {MAX_RESTARTS} restarts did"):
         end(supervised, ended)
     assert sum("ended with status 3; starting another one" in line for line in said) == 5
+
+
+def test_one_that_the_machine_cannot_make_now_is_tried_again_and_given_up_in_the_end(
+    supervise, said, monkeypatch
+):
+    supervised, ended, now = supervise(3)
+    end(supervised, ended)
+
+    def no_memory(*_args, **_options):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hetero_infer.plane_process.subprocess.Popen", no_memory)
+        now[0] = supervised.due_at
+        supervised.start_if_due()
+    assert "could not be started: Cannot allocate memory; starting another one" in said[-1]
+    assert supervised.due_at == now[0] + 2.0
+    assert supervised.stop(0.0) == 0  # nothing runs
+    supervised.due_at = now[0]
+    supervised.start_if_due()
+    end(supervised, ended)
+    monkeypatch.setattr("hetero_infer.plane_process.subprocess.Popen", no_memory)
+    for _ in range(MAX_RESTARTS - 3):
+        now[0] = supervised.due_at
+        supervised.start_if_due()
+    now[0] = supervised.due_at
+    with pytest.raises(ExecutionError, match=f"not be started: .*; {MAX_RESTARTS} restarts did"):
+        supervised.start_if_due()
+
+
+def test_one_that_no_thread_can_watch_is_ended_and_tried_again(supervise, said, monkeypatch):
+    supervised, ended, now = supervise(3)
+    end(supervised, ended)
+
+    def no_thread(_thread):
+        raise RuntimeError("can't start new thread")
+
+    now[0] = supervised.due_at
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", no_thread)
+        supervised.start_if_due()
+    assert "could not be started: can't start new thread; starting another one" in said[-1]
+    assert supervised.process.process.returncode is not None
+    now[0] = supervised.due_at
+    supervised.start_if_due()
+    end(supervised, ended)
 
 
 def test_one_that_ran_for_long_begins_to_count_anew(supervise):
