@@ -227,7 +227,8 @@ class EngineLoop:
             self._sent.note_work(is_left=self._scheduler.has_pending_work())
             if result.refusal is not None:
                 # A fault of ours, or the executor's. The batches sent after it were made as if it
-                # had run: only a new session is sure not to run them.
+                # had run: only a new session is sure not to run them. Their requests did no harm.
+                self._sent.clear()
                 raise LinkError(f"step {result.step_id} was refused: {result.refusal}")
         except LinkError as error:
             self._lose_link(error)

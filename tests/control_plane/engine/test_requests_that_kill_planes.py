@@ -14,10 +14,14 @@ from control_plane.errors import ComputeUnavailableError, LinkError
 
 
 class Plane:
-    """A link to a plane that is there at once, and dies of steps for which `kills` says so."""
+    """A link to a plane that is there at once, and dies of steps for which `kills` says so.
+
+    `refuses`: says which it answers with a refusal.
+    """
 
     def __init__(self, kills):
         self.kills = kills
+        self.refuses = lambda _: False
         self.num_losses = 0
         self.steps = []
 
@@ -41,6 +45,8 @@ class Plane:
         if self.kills(batch):
             self.num_losses += 1
             raise LinkError("the plane is dead")
+        if self.refuses(batch):
+            return StepResult(batch.step_id, refusal="EXECUTION_FAILED")
         sampled = [5] * len(batch.sampled_rows)
         logprobs = {
             k: TokenLogprobs(-1.0, tuple(range(1, 9)), tuple(-float(t) for t in range(1, 9)))
@@ -66,9 +72,15 @@ class Engine:
     def collect(self, updates):
         self.ends |= {update.request_id: update.end for update in updates if update.end}
 
-    def submit(self, request_id, num_prompt_tokens, max_tokens=3, **params):
+    def submit(self, request_id, num_prompt_tokens, max_tokens=3, *, token=1, priority=0, **params):
         params = GenerationParams(max_tokens=max_tokens, seed=1, **params)
-        request = Request(request_id, [1] * num_prompt_tokens, params, arrival_time=request_id)
+        request = Request(
+            request_id,
+            [token] * num_prompt_tokens,
+            params,
+            arrival_time=request_id,
+            priority=priority,
+        )
         self.loop.inbox.submit(request)
 
     def run(self):
@@ -136,3 +148,20 @@ def test_who_waits_is_not_given_up_for_what_the_plane_was_lost_with():
     engine.run()
     assert [engine.ends[n].state.value for n in (1, 2, 3)] == ["failed", "failed", "completed"]
     assert engine.plane.num_losses == 2 * MAX_LOSSES_WITHOUT_PROGRESS
+
+
+def test_steps_that_are_refused_are_not_held_against_those_of_the_next_step():
+    def is_bad(batch):
+        return any(9 in start.token_ids for start in batch.starts)
+
+    engine = Engine(lambda _: False, max_total_tokens=4)
+    engine.plane.refuses = is_bad
+    engine.submit(1, 80)
+    for request_id in range(2, 3 + MAX_LOSSES_WITHOUT_PROGRESS):
+        engine.submit(request_id, 4, token=9, priority=-1)
+        while request_id not in engine.ends:
+            engine.loop.step()
+        assert engine.ends[request_id].state is RequestState.FAILED
+    assert 1 not in engine.ends
+    engine.run()
+    assert engine.ends[1].state is RequestState.COMPLETED
