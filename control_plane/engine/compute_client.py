@@ -139,10 +139,13 @@ class ComputeClient:
                 self._asked_session = 0  # it refused
             self._complain(why_not_open(error))
             return None
+        self._asked_session = 0
+        if response.epoch != plane.epoch:
+            self._complain("another process was opened than the one that said what it is")
+            return None
         self._plane = plane.continuing(self._plane)
         self._complaint = None
         self._last_session = response.session
-        self._asked_session = 0
         self._session = ComputeSession(
             self._stub,
             response,

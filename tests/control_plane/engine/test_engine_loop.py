@@ -148,6 +148,27 @@ def test_a_plane_replaced_before_it_was_opened_is_only_another_one_to_learn(
     client.shut_down()
 
 
+def test_a_plane_replaced_while_it_was_opened_is_looked_at_once_more(
+    drive, fake_plane, monkeypatch
+):
+    driver = drive()
+    driver.submit("abc", 20)
+    driver.loop.step()
+    driver.loop._lose_link(LinkError("lost"))
+    ask = driver.client._stub.Open
+
+    def replaced(request, *, timeout):
+        monkeypatch.undo()
+        fake_plane.epoch, fake_plane.model = fake_plane.epoch + 1000, "other"
+        return ask(request, timeout=timeout)
+
+    monkeypatch.setattr(driver.client._stub, "Open", replaced)
+    driver.loop.step()
+    assert driver.links == [True, False]
+    with pytest.raises(PlaneMismatchError, match="another model: 'other', it was 'fake'"):
+        driver.run()
+
+
 def test_a_controller_whose_session_was_taken_stops(drive, fake_plane):
     driver = drive()
     driver.submit("abc", 50)
