@@ -87,10 +87,11 @@ class ComputeSession:
         Raises LinkError when the plane lost count, FencedError when another controller took over.
         """
         check_session(output, self._address)
-        if not self.unanswered or self.unanswered[0].step_id != output.step_id:
+        is_ours = (output.session, output.epoch) == (self.number, self.epoch)
+        if not (is_ours and self.unanswered and self.unanswered[0].step_id == output.step_id):
             raise LinkError(
                 f"the compute plane at {self._address} lost count: it answered step "
-                f"{output.step_id} out of turn"
+                f"{output.step_id} of session {output.session} out of turn"
             )
         self.unanswered.popleft()
         self.acked_step = output.step_id
