@@ -21,7 +21,6 @@ from control_plane.errors import (
     RequestFailedError,
 )
 from planes.errors import ValidationError
-from protos.hetero.compute.v1 import compute_pb2
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -103,36 +102,6 @@ def test_a_broken_stream_to_a_living_plane_is_mended_and_the_loop_hears_nothing(
     assert (fake_plane.num_resumes, fake_plane.take_overs, driver.links) == (1, [False], [True])
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"step_id": 4},
-        {"step_id": 6},
-        {"session": 7},
-        {"epoch": 7},
-        {"refusal": compute_pb2.Refusal(reason="REFUSAL_REASON_STEP_GAP")},
-        {"refusal": compute_pb2.Refusal(reason="REFUSAL_REASON_STALE_EPOCH")},
-    ],
-    ids=["late", "early", "earlier session", "other epoch", "gap", "stale epoch"],
-)
-def test_an_answer_that_is_not_to_the_next_batch_is_not_taken(drive, fake_plane, expected, wrong):
-    run = fake_plane.run
-
-    def answer(batch):
-        right = run(batch)
-        if batch.step_id != 5 or batch.session != 1:
-            return right
-        header = {"session": 1, "epoch": batch.epoch, "step_id": 5}
-        return compute_pb2.ExecutionOutput(**{**header, "sampled_token_ids": [ord("?")], **wrong})
-
-    fake_plane.run = answer
-    driver = drive()
-    request_id = driver.submit("abc", 20)
-    driver.run()
-    assert driver.text(request_id) == expected("abc", 20)
-    assert driver.links == [True, False, True]
-
-
 def test_a_stream_that_never_brings_a_reply_is_not_mended_for_ever(drive, fake_plane):
     fake_plane.kill()
     fake_plane.Execute = lambda *_: iter(())  # ends the stream at once
@@ -177,27 +146,6 @@ def test_a_plane_replaced_before_it_was_opened_is_only_another_one_to_learn(
     assert learn(client, SchedulingLimits()).plane.model == "other"
     assert client.open() == 0
     client.shut_down()
-
-
-def test_a_plane_replaced_while_it_was_opened_is_looked_at_once_more(
-    drive, fake_plane, monkeypatch
-):
-    driver = drive()
-    driver.submit("abc", 20)
-    driver.loop.step()
-    driver.loop._lose_link(LinkError("lost"))
-    ask = driver.client._stub.Open
-
-    def replaced(request, *, timeout):
-        monkeypatch.undo()
-        fake_plane.epoch, fake_plane.model = fake_plane.epoch + 1000, "other"
-        return ask(request, timeout=timeout)
-
-    monkeypatch.setattr(driver.client._stub, "Open", replaced)
-    driver.loop.step()
-    assert driver.links == [True, False]
-    with pytest.raises(PlaneMismatchError, match="another model: 'other', it was 'fake'"):
-        driver.run()
 
 
 def test_a_controller_whose_session_was_taken_stops(drive, fake_plane):

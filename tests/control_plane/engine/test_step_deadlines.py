@@ -140,6 +140,16 @@ def test_only_the_oldest_step_has_a_deadline_and_it_begins_when_it_is_the_oldest
     assert world.steps.remaining_s == pytest.approx(17.5)  # 9 s count as 4, and by a quarter
 
 
+def test_a_result_that_waited_for_the_engine_took_as_long_as_the_plane_says():
+    world = World()
+    world.warm_up(1.0)
+    for _ in range(20):
+        world.send()
+        world.answer(execute_us=2_000_000)
+    world.send()
+    assert world.steps.remaining_s == pytest.approx(20.0, rel=0.01)
+
+
 def test_an_overdue_step_is_a_stall_that_is_named_and_counted_until_there_is_progress():
     world = World()
     world.warm_up(1.0)
