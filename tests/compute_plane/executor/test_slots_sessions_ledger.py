@@ -86,6 +86,31 @@ def test_a_session_is_alive_as_long_as_its_stream(ledger: SessionLedger, clock: 
     assert not stream.reasons
 
 
+def test_a_resumed_session_is_alive_before_its_next_stream_is_there(
+    ledger: SessionLedger, clock: Clock
+):
+    ledger.open("a", take_over=False)
+    stream = FakeStream()
+    ledger.attach(1, stream)
+    clock.now_s += LEASE_S * 5
+    ledger.detach(stream)
+    ledger.resume(1, ledger.epoch)
+    clock.now_s += LEASE_S * 0.9
+    with pytest.raises(SessionHeld):
+        ledger.open("b", take_over=False)
+
+
+def test_a_stream_that_was_replaced_stays_so_whatever_it_still_brings(ledger: SessionLedger):
+    ledger.open("a", take_over=False)
+    older, newer = FakeStream(), FakeStream()
+    ledger.attach(1, older)
+    ledger.resume(1, ledger.epoch)
+    ledger.expect(newer)
+    ledger.attach(1, older)
+    assert newer.reasons == []
+    assert [type(reason) for reason in older.reasons] == [SessionFenced]
+
+
 def test_an_expected_stream_of_another_session_does_not_count(ledger: SessionLedger):
     stream = FakeStream()
     ledger.open("a", take_over=False)

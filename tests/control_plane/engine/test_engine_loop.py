@@ -202,6 +202,18 @@ def test_a_cancelled_request_frees_its_blocks(drive):
     assert driver.loop.metrics.cancelled_requests == 1
 
 
+def test_a_request_cancelled_while_the_plane_is_away_has_no_blocks(drive, fake_plane):
+    driver = drive()
+    request_id = driver.submit("long" * 10, 200)
+    driver.loop.step()
+    fake_plane.kill()
+    driver.run_until(lambda: not driver.links[-1])
+    driver.loop.inbox.cancel(request_id)
+    driver.loop.step()
+    assert driver.ends[request_id].finish_reason is FinishReason.CANCELLED
+    assert driver.loop.memory_stats.used_blocks == 0
+
+
 def test_an_end_token_ends_the_request_and_is_not_part_of_it(drive, fake_plane):
     fake_plane.answer = b"yes."
     driver = drive()
@@ -244,11 +256,13 @@ def test_requests_outlive_the_plane_only_for_the_grace(drive, fake_plane):
     driver = drive(compute_grace_s=30.0, clock=lambda: now[0])
     request_id = driver.submit("abc", 50)
     driver.loop.step()
+    now[0] += 25.0
     fake_plane.kill()
     driver.run_until(lambda: not driver.links[-1])
+    now[0] += 29.0
     driver.loop.step()
     assert request_id not in driver.ends
-    now[0] += 31.0
+    now[0] += 2.0
     driver.loop.step()
     assert isinstance(driver.ends[request_id].error, ComputeUnavailableError)
     assert driver.ends[request_id].history[-1].state is RequestState.FAILED
