@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
-from control_plane.engine.compute_client import ComputeClient
+from control_plane.engine.compute_client import RESUME_PAUSE_S, ComputeClient
+from control_plane.engine.compute_session import MAX_RESUMES_WITHOUT_REPLY
 from control_plane.errors import FencedError
 from planes.address import Address, parse_address
 from tests.compute_plane.rpc.plane_harness import Harness
@@ -83,6 +85,11 @@ def undisturbed():
     with world() as calm:
         calm.begin()
         return calm.finish(), calm.steps_run()
+
+
+def count_threads() -> int:
+    """Those of this process, but for the server's workers, which come as they are needed."""
+    return sum(not thread.name.startswith("rpc") for thread in threading.enumerate())
 
 
 def check(cut: World, undisturbed) -> None:
@@ -175,6 +182,17 @@ def test_an_idle_session_whose_connection_was_cut_takes_the_next_request(undistu
         cut.proxy.cut()
         cut.begin()
         check(cut, undisturbed)
+
+
+def test_streams_that_break_while_nothing_is_sent_leave_no_thread():
+    with world() as cut:
+        cut.driver.loop.step()
+        client, num_threads = cut.driver.client, count_threads()
+        for num_resumes in range(1, MAX_RESUMES_WITHOUT_REPLY):
+            cut.proxy.cut()
+            while client._session._num_resumes < num_resumes:
+                client.receive(RESUME_PAUSE_S)
+        wait_until(lambda: count_threads() <= num_threads, "their threads end")
 
 
 def test_a_session_that_somebody_took_while_the_stream_was_broken_is_not_fought_for():

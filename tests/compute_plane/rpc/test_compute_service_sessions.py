@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from compute_plane.executor.sessions import LEASE_S
 from compute_plane.executor.step import StepBatch
 from compute_plane.rpc import streams
 from compute_plane.rpc.server import MAX_REFLECTION_STREAMS, NUM_WORKERS
@@ -22,6 +24,7 @@ from tests.compute_plane.rpc.plane_harness import (
     reason,
     violated_fields,
 )
+from tests.waiting import wait_until
 
 
 def test_describe_says_what_the_plane_is(shared_plane: Harness):
@@ -87,6 +90,49 @@ def test_a_session_with_a_stream_keeps_a_second_controller_out(own_plane: Harnes
         assert "'first'" in caught.value.details()
         stream.send(first.batch(**decode_parts(5)))
         assert stream.receive().step_id == 2
+
+
+def test_a_controller_that_has_sent_nothing_on_its_stream_is_alive(own_plane: Harness):
+    first, sessions = own_plane.open("first"), own_plane.plane._sessions
+    with first.stream():
+        wait_until(lambda: sessions._stream is not None, "its stream counts")
+        sessions._clock = lambda: time.monotonic() + 2 * LEASE_S
+        with pytest.raises(grpc.RpcError, match="controller 'first' is alive"):
+            own_plane.open("second", take_over=False)
+
+
+def test_a_stream_that_ends_with_all_its_room_taken_leaves_no_thread(own_plane: Harness):
+    def num_readers() -> int:
+        return sum(thread.name == "execute-reader" for thread in threading.enumerate())
+
+    before = num_readers()
+    controller = own_plane.open()
+    own_plane.executor.gate.clear()
+    with controller.stream() as stream:
+        stream.send(controller.batch(**first_batch_parts()))
+        stream.send(controller.batch(**decode_parts(5)))
+        assert own_plane.executor.entered.acquire(timeout=TIMEOUT_S)
+        wait_until(lambda: own_plane.plane._device._queue.qsize() == 1, "one waits behind it")
+        assert num_readers() == before + 1
+    wait_until(lambda: num_readers() == before, "its reader has ended")
+
+
+def test_callers_who_leave_a_step_that_does_not_end_leave_their_workers_to_others(
+    own_plane: Harness,
+):
+    controller = own_plane.open()
+    own_plane.executor.gate.clear()
+    parts = first_batch_parts()
+    calls = [
+        own_plane.stub.ExecuteOne.future(controller.batch(**parts), timeout=TIMEOUT_S)
+        for _ in range(NUM_WORKERS)
+    ]
+    assert own_plane.executor.entered.acquire(timeout=TIMEOUT_S)
+    queue = own_plane.plane._device._queue
+    wait_until(lambda: queue.qsize() == NUM_WORKERS - 1, "all workers wait")
+    for call in calls:
+        call.cancel()
+    assert own_plane.describe().current_session == controller.session
 
 
 def test_a_taken_over_controllers_stream_ends_and_its_waiting_batch_is_not_run(
