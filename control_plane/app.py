@@ -258,7 +258,7 @@ class ControlPlane:
     def _stop_on(self, fault: BaseException) -> None:
         if self._fault is None:
             self._fault = fault
-        self._gate.stop()
+        self._gate.stop(fault)
         self._shutdown.begin()
 
     def _tell_health(self) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import enum
 
-from control_plane.errors import ComputeUnavailableError, DrainingError, EngineStoppedError
+from control_plane.errors import (
+    ComputeUnavailableError,
+    DrainingError,
+    EngineStoppedError,
+    FencedError,
+)
 
 
 class GateState(enum.Enum):
@@ -49,9 +54,12 @@ class Gate:
         if self._state is not GateState.STOPPED:
             self._state = GateState.DRAINING
 
-    def stop(self) -> None:
-        """Note that the engine is gone."""
-        self._state = GateState.STOPPED
+    def stop(self, fault: BaseException) -> None:
+        """Note that the engine is gone; if its plane was taken, clients are told to come again."""
+        if isinstance(fault, FencedError):
+            self.drain()
+        else:
+            self._state = GateState.STOPPED
 
     def check(self) -> None:
         """Raise the error a new request meets, if it may not come in."""

@@ -8,7 +8,13 @@ from collections.abc import Callable
 import structlog
 
 from control_plane.engine.loop import EngineLoop
-from control_plane.errors import DrainingError, EngineStoppedError
+from control_plane.errors import (
+    ComputeUnavailableError,
+    DrainingError,
+    EngineStoppedError,
+    FencedError,
+)
+from planes.errors import EngineError
 
 _log = structlog.get_logger(__name__)
 
@@ -17,7 +23,9 @@ class EngineThread:
     """Runs an `EngineLoop`.
 
     A fault of our own, or one that no retry can mend (fenced, another model), ends every request
-    with EngineStoppedError and is handed to `on_fault`, called on the engine thread, to be logged.
+    and is handed to `on_fault`, called on the engine thread, to be logged. Requests of a plane that
+    another controller took end with ComputeUnavailableError, for they may go on there; others with
+    EngineStoppedError: they must not go on at another model.
     """
 
     def __init__(self, loop: EngineLoop, *, on_fault: Callable[[BaseException], None]) -> None:
@@ -52,12 +60,14 @@ class EngineThread:
             self._loop.fail_all(DrainingError("the server shut down before the request ended"))
         # Whatever it is, waiting clients must hear of it and the process must not idle on.
         except BaseException as fault:  # noqa: BLE001
-            self._fail_all(EngineStoppedError(f"the engine stopped: {fault}"))
+            is_taken = isinstance(fault, FencedError)
+            ends_as = ComputeUnavailableError if is_taken else EngineStoppedError
+            self._fail_all(ends_as(f"the engine stopped: {fault}"))
             self._on_fault(fault)
         finally:
             self._loop.close()
 
-    def _fail_all(self, error: EngineStoppedError) -> None:
+    def _fail_all(self, error: EngineError) -> None:
         try:
             self._loop.fail_all(error)
         # The state that caused the fault may cause another one; the first is the one that counts.

@@ -148,7 +148,7 @@ def test_a_fenced_control_plane_ends_with_a_fault(control_plane, stub, fake_plan
     fake_plane.other_session = 99
     with pytest.raises(grpc.RpcError) as caught:
         list(generate(stub))
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     code, stderr = control_plane.wait()
     assert code == 1
     last = json.loads(stderr.splitlines()[-1])
