@@ -43,7 +43,7 @@ STACK_BYTES: Final = 512 << 20
 next, were compiled within it; 8 MiB end at 3000."""
 
 MAX_CACHED: Final = 32
-"""Compiled grammars that are kept, the latest ones; and habits."""
+"""Forms of which the grammar's text is kept, the latest ones; and habits."""
 
 LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,  # some 20 ms
@@ -85,9 +85,7 @@ class Grammars:
         # What follows belongs to the compiling thread.
         self._vocabulary: LLTokenizer | None = None
         self._matchers: Matchers | None = None
-        self._compiled: OrderedDict[StructuredOutputs | ToolCalls, tuple[LLMatcher, bytes]] = (
-            OrderedDict()
-        )
+        self._texts: OrderedDict[StructuredOutputs | ToolCalls, str] = OrderedDict()
         self._habits: OrderedDict[tuple[StructuredOutputs | ToolCalls, str], Habits] = OrderedDict()
 
     def constrain(self, request: Request) -> Future[tuple[Constraint, ...]]:
@@ -170,21 +168,24 @@ class Grammars:
     def _compile(
         self, wanted: StructuredOutputs | ToolCalls, vocabulary: LLTokenizer
     ) -> tuple[LLMatcher, bytes]:
-        """Return a matcher at the beginning of a text, to copy, and what may come first."""
-        known = self._compiled.get(wanted)
-        if known is not None:
-            self._compiled.move_to_end(wanted)
-            return known
-        if isinstance(wanted, ToolCalls):
+        """Return a matcher at the beginning of a text, to copy, and what may come first.
+
+        For one request alone. A matcher and its copies have one lexer, which grows with all that
+        any of them reads, and gives up for all of them where one reads too much.
+        """
+        text = self._texts.get(wanted)
+        if text is None and isinstance(wanted, ToolCalls):
             _check_tools(wanted, vocabulary)
         try:
-            matcher, allowed = _compiled(vocabulary, grammar_of(wanted), wanted.kind)
+            text = text or grammar_of(wanted)
+            matcher, allowed = _compiled(vocabulary, text, wanted.kind)
         except ValueError as refusal:
             raise wanted.wrong(wanted.kind, f"is not supported: {refusal}") from None
-        self._compiled[wanted] = matcher, allowed[: -(-self._vocab_size // 8)]
-        if len(self._compiled) > MAX_CACHED:
-            self._compiled.popitem(last=False)
-        return self._compiled[wanted]
+        self._texts[wanted] = text
+        self._texts.move_to_end(wanted)
+        if len(self._texts) > MAX_CACHED:
+            self._texts.popitem(last=False)
+        return matcher, allowed[: -(-self._vocab_size // 8)]
 
 
 def _compiled(vocabulary: LLTokenizer, grammar: str, kind: str) -> tuple[LLMatcher, bytes]:

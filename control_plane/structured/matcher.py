@@ -124,7 +124,10 @@ class Matchers:
             self._fill(going_on)
 
     def foresee(self, matcher: Matcher, most: int) -> list[Guess]:
-        """Guess what comes next, on a copy: what goes wrong there is no fault of the text."""
+        """Guess what comes next, on a copy: what may not be there is no fault of the text.
+
+        They share a lexer: what one of them takes of its states is taken.
+        """
         begun = time.thread_time()
         guesses: list[Guess] = []
         grammar: LLMatcher | None = None

@@ -190,6 +190,7 @@ def draw_config(draw: Random) -> SchedulerConfig:
         num_host_blocks=one_of([0, 4, 12, 64]),
         speculative_tokens=one_of([0, 1, 3, 7]),
         prompt_lookup_min=one_of([1, 2]),
+        grammar_drafts=one_of([0, 1, 3, 7]),
     )
 
 
