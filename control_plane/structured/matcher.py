@@ -36,7 +36,8 @@ REST_TOKENS: Final = 64
 class Matcher:
     """A `Constraint` by a grammar. `ignore_eos`: the text ends where nothing else may follow.
 
-    `habits`: of its form. `last_token`: −1 before the first.
+    `habits`: of its form. `last_token`: −1 before the first. `foreseen`: what it guessed of the
+    tokens to come, None: it was not asked.
     """
 
     __slots__ = ("allowed_tokens", "constrainer", "error", "foreseen", "grammar", "habits",
@@ -59,22 +60,25 @@ class Matcher:
         self.is_complete = False
         self.error: str | None = None
         self.last_token = -1
-        self.foreseen: Sequence[Guess] = ()
+        self.foreseen: Sequence[Guess] | None = None
         self.num_resting = 0
 
     def foresee(self, most: int) -> Sequence[Guess]:
         """Guess what comes next, at most `most` tokens."""
-        self.foreseen = self.constrainer.foresee(self, most) if self.num_resting == 0 else ()
+        if self.num_resting > 0:
+            return ()
+        self.foreseen = self.constrainer.foresee(self, most)
         return self.foreseen
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Learn from tokens that came."""
-        choices = (self.allowed_tokens, *(guess.allowed_tokens for guess in self.foreseen))
-        for allowed, token in zip(choices, tokens, strict=False):
-            self.habits.learn(self.last_token, allowed, token)
-            self.last_token = token
+        """Learn from tokens that came, where guesses are asked for: in crowds it costs nothing."""
+        if self.foreseen is not None:
+            choices = (self.allowed_tokens, *(guess.allowed_tokens for guess in self.foreseen))
+            for allowed, token in zip(choices, tokens, strict=False):
+                self.habits.learn(self.last_token, allowed, token)
+                self.last_token = token
         self.last_token = tokens[-1]
-        self.foreseen = ()
+        self.foreseen = None
         self.num_resting = max(0, self.num_resting - len(tokens))
 
 

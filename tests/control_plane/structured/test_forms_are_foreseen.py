@@ -98,6 +98,16 @@ def test_what_came_with_drafts_before_it_is_learned_too(grammars: Grammars) -> N
     assert foreseen(made) == ""  # 1 and 2 stood behind a space once each
 
 
+def test_where_nobody_asks_what_comes_nothing_is_learned(grammars: Grammars) -> None:
+    array = StructuredOutputs(json={"type": "array", "items": {"enum": [1, 2]}, "title": "a crowd"})
+    made = constraint(grammars, array)
+    for token in b"[1, 1":
+        made.constrainer.advance([(made, [token])])
+    assert foreseen(made) == ""
+    say(made, ", 1")
+    assert foreseen(made) == ", 1, 1,"
+
+
 def test_the_middle_of_a_text_is_not_guessed(grammars: Grammars) -> None:
     made = constraint(grammars, StructuredOutputs(regex='"[^"]*"'))
     say(made, '"aaaaaaaa')
