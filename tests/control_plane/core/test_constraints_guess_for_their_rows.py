@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from control_plane.core.batch import RowConstraint, StepResult
+from control_plane.core.batch import RowConstraint, RowFailure, StepResult
 from control_plane.core.constraint import Guess
 from control_plane.core.drafting import _MOST_ROWS
 from control_plane.core.request import FinishReason
@@ -239,3 +239,34 @@ def test_a_lost_plane_leaves_a_constraint_where_its_tokens_end() -> None:
     events = desk.scheduler.commit(StepResult(again.batch.step_id, [11]))
     assert [event.new_token_ids for event in events] == [(11,)]
     assert form.told == [[10], [11]]
+
+
+def test_drafts_that_read_the_block_of_a_failed_row_are_not_taken() -> None:
+    desk = desk_of(tokens=2, block_size=4, caches=True, depth=1)
+    prompt = [1, 2, 3, 4, 5]
+    desk.add(prompt, SONG)
+    desk.send()
+    desk.answer()
+    form = Form(SONG)
+    desk.add(prompt, SONG, form)
+    while sum(map(len, form.told)) < 2:
+        desk.send()
+        desk.answer()
+    assert desk.requests[2].cached_tokens == 4
+    output = desk.send()
+    assert drafts_of(output) == [0, 2]
+    assert output is not None
+    desk.in_flight.clear()
+    before = desk.text(2)
+    kept = StepResult(
+        output.batch.step_id,
+        [-1, SONG[len(before) + 2]],
+        row_failures=(RowFailure(0, "no numbers"),),
+        kept_drafts=[0, 2],
+    )
+    events = desk.scheduler.commit(kept)
+    assert [event.request_id for event in events] == [1]
+    assert desk.text(2) == [token for told in form.told for token in told] == before
+    desk.run()
+    assert desk.text(2) == SONG
+    assert [token for told in form.told for token in told] == SONG

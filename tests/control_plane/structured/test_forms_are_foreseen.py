@@ -12,10 +12,11 @@ from control_plane.core.constraint import Constraint, Guess
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import Request
 from control_plane.core.structured_outputs import StructuredOutputs
+from control_plane.structured import grammars as grammars_module
 from control_plane.structured import habits as habits_module
 from control_plane.structured.grammars import Grammars
 from control_plane.structured.habits import Habits
-from control_plane.structured.matcher import REST_TOKENS
+from control_plane.structured.matcher import MAX_FORESIGHT_S, REST_TOKENS
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
 
 VOCAB_SIZE = 300
@@ -88,6 +89,20 @@ def test_what_was_said_last_in_a_place_is_expected_there_again(grammars: Grammar
     assert foreseen(stranger) == ""
 
 
+def test_habits_are_kept_of_what_was_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars_module, "MAX_CACHED", 3)
+    grammars = Grammars(SimpleTokenizer(), vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))
+    array = StructuredOutputs(json={"type": "array", "items": {"enum": [1, 2]}})
+    for tenant in "abc":
+        say(constraint(grammars, array, tenant), "[1, 1")
+    constraint(grammars, array, "a")
+    constraint(grammars, array, "d")
+    for tenant, expected in (("a", ", 1"), ("c", ", 1"), ("b", "")):
+        made = constraint(grammars, array, tenant)
+        say(made, "[1")
+        assert foreseen(made, 3) == expected, tenant
+
+
 def test_what_came_with_drafts_before_it_is_learned_too(grammars: Grammars) -> None:
     array = StructuredOutputs(json={"type": "array", "items": {"enum": [1, 2]}, "title": "another"})
     made = constraint(grammars, array)
@@ -101,6 +116,7 @@ def test_what_came_with_drafts_before_it_is_learned_too(grammars: Grammars) -> N
 def test_where_nobody_asks_what_comes_nothing_is_learned(grammars: Grammars) -> None:
     array = StructuredOutputs(json={"type": "array", "items": {"enum": [1, 2]}, "title": "a crowd"})
     made = constraint(grammars, array)
+    assert foreseen(made) == "["  # what else
     for token in b"[1, 1":
         made.constrainer.advance([(made, [token])])
     assert foreseen(made) == ""
@@ -178,13 +194,24 @@ def test_a_form_whose_guesses_take_long_rests(
 ) -> None:
     made = constraint(grammars, StructuredOutputs(regex="(ab){500}"))
     assert len(made.foresee(7)) == 7
-    hours = itertools.count(0.0, 3600.0)
-    monkeypatch.setattr(time, "thread_time", lambda: next(hours))
-    made.foresee(7)  # an hour passes with each look at the clock
+    clock = itertools.chain([0.0, 0.0], itertools.repeat(3600.0))
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
+    assert len(made.foresee(7)) == 1  # it took an hour
     monkeypatch.undo()
     for number in range(REST_TOKENS):
         assert len(made.foresee(7)) == 0, number
         made.constrainer.advance([(made, [b"ab"[number % 2]])])
+    assert len(made.foresee(7)) == 7
+
+
+def test_guesses_that_take_long_together_are_fewer_and_no_reason_to_rest(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = constraint(grammars, StructuredOutputs(regex="(ab){500}"))
+    clock = itertools.count(0.0, 0.45 * MAX_FORESIGHT_S)
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
+    assert len(made.foresee(7)) == 2
+    monkeypatch.undo()
     assert len(made.foresee(7)) == 7
 
 
@@ -215,6 +242,24 @@ def test_trust_in_a_habit_outlives_an_exception_and_not_two() -> None:
         assert habits.guess(5, TWO) == expected
     assert habits.guess(6, TWO) is None
     assert habits.guess(5, b"\x07") is None
+
+
+def test_a_habit_of_a_long_time_is_given_up_as_soon_as_any() -> None:
+    habits = Habits()
+    for _ in range(50):
+        habits.learn(5, TWO, 0)
+    for expected in (0, 0, None, 1):
+        habits.learn(5, TWO, 1)
+        assert habits.guess(5, TWO) == expected
+
+
+def test_where_nothing_is_to_choose_or_nearly_all_no_place_is_taken() -> None:
+    habits = Habits()
+    habits.learn(5, TWO, 1)
+    for before in range(habits_module.MAX_PLACES):
+        habits.learn(before, b"\x01", 0)
+        habits.learn(before, bytes([255] * (habits_module.MAX_CHOICE // 8 + 1)), 0)
+    assert habits.guess(5, TWO) == 1
 
 
 def test_habits_forget_the_places_met_first() -> None:
