@@ -11,6 +11,7 @@ import pytest
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import Request
 from control_plane.core.structured_outputs import StructuredOutputs
+from control_plane.structured import grammars as grammars_module
 from control_plane.structured.grammars import Grammars
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.recognition import CALL_READERS
@@ -274,6 +275,18 @@ def test_tools_that_take_long_to_compile_are_too_much_together(grammars):
     request = asked(format_of("hermes"), ToolChoice("required"), costly)
     with pytest.raises(ValidationError, match="tools must not take more than 1 s to compile"):
         grammars.constrain(request).result(timeout=60)
+
+
+def test_tools_of_a_form_asked_for_lately_are_not_checked_again(monkeypatch):
+    checked = []
+    monkeypatch.setattr(grammars_module, "MAX_CACHED", 2)
+    monkeypatch.setattr(
+        grammars_module, "_check_tools", lambda calls, _: checked.append(calls.tools[0].name)
+    )
+    grammars = Grammars(SimpleTokenizer(), vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))
+    for name in "abacab":
+        constraint(grammars, format_of("hermes"), ToolChoice("required"), [tool(name=name)])
+    assert checked == ["a", "b", "c", "b"]
 
 
 def test_what_cannot_be_is_refused_by_name():
