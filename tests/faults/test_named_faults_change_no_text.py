@@ -28,6 +28,8 @@ ALLOWANCE_BYTES = 64 * MIB
 
 
 LIST = StructuredOutputs(json={"type": "array", "items": {"type": "string"}, "minItems": 9})
+ROW = {"type": "object", "properties": {"boat": {"enum": ["red", "blue"]}}, "required": ["boat"]}
+TABLE = StructuredOutputs(json={"type": "array", "items": ROW, "minItems": 99})
 
 
 def without_stops(length: int) -> list[Asked]:
@@ -137,15 +139,16 @@ def test_three_kills_of_the_compute_plane_change_no_text(one_plane, judge, measu
 
 def test_a_kill_between_drafts_changes_no_text(target, judge):
     song = "Row, row, row your boat gently down the stream. " * 4
-    asked = [Asked(song, GenerationParams(max_tokens=300, temperature=0.0, ignore_eos=True))]
+    greedy = GenerationParams(max_tokens=300, temperature=0.0, ignore_eos=True)
+    asked = [Asked(song, greedy), Asked(song, replace(greedy, structured_outputs=TABLE))]
     config = target.config(log_level="info", max_num_blocks=64)
-    with deployed(config) as plain:
+    with deployed(replace(config, grammar_drafts=False)) as plain:
         expected = hear_all(plain.address, asked)
     with deployed(replace(config, speculative_tokens=7)) as deployment, deployment.explained():
         with Crowd(deployment.address) as crowd:
             crowd.ask(asked)
             crowd.progress.wait_for(100)
-            assert crowd.progress.num_open == 1
+            assert crowd.progress.num_open == 2
             assert (deployment.metrics.num_kept_drafts > 0) == judge.target.keeps_bits
             deployment.compute[0].kill()
             deployment.compute[0].start()
