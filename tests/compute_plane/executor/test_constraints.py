@@ -97,13 +97,16 @@ def test_every_sample_of_a_row_keeps_to_its_constraint() -> None:
     assert set(Plane().tokens(constrained(batch, {0: list(b"pq")}))) <= set(b"pq")
 
 
-def test_constraints_follow_their_rows_past_rows_of_failed_slots() -> None:
+@pytest.mark.parametrize("failed", [0, 1])
+def test_constraints_follow_their_rows_past_rows_of_failed_slots(failed: int) -> None:
     plane = Plane()
-    plane.run(first_step(), failed_rows={0: "failed"})
+    plane.run(first_step(), failed_rows={failed: "failed"})
     rows = [(slot, len(prompt), 1) for slot, prompt in enumerate(PROMPTS)]
-    result = plane.run(constrained(step(rows), {0: list(b"a"), 2: list(b"z")}))
-    assert [failure.row for failure in result.row_failures] == [0]
+    result = plane.run(constrained(step(rows), {failed: list(b"!"), 2: list(b"z")}))
+    assert [failure.row for failure in result.row_failures] == [failed]
     assert result.sampled_token_ids[2] == ord("z")
+    free = 1 - failed
+    assert result.sampled_token_ids[free] == alone(PROMPTS[free], 2)[-1]
 
 
 def test_constraints_stand_beside_drafts_of_other_rows() -> None:
