@@ -77,14 +77,18 @@ def test_the_cases_a_gpu_is_given_pass_with_chunks_of_their_full_length(dtype, m
         np.testing.assert_array_equal(simulate(part)["out"], select(outputs)["out"])
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_any_block_may_be_the_last_of_a_row_and_two_launches_share_tickets(seed):
+@pytest.mark.parametrize("seed", range(2))
+def test_any_block_may_be_the_last_of_a_row_and_launches_of_other_splits_share_tickets(seed):
     # Ten chunks are more than a thread reads at a time; rows of no chunk, one, and as many as fit.
-    case = draw_case(DecodeVariant("float32", 64, 2, 16), (620, 0, 1, 65), num_kv_heads=1, splits=3)
-    twice = dataclasses.replace(case, launches=case.launches * 2)
-    unsplit = draw_case(DecodeVariant("float32", 64, 2, 16), (620, 0, 1, 65), num_kv_heads=1)
+    variant = DecodeVariant("float32", 64, 2, 16)
+    case = draw_case(variant, (620, 0, 1, 65), num_kv_heads=1, splits=3)
+    (launch,) = case.launches
+    launches = tuple(
+        dataclasses.replace(launch, grid=variant.grid(4, 1, splits)) for splits in (3, 11, 2)
+    )
+    unsplit = draw_case(variant, (620, 0, 1, 65), num_kv_heads=1)
 
-    outputs = simulate(twice, seed=seed)
+    outputs = simulate(dataclasses.replace(case, launches=launches), seed=seed)
 
     assert case.faults(outputs) == []
     np.testing.assert_array_equal(outputs["out"], simulate(unsplit)["out"])
