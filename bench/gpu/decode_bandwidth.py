@@ -28,6 +28,8 @@ Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is kno
 
 WORKING_SET_BYTES = 3 * 2**30
 REPEATS = 20
+ROUNDS = 100
+"""So often rows that are split are compared with the same rows unsplit."""
 
 # Runs queued work and returns its milliseconds, repeated.
 Timer = Callable[[Callable[[], object], int], list[float]]
@@ -95,8 +97,8 @@ def measure_decode(
     splits = shape.variant.plan_splits(
         shape.rows, shape.num_kv_heads, shape.context, num_multiprocessors
     )
-    visit_layers = problem.launcher(load, splits)
-    times = timer(as_graph(visit_layers, device), REPEATS)
+    visit_layers = as_graph(problem.launcher(load, splits), device)
+    times = timer(visit_layers, REPEATS)
     error = problem.error_of_last_layer()
     result = {
         "shape": shape.name,
@@ -112,6 +114,8 @@ def measure_decode(
     }
     if not error <= TOLERANCES[shape.variant.dtype]:
         result["faults"] = [f"error {error:.3g} exceeds {TOLERANCES[shape.variant.dtype]:.3g}"]
+    elif splits > 1:
+        result["faults"] = problem.faults_of_merging(visit_layers, load)
     return result
 
 
@@ -193,6 +197,32 @@ class Problem:
                 decode.launch(grid, stream, *pointers, *constants, *of_layer)
 
         return visit_layers
+
+    def faults_of_merging(
+        self, visit_layers: Callable[[], object], load: Callable[[Variant], LoadedKernel]
+    ) -> list[str]:
+        """Run split rows many times; say in what they are not as unsplit ones.
+
+        `visit_layers` queues what the last launcher does. A block that does not see what another
+        has just written finds NaN, or what is another layer's.
+        """
+        partials, tickets = self.partials, self.tickets  # these are the launcher's
+        self.launcher(load, 1)()
+        unsplit = self.out.clone()
+        wrong = 0
+        for _ in range(ROUNDS):
+            partials.fill_(math.nan)
+            self.out.fill_(math.nan)
+            visit_layers()
+            wrong += (self.out != unsplit).any()  # on the device: the host does not wait
+        faults = []
+        if wrong:
+            faults.append(
+                f"{int(wrong)} of {ROUNDS} runs gave split rows other bits than unsplit ones"
+            )
+        if tickets.any():
+            faults.append("split rows left tickets that are not zeros")
+        return faults
 
     def gathered(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a row, [G, tokens, D], copied out of the pool."""

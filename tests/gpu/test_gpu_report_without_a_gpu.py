@@ -108,6 +108,7 @@ def small_measurement(monkeypatch):
     """One run of each thing, a second long, over a pool of two layers; short chunks, two splits."""
     monkeypatch.setattr(decode_bandwidth, "WORKING_SET_BYTES", 100_000)
     monkeypatch.setattr(decode_bandwidth, "REPEATS", 1)
+    monkeypatch.setattr(decode_bandwidth, "ROUNDS", 1)
     monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 4)
     sizes = {}
 
@@ -158,6 +159,32 @@ def test_a_measurement_counts_the_bytes_of_all_tokens_and_checks_the_answer(smal
 
 def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(small_measurement):
     assert small_measurement(Idle)["faults"] == ["error inf exceeds 1e-05"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "fault"),
+    [
+        (0, "1 of 2 runs gave split rows other bits than unsplit ones"),
+        (6, "split rows left tickets that are not zeros"),
+    ],
+)
+def test_one_bit_too_many_in_one_of_many_runs_is_a_fault(argument, fault, monkeypatch):
+    monkeypatch.setattr(decode_bandwidth, "WORKING_SET_BYTES", 100_000)
+    monkeypatch.setattr(decode_bandwidth, "ROUNDS", 2)
+    problem = decode_bandwidth.Problem(SHAPE, "cpu")
+    launches = itertools.count(1)
+
+    class Constant:
+        """Stands for a kernel, of which the last launch leaves something else."""
+
+        def launch(self, _grid, _stream, *arguments):
+            problem.out.fill_(1.0)
+            if next(launches) == 6:  # of two layers each: unsplit, two rounds
+                ctypes.c_int32.from_address(arguments[argument]).value += 1
+
+    visit_layers = problem.launcher(lambda _: Constant(), 2)
+
+    assert problem.faults_of_merging(visit_layers, lambda _: Constant()) == [fault]
 
 
 def test_others_are_measured_on_the_same_rows_or_say_why_not(small_measurement):
