@@ -10,7 +10,9 @@
 The barrier hands the writes of all threads to the one that fences, the fence makes them seen by
 whoever sees what it writes after it, and so the other way round (PTX memory model: causality order
 is handed on by barriers, by fences and what is read between them). The first cache of a
-multiprocessor knows nothing of other multiprocessors' writes, so the reads go past it.
+multiprocessor knows nothing of other multiprocessors' writes, so the reads go past it. Behind the
+second fence, which empties that cache, ordinary ones would do as well; those marked as constant
+(`.nc`) never would.
 """
 
 from __future__ import annotations
