@@ -123,11 +123,14 @@ def test_callers_who_leave_a_step_that_does_not_end_leave_their_workers_to_other
     controller = own_plane.open()
     own_plane.executor.gate.clear()
     parts = first_batch_parts()
-    calls = [
-        own_plane.stub.ExecuteOne.future(controller.batch(**parts), timeout=TIMEOUT_S)
-        for _ in range(NUM_WORKERS)
-    ]
+
+    def call() -> grpc.Future:
+        return own_plane.stub.ExecuteOne.future(controller.batch(**parts), timeout=TIMEOUT_S)
+
+    calls = [call()]
+    # The number of a step is looked at when its turn comes; the others may arrive in any order.
     assert own_plane.executor.entered.acquire(timeout=TIMEOUT_S)
+    calls += [call() for _ in range(NUM_WORKERS - 1)]
     queue = own_plane.plane._device._queue
     wait_until(lambda: queue.qsize() == NUM_WORKERS - 1, "all workers wait")
     for call in calls:
