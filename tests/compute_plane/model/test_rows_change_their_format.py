@@ -10,6 +10,8 @@ from gguf.constants import GGMLQuantizationType as GgmlType
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.quantize import are_finite, convert_rows, round_to_bf16
 from compute_plane.model.tensor import TensorFormat as Format
+from kernels.cpu.int8_packing import INT8_FORMATS
+from tests.kernels.cpu.operation_calls import SCALES_AT, random_blocks
 
 PATH = Path("m.gguf")
 
@@ -95,19 +97,21 @@ def test_a_weight_that_is_not_finite_is_refused_on_the_way():
 
 
 @pytest.mark.parametrize(
-    "stored", [Format.F32, Format.F16, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1]
+    "stored", [Format.F32, Format.F16, Format.BF16, *(Format[label] for label in INT8_FORMATS)]
 )
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_found_in_every_format_that_runs(stored, value):
-    rows = gguf.quants.quantize(random_values(), GgmlType[stored.label]).view(np.uint8)
+    if stored.label in INT8_FORMATS:
+        rows = random_blocks(stored.label, 16, 512, np.random.default_rng(4))
+    else:
+        rows = gguf.quants.quantize(random_values(), GgmlType[stored.label]).view(np.uint8)
     assert are_finite(rows, stored)
-    for at in (0, 2) if stored is Format.Q4_1 else (0,):
+    number = {Format.F32: np.float32}.get(stored, np.float16)([value]).view(np.uint8)
+    if stored is Format.BF16:
+        number = np.float32([value]).view(np.uint8)[2:]
+    # In the last block: one of a row's is enough.
+    last = rows.shape[1] - stored.block_bytes
+    for at in SCALES_AT.get(stored.label, (0,)):
         bad = rows.copy()
-        number = {Format.F32: np.float32, Format.BF16: None}.get(stored, np.float16)
-        stored_value = (
-            np.float32([value]).view(np.uint8)[2:]
-            if number is None
-            else number([value]).view(np.uint8)
-        )
-        bad[9, at : at + len(stored_value)] = stored_value
+        bad[9, last + at : last + at + len(number)] = number
         assert not are_finite(bad, stored)
