@@ -1,8 +1,9 @@
 """Panels unpacked for rows that meet them in several tiles: scales, and weights of more bits.
 
 To take a shared scale from its record costs as much as two rows' products with its weights, and to
-put upper bits to their nibbles as much again. One or two rows meet each weight once and take it as
-it is; for more, a group of panels is first unpacked into scratch memory, the second-level cache:
+put upper bits to their nibbles as much again. Few rows meet each weight once and take it as it is;
+for more (`unpacked_from`) a group of panels is first unpacked into scratch memory, which for the
+usual K is the second-level cache:
 
     tile      d │ m                                     float32 [16] each; or
               d of k 0–15 │ d of k 16–31
