@@ -26,7 +26,7 @@ from control_plane.engine.loop import LoopOptions
 from control_plane.engine.plugins import CoreFactories
 from control_plane.engine.recording import Recorder
 from control_plane.engine.roster import Attach, Roster, RosterOptions
-from control_plane.engine.streams import StreamHub
+from control_plane.engine.stream_hub import StreamHub
 from control_plane.engine.template_choice import TemplateChoice
 from control_plane.http.server import HOW_TO_GET_IT, HttpServer, missing_packages
 from control_plane.metrics.instruments import Instruments

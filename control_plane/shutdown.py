@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from control_plane.engine.streams import StreamHub
+from control_plane.engine.stream_hub import StreamHub
 
 LINK_PATIENCE_S = 1.0
 """A drain waits no longer for a compute plane that is away: it ends as well, most likely."""

@@ -22,12 +22,8 @@ from control_plane.engine.generation import Generation
 from control_plane.engine.inbox import RequestDoor
 from control_plane.engine.plane import PlaneDescription
 from control_plane.engine.sample_text import SampleText
-from control_plane.engine.streams import (
-    DEFAULT_MAX_UNREAD_TOKENS,
-    RequestStream,
-    StreamHub,
-    TextDelta,
-)
+from control_plane.engine.stream_hub import StreamHub
+from control_plane.engine.streams import DEFAULT_MAX_UNREAD_TOKENS, RequestStream, TextDelta
 from control_plane.engine.text_service import MAX_INLINE_TOKENS, ChatPrompt, TextService
 from control_plane.engine.watch import WatchMaker, watch_nothing
 from control_plane.errors import EngineStoppedError, RequestNotFoundError

@@ -1,9 +1,8 @@
-"""Output streams: the engine thread publishes, tasks of the event loop read.
+"""Output streams, which tasks of the event loop read. `stream_hub` brings what they are made of.
 
-One wake-up of the event loop a step, however many requests it brought tokens for. Text is made as
-tokens arrive, so that a stop string ends its sample however slow the reader is. What a reader has
-not taken yet is merged into one larger piece a sample, so a slow reader gets fewer and larger ones;
-one that leaves more than a bound untaken loses its request.
+Text is made as tokens arrive, so that a stop string ends its sample however slow the reader is.
+What a reader has not taken yet is merged into one larger piece a sample, so a slow reader gets
+fewer and larger ones; one that leaves more than a bound untaken loses its request.
 """
 
 from __future__ import annotations
@@ -263,47 +262,3 @@ class RequestStream:
         self._watch.fail(error)
         self._unread.clear()
         self._give_up()
-
-
-class StreamHub:
-    """All open streams. `publish` belongs to the engine thread, the rest to the event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._streams: dict[int, RequestStream] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def open(self, request_id: int, stream: RequestStream) -> None:
-        """Begin to deliver to the stream of a request, before the request is submitted."""
-        self._streams[request_id] = stream
-        self._idle.clear()
-
-    def close(self, request_id: int) -> None:
-        """Forget a stream; later updates of its request are dropped."""
-        self._streams.pop(request_id, None)
-        if not self._streams:
-            self._idle.set()
-
-    async def wait_until_idle(self) -> None:
-        """Wait until no stream is open."""
-        await self._idle.wait()
-
-    def publish(self, updates: Sequence[RequestUpdate]) -> None:
-        """Hand a turn's updates to their streams, with one wake-up of the event loop."""
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, updates)
-        except RuntimeError:
-            # The event loop is closed: the process ends and nobody reads any more.
-            if not self._loop.is_closed():
-                raise
-
-    def _deliver(self, updates: Sequence[RequestUpdate]) -> None:
-        streams = self._streams
-        for update in updates:
-            stream = streams.get(update.request_id)
-            if stream is not None:
-                stream.push(update)

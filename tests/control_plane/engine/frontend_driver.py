@@ -12,7 +12,7 @@ from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.frontend import EngineFrontend, EngineParts
 from control_plane.engine.gate import Gate
 from control_plane.engine.loop import LoopOptions
-from control_plane.engine.streams import StreamHub
+from control_plane.engine.stream_hub import StreamHub
 from control_plane.engine.thread import EngineThread
 from tests.waiting import until
 

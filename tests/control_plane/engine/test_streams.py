@@ -9,7 +9,8 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.request import FinishReason, RequestState
 from control_plane.engine.events import RequestEnd, RequestTimings, RequestUpdate
 from control_plane.engine.sample_text import SampleText
-from control_plane.engine.streams import RequestStream, StreamHub
+from control_plane.engine.stream_hub import StreamHub
+from control_plane.engine.streams import RequestStream
 from control_plane.errors import DrainingError, RequestFailedError, SlowReaderError
 from control_plane.text.simple_tokenizer import SimpleTokenizer
 
@@ -39,13 +40,24 @@ class CountingLoop:
 
     def __init__(self):
         self.calls = []
+        self.later = []
 
     def call_soon_threadsafe(self, callback, *args):
         self.calls.append((callback, args))
 
+    def call_later(self, delay_s, callback, *args):
+        self.later.append((delay_s, callback, args))
+
     def deliver(self):
-        for callback, args in self.calls:
+        calls, self.calls = self.calls, []
+        for callback, args in calls:
             callback(*args)
+
+    def deliver_later(self, delay_s):
+        ((delay, callback, args),) = self.later
+        assert delay == delay_s
+        self.later = []
+        callback(*args)
 
 
 def run(coroutine):
@@ -88,6 +100,39 @@ def test_one_turn_is_one_wake_up_however_many_requests_it_served():
         return [await stream.next_deltas() for stream in streams]
 
     assert [tokens(part) for part in run(read())] == [[i] for i in range(50)]
+
+
+def test_what_comes_while_a_busy_loop_is_spared_is_handed_over_together_and_in_order():
+    class Pauses:
+        def pause_s(self):
+            return pauses.pop(0)
+
+    async def read():
+        loop = CountingLoop()
+        hub = StreamHub(loop, Pauses())
+        stream = Stream()
+        hub.open(1, stream)
+        hub.publish([text_update("a")])
+        loop.deliver()
+        assert tokens(await stream.next_deltas()) == list(b"a")
+        for letter in "bcd":
+            hub.publish([text_update(letter)])
+            loop.deliver()
+        reader = asyncio.create_task(stream.next_deltas())
+        await asyncio.sleep(0)
+        assert not reader.done()
+        hub.publish([text_update("e", end=END)])
+        loop.deliver_later(0.01)
+        (delta,) = await reader
+        assert (delta.token_ids, delta.end) == (list(b"bcde"), END)
+        assert len(loop.calls) == 0
+        hub.open(2, stream := Stream())
+        hub.publish([RequestUpdate(2, (7,))])  # it is woken again for what comes then
+        loop.deliver()
+        return await stream.next_deltas()
+
+    pauses = [0.0, 0.01, 0.0]
+    assert tokens(run(read())) == [7]
 
 
 def test_a_slow_reader_gets_fewer_and_larger_pieces():

@@ -24,7 +24,7 @@ from control_plane.engine.events import RequestEnd, RequestTimings, RequestUpdat
 from control_plane.engine.frontend import EngineFrontend, EngineParts
 from control_plane.engine.gate import Gate
 from control_plane.engine.plane import PlaneDescription
-from control_plane.engine.streams import StreamHub
+from control_plane.engine.stream_hub import StreamHub
 from control_plane.http.app import make_app
 from control_plane.http.backend import Backend
 from control_plane.http.chat_answer_schema import ChatChunk, ChatCompletion
