@@ -1,0 +1,196 @@
+"""Few rows times a dense weight matrix, with what a layer does before and after it in one launch.
+
+    y[m, n] = Σ_k x'[m, k] · W[n, k]            x [M, K], W [N, K] as model files store it, y [M, N]
+
+    before    x' = x, or its normalisation: x'[m, k] = x[m, k] · weight[k] / √(mean(x[m]²) + eps)
+    after     rounded    out[m, n] = y[m, n]
+              float32    the same, not rounded: logits
+              added      out[m, n] += y[m, n]: out is the residual stream
+              gated      out[m, n] = silu(y[m, n]) · y[m, N + n], W being [2·N, K]
+
+Made for decode in bfloat16 or float16, M from 1 to 16. A decode layer is six launches with it and
+nine without: each launch has to begin and to drain, some microseconds in which the memory waits,
+and there is no time for that where a layer's weights are read in 10 (1 B parameters) to 100 µs
+(8 B). A library's product of few rows is as fast in itself. The kernel is `dense_matmul_tensor`.
+
+Who does what: as in `quantized_matmul`. A block of threads is 8 warps, a warp one panel of 32 or 16
+rows of W and a *strand* of its k's, whole tiles of 32; strands are as many as `strand_bits_of` says
+for W's rows. A panel that gates is 16 rows of the gate and the 16 beside them, so that one thread
+has both sums. Panels of 16 rows are for matrices whose panels of 32 would leave many
+multiprocessors without a block: 64 blocks for 2048 outputs, half of an H200.
+
+Normalisation. The factor of a row is not known before all of its squares are summed, and need not
+be: it is the same for all k. So a warp multiplies x with the norm's weight, rounds to 16 bits, and
+sums the squares of x on the side; the factor is multiplied onto the sums, in float32, by the thread
+that writes them. It costs no wait, one rounding instead of two, and some 36 instructions a tile of
+the 390 that there is time for. Every block sums the squares of all its rows anew, from vectors that
+it reads in any case. x · weight has to fit its type, which of float16 no one can promise: there the
+norm is a launch of its own.
+
+What is in flight: a ring of tiles in registers, 64 KB for 8 warps; Little's law wants 30 KB a
+multiprocessor (`quantized_matmul`). At 8 rows two blocks share one.
+
+Order: a sum is made tile by tile within a strand, then over the strands, 0 first; squares lane by
+lane, over the four lanes that share a row, over the strands. No other row has a say, nor has M, so
+an output's bits depend on its row, on W's shape and on the generation of tensor cores alone.
+
+Limits. x comes from the second cache once for each panel, or once for each block if a block has
+several panels: 8 rows are a quarter of the bytes of a panel of 32, 16 a half. So at 16 rows
+matrices of 4096 outputs (8 strands) are read at 1.5 times their bytes from that cache; beyond that
+a library with shared tiles is the better one. Not measured yet, nowhere: `make gpu` does.
+
+The ladder:
+  v1  this. Compiled and simulated.
+Next rungs, to be measured first: launches that begin before the one before has ended, with the ring
+asked for first, since weights wait for nobody; x in shared memory for more rows; the gate of
+quantised weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kernels.cuda.dense_matmul_tensor import TILE_ROWS, make_dense_matmul
+from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.quantized_formats import TILE_INPUTS
+from kernels.cuda.quantized_strands import WARPS, strand_bits_of
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, require_one_of
+
+DTYPES: Final = ("bfloat16", "float16")
+NORMALISED: Final = ("bfloat16",)
+"""Dtypes whose range holds x · weight."""
+COLUMNS: Final = (8, 16)
+"""Rows of x that a block may take: a variant each."""
+PANELS: Final = (16, 32)
+"""Rows of W of a panel."""
+WRITES: Final = ("rounded", "float32", "added", "gated")
+FEW_PANELS: Final = 96
+"""Fewer panels of 32 rows than that are cut in two: a block for each would leave too many out."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMatmulVariant:
+    """The compile-time parameters of one product.
+
+    `dtype` is that of x, W and the norm's weights, `columns` how many rows of x a block takes.
+    `writes`, `normalises`: what comes after and before, as above. `panel_rows`: of a panel, 32
+    where it gates. Raises UnsupportedVariantError for what the kernel is not written for.
+    """
+
+    dtype: str
+    columns: int
+    writes: str = "rounded"
+    normalises: bool = False
+    panel_rows: int = 32
+
+    def __post_init__(self) -> None:
+        require_one_of("dtype", NORMALISED if self.normalises else DTYPES, self.dtype)
+        require_one_of("columns", COLUMNS, self.columns)
+        require_one_of("writes", WRITES, self.writes)
+        require_one_of("panel_rows", PANELS[1:] if self.gates else PANELS, self.panel_rows)
+
+    @property
+    def name(self) -> str:
+        """Entry point of the machine code."""
+        norm = "norm_" if self.normalises else ""
+        return f"{norm}dense_matmul_{self.writes}_{self.dtype}_m{self.columns}_n{self.panel_rows}"
+
+    @property
+    def gates(self) -> bool:
+        """Whether W has two rows for an output."""
+        return self.writes == "gated"
+
+    @property
+    def panel_tiles(self) -> int:
+        """Tiles of 16 rows of W in a panel."""
+        return self.panel_rows // TILE_ROWS
+
+    @property
+    def panel_outputs(self) -> int:
+        """Outputs of a panel."""
+        return TILE_ROWS if self.gates else self.panel_rows
+
+    @property
+    def ring(self) -> int:
+        """Tiles that are on their way to a lane: as many as registers allow."""
+        return 4 if self.panel_rows == PANELS[1] else 6
+
+    @property
+    def out_dtype(self) -> str:
+        """The dtype of `out`."""
+        return "float32" if self.writes == "float32" else self.dtype
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * WARPS
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Types of the kernel's parameters."""
+        out = STORAGE_TYPES[self.out_dtype] + "*"
+        sizes = ("int64", "int64", "int64", "int32", "int64")
+        return (out, "uint16*", "uint16*", "uint16*", *sizes, "float32")
+
+    @property
+    def expectation(self) -> Expectation:
+        """At 8 rows two blocks share a multiprocessor, beyond that one has it to itself."""
+        is_narrow = self.columns == COLUMNS[0]
+        instructions = ("HMMA", "LDG.128", *(("FFMA", "MUFU") if self.normalises else ()))
+        registers = 128 if is_narrow else 255
+        return Expectation(registers, instructions, resident_blocks=2 if is_narrow else 1)
+
+    def strand_bits(self, num_outputs: int) -> int:
+        """Return log2 of the strands of a matrix for N outputs. It depends on nothing else."""
+        return strand_bits_of(2 * num_outputs if self.gates else num_outputs)
+
+    def grid(
+        self, num_rows: int, num_outputs: int, num_inputs: int, strand_bits: int
+    ) -> tuple[int, int, int]:
+        """Return the launch grid for x [M, K] and N outputs; `strand_bits` is that of N.
+
+        M may exceed `columns`: weights are then read once for every `columns` rows, by blocks side
+        by side. Raises UnsupportedVariantError.
+        """
+        for field, value in (("num_rows", num_rows), ("num_outputs", num_outputs)):
+            if value < 1:
+                raise UnsupportedVariantError(field, "at least 1", value)
+        if num_inputs < 1 or num_inputs % TILE_INPUTS:
+            raise UnsupportedVariantError("num_inputs", f"a multiple of {TILE_INPUTS}", num_inputs)
+        block_outputs = self.panel_outputs * (WARPS >> strand_bits)
+        return (-(-num_rows // self.columns), -(-num_outputs // block_outputs), 1)
+
+    def kernel(self) -> Callable[..., None]:
+        """Make the plain kernel function."""
+        return make_dense_matmul(self)
+
+
+def panel_rows_of(num_outputs: int) -> int:
+    """Return the `panel_rows` for N outputs that do not gate; it has no say in a sum's order."""
+    return PANELS[1] if num_outputs > FEW_PANELS * PANELS[1] else PANELS[0]
+
+
+def columns_of(num_rows: int) -> int:
+    """Return the `columns` of the variant for M rows: the fewest that hold them, or the most."""
+    return next((columns for columns in COLUMNS if columns >= num_rows), COLUMNS[-1])
+
+
+def variants(*, every: bool) -> list[DenseMatmulVariant]:
+    """Return a spread of the variants, or every one that a model has a use for."""
+    if not every:
+        return [
+            DenseMatmulVariant("bfloat16", 8, "gated", normalises=True),
+            DenseMatmulVariant("bfloat16", 16, "rounded", normalises=True, panel_rows=16),
+            DenseMatmulVariant("bfloat16", 8, "added", panel_rows=16),
+            DenseMatmulVariant("float16", 16, "float32"),
+        ]
+    return [
+        DenseMatmulVariant(dtype, columns, writes, is_normed, panel_rows)
+        for dtype in DTYPES
+        for columns in COLUMNS
+        for writes in WRITES
+        for is_normed in (dtype in NORMALISED and writes != "added",)
+        for panel_rows in (PANELS[1:] if writes == "gated" else PANELS)
+    ]

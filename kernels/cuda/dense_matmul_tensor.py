@@ -1,0 +1,288 @@
+"""The kernel of `dense_matmul`: a warp's strand of a panel, the sum of the strands, what follows.
+
+In a warp, W is the A operand of the tensor cores and x the B operand, as in
+`quantized_matmul_tensor`: one or two tiles of 16 rows of W against `columns` / 8 tiles of 8 rows of
+x. With `group` = lane // 4 and `quad` = lane % 4 a lane has, of the rows `group` and `group` + 8 of
+each tile of W and of a row of x, the same eight neighbouring k's, one vector of 16 bytes each:
+
+    k             0 … 7    8 … 15   16 … 23  24 … 31        8 · 64 bytes, each a run of its own:
+    row group     quad 0   quad 1   quad 2   quad 3         what a warp reads with one instruction
+    row group+8   quad 0   quad 1   quad 2   quad 3
+
+    A, tile t, step s   a0  row 2·t, word 2·s       a2  row 2·t, word 2·s + 1      of the vectors
+                        a1  row 2·t + 1, …          a3  row 2·t + 1, …
+    B, step s           b0  word 2·s                b1  word 2·s + 1
+    C                   c0, c1  y of row 2·t and two rows of x   c2, c3  y of row 2·t + 1
+
+The order of k within a step is free as long as both have the same, so W is read as model files
+store it, row by row, and needs no shared memory and no instruction to put it in order.
+
+The ring: tiles of W, x and the norm's weights are asked for a round ahead, and wait in registers. A
+tile is multiplied, then its registers are filled with the one a round later. All of it is unrolled,
+so that every slot is a register.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from numba import cuda, float32, int32, int64, uint32
+
+from kernels.cuda.instructions.conversions import (
+    CONVERSIONS,
+    FULL_WARP,
+    PAIR_CONVERSIONS,
+    exp2,
+    reciprocal,
+    reciprocal_root,
+)
+from kernels.cuda.instructions.exact_float32 import add_float32, multiply_add, multiply_float32
+from kernels.cuda.instructions.tiles import MULTIPLY_TILES
+from kernels.cuda.instructions.vectors import load_constant_vector
+from kernels.cuda.quantized_formats import TILE_INPUTS
+from kernels.cuda.quantized_strands import WARPS
+from kernels.cuda.variant import Local, Pointer, Scalar
+
+if TYPE_CHECKING:
+    from kernels.cuda.dense_matmul import DenseMatmulVariant
+
+MINUS_LOG2_E = float32(-math.log2(math.e))
+TILE_ROWS = 16
+
+
+def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
+    """Return the kernel with its compile-time parameters bound."""
+    columns, tiles, ring = variant.columns, variant.panel_tiles, variant.ring
+    normalises, gates, adds = (
+        variant.normalises,
+        variant.writes == "gated",
+        variant.writes == "added",
+    )
+    column_tiles = columns // 8
+    panel_rows, panel_outputs = TILE_ROWS * tiles, variant.panel_outputs
+    num_totals, num_vectors = tiles * column_tiles, 2 * tiles
+    weight_slots, input_slots = ring * num_vectors, ring * column_tiles
+    # Floats from one row of x to the next in the shared sums: 4 more than the panel's rows, so that
+    # the lanes of a warp, which write rows 2·quad of x, hit different banks.
+    row_pitch = panel_rows + 4
+    warp_sums = columns * row_pitch
+    block_sums = WARPS * warp_sums
+    block_squares = WARPS * columns if normalises else 1
+    panel_items = columns * panel_outputs
+    multiply_tiles = MULTIPLY_TILES[variant.dtype]
+    pairs = PAIR_CONVERSIONS[variant.dtype]
+    pack, low, high = pairs.pack, pairs.low, pairs.high
+    to_float32, from_float32 = CONVERSIONS[variant.out_dtype]
+
+    @cuda.jit(device=True, inline="always")
+    def ask(
+        slots: Local, first: Scalar, count: Scalar, source: Pointer, at: Local, ahead: Scalar
+    ) -> None:
+        """Start reading vectors of the tile `ahead` into the slots from `first` on."""
+        for v in range(count):
+            load_constant_vector(slots, first + v, source, at[v] + ahead * TILE_INPUTS)
+
+    @cuda.jit(device=True, inline="always")
+    def clear(slots: Local, first: Scalar, count: Scalar) -> None:
+        """Write zeros into slots."""
+        for v in range(first, first + count):
+            for j in range(4):
+                slots[v, j] = uint32(0)
+
+    def dense_matmul(
+        out: Pointer,
+        x: Pointer,
+        weights: Pointer,
+        norm_weight: Pointer,
+        num_rows: Scalar,
+        num_outputs: Scalar,
+        num_inputs: Scalar,
+        strand_bits: Scalar,
+        out_width: Scalar,
+        eps: Scalar,
+    ) -> None:
+        """Multiply `columns` rows of x, from blockIdx.x, with the panels of blockIdx.y.
+
+        `out`: [M, N], `out_width` elements from row to row; read, too, where it is added to. `x`:
+        [M, K]. `weights`: [N, K], or [2·N, K] where they gate. `norm_weight`: [K], `eps`: not
+        touched where nothing is normalised. `num_rows` M, `num_outputs` N, `num_inputs` K, a
+        multiple of 32.
+        """
+        lane = cuda.threadIdx.x & 31  # not a remainder: that of a negative would be thought of
+        group = lane // 4
+        quad = lane % 4
+        # From lane 0 to all: so the compiler knows that a warp does not part over it.
+        warp = cuda.shfl_sync(FULL_WARP, cuda.threadIdx.x >> 5, 0)
+        strands = int32(1 << strand_bits)
+        first_panel = int64(cuda.blockIdx.y) * (WARPS >> strand_bits)
+        first_output = (first_panel + (warp >> strand_bits)) * panel_outputs
+        first_row = int64(cuda.blockIdx.x) * columns
+
+        # The warp's tiles. A warp behind the last panel has none.
+        num_tiles = num_inputs // TILE_INPUTS
+        strand_tiles = (num_tiles + strands - 1) >> strand_bits
+        first_tile = (warp & (strands - 1)) * strand_tiles
+        tiles_left = int32(min(strand_tiles, num_tiles - first_tile))
+        if first_output >= num_outputs:
+            tiles_left = int32(0)
+
+        total = cuda.local.array((num_totals, 4), float32)
+        squares = cuda.local.array(column_tiles, float32)
+        for i in range(num_totals):
+            for j in range(4):
+                total[i, j] = float32(0)
+        for c in range(column_tiles):
+            squares[c] = float32(0)
+
+        # Where the lane's vectors of the strand's first tile are. Rows behind the last one of W or
+        # x repeat it: what becomes of them is not written.
+        weights_at = cuda.local.array(num_vectors, int64)
+        inputs_at = cuda.local.array(column_tiles, int64)
+        norm_at = cuda.local.array(1, int64)
+        first_input = first_tile * TILE_INPUTS + 8 * quad
+        norm_at[0] = first_input
+        for v in range(num_vectors):
+            # Tile v // 2 begins 16 rows after the one before, or, of a gate and its values, N.
+            row = first_output + 8 * (v % 2) + group
+            if not gates:
+                row += TILE_ROWS * (v // 2)
+            row = min(row, num_outputs - 1)
+            if gates:
+                row += v // 2 * num_outputs
+            weights_at[v] = row * num_inputs + first_input
+        for c in range(column_tiles):
+            row = min(first_row + 8 * c + group, num_rows - 1)
+            inputs_at[c] = row * num_inputs + first_input
+
+        # A slot without a tile holds zeros at first, later what it had, which zeros of x make
+        # harmless: weights are finite.
+        weight_ring = cuda.local.array((weight_slots, 4), uint32)
+        input_ring = cuda.local.array((input_slots, 4), uint32)
+        norm_ring = cuda.local.array((ring, 4), uint32)
+        for tile in range(ring):
+            if tile < tiles_left:
+                ask(weight_ring, tile * num_vectors, num_vectors, weights, weights_at, tile)
+                ask(input_ring, tile * column_tiles, column_tiles, x, inputs_at, tile)
+                if normalises:
+                    ask(norm_ring, tile, 1, norm_weight, norm_at, tile)
+            else:
+                clear(weight_ring, tile * num_vectors, num_vectors)
+                clear(input_ring, tile * column_tiles, column_tiles)
+                if normalises:
+                    clear(norm_ring, tile, 1)
+
+        scaled = cuda.local.array(4, uint32)
+        while tiles_left > 0:
+            for tile in range(ring):
+                for c in range(column_tiles):
+                    i = tile * column_tiles + c
+                    for j in range(4):
+                        word = input_ring[i, j]
+                        if normalises:
+                            # Squared as it is, multiplied with the norm's weight; the factor of the
+                            # row comes at the end.
+                            first, second = low(word), high(word)
+                            squares[c] = multiply_add(first, first, squares[c])
+                            squares[c] = multiply_add(second, second, squares[c])
+                            by = norm_ring[tile, j]
+                            first = multiply_float32(first, low(by))
+                            second = multiply_float32(second, high(by))
+                            word = pack(first, second)
+                        scaled[j] = word
+                    for t in range(tiles):
+                        v = tile * num_vectors + 2 * t
+                        for step in range(2):
+                            j = 2 * step
+                            a = (
+                                weight_ring[v, j],
+                                weight_ring[v + 1, j],
+                                weight_ring[v, j + 1],
+                                weight_ring[v + 1, j + 1],
+                            )
+                            b = (scaled[j], scaled[j + 1])
+                            multiply_tiles(total, t * column_tiles + c, a, b)
+
+                # The slots are free: ask for what they get next.
+                ahead = tile + ring
+                if ahead < tiles_left:
+                    ask(weight_ring, tile * num_vectors, num_vectors, weights, weights_at, ahead)
+                    ask(input_ring, tile * column_tiles, column_tiles, x, inputs_at, ahead)
+                    if normalises:
+                        ask(norm_ring, tile, 1, norm_weight, norm_at, ahead)
+                else:
+                    clear(input_ring, tile * column_tiles, column_tiles)
+            tiles_left = int32(tiles_left - ring)
+            for v in range(num_vectors):
+                weights_at[v] += ring * TILE_INPUTS
+            for c in range(column_tiles):
+                inputs_at[c] += ring * TILE_INPUTS
+            norm_at[0] += ring * TILE_INPUTS
+
+        # The strands' sums: laid down [warp, row of x, row of W], then added in the order of the
+        # strands by threads that are neighbours in y.
+        strand_sums = cuda.shared.array(block_sums, float32)
+        strand_squares = cuda.shared.array(block_squares, float32)
+        warp = cuda.threadIdx.x >> 5  # anew, so that no register keeps it through the loop
+        first_sum = int32(warp * warp_sums + 2 * quad * row_pitch + group)
+        for c in range(column_tiles):
+            for t in range(tiles):
+                for j in range(4):
+                    at = first_sum + (8 * c + j % 2) * row_pitch + TILE_ROWS * t + 8 * (j // 2)
+                    strand_sums[uint32(at)] = total[t * column_tiles + c, j]
+            if normalises:
+                # A row's squares, of all quads: the same in each of them.
+                row_squares = squares[c]
+                row_squares = add_float32(
+                    row_squares, cuda.shfl_xor_sync(FULL_WARP, row_squares, 1)
+                )
+                row_squares = add_float32(
+                    row_squares, cuda.shfl_xor_sync(FULL_WARP, row_squares, 2)
+                )
+                if quad == 0:
+                    strand_squares[uint32(warp * columns + 8 * c + group)] = row_squares
+        cuda.syncthreads()
+        # Thread i takes the i-th output of a panel, then the i-th of the next panel of the block.
+        for first_item in range(0, panel_items, 32 * WARPS):
+            item = int32(first_item + cuda.threadIdx.x)
+            column = item // panel_outputs
+            row = first_row + column
+            output = first_panel * panel_outputs + item % panel_outputs
+            sum_at = int32(column * row_pitch + item % panel_outputs)
+            square_at = column
+            panel = int32(0)
+            while panel < WARPS and item < panel_items:
+                value = strand_sums[uint32(sum_at)]
+                if gates:
+                    other = strand_sums[uint32(sum_at + TILE_ROWS)]
+                if normalises:
+                    square = strand_squares[uint32(square_at)]
+                for _ in range(strands - 1):
+                    sum_at = int32(sum_at + warp_sums)
+                    square_at = int32(square_at + columns)
+                    value = add_float32(value, strand_sums[uint32(sum_at)])
+                    if gates:
+                        other = add_float32(other, strand_sums[uint32(sum_at + TILE_ROWS)])
+                    if normalises:
+                        square = add_float32(square, strand_squares[uint32(square_at)])
+                sum_at = int32(sum_at + warp_sums)
+                square_at = int32(square_at + columns)
+                if normalises:
+                    factor = reciprocal_root(square / float32(num_inputs) + eps)
+                    value = multiply_float32(value, factor)
+                    if gates:
+                        other = multiply_float32(other, factor)
+                if gates:
+                    # e⁻ˣ of a large −x is ∞, and x · 1/∞ the right zero.
+                    weight = reciprocal(float32(1) + exp2(value * MINUS_LOG2_E))
+                    value = multiply_float32(value * weight, other)
+                if row < num_rows and output < num_outputs:
+                    at = row * out_width + output
+                    if adds:
+                        value = add_float32(to_float32(out[at]), value)
+                    out[at] = from_float32(value)
+                output += panel_outputs
+                panel = int32(panel + strands)
+
+    return dense_matmul

@@ -1,0 +1,30 @@
+"""The product of rows with a weight matrix, and what a layer does before and after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+def normalised(x: Floats, weight: Floats, eps: float) -> Floats:
+    """Return x · weight / √(mean(x²) + eps), row by row, in float64. `x`: [T, K]."""
+    x = x.astype(np.float64)
+    mean_square = np.mean(np.square(x), axis=1, keepdims=True)
+    return x / np.sqrt(mean_square + eps) * weight
+
+
+def dense_matmul(x: Floats, weights: Floats) -> Floats:
+    """Return x · Wᵀ in float64. `x`: [T, K]. `weights`: [N, K]."""
+    product: Floats = x.astype(np.float64) @ weights.astype(np.float64).T
+    return product
+
+
+def gated(gate_up: Floats) -> Floats:
+    """Return silu(gate) · up; `gate_up`: [T, 2·F], F gate values first."""
+    gate, up = np.split(gate_up, 2, axis=1)
+    with np.errstate(over="ignore"):
+        return gate / (1 + np.exp(-gate)) * up
