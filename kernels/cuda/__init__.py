@@ -17,6 +17,8 @@
     block_reductions   what a block of threads agrees on
     long_rows          reading a row by few threads
     lanes              which lane of which warp a thread is, sums over a warp
+    dense_matmul       few rows times weights of 16 bits, with what a layer does before and after
+                       (dense_matmul_tensor)
     quantized_matmul   rows times weights of eight or four bits (quantized_formats, _layout,
                        _strands, quantized_matmul_tensor)
     quantized_rows     rows of such a matrix, unpacked

@@ -94,8 +94,8 @@ class DenseMatmulVariant:
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        norm = "norm_" if self.normalises else ""
-        return f"{norm}dense_matmul_{self.writes}_{self.dtype}_m{self.columns}_n{self.panel_rows}"
+        norm = "normed_" if self.normalises else ""
+        return f"dense_matmul_{norm}{self.writes}_{self.dtype}_m{self.columns}_n{self.panel_rows}"
 
     @property
     def gates(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,17 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.floating[Any]]
 
 
-def normalised(x: Floats, weight: Floats, eps: float) -> Floats:
-    """Return x · weight / √(mean(x²) + eps), row by row, in float64. `x`: [T, K]."""
+def normalised(
+    x: Floats, weight: Floats, eps: float, stored: Callable[[Floats], Floats] = np.asarray
+) -> Floats:
+    """Return x · weight / √(mean(x²) + eps), row by row, in float64. `x`: [T, K].
+
+    `stored`: what x · weight becomes before it is divided.
+    """
     x = x.astype(np.float64)
     mean_square = np.mean(np.square(x), axis=1, keepdims=True)
-    return x / np.sqrt(mean_square + eps) * weight
+    product: Floats = stored(x * weight) / np.sqrt(mean_square + eps)
+    return product
 
 
 def dense_matmul(x: Floats, weights: Floats) -> Floats:
@@ -27,4 +34,5 @@ def gated(gate_up: Floats) -> Floats:
     """Return silu(gate) · up; `gate_up`: [T, 2·F], F gate values first."""
     gate, up = np.split(gate_up, 2, axis=1)
     with np.errstate(over="ignore"):
-        return gate / (1 + np.exp(-gate)) * up
+        product: Floats = gate / (1 + np.exp(-gate)) * up
+    return product

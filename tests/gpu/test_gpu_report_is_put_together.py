@@ -13,10 +13,10 @@ import pytest
 
 from bench.gpu import __main__ as report
 from bench.gpu import needed_kernels, part_process, provenance
-from bench.gpu.cases import draw_cases
-from bench.gpu.cases.quantized_matmul import of_few_rows
+from bench.gpu.cases import dense_matmul, draw_cases, quantized_matmul
 from bench.gpu.part_process import Part
 from kernels.cuda import build
+from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.silu_mul import SiluMulVariant
@@ -146,7 +146,9 @@ def test_what_cases_launch_besides_is_needed_too():
     # Of each, not only of the first.
     for variant in needed:
         if isinstance(variant, QuantizedMatmulVariant):
-            assert of_few_rows(variant) in needed
+            assert quantized_matmul.of_few_rows(variant) in needed
+        if isinstance(variant, DenseMatmulVariant):
+            assert dense_matmul.of_few_rows(variant) in needed
 
 
 def test_a_compiler_that_fails_in_any_way_is_one_line_of_the_report(monkeypatch):

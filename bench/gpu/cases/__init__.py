@@ -6,6 +6,7 @@ attention_prefill   prefill attention
 rope_write_kv       rotation and the write of K and V
 row_operations      normalisation, gate, embedding, block copies
 sampling            choosing tokens
+dense_matmul        products with dense weights, normalised before, added or gated after
 quantized_matmul    products with quantised weights, and their rows unpacked
 logits              log-probabilities; bias and penalties
 """
@@ -19,6 +20,7 @@ from bench.gpu.case import Case
 from bench.gpu.cases import (
     attention_decode,
     attention_prefill,
+    dense_matmul,
     logits,
     quantized_matmul,
     rope_write_kv,
@@ -29,6 +31,7 @@ from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
+from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.largest_logits import LargestLogitsVariant
 from kernels.cuda.logprob_sums import LogprobSumsVariant
@@ -49,6 +52,7 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     PrefillVariant: attention_prefill.draw_cases,
     AdjustLogitsVariant: logits.draw_adjust_logits,
     CopyBlocksVariant: row_operations.draw_copy_blocks,
+    DenseMatmulVariant: dense_matmul.draw_cases,
     EmbeddingVariant: row_operations.draw_embedding,
     LargestLogitsVariant: sampling.draw_cases_of_a_launch,
     LogprobSumsVariant: logits.draw_logprob_sums,
@@ -81,3 +85,5 @@ def _launched(variant: Variant) -> Iterator[Variant]:
     yield variant
     if isinstance(variant, QuantizedMatmulVariant):
         yield quantized_matmul.of_few_rows(variant)
+    if isinstance(variant, DenseMatmulVariant):
+        yield dense_matmul.of_few_rows(variant)
