@@ -64,7 +64,9 @@ def _of_models() -> Iterator[Variant]:
         return
     for dtype, configured in (("float32", "float32"), ("bfloat16", "auto")):
         plan = plan_weights(embedded.spec, embedded.source, dtype, configured)
-        made = KernelOperations(Nowhere(), embedded.spec, dtype, BLOCK_SIZE, plan.quantized)
+        made = KernelOperations(
+            Nowhere(), embedded.spec, dtype, BLOCK_SIZE, plan.quantized, has_dense=plan.has_dense
+        )
         yield from made.variants
 
 

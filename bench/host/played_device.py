@@ -173,6 +173,7 @@ def build_played(
     driver = PlayedDriver(step_us, has_graphs=has_graphs)
     plan = planned_weights(context, context.model, torch.device("cuda"))
     operations = PlayedOperations(
-        CountingLauncher(driver.calls), context.spec, plan.dtype, context.block_size, plan.quantized
-    )
+        CountingLauncher(driver.calls), context.spec, plan.dtype, context.block_size,
+        plan.quantized, has_dense=plan.has_dense,
+    )  # fmt: skip
     return build_on(context, context.model, plan, driver, operations), driver

@@ -74,6 +74,7 @@ def _build_on_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecuto
             context.block_size,
             plan.quantized,
             chosen_kv_dtype(context, plan.dtype),
+            has_dense=plan.has_dense,
         )
         built = build_on(context, model, plan, driver, operations)
     except torch.OutOfMemoryError as error:

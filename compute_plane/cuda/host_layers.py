@@ -25,7 +25,7 @@ from torch import Tensor
 from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import plan_copies
 from compute_plane.cuda.columns import Layout
-from compute_plane.cuda.model import Hidden, LlamaModel
+from compute_plane.cuda.model import LlamaModel
 from compute_plane.cuda.staging import StagingRing
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, Float32Array
 from compute_plane.executor.token_layout import PoolShape
@@ -34,6 +34,7 @@ from compute_plane.memory.block_digest import block_digest
 if TYPE_CHECKING:
     from compute_plane.cuda.block_pools import BlockPools
     from compute_plane.cuda.drivers import Driver
+    from compute_plane.cuda.layer_products import Hidden
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.weights import DeviceWeights
     from compute_plane.executor.cpu import CpuExecutor
@@ -47,7 +48,10 @@ def rows_for_the_host(hidden: Hidden) -> Tensor:
 
     That is what the host goes on in: nothing is rounded on the way.
     """
-    return torch.add(hidden.residual.float(), hidden.added.float()).view(-1).view(torch.uint8)
+    rows = hidden.residual.float()
+    if hidden.added is not None:
+        rows = torch.add(rows, hidden.added.float())
+    return rows.view(-1).view(torch.uint8)
 
 
 class HostLayersExecutor:

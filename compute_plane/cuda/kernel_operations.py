@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.dense_kernels import DenseKernels
 from compute_plane.cuda.logits_kernels import LogitsKernels
 from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.operations import (
     UNCHANGED,
     AdjustColumns,
+    Around,
     HeadChanges,
     LogprobColumns,
     LogprobOutputs,
@@ -54,9 +56,10 @@ WORD_BYTES: Final = 4
 class KernelOperations:
     """`DeviceOperations` by kernels, for one model and one block size.
 
-    `dtype`: of a step, by name. `quantized`: what weights stay quantised. `pool_dtype`: of keys and
-    values, by name; None: that of a step. All kernels are built and loaded here. Raises
-    DeviceUnavailableError for a shape or format that they are not written for.
+    `dtype`: of a step, by name. `quantized`: what weights stay quantised; `has_dense`: whether any
+    do not that rows are multiplied with. `pool_dtype`: of keys and values, by name; None: that of a
+    step. All kernels are built and loaded here. Raises DeviceUnavailableError for a shape or format
+    that they are not written for.
     """
 
     name = "kernels"
@@ -69,6 +72,8 @@ class KernelOperations:
         block_size: int,
         quantized: QuantizedUses = UNQUANTISED,
         pool_dtype: str | None = None,
+        *,
+        has_dense: bool = True,
     ) -> None:
         self._launcher = launcher
         kv_dtype = None if pool_dtype == dtype else pool_dtype
@@ -95,6 +100,7 @@ class KernelOperations:
             # Asked for in each layer of a step that no graph holds.
             self._plan_decode = lru_cache(maxsize=64)(self._decode.plan)
             self._quantized = QuantizedKernels(launcher, dtype, quantized)
+            self._dense = DenseKernels(launcher, spec, dtype, is_dense=has_dense)
             if spec.vocab_size > MAX_VOCAB:
                 raise UnsupportedVariantError("vocab_size", f"at most {MAX_VOCAB}", spec.vocab_size)
         except UnsupportedVariantError as error:
@@ -116,7 +122,7 @@ class KernelOperations:
         return [
             self._embedding, self._silu, self._norm, self._add_norm, self._rope, self._decode,
             self._prefill, self._copy, *self._logits.variants,
-            *self._quantized.variants,
+            *self._quantized.variants, *self._dense.variants,
         ]  # fmt: skip
 
     @property
@@ -140,6 +146,19 @@ class KernelOperations:
     ) -> None:
         """Multiply with weights as they are, or with unpacked ones, by the number of rows."""
         self._quantized.matmul(out, x, matrix, first_column)
+
+    @property
+    def normalises_products(self) -> bool:
+        """Whether the step's dtype has room for x · weight."""
+        return self._dense.normalises
+
+    def takes_product(self, num_rows: int, weight: Tensor) -> bool:
+        """Whether rows are few enough."""
+        return self._dense.takes(num_rows, weight)
+
+    def dense_matmul(self, out: Tensor, x: Tensor, weight: Tensor, around: Around) -> None:
+        """Multiply few rows with weights as they are."""
+        self._dense.matmul(out, x, weight, around)
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
         """Normalise rows; this variant does not touch its residual."""

@@ -1,41 +1,33 @@
 """The walk of a step's tokens through a model.
 
     embedding → for each layer:  norm → QKV → biases, norms of heads, rotate, write K and V
-                                 → attention → O
-                                 add, norm → gate, up → SiLU · up → down
-              → for the tokens whose logits are wanted:  add, norm → logits
+                                 → attention → O, add
+                                 norm → gate, up → SiLU · up → down, add
+              → for the tokens whose logits are wanted:  norm → logits
 
 All tokens of the step go through a layer together, so all keys and values of a layer are written
-before any is read. Products with dense matrices are torch's, with quantised ones the operations'
-(`matrices`); what a row's product gives may depend on how many rows there are, so bits hold for
-equal batches only (the numerics id names the library).
+before any is read. Products of few rows with dense matrices are the operations', with norm, gate
+and addition in them (`layer_products`), of many rows torch's; those with quantised matrices are the
+operations' (`matrices`). What a row's product gives may depend on how many rows there are, so bits
+hold for equal batches only (the numerics id names the library).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from compute_plane.cuda.matrices import Projection, project
+from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.operations import HeadChanges
 from compute_plane.model.rope import attention_factor, inverse_frequencies
 
 if TYPE_CHECKING:
     from compute_plane.cuda.batch_layout import StepTensors
     from compute_plane.cuda.operations import DeviceOperations
-    from compute_plane.cuda.weights import DeviceLayer, DeviceWeights
+    from compute_plane.cuda.weights import DeviceWeights
     from compute_plane.model.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """What the layers leave, [T, E] each: the residual stream is the sum of both."""
-
-    residual: Tensor
-    added: Tensor
 
 
 class LlamaModel:
@@ -58,6 +50,7 @@ class LlamaModel:
         self._pool = pool
         self._operations = operations
         self._angles = rotary_angles(spec, max_positions, pool.device)
+        self._products = LayerProducts(operations, spec.rms_norm_eps)
         self._changes = [
             HeadChanges(layer.qkv_bias, layer.head_norms, spec.rms_norm_eps)
             for layer in weights.layers
@@ -70,49 +63,33 @@ class LlamaModel:
 
     def run(self, step: StepTensors) -> Hidden:
         """Queue all layers over the tokens of a step."""
-        weights, operations, eps = self._weights, self._operations, self._spec.rms_norm_eps
-        num_tokens = step.token_ids.shape[0]
-        residual = self._empty(num_tokens, self._spec.hidden_size)
-        operations.embedding(residual, weights.embedding, step.token_ids)
-        normed = torch.empty_like(residual)
-        added: Tensor | None = None
+        weights, products = self._weights, self._products
+        residual = self._empty(step.token_ids.shape[0], self._spec.hidden_size)
+        self._operations.embedding(residual, weights.embedding, step.token_ids)
+        hidden = Hidden(residual)
         for index, layer in enumerate(weights.layers):
-            if added is None:
-                operations.rms_norm(normed, residual, layer.attn_norm, eps)
-            else:
-                operations.add_rms_norm(normed, residual, added, layer.attn_norm, eps)
-            attended = self._attention(index, layer, normed, step)
-            operations.add_rms_norm(normed, residual, attended, layer.mlp_norm, eps)
-            gate_up = self._project(normed, layer.gate_up)
-            gated = self._empty(num_tokens, self._spec.intermediate_size)
-            operations.silu_mul(gated, gate_up)
-            del gate_up  # its memory serves what follows
-            added = self._project(gated, layer.down)
-        if added is None:
-            raise ValueError("a model has at least one layer")
-        return Hidden(residual, added)
+            qkv = products.normed(hidden, layer.attn_norm, layer.qkv)
+            attended = self._attended(index, qkv, step)
+            del qkv  # its memory serves what follows
+            products.add(hidden, attended, layer.o)
+            gated = products.gated(hidden, layer.mlp_norm, layer.gate_up)
+            products.add(hidden, gated, layer.down)
+        return hidden
 
     def logits(self, hidden: Hidden, tokens: Tensor | None) -> Tensor:
         """Queue the logits behind some tokens, float32 [R, V].
 
         `tokens`: [R]; None: all, and `hidden` is used up, for the normalisation adds in place.
         """
-        residual, added = hidden.residual, hidden.added
         if tokens is not None:
-            residual, added = residual.index_select(0, tokens), added.index_select(0, tokens)
-        normed = torch.empty_like(residual)
-        weight = self._weights.final_norm
-        self._operations.add_rms_norm(normed, residual, added, weight, self._spec.rms_norm_eps)
+            hidden = hidden.rows(tokens)
         # 16-bit logits would tie where the model does not.
-        return project(normed, self._weights.lm_head, self._operations, torch.float32)
+        return self._products.logits(hidden, self._weights.final_norm, self._weights.lm_head)
 
-    def _attention(
-        self, index: int, layer: DeviceLayer, normed: Tensor, step: StepTensors
-    ) -> Tensor:
-        """Queue the attention of a layer; return what it adds, [T, E]."""
+    def _attended(self, index: int, qkv: Tensor, step: StepTensors) -> Tensor:
+        """Queue the attention of a layer; return its heads side by side, [T, H·D]."""
         spec, operations, pool = self._spec, self._operations, self._pool
-        num_tokens, num_decode = normed.shape[0], step.num_decode
-        qkv = self._project(normed, layer.qkv)
+        num_tokens, num_decode = qkv.shape[0], step.num_decode
         queries = self._empty(num_tokens, spec.num_heads, spec.head_dim)
         operations.rope_write_kv(
             queries, pool, index, qkv, self._angles, step.positions, step.kv_slots,
@@ -133,10 +110,7 @@ class LlamaModel:
             operations.attention_prefill(
                 attended[num_decode:], queries[num_decode:], pool, index, step.prefill
             )
-        return self._project(attended.view(num_tokens, spec.query_size), layer.o)
-
-    def _project(self, x: Tensor, projection: Projection) -> Tensor:
-        return project(x, projection, self._operations, x.dtype)
+        return attended.view(num_tokens, spec.query_size)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._weights.dtype, device=self._pool.device)

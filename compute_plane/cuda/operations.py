@@ -17,7 +17,7 @@ size, M table width, E hidden size, F feed-forward size, K samples, R rows of lo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -61,6 +61,22 @@ class HeadChanges:
 
 
 UNCHANGED: Final = HeadChanges()
+
+
+Writes: TypeAlias = Literal["rounded", "float32", "added", "gated"]
+"""What becomes of a product; `kernels.cuda.dense_matmul`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a layer does before and after a product.
+
+    `norm`: weights [K] of x's normalisation, with `eps`; None: x is multiplied as it is.
+    """
+
+    norm: Tensor | None = None
+    eps: float = 0.0
+    writes: Writes = "rounded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +187,23 @@ class DeviceOperations(Protocol):
         """Write x · Wᵀ to the columns of `out` from `first_column` on.
 
         `out`: [T, F], at least N columns from there, in x's dtype or float32. `x`: [T, K].
+        """
+        ...
+
+    @property
+    def normalises_products(self) -> bool:
+        """Whether `dense_matmul` normalises."""
+        ...
+
+    def takes_product(self, num_rows: int, weight: Tensor) -> bool:
+        """Whether `dense_matmul` takes so many rows with a matrix [N, K] of the model."""
+        ...
+
+    def dense_matmul(self, out: Tensor, x: Tensor, weight: Tensor, around: Around) -> None:
+        """Write x · Wᵀ with what is `around` it; `x`: [T, K], `weight`: W [N, K] as it is stored.
+
+        `out`: [T, N], float32 for "float32"; "added": the sum with what it has. "gated": [T, N/2],
+        silu of the first half of the columns times the second.
         """
         ...
 

@@ -15,10 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from compute_plane.cuda.matrices import QuantizedMatrix
+from compute_plane.cuda.dense_kernels import MOST_ROWS
+from compute_plane.cuda.matrices import QuantizedMatrix, dense_product
 from compute_plane.cuda.operations import (
     UNCHANGED,
     AdjustColumns,
+    Around,
     HeadChanges,
     LogprobColumns,
     LogprobOutputs,
@@ -50,6 +52,7 @@ class ReferenceOperations:
     """`DeviceOperations` in NumPy, on views of the tensors' memory."""
 
     name = "reference"
+    normalises_products = True
     tile_tokens = 16  # the plan is made as for a device, and not needed
 
     def __init__(self) -> None:
@@ -70,6 +73,23 @@ class ReferenceOperations:
         """Multiply with the weights, unpacked to float32."""
         columns = slice(first_column, first_column + matrix.num_outputs)
         out[:, columns] = x.float() @ self._values(matrix).t()
+
+    def takes_product(self, num_rows: int, weight: Tensor) -> bool:  # noqa: ARG002 - any matrix
+        """Whether rows are few, as for a device."""
+        return num_rows <= MOST_ROWS
+
+    def dense_matmul(self, out: Tensor, x: Tensor, weight: Tensor, around: Around) -> None:
+        """Multiply, one operation after the other, each rounded: `layer_products` without it."""
+        if around.norm is not None:
+            normed = torch.empty_like(x)
+            self.rms_norm(normed, x, around.norm, around.eps)
+            x = normed
+        if around.writes == "gated":
+            self.silu_mul(out, dense_product(x, weight, x.dtype))
+        elif around.writes == "added":
+            out.copy_(out.float() + dense_product(x, weight, x.dtype).float())
+        else:
+            out.copy_(dense_product(x, weight, out.dtype))
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
         """Normalise rows."""

@@ -132,6 +132,12 @@ class WeightPlan:
         return any(planned.is_quantised for planned in self._everything())
 
     @property
+    def has_dense(self) -> bool:
+        """Whether any matrix that rows are multiplied with is not quantised."""
+        multiplied = [self.lm_head, *(part for layer in self.layers for part in layer.matrices)]
+        return not all(planned.is_quantised for planned in multiplied)
+
+    @property
     def weight_format(self) -> str:
         """What the matrices are stored and run as: "Q4_1", or "Q4_K as Q4_1, F32 as BF16"."""
         elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()

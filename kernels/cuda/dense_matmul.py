@@ -10,7 +10,7 @@
 
 Made for decode in bfloat16 or float16, M from 1 to 16. A decode layer is six launches with it and
 nine without: each launch has to begin and to drain, some microseconds in which the memory waits,
-and there is no time for that where a layer's weights are read in 10 (1 B parameters) to 100 µs
+and there is no time for that where a layer's weights are read in 30 (1 B parameters) to 100 µs
 (8 B). A library's product of few rows is as fast in itself. The kernel is `dense_matmul_tensor`.
 
 Who does what: as in `quantized_matmul`. A block of threads is 8 warps, a warp one panel of 32 or 16

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compute_plane.cuda.host_layers import HostLayersExecutor, rows_for_the_host
-from compute_plane.cuda.model import Hidden
+from compute_plane.cuda.layer_products import Hidden
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor, SamplingRow
 from compute_plane.model.spec import ARCHITECTURES
 from planes.errors import ValidationError

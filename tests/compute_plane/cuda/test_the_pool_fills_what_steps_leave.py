@@ -14,7 +14,7 @@ from compute_plane.cuda import largest_step, pool_size
 from compute_plane.cuda.block_pools import KV_DTYPES, BlockPools, block_bytes
 from compute_plane.cuda.build import build_on, planned_weights
 from compute_plane.cuda.largest_step import StepSizes, largest_batch, run_largest_step
-from compute_plane.cuda.model import Hidden
+from compute_plane.cuda.layer_products import Hidden
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.staging import FIRST_BYTES
 from compute_plane.executor.interface import LogitBias, Penalties, SamplingRow

@@ -1,0 +1,91 @@
+"""The kernels that multiply few rows with dense weights, and when they are taken.
+
+A step of up to `MOST_ROWS` tokens; more rows go to torch's library, which shares what it reads of
+them among more outputs (`kernels.cuda.dense_matmul`). So the number is the kernels', and the number
+of tokens alone decides which of both a product is computed by.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kernels.cuda.dense_matmul import (
+    COLUMNS,
+    DTYPES,
+    NORMALISED,
+    DenseMatmulVariant,
+    columns_of,
+    panel_rows_of,
+)
+from kernels.cuda.quantized_formats import PANEL_ROWS, TILE_INPUTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from compute_plane.cuda.launchers import Launcher
+    from compute_plane.cuda.operations import Around, Writes
+    from compute_plane.model.spec import ModelSpec
+    from kernels.cuda.variant import Variant
+
+MOST_ROWS: Final = COLUMNS[-1]
+
+
+class DenseKernels:
+    """Products with the dense matrices of one model. `dtype`: of a step, by name.
+
+    `is_dense`: whether the model has dense matrices that rows are multiplied with; without, there
+    are no kernels.
+    """
+
+    def __init__(
+        self, launcher: Launcher, spec: ModelSpec, dtype: str, *, is_dense: bool = True
+    ) -> None:
+        self._launcher = launcher
+        self.normalises = dtype in NORMALISED
+        self._products: dict[tuple[Writes, int, int], DenseMatmulVariant] = {}
+        if not is_dense or dtype not in DTYPES:
+            return
+        for writes, num_outputs in _products_of(spec):
+            panel_rows = PANEL_ROWS if writes == "gated" else panel_rows_of(num_outputs)
+            normalises = self.normalises and writes != "added"
+            for columns in COLUMNS:
+                self._products[writes, num_outputs, columns] = DenseMatmulVariant(
+                    dtype, columns, writes, normalises, panel_rows
+                )
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Every kernel that may be launched."""
+        return list(dict.fromkeys(self._products.values()))
+
+    def takes(self, num_rows: int, weight: Tensor) -> bool:
+        """Whether there is a kernel for so many rows and a matrix [N, K]."""
+        has_kernels = bool(self._products) and num_rows <= MOST_ROWS
+        return has_kernels and weight.shape[1] % TILE_INPUTS == 0
+
+    def matmul(self, out: Tensor, x: Tensor, weight: Tensor, around: Around) -> None:
+        """Write x · Wᵀ with what is around it, as in `DeviceOperations`."""
+        num_rows, num_outputs = out.shape
+        variant = self._products[around.writes, num_outputs, columns_of(num_rows)]
+        sizes = num_rows, num_outputs, weight.shape[1], variant.strand_bits(num_outputs)
+        self._launcher.launch(
+            variant,
+            variant.grid(*sizes),
+            out,
+            x,
+            weight,
+            weight if around.norm is None else around.norm,
+            *sizes,
+            num_outputs,
+            around.eps,
+        )
+
+
+def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int]]:
+    """Yield what becomes of each product of a model, and its outputs."""
+    yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    yield "added", spec.hidden_size
+    yield "gated", spec.intermediate_size
+    yield "float32", spec.vocab_size

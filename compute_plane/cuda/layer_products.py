@@ -1,0 +1,119 @@
+"""The products of a layer, each with what comes before and after it in the residual stream.
+
+A step of few rows has one launch for each, where its weights are one dense matrix:
+
+    rows                 one launch                  otherwise
+    normed   (qkv)       norm · Wᵀ                   add and norm, product
+    gated    (gate, up)  norm · Wᵀ, SiLU · up        add and norm, product, SiLU · up
+    add      (o, down)   residual += x · Wᵀ          product; what it gave is added by the next norm
+    logits               norm · Wᵀ, float32          add and norm, product
+
+Which of the two it is depends on the number of rows, the dtype and the matrix alone, so equal
+batches have equal bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from compute_plane.cuda.matrices import DenseMatrix, project
+from compute_plane.cuda.operations import Around, Writes
+
+if TYPE_CHECKING:
+    from compute_plane.cuda.matrices import Projection
+    from compute_plane.cuda.operations import DeviceOperations
+
+
+@dataclass(slots=True)
+class Hidden:
+    """The residual stream, [T, E] each: the sum of both, if `added` is not part of it already."""
+
+    residual: Tensor
+    added: Tensor | None = None
+
+    def rows(self, tokens: Tensor) -> Hidden:
+        """Return a copy of some tokens' rows. `tokens`: [R]."""
+        added = self.added
+        return Hidden(
+            self.residual.index_select(0, tokens),
+            None if added is None else added.index_select(0, tokens),
+        )
+
+
+class LayerProducts:
+    """Queues products on a device's operations. `eps`: of all norms."""
+
+    def __init__(self, operations: DeviceOperations, eps: float) -> None:
+        self._operations = operations
+        self._eps = eps
+
+    def normed(self, hidden: Hidden, norm: Tensor, projection: Projection) -> Tensor:
+        """Return the normalised rows times a projection, [T, N]. `norm`: [E]."""
+        return self._normed(hidden, norm, projection, "rounded")
+
+    def gated(self, hidden: Hidden, norm: Tensor, projection: Projection) -> Tensor:
+        """Return silu(gate) · up of the normalised rows, [T, F]; `projection`: the gate first."""
+        return self._normed(hidden, norm, projection, "gated")
+
+    def logits(self, hidden: Hidden, norm: Tensor, projection: Projection) -> Tensor:
+        """Return the normalised rows times a projection, float32 [T, V]."""
+        return self._normed(hidden, norm, projection, "float32")
+
+    def add(self, hidden: Hidden, x: Tensor, projection: Projection) -> None:
+        """Add rows x [T, K] times a projection to the residual stream."""
+        if hidden.added is not None:
+            raise ValueError(
+                "a product is added after a norm, which takes in what was added before"
+            )
+        weight = self._taken(x, projection)
+        if weight is None:
+            hidden.added = project(x, projection, self._operations, x.dtype)
+        else:
+            self._operations.dense_matmul(hidden.residual, x, weight, Around(writes="added"))
+
+    def _normed(
+        self, hidden: Hidden, norm: Tensor, projection: Projection, writes: Writes
+    ) -> Tensor:
+        operations, residual = self._operations, hidden.residual
+        num_outputs = projection.num_outputs // (2 if writes == "gated" else 1)
+        dtype = torch.float32 if writes == "float32" else residual.dtype
+        weight = self._taken(residual, projection)
+        if weight is not None and operations.normalises_products and hidden.added is None:
+            out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
+            operations.dense_matmul(out, residual, weight, Around(norm, self._eps, writes))
+            return out
+        x = self._normalised(hidden, norm)
+        if weight is not None and not operations.normalises_products:
+            out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
+            operations.dense_matmul(out, x, weight, Around(writes=writes))
+            return out
+        product = project(x, projection, operations, dtype)
+        if writes != "gated":
+            return product
+        del x  # its memory serves what follows
+        out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
+        operations.silu_mul(out, product)
+        return out
+
+    def _normalised(self, hidden: Hidden, norm: Tensor) -> Tensor:
+        """Queue the norm; what was beside the residual stream is part of it afterwards."""
+        out = torch.empty_like(hidden.residual)
+        if hidden.added is None:
+            self._operations.rms_norm(out, hidden.residual, norm, self._eps)
+        else:
+            self._operations.add_rms_norm(out, hidden.residual, hidden.added, norm, self._eps)
+            hidden.added = None
+        return out
+
+    def _taken(self, x: Tensor, projection: Projection) -> Tensor | None:
+        """Return the weights if `dense_matmul` takes them for these rows."""
+        parts = projection.parts
+        if len(parts) == 1 and isinstance(parts[0], DenseMatrix):
+            weight = parts[0].values
+            if self._operations.takes_product(len(x), weight):
+                return weight
+        return None

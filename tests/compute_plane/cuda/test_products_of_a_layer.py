@@ -1,0 +1,197 @@
+"""A layer's products of few rows are one launch each, and give what several launches give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from compute_plane.cuda.dense_kernels import MOST_ROWS, DenseKernels
+from compute_plane.cuda.layer_products import Hidden, LayerProducts
+from compute_plane.cuda.matrices import DenseMatrix, Projection, QuantizedMatrix
+from compute_plane.cuda.operations import Around
+from compute_plane.cuda.reference_operations import ReferenceOperations
+from kernels.cuda.dense_matmul import columns_of
+from kernels.cuda.quantized_formats import packed_bytes
+from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
+from tests.compute_plane.executor.tiny_llama import tiny_spec
+
+EPS = 1e-5
+SIZE, FEATURES, VOCAB = 32, 64, 40
+SPEC = replace(
+    tiny_spec(), hidden_size=SIZE, intermediate_size=FEATURES, vocab_size=VOCAB, num_heads=2,
+    num_kv_heads=1, head_dim=16,
+)  # fmt: skip
+
+
+class Recording:
+    """Notes what is called; of a device whose products normalise, or do not, or are not there."""
+
+    def __init__(self, *, normalises: bool = True, most_rows: int = MOST_ROWS) -> None:
+        self.normalises_products = normalises
+        self.most_rows = most_rows
+        self.operations = ReferenceOperations()
+        self.calls: list[str] = []
+
+    def takes_product(self, num_rows: int, weight: torch.Tensor) -> bool:  # noqa: ARG002
+        return num_rows <= self.most_rows
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self.operations, name)
+
+    def take(self) -> list[str]:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def dense(num_outputs: int, num_inputs: int, dtype: torch.dtype = torch.float32) -> Projection:
+    return Projection((DenseMatrix(drawn(num_outputs, num_inputs, dtype=dtype) / 8),))
+
+
+def a_layer(operations: Recording, num_rows: int, dtype: torch.dtype = torch.float32):
+    """Run what a layer does with its products; return what comes out, and the calls of each."""
+    products = LayerProducts(operations, EPS)
+    hidden = Hidden(drawn(num_rows, SIZE, dtype=dtype))
+    norm, found, calls = drawn(SIZE, dtype=dtype), [], []
+    for _ in range(2):
+        found.append(products.normed(hidden, norm, dense(SIZE * 2, SIZE, dtype)))
+        calls.append(operations.take())
+        products.add(hidden, found[-1][:, :SIZE].contiguous(), dense(SIZE, SIZE, dtype))
+        calls.append(operations.take())
+        found.append(products.gated(hidden, norm, dense(2 * FEATURES, SIZE, dtype)))
+        calls.append(operations.take())
+        products.add(hidden, found[-1], dense(SIZE, FEATURES, dtype))
+        calls.append(operations.take())
+    found.append(products.logits(hidden, norm, dense(VOCAB, SIZE, dtype)))
+    calls.append(operations.take())
+    return found, calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_few_rows_are_one_launch_each_and_give_what_several_give(dtype):
+    found, calls = a_layer(Recording(), MOST_ROWS, dtype)
+    expected, others = a_layer(Recording(most_rows=0), MOST_ROWS, dtype)
+
+    assert calls == [["dense_matmul"]] * 9
+    layer = [[], ["add_rms_norm", "silu_mul"], []]
+    assert others == [["rms_norm"], *layer, ["add_rms_norm"], *layer, ["add_rms_norm"]]
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert one.equal(other)
+    assert found[-1].dtype == torch.float32
+
+
+def test_more_rows_than_the_kernels_share_go_to_the_library():
+    assert a_layer(Recording(), MOST_ROWS + 1)[1] == a_layer(Recording(most_rows=0), 1)[1]
+
+
+def test_where_a_product_does_not_normalise_the_norm_goes_before_it():
+    found, calls = a_layer(Recording(normalises=False), 3)
+    expected, _ = a_layer(Recording(most_rows=0), 3)
+
+    normed, added = ["rms_norm", "dense_matmul"], ["dense_matmul"]
+    assert calls == [normed, added] * 4 + [normed]
+    for one, other in zip(found, expected, strict=True):
+        assert one.equal(other)
+
+
+def test_a_quantised_matrix_between_dense_ones_leaves_its_sum_to_the_next_norm():
+    operations = Recording()
+    products = LayerProducts(operations, EPS)
+    packed = torch.zeros(packed_bytes("Q8_0", SIZE, SIZE), dtype=torch.uint8)
+    quantised = Projection((QuantizedMatrix("Q8_0", packed, SIZE, SIZE),))
+    start, norm, x = drawn(3, SIZE), drawn(SIZE), drawn(3, SIZE)
+    hidden = Hidden(start.clone())
+    products.add(hidden, x, quantised)
+    assert hidden.added is not None
+    hidden.added = drawn(3, SIZE) * 2  # for zeros would show nothing
+    added = hidden.added
+
+    first = products.normed(hidden, norm, dense(VOCAB, SIZE))
+
+    assert operations.take() == ["quantized_matmul", "add_rms_norm"]
+    assert hidden.added is None
+    assert hidden.residual.equal(start + added)
+    again = products.normed(hidden, norm, dense(VOCAB, SIZE))
+    assert operations.take() == ["dense_matmul"]
+    assert again.equal(first)
+
+
+def test_what_is_beside_the_stream_is_not_lost_to_a_second_product():
+    hidden = Hidden(drawn(3, SIZE), drawn(3, SIZE))
+
+    with pytest.raises(ValueError, match="added after a norm"):
+        LayerProducts(Recording(), EPS).add(hidden, drawn(3, SIZE), dense(SIZE, SIZE))
+
+
+def test_rows_of_the_stream_are_copies_with_what_is_beside_them():
+    hidden = Hidden(drawn(4, SIZE), drawn(4, SIZE) + 1)
+    rows = hidden.rows(torch.tensor([3, 1]))
+
+    assert rows.residual.equal(hidden.residual[[3, 1]])
+    assert rows.added is not None
+    assert hidden.added is not None
+    assert rows.added.equal(hidden.added[[3, 1]])
+    assert Hidden(hidden.residual).rows(torch.tensor([0])).added is None
+
+
+def run_products(kernels: DenseKernels, dtype: torch.dtype, num_rows: int, tolerance: float):
+    """Compare every product of a model of so many rows with the reference's."""
+    for writes, num_outputs, num_inputs in (
+        ("rounded", 2 * SIZE, SIZE), ("added", SIZE, FEATURES), ("gated", FEATURES, SIZE),
+        ("float32", VOCAB, SIZE),
+    ):  # fmt: skip
+        x, norm = drawn(num_rows, num_inputs, dtype=dtype), None
+        weight = drawn(num_outputs * (2 if writes == "gated" else 1), num_inputs, dtype=dtype) / 8
+        if kernels.normalises and writes != "added":
+            norm = drawn(num_inputs, dtype=dtype)
+        out_dtype = torch.float32 if writes == "float32" else dtype
+        found = drawn(num_rows, num_outputs, dtype=out_dtype)
+        expected, around = found.clone(), Around(norm, EPS, writes)
+        assert kernels.takes(num_rows, weight)
+        kernels.matmul(found, x, weight, around)
+        ReferenceOperations().dense_matmul(expected, x, weight, around)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_rows", "tolerance"),
+    [
+        (torch.bfloat16, 3, 0.06),
+        (torch.float16, 3, 0.006),
+        pytest.param(torch.bfloat16, 11, 0.06, marks=pytest.mark.slow),
+        pytest.param(torch.float16, 11, 0.006, marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_give_what_the_reference_gives_for_every_product(dtype, num_rows, tolerance):
+    launcher = SimulatedLauncher()
+    kernels = DenseKernels(launcher, SPEC, str(dtype).removeprefix("torch."))
+    launcher.prepare(kernels.variants)
+
+    run_products(kernels, dtype, num_rows, tolerance)
+
+    columns = columns_of(num_rows)
+    wanted = {one.name for one in kernels.variants if one.columns == columns}
+    assert {name for name, _ in launcher.launched} == wanted
+
+
+def test_there_are_kernels_for_two_sixteen_bit_types_and_for_whole_tiles():
+    weight = torch.zeros(VOCAB, SIZE)
+    kernels = DenseKernels(SimulatedLauncher(), SPEC, "bfloat16")
+    assert kernels.takes(MOST_ROWS, weight)
+    assert not kernels.takes(MOST_ROWS + 1, weight)
+    assert not kernels.takes(1, torch.zeros(VOCAB, SIZE + 8))
+    for none in (
+        DenseKernels(SimulatedLauncher(), SPEC, "float32"),
+        DenseKernels(SimulatedLauncher(), SPEC, "bfloat16", is_dense=False),
+    ):
+        assert none.variants == []
+        assert not none.takes(1, weight)
