@@ -32,10 +32,10 @@ SECONDS: Final = 570.0
 PARTS: Final = (
     Part("numerics", "bench.gpu.kernel_parts:numerics", 120),
     Part("decode_attention", "bench.gpu.kernel_parts:decode_attention", 75),
-    Part("engine_steps", "bench.gpu.engine_steps:engine_steps", 90),
+    Part("engine_steps", "bench.gpu.engine_steps:engine_steps", 110),
     Part("engine_serving", "bench.gpu.engine_serving:engine_serving", 150),
     Part("prefill_attention", "bench.gpu.kernel_parts:prefill_attention", 75),
-    Part("engine_steps_8b", "bench.gpu.engine_steps:engine_steps_8b", 90),
+    Part("engine_steps_8b", "bench.gpu.engine_steps:engine_steps_8b", 130),
     Part("quantized_matmul", "bench.gpu.kernel_parts:quantized_matmul", 90),
     Part("sanitizers", "bench.gpu.sanitizers:sanitizers", 120),
     Part("suites", "bench.gpu.suites:suites", 600),

@@ -1,5 +1,8 @@
 """How long a decode step of the whole executor takes: with graphs, without, beside the memory.
 
+Steps of few rows are taken with the library's products, too, and the norm, gate and additions
+beside them as launches of their own, as steps of many rows are.
+
 A step must read all weights, and the keys and values of its rows, once: that is what it is compared
 with, at the bandwidth of a device copy measured here. Steps are launched as the plane launches
 them, the next one while one is under way, and times are of the host's clock: what is left to hide
@@ -24,6 +27,7 @@ from bench.gpu.findings import Findings, PartOptions, line_of
 from bench.gpu.launch_costs import launch_costs, say_costs
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, LlamaShape, write_model
 from bench.gpu.step_profile import profiled_runs, where_time_goes
+from bench.gpu.step_ways import BLOCK_SIZE, EAGER, OWN, WAYS, Way, Workload
 from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.executor.interface import (
@@ -35,9 +39,6 @@ from compute_plane.executor.interface import (
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from kernels.cuda.quantized_kv import SCALE_BYTES
 
-GRAPH_BATCHES: Final = (1, 2, 4, 8)
-"""Rows for which graphs are compared with launching every kernel."""
-BLOCK_SIZE: Final = 16
 ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 EIGHT_BITS: Final = (1, SCALE_BYTES)
 """Of keys and values: bytes of an element, and of the scale beside those of a head."""
@@ -47,34 +48,6 @@ SHOWN_KERNELS: Final = 12
 
 GRAPHS_OF_EAGER: Final = 0.8
 OF_READ_TIME: Final = 1.25
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Decode steps: of each number of rows so many in a row, `repeats` times.
-
-    `context`: tokens of every row in the first step; it grows by one a step. `warm_up`: steps
-    before the clock starts. `eager_batches`: which of them are also taken without graphs;
-    `profiled_batches`: of which it is noted where the time of a step with graphs goes.
-    """
-
-    batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
-    context: int = 1024
-    steps: int = 64
-    warm_up: int = 8
-    repeats: int = 5
-    eager_batches: Sequence[int] = GRAPH_BATCHES
-    profiled_batches: Sequence[int] = (1, 32)
-
-    @property
-    def blocks_of_row(self) -> int:
-        """Blocks of the longest row there is."""
-        return -(-(self.context + self.steps) // BLOCK_SIZE)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of all rows of the largest step."""
-        return max(self.batches) * self.blocks_of_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,34 +115,30 @@ def measure_steps(
     found.values["engine_steps"] = figures
     results: dict[int, dict[str, Any]] = {}
     work = work or Workload()
-    for uses_graphs in (True, False):
-        some = (
-            work
-            if uses_graphs
-            else replace(work, batches=[n for n in work.batches if n in work.eager_batches])
-        )
-        if not some.batches:
+    for way in WAYS:
+        batches = way.batches_of(work)
+        if not batches:
             continue
-        what = f"decode steps {'with' if uses_graphs else 'without'} graphs"
-        with (
-            found.attempt(what),
-            executor_on(model, some, plane, uses_graphs=uses_graphs) as made,
-        ):
-            for rows in some.batches:
+        what = f"decode steps {way.name}"
+        some = replace(work, batches=batches)
+        with found.attempt(what), executor_on(model, some, plane, way) as made:
+            for rows in batches:
                 found.begin(f"{what}, {rows} rows")
                 times = step_milliseconds(made, rows, work)
                 if rows not in results:
                     results[rows] = {"rows": rows, "context": work.context}
                     figures["batches"].append(results[rows])
                 result = results[rows]
-                result["graphs" if uses_graphs else "eager"] = summary(times)
-                if uses_graphs:
+                result[way.key] = summary(times)
+                if way is OWN:
                     num_bytes = read_bytes(shape, plane, rows * work.context)
                     _compare_with_memory(found, shape.name, result, gb_per_s, num_bytes)
                     if rows in work.profiled_batches:
                         result["profile"] = _profile(found, made, rows, work, plane.device)
-                else:
+                elif way is EAGER:
                     _compare_with_eager(found, result)
+                else:
+                    _compare_with_library(found, result)
             del made  # two models need not find room
 
 
@@ -193,6 +162,13 @@ def _compare_with_memory(
         result["of_read_time"],
         at_most=OF_READ_TIME,
     )
+
+
+def _compare_with_library(found: Findings, result: dict[str, Any]) -> None:
+    library = result["library"]["median_ms"]
+    found.say(f"decode step of {result['rows']:3} rows by the library {library:8.3f} ms")
+    if "graphs" in result:
+        result["own_of_library"] = result["graphs"]["median_ms"] / library
 
 
 def _compare_with_eager(found: Findings, result: dict[str, Any]) -> None:
@@ -233,7 +209,7 @@ def _profile(
 
 @contextmanager
 def executor_on(
-    model: Path, work: Workload, flags: PlaneFlags, *, uses_graphs: bool
+    model: Path, work: Workload, flags: PlaneFlags, way: Way = OWN
 ) -> Iterator[GPUExecutor]:
     """Build the CUDA executor as a plane builds it, without serving; give its memory back."""
     built: list[BuiltExecutor] = []
@@ -242,7 +218,7 @@ def executor_on(
         built.append(build_executor(name, context))
         return built[-1]
 
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, way.taken():
         plane = ComputePlane(
             ComputePlaneConfig(
                 listen=f"unix:{directory}/compute.sock",
@@ -251,7 +227,7 @@ def executor_on(
                 block_size=BLOCK_SIZE,
                 max_num_blocks=work.num_blocks,
                 max_rows=max(work.batches),
-                cuda_graph=uses_graphs,
+                cuda_graph=way.uses_graphs,
                 **asdict(flags),
             ),
             build=build,

@@ -65,17 +65,18 @@ def test_a_model_may_be_measured_with_graphs_alone(model):
 def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch):
     executor_on = engine_steps.executor_on
 
-    def fails_with_graphs(*given, uses_graphs):
-        if uses_graphs:
+    def fails_with_graphs(*given):
+        if given[-1].uses_graphs:
             raise RuntimeError("capture failed")
-        return executor_on(*given, uses_graphs=uses_graphs)
+        return executor_on(*given)
 
     monkeypatch.setattr(engine_steps, "executor_on", fails_with_graphs)
     work = engine_steps.Workload(batches=(1,), context=20, steps=2, warm_up=1, repeats=2)
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
-    assert found.failures == ["decode steps with graphs: RuntimeError: capture failed"]
+    ways = ("with graphs", "with the library's products")
+    assert found.failures == [f"decode steps {way}: RuntimeError: capture failed" for way in ways]
     (one,) = found.values["engine_steps"]["batches"]
     assert one["eager"]["median_ms"] > 0
     assert found.targets == []
@@ -94,6 +95,7 @@ def test_steps_are_measured_with_and_without_graphs(model):
     assert one["read_ms"] == pytest.approx(one["read_bytes"] / 10e9 * 1e3)
     assert one["of_read_time"] == pytest.approx(one["graphs"]["median_ms"] / one["read_ms"])
     assert one["graphs_of_eager"] > 0
+    assert one["own_of_library"] > 0
     assert "eager" not in three  # only where graphs are compared
     assert len(found.targets) == 3
 

@@ -1,0 +1,75 @@
+"""Which decode steps are measured, and the ways in which an executor computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+from unittest.mock import patch
+
+from compute_plane.cuda import dense_kernels
+from compute_plane.cuda.dense_kernels import MOST_ROWS
+
+GRAPH_BATCHES: Final = (1, 2, 4, 8)
+"""Rows for which graphs are compared with launching every kernel."""
+BLOCK_SIZE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Decode steps: of each number of rows so many in a row, `repeats` times.
+
+    `context`: tokens of every row in the first step; it grows by one a step. `warm_up`: steps
+    before the clock starts. `eager_batches`: which of them are also taken without graphs;
+    `profiled_batches`: of which it is noted where the time of a step with graphs goes.
+    """
+
+    batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+    context: int = 1024
+    steps: int = 64
+    warm_up: int = 8
+    repeats: int = 5
+    eager_batches: Sequence[int] = GRAPH_BATCHES
+    profiled_batches: Sequence[int] = (1, 32)
+
+    @property
+    def blocks_of_row(self) -> int:
+        """Blocks of the longest row there is."""
+        return -(-(self.context + self.steps) // BLOCK_SIZE)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all rows of the largest step."""
+        return max(self.batches) * self.blocks_of_row
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How steps are computed. `key`: of its times in the report."""
+
+    name: str
+    key: str
+    uses_graphs: bool = True
+    uses_own_products: bool = True
+
+    def batches_of(self, work: Workload) -> list[int]:
+        """Return the sizes of steps that are taken this way."""
+        if not self.uses_graphs:
+            return [n for n in work.batches if n in work.eager_batches]
+        if not self.uses_own_products:
+            return [n for n in work.batches if n <= MOST_ROWS]
+        return list(work.batches)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Have executors that are built meanwhile, and their steps, go this way."""
+        most_rows = MOST_ROWS if self.uses_own_products else 0
+        with patch.object(dense_kernels, "MOST_ROWS", most_rows):
+            yield
+
+
+OWN: Final = Way("with graphs", "graphs")
+LIBRARY: Final = Way("with the library's products", "library", uses_own_products=False)
+EAGER: Final = Way("without graphs", "eager", uses_graphs=False)
+WAYS: Final = (OWN, LIBRARY, EAGER)
