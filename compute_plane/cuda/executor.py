@@ -9,8 +9,9 @@ graph (`decode_steps`).
 `execute` is one after the other. On torch's CPU device the same code runs with
 `reference_operations`, each call done when it returns: that is how it is tested without a GPU.
 
-Rows may give other bits in another batch: the products are a library's. What depends on a row alone
-are attention, normalisation and the choice of the token from given logits.
+Rows may give other bits in another batch: the products of more than a few rows are a library's
+(`dense_kernels`). What depends on a row alone are the others, attention, normalisation and the
+choice of the token from given logits.
 """
 
 from __future__ import annotations
