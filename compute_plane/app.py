@@ -98,7 +98,6 @@ class ComputePlane:
                 gpu_memory_limit=config.gpu_memory_limit_bytes,
             ),
         )
-        is_pipelined = isinstance(built.executor, PipelinedExecutor)
         limits = SlotLimits(
             max_slots=config.max_slots,
             max_rows=config.max_rows,
@@ -108,7 +107,6 @@ class ComputePlane:
             vocab_size=spec.vocab_size,
             context_length=spec.context_length,
             num_host_blocks=built.num_host_blocks,
-            takes_drafts=not is_pipelined,
         )
         facts = PlaneFacts(
             spec=spec,
@@ -125,7 +123,11 @@ class ComputePlane:
             tells_prompts_apart=built.tells_prompts_apart,
             max_message_bytes=MAX_PLANE_MESSAGE_BYTES,
             software_version=software_version(),
-            max_batches_in_flight=MAX_BATCHES_IN_FLIGHT if is_pipelined else BATCHES_IN_TURN,
+            max_batches_in_flight=(
+                MAX_BATCHES_IN_FLIGHT
+                if isinstance(built.executor, PipelinedExecutor)
+                else BATCHES_IN_TURN
+            ),
         )
         self._executor = built.executor
         self._sessions = SessionLedger()

@@ -21,16 +21,12 @@ from compute_plane.executor.step import Int64Array, SlotStart, StepBatch
 SWAP: Final = "swap"
 """The feature of planes with a host pool."""
 
-DRAFTS: Final = "drafts"
-"""The feature of planes that run a step before they look at the next one."""
-
-DRAFT_CONSTRAINTS: Final = "draft_constraints"
-"""That of those whose rows with drafts may have constraints."""
-
 FEATURES: Final = (
     "block_digests",
     "constraints",
     "copies",
+    "draft_constraints",
+    "drafts",
     "logit_bias",
     "logprobs",
     "min_p",
@@ -45,11 +41,7 @@ FEATURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SlotLimits:
-    """What a batch must keep to: sizes of the plane and of its model.
-
-    `takes_drafts`: not where steps are launched ahead, since how many tokens a slot has after one
-    with drafts is known when it has run.
-    """
+    """What a batch must keep to: sizes of the plane and of its model."""
 
     max_slots: int
     max_rows: int
@@ -59,7 +51,6 @@ class SlotLimits:
     vocab_size: int
     context_length: int
     num_host_blocks: int = 0
-    takes_drafts: bool = True
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -74,9 +65,7 @@ class SlotLimits:
 
 def features_of(limits: SlotLimits) -> tuple[str, ...]:
     """Return the optional parts of a batch that a plane of these limits executes."""
-    swap = (SWAP,) if limits.num_host_blocks else ()
-    drafts = (DRAFTS, DRAFT_CONSTRAINTS) if limits.takes_drafts else ()
-    return (*FEATURES, *swap, *drafts)
+    return (*FEATURES, SWAP) if limits.num_host_blocks else FEATURES
 
 
 def refuse_where(wrong: BoolArray, field: str, message: Callable[[int], str]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compute_plane.errors import InvalidBatch, UnsupportedBatch
+from compute_plane.errors import InvalidBatch
 from compute_plane.executor.batch_checks import SlotLimits, refuse_where
 from compute_plane.executor.interface import (
     BoolArray,
@@ -34,12 +34,10 @@ from compute_plane.executor.step import EMPTY, Int64Array, RowConstraint, StepBa
 
 
 def check_drafts(batch: StepBatch, limits: SlotLimits) -> None:
-    """Raise InvalidBatch or UnsupportedBatch for drafts that are wrong by themselves."""
+    """Raise InvalidBatch for drafts that are wrong by themselves."""
     counts = batch.draft_counts
     if batch.draft_ids.size == 0:
         return
-    if not limits.takes_drafts:
-        raise UnsupportedBatch("draft_ids is not supported by this plane", field="draft_ids")
     refuse_where(
         (counts > 0) & (batch.query_lens != counts + 1),
         "draft_counts",

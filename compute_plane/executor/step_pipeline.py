@@ -8,9 +8,10 @@ The device thread stays the only one that touches slots, sessions and executor. 
 waits: where a step is done, it says so to the device thread, behind the batches that came before.
 
 A batch joins the one under way if nothing about it is unusual. Whatever is — another session, a
-step repeated, a refusal, a token that the host must know first, a batch without rows, a launch that
-fails — waits until all that is under way is answered, and is then judged as if batches ran in turn.
-So replies leave in the order of steps, and each says what it would have said in turn.
+step repeated, a refusal, a token that the host must know first, drafts, a batch without rows, a
+launch that fails — waits until all that is under way is answered, and is then judged as if batches
+ran in turn. So replies leave in the order of steps, and each says what it would have said in turn.
+Nothing joins a step with drafts: how many tokens its slots have is known when it has run.
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ from compute_plane.executor.work import Work, failed, microseconds, refused
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A step under way. `done_ns`: when the waiter saw that it was done."""
+    """A step under way. `ahead`: its samples; None: it has drafts, and is waited for at once.
+
+    `done_ns`: when the waiter saw that it was done.
+    """
 
     work: Work
-    ahead: SamplesAhead
+    prepared: PreparedStep
+    ahead: SamplesAhead | None
     step: LaunchedStep
     start_ns: int
     launched_ns: int
@@ -150,10 +155,10 @@ class StepPipeline:
 
     def _prepare(self, batch: StepBatch) -> PreparedStep:
         """Take a batch into the slots. Raises BatchRefused, and then nothing is under way."""
-        if self._under_way:
+        if self._under_way and not batch.draft_ids.size:
             with contextlib.suppress(BatchRefused, SampleAwaited):
                 return self._slots.prepare(batch)
-            self.finish_all()
+        self.finish_all()
         return self._slots.prepare(batch)
 
     def _launch(self, work: Work, start_ns: int) -> None:
@@ -176,10 +181,14 @@ class StepPipeline:
             self.finish_all()
             self._slots.poison(prepared)
             raise failed(work, error) from error
-        ahead = self._slots.count_ahead(prepared)
-        flight = Flight(work, ahead, step, start_ns, self._clock_ns())
+        has_drafts = prepared.drafted is not None
+        ahead = None if has_drafts else self._slots.count_ahead(prepared)
+        flight = Flight(work, prepared, ahead, step, start_ns, self._clock_ns())
         self._under_way.append(flight)
-        self._launched.put(flight)
+        if has_drafts:
+            self.finish_oldest()
+        else:
+            self._launched.put(flight)
 
     def _finish(self, flight: Flight) -> None:
         """Answer a step that is done, unless it was answered since."""
@@ -193,12 +202,18 @@ class StepPipeline:
     def _result(self, flight: Flight) -> StepResult:
         """Wait for a step and take it into the slots. Raises BatchFailed."""
         try:
-            return self._slots.complete_ahead(flight.ahead, flight.step.answer())
+            output = flight.step.answer()
+            if flight.ahead is None:
+                return self._slots.complete(flight.prepared, output)
+            return self._slots.complete_ahead(flight.ahead, output)
         except DeviceLostError:
             raise
         except Exception as error:
             # As where it was launched: whatever it is, it fails this batch alone.
-            self._slots.fail_ahead(flight.ahead)
+            if flight.ahead is None:
+                self._slots.poison(flight.prepared)
+            else:
+                self._slots.fail_ahead(flight.ahead)
             raise failed(flight.work, error) from error
 
     def _timings(self, flight: Flight, end_ns: int) -> StepTimings:

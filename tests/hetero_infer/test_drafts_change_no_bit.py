@@ -148,3 +148,21 @@ def test_wrong_drafts_leave_nothing_behind_under_memory_pressure() -> None:
     plain, _ = answers(config, requests, together=True)
     drafting = replace(config, speculative_tokens=3, prompt_lookup_min=1)
     assert answers(drafting, requests, together=True)[0] == plain
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_plane_that_launches_steps_ahead_takes_drafts_too() -> None:
+    """The CUDA executor on torch's CPU device: of greedy answers the tokens are the same."""
+    stand_in = replace(EMBEDDED, executor="cuda", device="cpu")
+    requests = [
+        ("a rose is a rose is a rose is", replace(GREEDY, max_tokens=10)),
+        ("Who?", replace(GREEDY, max_tokens=20, structured_outputs=CALL)),
+    ]
+    plain, none_kept = answers(stand_in, requests, together=True)
+    assert none_kept == 0
+    drafting = replace(stand_in, speculative_tokens=7, grammar_drafts=True)
+    drafted, num_kept = answers(drafting, requests, together=True)
+    texts = [[sample.output_tokens for sample in samples] for samples, *_ in drafted]
+    assert texts == [[sample.output_tokens for sample in samples] for samples, *_ in plain]
+    assert num_kept > 8

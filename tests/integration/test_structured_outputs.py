@@ -128,7 +128,7 @@ def test_answers_over_grpc_are_those_of_one_token_a_step(deployment, target):
             engine.submit_request(PROMPT, asked)
             wanted += [result.output_text for result in engine.run()]
         assert engine.get_metrics().num_drafts == 0
-    assert (num_kept > 10) == target.keeps_bits  # planes that launch ahead take no drafts
+    assert num_kept > 10
     assert found == wanted or not target.keeps_bits
 
 

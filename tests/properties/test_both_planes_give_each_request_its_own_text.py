@@ -180,8 +180,6 @@ def run_mix(
     plane_class: type[Plane] = Plane,
 ) -> None:
     """Run everything; `deaths` are the turns in which the compute plane dies and is replaced."""
-    if plane_class is PipelinedPlane:
-        config = replace(config, speculative_tokens=0)  # such a plane takes no drafts
     num_blocks = -(-64 // block_size) + spare_blocks
     kv_cache = KVCacheManager(num_blocks, block_size, prefix_cache=prefix_cache)
     scheduler = Scheduler(config, kv_cache)

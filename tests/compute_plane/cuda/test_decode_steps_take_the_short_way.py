@@ -81,6 +81,26 @@ def test_steps_with_a_mask_go_the_ordinary_way_and_change_no_other_row() -> None
     assert executor.execute(batch).next_tokens.tolist() == free.tolist()
 
 
+def test_drafts_are_rows_of_one_table_and_go_the_short_way() -> None:
+    found = []
+    for may in (True, False):
+        executor = with_graphs()
+        executor._pools.device.zero_()
+        counted = Counted(executor, may=may)
+        batch = decode_batch(rows=3)
+        tables = batch.block_tables[[0, 0, 1]]
+        positions = batch.positions[[0, 0, 1]] - int32([1, 0, 0])
+        drafted = replace(
+            batch, block_tables=tables, positions=positions, seq_lens=positions + int32([1])
+        )
+        found.append(executor.execute(drafted).next_tokens.tolist())
+        assert counted.num_short == may
+        single = replace(decode_batch(rows=1), positions=positions[:1], seq_lens=positions[:1] + 1)
+        single = replace(single, input_tokens=drafted.input_tokens[:1])
+        assert executor.execute(single).next_tokens.tolist() == found[-1][:1]
+    assert found[0] == found[1]
+
+
 def test_accesses_of_both_ways_to_one_memory_are_in_order() -> None:
     batches = drawn_batches(3, 40)
     with played_cuda() as world:

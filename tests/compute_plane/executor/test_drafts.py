@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute_plane.errors import BatchRefused, InvalidBatch, UnsupportedBatch
-from compute_plane.executor.batch_checks import features_of
+from compute_plane.errors import BatchRefused, InvalidBatch
 from compute_plane.executor.step import PromptLogprobsRequest, SamplingKey, StepBatch, StepResult
 from tests.compute_plane.executor.slot_batches import GREEDY, LIMITS, Plane, alone, start, step
 
@@ -219,13 +218,3 @@ def test_a_longest_sequence_has_no_place_for_drafts() -> None:
     plane.run(step([(0, 0, 4)], starts=[start(0, b"abcd", [0, 1])]))
     with pytest.raises(BatchRefused, match="longest sequence"):
         plane.slots.prepare(drafted(step([(0, 4, 1)]), [[1, 2]]))
-
-
-def test_a_plane_that_launches_ahead_takes_none_and_says_so() -> None:
-    limits = replace(LIMITS, takes_drafts=False)
-    assert "drafts" in features_of(LIMITS)
-    assert "drafts" not in features_of(limits)
-    plane = Plane(limits)
-    plane.run(step([(0, 0, 4)], starts=[start(0, b"abcd", [0, 1])]))
-    with pytest.raises(UnsupportedBatch, match="draft_ids"):
-        plane.slots.prepare(drafted(step([(0, 4, 1)]), [[1]]))
