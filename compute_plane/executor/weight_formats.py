@@ -12,6 +12,10 @@
     Q4_K      Q4_K     F32       BF16
     Q5_K      Q5_K     F32       BF16
     Q6_K      Q6_K     F32       BF16
+    Q2_K      Q8_0     F32       BF16     requantised
+    Q3_K      Q6_K     F32       BF16     exact
+    IQ4_NL    Q8_0     F32       BF16     exact
+    IQ4_XS    Q8_0     F32       BF16     scales of groups are rounded to float16
     INT4      Q4_0     F32       BF16     exact for scales that are float16
     UINT4     Q4_1     F32       BF16     scale · zero point is rounded to float16
     INT8      Q8_0     F32       BF16     exact for scales that are float16
@@ -61,12 +65,23 @@ OWN_FORMAT: Final[Mapping[TensorFormat, TensorFormat]] = {
     TensorFormat.Q4_K: TensorFormat.Q4_K,
     TensorFormat.Q5_K: TensorFormat.Q5_K,
     TensorFormat.Q6_K: TensorFormat.Q6_K,
+    TensorFormat.Q2_K: TensorFormat.Q8_0,
+    TensorFormat.Q3_K: TensorFormat.Q6_K,
+    TensorFormat.IQ4_NL: TensorFormat.Q8_0,
+    TensorFormat.IQ4_XS: TensorFormat.Q8_0,
     TensorFormat.INT4: TensorFormat.Q4_0,
     TensorFormat.UINT4: TensorFormat.Q4_1,
     TensorFormat.INT8: TensorFormat.Q8_0,
     TensorFormat.UINT8: TensorFormat.Q8_0,
 }
 """What `auto` runs a file's format as."""
+
+EXACT: Final = (
+    (TensorFormat.Q5_0, TensorFormat.Q8_0),
+    (TensorFormat.IQ4_NL, TensorFormat.Q8_0),
+    (TensorFormat.Q3_K, TensorFormat.Q6_K),
+)
+"""Conversions of quantised formats that keep every weight."""
 
 SAMPLED_ROWS: Final = 64
 """Rows of a matrix over which its loss is measured, spread evenly."""
@@ -105,11 +120,7 @@ def input_order_of(tensor: RawTensor, target: TensorFormat) -> IntArray | None:
 
 def is_exact(stored: TensorFormat, target: TensorFormat) -> bool:
     """Tell whether every stored weight is kept."""
-    return (
-        stored is target
-        or target is TensorFormat.F32
-        or (stored, target) == (TensorFormat.Q5_0, TensorFormat.Q8_0)
-    )
+    return stored is target or target is TensorFormat.F32 or (stored, target) in EXACT
 
 
 def error_sums(tensor: RawTensor, target: TensorFormat) -> tuple[float, float]:

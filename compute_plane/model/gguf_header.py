@@ -73,9 +73,13 @@ TENSOR_FORMATS = {
     6: TensorFormat.Q5_0,
     7: TensorFormat.Q5_1,
     8: TensorFormat.Q8_0,
+    10: TensorFormat.Q2_K,
+    11: TensorFormat.Q3_K,
     12: TensorFormat.Q4_K,
     13: TensorFormat.Q5_K,
     14: TensorFormat.Q6_K,
+    20: TensorFormat.IQ4_NL,
+    23: TensorFormat.IQ4_XS,
     30: TensorFormat.BF16,
 }
 

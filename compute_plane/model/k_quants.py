@@ -111,6 +111,16 @@ def _decode_groups(blocks: UInt8Array, q: UInt8Array, out: Float32Array) -> None
     values -= minima[:, :, None]
 
 
+def pack_6_bits(q: UInt8Array) -> UInt8Array:
+    """Return l and h of Q6_K blocks, uint8 [blocks, 192], from q, 0 to 63, [blocks, 256]."""
+    parts = q.reshape(-1, 2, 4, GROUP)
+    low, high = parts & 15, parts >> FOUR
+    nibbles = (low[:, :, :2] | low[:, :, 2:] << FOUR).reshape(-1, 128)
+    turns = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    upper = np.bitwise_or.reduce(high << turns, axis=2).reshape(-1, 64)
+    return np.concatenate((nibbles, upper), axis=1)
+
+
 def decode_q6_k(rows: UInt8Array, out: Float32Array) -> None:
     """Decode rows of Q6_K blocks."""
     blocks = rows.reshape(-1, 210)

@@ -1,7 +1,9 @@
 """Stored rows turned from one format into another, where kernels run fewer than files hold.
 
 Exact:              Q5_0 → Q8_0    the same d, q - 16
+                    IQ4_NL → Q8_0, Q3_K → Q6_K: `compute_plane.model.read_only_quants`
 Nearly exact:       Q4_K → Q4_1    d · s and dmin · n of each group, rounded to float16
+                    IQ4_XS → Q8_0  d · s of each group, rounded to float16
                     INT4 → Q4_0, UINT4 → Q4_1 or Q4_Z, INT8 → Q8_0, UINT8 → Q8_Z:
                     `compute_plane.model.group_blocks`
 With a loss:        anything → Q8_0, through float32: d = largest magnitude / 127 in float16, q to
@@ -28,6 +30,7 @@ from compute_plane.model.group_blocks import (
     uint8_to_q8_z,
 )
 from compute_plane.model.k_quants import quants_of_4_bits_k, quants_of_5_bits, scales_and_minima
+from compute_plane.model.read_only_quants import iq4_nl_to_q8_0, iq4_xs_to_q8_0, q3_k_to_q6_k
 from compute_plane.model.tensor import ALL_ROWS, RawTensor, Rows, TensorFormat, in_model_order
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -116,6 +119,8 @@ SCALES_AT: Final = {
     TensorFormat.Q4_K: (0, 4),
     TensorFormat.Q5_K: (0, 4),
     TensorFormat.Q6_K: (208, 210),
+    TensorFormat.Q2_K: (80, 84),
+    TensorFormat.Q3_K: (108, 110),
 }
 """The bytes of a block with float16 of their own: d, and m or dmin; of the others the first two."""
 
@@ -191,6 +196,9 @@ def _write_blocks(
 _CONVERSIONS: Final[Mapping[tuple[TensorFormat, TensorFormat], RowConversion]] = {
     (TensorFormat.Q5_0, TensorFormat.Q8_0): _q5_0_to_q8_0,
     (TensorFormat.Q4_K, TensorFormat.Q4_1): _q4_k_to_q4_1,
+    (TensorFormat.IQ4_NL, TensorFormat.Q8_0): iq4_nl_to_q8_0,
+    (TensorFormat.IQ4_XS, TensorFormat.Q8_0): iq4_xs_to_q8_0,
+    (TensorFormat.Q3_K, TensorFormat.Q6_K): q3_k_to_q6_k,
     (TensorFormat.INT4, TensorFormat.Q4_0): int4_to_q4_0,
     (TensorFormat.UINT4, TensorFormat.Q4_1): uint4_to_q4_1,
     (TensorFormat.INT8, TensorFormat.Q8_0): int8_to_q8_0,

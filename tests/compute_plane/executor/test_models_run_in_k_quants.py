@@ -28,7 +28,13 @@ PROMPTS = [[5, 17, 40, 41, 42, 9, 100, 77, 3, 88, 120, 121], [101, 8, 99]]
 Q4_K, Q5_K, Q6_K = TensorFormat.Q4_K, TensorFormat.Q5_K, TensorFormat.Q6_K
 
 
-@pytest.mark.parametrize(("label", "error"), [("Q4_K", 0.09), ("Q5_K", 0.045), ("Q6_K", 0.025)])
+@pytest.mark.parametrize(
+    ("label", "error"),
+    [
+        ("Q2_K", 0.42), ("Q3_K", 0.2), ("Q4_K", 0.09), ("Q5_K", 0.045), ("Q6_K", 0.025),
+        ("IQ4_NL", 0.11), ("IQ4_XS", 0.11),
+    ],
+)  # fmt: skip
 def test_numbers_become_blocks_that_hold_nearly_the_same(label: str, error: float) -> None:
     values = np.random.default_rng(2).standard_normal((7, 512), dtype=np.float32)
     decoded = gguf.quants.dequantize(k_blocks(label, values), GgmlType[label])
@@ -52,8 +58,15 @@ def logits_of(formats: Mapping[str, TensorFormat], dtype: str) -> tuple[np.ndarr
 
 @pytest.mark.parametrize(
     "formats",
-    [{"": Q4_K}, {"": Q5_K}, {"": Q6_K}, {"embed": Q6_K, "v_proj": Q6_K, "down": Q6_K, "": Q4_K}],
-    ids=["Q4_K", "Q5_K", "Q6_K", "Q4_K_M"],
+    [
+        {"": Q4_K},
+        {"": Q5_K},
+        {"": Q6_K},
+        {"embed": Q6_K, "v_proj": Q6_K, "down": Q6_K, "": Q4_K},
+        {"embed": Q6_K, "gate": TensorFormat.Q2_K, "": TensorFormat.Q3_K},
+        {"embed": TensorFormat.IQ4_NL, "": TensorFormat.IQ4_XS},
+    ],
+    ids=["Q4_K", "Q5_K", "Q6_K", "Q4_K_M", "Q3_K", "IQ4"],
 )
 def test_a_model_says_what_its_decoded_weights_say(formats: Mapping[str, TensorFormat]) -> None:
     exact, exact_tokens = logits_of(formats, "float32")

@@ -20,7 +20,7 @@ from compute_plane.model.quantize import convert_rows
 from compute_plane.model.spec import ModelSpec, RopeScaling
 from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.cpu.kv_layout import KvLayout
-from tests.compute_plane.model.k_blocks import k_blocks
+from tests.compute_plane.model.k_blocks import ENCODERS, k_blocks
 from tests.compute_plane.model.llama_weights import LlamaLayer, LlamaWeights, layer_fields
 
 KERNEL_HEAD_DIM = 64
@@ -170,7 +170,7 @@ def raw_tensor(name: str, array: np.ndarray, kind: TensorFormat) -> RawTensor:
         stored = rows.astype(np.float16).view(np.uint8)
     elif kind in (TensorFormat.Q4_0, TensorFormat.Q4_1):
         stored = four_bit_blocks(rows, kind)
-    elif kind in (TensorFormat.Q4_K, TensorFormat.Q5_K, TensorFormat.Q6_K):
+    elif kind.label in ENCODERS:
         stored = k_blocks(kind.label, rows)
     elif kind in (TensorFormat.Q5_0, TensorFormat.Q5_1):
         stored = gguf.quants.quantize(rows, GgmlType[kind.label])

@@ -1,21 +1,22 @@
-"""Rows of numbers rounded to blocks of the K-quants, plainly: not as well as llama.cpp does it."""
+"""Rows rounded to blocks of GGUF's formats, plainly: not as well as llama.cpp does it."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
+
+from compute_plane.model.read_only_quants import CODES
 
 Float32Array = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
 
 
 def k_blocks(label: str, rows: Float32Array) -> UInt8Array:
-    """Return rows [R, K], K a multiple of 256, as a GGUF file stores them in Q4_K, Q5_K or Q6_K."""
+    """Return rows [R, K], K a multiple of 256, as a GGUF file stores them in a format of these."""
     values = rows.reshape(-1, 256).astype(np.float64)
-    blocks = (
-        _q6_k(values) if label == "Q6_K" else _with_minima(values, {"Q4_K": 4, "Q5_K": 5}[label])
-    )
-    return blocks.reshape(len(rows), -1)
+    return ENCODERS[label](values).reshape(len(rows), -1)
 
 
 def _float16(numbers: npt.NDArray[np.float64]) -> tuple[UInt8Array, npt.NDArray[np.float64]]:
@@ -63,3 +64,71 @@ def _q6_k(values: npt.NDArray[np.float64]) -> UInt8Array:
     turns = np.array([0, 2, 4, 6], np.uint8)[:, None]
     upper = np.bitwise_or.reduce(high << turns, axis=2).reshape(-1, 64)
     return np.concatenate([nibbles, upper, s.view(np.uint8), stored_d], axis=1)
+
+
+def _twos(q: UInt8Array) -> UInt8Array:
+    """Return quants of two bits, [blocks, 256], as Q2_K and Q3_K pack them."""
+    turns = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return np.bitwise_or.reduce(q.reshape(-1, 2, 4, 32) << turns, axis=2).reshape(-1, 64)
+
+
+def _q2_k(values: npt.NDArray[np.float64]) -> UInt8Array:
+    groups = values.reshape(-1, 16, 16)
+    lowest = np.minimum(groups.min(axis=2), 0)
+    steps = (groups.max(axis=2) - lowest) / 3
+    stored_d, d = _float16(steps.max(axis=1) / 15)
+    stored_dmin, dmin = _float16((-lowest).max(axis=1) / 15)
+    s = np.clip(np.rint(steps / d), 1, 15).astype(np.uint8)
+    n = np.clip(np.rint(-lowest / dmin), 0, 15).astype(np.uint8)
+    shifted = (groups + (n * dmin)[..., None]) / (s * d)[..., None]
+    q = np.clip(np.rint(shifted), 0, 3).astype(np.uint8)
+    return np.concatenate([s | n << 4, _twos(q), stored_d, stored_dmin], axis=1)
+
+
+def _q3_k(values: npt.NDArray[np.float64]) -> UInt8Array:
+    groups = values.reshape(-1, 16, 16)
+    steps = np.abs(groups).max(axis=2) / 4
+    stored_d, d = _float16(steps.max(axis=1) / 31)
+    s = np.clip(np.rint(steps / d), 1, 31).astype(np.uint8)
+    q = (np.clip(np.rint(groups / (s * d)[..., None]), -4, 3) + 4).astype(np.uint8)
+    thirds = np.packbits(q.reshape(-1, 8, 32) >> 2, axis=1, bitorder="little").reshape(-1, 32)
+    stored = s + np.uint8(32)
+    upper = (stored >> 4).reshape(-1, 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+    scales = [stored[:, :8] & 15 | stored[:, 8:] << 4, np.bitwise_or.reduce(upper, axis=1)]
+    return np.concatenate([thirds, _twos(q & 3), *scales, stored_d], axis=1)
+
+
+def _codes(scaled: npt.NDArray[np.float64]) -> UInt8Array:
+    """Return the nibbles of the nearest codes, [groups, 16], of numbers [groups, 32]."""
+    q = np.abs(scaled[..., None] - CODES.astype(np.float64)).argmin(axis=-1).astype(np.uint8)
+    return q[:, :16] | q[:, 16:] << 4
+
+
+def _iq4_nl(values: npt.NDArray[np.float64]) -> UInt8Array:
+    groups = values.reshape(-1, 32)
+    stored_d, d = _float16(np.abs(groups).max(axis=1) / 120)
+    return np.concatenate([stored_d, _codes(groups / d)], axis=1)
+
+
+def _iq4_xs(values: npt.NDArray[np.float64]) -> UInt8Array:
+    groups = values.reshape(-1, 8, 32)
+    steps = np.abs(groups).max(axis=2) / 120
+    stored_d, d = _float16(steps.max(axis=1) / 31)
+    s = np.clip(np.rint(steps / d), 1, 31).astype(np.uint8)
+    nibbles = _codes((groups / (s * d)[..., None]).reshape(-1, 32)).reshape(-1, 128)
+    stored = s + np.uint8(32)
+    low = stored[:, ::2] & 15 | stored[:, 1::2] << 4
+    turns = np.array([0, 2, 4, 6], np.uint8)
+    upper = np.bitwise_or.reduce((stored >> 4).reshape(-1, 2, 4) << turns, axis=2)
+    return np.concatenate([stored_d, upper, low, nibbles], axis=1)
+
+
+ENCODERS = {
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": partial(_with_minima, bits=4),
+    "Q5_K": partial(_with_minima, bits=5),
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+}

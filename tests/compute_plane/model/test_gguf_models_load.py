@@ -125,9 +125,9 @@ UNSUPPORTED = {
     "tokenizer.ggml.add_eos_token": (None, lambda w: w.add_add_eos_token(True)),
     "split over several files": (None, lambda w: w.add_uint16("split.count", 3)),
     "biases": (None, lambda w: w.add_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32))),
-    "type Q3_K": (
+    "type IQ3_S": (
         None,
-        lambda w: w.add_tensor("x", np.zeros((1, 110), np.uint8), raw_dtype=GgmlType.Q3_K),
+        lambda w: w.add_tensor("x", np.zeros((1, 110), np.uint8), raw_dtype=GgmlType.IQ3_S),
     ),
 }
 
