@@ -19,11 +19,11 @@ _NUMBER = re.compile(
 """What `float` reads, without its underscores and non-ASCII digits."""
 
 
-def check_value(item: Setting, value: object, origin: str) -> Any:  # noqa: ANN401 - the field's type
+def check_value(item: Setting, value: object, origin: str, *, is_text: bool) -> Any:  # noqa: ANN401 - the field's type
     """Return `value` as the setting's type.
 
-    Text (from a flag or the environment) is parsed; a value that is already typed (from JSON or
-    Python) must have the type. Raises ConfigError naming key, origin and value.
+    `is_text`: it is from a flag or the environment, and text is parsed; what is already typed
+    (from JSON or Python) must have the type. Raises ConfigError naming key, origin and value.
     """
     where = f"{item.name} (from {origin})"
     if value is None:
@@ -39,7 +39,7 @@ def check_value(item: Setting, value: object, origin: str) -> Any:  # noqa: ANN4
             raise ConfigError(f"{where} must be {error}", field=item.name) from None
     if isinstance(given, str) and given in rule.words:
         return given
-    value = _to_kind(item, given, where)
+    value = _to_kind(item, given, where, is_text=is_text)
     if rule.choices is not None and not _is_choice(rule, value):
         raise ConfigError(
             f"{where} must be one of {', '.join(rule.choices)}, got {value!r}", field=item.name
@@ -67,22 +67,23 @@ def _is_choice(rule: Rule, value: object) -> bool:
     return value in words or re.fullmatch(rule.pattern, str(value)) is not None
 
 
-def _to_kind(item: Setting, value: object, where: str) -> object:
-    """Convert text, and refuse every other type than the declared one."""
+def _to_kind(item: Setting, value: object, where: str, *, is_text: bool) -> object:
+    """Convert text where it is to be read, and refuse every other type than the declared one."""
+    is_read = is_text or not isinstance(value, str)
     if item.kind is bool:
-        truth = _to_bool(value)
+        truth = _to_bool(value) if is_read else None
         if truth is None:
             raise ConfigError(f"{where} must be true or false, got {value!r}", field=item.name)
         return truth
     if item.kind is int:
-        if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
+        if is_text and isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
             return int(value)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         wanted = " or ".join(("an integer", *item.rule.words))
         raise ConfigError(f"{where} must be {wanted}, got {value!r}", field=item.name)
     if item.kind is float:
-        number = _to_float(value)
+        number = _to_float(value) if is_read else None
         if number is None:
             raise ConfigError(f"{where} must be a number, got {value!r}", field=item.name)
         if not math.isfinite(number):

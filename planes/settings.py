@@ -208,15 +208,15 @@ def resolve(cls: type[ConfigT], layers: Layers) -> ConfigT:
     for item in settings_of(cls):
         flag = layers.flags.get(item.name)
         if flag is not None:
-            value, origin = flag, item.flag
+            value, origin, is_text = flag, item.flag, True
         elif layers.environ.get(item.env):
-            value, origin = layers.environ[item.env], item.env
+            value, origin, is_text = layers.environ[item.env], item.env, True
         elif item.name in layers.file:
-            value, origin = layers.file[item.name], layers.file_name
+            value, origin, is_text = layers.file[item.name], layers.file_name, False
         else:
             continue
         try:
-            values[item.name] = check_value(item, value, origin)
+            values[item.name] = check_value(item, value, origin, is_text=is_text)
         except ConfigError as problem:
             problems.append(problem)
     _raise_all(problems)
@@ -237,7 +237,7 @@ def check(config: object) -> None:
             )
             continue
         try:
-            check_value(item, value, type(config).__name__)
+            check_value(item, value, type(config).__name__, is_text=False)
         except ConfigError as problem:
             problems.append(problem)
     _raise_all(problems)

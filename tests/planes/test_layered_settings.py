@@ -73,6 +73,7 @@ BAD_VALUES = [
     ("rows", 65, "at most 64, got 65"),
     ("rows", 1.0, "an integer, got 1.0"),
     ("rows", "four", "an integer, got 'four'"),
+    ("rows", "4", "an integer, got '4'"),
     ("rows", True, "an integer, got True"),
     ("rows", None, "not be null"),
     ("rows", [1], "an integer, got [1]"),
@@ -85,12 +86,14 @@ BAD_VALUES = [
     ("share", -math.inf, "finite, got -inf"),
     ("share", 10**400, "finite"),
     ("share", "half", "a number, got 'half'"),
+    ("share", "0.5", "a number, got '0.5'"),
     ("share", False, "a number, got False"),
     ("name", 3, "a string, got 3"),
     ("name", "", "not be empty"),
     ("kind", "c", "one of a, b, got 'c'"),
     ("is_loud", 1, "true or false, got 1"),
     ("is_loud", "maybe", "true or false, got 'maybe'"),
+    ("is_loud", "true", "true or false, got 'true'"),
 ]
 
 
