@@ -174,7 +174,7 @@ def complete_command(
     *,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="files with one prompt each; -: stdin"),
+        typer.Argument(metavar="FILE", help="files with one prompt each; -: stdin"),
     ] = None,
     config: ConfigFile = None,
     **flags: object,

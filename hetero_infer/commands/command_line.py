@@ -70,12 +70,33 @@ def _leave_as_given(command: Any, *, has_help: bool) -> None:  # noqa: ANN401 - 
     help that nobody asks for.
     """
     command.add_help_option = has_help
+    if has_help:
+        _show_no_types(command)
     names = taken_as_given(command.callback)
     for parameter in command.params:
         if parameter.name in names:
             parameter.process_value = _as_given(parameter.process_value)
     for behind in getattr(command, "commands", {}).values():
         _leave_as_given(behind, has_help=has_help)
+
+
+def _show_no_types(command: Any) -> None:  # noqa: ANN401 - depends on typer
+    """Keep `<bool>` and `<list[str]>` out of the help: what a value is, its metavar says."""
+    plain = command.get_help_option
+
+    def named(context: Any) -> Any:  # noqa: ANN401 - typer's option
+        option = plain(context)
+        option.metavar = ""
+        return option
+
+    command.get_help_option = named
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = _nothing  # typer's newer versions only
+
+
+def _nothing(ctx: object) -> None:
+    """Return no type."""
 
 
 def _as_given(convert: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -42,6 +43,19 @@ def test_the_help_names_commands_that_are_added_when_they_are_named(
     assert f" {name} " in capsys.readouterr().out
     assert main([name, "--help"]) == 0
     assert f"{PROGRAM} {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], *([name] for name in OTHERS), ["token", "create"], ["bench", "link"]]
+)
+def test_the_help_speaks_of_no_types_of_python(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--help" in shown
+    assert "[[" not in shown
+    assert re.findall(r"<(?:bool|str|int|float|list|path|text)\b.*?>", shown) == []
 
 
 def test_an_error_is_told_by_a_command_line_that_knows_all_commands() -> None:
