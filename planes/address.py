@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from dataclasses import dataclass
 
 from planes.errors import ConfigError
@@ -71,10 +72,21 @@ def parse_address(text: str, *, key: str = "address") -> Address:
             )
         return Address(path=path)
     host, colon, port_text = text.rpartition(":")
-    if not colon or not host:
-        raise ConfigError(f"{key}: expected unix:PATH or HOST:PORT, got {text!r}", field=key)
-    if host.startswith("[") and host.endswith("]"):
+    if host.startswith("[") and host.endswith("]") and ":" in host:
         host = host[1:-1]
+    if not colon or "/" in port_text or not _is_host(host):
+        raise ConfigError(f"{key}: expected unix:PATH or HOST:PORT, got {text!r}", field=key)
     if not port_text.isascii() or not port_text.isdigit() or int(port_text) > MAX_PORT:
         raise ConfigError(f"{key}: port must be 0 to {MAX_PORT}, got {port_text!r}", field=key)
     return Address(host=host, port=int(port_text))
+
+
+def _is_host(text: str) -> bool:
+    """Whether it may be a name or an IP address: a URL, or gRPC's `dns:NAME`, is none."""
+    if ":" not in text:
+        return bool(text) and re.search(r"[\s/\[\]@]", text) is None
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True

@@ -14,6 +14,8 @@ from planes.errors import ConfigError
         ("unix:relative.sock", Address(path="relative.sock"), "unix:relative.sock"),
         ("127.0.0.1:50051", Address(host="127.0.0.1", port=50051), "127.0.0.1:50051"),
         ("[::1]:0", Address(host="::1", port=0), "[::1]:0"),
+        ("::1:50051", Address(host="::1", port=50051), "[::1]:50051"),
+        ("[fe80::1%eth0]:1", Address(host="fe80::1%eth0", port=1), "[fe80::1%eth0]:1"),
         ("host.example:65535", Address(host="host.example", port=65535), "host.example:65535"),
     ],
 )
@@ -30,6 +32,29 @@ def test_what_is_no_address_is_refused_by_key_and_value(text):
         parse_address(text, key="listen")
     assert caught.value.field == "listen"
     assert "listen" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:50051",
+        "http://127.0.0.1:50051/v1",
+        "https://host",
+        "dns:host:50051",
+        "ipv4:127.0.0.1:50051",
+        "host/path:1",
+        "[host]:1",
+        "a host:1",
+        "[::1:1",
+        "[]:1",
+    ],
+)
+def test_a_url_is_no_host(text):
+    with pytest.raises(
+        ConfigError, match="target: expected unix:PATH or HOST:PORT, got "
+    ) as caught:
+        parse_address(text, key="target")
+    assert repr(text) in caught.value.message
 
 
 def test_a_unix_path_of_the_longest_length_passes_and_one_byte_more_does_not():
