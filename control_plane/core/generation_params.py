@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -89,8 +89,8 @@ class GenerationParams:
     beam_width: int | None = None
     length_penalty: float = 1.0
     early_stopping: bool = False
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     include_stop: bool = False
     num_prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | ToolCalls | None = None
@@ -103,6 +103,13 @@ class GenerationParams:
                 hint = f": did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"GenerationParams has no {name!r}{hint}")
         return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Take lists as plain values."""
+        for name in ("stop", "stop_token_ids"):
+            given = getattr(self, name)
+            if isinstance(given, list):
+                object.__setattr__(self, name, tuple(given))
 
     def validate(self) -> None:
         """Raise ValidationError naming the first field out of range, its limit and its value."""
@@ -145,7 +152,7 @@ class GenerationParams:
         """Check what ends a sample."""
         stop, token_ids = self.stop, self.stop_token_ids
         if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
-            raise ValidationError(f"stop must be a tuple of texts, got {stop!r}", field="stop")
+            raise ValidationError(f"stop must be a list or tuple of texts, got {stop!r}", field="stop")
         if len(stop) > MAX_STOP_STRINGS:
             raise ValidationError(
                 f"stop must have at most {MAX_STOP_STRINGS} texts, got {len(stop)}", field="stop"
@@ -161,7 +168,7 @@ class GenerationParams:
             _is_integer(token_id) and token_id >= 0 for token_id in token_ids
         ):
             raise ValidationError(
-                f"stop_token_ids must be a tuple of token ids, got {token_ids!r}",
+                f"stop_token_ids must be a list or tuple of token ids, got {token_ids!r}",
                 field="stop_token_ids",
             )
         if len(token_ids) > MAX_STOP_TOKENS:

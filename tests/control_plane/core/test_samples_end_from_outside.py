@@ -147,11 +147,12 @@ def test_the_prefix_cache_can_be_emptied_while_requests_run(engine):
         ({"stop": tuple("abcdefghijklmnopq")}, "at most 16 texts, got 17"),
         ({"stop": ("",)}, "1 to 256 characters, got one of 0"),
         ({"stop": ("x" * 257,)}, "1 to 256 characters, got one of 257"),
-        ({"stop": "text"}, "a tuple of texts, got 'text'"),
-        ({"stop": (7,)}, "a tuple of texts"),
+        ({"stop": "text"}, "a list or tuple of texts, got 'text'"),
+        ({"stop": [7]}, "tuple of texts"),
         ({"stop_token_ids": tuple(range(65))}, "at most 64 entries, got 65"),
-        ({"stop_token_ids": (-1,)}, "a tuple of token ids, got"),
-        ({"stop_token_ids": [1]}, "a tuple of token ids, got"),
+        ({"stop_token_ids": (-1,)}, "tuple of token ids, got"),
+        ({"stop_token_ids": {1}}, "a list or tuple of token ids, got"),
+        ({"stop_token_ids": [True]}, "tuple of token ids, got"),
         ({"include_stop": 1}, "true or false, got 1"),
         ({"num_prompt_logprobs": 21}, "0 to 20, got 21"),
         ({"num_prompt_logprobs": True}, "0 to 20, got True"),
@@ -163,3 +164,10 @@ def test_what_ends_a_sample_is_checked(params, said):
     with pytest.raises(ValidationError, match=said) as caught:
         GenerationParams(**params).validate()
     assert caught.value.field == next(iter(params))
+
+
+def test_a_list_is_as_good_as_a_tuple():
+    listed = GenerationParams(stop=["a", "b"], stop_token_ids=[1])
+    listed.validate()
+    assert listed == GenerationParams(stop=("a", "b"), stop_token_ids=(1,))
+    assert hash(listed) == hash(GenerationParams(stop=("a", "b"), stop_token_ids=(1,)))
