@@ -29,7 +29,7 @@ from control_plane.text.tokenizer import Tokenizer
 from hetero_infer.completed import CompletedRequest, Pending
 from hetero_infer.compute_beside import ComputeBeside
 from hetero_infer.config import EngineConfig
-from planes.errors import ConfigError
+from planes.errors import ConfigError, ValidationError
 from planes.logs import configure_logging
 
 
@@ -67,8 +67,8 @@ class InferenceEngine:
         scheduler: SchedulerFactory | str | None = None,
         kv_cache: KVCacheFactory | str | None = None,
     ) -> None:
-        config = config or EngineConfig()
-        if executor is not None:
+        config = EngineConfig() if config is None else config
+        if executor is not None and isinstance(config, EngineConfig):
             config = dataclasses.replace(config, executor=executor)
         _check(config, tokenizer)
         factories = CoreFactories.load(
@@ -164,7 +164,11 @@ class InferenceEngine:
         already. What is refused is in no count.
         """
         self._check_open()
-        params = params or GenerationParams()
+        params = GenerationParams() if params is None else params
+        if not isinstance(params, GenerationParams):
+            raise ValidationError(
+                f"params must be GenerationParams, got {params!r:.100}", field="params"
+            )
         params.validate()
         num_waiting = self._loop.metrics.waiting_requests + len(self._loop.inbox)
         if num_waiting >= self._config.max_queued_requests:
@@ -277,6 +281,8 @@ class InferenceEngine:
 
 def _check(config: EngineConfig, tokenizer: Tokenizer | None) -> None:
     """Raise ConfigError for what cannot work, before anything is started."""
+    if not isinstance(config, EngineConfig):
+        raise ConfigError(f"config must be an EngineConfig, got {config!r:.100}", field="config")
     config.validate()
     module, colon, _ = config.executor.partition(":")
     if colon and module == "__main__":

@@ -152,7 +152,9 @@ class GenerationParams:
         """Check what ends a sample."""
         stop, token_ids = self.stop, self.stop_token_ids
         if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
-            raise ValidationError(f"stop must be a list or tuple of texts, got {stop!r}", field="stop")
+            raise ValidationError(
+                f"stop must be a list or tuple of texts, got {stop!r}", field="stop"
+            )
         if len(stop) > MAX_STOP_STRINGS:
             raise ValidationError(
                 f"stop must have at most {MAX_STOP_STRINGS} texts, got {len(stop)}", field="stop"

@@ -28,6 +28,9 @@ MAX_TOKENS_AT_ONCE: Final = 512
 """The library holds the interpreter for what it does alone, half a second for 100 kB, and lets go
 of it for what it does in batches, which takes a turn of another thread."""
 
+LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Half of a pair: Python's texts may have them, no other text may."""
+
 
 def load_huggingface_tokenizer(
     tokenizer_json: bytes,
@@ -121,6 +124,10 @@ class HuggingFaceTokenizer:
             ids: list[int] = encoded.ids
         # The library raises bare `Exception`s (and TypeError for lone surrogates); none is ours.
         except Exception as error:  # noqa: BLE001
+            if LONE_SURROGATE.search(text):
+                raise TokenizationError(
+                    "the prompt is not valid Unicode: surrogates not allowed"
+                ) from None
             raise TokenizationError(f"the prompt cannot be tokenized: {error}") from None
         return ids
 

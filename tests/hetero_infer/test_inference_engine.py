@@ -123,6 +123,8 @@ def test_the_limits_of_every_parameter_are_legal(engine):
     [
         ("", GenerationParams(), "prompt must not be empty"),
         ([], GenerationParams(), "prompt must have at least 1 token"),
+        ("a", {"max_tokens": 5}, "params must be GenerationParams, got {'max_tokens': 5}"),
+        ("a", {}, "params must be GenerationParams, got {}"),
         ("a", GenerationParams(max_tokens=0), "max_tokens must be at least 1, got 0"),
         ("a", GenerationParams(temperature=-0.1), "temperature must be in 0 to 2.0, got -0.1"),
         ("a", GenerationParams(temperature=2.01), "temperature must be in 0 to 2.0, got 2.01"),
@@ -141,6 +143,12 @@ def test_what_is_wrong_with_a_request_is_said_at_once(engine, prompt, params, me
     with pytest.raises(ValidationError, match=message):
         engine.submit_request(prompt, params)
     assert not engine.has_pending_work()
+
+
+@pytest.mark.parametrize("config", [{}, {"block_size": 16}, "c.json"])
+def test_what_is_no_configuration_is_refused_as_such(config):
+    with pytest.raises(ConfigError, match="config must be an EngineConfig, got "):
+        InferenceEngine(config, executor="simulated")
 
 
 def test_a_cancelled_request_ends_as_such_and_leaves_the_others_alone(engine):
