@@ -33,8 +33,8 @@ _TYPES = {
 _CODES = {"INVALID_REQUEST": "invalid_value", "TOKENIZATION_FAILED": "invalid_value"}
 """Reasons that have another name in OpenAI's API; the others go in lower case."""
 
-LIMIT = "max_tokens"
-"""The field that each of OpenAI's endpoints has another name for."""
+RENAMED = ("max_tokens", "token_ids")
+"""Fields that OpenAI's endpoints have other names for, and messages begin with."""
 
 _FREE_KEYS = ("logit_bias", "metadata", "chat_template_kwargs")
 """Fields whose own keys are a caller's."""
@@ -135,8 +135,8 @@ def describe_error(error: EngineError, field_names: Mapping[str, str] | None = N
     retry_after_s: float | None = getattr(error, "retry_after_s", None)
     headers = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
     message = error.message
-    if error.field == LIMIT and param is not None and message.startswith(LIMIT):
-        message = f"{param}{message.removeprefix(LIMIT)}"  # as its caller calls it
+    if param is not None and error.field in RENAMED and message.startswith(error.field):
+        message = f"{param}{message.removeprefix(error.field)}"  # as its caller calls it
     told = error_object(status, message, param=param, code=code)
     return HttpFailure(status, told, headers, place=param)
 
@@ -199,7 +199,7 @@ def _say(problem: ErrorDetails, param: str) -> str:
         return f"Unknown or unsupported parameter: '{param}'."
     if kind == "json_invalid":
         return f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}."
-    message = message.removeprefix("Value error, ")
+    message = message.removeprefix("Value error, ").replace(" after validation", "")
     given = problem["input"]
     if isinstance(given, str | int | float | bool) and kind not in ("value_error", "wrong"):
         message += f", got {shorten(repr(given), 60)}"
