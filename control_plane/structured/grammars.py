@@ -200,7 +200,7 @@ def _compiled(vocabulary: LLTokenizer, grammar: str, kind: str) -> tuple[LLMatch
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error():
-        raise ValueError(reason_of(matcher.get_error()))
+        raise ValueError(reason_of(matcher.get_error(), has_places=kind == "grammar"))
     return matcher, allowed
 
 

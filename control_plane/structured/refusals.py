@@ -39,12 +39,15 @@ _WORDS: Final = tuple(
 )
 
 
-def reason_of(error: str) -> str:
-    """Return in one line what a caller is told of an error of the library."""
+def reason_of(error: str, *, has_places: bool = True) -> str:
+    """Return in one line what a caller is told of an error of the library.
+
+    `has_places`: the caller wrote the grammar, so that a place in it means something.
+    """
     lines = error.strip().splitlines()
     line = lines[0] if lines else "no reason is given"
     if line.endswith("regex parse error:"):
-        return _reason_of_regex(lines)[:MAX_ERROR_CHARACTERS]
+        return _reason_of_regex(lines, has_places=has_places)[:MAX_ERROR_CHARACTERS]
     for pattern, words in _WORDS:
         found = pattern.search(line)
         if found is not None:
@@ -52,8 +55,9 @@ def reason_of(error: str) -> str:
     return f"{LIBRARY}: {line}"[:MAX_ERROR_CHARACTERS]
 
 
-def _reason_of_regex(lines: Sequence[str]) -> str:
+def _reason_of_regex(lines: Sequence[str], *, has_places: bool) -> str:
     """Return the reason, which comes last; the first line has all of the expression."""
-    place = f"{lines[0].partition(': ')[0]}: " if lines[0].startswith("at ") else ""
+    is_told = has_places and lines[0].startswith("at ")
+    place = f"{lines[0].partition(': ')[0]}: " if is_told else ""
     reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return f"{place}regex parse error: {reasons[-1] if reasons else 'no reason is given'}"

@@ -226,7 +226,10 @@ WRONG = {
         StructuredOutputs(json={"type": "string", "pattern": "(?=a)"}), "parse error: look-around"
     ),
     "a regular expression that is none": (
-        StructuredOutputs(regex="(a"), "regex parse error: unclosed group"
+        StructuredOutputs(regex="(a"), "not supported: regex parse error: unclosed group"
+    ),
+    "one in a grammar": (
+        StructuredOutputs(grammar='start: "a" b\nb: /(a/'), r"at 2\(4\): regex parse error"
     ),
     "one that looks ahead": (
         StructuredOutputs(regex="(?=a)b"), "regex parse error: look-around"
