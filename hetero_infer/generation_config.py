@@ -49,10 +49,17 @@ def read_token_ids(given: object) -> tuple[int, ...]:
 def read_schema(given: str) -> str:
     """Return the text of a JSON Schema: itself, or that of the file of this name.
 
-    Raises ConfigError for a file that cannot be read.
+    Raises ConfigError for a file that cannot be read, and for what is no JSON.
     """
-    if given.lstrip().startswith("{"):
-        return given
+    text = given if given.lstrip().startswith("{") else _text_of_file(given)
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"json_schema: not valid JSON: {error}", field="json_schema") from None
+    return text
+
+
+def _text_of_file(given: str) -> str:
     try:
         return Path(given).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -232,7 +239,7 @@ class GenerationConfig:
 
     @property
     def structured_outputs(self) -> StructuredOutputs | None:
-        """The form of the answer. Raises ConfigError for a file that cannot be read."""
+        """The form of the answer. Raises ConfigError for a schema that cannot be read."""
         if self.json_schema is None and self.regex is None:
             return None
         schema = None if self.json_schema is None else read_schema(self.json_schema)

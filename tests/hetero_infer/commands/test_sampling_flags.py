@@ -115,6 +115,7 @@ def test_what_is_no_such_list_is_named_with_its_origin(monkeypatch, tmp_path, fi
         (["--logit-bias=5"], "logit_bias (from --logit-bias) must be TOKEN=BIAS"),
         (["--logprobs=21", "--json"], "logprobs (from --logprobs) must be at most 20, got 21"),
         (["--json-schema=nowhere.json"], "json_schema: must be an object as JSON, or a file"),
+        (['--json-schema={"type":'], "json_schema: not valid JSON: Expecting value: line 1"),
         (["--json-schema={}", "--regex=a"], "got json and regex"),
         (["--logprobs=1"], "--logprobs is told with --json only"),
     ],
