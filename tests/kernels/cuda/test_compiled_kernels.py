@@ -11,6 +11,7 @@ from bench.gpu.cases import draw_cases
 from bench.gpu.numerics import check_case
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
+from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.largest_logits import LargestLogitsVariant
 from kernels.cuda.operations import OPERATIONS
@@ -27,6 +28,7 @@ ROWS, PRODUCT = (
     QuantizedRowsVariant("Q4_1", "bfloat16"),
     QuantizedMatmulVariant("Q4_0", "bfloat16", 16),
 )
+DENSE = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,7 @@ ROWS, PRODUCT = (
     [
         AdjustLogitsVariant(),
         CopyBlocksVariant(),
+        DENSE,
         EmbeddingVariant("bfloat16"),
         PRODUCT,
         ROWS,
@@ -66,7 +69,9 @@ def test_every_compiled_kernel_is_right_and_a_rows_bits_are_its_own(variant):
         assert check_case(case, run_compiled).faults == ()
 
 
-@pytest.mark.parametrize(("variant", "kind"), [(NORM, "bar.sync"), (PRODUCT, "bar.sync")])
+@pytest.mark.parametrize(
+    ("variant", "kind"), [(NORM, "bar.sync"), (PRODUCT, "bar.sync"), (DENSE, "bar.sync")]
+)
 def test_no_barrier_can_be_left_out(variant, kind):
     case, texts = draw_cases(variant)[0], list(without(text_of(variant), kind))
     assert texts
@@ -85,6 +90,9 @@ def test_no_barrier_can_be_left_out(variant, kind):
         (ROWS, r"(fma\.rn\.bf16x2 %r\d+, %r\d+), (%r\d+), (%r\d+)", r"\1, \3, \2"),
         (ROWS, r"(lop3\.b32 .*), 0xEA", r"\1, 0xEC"),
         (PRODUCT, r"(lop3\.b32 .*), 0xEA", r"\1, 0xEC"),
+        (DENSE, r"(cvt\.rn\.bf16x2\.f32 %r\d+), (%f\d+), (%f\d+)", r"\1, \3, \2"),
+        (DENSE, r"(mma\.\S+ \{[^}]*\}), \{(%r\d+),(%r\d+),", r"\1, {\3,\2,"),
+        (DENSE, r"rsqrt\.approx\.ftz", "rcp.approx.ftz"),
         (PRODUCT, r"(mma\.\S+ \{[^}]*\}, \{[^}]*\}), \{(%r\d+),(%r\d+)\}", r"\1, {\3,\2}"),
     ],
 )

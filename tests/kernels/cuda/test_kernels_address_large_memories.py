@@ -11,6 +11,7 @@ from bench.gpu.case import Case
 from bench.gpu.cases import (
     attention_decode,
     attention_prefill,
+    dense_matmul,
     draw_cases,
     logits,
     quantized_matmul,
@@ -19,6 +20,7 @@ from bench.gpu.cases import (
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
+from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.logprobs import LogprobsVariant
 from kernels.cuda.quantized_formats import PANEL_ROWS
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
@@ -120,6 +122,21 @@ def test_products_are_written_to_rows_far_apart(run):
     )
 
     assert faults(spread(case, "out", -1), run) == []
+
+
+def test_gates_and_their_values_lie_far_apart_and_so_do_rows_they_are_written_to(run):
+    variant = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
+    case = dense_matmul.draw_case(variant, 2, variant.panel_outputs, 3, 3, alone=0)
+    gates_and_values = case.arrays["weights"].reshape(2, -1)
+    (one,) = case.launches
+    num_inputs = one.arguments[6]
+    far = FAR // num_inputs + 1  # outputs, of which the one block of the launch has the first few
+    weights = Spread(gates_and_values, (0, far * num_inputs))
+    arguments = (*one.arguments[:5], far, *one.arguments[6:])
+    launches = (dataclasses.replace(one, arguments=arguments),)
+    case = dataclasses.replace(case, arrays={**case.arrays, "weights": weights}, launches=launches)
+
+    assert faults(spread(case, "out", -2), run) == []
 
 
 @pytest.mark.parametrize(
