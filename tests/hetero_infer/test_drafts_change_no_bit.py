@@ -111,10 +111,10 @@ def plain() -> list[Any]:
 @pytest.mark.parametrize(
     ("num_tokens", "least", "together"),
     [
-        (7, 3, False),
-        (2, 1, True),
+        (7, 2, True),
+        pytest.param(2, 1, True, marks=pytest.mark.slow),
         pytest.param(2, 1, False, marks=pytest.mark.slow),
-        pytest.param(7, 3, True, marks=pytest.mark.slow),
+        pytest.param(7, 3, False, marks=pytest.mark.slow),
     ],
 )
 def test_the_embedded_model_answers_the_same_bits_with_drafts(
@@ -127,7 +127,7 @@ def test_the_embedded_model_answers_the_same_bits_with_drafts(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("num_tokens", [0, 7])
+@pytest.mark.parametrize("num_tokens", [pytest.param(0, marks=pytest.mark.slow), 7])
 def test_answers_in_a_form_are_the_same_bits_with_what_the_form_foresees(num_tokens: int) -> None:
     plain, none_kept = answers(EMBEDDED, IN_FORM, together=True)
     assert none_kept == 0

@@ -139,9 +139,9 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
     ("architecture", "pool_dtype"),
     [
         ("llama", "bfloat16"),
-        ("llama", "int8"),
+        pytest.param("llama", "int8", marks=pytest.mark.slow),
         pytest.param("llama", "float8", marks=pytest.mark.slow),
-        ("qwen2", "bfloat16"),
+        pytest.param("qwen2", "bfloat16", marks=pytest.mark.slow),
         ("qwen3", "int8"),
     ],
 )

@@ -104,7 +104,13 @@ def read(answer: AnswerFormat, text: str) -> tuple[list[tuple[str, dict]], str]:
     return [(name, json.loads(arguments)) for name, arguments in calls.values()], content
 
 
-EVERY = list(itertools.product(CALL_READERS, Thinking, (True, False), (True, False)))
+EVERY = [
+    pytest.param(*one, marks=() if index % 4 == index // 4 % 4 else pytest.mark.slow)
+    for index, one in enumerate(
+        itertools.product(CALL_READERS, Thinking, (True, False), (True, False))
+    )
+]
+"""`make test` has each format with each way to think, and of the rest each pair with most."""
 
 
 @pytest.mark.parametrize(("name", "thinking", "is_start", "has_tokens"), EVERY)

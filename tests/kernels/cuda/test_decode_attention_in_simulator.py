@@ -77,7 +77,7 @@ def test_the_cases_a_gpu_is_given_pass_with_chunks_of_their_full_length(dtype, m
         np.testing.assert_array_equal(simulate(part)["out"], select(outputs)["out"])
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_block_may_be_the_last_of_a_row_and_launches_of_other_splits_share_tickets(seed):
     # Ten chunks are more than a thread reads at a time; rows of no chunk, one, and as many as fit.
     variant = DecodeVariant("float32", 64, 2, 16)

@@ -115,7 +115,7 @@ MERGE_STEPS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("old", "new"), MERGE_STEPS)
 def test_no_step_on_the_way_from_block_to_block_can_be_left_out(old, new, seed, break_source):
     break_source("make_merge_chunks", old, new)
