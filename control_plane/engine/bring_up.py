@@ -28,6 +28,8 @@ _log = structlog.get_logger(__name__)
 
 RETRY_PAUSE_S = 0.05
 
+_DEFAULTS = SchedulingLimits()
+
 QUIET_WAIT_S = 10.0
 """Planes that start together find each other within it; only a longer wait needs a reason.
 
@@ -135,7 +137,9 @@ def learn(
         )
     config, lowered = effective_limits(limits, plane)
     for limit in lowered:
-        _log.info(
+        is_asked_for = limit.configured != getattr(_DEFAULTS, limit.name)
+        tell = _log.warning if is_asked_for else _log.info
+        tell(
             "limit lowered to the compute plane's",
             name=limit.name,
             configured=limit.configured,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import structlog.testing
 
 from control_plane.config import SchedulingLimits
 from control_plane.core.generation_params import GenerationParams
@@ -21,6 +22,21 @@ def test_the_scheduler_swaps_to_as_many_host_blocks_as_the_plane_has(drive, fake
     driver = drive()
     assert driver.connected.limits.num_host_blocks == 12
     assert driver.loop.memory_stats.total_host_blocks == 12
+
+
+def test_a_limit_that_somebody_asked_for_is_not_lowered_quietly(drive, fake_plane):
+    fake_plane.context_length = 100
+    with structlog.testing.capture_logs() as entries:
+        drive()
+        drive(limits=SchedulingLimits(max_model_len=4096))
+        drive(limits=SchedulingLimits(max_model_len=100))
+    told = [
+        (entry["log_level"], entry["configured"], entry["effective"])
+        for entry in entries
+        if entry["event"] == "limit lowered to the compute plane's"
+        and entry["name"] == "max_model_len"
+    ]
+    assert told == [("info", 2048, 100), ("warning", 4096, 100)]
 
 
 def test_drafts_are_sent_to_planes_that_take_them_and_others_run_without(drive, fake_plane, capsys):
