@@ -76,9 +76,13 @@ class TextService:
         self._vocab_size = vocab_size
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text, as a prompt of it would have them."""
-        admission, tokenizer = self._admission, self._tokenizer
-        admission.check_text(text)
+        """Return the token ids of a text, as a prompt of it would have them.
+
+        No prompt is empty; a text may be.
+        """
+        tokenizer = self._tokenizer
+        if text:
+            self._admission.check_text(text)
         if add_special_tokens:
             encode = tokenizer.encode
         elif isinstance(tokenizer, PlainTokenizer):

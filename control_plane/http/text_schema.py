@@ -16,7 +16,7 @@ class TokenizeRequest(Wire):
     """A text, or a conversation as the chat template makes it one."""
 
     model: str | None = None
-    prompt: str | None = Field(None, min_length=1)
+    prompt: str | None = None
     messages: Messages | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     chat_template_kwargs: TemplateKwargs | None = None

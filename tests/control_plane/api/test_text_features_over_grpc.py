@@ -293,6 +293,7 @@ def test_what_is_no_conversation_is_refused(stub, request_, field, field_of):
 
 
 def test_text_becomes_tokens_and_tokens_text(stub, field_of):
+    assert stub.Tokenize(pb.TokenizeRequest(text="")).token_ids == []
     ids = stub.Tokenize(pb.TokenizeRequest(text="hé")).token_ids
     assert list(ids) == list("hé".encode())
     detokenize = pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=ids))

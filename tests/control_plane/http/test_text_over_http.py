@@ -24,6 +24,16 @@ def test_a_text_becomes_tokens_and_tokens_text(on_loop):
     on_loop(test)
 
 
+def test_no_text_has_no_tokens_and_back(on_loop):
+    async def test(served):
+        answer = checked(await served.post("/tokenize", {"prompt": ""}), TokenizeResponse)
+        assert (answer["count"], answer["tokens"]) == (0, [])
+        answer = checked(await served.post("/detokenize", {"tokens": []}), DetokenizeResponse)
+        assert answer == {"prompt": ""}
+
+    on_loop(test)
+
+
 def test_a_conversation_has_the_tokens_that_a_chat_has(on_loop):
     tool = {"type": "function", "function": {"name": "f"}}
     messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": "Hi"}]
