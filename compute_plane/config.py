@@ -5,7 +5,6 @@ Flags > `HETERO_*` environment > JSON file > defaults. One JSON file may serve b
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,12 +17,12 @@ from planes.default_int import DefaultInt
 from planes.errors import ConfigError
 from planes.known_keys import CONTROL_PLANE_KEYS, FRONT_DOOR_KEYS
 from planes.near_names import unknown_variables
+from planes.plane_arguments import PlaneArguments
 from planes.process_settings import ProcessSettings
 from planes.service_manager import ServiceManager
 from planes.settings import (
     ENV_PREFIX,
     Layers,
-    add_arguments,
     as_in,
     check,
     read_config_file,
@@ -259,16 +258,14 @@ class LoadedConfig:
 def load_config(argv: Sequence[str], *, prog: str = "compute_plane") -> LoadedConfig:
     """Read flags, environment and the JSON file named by `--config` or `HETERO_CONFIG`.
 
-    Raises ConfigError; SystemExit for `--help` and unknown flags, as argparse does.
+    Raises ConfigError; SystemExit for `--help` and unknown flags.
     """
-    parser = argparse.ArgumentParser(
+    parser = PlaneArguments(
+        ComputePlaneConfig,
         prog=prog,
         description="The compute plane: weights, KV block pool, executor; one process per device.",
-        allow_abbrev=False,
     )
-    parser.add_argument("--config", default=None, metavar="FILE", help="JSON file of settings")
-    add_arguments(parser, ComputePlaneConfig)
-    flags = vars(parser.parse_args(argv))
+    flags = parser.read(argv)
     file_name = flags.pop("config") or os.environ.get("HETERO_CONFIG")
     file = read_config_file(Path(file_name)) if file_name else {}
     config = resolve(

@@ -5,7 +5,6 @@ Flags > `HETERO_*` environment > JSON file > defaults. One JSON file may serve b
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +18,12 @@ from planes.address import Address, parse_address
 from planes.errors import ConfigError
 from planes.known_keys import COMPUTE_PLANE_KEYS, FRONT_DOOR_KEYS
 from planes.near_names import unknown_variables
+from planes.plane_arguments import PlaneArguments
 from planes.process_settings import ProcessSettings
 from planes.service_manager import ServiceManager
 from planes.settings import (
     ENV_PREFIX,
     Layers,
-    add_arguments,
     as_in,
     check,
     read_config_file,
@@ -274,15 +273,13 @@ class LoadedConfig:
 
 def load_config(argv: Sequence[str]) -> LoadedConfig:
     """Read flags, environment and the JSON file named by `--config` or `HETERO_CONFIG`."""
-    parser = argparse.ArgumentParser(
+    parser = PlaneArguments(
+        ControlPlaneConfig,
         prog="control_plane",
         description="The control plane: tokenizer, scheduler, KV page tables, gRPC API.",
-        allow_abbrev=False,
     )
-    parser.add_argument("--config", default=None, metavar="FILE", help="JSON file of settings")
-    add_arguments(parser, ControlPlaneConfig)
     environ = os.environ
-    flags = vars(parser.parse_args(argv))
+    flags = parser.read(argv)
     file_name = flags.pop("config") or environ.get("HETERO_CONFIG")
     file = read_config_file(Path(file_name)) if file_name else {}
     config = resolve(
