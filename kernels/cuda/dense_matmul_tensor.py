@@ -64,10 +64,12 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
     panel_rows, panel_outputs = TILE_ROWS * tiles, variant.panel_outputs
     num_totals, num_vectors = tiles * column_tiles, 2 * tiles
     weight_slots, input_slots = ring * num_vectors, ring * column_tiles
-    # Floats from one row of x to the next in the shared sums: 4 more than the panel's rows, so that
-    # the lanes of a warp, which write rows 2·quad of x, hit different banks.
-    row_pitch = panel_rows + 4
-    warp_sums = columns * row_pitch
+    # Where the sums of a pair of rows of x lie, in floats. The lanes of a warp hit different banks:
+    # they write rows 2·quad, so a pair begins 8 banks behind where the one before began; they read
+    # 32 outputs of a row, or 16 of two, which lie side by side then (the gates of both first).
+    row_step, tile_step = (32, 16) if panel_outputs == 32 else (16, 32)
+    pair_pitch = 2 * panel_rows + 8
+    warp_sums = columns // 2 * pair_pitch
     block_sums = WARPS * warp_sums
     block_squares = WARPS * columns if normalises else 1
     panel_items = columns * panel_outputs
@@ -225,11 +227,12 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         strand_sums = cuda.shared.array(block_sums, float32)
         strand_squares = cuda.shared.array(block_squares, float32)
         warp = cuda.threadIdx.x >> 5  # anew, so that no register keeps it through the loop
-        first_sum = int32(warp * warp_sums + 2 * quad * row_pitch + group)
+        first_sum = int32(warp * warp_sums + quad * pair_pitch + group)
         for c in range(column_tiles):
             for t in range(tiles):
                 for j in range(4):
-                    at = first_sum + (8 * c + j % 2) * row_pitch + TILE_ROWS * t + 8 * (j // 2)
+                    at = first_sum + 4 * c * pair_pitch + j % 2 * row_step
+                    at += tile_step * t + 8 * (j // 2)
                     strand_sums[uint32(at)] = total[t * column_tiles + c, j]
             if normalises:
                 # A row's squares, of all quads: the same in each of them.
@@ -249,13 +252,14 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
             column = item // panel_outputs
             row = first_row + column
             output = first_panel * panel_outputs + item % panel_outputs
-            sum_at = int32(column * row_pitch + item % panel_outputs)
+            sum_at = column // 2 * pair_pitch + column % 2 * row_step + item % panel_outputs
+            sum_at = int32(sum_at)
             square_at = column
             panel = int32(0)
             while panel < WARPS and item < panel_items:
                 value = strand_sums[uint32(sum_at)]
                 if gates:
-                    other = strand_sums[uint32(sum_at + TILE_ROWS)]
+                    other = strand_sums[uint32(sum_at + tile_step)]
                 if normalises:
                     square = strand_squares[uint32(square_at)]
                 for _ in range(strands - 1):
@@ -263,7 +267,7 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
                     square_at = int32(square_at + columns)
                     value = add_float32(value, strand_sums[uint32(sum_at)])
                     if gates:
-                        other = add_float32(other, strand_sums[uint32(sum_at + TILE_ROWS)])
+                        other = add_float32(other, strand_sums[uint32(sum_at + tile_step)])
                     if normalises:
                         square = add_float32(square, strand_squares[uint32(square_at)])
                 sum_at = int32(sum_at + warp_sums)
