@@ -235,18 +235,50 @@ def quantized_matmul(found: Findings, options: PartOptions) -> None:
         _note_kernels(found, loader, shape.variant)
         result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
         results.append(result)
-        found.failures += [f"{shape.name}: {fault}" for fault in result["faults"]]
-        found.say(
-            f"{shape.name:<66} {result['gb_per_s']:6.0f} GB/s, "
-            f"{result['fraction_of_copy']:.2f} of the copy, "
-            f"{result['microseconds_per_product']:.1f} µs"
-        )
-        for rival, figures in result["rivals"].items():
-            if "gb_per_s" in figures:
-                microseconds = figures["microseconds_per_product"]
-                found.say(f"    {rival:<62} {figures['gb_per_s']:6.0f} GB/s, {microseconds:.1f} µs")
+        _say_of_product(found, shape.name, result)
 
     one_by_one(found, options, SHAPES, lambda shape: shape.name, measure)
+
+
+def dense_matmul(found: Findings, options: PartOptions) -> None:
+    """Measure products of few rows with dense weights beside a device copy, and what they replace.
+
+    The same matrices for all: torch's product of the same rows, and the launches of a layer.
+    """
+    import torch
+
+    from bench.gpu.decode_bandwidth import measure_copy
+    from bench.gpu.dense_bandwidth import SHAPES, DenseShape, measure_dense
+
+    loader = KernelLoader(options.machine_code, found.say)
+    loader.prepare([one for shape in SHAPES for one in (shape.variant, *shape.variants_apart)])
+    copy = measure_copy(milliseconds)
+    found.values["dense_matmul"] = results = []
+
+    def measure(shape: DenseShape) -> None:
+        torch.cuda.empty_cache()
+        result = measure_dense(shape, loader.load, milliseconds)
+        _note_kernels(found, loader, shape.variant)
+        for figures in (result, *result["rivals"].values()):
+            figures["fraction_of_copy"] = figures["gb_per_s"] / copy["gb_per_s"]
+        results.append(result)
+        _say_of_product(found, shape.name, result)
+
+    one_by_one(found, options, SHAPES, lambda shape: shape.name, measure)
+
+
+def _say_of_product(found: Findings, name: str, result: dict[str, Any]) -> None:
+    """Say how fast a product is and its rivals are; its faults are the report's."""
+    found.failures += [f"{name}: {fault}" for fault in result["faults"]]
+    found.say(
+        f"{name:<66} {result['gb_per_s']:6.0f} GB/s, "
+        f"{result['fraction_of_copy']:.2f} of the copy, "
+        f"{result['microseconds_per_product']:.1f} µs"
+    )
+    for rival, figures in result["rivals"].items():
+        if "gb_per_s" in figures:
+            microseconds = figures["microseconds_per_product"]
+            found.say(f"    {rival:<62} {figures['gb_per_s']:6.0f} GB/s, {microseconds:.1f} µs")
 
 
 def _note_kernels(found: Findings, loader: KernelLoader, *variants: Variant) -> None:

@@ -100,7 +100,7 @@ def measure_matmul(
         "kernel": shape.variant.name,
         "strands": 1 << strand_bits_of(shape.num_outputs),
         "matrices": problem.num_matrices,
-        **_with_rate(times, problem.bytes_moved, problem.num_matrices),
+        **with_rate(times, problem.bytes_moved, problem.num_matrices),
         "max_error_of_checked_outputs": error,
         "faults": [],
         "rivals": {},
@@ -111,7 +111,7 @@ def measure_matmul(
         try:
             visit, num_bytes, num_matrices = make(problem, WORKING_SET_BYTES)
             times = timer(as_graph(visit, device), REPEATS)
-            result["rivals"][name] = _with_rate(times, num_bytes, num_matrices)
+            result["rivals"][name] = with_rate(times, num_bytes, num_matrices)
         except Exception as error_of_rival:  # noqa: BLE001 - whatever another's library fails with
             reason = f"{type(error_of_rival).__name__}: {error_of_rival}".splitlines()[0]
             result["rivals"][name] = {"unavailable": reason}
@@ -189,7 +189,8 @@ class Problem:
         return worst, TOLERANCES[shape.dtype] * max(1.0, largest / 4)
 
 
-def _with_rate(times_ms: list[float], num_bytes: int, num_matrices: int) -> dict[str, Any]:
+def with_rate(times_ms: list[float], num_bytes: int, num_matrices: int) -> dict[str, Any]:
+    """Return times, and the rate of all bytes that the products of a run move."""
     figures = summary(times_ms)
     return {
         **figures,
