@@ -14,7 +14,7 @@ from control_plane.config_checks import check_together
 from control_plane.core.interface import MOST_DRAFTS
 from control_plane.text.answers.recognition import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
 from control_plane.text.template_kwargs import read_template_kwargs
-from planes.address import Address, parse_address
+from planes.address import Address, host_address, parse_address
 from planes.errors import ConfigError
 from planes.known_keys import COMPUTE_PLANE_KEYS, FRONT_DOOR_KEYS
 from planes.near_names import unknown_variables
@@ -239,8 +239,7 @@ class ControlPlaneConfig(SchedulingLimits):
         """Where this plane listens."""
         if self.listen is not None:
             return parse_address(self.listen, key="listen")
-        host = f"[{self.grpc_host}]" if ":" in self.grpc_host else self.grpc_host
-        return parse_address(f"{host}:{self.grpc_port}", key="grpc_host")
+        return host_address(self.grpc_host, self.grpc_port, key="grpc_host")
 
     @property
     def listen_flag(self) -> str:
@@ -253,7 +252,7 @@ class ControlPlaneConfig(SchedulingLimits):
         if not self.http:
             return None
         port = DEFAULT_HTTP_PORT if self.http_port is None else self.http_port
-        return Address(host=self.http_host, port=port)
+        return host_address(self.http_host, port, key="http_host")
 
 
 def service_manager() -> ServiceManager:

@@ -72,13 +72,28 @@ def parse_address(text: str, *, key: str = "address") -> Address:
             )
         return Address(path=path)
     host, colon, port_text = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]") and ":" in host:
-        host = host[1:-1]
+    host = _bare(host)
     if not colon or "/" in port_text or not _is_host(host):
         raise ConfigError(f"{key}: expected unix:PATH or HOST:PORT, got {text!r}", field=key)
     if not port_text.isascii() or not port_text.isdigit() or int(port_text) > MAX_PORT:
         raise ConfigError(f"{key}: port must be 0 to {MAX_PORT}, got {port_text!r}", field=key)
     return Address(host=host, port=int(port_text))
+
+
+def host_address(host: str, port: int, *, key: str) -> Address:
+    """Return the address of a name or an IP address, IPv6 with brackets or without.
+
+    Raises ConfigError, naming `key`, for anything else.
+    """
+    bare = _bare(host)
+    if not _is_host(bare):
+        raise ConfigError(f"{key} must be a name or an IP address, got {host!r}", field=key)
+    return Address(host=bare, port=port)
+
+
+def _bare(host: str) -> str:
+    """Return an IPv6 address without its brackets, anything else as it is."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") and ":" in host else host
 
 
 def _is_host(text: str) -> bool:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planes.address import MAX_UNIX_PATH_BYTES, Address, parse_address
+from planes.address import MAX_UNIX_PATH_BYTES, Address, host_address, parse_address
 from planes.errors import ConfigError
 
 
@@ -55,6 +55,27 @@ def test_a_url_is_no_host(text):
     ) as caught:
         parse_address(text, key="target")
     assert repr(text) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("host", "target"),
+    [
+        ("localhost", "localhost:7"),
+        ("::1", "[::1]:7"),
+        ("[::1]", "[::1]:7"),
+        ("0.0.0.0", "0.0.0.0:7"),
+    ],
+)
+def test_a_host_alone_has_a_port_of_its_own(host, target):
+    assert host_address(host, 7, key="http_host").target == target
+
+
+@pytest.mark.parametrize("host", ["", "http://a", "127.0.0.1:80", "a b", "[a]", "[::1", "a/b"])
+def test_what_is_no_host_is_refused_by_key_and_value(host):
+    with pytest.raises(ConfigError) as caught:
+        host_address(host, 7, key="http_host")
+    assert caught.value.field == "http_host"
+    assert caught.value.message == f"http_host must be a name or an IP address, got {host!r}"
 
 
 def test_a_unix_path_of_the_longest_length_passes_and_one_byte_more_does_not():
