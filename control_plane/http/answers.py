@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -17,6 +17,7 @@ from control_plane.engine.frontend import EngineFrontend, Generation, TextDelta
 from control_plane.errors import RequestCancelledError
 from control_plane.http.usage import TokenCounts
 from control_plane.text.answers.text_form import PLAIN, TextForm
+from planes.errors import EngineError
 
 _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -130,13 +131,27 @@ async def answers_to(
             named = options
             if len(prompts) > 1:
                 named = replace(options, name=f"{options.name}-{index}")
-            generation = await frontend.submit(prompt, params, named, form=form)
+            with _named(index) if len(prompts) > 1 else contextlib.nullcontext():
+                generation = await frontend.submit(prompt, params, named, form=form)
             generations.append(await stack.enter_async_context(generation))
             size.add(generation)
             await asyncio.sleep(0)  # each may take a millisecond; others come between
         for generation in generations:
             await generation.admitted()
         yield Answers(generations, only_prompts=only_prompts)
+
+
+@contextlib.contextmanager
+def _named(index: int) -> Iterator[None]:
+    """Say in errors of a prompt which of several it is."""
+    try:
+        yield
+    except EngineError as error:
+        if error.field in ("prompt", "token_ids"):
+            place = f"prompt[{index}]"
+            error.message = f"{place}: {error.message.removeprefix(f'{error.field}: ')}"
+            error.field = place
+        raise
 
 
 def _finish_reason(reason: FinishReason) -> str:

@@ -245,3 +245,35 @@ def test_of_two_likely_tokens_of_one_name_the_likelier_one_is_told():
     entry = TokenLogprobs(-3.0, (1, 2), (-0.5, -2.0))
     columns = completion_logprobs(Namesakes(), [9], [entry], [0])
     assert columns["top_logprobs"] == [{"same": -0.5, "came": -3.0}]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param", "said"),
+    [
+        ([259], "prompt[1]", "prompt[1]: token ids must be 0 to 258, got 259 at index 0"),
+        (
+            [7] * 512,
+            "prompt[1]",
+            "prompt[1]: the prompt has 512 tokens, max_model_len (512) leaves",
+        ),
+    ],
+)
+def test_of_several_prompts_the_wrong_one_is_named(on_loop, wrong, param, said):
+    async def test(served):
+        body = {"model": MODEL, "prompt": [[7], wrong, [8]], "max_tokens": 2}
+        error = await served.error(PATH, body)
+        assert error["param"] == param
+        assert error["message"].startswith(said)
+        error = await served.error(PATH, {**body, "prompt": [wrong]})
+        assert error["param"] == "prompt"
+
+    on_loop(test)
+
+
+def test_what_is_wrong_for_all_prompts_is_no_prompts_fault(on_loop):
+    async def test(served):
+        body = {"model": MODEL, "prompt": ["a", "b"], "logit_bias": {"999": 1}}
+        error = await served.error(PATH, body)
+        assert error["param"] == "logit_bias"
+
+    on_loop(test)
