@@ -239,7 +239,9 @@ class EngineFrontend:
         its principal may not use.
         """
         with self._place():
-            return await self._text.tokenize(text, add_special_tokens=add_special_tokens)
+            return await self._text.tokenize(
+                text, add_special_tokens=add_special_tokens, may_be_empty=True
+            )
 
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True

@@ -75,13 +75,15 @@ class TextService:
         self._answer_formats = answer_formats
         self._vocab_size = vocab_size
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, may_be_empty: bool = False
+    ) -> list[int]:
         """Return the token ids of a text, as a prompt of it would have them.
 
-        No prompt is empty; a text may be.
+        `may_be_empty`: it is no prompt.
         """
         tokenizer = self._tokenizer
-        if text:
+        if text or not may_be_empty:
             self._admission.check_text(text)
         if add_special_tokens:
             encode = tokenizer.encode

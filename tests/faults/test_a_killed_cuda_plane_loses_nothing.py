@@ -22,7 +22,7 @@ REQUESTS = [
     Asked(
         f"Prompt number {number} " * (1 + number % 4),
         GenerationParams(
-            max_tokens=60 + 10 * number,
+            max_tokens=40 + 8 * number,
             temperature=(0.0, 0.8)[number % 2],
             seed=number,
             n=2 if number == 5 else 1,

@@ -88,7 +88,8 @@ def storm(deployment: Deployment, clients: Clients, num_streams: int) -> list[Ou
 
 
 QUEUES = [
-    pytest.param(1000, 1, 200, id="1000-short-queue"),
+    pytest.param(500, 1, 100, id="500-short-queue"),
+    pytest.param(1000, 1, 200, id="1000-short-queue", marks=pytest.mark.slow),
     pytest.param(1000, 4, 4096, id="1000-long-queue", marks=pytest.mark.slow),
     pytest.param(4000, 1, 4096, id="4000-long-queue", marks=pytest.mark.slow),
     pytest.param(4000, 8, 1000, id="4000-short-queue", marks=pytest.mark.slow),

@@ -49,6 +49,7 @@ def test_of_a_step_of_the_large_model_more_time_is_reading():
     assert bytes_read[0] > 3 * launches * bytes_read[1]
 
 
+@pytest.mark.slow
 def test_a_model_may_be_measured_with_graphs_alone(model):
     work = engine_steps.Workload(
         batches=(1,), context=20, steps=2, warm_up=1, repeats=2, eager_batches=()

@@ -23,7 +23,7 @@ from tests.integration.asking import Server, check_tokens, request
 pytestmark = pytest.mark.model
 
 NUM_REQUESTS = 24
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 
 SUBJECTS = ("lake", "clock", "bridge", "violin", "desert", "orchard", "harbour", "comet")
 REQUESTS = [

@@ -138,7 +138,7 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
 @pytest.mark.parametrize(
     ("architecture", "pool_dtype"),
     [
-        ("llama", "bfloat16"),
+        pytest.param("llama", "bfloat16", marks=pytest.mark.slow),
         pytest.param("llama", "int8", marks=pytest.mark.slow),
         pytest.param("llama", "float8", marks=pytest.mark.slow),
         pytest.param("qwen2", "bfloat16", marks=pytest.mark.slow),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
 
@@ -11,6 +12,7 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
 from control_plane.core.request_options import RequestOptions
 from control_plane.engine.admission import Admission
+from control_plane.engine.text_service import TextService
 from control_plane.text.simple_tokenizer import SimpleTokenizer
 from planes.default_int import DefaultInt
 from planes.errors import EngineError, ValidationError
@@ -162,6 +164,21 @@ def test_a_text_too_long_to_be_a_prompt_is_refused_before_it_is_tokenized(admiss
 def test_an_empty_text_is_refused(admission):
     with pytest.raises(ValidationError, match="must not be empty"):
         admission.tokenize("")
+
+
+class BeginningTokenizer(SimpleTokenizer):
+    """Puts a token in front of every text, as Llama's do."""
+
+    def encode(self, text):
+        return [256, *super().encode(text)]
+
+
+def test_no_prompt_is_empty_whatever_its_tokenizer_puts_in_front_but_a_text_may_be(admission):
+    service = TextService(BeginningTokenizer(), admission, None, vocab_size=259)
+
+    with pytest.raises(ValidationError, match="the prompt must not be empty"):
+        asyncio.run(service.tokenize(""))
+    assert asyncio.run(service.tokenize("", may_be_empty=True)) == [256]
 
 
 @pytest.mark.parametrize(

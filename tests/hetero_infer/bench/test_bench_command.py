@@ -67,6 +67,7 @@ def test_latency_has_both_waits_and_the_long_prompt(capsys, tmp_path):
     assert whole["beside"]["longest_gap_ms"] > 0
 
 
+@pytest.mark.slow
 def test_a_neighbour_is_compared_with_being_alone_and_gone_afterwards(capsys, tmp_path):
     # A few tokens may all come at once on a busy machine, and have no rate.
     text, whole = run(capsys, tmp_path, "neighbour", *TINY, "--output-tokens", "200")
@@ -96,6 +97,7 @@ def test_a_command_that_does_not_start_says_why(capsys):
     assert "model /nowhere.gguf: no such file" in line
 
 
+@pytest.mark.slow
 def test_the_link_is_measured_with_one_and_two_batches_under_way(capsys, tmp_path):
     flags = ["--streams", "2", "--many-streams", "5", "--contexts", "64,400"]
     text, whole = run(capsys, tmp_path, "link", *TINY, *flags)
