@@ -23,9 +23,9 @@ Normalisation. The factor of a row is not known before all of its squares are su
 be: it is the same for all k. So a warp multiplies x with the norm's weight, rounds to 16 bits, and
 sums the squares of x on the side; the factor is multiplied onto the sums, in float32, by the thread
 that writes them. It costs no wait, one rounding, as a norm in a launch of its own does, and
-instructions (below). Every block sums the squares of all its rows anew, from vectors that
-it reads in any case. x · weight has to fit its type, which of float16 no one can promise: there the
-norm is a launch of its own.
+instructions (below). Every block sums the squares of all its rows anew, from vectors that it reads
+in any case. x · weight has to fit its type, which of float16 no one can promise: there the norm is
+a launch of its own.
 
 What is in flight: a ring of tiles in registers, for 8 warps 64 KB of W, 48 with panels of 16;
 Little's law wants 30 KB a multiprocessor (`quantized_matmul`). At 8 rows two blocks share one.
@@ -43,8 +43,9 @@ an output's bits depend on its row, on W's shape and on the generation of tensor
 
 Limits. x comes from the second cache once for each panel, or once for each block if a block has
 several panels: 8 rows are a quarter of the bytes of a panel of 32, 16 a half. So at 16 rows
-matrices of 4096 outputs (8 strands) are read at 1.5 times their bytes from that cache; beyond that
-a library with shared tiles is the better one. Not measured yet, nowhere: `make gpu` does.
+matrices of 4096 outputs (8 strands) are read at 1.5 times their bytes from that cache, those of
+2048 with panels of 16 at twice their bytes; beyond that a library with shared tiles is the better
+one. Not measured yet, nowhere: `make gpu` does.
 
 The ladder:
   v1  this. Compiled and simulated.
