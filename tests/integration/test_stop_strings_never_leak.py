@@ -31,7 +31,8 @@ pytestmark = pytest.mark.model
 RUNS: list[dict[str, Any]] = json.loads((DATA / "greedy.json").read_text("utf-8"))["runs"]
 NUM_TOKENS = 24
 LONGEST_PIECE = 24
-NUM_WORKERS = 16
+NUM_WORKERS = 48
+"""As many as there are requests: together they take as many steps as one."""
 NAMES = ("fact", "python", "chinese", "emoji")
 SETS_OF_A_PROMPT = 3
 
@@ -158,16 +159,21 @@ def test_nothing_of_a_stop_string_is_seen_by_any_client(asked, tokenizer):
             text = text_of(tokenizer, run, NUM_TOKENS)
             cases += [(run, text, drawn_stops(draw, text)) for _ in range(SETS_OF_A_PROMPT)]
 
-    def check(case: tuple[dict[str, Any], str, list[str]]) -> bool:
-        run, text, stops = case
-        expected, matched = cut(text, stops)
-        reason = "length" if matched is None else "stop"
-        assert asked.of_grpc(run, stops) == (expected, matched), case
-        assert asked.of_grpc_stream(run, stops) == (expected, matched), case
-        assert asked.of_http(run, stops) == (expected, reason), case
-        assert asked.of_http_stream(run, stops) == (expected, reason), case
-        return matched is not None
-
     with ThreadPoolExecutor(NUM_WORKERS) as pool:
-        have_matched = list(pool.map(check, cases))
-    assert set(have_matched) == {True, False}
+        answers = [
+            [
+                pool.submit(of_client, run, stops)
+                for of_client in (
+                    asked.of_grpc, asked.of_grpc_stream, asked.of_http, asked.of_http_stream,
+                )
+            ]
+            for run, _, stops in cases
+        ]  # fmt: skip
+    have_matched = set()
+    for case, found in zip(cases, answers, strict=True):
+        expected, matched = cut(*case[1:])
+        reason = "length" if matched is None else "stop"
+        wanted = [(expected, matched)] * 2 + [(expected, reason)] * 2
+        assert [answer.result() for answer in found] == wanted, case
+        have_matched.add(matched is not None)
+    assert have_matched == {True, False}
