@@ -30,7 +30,7 @@ from compute_plane.errors import DeviceUnavailableError
 from compute_plane.executor.build_cpu import build_cpu_layers
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.warm_up import warm_up
-from compute_plane.executor.weight_formats import log_conversions
+from compute_plane.executor.weight_formats import describe_formats, log_conversions
 from compute_plane.memory.sizing import available_memory_bytes, check_pools_fit
 from planes.errors import ConfigError
 
@@ -135,12 +135,16 @@ def build_with_host_layers(
         spec, weights, pools, operations, driver, host.executor, max_tokens=context.max_tokens
     )
     warm_up(executor, context.block_size)
+    elements = plan.elements + host.weights.elements
+    weight_format = describe_formats(elements)
+    is_quantised = any(target.block_elements > 1 for _, target in elements)
     log.info(
         "layers are cut at the memory limit, decode graphs are off",
         device=str(driver.device),
         device_layers=f"0-{num_layers - 1}",
         host_layers=f"{num_layers}-{last_layer}",
         gpu_memory_limit=context.gpu_memory_limit,
+        weight_format=weight_format,
         kv_cache_dtype=str(pool_dtype).removeprefix("torch."),
         device_bytes=weights.num_bytes + pools.num_bytes,
         host_bytes=host.weights.num_bytes + host.kv_pool.num_bytes,
@@ -151,7 +155,7 @@ def build_with_host_layers(
         f"{numerics_id}/layers-{num_layers}/{host.numerics_id}",
         kv_pool_bytes=pools.num_bytes + host.kv_pool.num_bytes,
         weights_bytes=weights.num_bytes + host.weights.num_bytes,
-        dtype=plan.weight_format if plan.is_quantised else plan.dtype,
+        dtype=weight_format if is_quantised else plan.dtype,
         num_blocks=pools.num_blocks,
         num_host_blocks=len(host.kv_pool.host),
         tells_prompts_apart=host.executor.tells_prompts_apart,

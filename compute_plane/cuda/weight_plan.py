@@ -143,10 +143,15 @@ class WeightPlan:
     @property
     def weight_format(self) -> str:
         """What the matrices are stored and run as: "Q4_1", or "Q4_K as Q4_1, F32 as BF16"."""
+        return describe_formats(self.elements)
+
+    @property
+    def elements(self) -> Counter[tuple[TensorFormat, TensorFormat]]:
+        """(stored, runs as) to the number of weights."""
         elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()
         for tensor, target in self._matrices():
             elements[tensor.format, target] += tensor.num_elements
-        return describe_formats(elements)
+        return elements
 
     @property
     def quantized(self) -> QuantizedUses:

@@ -106,9 +106,9 @@ class PackedWeights:
 
     `memory`: the region all addresses lie in; they are good as long as it lives. `embedding`: None
     where the layers before these run elsewhere. `final_norm`: address of float32 [hidden].
-    `lm_head` is `embedding` if the embeddings are tied and it is there. `weight_format`: what the
-    matrices are stored and run as, for people. `conversions`: of the matrices that do not run in
-    their file's format.
+    `lm_head` is `embedding` if the embeddings are tied and it is there. `elements`: (stored,
+    runs as) to the number of weights. `conversions`: of the matrices that do not run in their
+    file's format.
     """
 
     memory: UInt8Array
@@ -116,8 +116,13 @@ class PackedWeights:
     layers: tuple[PackedLayer, ...]
     final_norm: int
     lm_head: PackedMatrix
-    weight_format: str
+    elements: Counter[tuple[TensorFormat, TensorFormat]]
     conversions: tuple[Conversion, ...]
+
+    @property
+    def weight_format(self) -> str:
+        """What the matrices are stored and run as, for people."""
+        return describe_formats(self.elements)
 
     @property
     def num_bytes(self) -> int:
@@ -191,7 +196,7 @@ def pack_weights(
         ),
         final_norm=base + final_norm,
         lm_head=packed_head,
-        weight_format=describe_formats(plan.elements),
+        elements=plan.elements,
         conversions=conversions,
     )
 
