@@ -19,9 +19,10 @@ import numpy as np  # noqa: E402 - the set must be chosen before anything is com
 
 from kernels.cpu import row_inputs  # noqa: E402
 from kernels.cpu.int8_packing import INT8_FORMATS  # noqa: E402
-from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET  # noqa: E402
+from kernels.cpu.int8_pair_tile import PAIR_OFFSET  # noqa: E402
 from kernels.cpu.operands import RowFormat  # noqa: E402
 from tests.kernels.cpu.operation_calls import (  # noqa: E402
+    SCALES_AT,
     Int8Rows,
     packed_weights,
     product,
@@ -35,10 +36,11 @@ random = np.random.default_rng(0)
 of_rows, of_products = hashlib.sha256(), hashlib.sha256()
 rows, k, n = 67, 512, 50
 makers = {"normed": row_inputs.normed_rows, "gated": row_inputs.gated_rows}
-labels = list(INT8_FORMATS)
+labels, counts = list(INT8_FORMATS), (*range(1, 14), 16, 63, 64, rows)
 if "all" not in sys.argv:
     del makers["gated"]
     labels = ["Q4_1", "Q8_0", "Q5_K", "Q6_K"]  # of every kind of weights and of scales
+    counts = (1, 9, rows)
 for maker in makers.values():
     source = (random.standard_normal((rows, 2 * k)) * 5).astype(np.float32)
     weight = random.standard_normal(k).astype(np.float32)
@@ -51,18 +53,14 @@ for maker in makers.values():
     for part in (x.values, x.scales, x.scaled_sums, x.sums):
         of_rows.update(part[:rows])
 values = random.integers(-PAIR_OFFSET, PAIR_OFFSET + 1, (rows, k), np.int8)
-groups = values.reshape(rows, -1, 2, 16).astype(np.int32)
-first, partner = groups[:, :, 0], groups[:, :, 1]
-scales = random.uniform(0.01, 1, (rows, k // 32)).astype(np.float32)
-sums = groups.sum(axis=(2, 3), dtype=np.int32)
-half_sums = groups.sum(axis=3, dtype=np.int16).reshape(rows, -1)
-pair_sums = (first * partner + PAIR_OFFSET * first + PARTNER_OFFSET * partner).sum(
-    axis=2, dtype=np.int32
-)
-x = Int8Rows(values, scales, scales * sums.astype(np.float32), half_sums, pair_sums)
+x = Int8Rows.of(values, random.uniform(0.01, 1, (rows, k // 32)).astype(np.float32))
 for label in labels:
-    packed = packed_weights(label, random_blocks(label, n, k, random), k)
-    for count in (1, 9, rows):
+    blocks, fmt = random_blocks(label, n, k, random), INT8_FORMATS[label]
+    for at in SCALES_AT.get(label, (0,)):
+        # In every third column d and m have no exponent: subnormal numbers.
+        blocks.reshape(n, -1, fmt.block_bytes)[::3, :, at + 1] &= 0x83
+    packed = packed_weights(label, blocks, k)
+    for count in counts:
         out = np.empty((count, n), np.float32)
         product(label, packed, x, count, n, out)
         of_products.update(out)

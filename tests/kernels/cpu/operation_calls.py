@@ -14,6 +14,7 @@ from gguf.constants import GGMLQuantizationType as GgmlType
 from kernels.cpu import row_inputs
 from kernels.cpu.catalogue import INT8_PRODUCTS
 from kernels.cpu.int8_packing import INT8_FORMATS, packed_int8_bytes
+from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
 from kernels.cpu.int8_sizes import int8_scratch_bytes
 from kernels.cpu.int8_turning import pack_int8_rows
 from kernels.cpu.operands import Product, RowFormat, RowInput
@@ -58,6 +59,19 @@ class Int8Rows:
             np.full((rows + extra, k // 16), 12345, np.int16),
             np.full(shape, 54321, np.int32),
         )
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.int8], scales: Float32Array) -> Int8Rows:
+        """Return rows of integers, [R, K], times scales, [R, K/32]; pairs take ±PAIR_OFFSET."""
+        groups = values.reshape(*scales.shape, 2, 16).astype(np.int32)
+        first, partner = groups[:, :, 0], groups[:, :, 1]
+        sums = groups.sum(axis=(2, 3), dtype=np.int32)
+        half_sums = groups.sum(axis=3, dtype=np.int16).reshape(len(values), -1)
+        pair_sums = (first * partner + PAIR_OFFSET * first + PARTNER_OFFSET * partner).sum(
+            axis=2, dtype=np.int32
+        )
+        scaled_sums = scales * sums.astype(np.float32)
+        return cls(values.copy(), scales, scaled_sums, half_sums, pair_sums)
 
     def rows(self, first: int, end: int) -> Int8Rows:
         return Int8Rows(

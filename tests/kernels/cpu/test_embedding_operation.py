@@ -14,7 +14,7 @@ from kernels.cpu.int8_packing import INT8_FORMATS, packed_int8_bytes
 from kernels.cpu.int8_turning import pack_int8_rows
 from kernels.cpu.operands import EmbeddingRecord
 from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
-from tests.kernels.cpu.operation_calls import random_blocks, whole_blocks
+from tests.kernels.cpu.operation_calls import SCALES_AT, random_blocks, whole_blocks
 
 VOCABULARY = 53
 
@@ -24,7 +24,11 @@ def stored_rows(label: str) -> tuple[npt.NDArray[np.uint8], int]:
     random = np.random.default_rng(3)
     if label in INT8_FORMATS and INT8_FORMATS[label].is_shared:
         width = whole_blocks(label, 512)
-        return random_blocks(label, VOCABULARY, width, random), width
+        rows = random_blocks(label, VOCABULARY, width, random)
+        blocks = rows[7].reshape(-1, INT8_FORMATS[label].block_bytes)
+        for at in SCALES_AT[label]:
+            blocks[:, at + 1] &= 0x83  # below the smallest normal number, as below
+        return rows, width
     width = 96
     values = random.standard_normal((VOCABULARY, width), dtype=np.float32)
     values[7] *= np.float32(1e-6)  # float16 scales below the smallest normal number

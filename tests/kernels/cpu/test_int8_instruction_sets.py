@@ -5,9 +5,11 @@ Rows are quantised more coarsely on sets that make two products of one (`Instruc
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 import pytest
@@ -17,11 +19,37 @@ from kernels.cpu.instruction_set import INSTRUCTION_SETS, InstructionSet, suppor
 from kernels.cpu.int8_packing import INT8_FORMATS
 from kernels.cpu.int8_sizes import int8_tile_sizes
 from kernels.cpu.int8_tile import int8_tiles
+from kernels.cpu.int8_unpacking import unpacked_from
 from kernels.cpu.vector_ir import I64, VOID
 from tests.amx.sets import sets_that_run
 
-NEON = INSTRUCTION_SETS["neon"]
 TIMEOUT_S = 1200
+UNPACKED = [label for label, fmt in INT8_FORMATS.items() if unpacked_from(fmt)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A processor, and the instructions of its set that are looked for."""
+
+    name: str
+    cpu: str
+    features: str
+    dot: str
+    triple: str = "x86_64-unknown-linux-gnu"
+    from_float16: str = "vcvtph2ps"
+    shift_right: str = "vpsrld"
+
+
+NEON = INSTRUCTION_SETS["neon"]
+TARGETS = [
+    Target(
+        "neon", NEON.llvm_cpu, NEON.llvm_features, "sdot", "aarch64-unknown-linux-gnu", "fcvtl",
+        "ushr",
+    ),
+    Target("avx512", "x86-64-v4", "+avx512vnni", "vpdpbusd"),
+    Target("avx2_vnni", "x86-64-v3", "+avxvnni", "vpdpbusd"),
+    Target("avx2", "x86-64-v3", "", "vpmaddubsw"),
+]  # fmt: skip
 
 
 def check_that_bits_agree(sets: Iterable[InstructionSet], *arguments: str) -> None:
@@ -60,40 +88,45 @@ def test_every_set_gives_the_same_bits_for_every_format() -> None:
     check_that_bits_agree(sets_that_run(), "all")
 
 
-def assembly(label: str, name: str, triple: str, cpu: str, features: str) -> str:
+@functools.cache
+def assembly(label: str, target: Target, *, is_unpacked: bool = False) -> str:
     """Return the machine code, as text, of a format's tiles for another processor."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    chosen = INSTRUCTION_SETS[name]
+    chosen = INSTRUCTION_SETS[target.name]
     module = ir.Module()
-    module.triple = triple
-    function = ir.Function(module, ir.FunctionType(VOID, [I64] * 9), "tiles")
+    module.triple = target.triple
+    kinds = [I64] * (10 if is_unpacked else 9)
+    function = ir.Function(module, ir.FunctionType(VOID, kinds), "tiles")
     builder = ir.IRBuilder(function.append_basic_block())
-    emit = int8_tiles(INT8_FORMATS[label], int8_tile_sizes(chosen), chosen)
+    emit = int8_tiles(INT8_FORMATS[label], int8_tile_sizes(chosen), chosen, is_unpacked=is_unpacked)
     emit(builder, *function.args)
     builder.ret_void()
-    target = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=cpu, features=features, opt=3
+    machine = llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3
     )
     parsed = llvm.parse_assembly(str(module))
     options = llvm.create_pipeline_tuning_options(speed_level=2)
-    llvm.create_pass_builder(target, options).getModulePassManager().run(
-        parsed, llvm.create_pass_builder(target, options)
+    llvm.create_pass_builder(machine, options).getModulePassManager().run(
+        parsed, llvm.create_pass_builder(machine, options)
     )
-    return str(target.emit_assembly(parsed))
+    return str(machine.emit_assembly(parsed))
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize("label", list(INT8_FORMATS))
-@pytest.mark.parametrize(
-    ("name", "triple", "cpu", "features", "wanted"),
-    [
-        ("neon", "aarch64-unknown-linux-gnu", NEON.llvm_cpu, NEON.llvm_features, "sdot"),
-        ("avx512", "x86_64-unknown-linux-gnu", "x86-64-v4", "+avx512vnni", "vpdpbusd"),
-        ("avx2_vnni", "x86_64-unknown-linux-gnu", "x86-64-v3", "+avxvnni", "vpdpbusd"),
-        ("avx2", "x86_64-unknown-linux-gnu", "x86-64-v3", "", "vpmaddubsw"),
-    ],
-)
-def test_tiles_are_made_of_the_sets_dot_products(
-    label: str, name: str, triple: str, cpu: str, features: str, wanted: str
-) -> None:
-    assert wanted in assembly(label, name, triple, cpu, features)
+def test_tiles_are_made_of_the_sets_dot_products(label: str, target: Target) -> None:
+    assert target.dot in assembly(label, target)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("label", UNPACKED)
+def test_tiles_of_unpacked_panels_find_there_what_was_unpacked(label: str, target: Target) -> None:
+    """The same dot products, and nothing of what the unpacking has done for all rows."""
+    packed, unpacked = (assembly(label, target, is_unpacked=is_so) for is_so in (False, True))
+    assert target.dot in unpacked
+    assert target.from_float16 in packed
+    assert target.from_float16 not in unpacked
+    assert target.shift_right in packed
+    # Without upper bits, two weights share a byte in memory of either kind.
+    assert (target.shift_right in unpacked) == (INT8_FORMATS[label].high_bits == 0)
