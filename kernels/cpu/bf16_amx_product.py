@@ -12,7 +12,8 @@ Scratch memory of a worker:
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from numba import carray
 
@@ -69,7 +70,7 @@ def _bf16_panel_bytes(tiles: int) -> int:
     return tiles * TILE_BYTES
 
 
-def amx_product(fmt: Int8Format | None = None, *, is_gated: bool = False) -> Any:  # noqa: ANN401 - Numba's objects
+def amx_product(fmt: Int8Format | None = None, *, is_gated: bool = False) -> Callable[..., None]:
     """Return the kernel of rows of bfloat16 with BF16 weights, or with quantised ones.
 
     `is_gated`: the N columns are gate and then as many of up; OUT is bfloat16 [M, N / 2] of
@@ -85,7 +86,6 @@ def amx_product(fmt: Int8Format | None = None, *, is_gated: bool = False) -> Any
     unpack = _unpack_nothing if fmt is None else bf16_unpacker(fmt)
     write_block = sums_writer(BLOCK_PANELS)
 
-    @inlined()
     def multiply(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
         x, stored = word(record, Product.INPUT), word(record, Product.WEIGHTS)
         k, n = word(record, Product.K), word(record, Product.N)

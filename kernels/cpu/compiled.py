@@ -66,6 +66,14 @@ def operation(
     return defined
 
 
+def define(made: Operation, function: Callable[..., None]) -> None:
+    """Say what an operation of the catalogue is compiled from: a function that a factory returned.
+
+    Its name begins with the module that calls this.
+    """
+    _definitions[made.name] = _Definition(function, 5, EXACT_ORDER)
+
+
 def object_code(name: str) -> bytes:
     """Compile the operation of a name: return an object file that loads without Numba.
 

@@ -10,12 +10,14 @@ Operands: `EmbeddingRecord`. Chunks go token by token (StepWord.TOKEN_CHUNKS).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import carray, types
 
-from kernels.cpu.compiled import float32_at, inlined, int8_at, int32_at, operation, uint8_at, word
+from kernels.cpu.catalogue import EMBEDDINGS
+from kernels.cpu.compiled import define, float32_at, inlined, int8_at, int32_at, uint8_at, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.float_packing import AMX_DEPTH
 from kernels.cpu.int8_packing import (
@@ -62,14 +64,13 @@ def _panels_of(part_bytes: int) -> Any:  # noqa: ANN401 - Numba's objects
     return size
 
 
-def _rows_of(decode: Any, panel_size: Any, depth: int = GROUP) -> Any:  # noqa: ANN401 - Numba's objects
+def _rows_of(decode: Any, panel_size: Any, depth: int = GROUP) -> Callable[..., None]:  # noqa: ANN401 - Numba's objects
     """Return the kernel for panels made of parts `depth` k's deep, `panel_size`(parts) bytes.
 
     `decode`: void(panel, lane, k, out), writes the k elements of a lane of a panel.
     """
 
-    @inlined()
-    def embed(record: int, header: int, chunk: int, num_chunks: int) -> None:
+    def embed(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
         weights, k = word(record, EmbeddingRecord.WEIGHTS), word(record, EmbeddingRecord.K)
         num_tokens = word(header, StepWord.NUM_TOKENS)
         first_token = word(header, StepWord.FIRST_TOKEN)
@@ -190,75 +191,10 @@ def _int8_decoder(label: str) -> Any:  # noqa: ANN401 - Numba's objects
     return decode
 
 
-_f32 = _rows_of(_decode_f32, _panels_of(4 * PANEL_COLUMNS), 1)
-_f16 = _rows_of(_decode_f16, _panels_of(2 * PANEL_COLUMNS), 1)
-_bf16 = _rows_of(_decode_bf16, _panels_of(2 * AMX_DEPTH * PANEL_COLUMNS), AMX_DEPTH)
-_q4_1, _q4_0, _q8_0, _q5_1, _q5_0, _q4_k, _q5_k, _q6_k = (
-    _rows_of(_int8_decoder(label), panel_sizer(fmt)) for label, fmt in INT8_FORMATS.items()
+define(EMBEDDINGS["F32"], _rows_of(_decode_f32, _panels_of(4 * PANEL_COLUMNS), 1))
+define(EMBEDDINGS["F16"], _rows_of(_decode_f16, _panels_of(2 * PANEL_COLUMNS), 1))
+define(
+    EMBEDDINGS["BF16"], _rows_of(_decode_bf16, _panels_of(2 * AMX_DEPTH * PANEL_COLUMNS), AMX_DEPTH)
 )
-
-
-@operation()
-def embedding_f32(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of an F32 matrix."""
-    _f32(record, header, chunk, num_chunks)
-
-
-@operation()
-def embedding_f16(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of an F16 matrix."""
-    _f16(record, header, chunk, num_chunks)
-
-
-@operation()
-def embedding_bf16(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of a BF16 matrix."""
-    _bf16(record, header, chunk, num_chunks)
-
-
-@operation()
-def embedding_q4_1(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of a Q4_1 matrix."""
-    _q4_1(record, header, chunk, num_chunks)
-
-
-@operation()
-def embedding_q4_0(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of a Q4_0 matrix."""
-    _q4_0(record, header, chunk, num_chunks)
-
-
-@operation()
-def embedding_q8_0(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of a Q8_0 matrix."""
-    _q8_0(record, header, chunk, num_chunks)
-
-
-@operation()
-def embedding_q5_1(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of a Q5_1 matrix."""
-    _q5_1(record, header, chunk, num_chunks)
-
-
-@operation()
-def embedding_q5_0(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of a Q5_0 matrix."""
-    _q5_0(record, header, chunk, num_chunks)
-
-
-@operation()
-def embedding_q4_k(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of a Q4_K matrix."""
-    _q4_k(record, header, chunk, num_chunks)
-
-
-@operation()
-def embedding_q5_k(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of a Q5_K matrix."""
-    _q5_k(record, header, chunk, num_chunks)
-
-
-@operation()
-def embedding_q6_k(record: int, header: int, chunk: int, num_chunks: int, _worker: int) -> None:
-    """Write the tokens' rows of a Q6_K matrix."""
-    _q6_k(record, header, chunk, num_chunks)
+for _label, _fmt in INT8_FORMATS.items():
+    define(EMBEDDINGS[_label], _rows_of(_int8_decoder(_label), panel_sizer(_fmt)))

@@ -15,12 +15,19 @@ A sum is computed whole, and only then written to OUT or added to what is there.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from numba import types
 
 from kernels.cpu.bf16_amx_product import amx_product
-from kernels.cpu.compiled import inlined, operation, scratch, word
+from kernels.cpu.catalogue import (
+    FLOAT_PRODUCTS,
+    GATED_PRODUCTS,
+    UNPACKED_PRODUCTS,
+    product_bf16_rows,
+)
+from kernels.cpu.compiled import define, scratch, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.float_packing import AMX_DEPTH, PANEL_COLUMNS
 from kernels.cpu.float_sizes import (
@@ -38,14 +45,13 @@ from kernels.cpu.operands import Product
 SET: Final = selected_instruction_set()
 
 
-def _product(weights: str, row: str, element_bytes: int) -> Any:  # noqa: ANN401 - Numba's objects
+def _product(weights: str, row: str, element_bytes: int) -> Callable[..., None]:
     """Return the kernel for a format of weights and of rows, made of vector tiles."""
     tiles = emitted(types.void, *[types.int64] * 8)(float_tiles(weights, row, SIZES, SET))
     write_sums = sums_writer(GROUP_PANELS)
     row_bytes = ROW_BYTES[row]
     panel_depth = AMX_DEPTH if weights == "BF16" else 1
 
-    @inlined()
     def multiply(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
         x, weights_at = word(record, Product.INPUT), word(record, Product.WEIGHTS)
         k, n = word(record, Product.K), word(record, Product.N)
@@ -79,163 +85,10 @@ def _product(weights: str, row: str, element_bytes: int) -> Any:  # noqa: ANN401
     return multiply
 
 
-_f32 = _product("F32", "F32", 4)
-_f16 = _product("F16", "F32", 2)
-_bf16 = _product("BF16", "F32", 2)
-_bf16_rows_in_vectors = _product("BF16", "BF16", 2)
-_bf16_rows = amx_product() if SET.has_amx else _bf16_rows_in_vectors
-
-
-@operation()
-def product_f32(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply float32 rows with F32 weights."""
-    _f32(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_f16(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply float32 rows with F16 weights."""
-    _f16(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_bf16(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply float32 rows with BF16 weights."""
-    _bf16(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_bf16_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply bfloat16 rows with BF16 weights."""
-    _bf16_rows(record, header, chunk, num_chunks, worker)
-
-
-(
-    _q4_1_unpacked, _q4_0_unpacked, _q8_0_unpacked, _q5_1_unpacked, _q5_0_unpacked,
-    _q4_k_unpacked, _q5_k_unpacked, _q6_k_unpacked,
-) = map(amx_product, INT8_FORMATS.values())  # fmt: skip
-
-
-@operation()
-def product_q4_1_unpacked(
-    record: int, header: int, chunk: int, num_chunks: int, worker: int
-) -> None:
-    """Multiply bfloat16 rows with Q4_1 weights, rounded to bfloat16."""
-    _q4_1_unpacked(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q4_0_unpacked(
-    record: int, header: int, chunk: int, num_chunks: int, worker: int
-) -> None:
-    """Multiply bfloat16 rows with Q4_0 weights, rounded to bfloat16."""
-    _q4_0_unpacked(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q8_0_unpacked(
-    record: int, header: int, chunk: int, num_chunks: int, worker: int
-) -> None:
-    """Multiply bfloat16 rows with Q8_0 weights, rounded to bfloat16."""
-    _q8_0_unpacked(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q5_1_unpacked(
-    record: int, header: int, chunk: int, num_chunks: int, worker: int
-) -> None:
-    """Multiply bfloat16 rows with Q5_1 weights, rounded to bfloat16."""
-    _q5_1_unpacked(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q5_0_unpacked(
-    record: int, header: int, chunk: int, num_chunks: int, worker: int
-) -> None:
-    """Multiply bfloat16 rows with Q5_0 weights, rounded to bfloat16."""
-    _q5_0_unpacked(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q4_k_unpacked(
-    record: int, header: int, chunk: int, num_chunks: int, worker: int
-) -> None:
-    """Multiply bfloat16 rows with Q4_K weights, rounded to bfloat16."""
-    _q4_k_unpacked(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q5_k_unpacked(
-    record: int, header: int, chunk: int, num_chunks: int, worker: int
-) -> None:
-    """Multiply bfloat16 rows with Q5_K weights, rounded to bfloat16."""
-    _q5_k_unpacked(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q6_k_unpacked(
-    record: int, header: int, chunk: int, num_chunks: int, worker: int
-) -> None:
-    """Multiply bfloat16 rows with Q6_K weights, rounded to bfloat16."""
-    _q6_k_unpacked(record, header, chunk, num_chunks, worker)
-
-
-_gated_bf16 = amx_product(is_gated=True)
-(
-    _gated_q4_1, _gated_q4_0, _gated_q8_0, _gated_q5_1, _gated_q5_0, _gated_q4_k, _gated_q5_k,
-    _gated_q6_k,
-) = (amx_product(fmt, is_gated=True) for fmt in INT8_FORMATS.values())  # fmt: skip
-
-
-@operation()
-def gated_product_bf16(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply bfloat16 rows with BF16 weights, and gate."""
-    _gated_bf16(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def gated_product_q4_1(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply bfloat16 rows with Q4_1 weights, rounded to bfloat16, and gate."""
-    _gated_q4_1(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def gated_product_q4_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply bfloat16 rows with Q4_0 weights, rounded to bfloat16, and gate."""
-    _gated_q4_0(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def gated_product_q8_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply bfloat16 rows with Q8_0 weights, rounded to bfloat16, and gate."""
-    _gated_q8_0(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def gated_product_q5_1(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply bfloat16 rows with Q5_1 weights, rounded to bfloat16, and gate."""
-    _gated_q5_1(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def gated_product_q5_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply bfloat16 rows with Q5_0 weights, rounded to bfloat16, and gate."""
-    _gated_q5_0(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def gated_product_q4_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply bfloat16 rows with Q4_K weights, rounded to bfloat16, and gate."""
-    _gated_q4_k(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def gated_product_q5_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply bfloat16 rows with Q5_K weights, rounded to bfloat16, and gate."""
-    _gated_q5_k(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def gated_product_q6_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply bfloat16 rows with Q6_K weights, rounded to bfloat16, and gate."""
-    _gated_q6_k(record, header, chunk, num_chunks, worker)
+for _label, _element_bytes in (("F32", 4), ("F16", 2), ("BF16", 2)):
+    define(FLOAT_PRODUCTS[_label], _product(_label, "F32", _element_bytes))
+define(product_bf16_rows, amx_product() if SET.has_amx else _product("BF16", "BF16", 2))
+for _label, _fmt in INT8_FORMATS.items():
+    define(UNPACKED_PRODUCTS[_label], amx_product(_fmt))
+    define(GATED_PRODUCTS[_label], amx_product(_fmt, is_gated=True))
+define(GATED_PRODUCTS["BF16"], amx_product(is_gated=True))

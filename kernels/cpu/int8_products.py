@@ -27,11 +27,13 @@ dot products); 0.37 T of 4-bit weights with 512 rows by pairs (`int8_pair_tile`)
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from numba import types
 
-from kernels.cpu.compiled import inlined, operation, scratch, word
+from kernels.cpu.catalogue import INT8_PRODUCTS
+from kernels.cpu.compiled import define, scratch, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_amx_product import amx_product
@@ -60,7 +62,7 @@ AMX_ROWS: Final = 10
 """From so many rows on the tile registers are faster than vectors."""
 
 
-def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
+def _product(fmt: Int8Format) -> Callable[..., None]:
     """Return the kernel of a format, made of vector tiles."""
     tiles = emitted(types.void, *[types.int64] * 9)(int8_tiles(fmt, SIZES, SET))
     tiles_of_unpacked = emitted(types.void, *[types.int64] * 10)(
@@ -77,7 +79,6 @@ def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
     # Two parts have sums of their own: six rows would not fit the registers.
     most_rows = MOST_ROWS if fmt.parts == 1 else SOME_ROWS
 
-    @inlined()
     def multiply(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
         x, scales = word(record, Product.INPUT), word(record, Product.INPUT_SCALES)
         scaled_sums = word(record, Product.INPUT_SCALED_SUMS)
@@ -147,52 +148,5 @@ def _product(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
     return multiply
 
 
-_q4_1, _q4_0, _q8_0, _q5_1, _q5_0, _q4_k, _q5_k, _q6_k = map(_product, INT8_FORMATS.values())
-
-
-@operation()
-def product_q4_1(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply int8 rows with Q4_1 weights."""
-    _q4_1(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q4_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply int8 rows with Q4_0 weights."""
-    _q4_0(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q8_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply int8 rows with Q8_0 weights."""
-    _q8_0(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q5_1(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply int8 rows with Q5_1 weights."""
-    _q5_1(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q5_0(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply int8 rows with Q5_0 weights."""
-    _q5_0(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q4_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply int8 rows with Q4_K weights."""
-    _q4_k(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q5_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply int8 rows with Q5_K weights."""
-    _q5_k(record, header, chunk, num_chunks, worker)
-
-
-@operation()
-def product_q6_k(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
-    """Multiply int8 rows with Q6_K weights."""
-    _q6_k(record, header, chunk, num_chunks, worker)
+for _label, _fmt in INT8_FORMATS.items():
+    define(INT8_PRODUCTS[_label], _product(_fmt))

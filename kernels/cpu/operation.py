@@ -10,7 +10,8 @@ every model, and a kernel knows nothing of the step around it.
 What differs from step to step stands in a *step header*, the words of `StepWord`; a record's CHUNKS
 is a number of chunks, or, negative, −w: the number stands in word w of the header.
 
-A kernel is a module-level function decorated with `@operation` (`kernels.cpu.compiled`):
+A kernel is a module-level function decorated with `@operation`, or what a factory returns, given to
+`define` (`kernels.cpu.compiled`):
 
     void kernel(record, header, chunk, num_chunks, worker)
 

@@ -6,7 +6,6 @@ instruction set.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import sys
@@ -67,10 +66,9 @@ def run_product(
     accumulate: bool = False,
 ) -> None:  # fmt: skip
     """Multiply rows [M, K] and a packed matrix of `n` columns into out[FIRST_ROW:]."""
-    from kernels.cpu import float_products
     from kernels.cpu.float_sizes import float_scratch_bytes
     from kernels.cpu.operands import Product
-    from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord
+    from kernels.cpu.operation import HEADER_WORDS, RECORD_WORDS, StepWord, operation_named
 
     record, header = np.zeros(RECORD_WORDS, np.int64), np.zeros(HEADER_WORDS, np.int64)
     scratch = aligned(float_scratch_bytes(rows.shape[1], is_quantised=True))
@@ -83,8 +81,7 @@ def run_product(
     record[Product.ACCUMULATE] = accumulate
     record[Product.ROWS_WORD] = StepWord.NUM_TOKENS
     record[Product.OUT_FIRST_WORD] = StepWord.FIRST_TOKEN
-    address = getattr(float_products, name).address
-    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(address)
+    kernel = operation_named(f"float_products.{name}").to_function(5)
     for chunk in range(chunks):
         kernel(record.ctypes.data, header.ctypes.data, chunk, chunks, 0)
 
