@@ -86,6 +86,7 @@ def test_the_last_panel_is_filled_up_with_zero_bytes(label: str) -> None:
 def test_rows_that_are_a_view_of_a_larger_array_are_packed_alike(label: str) -> None:
     k = whole_blocks(label, 64)
     blocks = random_blocks(label, 40, k, np.random.default_rng(3))
-    wide = np.zeros((80, blocks.shape[1] + 6), np.uint8)
-    wide[::2, 3:-3] = blocks
-    assert (packed_weights(label, wide[::2, 3:-3], k) == packed_weights(label, blocks, k)).all()
+    wide = np.zeros((80, 2 * blocks.shape[1] + 6), np.uint8)
+    for view in (wide[::2, 3 : blocks.shape[1] + 3], wide[::2, 3:-3:2]):
+        view[:] = blocks
+        assert (packed_weights(label, view, k) == packed_weights(label, blocks, k)).all()
