@@ -117,9 +117,10 @@ class DeviceThread:
             self._closed_by = fault
             self._queue.put(None)
         self._steps.close()
-        for work in self._steps.unanswered():
+        begun = self._steps.unanswered()
+        for work in begun:
             work.deliver(fault)
-        if at_hand is not None:
+        if at_hand is not None and not any(work is at_hand for work in begun):
             at_hand.deliver(fault)
         while (item := self._queue.get()) is not None:
             if isinstance(item, Work):

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compute_plane.errors import BatchFailed
+from compute_plane.errors import BatchFailed, DeviceLostError, PlaneBroken
 from compute_plane.executor.step import StepBatch
 from tests.compute_plane.executor.driven_device import TEXT, Driven, decode, prompts
+from tests.compute_plane.executor.pipelined_executors import TIMEOUT_S
 from tests.compute_plane.executor.slot_batches import alone, step
 
 
@@ -112,3 +113,15 @@ def test_a_row_without_drafts_beside_one_with_them_goes_on(driven: Driven, is_ri
     driven.send(step([(0, 5, 1), (1, 5 + is_right, 1)]))
     driven.launched().run()
     assert driven.tokens() == [wanted[2], wanted[3] if is_right else wanted[2]]
+
+
+def test_a_device_that_is_lost_in_a_step_with_drafts_is_its_only_answer(driven: Driven):
+    driven.begin(0)
+    driven.send(drafted(4, 0, [1]))
+    lost = driven.launched()
+    driven.send(decode(5, 0))
+    lost.failure = DeviceLostError("an illegal address")
+    lost.run()
+    assert driven.broken.wait(TIMEOUT_S)
+    assert [type(driven.answers.get(timeout=TIMEOUT_S)) for _ in range(2)] == [PlaneBroken] * 2
+    assert driven.answers.empty()
