@@ -156,7 +156,7 @@ class RequestStream:
         """Wait for news and take all of it; maybe nothing, if that is that it is admitted.
 
         After a piece with an `end` there is nothing more. Raises the error of a request that was
-        refused or failed, and SlowReaderError.
+        refused or failed, once what came before it is taken, and SlowReaderError.
         """
         while not self._has_news:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -164,11 +164,12 @@ class RequestStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        self._has_news = False
         end = self._end
-        error = self._error or (None if end is None else end.error)
+        failure = None if end is None else end.error
+        error = self._error or (None if self._unread else failure)
         if error is not None:
             raise error
+        self._has_news = failure is not None  # that is for the next call
         unread, self._unread = self._unread, {}
         deltas = [
             TextDelta(
@@ -184,7 +185,7 @@ class RequestStream:
             )
             for index, news in unread.items()
         ]
-        if end is not None:
+        if end is not None and failure is None:
             last = deltas.pop() if deltas else TextDelta("", [], self.texts[0].num_tokens, None)
             deltas.append(last._replace(end=end))
         return deltas
@@ -244,9 +245,12 @@ class RequestStream:
         return news
 
     def _close(self, end: RequestEnd) -> None:
-        """Note the end of the request, which is that of every sample that goes on."""
+        """Note the end of the request, which is that of every sample that goes on.
+
+        A failure is not: behind what came before it there is the error alone.
+        """
         for index, sample in enumerate(self.texts):
-            if index not in self._ended:
+            if index not in self._ended and end.error is None:
                 offset = sample.num_tokens
                 news = self._add(index, offset, TextPiece("", ()))
                 self._finish(index, news, end.finish_reason)

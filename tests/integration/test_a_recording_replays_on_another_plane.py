@@ -87,7 +87,7 @@ def test_a_recording_with_drafts_is_repeated_too(target, like_plane, capsys, tmp
         engine.submit_request("Row, row, row your boat gently down the stream. " * 4, params)
         assert engine.run()[0].success
         num_kept = engine.get_metrics().num_kept_drafts
-    assert (num_kept > 20) == target.keeps_bits
+    assert num_kept > 20
     status, text = replay(capsys, tmp_path / "run", like_plane)
     assert status == 0, text
     assert "60 tokens, 60 log-probabilities" in text
@@ -106,7 +106,7 @@ def test_a_recording_with_constraints_is_repeated_too(target, like_plane, capsys
     batches = [m for m in read(tmp_path / "run") if isinstance(m, compute_pb2.ExecutionBatch)]
     constraints = [entry for batch in batches for entry in batch.constraints]
     assert len(constraints) > 10
-    assert any(entry.num_drafts for entry in constraints) == target.keeps_bits
+    assert any(entry.num_drafts for entry in constraints)
     status, text = replay(capsys, tmp_path / "run", like_plane)
     assert status == 0, text
     assert text.endswith("No difference.\n")

@@ -285,11 +285,29 @@ def test_the_bound_is_on_what_waits_and_not_on_what_comes_at_once_or_in_all():
     run(read())
 
 
+def test_what_came_before_an_error_is_taken_before_it_however_late_the_reader_is():
+    error = DrainingError("the server shut down")
+    end = RequestEnd(RequestState.FAILED, FinishReason.ERROR, END.timings, error)
+
+    async def read():
+        stream = Stream()
+        stream.push(text_update("a"))
+        stream.push(text_update("b"))
+        stream.push(RequestUpdate(1, end=end))
+        (delta,) = await stream.next_deltas()
+        assert (delta.token_ids, delta.end) == (list(b"ab"), None)
+        for _ in range(2):
+            with pytest.raises(DrainingError):
+                await stream.next_deltas()
+
+    run(read())
+
+
 def test_an_error_of_the_request_reaches_the_reader_instead_of_its_end():
     error = DrainingError("the server shut down")
     end = RequestEnd(RequestState.FAILED, FinishReason.ERROR, END.timings, error)
     with pytest.raises(DrainingError):
-        take(text_update("a"), RequestUpdate(1, end=end))
+        take(RequestUpdate(1, end=end))
 
 
 def test_a_tokenizer_that_raises_ends_its_own_request_only():
