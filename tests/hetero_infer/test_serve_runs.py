@@ -88,9 +88,11 @@ def test_lines_of_serve_are_text_where_those_of_planes_are(environ):
         match = serving(process)
         os.kill(int(match["compute"]), signal.SIGKILL)
         awaited = "hetero-infer: the compute plane was ended by SIGKILL; starting another one\n"
+        lines = []
         while (line := process.stderr.readline()) != awaited:
-            assert line, "serve has ended"
+            assert line, ("serve has ended", lines)
             assert not line.startswith("{")
+            lines.append(line)
 
 
 def test_sighup_ends_neither_serve_nor_its_planes_where_there_is_no_terminal(environ):
