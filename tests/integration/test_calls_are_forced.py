@@ -83,14 +83,14 @@ def test_it_calls_over_http(calling, choice):
 
 def test_the_openai_package_streams_the_same_calls(calling):
     openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{calling.http}/v1", api_key="-")
     fields = {
         "model": MODEL, "messages": HI, "tools": [WEATHER, NOW], "tool_choice": "required",
         "seed": 2, "max_tokens": 400, "parallel_tool_calls": False,
     }  # fmt: skip
-    whole = client.chat.completions.create(**fields).choices[0].message.tool_calls[0]
-    with client.chat.completions.stream(**fields) as stream:
-        last = stream.get_final_completion().choices[0]
+    with openai.OpenAI(base_url=f"{calling.http}/v1", api_key="-") as client:
+        whole = client.chat.completions.create(**fields).choices[0].message.tool_calls[0]
+        with client.chat.completions.stream(**fields) as stream:
+            last = stream.get_final_completion().choices[0]
     assert last.finish_reason == "tool_calls"
     (call,) = last.message.tool_calls
     assert (call.id, call.function.name) == (whole.id, whole.function.name)

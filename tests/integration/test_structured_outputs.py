@@ -66,14 +66,14 @@ def test_answers_over_http_keep_to_their_schema(deployment):
 
 def test_the_openai_package_parses_what_comes(deployment):
     openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"http://{deployment.http}/v1", api_key="-")
-    answer = client.chat.completions.parse(
-        model=MODEL,
-        messages=[{"role": "user", "content": PROMPT}],
-        response_format=City,
-        temperature=0,
-        max_tokens=100,
-    )
+    with openai.OpenAI(base_url=f"http://{deployment.http}/v1", api_key="-") as client:
+        answer = client.chat.completions.parse(
+            model=MODEL,
+            messages=[{"role": "user", "content": PROMPT}],
+            response_format=City,
+            temperature=0,
+            max_tokens=100,
+        )
     assert isinstance(answer.choices[0].message.parsed, City)
 
 
