@@ -58,7 +58,7 @@ class Answers:
 
     @property
     def counts(self) -> TokenCounts:
-        """What it took, once everything was read."""
+        """What it took until now; `cached` is known of what was read to its end."""
         generations = self._generations
         generated = sum(generation.num_generated_tokens for generation in generations)
         return TokenCounts(

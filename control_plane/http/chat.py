@@ -66,7 +66,7 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
                     answers,
                     heading,
                     shape,
-                    include_usage=request.wants_usage_chunk,
+                    asked=request,
                     field_names=NAMES,
                 )
             else:

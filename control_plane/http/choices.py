@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from control_plane.http.answers import Answers, Piece
 from control_plane.http.backend import LoadedEngine
 from control_plane.http.errors import describe_error
+from control_plane.http.fields import StreamFields
 from control_plane.http.json_text import Spelled, spell, to_json
 from control_plane.http.reply import Connection
-from control_plane.http.usage import completion_usage
+from control_plane.http.usage import TokenCounts, completion_usage
 from control_plane.metrics.visits import note_error
 from planes.errors import EngineError
 
@@ -77,17 +78,31 @@ class Heading:
 
 
 class ChunkSpeller:
-    """Spells the chunks of one answer: what all of them say once, their choice each time."""
+    """Spells the chunks of one answer: what all of them say once, their choice each time.
 
-    def __init__(self, heading: Heading, kind: str, *, has_usage: bool) -> None:
+    `counts_so_far`: for the usage of each chunk; None: they have none.
+    """
+
+    def __init__(
+        self,
+        heading: Heading,
+        kind: str,
+        *,
+        has_usage: bool,
+        counts_so_far: Callable[[], TokenCounts] | None = None,
+    ) -> None:
+        self._before = to_json(heading.over(kind, choices=[])).removesuffix(b"]}")
+        self._counts_so_far = counts_so_far
         # OpenAI: every chunk has a usage if the last one has.
-        rest: dict[str, object] = {"usage": None} if has_usage else {}
-        around = to_json(heading.over(kind, choices=[], **rest)).rsplit(b"[]", 1)
-        self._before, self._after = around[0] + b"[", b"]" + around[1]
+        self._after = b'],"usage":null}' if has_usage else b"]}"
 
     def around(self, *choice: bytes) -> Spelled:
         """Return the chunk of a choice that is spelled."""
-        return Spelled([self._before, *choice, self._after])
+        after = self._after
+        if self._counts_so_far is not None:
+            usage = completion_usage(self._counts_so_far(), None)
+            after = b'],"usage":' + to_json(usage) + b"}"
+        return Spelled([self._before, *choice, after])
 
 
 async def send_whole(
@@ -117,12 +132,18 @@ async def send_stream(
     heading: Heading,
     shape: ChoiceShape,
     *,
-    include_usage: bool,
+    asked: StreamFields,
     field_names: Mapping[str, str],
 ) -> None:
     """Write the pieces as they come, one event each, and the end of each choice as its own."""
     begun = [False] * answers.num_choices
-    chunks = ChunkSpeller(heading, shape.chunk_object, has_usage=include_usage)
+    include_usage = asked.wants_usage_chunk
+    chunks = ChunkSpeller(
+        heading,
+        shape.chunk_object,
+        has_usage=include_usage,
+        counts_so_far=(lambda: answers.counts) if asked.wants_usage_so_far else None,
+    )
 
     async def take(index: int, piece: Piece) -> None:
         events: list[object] = []

@@ -52,7 +52,7 @@ async def answer_completion(
                 answers,
                 heading,
                 shape,
-                include_usage=request.wants_usage_chunk,
+                asked=request,
                 field_names=NAMES,
             )
         else:

@@ -12,7 +12,7 @@ from control_plane.http.errors import describe_error
 from control_plane.metrics.visits import note_error
 from planes.errors import EngineError
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz", "/openapi.json"})
 """Load balancers and orchestrators have no token, and these tell nobody's secrets."""
 
 _log = structlog.get_logger(__name__)

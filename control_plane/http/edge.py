@@ -23,7 +23,7 @@ MAX_HEAD_BYTES = 16 << 10
 CLIENT_GONE = 499
 """What proxies log for a request whose client did not wait; never sent."""
 
-UNCOUNTED_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
+UNCOUNTED_PATHS = frozenset({"/health", "/healthz", "/readyz", "/metrics", "/openapi.json"})
 """Who watches the server is no client of it."""
 
 API_PATHS = frozenset(

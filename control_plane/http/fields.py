@@ -185,6 +185,9 @@ class StreamOptions(Wire):
     """How a stream is written."""
 
     include_usage: bool | None = Field(None, description="end with a chunk that holds the usage")
+    continuous_usage_stats: bool | None = Field(
+        None, description="every chunk holds the usage so far, by vLLM's name"
+    )
     include_obfuscation: Literal[False] | None = None
 
 
@@ -321,6 +324,11 @@ class StreamFields(Wire):
     def wants_usage_chunk(self) -> bool:
         """Whether the stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_usage_so_far(self) -> bool:
+        """Whether every chunk has the usage until then."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 Samples: TypeAlias = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]

@@ -23,6 +23,9 @@ def operation_routes(backend: Backend) -> APIRouter:
         """Say that the process is alive: its event loop answers."""
         return JSONResponse({"status": "ok", "state": backend.gate.state.value})
 
+    # /health: as vLLM and llama-server call it, for probes that were written for them.
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", include_in_schema=False)
     @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", response_model=State, responses={503: {"model": State}})
     async def readyz() -> Response:

@@ -93,11 +93,12 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
                 "structured_outputs",
                 f"structured_outputs is not allowed with {NAME_IN_RESPONSES}",
             )
-        if self.stream_options is not None and self.stream_options.include_usage is not None:
-            raise wrong(
-                "stream_options.include_usage",
-                "stream_options has no include_usage here: a response has its usage",
-            )
+        for option in ("include_usage", "continuous_usage_stats"):
+            if getattr(self.stream_options, option, None) is not None:
+                raise wrong(
+                    f"stream_options.{option}",
+                    f"stream_options has no {option} here: a response has its usage",
+                )
         return self
 
     @property

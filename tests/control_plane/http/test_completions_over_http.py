@@ -108,6 +108,27 @@ def test_usage_comes_last_and_only_if_it_is_asked_for(on_loop):
     on_loop(test)
 
 
+def test_every_chunk_has_the_usage_so_far_if_that_is_asked_for(on_loop):
+    async def test(served):
+        body = {"prompt": "Hi", "max_tokens": 30, "n": 2}
+        asked = {"continuous_usage_stats": True, "include_usage": True}
+        events = await served.events(PATH, {**body, "stream_options": asked})
+        chunks = [data for _, data in events[:-1]]
+        assert chunks[-1]["choices"] == []
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts)
+        assert (counts[0] > 0, counts[-1]) == (True, 30)
+        assert len(set(counts)) > 2
+        assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {2}
+        alone = await served.events(
+            PATH, {**body, "stream_options": {"continuous_usage_stats": True}}
+        )
+        assert alone[-2][1]["choices"]  # no chunk that has the usage only
+        assert alone[-2][1]["usage"]["completion_tokens"] == 30
+
+    on_loop(test)
+
+
 def test_lists_of_prompts_give_n_choices_each_in_order(on_loop):
     async def test(served):
         texts = [list(b"ab"), list(b"cd")]

@@ -34,10 +34,11 @@ def test_a_server_without_an_engine_answers_503_and_is_alive_but_not_ready(on_lo
         served.gate.drain()
         assert (await served.client.get("/healthz")).status_code == 200
         assert (await served.client.head("/healthz")).status_code == 200
-        assert (await served.client.head("/readyz")).status_code == 503
-        response = await served.client.get("/readyz")
-        assert response.status_code == 503
-        assert response.json() == {"status": "unavailable", "state": "draining"}
+        for path in ("/readyz", "/health"):
+            assert (await served.client.head(path)).status_code == 503
+            response = await served.client.get(path)
+            assert response.status_code == 503
+            assert response.json() == {"status": "unavailable", "state": "draining"}
 
     on_loop(test, attached=False)
 

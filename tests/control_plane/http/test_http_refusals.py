@@ -157,6 +157,8 @@ CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
         (CHAT, {"stream_options": {}}, "stream_options", "only allowed with stream"),
         (RESPONSES, {"stream": True, "stream_options": {"include_usage": True}},
          "stream_options.include_usage", "a response has its usage"),
+        (RESPONSES, {"stream": True, "stream_options": {"continuous_usage_stats": False}},
+         "stream_options.continuous_usage_stats", "a response has its usage"),
         (RESPONSES, {"input": [{"role": "bot", "content": "x"}]}, "input[0].role", "'bot'"),
         (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id",
          "nothing is stored here: send the item itself"),
@@ -317,7 +319,7 @@ def test_a_body_that_does_not_come_is_given_up(on_loop, monkeypatch):
         ("/v1/tokenize", "/tokenize"),
         ("/v1/completion", "/v1/completions"),
         ("/v1//models", "/v1/models"),
-        ("/health", "/healthz"),
+        ("/healty", "/health"),
     ],
 )
 def test_a_path_that_is_nearly_one_is_told_which_one(on_loop, path, meant):

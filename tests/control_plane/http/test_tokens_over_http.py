@@ -216,6 +216,6 @@ def test_what_the_engine_refuses_is_not_booked(on_loop, poor):
     on_loop(test, keyring=keyring)
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/health", "/openapi.json"])
 def test_load_balancers_need_none(ask, path):
     assert ask(path).text == "TokenMissingError"  # let through, in nobody's name

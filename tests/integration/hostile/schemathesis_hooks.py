@@ -30,7 +30,7 @@ STREAMED = 3
 
 RULES = [
     r"only allowed with",
-    r"has no include_usage",
+    r"has no (include_usage|continuous_usage_stats)",
     r"must (be )?equal",
     r"at most \d+ choices, prompts times n",
     r"at most \d+ log-probabilities",
