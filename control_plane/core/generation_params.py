@@ -28,6 +28,18 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
 
+NOT_WITH_BEAMS = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "num_logprobs",
+    "stop",
+    "stop_token_ids",
+)
+"""What a beam search does not keep to; `temperature` and what else says how tokens are drawn mean
+nothing where none are, as with a temperature of 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
@@ -50,6 +62,7 @@ class GenerationParams:
     most 20; None: no log-probabilities.
     `n`: independent samples of the same prompt, 1 to 128; with `beam_width`, the best `n` answers.
     `beam_width`: beams of a beam search, 1 to 10, which takes the place of sampling; None: none.
+    Not with penalties, bias, log-probabilities of the answer, or stops.
     `length_penalty`: what a beam's score is divided by is its length to this power, −10 to 10.
     `early_stopping`: end the search as soon as `beam_width` beams have ended. Neither may be given
     without `beam_width`, other than as its default.
@@ -183,12 +196,6 @@ class GenerationParams:
                 f"include_stop must be true or false, got {self.include_stop!r}",
                 field="include_stop",
             )
-        for name, value in (("stop", stop), ("stop_token_ids", token_ids)):
-            if value and self.beam_width is not None:
-                raise ValidationError(
-                    f"{name} must be unset with beam_width ({self.beam_width}), got {value!r}",
-                    field=name,
-                )
 
     def _validate_structure(self) -> None:
         """Check what the answer must be, as far as that is seen without compiling it."""
@@ -230,11 +237,18 @@ class GenerationParams:
                 f"early_stopping must be true or false, got {self.early_stopping!r}",
                 field="early_stopping",
             )
-        for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+        for name in ("length_penalty", "early_stopping"):
             value = getattr(self, name)
-            if width is None and value != default:
+            if width is None and value != getattr(_PLAIN, name):
                 raise ValidationError(
                     f"{name} means nothing without beam_width, got {value!r}", field=name
+                )
+        for name in NOT_WITH_BEAMS:
+            value = getattr(self, name)
+            if width is not None and value != getattr(_PLAIN, name):
+                raise ValidationError(
+                    f"{name} must be unset with beam_width ({width}), got {value!r:.100}",
+                    field=name,
                 )
 
     def _validate_cuts(self) -> None:
@@ -290,6 +304,9 @@ class GenerationParams:
                     f"got {bias!r} for token {token_id}",
                     field="logit_bias",
                 )
+
+
+_PLAIN = GenerationParams()
 
 
 def _is_integer(value: object) -> bool:

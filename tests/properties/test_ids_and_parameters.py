@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from control_plane.core.errors import ContextLengthError, RequestNeverFitsError
-from control_plane.core.generation_params import GenerationParams
+from control_plane.core.generation_params import NOT_WITH_BEAMS, GenerationParams
 from control_plane.core.limits import RequestLimits
 from control_plane.engine.admission import Admission
 from control_plane.text.simple_tokenizer import SimpleTokenizer
@@ -58,6 +59,9 @@ RANGES = {
 }
 
 
+PLAIN = dataclasses.asdict(GenerationParams())
+
+
 def is_integer(value: object) -> bool:
     return type(value) is int
 
@@ -84,6 +88,8 @@ def test_parameters_are_accepted_exactly_if_each_is_in_its_range(chosen):
     params = GenerationParams(**chosen)
     if not wrong and params.beam_width is not None and params.n > params.beam_width:
         wrong = {"n"}
+    if not wrong and params.beam_width is not None:
+        wrong = {name for name in NOT_WITH_BEAMS if getattr(params, name) != PLAIN[name]}
     error = refusal(params.validate)
     if error is None:
         assert not wrong

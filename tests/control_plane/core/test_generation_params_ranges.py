@@ -46,6 +46,27 @@ def test_a_value_out_of_range_is_refused(field: str, value: object, message: str
     assert field in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("repetition_penalty", 1.1),
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", -0.1),
+        ("logit_bias", {28: -100}),
+        ("num_logprobs", 0),
+        ("stop", ("x",)),
+        ("stop_token_ids", (7,)),
+    ],
+)
+def test_what_a_beam_search_does_not_keep_to_is_refused(field, value):
+    with pytest.raises(ValidationError, match=rf"{field} must be unset with beam_width \(3\), got"):
+        GenerationParams(beam_width=3, **{field: value}).validate()
+
+
+def test_how_tokens_are_drawn_means_nothing_to_a_beam_search():
+    GenerationParams(beam_width=3, temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=1).validate()
+
+
 def test_the_ends_of_every_range_are_allowed() -> None:
     GenerationParams(
         top_k=0, min_p=0, repetition_penalty=1e-30, presence_penalty=-2, frequency_penalty=-2.0,

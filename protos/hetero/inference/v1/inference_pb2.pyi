@@ -343,7 +343,9 @@ class SamplingParams(_message.Message):
     n: _builtins.int
     """Samples of the prompt, 1 to 128; default 1. With beam_width: the best n answers, best first."""
     beam_width: _builtins.int
-    """Beams of a beam search, 1 to 10, which takes the place of sampling; default: none."""
+    """Beams of a beam search, 1 to 10, which takes the place of sampling; default: none. Not with
+    penalties, bias, log-probabilities of the answer, stops or structured outputs.
+    """
     length_penalty: _builtins.float
     """What a beam's score is divided by is its length to this power, -10 to 10; default 1."""
     early_stopping: _builtins.bool
