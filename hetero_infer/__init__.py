@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, GPUExecutor
     from compute_plane.executor.registry import ExecutorContext
+    from control_plane.core.batch import SlotStart, StepBatch, StepResult
     from control_plane.core.errors import (
         ContextLengthError,
         OutOfBlocksError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         SchedulerConfig,
         SchedulerOutput,
         SchedulerProtocol,
+        SchedulerStats,
     )
     from control_plane.core.kv_cache import KVCacheManager, MemoryStats
     from control_plane.core.kv_interface import KVCacheManagerProtocol
@@ -125,6 +127,10 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerOutput",
     "SchedulerProtocol",
+    "SchedulerStats",
+    "StepBatch",
+    "StepResult",
+    "SlotStart",
     "KVCacheManager",
     "KVCacheManagerProtocol",
     "ExecutionBatch",
@@ -197,6 +203,7 @@ __all__ = [
 _MODULES = {
     "compute_plane.executor.interface": ("ExecutionBatch", "ExecutionOutput", "GPUExecutor"),
     "compute_plane.executor.registry": ("ExecutorContext",),
+    "control_plane.core.batch": ("SlotStart", "StepBatch", "StepResult"),
     "control_plane.core.errors": (
         "OutOfBlocksError",
         "ContextLengthError",
@@ -209,6 +216,7 @@ _MODULES = {
         "SchedulerConfig",
         "SchedulerOutput",
         "SchedulerProtocol",
+        "SchedulerStats",
     ),
     "control_plane.core.kv_cache": ("KVCacheManager", "MemoryStats"),
     "control_plane.core.kv_interface": ("KVCacheManagerProtocol",),

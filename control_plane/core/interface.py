@@ -16,6 +16,15 @@ OPTIONAL_LIMITS = ("max_slots", "max_prefill_tokens")
 MOST_DRAFTS = 7
 """Tokens that a decode row may guess; more rows than 8 cost a step as much as they bring."""
 
+OPTIONAL_PARAMETERS = (
+    "n",
+    "beam_width",
+    "num_logprobs",
+    "num_prompt_logprobs",
+    "structured_outputs",
+)
+"""Fields of `GenerationParams` that take more of a scheduler than one answer of sampled tokens."""
+
 MAY_BE_NONE = ("num_host_blocks", "speculative_tokens", "grammar_drafts")
 
 
@@ -169,12 +178,15 @@ class EndsSamples(Protocol):
 
 
 @runtime_checkable
-class KeepsConstraints(Protocol):
-    """A scheduler that keeps to `Request.constraints`; others are given no constrained request."""
+class KeepsParameters(Protocol):
+    """A scheduler that keeps to more than the parameters every scheduler must keep to.
+
+    Others are given no request with a value of their own for one of `OPTIONAL_PARAMETERS`.
+    """
 
     @property
-    def keeps_constraints(self) -> bool:
-        """Whether it does."""
+    def keeps(self) -> frozenset[str]:
+        """Those of `OPTIONAL_PARAMETERS` that it keeps to."""
         ...
 
 
@@ -204,6 +216,10 @@ class MovesRequests(Protocol):
 class SchedulerProtocol(Protocol):
     """What the engine loop needs of a scheduler; another one may be given to the engine.
 
+    Every scheduler keeps to `Request.max_tokens` and ends a sample at a token of
+    `Request.end_token_ids`; other parameters are for the compute plane (`SlotStart.params`), but
+    for those of `KeepsParameters`. A request may come with `output_tokens`: it goes on behind them.
+
     `now`: the shell's monotonic clock, in seconds, the same that stamped `Request.arrival_time`. A
     scheduler that notes no times may ignore it. What it notes in a request (`state`, `history`,
     `samples`, `cached_tokens`) is shown to clients.
@@ -222,7 +238,12 @@ class SchedulerProtocol(Protocol):
         ...
 
     def commit(self, result: StepResult, now: float = 0.0) -> list[RequestOutput]:
-        """Take in the result of the oldest step in flight."""
+        """Take in the result of the oldest step in flight; what it means for each request.
+
+        After a result with a `refusal` the session ends: nothing in flight counts, and `lose_epoch`
+        comes next. `row_failures`: of these rows samples mean nothing, and their requests have
+        failed.
+        """
         ...
 
     def get_completed(self) -> list[Request]:
@@ -234,7 +255,11 @@ class SchedulerProtocol(Protocol):
         ...
 
     def lose_epoch(self, last_step: int = 0) -> None:
-        """Forget what the compute plane held; the next step is `last_step + 1`."""
+        """Forget what the compute plane held; the next step is `last_step + 1`.
+
+        Steps in flight are never committed. Requests stay: they are computed anew, from prompt and
+        the tokens they have.
+        """
         ...
 
     def get_stats(self) -> SchedulerStats:

@@ -18,6 +18,7 @@ from control_plane.core.composer import StepComposer
 from control_plane.core.drafting import Drafting
 from control_plane.core.host_pool import HostPool
 from control_plane.core.interface import (
+    OPTIONAL_PARAMETERS,
     RequestOutput,
     SchedulerConfig,
     SchedulerOutput,
@@ -80,8 +81,8 @@ class Scheduler:
         self._last_step = 0
         self._num_steps = 0
 
-    keeps_constraints: Final = True
-    """`control_plane.core.interface.KeepsConstraints`."""
+    keeps: Final = frozenset(OPTIONAL_PARAMETERS)
+    """`control_plane.core.interface.KeepsParameters`."""
 
     # Requests
 

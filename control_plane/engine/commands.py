@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from control_plane.core.generation_params import GenerationParams
 from control_plane.core.interface import (
+    OPTIONAL_PARAMETERS,
     EndsSamples,
     FlushesPrefixCache,
-    KeepsConstraints,
+    KeepsParameters,
     SchedulerProtocol,
 )
 from control_plane.core.request import Request
@@ -25,6 +27,8 @@ from control_plane.engine.ledger import Ledger
 from control_plane.engine.moving import Moving, adopt, withdraw
 from control_plane.errors import QueueFullError
 from planes.errors import EngineError, ValidationError
+
+_PLAIN = GenerationParams()
 
 
 class CommandDesk:
@@ -85,20 +89,27 @@ class CommandDesk:
             if self._scheduler.get_stats().num_queued_requests >= limit:
                 raise QueueFullError(f"{limit} requests wait already (max_queued_requests)")
             self._check_grace()
-            form = request.params.structured_outputs
-            if form is not None and not (
-                isinstance(self._scheduler, KeepsConstraints) and self._scheduler.keeps_constraints
-            ):
-                raise ValidationError(
-                    f"{form.name} must be unset: this engine's scheduler does not keep to "
-                    "constraints",
-                    field=form.name,
-                )
+            self._check_parameters(request.params)
             self._scheduler.add_request(request)
         except EngineError as error:
             self._ledger.refuse(request, error)
         else:
             self._ledger.admit(request)
+
+    def _check_parameters(self, params: GenerationParams) -> None:
+        """Refuse what a scheduler of a user's own would pass over in silence."""
+        scheduler = self._scheduler
+        keeps = scheduler.keeps if isinstance(scheduler, KeepsParameters) else frozenset()
+        for name in OPTIONAL_PARAMETERS:
+            value = getattr(params, name)
+            if name in keeps or value == getattr(_PLAIN, name):
+                continue
+            field = value.name if name == "structured_outputs" else name
+            wanted = "1" if name == "n" else "unset"
+            raise ValidationError(
+                f"{field} must be {wanted}: this engine's scheduler does not keep to it",
+                field=field,
+            )
 
     def _end_sample(self, request_id: int, sample_index: int, num_tokens: int) -> None:
         """End a sample; a scheduler of a user's own that cannot lets it run on, unread."""

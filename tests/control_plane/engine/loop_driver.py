@@ -46,9 +46,12 @@ class Driver:
             if update.end is not None:
                 self.ends[update.request_id] = update.end
 
-    def submit(self, prompt, max_tokens=12, seed=0, *, n=1, form=None, **options):
+    def submit(self, prompt, max_tokens=12, seed=0, *, n=1, form=None, asking=None, **options):
+        """`asking`: further parameters by name."""
         self.next_id += 1
-        params = GenerationParams(max_tokens=max_tokens, seed=seed, n=n, structured_outputs=form)
+        params = GenerationParams(
+            max_tokens=max_tokens, seed=seed, n=n, structured_outputs=form, **(asking or {})
+        )
         self.loop.inbox.submit(
             Request(
                 self.next_id,

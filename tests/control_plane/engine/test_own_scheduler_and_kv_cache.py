@@ -3,12 +3,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from control_plane.core.batch import SlotStart, StepBatch
-from control_plane.core.interface import RequestOutput, SchedulerOutput, SchedulerStats
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.interface import (
+    OPTIONAL_PARAMETERS,
+    RequestOutput,
+    SchedulerOutput,
+    SchedulerStats,
+)
 from control_plane.core.kv_cache import MemoryStats
 from control_plane.core.request import FinishReason, RequestState
+from control_plane.core.scheduler import Scheduler
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.engine.plugins import CoreFactories
 from planes.errors import ConfigError, ValidationError
@@ -180,6 +189,42 @@ def test_what_an_own_scheduler_does_not_keep_to_is_refused_by_the_callers_name_o
     assert isinstance(error, ValidationError)
     assert error.field == "tool_choice"
     assert error.message.startswith("tool_choice must be unset: this engine's scheduler")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("n", 2, "1"),
+        ("beam_width", 2, "unset"),
+        ("num_logprobs", 0, "unset"),
+        ("num_prompt_logprobs", 0, "unset"),
+    ],
+)
+def test_what_an_own_scheduler_does_not_keep_to_is_refused_by_name(drive, name, value, wanted):
+    driver = drive(factories=CoreFactories(scheduler=OneAtATime))
+    request_id = driver.submit(
+        "hello", **({"n": value} if name == "n" else {"asking": {name: value}})
+    )
+    driver.run_until(lambda: request_id in driver.ends)
+    error = driver.ends[request_id].error
+    assert isinstance(error, ValidationError)
+    assert error.field == name
+    assert error.message.startswith(f"{name} must be {wanted}: this engine's scheduler")
+
+
+def test_an_own_scheduler_is_given_what_it_says_that_it_keeps_to(drive):
+    class Both(OneAtATime):
+        keeps = frozenset({"n"})
+
+    driver = drive(factories=CoreFactories(scheduler=Both))
+    request_id = driver.submit("hello", 3, n=2)
+    driver.run()
+    assert driver.ends[request_id].error is None
+
+
+def test_our_scheduler_keeps_to_every_parameter():
+    assert Scheduler.keeps == frozenset(OPTIONAL_PARAMETERS)
+    assert set(OPTIONAL_PARAMETERS) <= {field.name for field in fields(GenerationParams)}
 
 
 def test_an_own_scheduler_outlives_its_compute_plane(drive, fake_plane, expected):
