@@ -13,7 +13,7 @@ from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.executor.warm_up import warm_up
 from compute_plane.executor.weight_formats import log_conversions
 from compute_plane.memory.program_pages import forget_code
-from compute_plane.memory.sizing import host_memory, size_in_host_memory
+from compute_plane.memory.sizing import host_memory, size_host_pool, size_in_host_memory
 from kernels.cpu.instruction_set import select_instruction_set, selected_instruction_set
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def build_cpu_layers(
         utilization=context.gpu_memory_utilization,
         memory=host_memory(),
     )
-    num_host_blocks = context.swap_bytes // (layout.block_bytes + bytes_elsewhere)
+    num_host_blocks = size_host_pool(context.swap_bytes, layout.block_bytes + bytes_elsewhere)
     kv_pool = KvPool(layout, num_blocks, num_host_blocks)
     executor = CpuExecutor(
         spec,

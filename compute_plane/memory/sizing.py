@@ -142,7 +142,7 @@ def size_in_host_memory(
         f"(--gpu-memory-utilization), {memory.used_bytes // MIB} MiB are taken, "
         f"{swap_bytes // MIB} MiB are for swapped blocks (--swap-space)",
     )
-    return choose_num_blocks(demand, budget, block_bytes), swap_bytes // block_bytes
+    return choose_num_blocks(demand, budget, block_bytes), size_host_pool(swap_bytes, block_bytes)
 
 
 def host_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Memory | None:
@@ -205,7 +205,22 @@ def check_pools_fit(
                 "available",
                 field="swap_space",
             )
-    return swap_bytes // block_bytes
+    return size_host_pool(swap_bytes, block_bytes)
+
+
+def size_host_pool(swap_bytes: int, block_bytes: int) -> int:
+    """Return the blocks of the host pool. Raises ConfigError where swapping is wanted and none is.
+
+    The error names `swap_space`.
+    """
+    num_blocks = swap_bytes // block_bytes
+    if swap_bytes and not num_blocks:
+        raise ConfigError(
+            f"--swap-space is {swap_bytes} bytes, one block takes {block_bytes}: nothing could be "
+            "swapped (0: preempted requests are computed anew)",
+            field="swap_space",
+        )
+    return num_blocks
 
 
 def _check_pool_fits(

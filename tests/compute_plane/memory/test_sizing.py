@@ -16,6 +16,7 @@ from compute_plane.memory.sizing import (
     check_weights_fit,
     choose_num_blocks,
     host_memory,
+    size_host_pool,
     size_in_host_memory,
 )
 from planes.errors import ConfigError
@@ -34,6 +35,18 @@ def test_a_host_pool_has_the_whole_blocks_that_fit_its_space_or_is_refused() -> 
     with pytest.raises(ConfigError, match=r"--swap-space needs 5 MiB .* 4 MiB, .* 8 MiB") as info:
         check_pools_fit(4, 5 << 20, 1 << 20, 8 << 20)
     assert info.value.field == "swap_space"
+
+
+def test_a_space_for_swapping_that_holds_no_block_is_refused() -> None:
+    assert size_host_pool(0, MIB) == 0
+    assert size_host_pool(MIB, MIB) == 1
+    with pytest.raises(ConfigError, match=r"--swap-space is 1048575 bytes, .* 1048576") as info:
+        size_host_pool(MIB - 1, MIB)
+    assert info.value.field == "swap_space"
+    with pytest.raises(ConfigError, match="--swap-space is 1 bytes"):
+        check_pools_fit(4, 1, MIB, 8 << 20)
+    with pytest.raises(ConfigError, match="--swap-space is 1 bytes"):
+        size_in_host_memory(demand(), 1, MIB, utilization=0.9, memory=Memory(1000 * MIB, 800 * MIB))
 
 
 def test_weights_beyond_memory_are_refused_with_both_numbers() -> None:
