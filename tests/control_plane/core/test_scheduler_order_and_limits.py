@@ -151,6 +151,18 @@ def test_a_long_prompt_gets_a_share_of_the_tokens_again_and_again(engine):
     assert all(o.batch.num_tokens == 4 for o in outputs)
 
 
+@pytest.mark.parametrize("max_total_tokens", [1, 2, 3])
+def test_a_prompt_gets_its_share_also_of_a_step_of_few_tokens(engine, max_total_tokens):
+    e = engine(max_total_tokens=max_total_tokens, prefill_patience=2)
+    for request_id in range(1, max_total_tokens + 1):
+        e.submit(request_id, prompt_len=1, max_tokens=50)
+    while e.scheduler.get_stats().num_waiting:
+        e.step()
+    e.submit(9, prompt_len=2, max_tokens=1)
+    outputs = [e.step() for _ in range(6)]
+    assert [o.prefill_request_ids for o in outputs] == [[], [], [9]] * 2
+
+
 def test_room_reserved_for_a_prompt_that_cannot_use_it_goes_to_decoding(engine):
     e = engine(num_blocks=4, block_size=1, max_batch_size=1, prefill_patience=1)
     e.submit(1, prompt_len=1, max_tokens=4)
@@ -208,6 +220,31 @@ def test_a_lone_request_runs_whatever_the_threshold(engine):
     e = engine(num_blocks=4, block_size=1, memory_threshold=0.01)
     e.submit(1, prompt_len=4, max_tokens=1)
     assert e.step().prefill_request_ids == [1]
+
+
+def test_all_samples_of_a_lone_request_run_whatever_the_threshold(engine):
+    e = engine(max_batch_size=3, memory_threshold=0.01, prefill_patience=1)
+    e.ask(1, [5], max_tokens=50, n=4)
+    e.step()  # three of them have a place
+    e.step()
+    assert e.step().prefill_request_ids == [1]
+    assert e.scheduler.get_stats().num_running == 4
+
+
+def test_blocks_of_others_that_a_prompt_shares_are_not_counted_twice(engine):
+    e = engine(num_blocks=4, block_size=4, memory_threshold=1.0, prefix_cache=True)
+    e.ask(1, [5] * 9)
+    e.ask(2, [5] * 9)  # of its three blocks two are there
+    assert e.step().prefill_request_ids == [1, 2]
+
+
+def test_samples_to_come_count_as_projected_use(engine):
+    e = engine(num_blocks=6, block_size=4, memory_threshold=1.0)
+    e.ask(1, [5] * 9, max_tokens=2)
+    e.ask(2, [5] * 3, n=4)  # a block for each, beside the three of the first
+    assert e.step().prefill_request_ids == [1]
+    e.step()
+    assert e.step().prefill_request_ids == [2]
 
 
 def test_released_slots_are_listed_in_the_next_batch(engine):
