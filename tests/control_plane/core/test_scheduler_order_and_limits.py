@@ -151,6 +151,20 @@ def test_a_long_prompt_gets_a_share_of_the_tokens_again_and_again(engine):
     assert all(o.batch.num_tokens == 4 for o in outputs)
 
 
+def test_a_prompt_waits_no_shorter_because_another_has_waited_before(engine):
+    e = engine(max_batch_size=2, prefill_patience=3)
+    for request_id in (1, 2):
+        e.submit(request_id, prompt_len=1, max_tokens=50)
+    e.step()
+    e.submit(3, prompt_len=1)
+    e.step()
+    e.step()
+    e.scheduler.cancel(3)
+    e.step()
+    e.submit(4, prompt_len=1)
+    assert [e.step().prefill_request_ids for _ in range(4)] == [[], [], [], [4]]
+
+
 @pytest.mark.parametrize("max_total_tokens", [1, 2, 3])
 def test_a_prompt_gets_its_share_also_of_a_step_of_few_tokens(engine, max_total_tokens):
     e = engine(max_total_tokens=max_total_tokens, prefill_patience=2)
@@ -171,6 +185,32 @@ def test_room_reserved_for_a_prompt_that_cannot_use_it_goes_to_decoding(engine):
     for _ in range(3):
         assert e.step().decode_request_ids == [1]
     assert e.step().prefill_request_ids == [2]
+
+
+def test_a_prompt_does_not_take_the_block_that_a_row_in_its_place_needs_next(engine):
+    e = engine(
+        num_blocks=2, block_size=2, memory_threshold=1.0, max_total_tokens=1, prefill_patience=1
+    )
+    e.submit(1, prompt_len=1, max_tokens=4)
+    e.step()
+    e.submit(2, prompt_len=1, max_tokens=1)
+    assert [e.step().decode_request_ids for _ in range(3)] == [[1]] * 3
+    assert e.step().prefill_request_ids == [2]
+    assert e.scheduler.get_stats().num_preemptions == 0
+
+
+def test_a_prompt_does_not_take_the_block_to_which_a_sample_will_copy_its_tail(engine):
+    e = engine(
+        num_blocks=3, block_size=4, memory_threshold=1.0, max_total_tokens=1, prefill_patience=1
+    )
+    e.ask(1, [5], max_tokens=4)
+    e.step()
+    e.ask(2, [6], max_tokens=2, n=2)
+    e.ask(3, [7], max_tokens=1)
+    assert e.step().decode_request_ids == [1]
+    assert e.step().prefill_request_ids == [2]
+    assert [e.step().decode_request_ids for _ in range(3)] == [[1], [2], [2]]
+    assert e.scheduler.get_stats().num_preemptions == 0
 
 
 def test_no_more_requests_run_than_max_num_seqs(engine):
@@ -214,6 +254,27 @@ def test_the_blocks_a_prompt_under_way_waits_for_count_as_projected_use(engine):
     output = e.step()
     assert (output.decode_request_ids, output.prefill_request_ids) == ([1, 2], [])
     assert e.used_blocks == 8
+
+
+def test_a_part_of_a_block_above_the_threshold_is_not_to_be_had(engine):
+    e = engine(num_blocks=4, block_size=4, memory_threshold=0.9)  # 3.6 blocks
+    e.submit(1, prompt_len=4)
+    e.submit(2, prompt_len=4)  # each has a block, and one for its next token
+    assert e.step().prefill_request_ids == [1]
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "n", "urgent_len", "first"),
+    [(24, 1, 3, 2), (24, 1, 4, 1), (23, 1, 4, 2), (20, 3, 3, 1), (20, 2, 3, 2)],
+)
+def test_an_urgent_prompt_is_projected_beside_all_that_a_long_one_will_take(
+    engine, prompt_len, n, urgent_len, first
+):
+    e = engine(num_blocks=8, block_size=4, memory_threshold=1.0, max_total_tokens=4)
+    e.ask(1, [5] * prompt_len, n=n)
+    e.step()
+    e.ask(2, [5] * urgent_len, priority=-1)
+    assert e.step().prefill_request_ids[0] == first
 
 
 def test_a_lone_request_runs_whatever_the_threshold(engine):
