@@ -81,6 +81,26 @@ def test_of_a_saved_sequence_that_the_cache_has_whole_nothing_is_kept_on_the_hos
     assert young.output_tokens == [5] * 5
 
 
+def test_of_a_saved_prompt_that_another_has_computed_further_nothing_is_brought_back(engine):
+    e = engine(
+        num_blocks=9,
+        block_size=1,
+        memory_threshold=1.0,
+        num_host_blocks=8,
+        prefix_cache=True,
+        max_prefill_tokens=1,
+    )
+    e.ask(1, [7], max_tokens=7)
+    e.ask(2, [1, 2, 3, 4, 5, 6], max_tokens=1)
+    while e.scheduler.get_stats().num_swaps == 0:
+        e.step()
+    assert e.scheduler.get_stats().num_host_blocks_used == 4
+    e.ask(3, [1, 2, 3, 4, 5, 6], max_tokens=1, priority=-1)
+    while e.scheduler.get_stats().num_waiting_requests:
+        batch = e.step().batch
+    assert (batch.positions, batch.query_lens, batch.swap_in) == ([5], [1], ())
+
+
 @pytest.mark.parametrize("how", ["cancel", "end_sample", "withdraw"])
 def test_of_a_saved_sequence_that_ends_while_it_waits_nothing_stays_on_the_host(engine, how):
     e = engine(num_blocks=6, block_size=1, memory_threshold=1.0, num_host_blocks=8)
