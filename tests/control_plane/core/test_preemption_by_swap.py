@@ -60,6 +60,20 @@ def test_of_a_saved_sequence_only_what_the_cache_lost_is_brought_back(engine):
     assert 0 < sum(num_in for _, num_in in moves) < num_out
 
 
+def test_what_is_brought_back_is_found_by_others(engine):
+    e = engine(
+        num_blocks=8, block_size=1, memory_threshold=1.0, num_host_blocks=8, prefix_cache=True
+    )
+    e.ask(1, [7, 7], max_tokens=7)
+    e.ask(2, [8, 9], max_tokens=6)
+    while not e.step().batch.swap_in:
+        pass
+    e.run()
+    found = e.ask(3, [8, 9, 3], max_tokens=1)
+    e.run()
+    assert found.cached_tokens == 2
+
+
 def test_of_a_saved_sequence_that_the_cache_has_whole_nothing_is_kept_on_the_host(engine):
     e = engine(
         num_blocks=6, block_size=1, memory_threshold=1.0, num_host_blocks=8, prefix_cache=True

@@ -7,6 +7,7 @@ import pytest
 from control_plane.core import prefix_cache
 from control_plane.core.batch import RowFailure
 from control_plane.core.generation_params import GenerationParams
+from control_plane.core.prefix_cache import PrefixCache, TokenChain
 from control_plane.core.request import Request, RequestState
 
 PROMPT = [11, 12, 13, 14, 21, 22, 23, 24, 31, 32]
@@ -133,6 +134,19 @@ def test_equal_digests_of_different_tokens_are_no_hit(engine, monkeypatch):
     same = e.ask(3, [1] * 5)
     e.step()
     assert same.cached_tokens == 4
+
+
+def test_a_block_is_found_as_one_content_only():
+    first, second = (
+        TokenChain([token] * 4, [], block_size=4, roles_matter=True) for token in (7, 8)
+    )
+    cache = PrefixCache()
+    assert cache.add(first.block(0), 5)
+    assert not cache.add(second.block(0), 5)
+    assert not cache.add(first.block(0), 6)
+    assert (cache.find(first, 1), cache.find(second, 1)) == ([5], [])
+    assert cache.remove(5)
+    assert (cache.find(first, 1), len(cache)) == ([], 0)
 
 
 def test_who_took_a_block_from_a_row_that_failed_is_computed_anew_and_does_not_fail(engine):

@@ -237,6 +237,28 @@ def test_a_fork_is_computed_anew_when_the_row_fails_that_filled_its_blocks(engin
     assert e.used_blocks == 0
 
 
+def test_a_tail_that_a_fork_has_copied_is_its_own_when_its_row_fails(engine):
+    e = engine(block_size=16)
+    parent = e.ask(1, [7] * 3, max_tokens=20)
+    e.step()
+    children = {number: child_of(parent, number, max_tokens=20) for number in (2, 3)}
+    for child in children.values():
+        e.scheduler.fork(1, child)
+    copies = [copy.slot for _ in range(3) for copy in e.step().batch.copies]
+    assert len(copies) == 2  # by the parent, and by the first child
+    children[4] = child_of(parent, 4, max_tokens=20)
+    output = e.send()
+    e.scheduler.fork(2, children[4])
+    e.commit(failures=(RowFailure(output.decode_request_ids.index(2), "no numbers"),))
+    assert children[2].state is RequestState.FAILED
+    output = e.send()
+    assert (set(output.decode_request_ids), output.prefill_request_ids) == ({1, 3}, [4])
+    assert output.batch.positions[-1] == 0
+    e.commit()
+    e.run()
+    assert len(children[4].output_tokens) == 20
+
+
 def test_what_cannot_be_forked_is_refused(engine):
     e = engine()
     parent, twins = e.ask(1, [7] * 4, max_tokens=2), e.ask(2, [7] * 4, n=2)
