@@ -196,3 +196,16 @@ def test_what_a_failed_row_filled_is_found_by_nobody(engine):
     e.ask(2, PROMPT)
     assert e.step().batch.positions == [0]
     assert e.kv.get_memory_stats().cached_blocks == 0
+
+
+def test_what_a_failed_row_had_found_is_found_by_nobody_again(engine):
+    e = engine(prefix_cache=True)
+    e.ask(1, PROMPT, max_tokens=1)
+    e.run()
+    second = e.ask(2, PROMPT, max_tokens=1)
+    e.send()
+    e.commit(failures=(RowFailure(0, "no numbers"),))
+    assert (second.state, second.cached_tokens) == (RequestState.FAILED, 8)
+    third = e.ask(3, PROMPT, max_tokens=1)
+    e.run()
+    assert (third.state, third.cached_tokens) == (RequestState.COMPLETED, 0)

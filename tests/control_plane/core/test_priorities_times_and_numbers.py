@@ -131,3 +131,14 @@ def test_a_manager_that_cannot_share_serves_every_request_all_the_same(engine):
     e.run()
     assert [s.output_tokens for s in request.samples] == [[5, 5, 5]] * 3
     assert manager.get_memory_stats().used_blocks == 0
+
+
+def test_who_says_no_time_means_the_last_one_that_was_said(engine):
+    e = engine()
+    request = e.ask(1, [7])
+    e.send(5.0)
+    e.commit(now=7.0)
+    e.send(8.0)
+    e.commit(now=9.0)
+    e.scheduler.cancel(1)
+    assert [change.at for change in request.history] == [0.0, 5.0, 7.0, 9.0]

@@ -51,6 +51,25 @@ def test_only_what_holds_nothing_is_withdrawn():
     assert one.get_completed() == []
 
 
+def test_what_an_adopted_request_finds_was_not_cached_for_it_if_it_had_run():
+    def make() -> Scheduler:
+        return Scheduler(SchedulerConfig(), KVCacheManager(16, 2, prefix_cache=True))
+
+    one, other = make(), make()
+    has_run, has_waited, first = make_request(1), make_request(2), make_request(3)
+    one.add_request(has_run)
+    one.schedule()
+    one.lose_epoch()
+    one.add_request(has_waited)
+    withdrawn = one.withdraw()
+    other.add_request(first)
+    other.schedule()
+    for request in withdrawn:
+        other.adopt(request)
+    assert sorted(order_of_admission(other)) == [1, 2]
+    assert (has_run.cached_tokens, has_waited.cached_tokens) == (0, 2)
+
+
 def test_a_withdrawn_request_says_that_it_waits_and_keeps_its_history():
     one, other = make_scheduler(), make_scheduler()
     request = make_request(1)

@@ -59,6 +59,17 @@ def test_each_sample_ends_by_itself_and_the_request_with_the_last(engine):
     assert e.used_blocks == 0
 
 
+def test_a_request_ended_as_its_first_sample_did_whichever_was_the_last(engine):
+    e = engine()
+    request = e.ask(1, [7] * 3, n=2, max_tokens=2)
+    output = e.send()
+    e.scheduler.commit(StepResult(output.batch.step_id, [0, 8]))
+    e.in_flight.clear()
+    e.run()
+    assert [s.finish_reason for s in request.samples] == [FinishReason.STOP, FinishReason.LENGTH]
+    assert request.finish_reason is FinishReason.STOP
+
+
 def test_samples_without_a_slot_or_a_place_in_the_step_come_later(engine):
     for limits in ({"max_num_seqs": 2}, {"max_batch_size": 2}):
         e = engine(**limits)
@@ -154,6 +165,24 @@ def test_a_fork_of_a_parent_with_steps_in_flight_begins_where_it_is_known(engine
     assert len(parent.output_tokens) == len(child.output_tokens) == 8
 
 
+def test_a_fork_of_a_prompt_that_is_computed_in_part_computes_it_itself(engine):
+    e = engine(block_size=16, max_total_tokens=4)
+    parent = e.ask(1, [7] * 9, max_tokens=1)
+    e.step()
+    child = child_of(parent, 2, max_tokens=1)
+    e.scheduler.fork(1, child)
+    outputs = [e.step() for _ in range(4)]
+    rows = [
+        (request_id, position)
+        for output in outputs
+        for request_id, position in zip(
+            output.prefill_request_ids, output.batch.positions, strict=True
+        )
+    ]
+    assert rows == [(1, 4), (1, 8), (2, 0), (2, 3), (2, 7)]
+    assert (parent.output_tokens, child.output_tokens) == ([5], [5])
+
+
 def test_forks_hold_full_blocks_once_and_each_but_one_copies_the_half_full_tail(engine):
     e = engine()
     parent = e.ask(1, [7] * 9, max_tokens=20)
@@ -235,6 +264,39 @@ def test_a_fork_is_computed_anew_when_the_row_fails_that_filled_its_blocks(engin
     e.run()
     assert len(child.output_tokens) == 8
     assert e.used_blocks == 0
+
+
+def test_a_fork_stays_when_the_row_fails_that_filled_its_blocks_in_an_earlier_step(engine):
+    e = engine(block_size=16)
+    parent = e.ask(1, [7] * 3)
+    e.step()
+    child = child_of(parent, 2)
+    e.scheduler.fork(1, child)
+    assert len(e.step().batch.copies) == 1  # the parent leaves to the child what it has filled
+    e.send()
+    e.commit(failures=(RowFailure(0, "no numbers"),))
+    assert parent.state is RequestState.FAILED
+    output = e.step()
+    assert (output.decode_request_ids, output.prefill_request_ids) == ([2], [])
+
+
+def test_a_fork_of_what_is_computed_anew_computes_it_itself(engine):
+    e = engine(prefix_cache=True)
+    prompt = list(range(1, 10))
+    e.ask(1, prompt)
+    parent = e.ask(2, prompt)  # in blocks that the first fills in the same step
+    e.send()
+    e.send()
+    e.commit(failures=(RowFailure(0, "no numbers"),))
+    child = child_of(parent, 3)
+    e.scheduler.fork(2, child)
+    e.commit()
+    output = e.send()
+    assert (output.decode_request_ids, output.prefill_request_ids) == ([], [2, 3])
+    assert output.batch.positions[0] == 0
+    e.commit()
+    e.run()
+    assert len(parent.output_tokens) == len(child.output_tokens) == 8
 
 
 def test_a_tail_that_a_fork_has_copied_is_its_own_when_its_row_fails(engine):
