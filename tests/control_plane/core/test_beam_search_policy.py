@@ -58,6 +58,25 @@ def test_early_stopping_ends_the_search_with_as_many_answers_as_beams():
         assert len(going_on) == num_going_on
 
 
+def test_answers_are_the_best_of_all_that_have_ended_and_no_more_than_beams():
+    search = BeamSearch(2, max_tokens=9, end_token_ids=frozenset({0}))
+    search.step([top(t0=-0.1, t1=-0.2, t2=-0.3)])
+    search.step([top(t0=-0.1, t3=-0.2, t4=-9.0), top(t0=-0.05, t3=-9.0, t4=-9.5)])
+    assert [h.tokens for h in search.finished] == [(), (1,)]  # and not (2,)
+
+
+def test_a_search_is_over_where_a_running_beam_could_only_become_as_good():
+    search = BeamSearch(1, max_tokens=9, end_token_ids=frozenset({0}))
+    assert search.step([top(t0=-0.5, t1=-0.5)]) == []
+    assert [h.tokens for h in search.finished] == [()]
+
+
+def test_scores_that_are_one_float32_are_equal_and_the_lower_token_comes_first():
+    search = BeamSearch(2, max_tokens=9, end_token_ids=frozenset({0}))
+    going_on = search.step([top(t5=-1.0, t4=-1.00000001, t6=-2.0)])
+    assert [c.token_id for c in going_on] == [4, 5]
+
+
 @pytest.mark.parametrize("num_tokens", [40_000, 1_000_000])
 @pytest.mark.parametrize("length_penalty", [-10.0, 10.0])
 def test_a_score_beyond_what_a_float32_holds_ends_no_engine(length_penalty, num_tokens):

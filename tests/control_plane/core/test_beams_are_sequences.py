@@ -48,6 +48,8 @@ def test_beams_share_the_prompt_and_copy_only_its_half_full_tail(engine):
     ]
     assert request.output_tokens == [2, 1, 9]
     assert request.finish_reason is FinishReason.LENGTH
+    states = [change.state.value for change in request.history]
+    assert states == ["pending", "prefill", "decode", "completed"]
     assert e.used_blocks == 0
     assert not e.scheduler.has_pending_work()
 

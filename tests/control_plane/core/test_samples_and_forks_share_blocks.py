@@ -205,6 +205,21 @@ def test_forks_hold_full_blocks_once_and_each_but_one_copies_the_half_full_tail(
     assert e.used_blocks == 2 + 3
 
 
+def test_forks_whose_parent_has_gone_begin_in_a_step_without_rows(engine):
+    e = engine()
+    parent = e.ask(1, [7] * 6)
+    e.step()
+    children = [child_of(parent, number) for number in (2, 3)]
+    for child in children:
+        e.scheduler.fork(1, child)
+    e.scheduler.cancel(1)
+    batch = e.step().batch
+    assert (batch.num_rows, len(batch.starts), batch.released) == (0, 2, (0,))
+    assert [len(e.step().batch.copies) for _ in range(2)] == [1, 0]
+    e.run()
+    assert [len(child.output_tokens) for child in children] == [8, 8]
+
+
 def test_what_a_fork_shares_stays_until_the_last_one_lets_it_go(engine):
     e = engine()
     parent = e.ask(1, [7] * 8, max_tokens=9)
