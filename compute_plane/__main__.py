@@ -51,10 +51,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "compute_plane") -> i
             log.warning(line)
         return _Process(loaded.config).run()
     except EngineError as error:
-        print(f"{prog}: {' '.join(error.message.split())}", file=sys.stderr)
+        print(f"{prog}: {' '.join(error.message.split())}\n", end="", file=sys.stderr)
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAULT
     except MemoryError as error:
-        print(f"{prog}: out of memory: {error}", file=sys.stderr)
+        print(f"{prog}: out of memory: {error}\n", end="", file=sys.stderr)
         return EXIT_FAULT
 
 

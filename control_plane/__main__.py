@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(config))
     except ConfigError as error:
-        print(f"control_plane: {error.message}", file=sys.stderr)
+        print(f"control_plane: {error.message}\n", end="", file=sys.stderr)
         return EXIT_BAD_CONFIG
 
 

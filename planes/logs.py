@@ -76,7 +76,8 @@ def configure_logging(
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _Stderr())),
+        # One write a line: processes share stderr, and `print` without buffers makes two of it.
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         # Lines are rare; a cached logger would keep this configuration beyond the next one.
         cache_logger_on_first_use=False,
     )

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
 import pytest
+
+from hetero_infer.config import child_environment
 
 SCRIPT = """
 import logging, sys, threading
@@ -76,3 +79,20 @@ def test_the_level_hides_what_is_less_severe():
     assert "from a thread" not in text
     assert "failed" in text
     assert "boom" in text
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_lines_of_processes_that_share_a_pipe_do_not_mix_even_without_buffers(log_format):
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps writes apart
+    with ours, its:
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, "info", log_format],
+            env={**child_environment(), "PYTHONUNBUFFERED": "1"},
+            stderr=its.fileno(),
+            check=True,
+            timeout=60,
+        )
+        its.close()
+        writes = list(iter(lambda: ours.recv(1 << 16), b""))
+    assert len(writes) == 4  # hello, from a thread, failed, a library's warning
+    assert all(written.endswith(b"\n") for written in writes)
