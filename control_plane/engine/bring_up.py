@@ -16,6 +16,7 @@ from control_plane.core.limits import RequestLimits
 from control_plane.engine.admission import Admission
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.events import Publisher
+from control_plane.engine.link import ComputeLink
 from control_plane.engine.loop import EngineLoop, LoopOptions
 from control_plane.engine.plane import PlaneDescription, effective_limits
 from control_plane.engine.plugins import CoreFactories
@@ -169,7 +170,7 @@ def _tell_idle_drafts(
 
 
 def make_loop(
-    client: ComputeClient,
+    link: ComputeLink,
     connected: ConnectedPlane,
     publish: Publisher,
     *,
@@ -191,7 +192,7 @@ def make_loop(
     depth = min(options.pipeline_depth, plane.max_batches_in_flight)
     return EngineLoop(
         scheduler,
-        client,
+        link,
         publish,
         memory_stats=reporter.get_memory_stats,
         options=dataclasses.replace(options, pipeline_depth=depth),

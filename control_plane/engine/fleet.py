@@ -13,6 +13,7 @@ route and repeated wherever the request arrives; whoever has obeyed it already d
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -171,6 +172,15 @@ class Fleet:
             self._withdraw(member)
         self._call_soon(partial(self._set_linked, member, is_linked=is_linked))
 
+    def others_serve(self, member: Member, grace_s: float) -> bool:
+        """Whether another plane is linked, or was so of late: requests wait for it. Any thread."""
+        since = time.monotonic() - grace_s
+        return any(
+            other.is_linked or (other.lost_at is not None and other.lost_at > since)
+            for other in self._members
+            if other is not member
+        )
+
     def _may_go(self, origin: PlaneFacts, request: Request) -> bool:
         """Whether another plane could have the request. Engine thread of `origin`."""
         return not self._is_stopping and any(
@@ -185,6 +195,8 @@ class Fleet:
 
     def _set_linked(self, member: Member, *, is_linked: bool) -> None:
         had_any = bool(self._linked)
+        if member.is_linked and not is_linked:
+            member.lost_at = time.monotonic()
         member.is_linked = is_linked
         member.trace.clear()  # whatever it had, it has no more
         self._linked = tuple(m.facts for m in self._members if m.is_linked)

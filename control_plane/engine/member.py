@@ -49,6 +49,7 @@ class Member:
         num_chunks = plane.num_blocks * plane.block_size // CHUNK_TOKENS
         self.trace = PrefixTrace(min(num_chunks, MAX_TRACED_CHUNKS))
         self.is_linked = False
+        self.lost_at: float | None = None
         self.load = 0
         self.loop = make_loop(self)
         self._thread = EngineThread(self.loop, on_fault=on_fault)

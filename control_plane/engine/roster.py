@@ -18,8 +18,10 @@ from control_plane.engine.admission import Admission
 from control_plane.engine.bring_up import QUIET_WAIT_S, ConnectedPlane, connect, make_loop
 from control_plane.engine.compute_client import ComputeClient
 from control_plane.engine.fleet import Fleet
+from control_plane.engine.link import ComputeLink
 from control_plane.engine.loop import EngineLoop, LoopOptions
 from control_plane.engine.member import Member, check_same_model
+from control_plane.engine.one_of_several import OneOfSeveral
 from control_plane.engine.plugins import CoreFactories
 from planes.errors import ConfigError, EngineError
 
@@ -167,8 +169,16 @@ class Roster:
         self, client: ComputeClient, connected: ConnectedPlane, member: Member
     ) -> EngineLoop:
         fleet, options = self._fleet, self._options
+        link: ComputeLink = client
+        if len(self._clients) > 1:
+            grace_s = options.loop.compute_grace_s
+            link = OneOfSeveral(
+                client,
+                address=str(client.address),
+                others_serve=lambda: fleet.others_serve(member, grace_s),
+            )
         loop = make_loop(
-            client,
+            link,
             connected,
             fleet.publish,
             options=options.loop,

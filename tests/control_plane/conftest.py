@@ -78,6 +78,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
     numerics_id: str = "fake/1"
     loses_answer_to_open: bool = False  # the next one
     stands_after: int | None = None  # batches, from which on it answers nothing until it is killed
+    num_descriptions: int = 0  # given so far
 
     def start(self) -> None:
         self.epoch = next(_epochs)
@@ -113,6 +114,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
     # --- the service ---
 
     def Describe(self, request, context):
+        self.num_descriptions += 1
         return compute_pb2.DescribeResponse(
             protocol_version=self.protocol_version,
             model=compute_pb2.ModelDescription(

@@ -7,6 +7,7 @@ import asyncio
 from control_plane.config import SchedulingLimits
 from control_plane.core.request import FinishReason
 from control_plane.engine import loop as loop_module
+from control_plane.engine import one_of_several
 from control_plane.errors import ComputeUnavailableError
 from tests.control_plane.engine.fleet_driver import LENGTH, STANDS_AFTER, FleetDriver, kill
 
@@ -192,5 +193,78 @@ def test_a_request_that_kills_every_plane_is_given_up(planes, monkeypatch):
             assert "lost 3 times in a row while" in fleet.ends[request_id].error.message
             for plane in planes:
                 plane.may_run.set()
+
+    asyncio.run(main())
+
+
+def test_a_plane_that_comes_back_as_another_one_is_left_alone_while_others_serve(
+    planes, expected, monkeypatch
+):
+    monkeypatch.setattr(one_of_several, "UNFIT_PAUSE_S", 0.01)
+
+    async def main():
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes) as fleet:
+            await fleet.linked(2)
+            planes[0].stands_after = STANDS_AFTER
+            ids = [fleet.submit(f"s{i}", LENGTH) for i in range(4)]
+            await fleet.until(lambda: all(len(fleet.tokens.get((i, 0), ())) > 3 for i in ids))
+            await kill(planes[0])
+            planes[0].context_length = 77
+            descriptions = planes[0].num_descriptions
+            planes[0].start()
+            await fleet.ended(*ids)
+            assert [fleet.text(i) for i in ids] == [expected(f"s{i}", LENGTH) for i in range(4)]
+            await fleet.until(lambda: planes[0].num_descriptions > descriptions + 3)
+            assert (fleet.faults, fleet.links) == ([], [True])
+            await kill(planes[0])
+            planes[0].context_length = planes[1].context_length
+            planes[0].start()
+            await fleet.linked(2)
+
+    asyncio.run(main())
+
+
+def test_a_plane_that_another_controller_took_is_left_alone_while_others_serve(planes, expected):
+    async def main():
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes) as fleet:
+            await fleet.linked(2)
+            ids = [fleet.submit(f"s{i}", LENGTH) for i in range(4)]
+            await fleet.until(lambda: all(len(fleet.tokens.get((i, 0), ())) > 3 for i in ids))
+            planes[0].other_session = 9
+            await fleet.ended(*ids)
+            assert [fleet.text(i) for i in ids] == [expected(f"s{i}", LENGTH) for i in range(4)]
+            assert (fleet.faults, fleet.links) == ([], [True])
+            assert fleet.fleet.metrics().failed_requests == 0
+            await kill(planes[0])
+            planes[0].other_session = None
+            planes[0].start()
+            await fleet.linked(2)
+
+    asyncio.run(main())
+
+
+def test_a_plane_that_comes_back_as_another_one_ends_it_all_where_no_other_has_served_of_late(
+    planes, monkeypatch
+):
+    monkeypatch.setattr(one_of_several, "UNFIT_PAUSE_S", 0.01)
+
+    async def main():
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes, grace_s=0.2) as fleet:
+            await fleet.linked(2)
+            await kill(planes[0])
+            planes[0].model = "another"
+            planes[0].start()
+            descriptions = planes[0].num_descriptions
+            await fleet.until(lambda: planes[0].num_descriptions > descriptions + 3)
+            assert fleet.faults == []
+            await kill(planes[1])
+            await fleet.until(lambda: fleet.faults)
+            assert "another model: 'another', it was 'fake'" in str(fleet.faults[0])
 
     asyncio.run(main())
