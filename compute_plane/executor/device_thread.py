@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 
@@ -18,6 +19,9 @@ from compute_plane.executor.step_pipeline import StepPipeline
 from compute_plane.executor.steps_in_turn import StepsInTurn
 from compute_plane.executor.work import Answer, Work, where
 from planes.errors import EngineError
+
+LEAST_END_S: Final = 1.0
+"""What the thread gets to end, however short batches are to be waited for: it has to wake up."""
 
 log = structlog.get_logger()
 
@@ -90,7 +94,7 @@ class DeviceThread:
             if self._closed_by is None:
                 self._closed_by = PlaneDraining("the compute plane is shutting down")
                 self._queue.put(None)
-        self._thread.join(timeout_s)
+        self._thread.join(max(timeout_s, LEAST_END_S))
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -149,6 +149,13 @@ def test_a_step_that_never_ends_does_not_keep_the_plane_whoever_waits_for_it(
         assert plane.end() == (1, "")
 
 
+def test_an_idle_plane_that_may_wait_for_nothing_has_nothing_left_undone():
+    with process("--listen=127.0.0.1:0", "--shutdown-timeout=0", *SIMULATED) as plane:
+        plane.ready()
+        plane.popen.send_signal(signal.SIGTERM)
+        assert plane.end() == (0, "")
+
+
 def test_the_plane_ends_when_its_parent_is_gone():
     with process("--listen=127.0.0.1:0", *SIMULATED) as plane:
         port = parse_address(plane.ready()).port
