@@ -60,7 +60,7 @@ class AdminServicer(inference_pb2_grpc.AdminServiceServicer):
         """End a request."""
         if not request.request_id:
             raise ValidationError("request_id must not be empty", field="request_id")
-        await self._access.require().abort(request.request_id)
+        self._access.require().abort(request.request_id)
         return inference_pb2.AbortResponse()
 
     async def Drain(

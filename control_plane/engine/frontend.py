@@ -184,7 +184,7 @@ class EngineFrontend:
         if end is not None:
             stream.push(end)
         else:
-            parts.hub.open(request.id, stream)
+            parts.hub.open(request.id, stream, options.name)
             parts.inbox.submit(request)
         return generation
 
@@ -205,16 +205,12 @@ class EngineFrontend:
             watch=parts.watch(request),
         )
 
-    async def abort(self, request: str | int) -> None:
+    def abort(self, request: str | int) -> None:
         """End requests by their name, or one by its id; their readers see them cancelled.
 
-        Raises RequestNotFoundError if there is none, EngineStoppedError as `list_requests` does.
+        Raises RequestNotFoundError if there is none.
         """
-        found = [
-            info.request_id
-            for info in await self.list_requests()
-            if request and request in (info.name, info.request_id)
-        ]
+        found = self._parts.hub.under_way(request)
         if not found:
             raise RequestNotFoundError(f"no request {request!r} is under way", field="request_id")
         for request_id in found:

@@ -22,6 +22,8 @@ class StreamHub:
         self._loop = loop
         self._pace = pace or DeliveryPace()
         self._streams: dict[int, RequestStream] = {}
+        self._names: dict[int, str] = {}
+        self._named: dict[str, set[int]] = {}
         # `append` and `popleft` of a deque are atomic.
         self._news: deque[Sequence[RequestUpdate]] = deque()
         self._is_woken = False
@@ -31,16 +33,33 @@ class StreamHub:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def open(self, request_id: int, stream: RequestStream) -> None:
-        """Begin to deliver to the stream of a request, before the request is submitted."""
+    def open(self, request_id: int, stream: RequestStream, name: str = "") -> None:
+        """Begin to deliver to the stream of a request, before the request is submitted.
+
+        `name`: what the request is called, which others may be, too; "": nothing.
+        """
         self._streams[request_id] = stream
+        if name:
+            self._names[request_id] = name
+            self._named.setdefault(name, set()).add(request_id)
         self._idle.clear()
 
     def close(self, request_id: int) -> None:
         """Forget a stream; later updates of its request are dropped."""
         self._streams.pop(request_id, None)
+        name = self._names.pop(request_id, None)
+        if name is not None:
+            self._named[name].discard(request_id)
+            if not self._named[name]:
+                del self._named[name]
         if not self._streams:
             self._idle.set()
+
+    def under_way(self, request: str | int) -> list[int]:
+        """Return the ids of the requests of that name, or of that id, whose end has not come."""
+        ids = self._named.get(request, set()) if isinstance(request, str) else {request}
+        streams = self._streams
+        return sorted(i for i in ids if i in streams and not streams[i].has_ended)
 
     async def wait_until_idle(self) -> None:
         """Wait until no stream is open."""

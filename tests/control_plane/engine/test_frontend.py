@@ -204,14 +204,14 @@ def test_requests_are_aborted_by_name_and_by_number(serve, fake_plane):
         for known_as in ("it", None):
             generation = await frontend.submit("hello", asking(50), RequestOptions(name="it"))
             await generation.admitted()
-            await frontend.abort(known_as or generation.engine_id)
+            frontend.abort(known_as or generation.engine_id)
             fake_plane.may_run.set()
             deltas = await collect_rest(generation)
             assert deltas[-1].end.state is RequestState.CANCELLED
             assert deltas[-1].finish_reason is CANCELLED
         for unknown in ("it", "", 77):
             with pytest.raises(RequestNotFoundError):
-                await frontend.abort(unknown)
+                frontend.abort(unknown)
 
     async def collect_rest(generation):
         async with generation:

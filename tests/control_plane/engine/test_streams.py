@@ -183,6 +183,23 @@ def test_a_waiting_reader_is_woken_by_news_of_its_own_request_only():
     assert tokens(run(read())) == [8]
 
 
+def test_requests_are_found_by_name_and_by_id_until_their_end_or_until_nobody_reads_them():
+    async def read():
+        hub = StreamHub(asyncio.get_running_loop())
+        for request_id, name in ((1, "a"), (2, "a"), (3, "b"), (4, ""), (5, "a")):
+            hub.open(request_id, Stream(), name)
+        assert [hub.under_way(wanted) for wanted in ("a", "b", "", "c", 4, 9)] == [
+            [1, 2, 5], [3], [], [], [4], [],
+        ]  # fmt: skip
+        hub.close(2)
+        hub.close(3)
+        hub.publish([RequestUpdate(1, (7,), END), RequestUpdate(4, (7,), END)])
+        await asyncio.sleep(0)
+        assert [hub.under_way(wanted) for wanted in ("a", "b", 2, 4)] == [[5], [], [], []]
+
+    run(read())
+
+
 def test_news_of_a_closed_stream_are_dropped_and_the_hub_knows_when_it_is_idle():
     async def read():
         hub = StreamHub(asyncio.get_running_loop())
