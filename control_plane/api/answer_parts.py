@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from control_plane.engine.frontend import Generation
 from control_plane.text.answers.parser import AnswerFormat
 from control_plane.text.answers.parts import Parts
 from control_plane.text.answers.reader import AnswerReader
+from control_plane.text.detokenizer import make_detokenizer
+from control_plane.text.tokenizer import Tokenizer
 from protos.hetero.inference.v1 import inference_pb2
 
 
 def reader_of(
-    generation: Generation, answer_format: AnswerFormat | None, max_calls: int | None
+    generation: Generation,
+    tokenizer: Tokenizer,
+    answer_format: AnswerFormat | None,
+    max_calls: int | None,
 ) -> AnswerReader | None:
     """Return what reads an answer, from behind what its client has; None: nothing is to be read.
 
@@ -19,9 +26,13 @@ def reader_of(
     if answer_format is None:
         return None
     reader = AnswerReader(
-        answer_format, generation.prompt_token_ids, generation.params, max_calls=max_calls
+        answer_format,
+        generation.prompt_token_ids,
+        generation.params,
+        max_calls=max_calls,
+        make_detokenizer=partial(make_detokenizer, tokenizer, answer_format.spelled),
     )
-    reader.push(0, generation.continued_text)
+    reader.push(0, generation.continued_text, generation.continued_token_ids)
     return reader
 
 

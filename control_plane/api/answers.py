@@ -16,6 +16,7 @@ from control_plane.api.convert import (
     timings_to_proto,
     usage_to_proto,
 )
+from control_plane.engine.events import RequestEnd
 from control_plane.engine.frontend import Generation, TextDelta
 from control_plane.metrics.visits import note_streamed
 from control_plane.text.answers.parts import NOTHING
@@ -64,7 +65,7 @@ async def whole_answer(
         delta = await generation.next_delta()
         samples[delta.sample_index].take(delta)
         if reader is not None:
-            reader.feed(delta.sample_index, delta.text)
+            reader.feed(delta.sample_index, delta.text, delta.token_ids)
         if delta.end is not None:
             break
     for sample in samples:
@@ -79,7 +80,7 @@ async def whole_answer(
         text=first.text,
         token_ids=first.token_ids,
         finish_reason=finish_reason_to_proto(end.finish_reason),
-        usage=usage_to_proto(generation, end),
+        usage=_usage(generation, end, reader),
         timings=timings_to_proto(end.timings),
         sampling=params_to_proto(generation.params),
         samples=[sample.message for sample in samples] if len(samples) > 1 else (),
@@ -107,7 +108,7 @@ async def events(
             model=head.model,
             prompt_tokens=generation.num_prompt_tokens,
             sampling=params_to_proto(generation.params),
-            received_tokens=generation.num_continued_tokens,
+            received_tokens=len(generation.continued_token_ids),
         )
     )
     params = generation.params
@@ -135,13 +136,19 @@ async def events(
     yield GenerateStreamResponse(
         finished=inference_pb2.Finished(
             finish_reason=finish_reason_to_proto(piece.end.finish_reason),
-            usage=usage_to_proto(generation, piece.end),
+            usage=_usage(generation, piece.end, reader),
             timings=timings_to_proto(piece.end.timings),
             states=states_to_proto(piece.end.history, arrival_time=generation.arrival_time),
             matched_stop=first_stop,
             parts=rest if params.n == 1 else None,
         )
     )
+
+
+def _usage(
+    generation: Generation, end: RequestEnd, reader: AnswerReader | None
+) -> inference_pb2.Usage:
+    return usage_to_proto(generation, end, 0 if reader is None else reader.num_reasoning_tokens)
 
 
 def _rest(piece: TextDelta, reader: AnswerReader | None) -> inference_pb2.AnswerPartsDelta | None:
@@ -166,7 +173,7 @@ def _delta(piece: TextDelta, reader: AnswerReader | None) -> GenerateStreamRespo
         delta.logprobs.extend(logprobs_to_proto(piece.logprobs))
     if reader is not None:
         index = piece.sample_index
-        parts = reader.push(index, piece.text)
+        parts = reader.push(index, piece.text, piece.token_ids)
         if parts is not NOTHING:
             delta.parts.CopyFrom(parts_delta(reader, index, parts))
     return event

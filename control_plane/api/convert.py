@@ -132,12 +132,15 @@ def prompt_logprobs_to_proto(
     return inference_pb2.PromptLogprobs(logprobs=logprobs_to_proto(known))
 
 
-def usage_to_proto(generation: Generation, end: RequestEnd) -> inference_pb2.Usage:
+def usage_to_proto(
+    generation: Generation, end: RequestEnd, num_reasoning_tokens: int
+) -> inference_pb2.Usage:
     """Return the token counts of a request that has ended."""
     return inference_pb2.Usage(
         prompt_tokens=generation.num_prompt_tokens,
         completion_tokens=generation.num_generated_tokens,
         cached_tokens=end.cached_tokens,
+        reasoning_tokens=num_reasoning_tokens,
     )
 
 

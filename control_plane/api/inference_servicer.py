@@ -124,7 +124,9 @@ async def _submit(
     form = text_form_of(chat.answer, params, is_single=choice.is_single)
     generation = await engine.submit(chat.token_ids, params, options, continued=received, form=form)
     max_calls = 1 if choice.is_single else None
-    return generation, partial(reader_of, answer_format=chat.answer, max_calls=max_calls)
+    return generation, partial(
+        reader_of, tokenizer=engine.tokenizer, answer_format=chat.answer, max_calls=max_calls
+    )
 
 
 def _head(engine: EngineFrontend) -> AnswerHead:

@@ -18,7 +18,7 @@ class Generation:
 
     Raises the error of a request that was refused or failed, from `admitted` or `next_delta`.
 
-    `params`: the effective ones, seed included. `num_continued_tokens`: of the answer, which the
+    `params`: the effective ones, seed included. `continued_token_ids`: of the answer, which the
     reader has already, with `continued_text`; they are not sent again. `lease`: is told of every
     token, those of a prompt once it is admitted, or left before it is refused, and released at the
     end.
@@ -37,7 +37,7 @@ class Generation:
         self.arrival_time = request.arrival_time
         self.prompt_token_ids = request.input_tokens
         self.num_prompt_tokens = len(request.input_tokens)
-        self.num_continued_tokens = len(request.output_tokens)
+        self.continued_token_ids = tuple(request.output_tokens)
         self.continued_text = stream.texts[0].primed_text
         self._stream = stream
         self._abandon = abandon

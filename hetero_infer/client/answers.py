@@ -112,6 +112,8 @@ class Finished:
     `finish_reason`, `matched_stop`: of the first sample. `completion_tokens`: of all.
     `cached_tokens`: tokens of the prompt that had been computed before. `states`: every state it
     entered, in order. `parts`: what was held back of the one sample of a stream.
+    `reasoning_tokens`: of `completion_tokens`, those any text of which is reasoning; 0 but for
+    conversations.
     """
 
     finish_reason: str
@@ -124,6 +126,7 @@ class Finished:
     matched_stop: str | int | None = None
     states: tuple[StateReached, ...] = ()
     parts: PartsDelta | None = None
+    reasoning_tokens: int = 0
 
 
 Event = Started | PromptLogprobs | Delta | SampleFinished | Finished

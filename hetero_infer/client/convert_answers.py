@@ -141,6 +141,7 @@ def _finished(message: inference_pb2.Finished | inference_pb2.GenerateResponse) 
         cached_tokens=usage.cached_tokens,
         matched_stop=_matched_stop(message),
         states=states_from_proto(message.states),
+        reasoning_tokens=usage.reasoning_tokens,
     )
 
 

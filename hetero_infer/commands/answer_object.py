@@ -27,6 +27,8 @@ def answer_object(answer: Answer, **timings: float) -> dict[str, Any]:
         "total_tokens": finished.prompt_tokens + finished.completion_tokens,
         "cached_tokens": finished.cached_tokens,
     }
+    if answer.samples[0].parts is not None:
+        found["usage"]["reasoning_tokens"] = finished.reasoning_tokens
     found["timings"] = {
         **timings,
         "queue_s": finished.queue_s,

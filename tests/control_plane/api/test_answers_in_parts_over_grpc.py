@@ -102,6 +102,30 @@ def test_a_marker_that_is_a_special_token_is_seen_where_there_are_tools():
     serving(story, [[258, *text.encode()]], MISTRAL, tokenizer=MarkingTokenizer())
 
 
+def test_tokens_of_reasoning_are_counted_whole_streamed_and_resumed_anywhere():
+    async def story(servicer, _):
+        request = asked(tools=[TOOL], n=2)
+        # A token is a byte here.
+        num_tokens = len(b"Rain?") + len("ja: Köln".encode())
+        whole = answer_from_proto(await servicer.Chat(request, None))
+        assert whole.finished.reasoning_tokens == num_tokens
+        _, answer = await streamed(servicer, request)
+        assert answer.finished.reasoning_tokens == num_tokens
+        request = asked(tools=[TOOL])
+        whole = answer_from_proto(await servicer.Chat(request, None))
+        assert whole.finished.reasoning_tokens == len(b"Rain?")
+        token_ids = whole.samples[0].token_ids
+        for count in range(len(token_ids)):
+            resumed = pb.ResumeRequest(chat=request, received_token_ids=token_ids[:count])
+            (*_, last), _ = await streamed(servicer, resumed)
+            assert last.reasoning_tokens == len(b"Rain?")
+        request = pb.GenerateRequest(text="Hi", sampling=request.sampling)
+        plain = answer_from_proto(await servicer.Generate(request, None))
+        assert plain.finished.reasoning_tokens == 0
+
+    serving(story, [SAYS, "<think>ja: Köln</think>Ja."])
+
+
 def test_samples_have_parts_of_their_own():
     async def story(servicer, _):
         request = asked(tools=[TOOL], n=3)

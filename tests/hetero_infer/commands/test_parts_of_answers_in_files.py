@@ -79,9 +79,8 @@ def test_the_hash_of_a_line_that_says_nothing_of_it_is_as_it_was(job_of):
 
 def answer(parts: AnswerParts | None) -> Answer:
     sample = SampleAnswer(0, "all of it", (1, 2), "stop", parts=parts)
-    return Answer(
-        Started("1", "m", 3, GenerationParams()), (sample,), Finished("stop", 3, 2, 0, 0, 0)
-    )
+    finished = Finished("stop", 3, 2, 0, 0, 0, reasoning_tokens=1 if parts else 0)
+    return Answer(Started("1", "m", 3, GenerationParams()), (sample,), finished)
 
 
 def test_a_result_has_the_message_beside_its_text():
@@ -93,5 +92,8 @@ def test_a_result_has_the_message_beside_its_text():
         "reasoning_content": "hm",
         "tool_calls": ({"id": "1", "name": "f", "arguments": '{"x": 1}'},),
     }
-    assert "message" not in answer_object(answer(None))
+    assert found["usage"]["reasoning_tokens"] == 1
+    plain = answer_object(answer(None))
+    assert "message" not in plain
+    assert "reasoning_tokens" not in plain["usage"]
     assert answer(None).message == Message("assistant", "all of it")
