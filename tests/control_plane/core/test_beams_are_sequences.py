@@ -80,6 +80,14 @@ def test_what_no_beam_search_can_be_is_refused(engine):
         e.scheduler.fork(1, child)
 
 
+def test_a_beam_is_not_ended_from_outside(engine):
+    e = engine()
+    request = ask(e, prompt_len=6, max_tokens=3, width=2)
+    split(e)
+    assert e.scheduler.end_sample(1, 0, 0) is None
+    assert (request.state, e.scheduler.get_stats().num_running) == (RequestState.DECODE, 2)
+
+
 def test_ten_beams_with_two_end_tokens_ask_for_twelve_likely_tokens(engine):
     e = engine()
     ask(e, prompt_len=6, max_tokens=3, width=10, ends=2)

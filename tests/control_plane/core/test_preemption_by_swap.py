@@ -22,6 +22,8 @@ def test_a_preempted_sequence_is_swapped_out_and_comes_back_without_computing_an
     hosts = [move.destination for move in batch.swap_out]
     stats = e.scheduler.get_stats()
     assert (stats.num_preemptions, stats.num_swaps, stats.num_host_blocks_used) == (1, 1, 3)
+    memory = e.scheduler.get_memory_stats()
+    assert (memory.used_host_blocks, memory.total_host_blocks) == (3, 8)
     e.commit()
     while not old.state.is_final:
         e.step()

@@ -126,10 +126,11 @@ def test_tokens_known_behind_the_prompt_have_no_entries():
     assert request.output_tokens == [TOKEN] * 6
 
 
-def test_a_result_for_a_row_that_is_not_there_is_refused():
+@pytest.mark.parametrize("row", [1, -1])
+def test_a_result_for_a_row_that_is_not_there_is_refused(row):
     plane = Plane()
     plane.ask(1, range(1, 6))
     output = plane.send()
-    wrong = StepResult(output.batch.step_id, [TOKEN], prompt_logprobs=(PromptLogprobs(1, 1, ()),))
-    with pytest.raises(SchedulerError, match=r"names row 1|of row 1"):
+    wrong = StepResult(output.batch.step_id, [TOKEN], prompt_logprobs=(PromptLogprobs(row, 1, ()),))
+    with pytest.raises(SchedulerError, match=f"log-probabilities of row {row}"):
         plane.scheduler.commit(wrong)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from control_plane.core.request import FinishReason, RequestState
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.request import FinishReason, Request, RequestState
 from control_plane.core.scheduler import (
     RequestOutput,
     Scheduler,
@@ -359,6 +360,15 @@ def test_a_request_is_added_only_once(engine):
         e.scheduler.add_request(request)
 
 
+def test_a_constrained_request_has_a_constraint_for_each_sample(engine):
+    e = engine()
+    params = GenerationParams(seed=1, n=2)
+    request = Request(1, [7], params, frozenset({0}), constraints=(object(),))
+    with pytest.raises(SchedulerError, match=r"has 1 constraints, .* its 2 samples"):
+        e.scheduler.add_request(request)
+    assert not e.scheduler.has_pending_work()
+
+
 def test_a_request_that_brings_tokens_along_continues_after_them(engine):
     e = engine()
     request = e.submit(1, prompt_len=2, max_tokens=3)
@@ -369,6 +379,19 @@ def test_a_request_that_brings_tokens_along_continues_after_them(engine):
     (start,) = e.step({1: 7}).batch.starts
     assert (start.token_ids, start.num_prompt_tokens) == ((5, 5, 8, 9), 2)
     assert request.output_tokens == [8, 9, 7]
+
+
+def test_samples_that_begin_with_tokens_of_the_first_have_none_of_them(engine):
+    e = engine()
+    params = GenerationParams(max_tokens=3, seed=1, n=2)
+    request = Request(1, [7, 7], params, frozenset({0}), output_tokens=[8])
+    e.scheduler.add_request(request)
+    batch = e.step().batch
+    starts = {start.sample_index: start.token_ids for start in batch.starts}
+    assert starts == {0: (7, 7, 8), 1: (7, 7)}
+    assert batch.query_lens == [3, 2]  # nothing of the first row is for the second
+    e.run()
+    assert [sample.output_tokens for sample in request.samples] == [[8, 5, 5], [5, 5, 5]]
 
 
 @pytest.mark.parametrize(

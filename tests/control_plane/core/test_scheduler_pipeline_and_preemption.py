@@ -306,8 +306,11 @@ def test_a_result_that_does_not_fit_the_step_is_refused_and_changes_nothing(engi
         e.scheduler.commit(StepResult(2, [5]))
     with pytest.raises(SchedulerError, match="has 1 samples, its result 2"):
         e.scheduler.commit(StepResult(1, [5, 5]))
-    with pytest.raises(SchedulerError, match="its result names row 3"):
-        e.scheduler.commit(StepResult(1, [5], row_failures=(RowFailure(3, "?"),)))
+    with pytest.raises(SchedulerError, match="has 1 samples, its result 0"):
+        e.scheduler.commit(StepResult(1, []))
+    for row in (3, 1, -1):
+        with pytest.raises(SchedulerError, match=f"its result names row {row}"):
+            e.scheduler.commit(StepResult(1, [5], row_failures=(RowFailure(row, "?"),)))
     assert request.output_tokens == []
     e.commit()
     assert request.output_tokens == [5]
