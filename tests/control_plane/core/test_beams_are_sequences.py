@@ -80,6 +80,28 @@ def test_what_no_beam_search_can_be_is_refused(engine):
         e.scheduler.fork(1, child)
 
 
+def test_what_a_beam_that_gives_way_has_in_flight_is_not_used(engine):
+    e = engine(num_blocks=4, block_size=1, memory_threshold=1.0)
+    older = Request(2, [5], GenerationParams(max_tokens=4, seed=1), frozenset({90}))
+    e.scheduler.add_request(older)
+    request = ask(e, prompt_len=1, max_tokens=2, width=1)
+    outputs = [e.scheduler.schedule() for _ in range(3)]
+    assert e.scheduler.schedule() is None  # it would take the beam's block, which is in flight
+    likely = TokenLogprobs(-0.5, (1, 2), (-0.5, -1.0))
+    e.scheduler.commit(StepResult(outputs[0].batch.step_id, [6, 0], sample_logprobs={1: likely}))
+    assert request.state is RequestState.PENDING
+    for output in outputs[1:]:
+        e.scheduler.commit(StepResult(output.batch.step_id, [6] * len(output.batch.sampled_rows)))
+    e.kv.check_invariants()
+    while not older.state.is_final:
+        output = e.scheduler.schedule()
+        e.scheduler.commit(StepResult(output.batch.step_id, [6]))
+    batch, _ = step(e, {3: -0.1, 4: -9.0})
+    assert batch.starts[0].token_ids == (7,)
+    step(e, {8: -0.1, 9: -9.0})
+    assert request.output_tokens == [3, 8]
+
+
 def test_a_beam_is_not_ended_from_outside(engine):
     e = engine()
     request = ask(e, prompt_len=6, max_tokens=3, width=2)

@@ -22,6 +22,13 @@ def test_the_longest_agreement_wins_and_the_latest_of_equals() -> None:
     assert PromptLookup([*text, 6, 1, 2], [], 2).find(1) == [73]
 
 
+def test_of_many_places_the_latest_eight_are_looked_at() -> None:
+    for count, found in ((8, 70), (9, 79)):
+        text = [9, 1, 70, *(token for last in range(1, count) for token in (8, 1, 70 + last))]
+        text[-1] = 79
+        assert PromptLookup([*text, 9, 1], [], 1).find(1) == [found]
+
+
 def test_fewer_tokens_than_least_find_nothing() -> None:
     assert PromptLookup([1, 2, 3, 9, 2, 3], [], 3).find(4) == []
     assert PromptLookup([1], [], 3).find(4) == []

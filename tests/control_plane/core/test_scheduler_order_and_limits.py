@@ -233,6 +233,14 @@ def test_no_more_requests_run_than_the_plane_has_slots(engine):
     assert e.scheduler.get_stats().num_waiting == 1
 
 
+def test_slots_that_are_more_than_max_num_seqs_are_not_used(engine):
+    e = engine(max_num_seqs=1, max_slots=5)
+    e.submit(1, prompt_len=1)
+    e.submit(2, prompt_len=1)
+    assert e.step().prefill_request_ids == [1]
+    assert e.scheduler.get_stats().num_running == 1
+
+
 def test_admission_stops_while_projected_use_would_pass_the_threshold(engine):
     e = engine(num_blocks=10, block_size=1, memory_threshold=0.5)
     e.submit(1, prompt_len=2, max_tokens=3)
