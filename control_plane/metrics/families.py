@@ -184,6 +184,11 @@ PLANE = _by_name(
     ),
     Family("plane_losses_total", "counter", "How often the link to the compute plane was lost."),
     Family("plane_stalls_total", "counter", "Steps that took longer than their cost allows."),
+    Family(
+        "plane_last_step_age_seconds",
+        "gauge",
+        "Since the compute plane last got on with its steps under way; 0 without any.",
+    ),
 )
 """About one compute plane and the engine thread that drives it."""
 

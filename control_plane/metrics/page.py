@@ -178,4 +178,5 @@ def _plane_values(member: Member) -> dict[str, Value]:
         "plane_epoch": member.epoch,
         "plane_losses_total": meter.num_losses,
         "plane_stalls_total": counts.num_stalls,
+        "plane_last_step_age_seconds": counts.last_step_age_s,
     }

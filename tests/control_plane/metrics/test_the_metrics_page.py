@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,31 @@ def test_several_planes_are_told_apart_and_requests_are_of_all(
     assert {s.labels["engine"] for s in page.find("vllm:kv_cache_usage_perc")} == {"0", "1"}
     (tokens,) = page.find("vllm:generation_tokens_total")
     assert tokens.labels["engine"] == "all"
+
+
+def test_a_step_that_does_not_end_ages_until_it_does(fake_plane, tmp_path):
+    async def run() -> None:
+        async with whole_plane(fake_plane, tmp_path) as served:
+
+            async def age() -> float:
+                return (await served.page()).total("hetero_plane_last_step_age_seconds")
+
+            async def is_older_than(seconds: float) -> bool:
+                return await age() > seconds
+
+            assert await age() == 0
+            fake_plane.may_run.clear()
+            params = GenerationParams(max_tokens=5, seed=0)
+            async with await served.frontend.submit("hello", params) as generation:
+                await until(partial(is_older_than, 0.0))
+                await until(partial(is_older_than, await age()))
+                fake_plane.may_run.set()
+                while (await generation.next_delta()).end is None:
+                    pass
+            await served.settled()
+            assert await age() == 0
+
+    asyncio.run(run())
 
 
 def test_without_a_compute_plane_the_page_shows_the_service_and_no_model():
