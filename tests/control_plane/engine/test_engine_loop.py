@@ -102,6 +102,20 @@ def test_a_broken_stream_to_a_living_plane_is_mended_and_the_loop_hears_nothing(
     assert (fake_plane.num_resumes, fake_plane.take_overs, driver.links) == (1, [False], [True])
 
 
+def test_a_stream_that_breaks_often_is_mended_as_long_as_replies_come_in_between(
+    drive, fake_plane, expected
+):
+    driver, breaks = drive(), MAX_RESUMES_WITHOUT_REPLY + 3
+    request_id = driver.submit("abc", 4 * breaks)
+    for number in range(breaks):
+        driver.run_until(lambda n=number: len(driver.tokens.get(request_id, ())) >= 2 * n + 2)
+        driver.client._session.stream.call.cancel()
+        driver.run_until(lambda n=number: fake_plane.num_resumes > n)
+    driver.run()
+    assert driver.text(request_id) == expected("abc", 4 * breaks)
+    assert (fake_plane.num_resumes, driver.links) == (breaks, [True])
+
+
 def test_a_stream_that_never_brings_a_reply_is_not_mended_for_ever(drive, fake_plane):
     fake_plane.kill()
     fake_plane.Execute = lambda *_: iter(())  # ends the stream at once

@@ -268,3 +268,31 @@ def test_a_plane_that_comes_back_as_another_one_ends_it_all_where_no_other_has_s
             assert "another model: 'another', it was 'fake'" in str(fleet.faults[0])
 
     asyncio.run(main())
+
+
+def test_an_unfit_plane_ends_nothing_while_requests_wait_for_the_other_one(
+    planes, expected, monkeypatch
+):
+    monkeypatch.setattr(one_of_several, "UNFIT_PAUSE_S", 0.01)
+
+    async def main():
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes) as fleet:
+            await fleet.linked(2)
+            await kill(planes[0])
+            planes[0].model = "another"
+            planes[0].start()
+            await fleet.linked(1)
+            planes[1].stands_after = STANDS_AFTER
+            request = fleet.submit("abc", LENGTH)
+            await fleet.until(lambda: len(fleet.tokens.get((request, 0), ())) > 3)
+            await kill(planes[1])
+            descriptions = planes[0].num_descriptions
+            await fleet.until(lambda: planes[0].num_descriptions > descriptions + 3)
+            assert (fleet.faults, fleet.ends) == ([], {})
+            planes[1].start()
+            await fleet.ended(request)
+            assert fleet.text(request) == expected("abc", LENGTH)
+
+    asyncio.run(main())
