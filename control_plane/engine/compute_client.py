@@ -99,7 +99,7 @@ class ComputeClient:
                 compute_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
             )
         except grpc.RpcError as error:
-            raise no_answer(error) from None
+            raise no_answer(error, self._address) from None
         plane = description_from_proto(response)
         plane.check()
         self._described = response
@@ -112,7 +112,7 @@ class ComputeClient:
                 compute_pb2.GetModelAssetsRequest(), timeout=UNARY_TIMEOUT_S
             )
         except grpc.RpcError as error:
-            raise no_answer(error) from None
+            raise no_answer(error, self._address) from None
         return assets_from_proto(response)
 
     def open(self) -> int | None:

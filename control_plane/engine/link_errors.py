@@ -19,8 +19,10 @@ def link_lost(ended: grpc.RpcError | None) -> LinkError:
     return LinkError(f"the compute plane is lost: {what}")
 
 
-def no_answer(error: grpc.RpcError) -> LinkError:
+def no_answer(error: grpc.RpcError, address: Address) -> LinkError:
     """Return the error for a unary call that failed."""
+    if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return LinkError(f"what answers at {address} is no compute plane: {details(error)}")
     return LinkError(f"the compute plane does not answer: {details(error)}")
 
 

@@ -48,9 +48,9 @@ def _lines(report: ReplayReport, name: str, compute: str, *, is_truncated: bool)
                 "tokens are others by near ties."
             )
     if report.num_unanswered:
-        yield f"{report.num_unanswered} steps have no recorded answer: run, not compared."
+        yield f"Steps without a recorded answer, run and not compared: {report.num_unanswered}."
     if report.num_skipped:
-        yield f"{report.num_skipped} steps behind a refused one: not run."
+        yield f"Steps behind a refused one, not run: {report.num_skipped}."
     if is_truncated:
         yield "The recording ends within a record; what is whole was replayed."
     if report.is_stopped:

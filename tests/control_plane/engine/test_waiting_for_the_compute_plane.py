@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import grpc
 import pytest
 import structlog
 
 from control_plane.engine import bring_up
+from control_plane.engine.compute_client import ComputeClient
 from control_plane.errors import LinkError, PlaneNotThereError
+from planes.address import parse_address
 
 LIMITS = SimpleNamespace()
 
@@ -61,3 +65,17 @@ def test_a_plane_that_is_there_and_does_not_answer_is_told_with_the_reason(monke
     _, line = words_while_waiting(monkeypatch, LinkError(reason), attempts=12)
     assert line["event"] == "still waiting for the compute plane, 10 s so far"
     assert (line["log_level"], line["error"]) == ("warning", reason)
+
+
+def test_a_server_that_is_no_compute_plane_is_told_from_one_that_does_not_answer(tmp_path):
+    address = f"unix:{tmp_path}/other.sock"
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_insecure_port(address)
+    server.start()
+    client = ComputeClient(parse_address(address), controller="test")
+    try:
+        with pytest.raises(LinkError, match=f"at {address} is no compute plane: UNIMPLEMENTED"):
+            client.describe()
+    finally:
+        client.shut_down()
+        server.stop(None).wait()
