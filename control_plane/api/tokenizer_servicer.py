@@ -28,7 +28,7 @@ class TokenizerServicer(inference_pb2_grpc.TokenizerServiceServicer):
         """Return the tokens a prompt of this text has."""
         adds_special = not request.HasField("add_special_tokens") or request.add_special_tokens
         engine = self._access.require(request.model)
-        ids = await engine.tokenize(request.text, add_special_tokens=adds_special)
+        ids = await engine.tokenize(request.text, add_special_tokens=adds_special, field="text")
         return inference_pb2.TokenizeResponse(token_ids=ids)
 
     async def Detokenize(

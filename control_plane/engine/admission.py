@@ -57,19 +57,19 @@ class Admission:
         """Bytes of a prompt that is worth tokenizing."""
         return max_text_bytes(self._limits.max_model_len)
 
-    def check_text(self, text: str) -> None:
-        """Raise ValidationError for a text that is not worth tokenizing."""
+    def check_text(self, text: str, field: str = "prompt") -> None:
+        """Raise ValidationError for a text that is not worth tokenizing; `field`: its name."""
         if not text:
-            raise ValidationError("the prompt must not be empty", field="prompt")
+            raise ValidationError(f"the {field} must not be empty", field=field)
         limit = self.max_text_bytes
         # Characters first: a text of many has at least as many bytes, and need not be encoded.
         size = len(text) if len(text) > limit else len(text.encode(errors="surrogatepass"))
         if size > limit:
             raise ContextLengthError(
-                f"the prompt has at least {size} bytes, at most {limit} are taken "
+                f"the {field} has at least {size} bytes, at most {limit} are taken "
                 f"({MAX_BYTES_PER_TOKEN} for each of the max_model_len "
                 f"{self._limits.max_model_len} tokens)",
-                field="prompt",
+                field=field,
             )
 
     def tokenize(self, text: str) -> list[int]:

@@ -227,16 +227,18 @@ class EngineFrontend:
     # Text: while it is worked on it holds a place of its principal, whose limits come before the
     # work. Its tokens are not booked: nothing is computed of them.
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, field: str = "prompt"
+    ) -> list[int]:
         """Return the token ids of a text, as a prompt of it would have them.
 
-        `add_special_tokens`: put the BOS token in front where the model wants one. Raises
-        ValidationError for a text longer than any prompt may be, TokenizationError, and for what
-        its principal may not use.
+        `add_special_tokens`: put the BOS token in front where the model wants one. `field`: what
+        errors call the text. Raises ValidationError for a text longer than any prompt may be,
+        TokenizationError, and for what its principal may not use.
         """
         with self._place():
             return await self._text.tokenize(
-                text, add_special_tokens=add_special_tokens, may_be_empty=True
+                text, add_special_tokens=add_special_tokens, may_be_empty=True, field=field
             )
 
     async def detokenize(

@@ -76,15 +76,20 @@ class TextService:
         self._vocab_size = vocab_size
 
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, may_be_empty: bool = False
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        may_be_empty: bool = False,
+        field: str = "prompt",
     ) -> list[int]:
         """Return the token ids of a text, as a prompt of it would have them.
 
-        `may_be_empty`: it is no prompt.
+        `may_be_empty`: it is no prompt. `field`: what errors call it.
         """
         tokenizer = self._tokenizer
         if text or not may_be_empty:
-            self._admission.check_text(text)
+            self._admission.check_text(text, field)
         if add_special_tokens:
             encode = tokenizer.encode
         elif isinstance(tokenizer, PlainTokenizer):

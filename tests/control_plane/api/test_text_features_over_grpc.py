@@ -300,7 +300,7 @@ def test_text_becomes_tokens_and_tokens_text(stub, field_of):
     assert stub.Detokenize(detokenize).text == "hé"
     for call, request, field in (
         (stub.Detokenize, pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=[259])), "token_ids.ids"),
-        (stub.Tokenize, pb.TokenizeRequest(text="x" * 200_000), "prompt"),
+        (stub.Tokenize, pb.TokenizeRequest(text="x" * 200_000), "text"),
     ):
         with pytest.raises(grpc.RpcError) as caught:
             call(request)
