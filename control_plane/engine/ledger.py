@@ -175,7 +175,7 @@ class Ledger:
         now = self._clock()
         infos = list(self._ended) if include_ended else []
         infos.extend(
-            _describe(entry.request, tuple(entry.request.history), now)
+            _describe(entry.request, tuple(entry.request.history), now, entry.request.state)
             for entry in self._open.values()
         )
         return infos
@@ -208,7 +208,7 @@ class Ledger:
             tally.cancelled_requests += 1
         history = _ending_in(tuple(request.history), state)
         reason = reason or FinishReason.ERROR
-        self._ended.append(_describe(request, history, now, reason))
+        self._ended.append(_describe(request, history, now, state, reason))
         return RequestEnd(state, reason, timings, error, request.cached_tokens, history)
 
     def metrics(self, stats: SchedulerStats, *, memory_utilization: float) -> EngineMetrics:
@@ -250,13 +250,15 @@ def _describe(
     request: Request,
     history: tuple[StateChange, ...],
     now: float,
+    state: RequestState,
     finish_reason: FinishReason | None = None,
 ) -> RequestInfo:
+    """Describe a request; `state`: where its scheduler, a user's own, notes no history."""
     outputs = [sample.output_tokens for sample in request.samples] or [request.output_tokens]
     return RequestInfo(
         request_id=request.id,
         name=request.name,
-        state=history[-1].state if history else request.state,
+        state=history[-1].state if history else state,
         priority=request.priority,
         prompt_tokens=len(request.input_tokens),
         cached_tokens=request.cached_tokens,

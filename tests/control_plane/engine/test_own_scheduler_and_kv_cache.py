@@ -173,6 +173,19 @@ def test_a_users_own_part_drives_the_engine_and_changes_no_text(drive, expected,
     assert driver.loop.metrics.completed_requests == 4
 
 
+def test_requests_of_an_own_scheduler_that_notes_no_states_are_listed_as_they_ended(drive):
+    driver = drive(factories=CoreFactories(scheduler=OneAtATime))
+    driver.submit("abc", 3)
+    cancelled = driver.submit("def", 3)
+    driver.loop.inbox.cancel(cancelled)
+    driver.run()
+    infos = driver.loop.list_requests(include_ended=True)
+    assert [(info.state, info.finish_reason) for info in infos] == [
+        (RequestState.CANCELLED, FinishReason.CANCELLED),
+        (RequestState.COMPLETED, FinishReason.LENGTH),
+    ]
+
+
 def test_our_scheduler_does_samples_without_sharing_where_the_manager_cannot(drive, expected):
     driver = drive(factories=CoreFactories(kv_cache=PlainPages))
     request_id = driver.submit("hello", 7, seed=2, n=3)
