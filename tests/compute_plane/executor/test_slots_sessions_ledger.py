@@ -86,6 +86,16 @@ def test_a_session_is_alive_as_long_as_its_stream(ledger: SessionLedger, clock: 
     assert not stream.reasons
 
 
+def test_a_session_whose_stream_has_ended_is_free_at_once_even_if_just_opened(
+    ledger: SessionLedger,
+):
+    stream = FakeStream()
+    ledger.open("a", take_over=False)
+    ledger.expect(stream)
+    ledger.detach(stream)
+    assert ledger.open("b", take_over=False).session == 2
+
+
 def test_a_resumed_session_is_alive_before_its_next_stream_is_there(
     ledger: SessionLedger, clock: Clock
 ):
