@@ -208,6 +208,19 @@ def test_word_of_a_step_that_was_answered_meanwhile_ends_no_other_step():
     pipeline.close()
 
 
+def test_a_new_session_knows_no_slot_of_the_one_whose_step_is_under_way(driven: Driven):
+    driven.begin(0)
+    driven.send(decode(4, 0))
+    under_way = driven.launched()
+    driven.open()
+    driven.send(decode(5, 0))  # which would be the old session's next step
+    under_way.run()
+    assert driven.tokens() == alone(TEXT, 2)[1:]
+    refusal = driven.reply().refusal
+    assert refusal is not None
+    assert refusal.field == "slots[0]"
+
+
 def test_answers_are_the_same_for_one_under_way_as_for_two(driven: Driven):
     tokens = [driven.begin(0)]
     for position in range(4, 12):
