@@ -19,7 +19,8 @@ FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 8.0
 
 EXIT_CONFIG = 2
-"""A plane that ends with this will not do better the next time."""
+"""A plane that ends with this at its first start will not do better the next time. One that has
+served before may: its port, say, was taken in the moment that it was away."""
 
 Ended = SimpleQueue[PlaneProcess | None]
 """Processes that have ended, each once; None: no more planes are to be started."""
@@ -49,6 +50,7 @@ class SupervisedPlane:
         self._clock = clock
         self._began = 0.0
         self._num_restarts = 0
+        self._is_restarted = False
         self.process: PlaneProcess | None = None
         self.due_at: float | None = None
         """When the next one is to be started, on `clock`; None: one runs."""
@@ -80,7 +82,7 @@ class SupervisedPlane:
         assert plane is not None  # only a started one ends
         status = plane.stop()
         how = f"the {plane.name} {describe_exit(status)}"
-        if status == EXIT_CONFIG:
+        if status == EXIT_CONFIG and not self._is_restarted:
             raise PlaneStartError(how, exit_status=status)
         self._plan_another(how)
 
@@ -108,6 +110,7 @@ class SupervisedPlane:
         except PlaneStartError as error:
             self._plan_another(error.message)
             return
+        self._is_restarted = True
         plane.show_output()  # nobody waits until it is ready
         self._say(f"{plane.name}: pid {plane.pid}")
 

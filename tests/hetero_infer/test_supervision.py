@@ -132,6 +132,21 @@ def test_one_whose_configuration_is_wrong_is_not_started_again(supervise):
     assert caught.value.exit_status == 2
 
 
+def test_one_that_has_served_and_finds_its_port_taken_is_tried_again(supervise, said, tmp_path):
+    supervised, ended, now = supervise(3)
+    end(supervised, ended)
+    (tmp_path / "plane_that_ends_with_3.py").write_text("raise SystemExit(2)")
+    for _ in range(MAX_RESTARTS - 1):
+        now[0] = supervised.due_at
+        supervised.start_if_due()
+        end(supervised, ended)
+        assert "ended with status 2; starting another one" in said[-1]
+    now[0] = supervised.due_at
+    supervised.start_if_due()
+    with pytest.raises(ExecutionError, match=f"ended with status 2; {MAX_RESTARTS} restarts did"):
+        end(supervised, ended)
+
+
 def test_one_that_is_stopped_before_its_time_has_come_is_not_started(supervise):
     supervised, ended, now = supervise(3)
     end(supervised, ended)
