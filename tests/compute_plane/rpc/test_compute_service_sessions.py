@@ -101,6 +101,29 @@ def test_a_controller_that_has_sent_nothing_on_its_stream_is_alive(own_plane: Ha
             own_plane.open("second", take_over=False)
 
 
+def test_a_controller_whose_stream_has_ended_keeps_nobody_out(own_plane: Harness):
+    first, sessions = own_plane.open("first"), own_plane.plane._sessions
+    with first.stream() as stream:
+        stream.send(first.batch(**first_batch_parts()))
+        stream.receive()
+    wait_until(lambda: sessions._stream is None, "its stream has gone")
+    assert own_plane.open("second", take_over=False).session == first.session + 1
+
+
+def test_a_controller_that_waits_for_its_unary_call_is_alive(own_plane: Harness):
+    first, sessions = own_plane.open("first"), own_plane.plane._sessions
+    own_plane.executor.gate.clear()
+    sessions._clock = lambda: time.monotonic() + 0.9 * LEASE_S
+    batch = first.batch(**first_batch_parts())
+    call = own_plane.stub.ExecuteOne.future(batch, timeout=TIMEOUT_S)
+    assert own_plane.executor.entered.acquire(timeout=TIMEOUT_S)
+    sessions._clock = lambda: time.monotonic() + 1.2 * LEASE_S
+    with pytest.raises(grpc.RpcError, match="controller 'first' is alive"):
+        own_plane.open("second", take_over=False)
+    own_plane.executor.gate.set()
+    assert call.result().step_id == 1
+
+
 def test_a_stream_that_ends_with_all_its_room_taken_leaves_no_thread(own_plane: Harness):
     def num_readers() -> int:
         return sum(thread.name == "execute-reader" for thread in threading.enumerate())
