@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import sys
+from fractions import Fraction
 from typing import TypeVar
 
 import numpy as np
@@ -93,6 +95,36 @@ def test_the_largest_numbers_are_multiplied_exactly(label: str) -> None:
     x = np.repeat(x, k, axis=1).astype(np.float32)
     out = multiplied(label, packed_weights(label, blocks.reshape(n, -1), k), quantised(x), rows, n)
     assert (out == x.astype(np.float64) @ decoded_weights(label, blocks.reshape(n, -1)).T).all()
+
+
+def fma(a: float, b: float, c: float) -> np.float32:
+    """a · b + c, rounded once, to even where two are as near."""
+    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    if not exact:
+        return np.float32(0)
+    unit = Fraction(2) ** (math.frexp(float(exact))[1] - 24)
+    return np.float32(float(round(exact / unit) * unit))
+
+
+def test_where_a_scale_holds_for_half_a_group_the_halves_are_rounded_in_turn() -> None:
+    """v = fma(i of the second half, its d, i · d of the first), and the sum fma(v, scale, sum)."""
+    rows, n, k = 2, 16, 256
+    blocks, packed, x = make("Q6_K", rows, n, k)
+    out = multiplied("Q6_K", packed, x, rows, n)
+    d = blocks[:, 208:210].view("<f2").astype(np.float64)
+    d = d * blocks[:, 192:208].view(np.int8)  # [n, halves]
+    weights = decoded_weights("Q6_K", blocks).reshape(n, -1, 16)
+    q = np.rint(weights / np.where(d, d, np.inf)[:, :, None])
+    integers = np.einsum("nhk,rhk->rnh", q, x.values[:rows].reshape(rows, -1, 16).astype(float))
+    for row in range(rows):
+        for column in range(n):
+            total = np.float32(0)
+            for group, scale in enumerate(x.scales[row]):
+                v = np.float32(0)
+                for half in (2 * group, 2 * group + 1):
+                    v = fma(integers[row, column, half], d[column, half], v)
+                total = fma(v, scale, total)
+            assert out[row, column] == total
 
 
 @pytest.mark.parametrize("label", FORMATS)
