@@ -229,10 +229,12 @@ def service_manager() -> ServiceManager:
 
 def default_kernel_cache(environ: Mapping[str, str]) -> Path:
     """Return the user's cache directory for kernels, or one for temporary files without a home."""
-    base = environ.get("XDG_CACHE_HOME")
-    if not base and environ.get("HOME"):
+    base = environ.get("XDG_CACHE_HOME", "")
+    # What is relative is to be ignored, says its specification; the same kernels would be compiled
+    # anew in each directory that a plane is started in.
+    if not os.path.isabs(base) and environ.get("HOME"):
         base = str(Path(environ["HOME"]) / ".cache")
-    if base and _can_be_written(Path(base)):
+    if os.path.isabs(base) and _can_be_written(Path(base)):
         return Path(base) / "hetero-paged-infer" / "kernels"
     return Path(tempfile.gettempdir()) / f"hetero-paged-infer-kernels-{os.geteuid()}"
 

@@ -134,6 +134,8 @@ def test_kernels_are_cached_below_the_users_cache_or_else_the_temporary_director
     assert default_kernel_cache(home) == tmp_path / ".cache/hetero-paged-infer/kernels"
     other = {**home, "XDG_CACHE_HOME": str(tmp_path / "xdg")}
     assert default_kernel_cache(other) == tmp_path / "xdg/hetero-paged-infer/kernels"
+    assert default_kernel_cache({**home, "XDG_CACHE_HOME": "xdg"}) == default_kernel_cache(home)
+    assert default_kernel_cache({"XDG_CACHE_HOME": "xdg"}) == default_kernel_cache({})
     (tmp_path / "file").touch()
     no_home = default_kernel_cache({"HOME": str(tmp_path / "file" / "home")})
     assert no_home.name.startswith("hetero-paged-infer")
