@@ -18,6 +18,7 @@ from compute_plane.rpc.servicer import MAX_STREAMS, ComputeServicer
 from planes.address import Address
 from planes.errors import ConfigError
 from planes.listening import check_can_listen
+from planes.socket_file import SocketFile
 from planes.tls import ServerTls, add_port
 from planes.transport import plane_server_options
 from protos.hetero.compute.v1 import compute_pb2, compute_pb2_grpc
@@ -75,7 +76,7 @@ class PlaneServer:
         self._wanted = address
         self._tls = tls
         self._health = health.HealthServicer()
-        self._socket_inode: int | None = None
+        self._socket_file: SocketFile | None = None  # before `start`
         self._server = grpc.server(
             ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="rpc"),
             options=plane_server_options(),
@@ -99,12 +100,8 @@ class PlaneServer:
 
     def stop(self) -> None:
         """End all calls and close the socket."""
-        self._server.stop(STOP_GRACE_S).wait()
-        path = self._wanted.path
-        if path is not None and self._socket_inode is not None:
-            with contextlib.suppress(OSError):  # gone already, or another plane's by now
-                if os.stat(path).st_ino == self._socket_inode:
-                    os.unlink(path)
+        with self._socket_file.going() if self._socket_file else contextlib.nullcontext():
+            self._server.stop(STOP_GRACE_S).wait()
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", SERVICE):
@@ -121,7 +118,7 @@ class PlaneServer:
                 self._add_port(address)
             finally:
                 os.umask(before)
-            self._socket_inode = os.stat(address.path).st_ino
+            self._socket_file = SocketFile(address)
             return address
         return Address(host=address.host, port=self._add_port(address))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import grpc.aio
@@ -23,6 +24,7 @@ from planes.address import Address
 from planes.descriptors import share_of_descriptors
 from planes.errors import ConfigError
 from planes.listening import check_can_listen
+from planes.socket_file import SocketFile
 from planes.tls import ServerTls, add_port
 from planes.transport import MAX_CLIENT_MESSAGE_BYTES, client_server_options
 
@@ -61,6 +63,7 @@ class GrpcServer:
         self._access = EngineAccess(gate)
         self._health = aio_health.HealthServicer()
         self._server: grpc.aio.Server | None = None
+        self._socket_file: SocketFile | None = None  # before `start`
 
     async def start(self, address: Address, *, flag: str) -> str:
         """Open the port, NOT_SERVING until there is an engine; the address with its port.
@@ -70,6 +73,7 @@ class GrpcServer:
         server = self._server = self._make()
         await self.publish_health()
         found = self._bind(server, address, flag)
+        self._socket_file = SocketFile(address)
         await server.start()
         _log.info("listening", address=found)
         return found
@@ -91,7 +95,8 @@ class GrpcServer:
     async def stop(self) -> None:
         """Close the port, and cut off whoever still reads after a moment."""
         if self._server is not None:
-            await self._server.stop(STATUS_GRACE_S)
+            with self._socket_file.going() if self._socket_file else contextlib.nullcontext():
+                await self._server.stop(STATUS_GRACE_S)
 
     def _make(self) -> grpc.aio.Server:
         """Return the server with all its services."""

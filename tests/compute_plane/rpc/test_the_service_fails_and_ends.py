@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import grpc
@@ -192,3 +194,17 @@ def serving_status() -> int:
 
 def serving(stub: health_pb2_grpc.HealthStub, service: str) -> int:
     return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S).status
+
+
+def test_a_plane_that_ends_leaves_the_socket_of_the_one_that_listens_there_by_now(tmp_path: Path):
+    first = Harness(tmp_path)
+    path = tmp_path / "compute.sock"
+    path.unlink()  # as who tidies up directories for temporary files may do
+    second = Harness(tmp_path)
+    try:
+        first.close()
+        assert os.listdir(tmp_path) == ["compute.sock"]
+        assert second.describe().current_session == 0
+    finally:
+        second.close()
+    assert os.listdir(tmp_path) == []
