@@ -152,12 +152,18 @@ class SlowServer:
 
 def test_a_burst_of_streams_loses_none_as_cancelled():
     server = SlowServer()
+    all_sent = threading.Event()
+    server.loop.call_soon_threadsafe(all_sent.wait, PATIENCE_S)  # it is busy: they pile up
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         answer = channel.unary_stream("/trap.Service/Answer")
         calls = [answer(b"x", timeout=PATIENCE_S) for _ in range(NUM_STREAMS)]
+        all_sent.set()
         ends = Counter(outcome(call) for call in calls)
     server.close()
     assert ends == {"answered": NUM_STREAMS}
+    given = dict(client_server_options())  # how many it takes is a matter of luck
+    for limit in ("max_pending_requests", "max_pending_requests_hard_limit"):
+        assert given[f"grpc.server.{limit}"] > 100 * NUM_STREAMS
 
 
 @pytest.mark.slow
@@ -217,6 +223,12 @@ def test_message_sizes_are_given_for_both_directions(options, limit):
     given = dict(options())
     for direction in ("send", "receive"):
         assert given[f"grpc.max_{direction}_message_length"] == limit
+
+
+def test_a_plane_that_is_back_is_connected_to_within_a_quarter_of_a_second():
+    given = dict(plane_channel_options())
+    assert given["grpc.initial_reconnect_backoff_ms"] <= 50
+    assert given["grpc.max_reconnect_backoff_ms"] <= 250
 
 
 def test_no_channel_makes_a_call_again_by_itself():
