@@ -140,6 +140,35 @@ def test_log_probabilities_are_asked_for_and_reach_only_who_asked(recorder):
     assert list(first.block_digests) == []
 
 
+def prompt_in_slot_0(step_id: int, num_logprobs: int | None = None) -> compute_pb2.ExecutionBatch:
+    return compute_pb2.ExecutionBatch(
+        step_id=step_id,
+        starts=[start(0, 4, [1], num_logprobs)],
+        slots=[0],
+        query_lens=[4],
+        positions=[0],
+        sampled_rows=[0],
+    )
+
+
+def test_log_probabilities_reach_who_asks_in_a_slot_of_which_nobody_had(recorder):
+    recorder.sent(prompt_in_slot_0(1))
+    recorder.sent(prompt_in_slot_0(2, num_logprobs=2))
+    first, second = answer(1, 1), answer(2, 1)
+    recorder.received(first)
+    recorder.received(second)
+    assert [len(output.sample_logprobs) for output in (first, second)] == [0, 1]
+
+
+def test_of_a_session_that_was_lost_with_its_steps_under_way_the_next_one_knows_nothing(recorder):
+    recorder.sent(prompt_in_slot_0(5))
+    recorder.opened(PLANE)
+    recorder.sent(prompt_in_slot_0(1))
+    output = answer(1, 1)
+    recorder.received(output)
+    assert list(output.sample_logprobs) == []
+
+
 def test_a_plane_that_has_neither_is_asked_for_neither(tmp_path):
     recorder = Recorder(str(tmp_path / "run"))
     recorder.opened(compute_pb2.DescribeResponse(block_size=4))
