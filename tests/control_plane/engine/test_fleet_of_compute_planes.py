@@ -197,6 +197,21 @@ def test_prompts_that_begin_alike_go_to_the_same_plane(planes):
     asyncio.run(main())
 
 
+def test_what_was_sent_to_a_plane_that_was_lost_speaks_for_it_no_more(planes):
+    async def main():
+        for plane in planes:
+            plane.start()
+        async with FleetDriver(planes) as fleet:
+            await fleet.linked(2)
+            await fleet.ended(fleet.submit("a" * 8 * CHUNK_TOKENS, 3))
+            first = fleet.member_of(planes[0])
+            assert len(first.trace) > 0
+            await kill(planes[0])
+            await fleet.until(lambda: len(first.trace) == 0)
+
+    asyncio.run(main())
+
+
 # --- commands that meet a request on its way ---
 
 

@@ -14,6 +14,7 @@ from control_plane.engine.recording import Recorder
 from control_plane.engine.recording_file import RecordingFile, encode_length
 from planes.errors import ConfigError
 from protos.hetero.compute.v1 import compute_pb2, recording_pb2
+from tests.waiting import wait_until
 
 PLANE = compute_pb2.DescribeResponse(block_size=4, features=["block_digests", "logprobs"])
 
@@ -240,6 +241,14 @@ def test_a_disk_that_is_slow_ends_the_recording_before_memory_does(tmp_path, mon
     may_write.set()
     file.close()
     assert [line["event"] for line in logs] == ["recording stopped; requests go on"]
+
+
+def test_what_is_recorded_is_in_the_file_while_the_recording_goes_on(tmp_path):
+    """Or a control plane that is killed would take the last of it along."""
+    file = RecordingFile(str(tmp_path / "run"))
+    file.write(b"abc")
+    wait_until(lambda: (tmp_path / "run").read_bytes() == b"\x03abc", "the record in the file")
+    file.close()
 
 
 def test_a_file_that_holds_something_is_not_overwritten_but_an_empty_one_is_taken(tmp_path):
