@@ -151,15 +151,12 @@ def test_what_moves_while_the_server_shuts_down_is_told_so(planes):
             ids = [fleet.submit(f"s{i}", LENGTH * 4) for i in range(2)]
             await fleet.until(lambda: all(len(fleet.tokens.get((i, 0), ())) > 3 for i in ids))
             place, moves = fleet.fleet._place, []
-
-            def stop_first(origin, moving):
-                fleet.fleet.begin_to_stop()
-                place(origin, moving)
-                moves.append(len(moving))
-
-            fleet.fleet._place = stop_first
+            fleet.fleet._place = lambda origin, moving: moves.append((origin, moving))
             await kill(planes[0])
             await fleet.until(lambda: moves)
+            fleet.fleet.begin_to_stop()
+        for origin, moving in moves:  # no engine is there any more to end them
+            place(origin, moving)
         await asyncio.sleep(0)
         assert {fleet.ends[i].error.reason for i in ids} == {"DRAINING"}
 
