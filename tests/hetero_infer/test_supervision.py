@@ -135,7 +135,8 @@ def test_one_whose_configuration_is_wrong_is_not_started_again(supervise):
 def test_one_that_has_served_and_finds_its_port_taken_is_tried_again(supervise, said, tmp_path):
     supervised, ended, now = supervise(3)
     end(supervised, ended)
-    (tmp_path / "plane_that_ends_with_3.py").write_text("raise SystemExit(2)")
+    # Of another size: its bytecode, which may be kept, is told apart by that and by the second.
+    (tmp_path / "plane_that_ends_with_3.py").write_text("raise SystemExit(2)  # from now on")
     for _ in range(MAX_RESTARTS - 1):
         now[0] = supervised.due_at
         supervised.start_if_due()
