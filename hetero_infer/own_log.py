@@ -1,7 +1,8 @@
-"""What the process that keeps planes alive says of them, in the form of their own log."""
+"""What a command says of itself, and of the planes that it keeps alive."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 
@@ -14,6 +15,21 @@ PLANE = "supervisor"
 def teller(log_format: str, level: str) -> Callable[[str], None]:
     """Return what says a line: a warning where planes write JSON, else plain text."""
     return _tell_people if not writes_json(log_format) else _Json(level)
+
+
+def warn_as_commands_do() -> None:
+    """From now on, write what modules of planes warn of as this command's own lines."""
+    import structlog
+
+    def spell(_: object, level: str, event: structlog.typing.EventDict) -> str:
+        facts = ", ".join(f"{name}: {value}" for name, value in event.items() if name != "event")
+        return f"hetero-infer: {level}: {event['event']}" + (f" ({facts})" if facts else "")
+
+    structlog.configure(
+        processors=[spell],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+    )
 
 
 def _tell_people(line: str) -> None:

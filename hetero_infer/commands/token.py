@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero_infer.commands.options import ask_for_command, refuse_root_flags
+from hetero_infer.own_log import warn_as_commands_do
 
 if TYPE_CHECKING:
     from control_plane.access.token_file import TokenEntry
@@ -63,7 +64,7 @@ def create_command(
     """Make a token and print it; the file, which is made if there is none, gets its hash."""
 
     def run() -> int:
-        refuse_root_flags(context.obj, "token")
+        _begin(context)
         from control_plane.access.limits import Limits
         from control_plane.access.token_file import add_token
 
@@ -86,7 +87,7 @@ def list_command(
     """Show whose tokens there are and what each may use."""
 
     def run() -> int:
-        refuse_root_flags(context.obj, "token")
+        _begin(context)
         from control_plane.access.token_file import read_tokens
 
         entries = read_tokens(Path(file))
@@ -101,7 +102,7 @@ def revoke_command(context: typer.Context, *, name: Name, file: File) -> Action:
     """Take a token out of the file; a running server refuses it from its next request on."""
 
     def run() -> int:
-        refuse_root_flags(context.obj, "token")
+        _begin(context)
         from control_plane.access.token_file import remove_token
 
         remove_token(Path(file), name)
@@ -109,6 +110,11 @@ def revoke_command(context: typer.Context, *, name: Name, file: File) -> Action:
         return 0
 
     return run
+
+
+def _begin(context: typer.Context) -> None:
+    refuse_root_flags(context.obj, "token")
+    warn_as_commands_do()
 
 
 def _as_json(entries: tuple[TokenEntry, ...]) -> str:

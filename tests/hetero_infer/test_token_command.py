@@ -52,6 +52,18 @@ def test_the_list_says_what_each_may_use_and_no_hash(token_command):
     }  # fmt: skip
 
 
+def test_a_file_that_everybody_may_read_is_warned_of_in_one_line(token_command, tmp_path):
+    token_command("create", "a")
+    file = tmp_path / "t.json"
+    file.chmod(0o604)
+    status, table, said = token_command("list")
+    assert (status, len(table.splitlines())) == (0, 2)
+    assert said == (
+        "hetero-infer: warning: everybody on this machine may read the file of tokens "
+        f"(file: {file})\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "before", "what"),
     [
