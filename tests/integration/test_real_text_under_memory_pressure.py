@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
-from hetero_infer.bench.server import started_planes
+from hetero_infer.bench.server import StartedPlanes, started_planes
 from tests.devices import Target
 from tests.golden.prompts import PROMPTS
 from tests.integration.asking import Server, check_tokens, request
@@ -43,6 +46,25 @@ def ample(alone) -> list[list[list[int]]]:
     return alone.ask_together(TWELVE)
 
 
+def ask_all_before_a_step_ends(
+    crowded: Server, planes: StartedPlanes, requests: list
+) -> list[list[list[int]]]:
+    """In their order, while the compute plane stands still.
+
+    Who runs beside whom, and so who has to give way, is then no matter of when they arrive.
+    """
+    os.kill(planes.compute_pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(len(requests)) as pool:
+        try:
+            answers = []
+            for asked in requests:
+                answers.append(pool.submit(crowded.ask, asked))
+                crowded.wait_until(lambda: crowded.metrics.total_requests == len(answers))
+        finally:
+            os.kill(planes.compute_pid, signal.SIGCONT)
+        return [answer.result() for answer in answers]
+
+
 SMALL_POOLS = [
     pytest.param(4, 32, 0.0, id="4x32"),
     pytest.param(8, 16, SWAP_SPACE, id="8x16-swap", marks=pytest.mark.slow),
@@ -56,8 +78,8 @@ def test_twelve_requests_in_a_pool_for_two_say_what_they_say_in_an_ample_one(
     target, judge, ample, num_blocks, block_size, swap_space
 ):
     pool = {"max_num_blocks": num_blocks, "block_size": block_size, "swap_space": swap_space}
-    with server(target, **pool) as crowded:
-        check_tokens(judge, TWELVE, crowded.ask_together(TWELVE), ample)
+    with started_planes(target.config(**pool)) as planes, Server(planes.control) as crowded:
+        check_tokens(judge, TWELVE, ask_all_before_a_step_ends(crowded, planes, TWELVE), ample)
         metrics, memory = crowded.metrics, crowded.memory
         assert metrics.completed_requests == 12
         assert metrics.num_preemptions >= 1
