@@ -12,7 +12,7 @@ from pathlib import Path
 
 from control_plane.config_checks import check_together
 from control_plane.core.interface import MOST_DRAFTS
-from control_plane.text.answers.recognition import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
+from control_plane.text.answers.formats import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
 from control_plane.text.template_kwargs import read_template_kwargs
 from planes.address import Address, host_address, parse_address
 from planes.errors import ConfigError

@@ -7,7 +7,8 @@ from pathlib import Path
 import structlog
 
 from control_plane.engine.bring_up import ConnectedPlane
-from control_plane.text.answers.recognition import AUTO, AnswerFormats
+from control_plane.text.answers.formats import AUTO
+from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.assets import make_chat_template
 from control_plane.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
 from control_plane.text.conversation import json_object

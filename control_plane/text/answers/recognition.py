@@ -6,12 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from control_plane.text.answers.call_readers import (
-    CallReader,
-    HermesReader,
-    Llama3JsonReader,
-    MistralReader,
-)
+from control_plane.text.answers.call_readers import CallReader
+from control_plane.text.answers.formats import AUTO, CALL_READERS, NONE
 from control_plane.text.answers.parser import (
     END_OF_THINKING,
     THINK,
@@ -22,16 +18,6 @@ from control_plane.text.answers.until import SPACE
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.tokenizer import PlainTokenizer, Tokenizer
 from planes.errors import TokenizationError
-
-AUTO: Final = "auto"
-NONE: Final = "none"
-
-CALL_READERS: Final[Mapping[str, type[CallReader]]] = {
-    reader.FORMAT: reader for reader in (HermesReader, Llama3JsonReader, MistralReader)
-}
-TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)
-REASONING_PARSERS: Final = (AUTO, NONE, "think", "deepseek_r1", "qwen3")
-"""The last two are other names of `think`, those of vLLM."""
 
 _MOST_READ: Final = 1 << 14
 """Characters that a template writes for a call; it may write millions, and a server would wait."""

@@ -13,8 +13,8 @@ from control_plane.core.request import Request
 from control_plane.core.structured_outputs import StructuredOutputs
 from control_plane.structured import grammars as grammars_module
 from control_plane.structured.grammars import Grammars
+from control_plane.text.answers.formats import CALL_READERS
 from control_plane.text.answers.parser import AnswerFormat, Thinking
-from control_plane.text.answers.recognition import CALL_READERS
 from control_plane.text.answers.tool_choice import ToolChoice, with_calls
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
 from planes.errors import ValidationError

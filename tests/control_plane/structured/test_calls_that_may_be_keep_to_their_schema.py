@@ -9,8 +9,8 @@ import pytest
 
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.structured_outputs import StructuredOutputs
+from control_plane.text.answers.formats import CALL_READERS
 from control_plane.text.answers.parser import AnswerFormat, Thinking
-from control_plane.text.answers.recognition import CALL_READERS
 from control_plane.text.answers.tool_choice import ToolChoice, with_calls
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID
 from planes.errors import ValidationError

@@ -9,7 +9,10 @@ import pytest
 from hetero_infer.cli import OTHERS, PROGRAM, app, main
 from hetero_infer.commands.command_line import UsageError, read_arguments
 
-HEAVY = ("asyncio", "grpc", "hetero_infer.bench.settings", "numpy", "pydantic", "rich", "structlog")
+HEAVY = (
+    "asyncio", "grpc", "hetero_infer.bench.settings", "jinja2", "numpy", "pydantic", "rich",
+    "structlog",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""The formats of answers that are known, by the names that settings give them.
+
+Apart from how a chat template shows them: command lines want names, and no template engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from control_plane.text.answers.call_readers import (
+    CallReader,
+    HermesReader,
+    Llama3JsonReader,
+    MistralReader,
+)
+
+AUTO: Final = "auto"
+NONE: Final = "none"
+
+CALL_READERS: Final[Mapping[str, type[CallReader]]] = {
+    reader.FORMAT: reader for reader in (HermesReader, Llama3JsonReader, MistralReader)
+}
+TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)
+REASONING_PARSERS: Final = (AUTO, NONE, "think", "deepseek_r1", "qwen3")
+"""The last two are other names of `think`, those of vLLM."""
