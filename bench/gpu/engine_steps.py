@@ -1,7 +1,8 @@
 """How long a decode step of the whole executor takes: with graphs, without, beside the memory.
 
 Steps of few rows are taken with the library's products, too, and the norm, gate and additions
-beside them as launches of their own, as steps of many rows are.
+beside them as launches of their own, as steps of many rows are; and all with launches that begin
+before the one ahead has ended, which must say the same to the bit.
 
 A step must read all weights, and the keys and values of its rows, once: that is what it is compared
 with, at the bandwidth of a device copy measured here. Steps are launched as the plane launches
@@ -26,10 +27,12 @@ from bench.gpu.device import summary
 from bench.gpu.findings import Findings, PartOptions, line_of
 from bench.gpu.launch_costs import launch_costs, say_costs
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, LlamaShape, write_model
+from bench.gpu.step_answers import Answers, answers
 from bench.gpu.step_profile import profiled_runs, where_time_goes
-from bench.gpu.step_ways import BLOCK_SIZE, EAGER, OWN, WAYS, Way, Workload
+from bench.gpu.step_ways import BLOCK_SIZE, EAGER, EARLY, OWN, WAYS, Way, Workload
 from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig
+from compute_plane.cuda.dense_kernels import MOST_ROWS
 from compute_plane.executor.interface import (
     ExecutionBatch,
     GPUExecutor,
@@ -114,6 +117,7 @@ def measure_steps(
     }
     found.values["engine_steps"] = figures
     results: dict[int, dict[str, Any]] = {}
+    said: dict[Way, dict[int, Answers]] = {}
     work = work or Workload()
     for way in WAYS:
         batches = way.batches_of(work)
@@ -138,8 +142,19 @@ def measure_steps(
                 elif way is EAGER:
                     _compare_with_eager(found, result)
                 else:
-                    _compare_with_library(found, result)
+                    _compare_with_own(found, result, way)
+            if way in (OWN, EARLY):
+                some_rows = {min(MOST_ROWS, max(batches)), max(batches)}  # our products, torch's
+                said[way] = {n: answers(made, n, work.blocks_of_row) for n in some_rows}
             del made  # two models need not find room
+    if len(said) > 1:
+        for rows, own in said[OWN].items():
+            other = [one != early for one, early in zip(own, said[EARLY][rows], strict=True)]
+            if any(other):
+                found.failures.append(
+                    f"launches that begin early say something else, {rows} rows from step "
+                    f"{other.index(True)} on"
+                )
 
 
 def read_bytes(shape: LlamaShape, plane: PlaneFlags, num_tokens: int) -> int:
@@ -164,11 +179,11 @@ def _compare_with_memory(
     )
 
 
-def _compare_with_library(found: Findings, result: dict[str, Any]) -> None:
-    library = result["library"]["median_ms"]
-    found.say(f"decode step of {result['rows']:3} rows by the library {library:8.3f} ms")
+def _compare_with_own(found: Findings, result: dict[str, Any], way: Way) -> None:
+    other = result[way.key]["median_ms"]
+    found.say(f"decode step of {result['rows']:3} rows {way.name} {other:8.3f} ms")
     if "graphs" in result:
-        result["own_of_library"] = result["graphs"]["median_ms"] / library
+        result[f"own_of_{way.key}"] = result["graphs"]["median_ms"] / other
 
 
 def _compare_with_eager(found: Findings, result: dict[str, Any]) -> None:

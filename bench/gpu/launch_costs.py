@@ -3,21 +3,21 @@
 A decode step is a chain of kernels of which each needs the one before. Their number times what a
 kernel costs that does next to nothing is the least that a step takes beside reading its weights.
 From capability 9.0 on a kernel may be launched while the one before still runs and wait inside for
-its end (`griddepcontrol.wait`): what that would save is measured too, though no kernel of ours does
-it yet.
+its end (`kernels.cuda.instructions.early_launch`): what that saves is measured too.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from bench.gpu.device import as_graph, current_stream, milliseconds
-from kernels.cuda.errors import DriverError
+from kernels.cuda.fitted_ptx import EARLY_LAUNCHES
+from kernels.cuda.launch import LoadedKernel
+from kernels.cuda.variant import Expectation
 
 LAUNCHES: Final = 512
 """Kernels of a chain."""
@@ -26,9 +26,6 @@ WAITS: Final = 20
 """Waits for a device at work, of each kind."""
 WORK_CYCLES: Final = 1_000_000
 """Of the device's clock; half a millisecond or more."""
-LEAST_CAPABILITY: Final = (9, 0)
-"""Of devices that launch a kernel before the one before it has ended."""
-
 # All threads wait before anything is read, and none may leave before: a kernel that ended without
 # having waited would let the next one run beside the one before itself.
 COUNT_PTX: Final = """
@@ -55,6 +52,26 @@ COUNT_PTX: Final = """
 """
 
 
+EXPECTATION: Final = Expectation(registers=32, begins_early=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """The variant of `COUNT_PTX`: one thread adds one to the number that it is given."""
+
+    name: str = "count"
+    threads: int = 32
+    arguments: tuple[str, ...] = ("int32*",)
+    expectation: Expectation = EXPECTATION
+
+    def kernel(self) -> Callable[..., None]:
+        """It is written in PTX."""
+        raise NotImplementedError
+
+
+COUNTER: Final = Counter()
+
+
 def launch_costs() -> dict[str, float]:
     """Return, in µs, what one of a chain of kernels costs, and a wait, on the CUDA device.
 
@@ -74,7 +91,7 @@ def launch_costs() -> dict[str, float]:
             number.add_(1)
 
     costs = {"graph_us": _us_of_one(as_graph(chain, "cuda")), "stream_us": _us_of_one(chain)}
-    if torch.cuda.get_device_capability() >= LEAST_CAPABILITY:
+    if torch.cuda.get_device_capability() >= EARLY_LAUNCHES:
         for name, is_early in (("counter_us", False), ("early_counter_us", True)):
             costs[name] = _us_of_counter(is_early)
     for name, blocks in (("spinning_wait_us", False), ("blocking_wait_us", True)):
@@ -105,14 +122,14 @@ def _us_of_counter(is_early: bool) -> float:
     import torch
 
     counted = torch.zeros(1, dtype=torch.int32, device="cuda")
-    launch = counter_launcher(counted.data_ptr(), is_early)
+    counter = LoadedKernel(COUNTER, COUNT_PTX.encode(), begins_early=is_early)
     chains = 0
 
     def chain() -> None:
         nonlocal chains
         chains += 1
         for _ in range(LAUNCHES):
-            launch(current_stream("cuda"))
+            counter.launch((1, 1, 1), current_stream("cuda"), counted.data_ptr())
 
     replay = as_graph(chain, "cuda")  # calls it twice, and what it captures does not run
     chains -= 1
@@ -126,43 +143,6 @@ def _us_of_counter(is_early: bool) -> float:
     if (found := int(counted.item())) != chains * LAUNCHES:
         raise RuntimeError(f"{chains * LAUNCHES} kernels, each after the other, counted to {found}")
     return cost
-
-
-def counter_launcher(place: int, is_early: bool, *, driver: Any = None) -> Callable[[int], None]:  # noqa: ANN401 - untyped
-    """Return what queues the counter on a stream. `place`: of its number, on the device.
-
-    `is_early`: it may start while what is before it on the stream still runs. `driver`:
-    `cuda.bindings.driver` unless a test gives its own. Raises DriverError.
-    """
-    if driver is None:
-        driver = importlib.import_module("cuda.bindings.driver")
-
-    def call(name: str, *arguments: object) -> Any:  # noqa: ANN401 - as the binding
-        status, *results = getattr(driver, name)(*arguments)
-        if status:
-            raise DriverError(name, getattr(status, "name", str(status)))
-        return results[0] if results else None
-
-    module = call("cuModuleLoadData", COUNT_PTX.encode() + b"\0")
-    function = call("cuModuleGetFunction", module, b"count")
-    value = ctypes.c_uint64(place)
-    config = driver.CUlaunchConfig()
-    config.gridDimX = config.gridDimY = config.gridDimZ = 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
-    if is_early:
-        early = driver.CUlaunchAttribute()
-        ids = driver.CUlaunchAttributeID
-        early.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        early.value.programmaticStreamSerializationAllowed = 1
-        config.attrs, config.numAttrs = [early], 1
-
-    def launch(stream: int) -> None:
-        config.hStream = stream
-        addresses = (ctypes.c_void_p * 1)(ctypes.addressof(value))
-        # The driver copies the argument before its call returns.
-        call("cuLaunchKernelEx", config, function, ctypes.addressof(addresses), 0)
-
-    return launch
 
 
 def _wait_us(blocks: bool) -> float:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 from unittest.mock import patch
 
-from compute_plane.cuda import dense_kernels
+from bench.gpu import step_answers
+from compute_plane.cuda import dense_kernels, launchers
 from compute_plane.cuda.dense_kernels import MOST_ROWS
 
 GRAPH_BATCHES: Final = (1, 2, 4, 8)
@@ -36,7 +37,7 @@ class Workload:
     @property
     def blocks_of_row(self) -> int:
         """Blocks of the longest row there is."""
-        return -(-(self.context + self.steps) // BLOCK_SIZE)
+        return -(-max(self.context + self.steps, step_answers.num_tokens()) // BLOCK_SIZE)
 
     @property
     def num_blocks(self) -> int:
@@ -52,6 +53,7 @@ class Way:
     key: str
     uses_graphs: bool = True
     uses_own_products: bool = True
+    begins_early: bool = False
 
     def batches_of(self, work: Workload) -> list[int]:
         """Return the sizes of steps that are taken this way."""
@@ -65,11 +67,15 @@ class Way:
     def taken(self) -> Iterator[None]:
         """Have executors that are built meanwhile, and their steps, go this way."""
         most_rows = MOST_ROWS if self.uses_own_products else 0
-        with patch.object(dense_kernels, "MOST_ROWS", most_rows):
+        with (
+            patch.object(dense_kernels, "MOST_ROWS", most_rows),
+            patch.object(launchers, "BEGINS_EARLY", self.begins_early),
+        ):
             yield
 
 
 OWN: Final = Way("with graphs", "graphs")
 LIBRARY: Final = Way("with the library's products", "library", uses_own_products=False)
+EARLY: Final = Way("whose launches begin early", "early", begins_early=True)
 EAGER: Final = Way("without graphs", "eager", uses_graphs=False)
-WAYS: Final = (OWN, LIBRARY, EAGER)
+WAYS: Final = (OWN, EARLY, LIBRARY, EAGER)

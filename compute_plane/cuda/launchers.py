@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 import torch
@@ -14,12 +14,16 @@ from compute_plane.errors import DeviceUnavailableError
 from kernels.cuda import build
 from kernels.cuda.build_ahead import build_ahead
 from kernels.cuda.errors import CudaKernelError
+from kernels.cuda.fitted_ptx import EARLY_LAUNCHES
 from kernels.cuda.launch import LoadedKernel
 
 if TYPE_CHECKING:
     from kernels.cuda.variant import Variant
 
 log = structlog.get_logger()
+
+BEGINS_EARLY: Final = False
+"""Whether kernels that can are launched before what is ahead of them has ended (ADR 0031)."""
 
 
 class Launcher(Protocol):
@@ -57,6 +61,7 @@ class CudaLauncher:
         properties = torch.cuda.get_device_properties(device)
         self.num_multiprocessors = int(properties.multi_processor_count)
         self._capability = (int(properties.major), int(properties.minor))
+        self._has_early_launches = BEGINS_EARLY and self._capability >= EARLY_LAUNCHES
         self._cache_dir = cache_dir
         self._loaded: dict[Variant, LoadedKernel] = {}
         torch.empty(1, device=device)  # makes the context current in this thread
@@ -88,7 +93,8 @@ class CudaLauncher:
                     self._cache_dir,
                     progress=_log_progress,
                 )
-                self._loaded[variant] = LoadedKernel(variant, image)
+                begins_early = self._has_early_launches and variant.expectation.begins_early
+                self._loaded[variant] = LoadedKernel(variant, image, begins_early=begins_early)
             except CudaKernelError as error:
                 raise DeviceUnavailableError(
                     f"device: cuda: {variant.name}: {error}", field="device"

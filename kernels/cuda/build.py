@@ -31,9 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from kernels.cuda import instructions
+from kernels.cuda import fitted_ptx, instructions
 from kernels.cuda import variant as variant_module
 from kernels.cuda.errors import CacheDirectoryError, CompileError, MissingToolchainError
+from kernels.cuda.fitted_ptx import fitted
 from kernels.cuda.variant import Variant
 
 # PTX is made for this one, whatever it is assembled for: the kernels use nothing newer, and the
@@ -106,7 +107,7 @@ def toolchain_versions() -> dict[str, str]:
 def compile_ptx(variant: Variant, capability: tuple[int, int] = LOWEST_CAPABILITY) -> str:
     """Return the variant's PTX, its entry point named `variant.name`.
 
-    It can be assembled for `capability` and all later ones.
+    `link` can assemble it for `capability` and all later ones.
 
     Raises MissingToolchainError, or CompileError where Numba refuses the source.
     """
@@ -150,7 +151,7 @@ def link(name: str, ptx: str, capability: tuple[int, int]) -> tuple[bytes, Resou
     except nvjitlink.nvJitLinkError as error:  # of an architecture that it does not know
         raise CompileError(f"{name} for {arch}: {error}") from error
     try:
-        code = ptx.encode()
+        code = fitted(ptx, capability).encode()
         nvjitlink.add_data(handle, nvjitlink.InputType.PTX, code, len(code), name)
         nvjitlink.complete(handle)
         cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
@@ -240,7 +241,8 @@ def source_hash(variant: Variant) -> str:
     digest = hashlib.sha256(f"{variant!r} {variant.arguments} {variant.threads}".encode())
     package = Path(str(instructions.__file__)).parent
     kernel = _own_sources(Path(inspect.getfile(type(variant))))
-    builder = {Path(str(variant_module.__file__)), Path(__file__)}
+    builder = {Path(str(module.__file__)) for module in (variant_module, fitted_ptx)}
+    builder.add(Path(__file__))
     for source in sorted({*kernel, *package.glob("*.py"), *builder}):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

@@ -27,15 +27,17 @@ instructions (below). Every block sums the squares of all its rows anew, from ve
 in any case. x · weight has to fit its type, which of float16 no one can promise: there the norm is
 a launch of its own.
 
-What is in flight: a ring of tiles in registers, for 8 warps 64 KB of W, 48 with panels of 16;
-Little's law wants 30 KB a multiprocessor (`quantized_matmul`). At 8 rows two blocks share one.
+What is in flight: a ring of tiles in registers, for 8 warps 64 KB of W, 48 with panels of 16 or 8
+normalised rows; Little's law wants 30 KB a multiprocessor (`quantized_matmul`). At 8 rows two
+blocks share one. The first round is fetched into the second cache before the launch ahead has ended
+(`instructions.early_launch`), if this one is launched so.
 
 Instructions. The time in which 2 KB of W arrive is time for 394, and the loop has, on 9.0:
 
                       8 rows            16 rows
                   plain   normed     plain   normed
-    panel of 32     36       73        51      132
-    panel of 16     39      112        58      212
+    panel of 32     35       84        51      132
+    panel of 16     41      112        64      212
 
 Order: a sum is made tile by tile within a strand, then over the strands, 0 first; squares lane by
 lane, over the four lanes that share a row, over the strands. No other row has a say, nor has M, so
@@ -48,10 +50,11 @@ matrices of 4096 outputs (8 strands) are read at 1.5 times their bytes from that
 one. Not measured yet, nowhere: `make gpu` does.
 
 The ladder:
-  v1  this. Compiled and simulated.
-Next rungs, to be measured first: launches that begin before the one before has ended, with the ring
-asked for first, since weights wait for nobody; x in shared memory for more rows; the gate of
-quantised weights.
+  v1  registers only. Compiled and simulated.
+  v2  this. May begin before the launch ahead has ended; asking for the ring itself before the wait
+      kept 64 registers across it, and normalised rows of panels of 32 spilled 200 bytes. Compiled
+      and simulated.
+Next rungs, to be measured first: x in shared memory for more rows; the gate of quantised weights.
 """
 
 from __future__ import annotations
@@ -123,7 +126,9 @@ class DenseMatmulVariant:
     @property
     def ring(self) -> int:
         """Tiles that are on their way to a lane: as many as registers allow."""
-        return 4 if self.panel_rows == PANELS[1] else 6
+        if self.panel_rows == PANELS[0]:
+            return 6
+        return 3 if self.normalises and self.columns == COLUMNS[0] else 4
 
     @property
     def out_dtype(self) -> str:
@@ -148,7 +153,9 @@ class DenseMatmulVariant:
         is_narrow = self.columns == COLUMNS[0]
         instructions = ("HMMA", "LDG.128", *(("FFMA", "MUFU") if self.normalises else ()))
         registers = 128 if is_narrow else 255
-        return Expectation(registers, instructions, resident_blocks=2 if is_narrow else 1)
+        return Expectation(
+            registers, instructions, resident_blocks=2 if is_narrow else 1, begins_early=True
+        )
 
     def strand_bits(self, num_outputs: int) -> int:
         """Return log2 of the strands of a matrix for N outputs. It depends on nothing else."""

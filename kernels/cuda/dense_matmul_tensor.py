@@ -38,9 +38,14 @@ from kernels.cuda.instructions.conversions import (
     reciprocal,
     reciprocal_root,
 )
+from kernels.cuda.instructions.early_launch import (
+    fetch_ahead,
+    let_next_begin,
+    wait_for_previous,
+)
 from kernels.cuda.instructions.exact_float32 import add_float32, multiply_add, multiply_float32
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES
-from kernels.cuda.instructions.vectors import load_constant_vector
+from kernels.cuda.instructions.vectors import load_constant_vector, load_vector
 from kernels.cuda.quantized_formats import TILE_INPUTS
 from kernels.cuda.quantized_strands import WARPS
 from kernels.cuda.variant import Local, Pointer, Scalar
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
 
 MINUS_LOG2_E = float32(-math.log2(math.e))
 TILE_ROWS = 16
+TILE_BYTES = 2 * TILE_INPUTS  # of a row
 
 
 def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
@@ -87,6 +93,12 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
             load_constant_vector(slots, first + v, source, at[v] + ahead * TILE_INPUTS)
 
     @cuda.jit(device=True, inline="always")
+    def ask_for_inputs(slots: Local, first: Scalar, x: Pointer, at: Local, ahead: Scalar) -> None:
+        """Do so with x, which is no constant where the launch has begun before x was written."""
+        for c in range(column_tiles):
+            load_vector(slots, first + c, x, at[c] + ahead * TILE_INPUTS)
+
+    @cuda.jit(device=True, inline="always")
     def clear(slots: Local, first: Scalar, count: Scalar) -> None:
         """Write zeros into slots."""
         for v in range(first, first + count):
@@ -112,6 +124,7 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         touched where nothing is normalised. `num_rows` M, `num_outputs` N, `num_inputs` K, a
         multiple of 32.
         """
+        let_next_begin()
         lane = cuda.threadIdx.x & 31  # not a remainder: that of a negative would be thought of
         group = lane // 4
         quad = lane % 4
@@ -130,6 +143,15 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         if first_output >= num_outputs:
             tiles_left = int32(0)
 
+        # Weights wait for nobody: a lane has the first round of one row fetched.
+        first_input = first_tile * TILE_INPUTS
+        if lane < panel_rows and tiles_left > 0:
+            row = min(first_output + (lane % TILE_ROWS if gates else lane), num_outputs - 1)
+            if gates:
+                row += lane // TILE_ROWS * num_outputs
+            fetch_ahead(weights, row * num_inputs + first_input, min(tiles_left, ring) * TILE_BYTES)
+        wait_for_previous()
+
         total = cuda.local.array((num_totals, 4), float32)
         squares = cuda.local.array(column_tiles, float32)
         for i in range(num_totals):
@@ -143,7 +165,7 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         weights_at = cuda.local.array(num_vectors, int64)
         inputs_at = cuda.local.array(column_tiles, int64)
         norm_at = cuda.local.array(1, int64)
-        first_input = first_tile * TILE_INPUTS + 8 * quad
+        first_input += 8 * quad
         norm_at[0] = first_input
         for v in range(num_vectors):
             # Tile v // 2 begins 16 rows after the one before, or, of a gate and its values, N.
@@ -166,7 +188,7 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         for tile in range(ring):
             if tile < tiles_left:
                 ask(weight_ring, tile * num_vectors, num_vectors, weights, weights_at, tile)
-                ask(input_ring, tile * column_tiles, column_tiles, x, inputs_at, tile)
+                ask_for_inputs(input_ring, tile * column_tiles, x, inputs_at, tile)
                 if normalises:
                     ask(norm_ring, tile, 1, norm_weight, norm_at, tile)
             else:
@@ -210,7 +232,7 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
                 ahead = tile + ring
                 if ahead < tiles_left:
                     ask(weight_ring, tile * num_vectors, num_vectors, weights, weights_at, ahead)
-                    ask(input_ring, tile * column_tiles, column_tiles, x, inputs_at, ahead)
+                    ask_for_inputs(input_ring, tile * column_tiles, x, inputs_at, ahead)
                     if normalises:
                         ask(norm_ring, tile, 1, norm_weight, norm_at, ahead)
                 else:

@@ -37,12 +37,15 @@ SUCCESS: Final = 0  # of the driver's calls
 class LoadedKernel:
     """One variant's machine code in the current context, ready to launch.
 
-    `image` is a cubin for the device, or PTX, which the driver compiles itself. `driver` is
-    `cuda.bindings.driver` unless a test gives its own. One thread at a time may launch it. Raises
-    DriverError.
+    `image` is a cubin for the device, or PTX, which the driver compiles itself. `begins_early`:
+    what is ahead on the stream need not have ended; for kernels that wait for it themselves, on
+    devices from `fitted_ptx.EARLY_LAUNCHES` on. `driver` is `cuda.bindings.driver` unless a
+    test gives its own. One thread at a time may launch it. Raises DriverError.
     """
 
-    def __init__(self, variant: Variant, image: bytes, *, driver: Driver = None) -> None:
+    def __init__(
+        self, variant: Variant, image: bytes, *, begins_early: bool = False, driver: Driver = None
+    ) -> None:
         self._driver: Driver = _bindings() if driver is None else driver
         self._packing = argument_packing(variant.arguments)
         self._num_arguments = count = len(variant.arguments)
@@ -56,6 +59,7 @@ class LoadedKernel:
         # PTX is text and must end in a zero byte; behind a cubin one more byte does no harm.
         self._module = self._call("cuModuleLoadData", image + b"\0")
         self._function = self._call("cuModuleGetFunction", self._module, variant.name.encode())
+        self._early = _early_launch(self._driver, variant.threads) if begins_early else None
 
     def launch(self, grid: tuple[int, int, int], stream: int, *arguments: float) -> None:
         """Queue one launch on `stream` (a handle; 0 is the default stream).
@@ -71,6 +75,9 @@ class LoadedKernel:
         if 0 in grid:
             return  # the driver refuses an empty grid, and there is nothing to do
         self._packing.pack_into(self._values, 0, *arguments)
+        if self._early is not None:
+            self._launch_early(self._early, grid, stream)
+            return
         (status,) = self._driver.cuLaunchKernel(
             self._function, *grid, self._threads, 1, 1, 0, stream, self._parameters, 0
         )
@@ -85,6 +92,11 @@ class LoadedKernel:
             for word, name in _ATTRIBUTES.items()
         }
 
+    def _launch_early(self, launch: _Result, grid: tuple[int, int, int], stream: int) -> None:
+        launch.gridDimX, launch.gridDimY, launch.gridDimZ = grid
+        launch.hStream = stream
+        self._call("cuLaunchKernelEx", launch, self._function, self._parameters, 0)
+
     def _call(self, name: str, *arguments: object) -> _Result:
         try:
             status, *results = getattr(self._driver, name)(*arguments)
@@ -93,6 +105,18 @@ class LoadedKernel:
         if status != SUCCESS:
             raise _refusal(name, status)
         return results[0] if results else None
+
+
+def _early_launch(driver: Driver, threads: int) -> _Result:
+    """Return a launch's description but for grid and stream, as CUDA's manual has it."""
+    attribute = driver.CUlaunchAttribute()
+    ids = driver.CUlaunchAttributeID
+    attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    launch = driver.CUlaunchConfig()
+    launch.blockDimX, launch.blockDimY, launch.blockDimZ = threads, 1, 1
+    launch.attrs, launch.numAttrs = [attribute], 1
+    return launch
 
 
 def _refusal(name: str, status: _Result) -> DriverError:

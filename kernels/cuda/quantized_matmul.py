@@ -60,8 +60,9 @@ many as the weights; 64 are 4 KB.
 The ladder:
   v1  a scale for every tile of 32 k's, beside its weights. Registers only, no shared memory but for
       the sums at the end.
-  v2  this. One for every span; whole zero points; panels whose weights begin on lines of 128 bytes.
-      Compiled and simulated; `make gpu` measures it.
+  v2  one for every span; whole zero points; panels whose weights begin on lines of 128 bytes.
+  v3  the same, and may begin before the launch ahead has ended, its first round fetched into the
+      second cache (`instructions.early_launch`). Compiled and simulated; `make gpu` measures it.
 Next rungs: weights marked to leave the caches first (they go by the ordinary read-only path); x in
 shared memory for more panels, for M > 16.
 Looked at, not built: more than 8 strands for the 2048 outputs of a small model, which are 64 blocks
@@ -158,7 +159,9 @@ class QuantizedMatmulVariant:
         resident_blocks = 2 if self.columns == 8 else 1
         instructions = ("HMMA", "LDG.128", "LOP3", "FFMA")
         registers = 128 if self.columns == 8 else 255
-        return Expectation(registers, instructions, resident_blocks=resident_blocks)
+        return Expectation(
+            registers, instructions, resident_blocks=resident_blocks, begins_early=True
+        )
 
     def grid(
         self, num_rows: int, num_outputs: int, num_inputs: int, strand_bits: int

@@ -29,6 +29,11 @@ from typing import TYPE_CHECKING
 from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, PAIR_CONVERSIONS
+from kernels.cuda.instructions.early_launch import (
+    fetch_ahead,
+    let_next_begin,
+    wait_for_previous,
+)
 from kernels.cuda.instructions.exact_float32 import multiply_add
 from kernels.cuda.instructions.small_integers import (
     READY_BYTES,
@@ -43,6 +48,7 @@ from kernels.cuda.instructions.vectors import (
     load_constant_pair,
     load_constant_vector,
     load_constant_word,
+    load_vector,
 )
 from kernels.cuda.quantized_formats import (
     FORMATS,
@@ -115,7 +121,7 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         first = tile % input_ring * column_tiles
         if is_wanted:
             for c in range(column_tiles):
-                load_constant_vector(inputs, first + c, x, inputs_at[c] + ahead * TILE_INPUTS)
+                load_vector(inputs, first + c, x, inputs_at[c] + ahead * TILE_INPUTS)
         else:
             for i in range(first, first + column_tiles):
                 for j in range(4):
@@ -137,6 +143,7 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         `quantized_layout` draws it. `num_rows` M, `num_outputs` N, `num_inputs` K, a multiple of
         the span.
         """
+        let_next_begin()
         lane = cuda.threadIdx.x & 31  # not a remainder: that of a negative would be thought of
         group = lane // 4
         quad = lane % 4
@@ -178,6 +185,15 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         panel_at = panel * num_lines * LINE_BYTES
         tile_at = panel_at + first_span * span_tiles * tile_bytes
         scales_at = panel_at + weight_bytes + first_span * span_bytes
+
+        # Weights wait for nobody: the warp has its first round fetched, each kind by one lane.
+        if lane == 0 and tiles_left > 0:
+            fetch_ahead(packed, tile_at, min(tiles_left, ring) * tile_bytes)
+        if lane == 1 and tiles_left > 0:
+            spans = min(tiles_left // span_tiles, round_spans)
+            fetch_ahead(packed, scales_at, spans * span_bytes)
+        wait_for_previous()
+
         for tile in range(ring):
             if tile < tiles_left:
                 ask_for_weights(weights, tile, packed, tile_at + tile * tile_bytes, lane)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from numba import cuda, float32, int64
 
 from kernels.cuda.instructions.conversions import CONVERSIONS, reciprocal_root
+from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.elements import (
     LOAD_CONSTANT_FLOATS,
     LOAD_FLOATS,
@@ -84,7 +85,7 @@ class RmsNormVariant:
     @property
     def expectation(self) -> Expectation:
         """A thread holds up to eight vectors of float32 at the largest size."""
-        return Expectation(96, ("LDG.128", "STG.128", "SHFL"))
+        return Expectation(96, ("LDG.128", "STG.128", "SHFL"), begins_early=True)
 
     def grid(self, num_tokens: int) -> tuple[int, int, int]:
         """Return the launch grid."""
@@ -129,6 +130,8 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
         `out`, `residual`, `x`: [T, E], three different arrays; `residual` is updated, or not
         touched at all where the variant adds none. `weight`: [E].
         """
+        let_next_begin()
+        wait_for_previous()
         row = int64(cuda.blockIdx.x) * hidden_size
         thread = cuda.threadIdx.x
         values = cuda.local.array((rounds, length), float32)
@@ -137,7 +140,7 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
         for r in range(rounds):
             vector = thread + r * threads
             if vector < num_vectors:
-                load_constant_floats(values, r, x, row + vector * length)
+                load_floats(values, r, x, row + vector * length)
                 if adds_residual:
                     load_floats(other, 0, residual, row + vector * length)
                     for i in range(length):

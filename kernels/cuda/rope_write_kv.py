@@ -43,8 +43,14 @@ from kernels.cuda.instructions.conversions import (
     reciprocal_root,
     word_to_float32,
 )
+from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.eight_bits import STORE_CODES
-from kernels.cuda.instructions.elements import LOAD_CONSTANT_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
+from kernels.cuda.instructions.elements import (
+    LOAD_CONSTANT_FLOATS,
+    LOAD_FLOATS,
+    STORE_FLOATS,
+    VECTOR_LENGTHS,
+)
 from kernels.cuda.instructions.exact_float32 import divide_float32
 from kernels.cuda.instructions.vectors import store_word
 from kernels.cuda.quantized_kv import (
@@ -125,8 +131,8 @@ class RopeWriteKvVariant:
     def expectation(self) -> Expectation:
         """Few registers: as many warps as fit hide the memory's latency."""
         if self.has_shuffles:
-            return Expectation(64, ("LDG.128", "STG.128", "SHFL"))
-        return Expectation(64, ("LDG.128", "STG.128"))
+            return Expectation(64, ("LDG.128", "STG.128", "SHFL"), begins_early=True)
+        return Expectation(64, ("LDG.128", "STG.128"), begins_early=True)
 
     def grid(self, num_tokens: int, num_heads: int, num_kv_heads: int) -> tuple[int, int, int]:
         """Return the launch grid."""
@@ -165,6 +171,7 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
     half = head_size // 2
     length = VECTOR_LENGTHS[variant.dtype]
     angle_vectors = length // 4  # vectors of float32 angles for a vector of elements
+    load_floats = LOAD_FLOATS[variant.dtype]
     load_constant_floats = LOAD_CONSTANT_FLOATS[variant.dtype]
     load_angles = LOAD_CONSTANT_FLOATS["float32"]
     store_floats = STORE_FLOATS[variant.dtype]
@@ -202,6 +209,8 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
         the pool, choose its layer (see `attention_decode`). `bias`: [H + 2·G, D]; `query_norm`,
         `key_norm`: [D]; what the variant does not have is not touched.
         """
+        let_next_begin()
+        wait_for_previous()
         token = int64(cuda.blockIdx.x)
         pair = cuda.blockIdx.y * threads + cuda.threadIdx.x
         head = pair // head_threads  # among the token's query, key and value heads
@@ -212,8 +221,8 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
         values = cuda.local.array((2, length), float32)
         if is_mine:
             first = (token * (num_heads + 2 * num_kv_heads) + head) * head_size + dim
-            load_constant_floats(values, 0, qkv, first)
-            load_constant_floats(values, 1, qkv, first + half)
+            load_floats(values, 0, qkv, first)
+            load_floats(values, 1, qkv, first + half)
             if has_bias:
                 added = cuda.local.array((2, length), float32)
                 load_constant_floats(added, 0, bias, head * head_size + dim)

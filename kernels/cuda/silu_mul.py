@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from numba import cuda, float32, int64
 
 from kernels.cuda.instructions.conversions import exp2, reciprocal
-from kernels.cuda.instructions.elements import LOAD_CONSTANT_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
+from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
+from kernels.cuda.instructions.elements import LOAD_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
 from kernels.cuda.plain_variants import VectorVariant
 from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
 
@@ -47,7 +48,7 @@ class SiluMulVariant(VectorVariant):
     @property
     def expectation(self) -> Expectation:
         """Few registers: as many warps as fit hide the memory's latency."""
-        return Expectation(40, ("LDG.128", "STG.128"))
+        return Expectation(40, ("LDG.128", "STG.128"), begins_early=True)
 
     def grid(self, num_tokens: int, num_features: int) -> tuple[int, int, int]:
         """Return the launch grid; `num_features` F must be a multiple of the vector's length."""
@@ -66,18 +67,20 @@ def variants(*, every: bool) -> list[SiluMulVariant]:
 def make_silu_mul(variant: SiluMulVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     length, threads = VECTOR_LENGTHS[variant.dtype], variant.threads
-    load_constant_floats = LOAD_CONSTANT_FLOATS[variant.dtype]
+    load_floats = LOAD_FLOATS[variant.dtype]
     store_floats = STORE_FLOATS[variant.dtype]
 
     def silu_mul(out: Pointer, gate_up: Pointer, num_features: Scalar) -> None:
         """Write one vector of row blockIdx.x. `gate_up`: [T, 2·F]; `out`: [T, F]."""
+        let_next_begin()
+        wait_for_previous()
         token = int64(cuda.blockIdx.x)
         feature = (int64(cuda.blockIdx.y) * threads + cuda.threadIdx.x) * length
         if feature < num_features:
             values = cuda.local.array((2, length), float32)
             gate = token * 2 * num_features + feature
-            load_constant_floats(values, 0, gate_up, gate)
-            load_constant_floats(values, 1, gate_up, gate + num_features)
+            load_floats(values, 0, gate_up, gate)
+            load_floats(values, 1, gate_up, gate + num_features)
             for i in range(length):
                 x = values[0, i]
                 # e⁻ˣ of a large -x is ∞, and x · 1/∞ the right zero.

@@ -41,12 +41,16 @@ class Expectation:
     its shape. `instructions` must occur, by the disassembler's names; a wide access is named with
     its bits: "LDG.128". `resident_blocks`, if given, is told to the compiler too: so many blocks
     must find registers on one multiprocessor, and it may use what they leave.
+
+    `begins_early`: the kernel may be launched before what is ahead of it has ended, since it waits
+    for that before it reads or writes anything (`instructions.early_launch`).
     """
 
     registers: int
     instructions: tuple[str, ...] = ()
     uses_float64: bool = False
     resident_blocks: int | None = None
+    begins_early: bool = False
 
 
 class Variant(Protocol):

@@ -65,6 +65,7 @@ def load(monkeypatch):
     """What loads simulated kernels; the working set is little more than one small matrix."""
     monkeypatch.setattr(dense_bandwidth, "WORKING_SET_BYTES", MATRIX_BYTES + 1)
     monkeypatch.setattr(dense_bandwidth, "REPEATS", 1)
+    torch.manual_seed(0)  # problems are drawn
     sizes = {}
     data_ptr = torch.Tensor.data_ptr
 

@@ -11,13 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import engine_rival, engine_serving, engine_steps, suites
+from bench.gpu import engine_rival, engine_serving, engine_steps, step_answers, suites
 from bench.gpu.engine_steps import PlaneFlags
 from bench.gpu.findings import Findings, PartOptions
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, TINY, write_model
 from bench.gpu.suites import counted, run_suites
+from compute_plane.cuda import launchers
 from compute_plane.model.loader import load_model
 from hetero_infer.bench.load import StreamRecord
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch):
+    monkeypatch.setattr(step_answers, "STEPS", 4)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +82,7 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
-    ways = ("with graphs", "with the library's products")
+    ways = ("with graphs", "whose launches begin early", "with the library's products")
     assert found.failures == [f"decode steps {way}: RuntimeError: capture failed" for way in ways]
     (one,) = found.values["engine_steps"]["batches"]
     assert one["eager"]["median_ms"] > 0
@@ -97,8 +103,31 @@ def test_steps_are_measured_with_and_without_graphs(model):
     assert one["of_read_time"] == pytest.approx(one["graphs"]["median_ms"] / one["read_ms"])
     assert one["graphs_of_eager"] > 0
     assert one["own_of_library"] > 0
+    assert one["own_of_early"] > 0
+    assert found.failures == []
     assert "eager" not in three  # only where graphs are compared
     assert len(found.targets) == 3
+
+
+def test_launches_that_begin_early_must_say_what_others_say(model, monkeypatch):
+    ways = []
+
+    def answers(executor, rows, blocks_of_row):
+        ways.append(launchers.BEGINS_EARLY)
+        said = step_answers.answers(executor, rows, blocks_of_row)
+        assert [len(step) for step in said] == [3] * (1 + step_answers.STEPS)
+        assert len({one for step in said for one in step}) == 3 * len(said)  # none like another
+        return said if len(ways) < 2 else [*said[:2], *([((1, 0.0),)] * 3)]
+
+    monkeypatch.setattr(engine_steps, "answers", answers)
+    work = engine_steps.Workload(
+        batches=(3,), context=20, steps=2, warm_up=1, repeats=1, eager_batches=()
+    )
+    found = Findings()
+    flags = PlaneFlags("cpu", "float32")
+    engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
+    assert ways == [False, True]
+    assert found.failures == ["launches that begin early say something else, 3 rows from step 2 on"]
 
 
 def test_the_whole_engine_is_measured_and_a_rival_that_fails_is_a_line(model, monkeypatch, capsys):

@@ -14,6 +14,8 @@ Each of these ends the launch with a `Fault` that names the line:
     Uninitialised  shared memory, or a register, that nobody has written
     Race           a place that two threads touch, at least one writing, with no barrier between;
                    a read by the way for constants (.nc) of what the kernel writes
+    TooEarly       of a launch that begins early: memory that is touched before the wait, or a
+                   thread that never waits
     InFlight       a place that an asynchronous copy is still writing
     Divergence     lanes that wait for others at a barrier or an instruction of the warp, in vain
     Undefined      what the manual leaves open
@@ -32,6 +34,7 @@ rounded right), and time.
     memory       bytes, with bounds, and who touched them when
     accesses     loads, stores, atomics
     copies       asynchronous copies
+    early        launches that begin before the one ahead has ended
     warps        shuffles, votes, tensor cores
     lanes        the threads that run together
     front        which of them go on next
@@ -53,6 +56,7 @@ from tests.ptx.faults import (
     Misaligned,
     OutOfBounds,
     Race,
+    TooEarly,
     Undefined,
     Uninitialised,
     Unsupported,
@@ -68,6 +72,7 @@ __all__ = [
     "Misaligned",
     "Uninitialised",
     "Race",
+    "TooEarly",
     "InFlight",
     "Divergence",
     "Undefined",

@@ -27,6 +27,13 @@ class Race(Fault):
     """Two threads touch one place, at least one writing, with no barrier between."""
 
 
+class TooEarly(Fault):
+    """Memory is touched before the launch ahead has ended, or a thread ends without having waited.
+
+    Only of launches that begin early.
+    """
+
+
 class InFlight(Fault):
     """A place is touched that an asynchronous copy is still writing."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.ptx.accesses import smallest_access
+from tests.ptx.early import refuse_left
 from tests.ptx.faults import Unsupported
 from tests.ptx.lanes import WARP, Crowd
 from tests.ptx.machine import Machine
@@ -49,14 +50,15 @@ def launch(
     arguments: Sequence[Any],
     *,
     written: Collection[int] = (0,),
+    begins_early: bool = False,
     meter: Meter | None = None,
 ) -> None:
     """Run the kernel of a PTX text over a grid, in place.
 
     NumPy arrays among the arguments stand for pointers to their first element, a `Spread` for one
     too large to have; the same array twice is one buffer. Only those whose position is in `written`
-    may be written, and they are, when all blocks have run. `meter` counts what is done. Raises a
-    Fault.
+    may be written, and they are, when all blocks have run. `begins_early`: what is ahead on the
+    stream may not have ended yet. `meter` counts what is done. Raises a Fault.
     """
     program = read_program(text)
     if len(arguments) != len(program.parameters):
@@ -79,6 +81,8 @@ def launch(
         for y in range(grid[1])
         for x in range(grid[0])
     ]
+    if begins_early:
+        global_space.to_wait = np.ones(len(blocks) * program.threads, np.bool_)
     at_once = max(LANES_AT_ONCE // program.threads, 1)
     granule = smallest_access(program.instructions, "shared")
     for first in range(0, len(blocks), at_once):
@@ -86,6 +90,7 @@ def launch(
         shared_space = Space("shared", pieces, granule, len(some), is_known=False)
         spaces = {"global": global_space, "shared": shared_space}
         Machine(Crowd(program, some, grid, values, spaces, addresses, meter)).run()
+    refuse_left(global_space)
     first_at: dict[int, int] = {}
     for i in sorted(starts):
         first_at.setdefault(starts[i], i)

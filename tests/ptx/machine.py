@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tests.ptx.accesses import make_access
 from tests.ptx.copies import AsyncCopies
+from tests.ptx.early import make_early
 from tests.ptx.elementwise import make_elementwise
 from tests.ptx.faults import Divergence, Endless, Unsupported
 from tests.ptx.front import Front
@@ -76,6 +77,7 @@ class Machine:
             make_elementwise(one, self._crowd),
             make_access(one, index, self._crowd),
             self._copies.make(one, index),
+            make_early(one, index, self._crowd),
         ):
             if step is not None:
                 return _PLAIN, self._guarded(one, step)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.ptx.faults import InFlight, Misaligned, OutOfBounds, Race, Uninitialised
+from tests.ptx.faults import InFlight, Misaligned, OutOfBounds, Race, TooEarly, Uninitialised
 from tests.ptx.order import Order
 
 Array = npt.NDArray[Any]
@@ -86,16 +86,28 @@ class Space:
         self._flights = 0
         self._has_foreign_blocks = is_known  # global memory
         self.order = Order()
+        self.to_wait: Array | None = None
+        """Of a launch that begins early, by number: the lanes that have not waited so far."""
 
     # --- where ------------------------------------------------------------------------------------
 
     def locate(
-        self, address: Array, size: int, lanes: Lanes, where: object, *, writes: bool
+        self,
+        address: Array,
+        size: int,
+        lanes: Lanes,
+        where: object,
+        *,
+        writes: bool,
+        is_fetched: bool = False,
     ) -> tuple[Array, bool]:
         """Return the offsets of accesses in a block's copy; whether any may be written.
 
-        Raises OutOfBounds, Misaligned.
+        `is_fetched`: into a cache only. Raises OutOfBounds, Misaligned, TooEarly.
         """
+        if self.to_wait is not None and not is_fetched and self.to_wait[lanes.numbers].any():
+            i = int(np.flatnonzero(self.to_wait[lanes.numbers])[0])
+            raise TooEarly(f"{where}: by {_lane(lanes, i)}, which has not waited")
         at = address.astype(np.int64)
         if (at & (size - 1)).any():
             i = int(np.flatnonzero(at & (size - 1))[0])

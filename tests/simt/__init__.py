@@ -10,6 +10,8 @@ and lanes run in shuffled order. Each of these ends the launch with a `Fault`:
     Race          memory that two threads touch, at least one writing, with no barrier between
                   (of two blocks: no fences and atomics, or read by way of the first cache), or
                   that an asynchronous copy is still writing
+    TooEarly      of a launch that begins early: memory that is touched before the wait, or a thread
+                  that never waits
     Divergence    the lanes of a warp at different warp instructions, or some gone
     Deadlock      threads of a block at different barriers, or waiting for what never comes
     Unsupported   something of CUDA that this simulator does not model
@@ -34,6 +36,7 @@ from tests.simt.faults import (
     Misaligned,
     OutOfBounds,
     Race,
+    TooEarly,
     Unsupported,
 )
 from tests.simt.simulator import launch
@@ -44,6 +47,7 @@ __all__ = [
     "OutOfBounds",
     "Misaligned",
     "Race",
+    "TooEarly",
     "Divergence",
     "Deadlock",
     "Unsupported",

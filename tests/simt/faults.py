@@ -19,6 +19,13 @@ class Race(Fault):
     """Two threads touched the same element without a barrier between, at least one writing."""
 
 
+class TooEarly(Fault):
+    """Memory is touched before the launch ahead has ended, or a thread ends without having waited.
+
+    Only of launches that begin early.
+    """
+
+
 class Divergence(Fault):
     """A warp instruction that not all 32 lanes reached together."""
 

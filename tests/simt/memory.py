@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from tests.simt.access import Access
-from tests.simt.faults import Misaligned, OutOfBounds, Race, Unsupported
+from tests.simt.faults import Misaligned, OutOfBounds, Race, TooEarly, Unsupported
 from tests.simt.threads import Knowledge, Thread, everything_known
 
 Index = Any  # what a kernel writes between brackets: an integer or a tuple of them
 
 GLOBAL_ALIGNMENT = 256  # bytes, of what a device allocates
+FETCHED_UNIT = 16  # bytes, of which place and length of what is fetched are multiples
 
 
 class CheckedArray:
@@ -76,6 +77,18 @@ class CheckedArray:
         first, count = self._run(element, 4 * len(words))
         self._note_writes(first, count)
         self._flat[first : first + count] = words.view(self._flat.dtype)
+
+    def fetch(self, element: Any, num_bytes: Any) -> None:
+        """Have some bytes at an element fetched into a cache: they are not read."""
+        size = int(num_bytes)
+        if size <= 0 or size % FETCHED_UNIT:
+            raise Misaligned(f"{self._name}: {size} bytes are fetched by {self._current()}")
+        last = int(element) + (size - FETCHED_UNIT) // self._flat.itemsize
+        for one in (int(element), last):
+            CheckedArray._run(self, self._place(one), FETCHED_UNIT)
+
+    def _place(self, index: Index) -> Any:
+        return index
 
     def _note_reads(self, first: int, count: int, is_fresh: bool = False) -> None:
         pass
@@ -323,6 +336,34 @@ class ReadOnlyArray(CheckedArray):
 
     def _note_writes(self, _first: int, _count: int) -> None:
         raise Unsupported(f"{self._name} was given as read-only and is written")
+
+
+def awaited(array: CheckedArray) -> CheckedArray:
+    """Return an array of a launch that begins early: only threads that have waited may touch it."""
+    kind = type(array)
+    made = _AWAITED.get(kind)
+    if made is None:
+        made = _AWAITED[kind] = type(f"Awaited{kind.__name__}", (_Awaited, kind), {})
+    array.__class__ = made
+    return array
+
+
+class _Awaited(CheckedArray):
+    def _element(self, index: Index) -> int:
+        self._refuse_early()
+        return super()._element(index)
+
+    def _run(self, element: Any, num_bytes: int) -> tuple[int, int]:
+        self._refuse_early()
+        return super()._run(element, num_bytes)
+
+    def _refuse_early(self) -> None:
+        thread = self._current()
+        if not thread.has_waited:
+            raise TooEarly(f"{self._name} is touched by {thread}, which has not waited")
+
+
+_AWAITED: dict[type, type] = {}
 
 
 def poisoned(shape: Index, dtype: np.dtype) -> np.ndarray:

@@ -11,7 +11,16 @@ import numpy as np
 from numba.cuda.dispatcher import CUDADispatcher
 
 from tests.simt.device import Device
-from tests.simt.memory import GLOBAL_ALIGNMENT, ReadOnlyArray, SharedArray, Spread, SpreadArray
+from tests.simt.faults import TooEarly
+from tests.simt.memory import (
+    GLOBAL_ALIGNMENT,
+    CheckedArray,
+    ReadOnlyArray,
+    SharedArray,
+    Spread,
+    SpreadArray,
+    awaited,
+)
 from tests.simt.threads import Block, Dim3
 from tests.simt.twins import twins_of
 
@@ -25,24 +34,30 @@ def launch(
     arguments: Sequence[Any],
     *,
     written: Collection[int] = (0,),
+    begins_early: bool = False,
     seed: int = 0,
 ) -> None:
     """Run `kernel` over the grid, some blocks at a time, with `threads` threads each.
 
     NumPy arrays among the arguments are what pointers are on the device: flat, and only those whose
-    position is in `written` may be written; a `Spread` stands for one too large to have. `seed`
+    position is in `written` may be written; a `Spread` stands for one too large to have.
+    `begins_early`: what is ahead on the stream may not have ended yet. `seed`
     draws the order of blocks, warps and lanes; blocks take turns at their barriers.
     Raises a Fault.
     """
     device = Device()
     rebound = _rebind(kernel, twins_of(device))
     bound = [_argument(i, value, i in written, device) for i, value in enumerate(arguments)]
+    if begins_early:
+        bound = [awaited(one) if isinstance(one, CheckedArray) else one for one in bound]
     order = random.Random(seed)
 
     def body() -> None:
         # As on the machine: integers wrap around, floats become infinite or NaN, nobody is told.
         with np.errstate(all="ignore"):
             rebound(*bound)
+        if begins_early and not device.thread().has_waited:
+            raise TooEarly(f"{device.thread()} has ended and never waited for the launch ahead")
 
     blocks = [Dim3(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
     order.shuffle(blocks)

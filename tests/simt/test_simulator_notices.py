@@ -6,7 +6,21 @@ import numpy as np
 import pytest
 from numba import cuda, float32
 
-from tests.simt import Deadlock, Divergence, OutOfBounds, Race, Unsupported, launch
+from kernels.cuda.instructions.early_launch import (
+    fetch_ahead,
+    let_next_begin,
+    wait_for_previous,
+)
+from tests.simt import (
+    Deadlock,
+    Divergence,
+    Misaligned,
+    OutOfBounds,
+    Race,
+    TooEarly,
+    Unsupported,
+    launch,
+)
 from tests.simt.memory import Spread
 
 FULL_WARP = 0xFFFFFFFF
@@ -233,3 +247,63 @@ def test_memory_too_large_to_have_is_read_in_the_pieces_that_there_are():
     for outside in (64, 2**40 - 1, 2**40 + 1, -1):
         with pytest.raises(OutOfBounds):
             launch(reads_a_far_element, ONE_BLOCK, 64, (out, pieces, outside))
+
+
+def waits(out, source):
+    let_next_begin()
+    fetch_ahead(source, 4, 112)
+    wait_for_previous()
+    out[cuda.threadIdx.x] = source[cuda.threadIdx.x]
+
+
+def reads_before_it_waits(out, source):
+    value = source[cuda.threadIdx.x]
+    wait_for_previous()
+    out[cuda.threadIdx.x] = value
+
+
+def writes_before_it_waits(out, _source):
+    out[cuda.threadIdx.x] = float32(1)
+    wait_for_previous()
+
+
+def has_a_thread_that_never_waits(_out, _source):
+    if cuda.threadIdx.x < 31:
+        wait_for_previous()
+
+
+def test_a_launch_that_begins_early_touches_nothing_before_it_has_waited():
+    source, out = np.arange(32, dtype=np.float32), zeros(32)
+    launch(waits, ONE_BLOCK, 32, (out, source), begins_early=True)
+    np.testing.assert_array_equal(out, source)
+
+    for kernel, message in (
+        (reads_before_it_waits, "argument 1 is touched by thread"),
+        (writes_before_it_waits, "argument 0 is touched by thread"),
+        (has_a_thread_that_never_waits, "thread 31 .* has ended and never waited"),
+    ):
+        launch(kernel, ONE_BLOCK, 32, (out, source))
+        with pytest.raises(TooEarly, match=message):
+            launch(kernel, ONE_BLOCK, 32, (out, source), begins_early=True)
+
+
+def fetches_too_far(_out, source):
+    fetch_ahead(source, 4, 128)
+
+
+def fetches_from_a_bad_place(_out, source):
+    fetch_ahead(source, 2, 16)
+
+
+def fetches_half_a_unit(_out, source):
+    fetch_ahead(source, 0, 24)
+
+
+def test_what_is_fetched_ahead_is_there_and_whole_units():
+    for kernel, fault in (
+        (fetches_too_far, OutOfBounds),
+        (fetches_from_a_bad_place, Misaligned),
+        (fetches_half_a_unit, Misaligned),
+    ):
+        with pytest.raises(fault, match="argument 1"):
+            launch(kernel, ONE_BLOCK, 32, (zeros(32), zeros(32)))

@@ -73,6 +73,7 @@ class Thread:
         "fences",
         "function",
         "greenlet",
+        "has_waited",
         "index",
         "known",
         "lane",
@@ -97,6 +98,7 @@ class Thread:
         self.function: WarpFunction | None = None
         self.operand: Any = None
         self.result: Any = None
+        self.has_waited = False  # for the launch ahead
         self.barriers = 0  # block barriers passed
         self.warp_barriers = 0  # `syncwarp`s passed
         self.latest_access: object = None  # kept for `access.Access`

@@ -20,6 +20,7 @@ from kernels.cuda.instructions import (
     async_copies,
     atomics,
     conversions,
+    early_launch,
     elements,
     exact_float32,
     exact_float64,
@@ -92,6 +93,10 @@ def _load_fresh_words(
 
 def _fence(device: Device) -> None:
     device.thread().fence()
+
+
+def _wait_for_previous(device: Device) -> None:
+    device.thread().has_waited = True
 
 
 def _load_word(source: CheckedArray, element: Any) -> np.uint32:
@@ -223,6 +228,8 @@ PLAIN: dict[Any, Any] = {
     exact_float64.bits_to_float64: lambda bits: np.int64(bits).view(np.float64),
     exact_float64.float64_to_bits: lambda x: np.float64(x).view(np.int64),
     across_blocks.take_ticket: SharedArray.take_ticket,
+    early_launch.let_next_begin: lambda: None,  # what the next launch does is another's matter
+    early_launch.fetch_ahead: lambda source, element, size: source.fetch(element, size),
     **{words: partial(_load_fresh_words, n) for n, words in across_blocks.LOAD_FRESH_WORDS.items()},
     atomics.add_int32: SharedArray.add_atomically,
     atomics.add_int64: SharedArray.add_atomically,
@@ -259,6 +266,7 @@ BOUND: dict[Any, tuple[Any, ...]] = {
     tiles.load_transposed_tiles: (_load_tiles, tensor.load_transposed_tiles),
     tiles.transpose_tile: (_transpose_tile,),
     across_blocks.fence: (_fence,),
+    early_launch.wait_for_previous: (_wait_for_previous,),
     async_copies.copy_async: (_copy_async, 4),
     async_copies.copy_word_async: (_copy_async, 1),
     async_copies.commit_copies: (_commit_copies,),

@@ -40,7 +40,14 @@ class SimulatedLauncher:
         ]
         if self.runs and 0 not in grid:
             written = range(len(passed))
-            launch(variant.kernel(), grid, variant.threads, passed, written=written)
+            launch(
+                variant.kernel(),
+                grid,
+                variant.threads,
+                passed,
+                written=written,
+                begins_early=variant.expectation.begins_early,
+            )
 
 
 def as_passed(kind: str, argument: Tensor | float) -> np.ndarray | np.generic:

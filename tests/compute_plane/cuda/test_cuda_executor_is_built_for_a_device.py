@@ -15,6 +15,7 @@ from compute_plane.device import DeviceDescription
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.executor.registry import ExecutorContext, build_executor
 from kernels.cuda import build
+from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import CompileError
 from kernels.cuda.rms_norm import RmsNormVariant
 from planes.errors import ConfigError
@@ -187,6 +188,33 @@ def test_a_kernel_that_cannot_be_built_is_named_in_one_line(
     launcher = launchers.CudaLauncher(torch.device("cpu"), tmp_path)
     with pytest.raises(DeviceUnavailableError, match="rms_norm_float32_e24: the linker refused"):
         launcher.prepare([RmsNormVariant("float32", 24, adds_residual=False)])
+
+
+@pytest.mark.parametrize(
+    ("is_on", "major", "expected"), [(True, 9, [True, False]), (True, 8, [False, False]),
+                                     (False, 9, [False, False])],
+)  # fmt: skip
+def test_kernels_that_wait_begin_early_where_devices_and_we_let_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on: bool, major: int, expected: list[bool]
+) -> None:
+    class Properties:
+        multi_processor_count, minor = 132, 0
+
+    Properties.major = major  # type: ignore[attr-defined] # as in the other test
+    loaded: list[bool] = []
+
+    def load(*_: object, begins_early: bool) -> None:
+        loaded.append(begins_early)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    monkeypatch.setattr(build, "build", lambda *_, **__: b"")
+    monkeypatch.setattr(launchers, "build_ahead", lambda *_, **__: None)
+    monkeypatch.setattr(launchers, "LoadedKernel", load)
+    monkeypatch.setattr(launchers, "BEGINS_EARLY", is_on)
+    launcher = launchers.CudaLauncher(torch.device("cpu"), tmp_path)
+    norm = RmsNormVariant("float32", 24, adds_residual=False)
+    launcher.prepare([norm, EmbeddingVariant("float32")])
+    assert loaded == expected
 
 
 def test_products_lose_nothing_that_their_dtype_has_whatever_torch_was_told() -> None:

@@ -24,6 +24,7 @@ from bench.gpu.case import Array, Case
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.executor.kernel_cache import make_private_directory
 from kernels.cuda import build
+from kernels.cuda.fitted_ptx import fitted
 from kernels.cuda.variant import Variant
 from tests.ptx import Meter, launch
 
@@ -69,7 +70,7 @@ def kept_link(
     """Do what `build.link` does, once for a PTX, an architecture and a compiler."""
     directory = directory or ComputePlaneConfig().kernel_cache_root / "ptx"
     make_private_directory(directory)
-    made_from = f"{build.toolchain_hash()} {capability} {ptx}"
+    made_from = f"{build.toolchain_hash()} {capability} {fitted(ptx, capability)}"
     label = _digest(made_from)
     file = directory / f"{name}.{label[:16]}.{build.architecture(capability)}.cubin"
     with contextlib.suppress(FileNotFoundError):
@@ -126,6 +127,7 @@ def run_compiled(
             one.grid,
             [arrays[a] if isinstance(a, str) else a for a in one.arguments],
             written=[i for i, name in enumerate(one.arguments) if name in case.written],
+            begins_early=one.variant.expectation.begins_early,
             meter=(meters or {}).get(one.variant.name),
         )
     return {name: arrays[name] for name in case.written}

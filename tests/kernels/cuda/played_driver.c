@@ -46,6 +46,22 @@ static int launch(void *function, unsigned gx, unsigned gy, unsigned gz, unsigne
     return SUCCESS;
 }
 
+/* As cuda.h has them. */
+typedef struct { int id; char pad[4]; union { char bytes[64]; int allowed; } value; } attribute;
+typedef struct {
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    void *stream;
+    attribute *attributes;
+    unsigned num_attributes;
+} config;
+
+static int launch_ex(const config *c, void *function, void **parameters, void **extra) {
+    for (unsigned i = 0; i < c->num_attributes; i++)
+        fprintf(stderr, "attribute %d: %d\n", c->attributes[i].id, c->attributes[i].value.allowed);
+    return launch(function, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream,
+                  parameters, extra);
+}
+
 static int init(unsigned flags) { return flags; }
 
 static int version(int *version) {
@@ -63,6 +79,7 @@ int cuGetProcAddress_v2(const char *name, void **function, int cuda_version, uin
         {"cuModuleGetFunction", get_function},
         {"cuFuncGetAttribute", get_attribute},
         {"cuLaunchKernel", launch},
+        {"cuLaunchKernelEx", launch_ex},
     };
     (void)cuda_version, (void)flags;
     *function = NULL;

@@ -23,6 +23,7 @@ SYNCHRONISATION = (
     "wait_for_copies()",
     "wait_for_copies_but_one()",
     "fence()",
+    "wait_for_previous()",
 )
 
 
@@ -43,7 +44,15 @@ def simulate(
         ]
         written = [i for i, name in enumerate(one.arguments) if name in case.written]
         kernel = (kernels or {}).get(one.variant.name) or one.variant.kernel()
-        launch(kernel, one.grid, one.variant.threads, arguments, written=written, seed=seed)
+        launch(
+            kernel,
+            one.grid,
+            one.variant.threads,
+            arguments,
+            written=written,
+            begins_early=one.variant.expectation.begins_early,
+            seed=seed,
+        )
     return {name: arrays[name] for name in case.written}
 
 

@@ -10,7 +10,7 @@ import pytest
 from numba import cuda, float32
 
 from kernels.cuda import build, check
-from kernels.cuda.disassembly import count_instructions
+from kernels.cuda.disassembly import count_instructions, find_disassembler
 from kernels.cuda.errors import CompileError
 from kernels.cuda.operations import all_variants
 from kernels.cuda.rms_norm import RmsNormVariant
@@ -126,6 +126,14 @@ def test_machine_code_is_an_elf_file_whose_entry_point_bears_the_variants_name()
 
 def test_a_good_kernel_has_no_faults():
     assert faults_of(Scaler()) == []
+
+
+def test_a_kernel_that_begins_early_and_never_waits_is_a_fault():
+    if find_disassembler() is None:
+        pytest.skip("no nvdisasm")
+    variant = Scaler(expectation=Expectation(128, begins_early=True))
+
+    assert faults_of(variant) == ["no PREEXIT", "no ACQBULK"]
 
 
 def test_float64_arithmetic_is_a_fault():

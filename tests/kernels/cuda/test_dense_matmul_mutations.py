@@ -52,7 +52,7 @@ def test_the_unbroken_kernel_is_right(make, variant):
 
 def test_there_is_one_barrier_and_it_can_not_be_left_out():
     case, source = narrow_case(NORMED), SOURCES[NORMED]
-    (barrier,) = source.synchronisations()
+    _wait, barrier = source.synchronisations()
 
     for seed in range(2):
         with pytest.raises(Race, match="shared memory"):
@@ -90,7 +90,7 @@ IN_A_PANEL = [
 MORE_IN_A_PANEL = [
     (LOGITS, "first_row = int64(cuda.blockIdx.x) * columns", "first_row = int64(0)"),
     (ADDED, "first_tile = (warp & (strands - 1)) * strand_tiles", "first_tile = int64(0)"),
-    (ADDED, "first_tile * TILE_INPUTS + 8 * quad", "first_tile * TILE_INPUTS"),
+    (ADDED, "first_input += 8 * quad", "pass"),
     (ADDED, "first_output + 8 * (v % 2) + group", "first_output + group"),
     (NORMED, "norm_at[0] = first_input", "norm_at[0] = int64(8 * quad)"),
     (NORMED, "first_row + 8 * c + group, num_rows", "first_row + group, num_rows"),
@@ -137,7 +137,7 @@ MORE_TURNS = [
     (ADDED, "ahead = tile + ring", "ahead = tile + ring + 1"),
     (ADDED, "ask(weight_ring, tile * num_vectors, num_vectors, weights, weights_at, ahead)",
      "pass"),
-    (ADDED, "ask(input_ring, tile * column_tiles, column_tiles, x, inputs_at, ahead)", "pass"),
+    (ADDED, "ask_for_inputs(input_ring, tile * column_tiles, x, inputs_at, ahead)", "pass"),
     (ADDED, "clear(input_ring, tile * column_tiles, column_tiles)\n            tiles_left",
      "pass\n            tiles_left"),
 ]  # fmt: skip

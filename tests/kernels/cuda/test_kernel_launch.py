@@ -32,6 +32,14 @@ class RecordingDriver:
         CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK=128,
     )
 
+    CUlaunchConfig = SimpleNamespace
+    CUlaunchAttributeID = SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="early"
+    )
+
+    def CUlaunchAttribute(self):  # noqa: N802 - the driver's names
+        return SimpleNamespace(id=None, value=SimpleNamespace())
+
     def __init__(self, refuses: str | None = None) -> None:
         self.calls: list[tuple] = []
         self._refuses = refuses
@@ -53,6 +61,16 @@ class RecordingDriver:
 
     def cuLaunchKernel(self, *arguments):  # noqa: N802
         return self._answer("cuLaunchKernel", arguments)
+
+    def cuLaunchKernelEx(self, config, *arguments):  # noqa: N802
+        return self._answer("cuLaunchKernelEx", (SimpleNamespace(**vars(config)), *arguments))
+
+
+def packed(parameters):
+    """The arguments that a launch passes."""
+    types = (*[ctypes.c_void_p] * 7, ctypes.c_float, *[ctypes.c_int64] * 5)
+    addresses = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
+    return [kind.from_address(addresses[i]).value for i, kind in enumerate(types)]
 
 
 def test_an_image_is_loaded_and_its_function_found_by_the_variants_name():
@@ -76,11 +94,29 @@ def test_a_launch_passes_grid_threads_stream_and_typed_arguments():
     assert (name, function) == ("cuLaunchKernel", "function")
     *geometry, parameters, extra = rest
     assert geometry == [7, 2, 1, VARIANT.threads, 1, 1, 0, 99]
-    types = (*[ctypes.c_void_p] * 7, ctypes.c_float, *[ctypes.c_int64] * 5)
-    addresses = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
-    values = [kind.from_address(addresses[i]).value for i, kind in enumerate(types)]
-    assert values == list(ARGUMENTS)
+    assert packed(parameters) == list(ARGUMENTS)
     assert extra == 0
+
+
+def test_a_launch_that_begins_early_says_so_and_passes_the_same():
+    driver = RecordingDriver()
+    usual = LoadedKernel(VARIANT, b"image", driver=driver)
+    early = LoadedKernel(VARIANT, b"image", begins_early=True, driver=driver)
+
+    for stream, num_rows in ((99, 7), (98, 3)):
+        usual.launch(VARIANT.grid(num_rows, 2), stream, *ARGUMENTS)
+        *geometry, expected, _ = driver.calls[-1][2:]
+        early.launch(VARIANT.grid(num_rows, 2), stream, *ARGUMENTS)
+        name, config, function, parameters, extra = driver.calls[-1]
+
+        assert (name, function, extra) == ("cuLaunchKernelEx", "function", 0)
+        assert [config.gridDimX, config.gridDimY, config.gridDimZ] == geometry[:3]
+        assert [config.blockDimX, config.blockDimY, config.blockDimZ] == geometry[3:6]
+        assert (config.hStream, config.numAttrs) == (stream, 1)
+        (attribute,) = config.attrs
+        assert attribute.id == "early"
+        assert attribute.value.programmaticStreamSerializationAllowed == 1
+        assert packed(parameters) == packed(expected)
 
 
 def test_an_empty_grid_launches_nothing():
@@ -114,11 +150,16 @@ def test_an_argument_that_its_parameter_cannot_hold_is_refused_before_the_driver
 
 
 @pytest.mark.parametrize(
-    "call", ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "cuFuncGetAttribute"]
-)
+    "call",
+    [
+        "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "cuLaunchKernelEx",
+        "cuFuncGetAttribute",
+    ],
+)  # fmt: skip
 def test_a_refusal_of_the_driver_is_typed_and_names_call_and_status(call):
     def load_launch_and_ask():
-        kernel = LoadedKernel(VARIANT, b"image", driver=RecordingDriver(refuses=call))
+        driver, is_early = RecordingDriver(refuses=call), call == "cuLaunchKernelEx"
+        kernel = LoadedKernel(VARIANT, b"image", begins_early=is_early, driver=driver)
         kernel.launch(VARIANT.grid(1, 1), 0, *ARGUMENTS)
         kernel.attributes()
 

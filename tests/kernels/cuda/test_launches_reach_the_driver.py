@@ -30,6 +30,9 @@ print(norm.attributes())
 product = LoadedKernel(QuantizedMatmulVariant("Q4_0", "bfloat16", 8), b"8 8 8 8 8 8 4 8")
 product.launch((1, 2, 3), 0, 1, 2, 3, 2**40, -1, 5, -6, 7)
 product.launch((0, 2, 3), 0, 1, 2, 3, 4, 4, 5, 6, 7)
+early = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 4", begins_early=True)
+for tokens in 7, 8:
+    early.launch((tokens, 1, 1), 0x7FFF12345678, 0x7F0000000100, 0x7F0000000200, 0, tokens, 1e-5)
 try:
     norm.launch((1, 1, 1), 0xBAD, 1, 2, 3, 4, 1.0)
 except DriverError as error:
@@ -61,6 +64,14 @@ def test_grid_block_stream_and_every_argument_arrive_as_the_kernel_takes_them(li
     assert fault == "cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS"
     pointers = (0x7F0000000100, 0x7F0000000200, 0, 2**47)
     block, rest = "block {} 1 1", "shared 0 stream {} extra (nil)"
+
+    def early_launch(tokens):
+        yield "attribute 6: 1"  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        yield f"launch 0x2222 grid {tokens} 1 1 {block.format(64)} {rest.format('0x7fff12345678')}"
+        for pointer in (*pointers[:3], tokens):
+            yield struct.pack("<Q", pointer).hex()
+        yield struct.pack("<f", 1e-5).hex()
+
     assert done.stderr.splitlines() == [
         "function rms_norm_add_float32_e256 of 0x1111",
         f"launch 0x2222 grid 7 1 1 {block.format(64)} {rest.format('0x7fff12345678')}",
@@ -71,4 +82,6 @@ def test_grid_block_stream_and_every_argument_arrive_as_the_kernel_takes_them(li
         *(struct.pack("<q", value).hex() for value in (1, 2, 3, 2**40, -1, 5)),
         struct.pack("<i", -6).hex(),
         struct.pack("<q", 7).hex(),
+        "function rms_norm_add_float32_e256 of 0x1111",
+        *(line for tokens in (7, 8) for line in early_launch(tokens)),
     ]

@@ -1,0 +1,170 @@
+"""Kernels that may be launched before what is ahead of them has ended: they wait for it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+from bench.gpu.case import Case
+from bench.gpu.cases import dense_matmul as dense_cases
+from bench.gpu.cases import quantized_matmul as quantized_cases
+from bench.gpu.numerics import draw_cases
+from kernels.cuda import (
+    build,
+    dense_matmul_tensor,
+    quantized_matmul_tensor,
+    rms_norm,
+    rope_write_kv,
+    silu_mul,
+)
+from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.dense_matmul import DenseMatmulVariant
+from kernels.cuda.disassembly import find_disassembler
+from kernels.cuda.fitted_ptx import EARLY_LAUNCHES, fitted
+from kernels.cuda.operations import all_variants
+from kernels.cuda.quantized_formats import FORMATS, packed_bytes
+from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
+from kernels.cuda.rms_norm import RmsNormVariant
+from kernels.cuda.rope_write_kv import RopeWriteKvVariant
+from kernels.cuda.silu_mul import SiluMulVariant
+from tests import ptx
+from tests.kernels.cuda.compiled import run_compiled, text_of, without
+from tests.kernels.cuda.simulation import Source, simulate
+from tests.simt import TooEarly
+from tests.simt.memory import CheckedArray
+
+GATED = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
+ADDED = DenseMatmulVariant("bfloat16", 8, "added", panel_rows=16)
+MINIMA = QuantizedMatmulVariant("Q4_1", "bfloat16", 8)
+ZEROS = QuantizedMatmulVariant("Q4_Z_G64", "bfloat16", 8)
+PRODUCTS = {
+    GATED: Source(dense_matmul_tensor, "make_dense_matmul", GATED),
+    ADDED: Source(dense_matmul_tensor, "make_dense_matmul", ADDED),
+    MINIMA: Source(quantized_matmul_tensor, "make_quantized_matmul", MINIMA),
+}
+NORM = RmsNormVariant("float32", 256)
+ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
+SILU = SiluMulVariant("float32")
+ROWS = {
+    NORM: Source(rms_norm, "make_rms_norm", NORM),
+    ROPE: Source(rope_write_kv, "make_rope_write_kv", ROPE),
+    SILU: Source(silu_mul, "make_silu_mul", SILU),
+}
+LET, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
+
+
+def small_case(variant) -> Case:
+    """Some warps of a product have nothing to multiply."""
+    if isinstance(variant, DenseMatmulVariant):
+        return dense_cases.draw_case(variant, 3, variant.panel_outputs + 5, 3, 1, alone=0)
+    if isinstance(variant, QuantizedMatmulVariant):
+        return quantized_cases.draw_case(variant, 3, 20, 3, 1, alone=0)
+    return draw_cases(variant)[0]
+
+
+@pytest.mark.parametrize("variant", [*PRODUCTS, *ROWS], ids=lambda variant: variant.name)
+def test_the_wait_can_not_be_left_out(variant):
+    source, case = {**PRODUCTS, **ROWS}[variant], small_case(variant)
+    (wait,) = (
+        i for i, line in enumerate(source.text.splitlines()) if "wait_for_previous()" in line
+    )
+
+    assert case.faults(simulate(case, kernels=source.unbroken())) == []
+    with pytest.raises(TooEarly):
+        simulate(case, kernels=source.without(wait))
+
+
+@pytest.mark.parametrize("variant", PRODUCTS, ids=lambda variant: variant.name)
+def test_threads_that_multiply_nothing_wait_too(variant):
+    broken = PRODUCTS[variant].with_replaced(
+        "wait_for_previous()", "if tiles_left > 0:\n            wait_for_previous()"
+    )
+    with pytest.raises(TooEarly):
+        simulate(small_case(variant), kernels=broken)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [DenseMatmulVariant("bfloat16", 8, "gated", normalises=True), ADDED, MINIMA, ZEROS],
+    ids=lambda variant: variant.name,
+)
+def test_what_is_fetched_ahead_is_the_first_round_of_the_weights(variant, monkeypatch):
+    """Here that is all of them: no strand is longer than the ring."""
+    fetched = np.zeros(1 << 20, np.int64)
+    fetch = CheckedArray.fetch
+
+    def noted(array: CheckedArray, element, num_bytes) -> None:
+        fetch(array, element, num_bytes)
+        first = int(element) * array._flat.itemsize
+        fetched[first : first + int(num_bytes)] += 1
+
+    monkeypatch.setattr(CheckedArray, "fetch", noted)
+    if isinstance(variant, DenseMatmulVariant):
+        outputs = 2 * variant.panel_outputs
+        case = dense_cases.draw_case(variant, 3, outputs, 2 * variant.ring, 1, alone=0)
+        size = case.arrays["weights"].nbytes
+    else:
+        spans = 2 * variant.round_spans
+        case = quantized_cases.draw_case(variant, 3, 64, spans, 1, alone=0)
+        form = FORMATS[variant.weights]
+        size = packed_bytes(variant.weights, 64, spans * form.span)
+    simulate(case)
+
+    assert (fetched[:size] == 1).all()
+    assert not fetched[size:].any()
+
+
+@pytest.mark.parametrize("variant", [GATED, MINIMA, ROPE], ids=lambda variant: variant.name)
+def test_what_the_compiler_makes_of_it_waits_too(variant):
+    case, text = small_case(variant), text_of(variant)
+
+    assert case.faults(run_compiled(case)) == []
+    (broken,) = without(text, WAIT)
+    with pytest.raises(ptx.TooEarly):
+        run_compiled(case, texts={variant.name: broken})
+
+
+def test_every_kernel_that_begins_early_lets_the_next_one_begin_and_waits_once():
+    """And decode attention, beside which a product begins."""
+    early = [one for one in all_variants(every=False) if one.expectation.begins_early]
+    assert {type(one) for one in early} == {type(one) for one in (*PRODUCTS, *ROWS)}
+    for variant in early:
+        text = text_of(variant)
+        assert (text.count(LET), text.count(WAIT)) == (1, 1), variant.name
+    decode = text_of(DecodeVariant("bfloat16", 64, 3, 16))
+    assert (decode.count(LET), decode.count(WAIT)) == (1, 0)
+
+
+@pytest.mark.parametrize("variant", [GATED, MINIMA], ids=lambda variant: variant.name)
+def test_text_is_fitted_to_what_the_device_has(variant):
+    text = text_of(variant)
+    for capability in ((8, 0), (8, 9)):
+        without_it = fitted(text, capability)
+        assert "griddepcontrol" not in without_it
+        assert "prefetch" not in without_it
+        assert ".target sm_80" in without_it
+    for capability in ((9, 0), (10, 0)):
+        with_it = fitted(text, capability)
+        assert with_it.replace(".target sm_90", ".target sm_80") == text
+    assert fitted(text.replace("griddepcontrol", "// "), (9, 0)).count(".target sm_90") == 1
+    plain = "\n".join(line for line in text.splitlines() if "mov" in line)
+    assert fitted(plain, (9, 0)) == plain
+
+
+@pytest.mark.parametrize("variant", [GATED, MINIMA, ROPE], ids=lambda variant: variant.name)
+def test_the_assembler_reads_nothing_but_constants_before_the_wait(variant, tmp_path):
+    if find_disassembler() is None:
+        pytest.skip("no nvdisasm")
+    cubin, _ = build.link(variant.name, text_of(variant), EARLY_LAUNCHES)
+    (tmp_path / "cubin").write_bytes(cubin)
+    command = [str(find_disassembler()), "-c", str(tmp_path / "cubin")]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    before, wait, behind = listing.partition("ACQBULK")
+    assert wait
+    assert "PREEXIT" in before
+    assert {"CONSTANT" in line for line in re.findall(r"LDG\S+", before)} <= {True}
+    assert not re.search(r"STG|ATOM|RED\.", before)
+    assert re.search(r"LDG\.E\S*(?<!CONSTANT)\s", behind)  # x
