@@ -12,6 +12,10 @@ matmul_bandwidth  products with quantised weights beside the copy
 matmul_rivals     torch's products of the same size
 device            kernels on the device, and how long its work takes
 engine_steps      decode steps of the whole executor: with graphs, without, beside the memory
+step_ways         which steps, and the ways in which an executor computes them
+step_answers      what it says of some prompts: the same in ways that promise equal bits
+step_profile      where the time of a step goes
+launch_costs      what a launch costs, whatever it launches
 engine_serving    both planes and a client: how busy the device is, tokens a second
 engine_rival      transformers' continuous batching on the same model
 random_model      a Llama of random weights, made on the spot

@@ -26,6 +26,7 @@
     variant            what a kernel tells the builder and the launcher about itself
     plain_variants     variants of one parameter
     build              plain function → PTX → machine code, cached by source hash
+    fitted_ptx         PTX as the assembler of a capability takes it
     build_ahead        many of them on all cores, or taken over from elsewhere
     launch             machine code → driver module → launch on a stream
     check              `python -m kernels.cuda.check`: hold machine code to its promises

@@ -12,6 +12,7 @@
     addresses       places of 64 bits in one instruction, and not computed twice
     tiles           tensor cores: products of 16 × 16 by 16 × 8 tiles, and how tiles reach registers
     across_blocks   from block to block: a fence, a ticket, reads past the first cache
+    early_launch    launches that begin before the one ahead has ended
     atomics         additions of integers by many threads
     async_copies    global to shared memory behind the arithmetic's back
 
