@@ -126,7 +126,7 @@ class DecodeGraphs:
         for size in reversed(batch_sizes(max_rows)):
             self.capture(size)
             after = self._held_bytes()
-            if size in self._graphs and after > held and after - before > max_bytes:
+            if after > held and after - before > max_bytes:
                 self._release(size)
                 left_out.append(size)
             held = self._held_bytes()

@@ -81,7 +81,7 @@ def bytes_of_inputs(num_rows: int, table_width: int) -> int:
 
 
 class InputMemory:
-    """The memory of the inputs of graphs of up to `num_rows` rows, zeroed.
+    """The memory of the inputs of graphs of up to `num_rows` rows; its tables are zeroed.
 
     What lies there, as far as the host knows, else None: `staying`, a `HostRows.staying` of the
     staying columns; `tables_sent`, the array that tables were copied from.
@@ -91,7 +91,6 @@ class InputMemory:
         self.num_rows = num_rows
         table_bytes = INT_BYTES * num_rows * table_width
         self.columns: Tensor = driver.device_buffer(rows_layout(num_rows).num_bytes + table_bytes)
-        self.columns.zero_()
         tables = driver.device_buffer(table_bytes)
         self.tables: Tensor = tables.view(torch.int32).view(num_rows, table_width)
         self.tables.zero_()

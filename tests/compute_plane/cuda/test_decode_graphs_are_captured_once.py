@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from compute_plane.cuda.build import capture_graphs
+from compute_plane.cuda.columns import ALIGNMENT
 from compute_plane.cuda.decode_graphs import LADDER, batch_sizes, bytes_of_graphs
+from compute_plane.cuda.decode_inputs import InputMemory, bytes_of_inputs
+from compute_plane.cuda.drivers import Graph
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.errors import GraphCaptureError, GraphReplayError
 from compute_plane.executor.interface import LogitBias, Penalties, SamplingRow
@@ -146,6 +150,35 @@ def test_a_rung_that_finds_room_in_the_memory_of_one_left_out_is_kept():
     assert executor.graphs.capture_ladder(8, 45) == [8, 2]
     assert executor.graphs.captured == (1, 4)
     assert device.graph_bytes == 70
+
+
+def test_a_ladder_of_which_nothing_fits_leaves_steps_to_be_launched_eagerly():
+    device = RecordingDriver(bytes_of_capture=[60, 50])
+    executor = torch_executor(driver=device)
+    assert executor.graphs.capture_ladder(2, 45) == [2, 1]
+    assert (executor.graphs.captured, device.graph_bytes) == ((), 0)
+    assert executor.graphs.rung(1) is None
+
+
+def test_memory_that_a_capture_leaves_unused_is_not_counted_for_its_graph():
+    class Warming(RecordingDriver):
+        def capture(self, work: Callable[[], None]) -> Graph:
+            self.graph_bytes += 100
+            return super().capture(work)
+
+        def release_unused(self) -> None:
+            self.graph_bytes %= 100
+
+    executor = torch_executor(driver=Warming(bytes_of_capture=[20, 20]))
+    assert executor.graphs.capture_ladder(2, 45) == []
+
+
+def test_graphs_are_given_room_for_the_inputs_that_they_share():
+    memory = InputMemory(RecordingDriver(), num_rows=4, table_width=3)
+    held = memory.columns.nbytes + memory.tables.nbytes
+    assert 0 <= bytes_of_inputs(4, 3) - held <= ALIGNMENT
+    partly_filled, filled = (replace(SPEC, context_length=length) for length in (33, 48))
+    assert bytes_of_graphs(partly_filled, [4], 16) == bytes_of_graphs(filled, [4], 16)
 
 
 def test_graphs_are_given_room_for_the_logits_of_every_rung():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.decode_inputs import MAX_VIEWS, GraphInputs, InputMemory
 from compute_plane.errors import GraphReplayError
 from compute_plane.executor.interface import ExecutionBatch
 from planes.errors import ValidationError
@@ -148,6 +149,26 @@ def test_a_step_like_the_one_before_sends_nothing_but_what_moves() -> None:
     asks = [row._replace(num_logprobs=0) for row in batch.sampling]
     assert sizes(replace(batch, sampling=asks)) == [whole]
     assert sizes(batch) == [whole]
+
+
+def test_a_graph_captured_between_two_like_steps_makes_the_second_send_everything() -> None:
+    """The inputs of graphs share a memory, and capturing writes there."""
+    device = SizedDriver()
+    executor = with_graphs(device)
+    executor._pools.device.zero_()
+    batch = shared_tables(decode_batch())
+    expected = executor.execute(batch).next_tokens.tolist()
+    device.take_sizes()
+    executor.capture_decode_graph(1)
+    assert executor.execute(batch).next_tokens.tolist() == expected
+    assert device.take_sizes() == [executor._graphs.inputs(2).layout.num_bytes + 16]
+
+
+def test_views_of_tables_are_kept_for_a_bounded_number_of_shapes() -> None:
+    inputs = GraphInputs(InputMemory(RecordingDriver(), 2, MAX_VIEWS + 9), 2, longest=1)
+    for width in range(1, MAX_VIEWS + 10):
+        inputs.take_tables((2, width))
+    assert len(inputs._sent_tables) == 9
 
 
 @pytest.mark.parametrize("poisoned", [0, 1])

@@ -139,6 +139,9 @@ class RecordingDriver(CpuDriver):
         self.host_buffers.append(num_bytes)
         return super().host_buffer(num_bytes)
 
+    def device_buffer(self, num_bytes: int) -> Tensor:
+        return super().device_buffer(num_bytes).fill_(0xFF)  # as previous owners might have left it
+
     def copy(self, target: Tensor, source: Tensor) -> None:
         self.calls.append("copy")
         super().copy(target, source)
