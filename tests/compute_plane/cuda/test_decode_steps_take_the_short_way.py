@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compute_plane.cuda.decode_inputs import MAX_VIEWS, GraphInputs, InputMemory
 from compute_plane.errors import GraphReplayError
-from compute_plane.executor.interface import ExecutionBatch
+from compute_plane.executor.interface import BlockCopy, ExecutionBatch, SamplingRow
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.drawn_steps import (
     RUNGS,
@@ -219,6 +219,7 @@ def wrapped(batch: ExecutionBatch) -> ExecutionBatch:
         (lambda b: replace(b, input_sources=int32([0, 5])), "input_sources"),
         (lambda b: replace(b, input_sources=int32([-2, 0])), "input_sources"),
         (lambda b: replace(b, input_sources=int32([0])), "input_sources"),
+        (lambda b: replace(b, copies=[BlockCopy(0, NUM_BLOCKS)]), "copies"),
     ],
 )
 def test_what_is_wrong_is_left_to_the_ordinary_way_which_says_so(
@@ -291,3 +292,17 @@ def test_shared_tables_may_hold_blocks_that_a_later_step_is_the_first_to_read() 
         found[-1].append(executor._pools.device.double().sum().item())
         assert counted.num_short == 2 * may
     assert found[0] == found[1]
+
+
+def test_samples_count_as_rows_where_there_are_more_of_them() -> None:
+    found = []
+    for may in (True, False):
+        executor = with_graphs()
+        executor._pools.device.zero_()
+        counted = Counted(executor, may=may)
+        for sampled in ([0, 1, 1], [0, 1] * 5):  # more than any graph has rows
+            ways = [SamplingRow(1.5, 1.0, 7 + k, 0, 6) for k in range(len(sampled))]
+            batch = replace(decode_batch(), sampled_rows=int32(sampled), sampling=ways)
+            found.append(executor.execute(batch).next_tokens.tolist())
+        assert counted.num_short == may
+    assert found[:2] == found[2:]
