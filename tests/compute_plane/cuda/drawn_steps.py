@@ -238,3 +238,9 @@ def decode_batch(position: int = 5, rows: int = 2) -> ExecutionBatch:
         sampled_rows=int32(range(rows)),
         sampling=[SamplingRow(0.0, 1.0, row, 0, position + 1) for row in range(rows)],
     )
+
+
+def shared_tables(batch: ExecutionBatch) -> ExecutionBatch:
+    """As the steps of a run share them."""
+    batch.block_tables.flags.writeable = False
+    return batch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compute_plane.cuda.decode_wants import ROOM
-from compute_plane.executor.interface import BlockCopy, Penalties, SamplingRow
+from compute_plane.executor.interface import BlockCopy, LogitBias, Penalties, SamplingRow
 from compute_plane.executor.step import SamplingKey, StepBatch, StepResult
 from tests.compute_plane.cuda.drawn_steps import (
     BIAS,
@@ -135,7 +135,7 @@ def num_copies(batches: Sequence[StepBatch]) -> tuple[list[int], list[StepResult
     return of_steps, results
 
 
-@pytest.mark.parametrize("key", [PENALISED, BIASED])
+@pytest.mark.parametrize("key", [PENALISED, replace(BIASED, num_logprobs=0)])
 def test_a_run_sends_its_histories_and_biases_once(key: SamplingKey) -> None:
     batches = run_of([key, replace(key, seed=2)], 12)
     copies, results = num_copies(batches)
@@ -178,21 +178,24 @@ def test_biases_are_sent_again_behind_a_step_that_used_their_memory() -> None:
     assert tokens[0] == tokens[1] == tokens[3]
 
 
-def test_a_step_that_finds_its_biases_there_copies_its_blocks_all_the_same() -> None:
-    """One that has copied before finds them as well."""
+@pytest.mark.parametrize(("bias", "of_first"), [(BIAS, 2), (None, 1)])
+def test_a_step_with_nothing_else_to_send_copies_its_blocks_all_the_same(
+    bias: LogitBias | None, of_first: int
+) -> None:
+    """One that has copied before finds its biases as well."""
     device = RecordingDriver()
     executor = with_graphs(device)
     pool = executor._pools.device
     pool.zero_()
     pool[20] = 1.0
-    row = SamplingRow(0.0, 1.0, 0, 0, 6, logit_bias=BIAS)
+    row = SamplingRow(0.0, 1.0, 0, 0, 6, logit_bias=bias)
     batch = replace(decode_batch(), sampling=[row, row])
     calls = []
     for copies in ([], [BlockCopy(20, 21)], []):
         device.take_calls()
         executor.execute(replace(batch, copies=copies))
         calls.append(device.take_calls().count("copy"))
-    assert calls == [2, 2, 1]
+    assert calls == [of_first, 2, 1]
     assert (pool[21] == 1.0).all()
 
 

@@ -8,11 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from compute_plane.cuda.decode_inputs import MAX_VIEWS, GraphInputs, InputMemory
 from compute_plane.errors import GraphReplayError
-from compute_plane.executor.interface import BlockCopy, ExecutionBatch, SamplingRow
+from compute_plane.executor.interface import (
+    BlockCopy,
+    ExecutionBatch,
+    LogitBias,
+    Penalties,
+    SamplingRow,
+)
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.drawn_steps import (
     RUNGS,
@@ -20,34 +24,18 @@ from tests.compute_plane.cuda.drawn_steps import (
     decode_batch,
     drawn_batches,
     pipelined,
+    shared_tables,
     tokens_of,
     with_graphs,
 )
 from tests.compute_plane.cuda.played_cuda import played_cuda, played_device
 from tests.compute_plane.cuda.torch_executors import (
-    BLOCK_SIZE,
     NUM_BLOCKS,
     SPEC,
     RecordingDriver,
     torch_executor,
 )
 from tests.golden.batch_driver import int32
-
-
-class SizedDriver(RecordingDriver):
-    """Notes how many bytes each copy to the device has."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.sizes: list[int] = []
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        self.sizes.append(len(target))
-        super().copy(target, source)
-
-    def take_sizes(self) -> list[int]:
-        sizes, self.sizes = self.sizes, []
-        return sizes
 
 
 @pytest.mark.parametrize(
@@ -117,60 +105,6 @@ def test_accesses_of_both_ways_to_one_memory_are_in_order() -> None:
     assert found == tokens_of(pipelined(torch_executor(), batches))
 
 
-def shared_tables(batch: ExecutionBatch) -> ExecutionBatch:
-    """As the steps of a run share them."""
-    batch.block_tables.flags.writeable = False
-    return batch
-
-
-def test_a_step_like_the_one_before_sends_nothing_but_what_moves() -> None:
-    device = SizedDriver()
-    executor = with_graphs(device)
-    executor._pools.device.zero_()
-    batch = shared_tables(decode_batch())
-    whole = executor._graphs.inputs(2).layout.num_bytes
-    moving = whole - executor._graphs.inputs(2).first_moving
-
-    def sizes(batch: ExecutionBatch) -> list[int]:
-        device.take_sizes()
-        executor.execute(batch)
-        return device.take_sizes()
-
-    assert sizes(batch) == [whole + 16]
-    assert sizes(batch) == [moving]
-    assert sizes(replace(batch, block_tables=batch.block_tables.copy())) == [moving + 16]
-    assert sizes(batch) == [moving + 16]  # an array that can be written may have been another
-    other = [row._replace(seed=9) for row in batch.sampling]
-    assert sizes(replace(batch, sampling=other)) == [whole]
-    assert sizes(batch) == [whole]
-    larger = shared_tables(decode_batch(rows=3))
-    assert sizes(larger) == [executor._graphs.inputs(4).layout.num_bytes + 24]
-    assert sizes(batch) == [whole + 16]  # the graph of four rows reads the same memory
-    asks = [row._replace(num_logprobs=0) for row in batch.sampling]
-    assert sizes(replace(batch, sampling=asks)) == [whole]
-    assert sizes(batch) == [whole]
-
-
-def test_a_graph_captured_between_two_like_steps_makes_the_second_send_everything() -> None:
-    """The inputs of graphs share a memory, and capturing writes there."""
-    device = SizedDriver()
-    executor = with_graphs(device)
-    executor._pools.device.zero_()
-    batch = shared_tables(decode_batch())
-    expected = executor.execute(batch).next_tokens.tolist()
-    device.take_sizes()
-    executor.capture_decode_graph(1)
-    assert executor.execute(batch).next_tokens.tolist() == expected
-    assert device.take_sizes() == [executor._graphs.inputs(2).layout.num_bytes + 16]
-
-
-def test_views_of_tables_are_kept_for_a_bounded_number_of_shapes() -> None:
-    inputs = GraphInputs(InputMemory(RecordingDriver(), 2, MAX_VIEWS + 9), 2, longest=1)
-    for width in range(1, MAX_VIEWS + 10):
-        inputs.take_tables((2, width))
-    assert len(inputs._sent_tables) == 9
-
-
 @pytest.mark.parametrize("poisoned", [0, 1])
 def test_a_row_without_finite_logits_fails_alone(poisoned: int) -> None:
     found = []
@@ -193,6 +127,13 @@ def changed(name: str, row: int, value: int) -> Callable[[ExecutionBatch], Execu
         return replace(batch, **{name: column})
 
     return change
+
+
+BEYOND = LogitBias(int32([SPEC.vocab_size]), np.ones(1, dtype=np.float32))
+
+
+def wanting(**wants: object) -> Callable[[ExecutionBatch], ExecutionBatch]:
+    return lambda b: replace(b, sampling=[b.sampling[0], b.sampling[1]._replace(**wants)])
 
 
 def wrapped(batch: ExecutionBatch) -> ExecutionBatch:
@@ -220,6 +161,9 @@ def wrapped(batch: ExecutionBatch) -> ExecutionBatch:
         (lambda b: replace(b, input_sources=int32([-2, 0])), "input_sources"),
         (lambda b: replace(b, input_sources=int32([0])), "input_sources"),
         (lambda b: replace(b, copies=[BlockCopy(0, NUM_BLOCKS)]), "copies"),
+        (wanting(logit_bias=BEYOND), "sampling.logit_bias.token_ids"),
+        (wanting(num_logprobs=21), "sampling.num_logprobs"),
+        (wanting(penalties=Penalties(1.1, 0.0, 0.0, int32([-1]), 1)), "sampling.penalties.history"),
     ],
 )
 def test_what_is_wrong_is_left_to_the_ordinary_way_which_says_so(
@@ -253,7 +197,7 @@ def test_what_is_unusual_takes_the_ordinary_way(unusual: dict[str, object]) -> N
 
 
 def test_a_failing_replay_leaves_the_buffers_free_and_the_memory_unknown() -> None:
-    device = SizedDriver()
+    device = RecordingDriver()
     executor = with_graphs(device)
     executor._pools.device.zero_()
     batch = shared_tables(decode_batch())
@@ -278,22 +222,6 @@ def test_parameters_that_no_column_holds_are_refused_every_time() -> None:
     assert executor.execute(batch).next_tokens.tolist() == expected
 
 
-def test_shared_tables_may_hold_blocks_that_a_later_step_is_the_first_to_read() -> None:
-    found = []
-    for may in (True, False):
-        executor = with_graphs()
-        counted = Counted(executor, may=may)
-        executor._pools.device.normal_(generator=torch.Generator().manual_seed(7))
-        before = shared_tables(decode_batch(BLOCK_SIZE - 1))
-        after = decode_batch(BLOCK_SIZE)
-        # Blocks that a graph which never got them would not read.
-        later = replace(after, block_tables=before.block_tables)
-        found.append([executor.execute(one).next_tokens.tolist() for one in (before, later)])
-        found[-1].append(executor._pools.device.double().sum().item())
-        assert counted.num_short == 2 * may
-    assert found[0] == found[1]
-
-
 def test_samples_count_as_rows_where_there_are_more_of_them() -> None:
     found = []
     for may in (True, False):
@@ -306,3 +234,16 @@ def test_samples_count_as_rows_where_there_are_more_of_them() -> None:
             found.append(executor.execute(batch).next_tokens.tolist())
         assert counted.num_short == may
     assert found[:2] == found[2:]
+
+
+def test_blocks_of_which_a_digest_is_wanted_have_it_once_the_step_has_written_them() -> None:
+    found = []
+    for may in (True, False):
+        executor = with_graphs()
+        executor._pools.device.zero_()
+        counted = Counted(executor, may=may)
+        batch = replace(decode_batch(), digest_blocks=[1, 3, 5])
+        found.append(executor.execute(batch).block_digests)
+        assert counted.num_short == may
+    assert found[0] == found[1] == [executor._pools.digest(block) for block in (1, 3, 5)]
+    assert len(set(found[0])) == 3
