@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from compute_plane.cuda.decode_wants import ROOM
+from compute_plane.cuda.operations import DrawNeeds
 from compute_plane.executor.interface import BlockCopy, LogitBias, Penalties, SamplingRow
 from compute_plane.executor.step import SamplingKey, StepBatch, StepResult
 from tests.compute_plane.cuda.drawn_steps import (
@@ -268,3 +270,28 @@ def test_one_row_that_asks_adds_no_launch_for_the_others() -> None:
     pipelined(executor, batches)
     assert shapes == [1, 1] * 4
     assert np.all(np.array(shapes) == 1)
+
+
+def test_as_many_samples_that_are_drawn_or_listed_in_other_ways_share_no_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels leave out what no sample needs; the reference would not notice."""
+    executor = with_graphs()
+    executor._pools.device.zero_()
+    needs: list[DrawNeeds] = []
+    sample = executor._operations.sample
+
+    def noting(*arguments: Any) -> None:
+        needs.append(arguments[3].needs)
+        sample(*arguments)
+
+    monkeypatch.setattr(executor._operations, "sample", noting)
+    for bias in (None, BIAS):
+        greedy = SamplingRow(0.0, 1.0, 0, 0, 6, logit_bias=bias)
+        drawn = greedy._replace(temperature=1.0)
+        for row in (greedy, drawn, drawn._replace(top_k=3), drawn._replace(num_logprobs=1)):
+            batch = replace(decode_batch(), sampling=[row, row])
+            listed = executor.execute(batch).sample_logprobs
+            assert len(listed) == (0 if row.num_logprobs is None else 2)
+    of_ways = [(False, False), (True, False), (True, True), (True, False)]
+    assert needs == [DrawNeeds(*of_way) for of_way in of_ways * 2]
