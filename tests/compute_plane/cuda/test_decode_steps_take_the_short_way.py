@@ -30,6 +30,7 @@ from tests.compute_plane.cuda.drawn_steps import (
 )
 from tests.compute_plane.cuda.played_cuda import played_cuda, played_device
 from tests.compute_plane.cuda.torch_executors import (
+    BLOCK_SIZE,
     NUM_BLOCKS,
     SPEC,
     RecordingDriver,
@@ -120,7 +121,9 @@ def test_a_row_without_finite_logits_fails_alone(poisoned: int) -> None:
     assert list(found[0][0]) == [poisoned]
 
 
-def changed(name: str, row: int, value: int) -> Callable[[ExecutionBatch], ExecutionBatch]:
+def changed(
+    name: str, row: int | tuple[int, int], value: int
+) -> Callable[[ExecutionBatch], ExecutionBatch]:
     def change(batch: ExecutionBatch) -> ExecutionBatch:
         column = getattr(batch, name).copy()
         column[row] = value
@@ -141,6 +144,14 @@ def wrapped(batch: ExecutionBatch) -> ExecutionBatch:
     return changed("seq_lens", 0, -(2**31))(batch)
 
 
+def too_long(_: ExecutionBatch) -> ExecutionBatch:
+    """One row at a position that the model does not take, in a table that has room for it."""
+    tables = np.arange(SPEC.context_length // BLOCK_SIZE + 1, dtype=np.int32)
+    length = int32([SPEC.context_length + 1])
+    one = replace(decode_batch(rows=1), block_tables=tables[None], seq_lens=length)
+    return replace(one, positions=length - 1)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -150,14 +161,19 @@ def wrapped(batch: ExecutionBatch) -> ExecutionBatch:
         (changed("positions", 0, -1), "positions"),
         (changed("seq_lens", 0, 99), "seq_lens"),
         (lambda b: changed("positions", 0, 2**31 - 1)(wrapped(b)), "seq_lens"),
+        (lambda b: changed("positions", 0, -1)(changed("seq_lens", 0, 0)(b)), "positions"),
+        (lambda _: decode_batch(2 * BLOCK_SIZE), "seq_lens"),  # no block for it
+        (too_long, "seq_lens"),
         (changed("query_lens", 1, 0), "query_lens"),
         (changed("sampled_rows", 0, 2), "sampled_rows"),
         (lambda b: replace(b, block_tables=b.block_tables + NUM_BLOCKS), "block_tables"),
+        (changed("block_tables", 0, -1), "block_tables"),
+        (changed("block_tables", (0, 1), NUM_BLOCKS), "block_tables"),  # the last one, half filled
         (lambda b: replace(b, block_tables=b.block_tables[[0, 0]]), "block_tables"),
         (lambda b: replace(b, block_tables=b.block_tables[:1]), "block_tables"),
         (lambda b: replace(b, input_tokens=b.input_tokens[:1]), "input_tokens"),
         (lambda b: replace(b, sampling=b.sampling[:1]), "sampling"),
-        (lambda b: replace(b, input_sources=int32([0, 5])), "input_sources"),
+        (lambda b: replace(b, input_sources=int32([0, 2])), "input_sources"),
         (lambda b: replace(b, input_sources=int32([-2, 0])), "input_sources"),
         (lambda b: replace(b, input_sources=int32([0])), "input_sources"),
         (lambda b: replace(b, copies=[BlockCopy(0, NUM_BLOCKS)]), "copies"),

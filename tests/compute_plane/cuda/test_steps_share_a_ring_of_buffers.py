@@ -101,6 +101,13 @@ def test_buffers_grow_for_a_large_step_and_stay_for_the_ones_after_it():
     assert device.host_buffers == [FIRST_BYTES, FIRST_BYTES, 2 * FIRST_BYTES]
 
 
+def test_memory_for_results_is_replaced_only_if_it_is_too_little():
+    berth = StagingRing(RecordingDriver(), 1).take()
+    first, larger, smaller = (berth.device_results(count) for count in (16, 48, 32))
+    assert (len(first), len(larger)) == (16, 48)
+    assert smaller is larger
+
+
 def test_the_next_step_is_queued_before_the_step_before_it_is_read():
     device = RecordingDriver()
     executor = torch_executor(driver=device)
