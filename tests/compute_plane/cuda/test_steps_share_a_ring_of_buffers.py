@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -99,6 +101,21 @@ def test_buffers_grow_for_a_large_step_and_stay_for_the_ones_after_it():
         )
         berth.free()
     assert device.host_buffers == [FIRST_BYTES, FIRST_BYTES, 2 * FIRST_BYTES]
+
+
+def test_what_a_step_fills_in_piece_by_piece_stays_until_its_berth_is_free():
+    """The device may not have copied the first piece yet when the buffer is too small for more."""
+    berth = StagingRing(RecordingDriver(), 1).take()
+    first_buffer = weakref.ref(berth._inputs)
+    pieces = [np.full(count, count % 251, np.uint8) for count in (10, 20, FIRST_BYTES * 3, 5)]
+    filled = [berth.fill_bytes([piece]) for piece in pieces]
+    for piece, bytes_of_it in zip(pieces, filled, strict=True):
+        np.testing.assert_array_equal(bytes_of_it.numpy(), piece)
+    assert filled[1].data_ptr() - filled[0].data_ptr() == ALIGNMENT
+    del filled, bytes_of_it
+    assert first_buffer() is not None
+    berth.free()
+    assert first_buffer() is None
 
 
 def test_memory_for_results_is_replaced_only_if_it_is_too_little():
