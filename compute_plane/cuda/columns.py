@@ -48,7 +48,7 @@ class Field(NamedTuple):
 class Layout:
     """Arrays one behind the other, in the order given.
 
-    `arrays`: name → dtype and shape. Raises KeyError for a dtype that tensors do not have.
+    `arrays`: name → dtype and shape.
     """
 
     def __init__(self, arrays: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]) -> None:
@@ -56,7 +56,6 @@ class Layout:
         end = 0
         for name, (dtype, shape) in arrays.items():
             one = Field(end, np.dtype(dtype), shape, math.prod(shape))
-            TORCH_TYPES[one.dtype]  # known
             self.fields[name] = one
             end += -(-one.num_bytes // ALIGNMENT) * ALIGNMENT
         self.num_bytes = end
@@ -85,7 +84,10 @@ class Layout:
         return {name: view.copy() for name, view in self.views(buffer.numpy()).items()}
 
     def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
-        """Return the arrays in a buffer of bytes as tensors of its memory."""
+        """Return the arrays in a buffer of bytes as tensors of its memory.
+
+        Raises KeyError for a dtype that tensors do not have.
+        """
         whole = len(buffer) // ALIGNMENT * ALIGNMENT
         as_type = {dtype: buffer[:whole].view(kind) for dtype, kind in TORCH_TYPES.items()}
         found = {}

@@ -68,6 +68,13 @@ def test_waves_of_copies_leave_what_one_copy_after_the_other_leaves(
     np.testing.assert_array_equal(pools.host.view(torch.int16), host)
 
 
+def test_a_wave_ends_only_where_copies_of_one_kind_meet() -> None:
+    within = [BlockCopy(*pair) for pair in ((1, 5), (2, 6), (5, 7), (8, 2), (9, 1))]
+    swaps = [BlockCopy(1, 5, CopyKind.SWAP_OUT), BlockCopy(2, 1, CopyKind.SWAP_OUT)]
+    waves = [(wave.first, wave.end) for wave in plan_copies([*within, *swaps]).waves]
+    assert waves == [(0, 2), (2, 5), (5, 7)]
+
+
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 2**16), st.lists(st.integers(1, 30), min_size=1, max_size=5))
 def test_the_same_step_in_other_blocks_has_the_same_bits(seed: int, lengths: list[int]) -> None:

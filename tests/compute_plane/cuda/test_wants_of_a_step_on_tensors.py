@@ -147,6 +147,17 @@ def test_every_want_gets_what_the_reference_gives_it(wants, prompts, bad, data) 
     assert output.failed_rows == dict.fromkeys(failed, NOT_FINITE)
 
 
+def test_log_probabilities_that_nobody_asks_for_are_not_copied_back() -> None:
+    wanted = np.arange(3)
+    batch = batch_of([WAYS[0]], [([1, 2], 0)])
+    for asks in (False, True):
+        if asks:
+            batch = replace(batch, sampling=[WAYS[2]], prompt_num_logprobs=[1])
+        fields = results_layout(plan_sampling(batch, wanted, VOCAB), VOCAB, keep_logits=False).fields
+        sizes = [fields[name].shape[0] for name in ("logprobs", "top_tokens", "prompt_top_tokens")]
+        assert sizes == [1 * asks, 1 * asks, 2 * asks]
+
+
 @pytest.mark.parametrize(
     ("way", "field"),
     [
