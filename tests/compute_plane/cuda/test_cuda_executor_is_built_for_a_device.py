@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -174,20 +175,59 @@ def test_host_memory_that_cannot_be_pinned_is_an_error_with_its_size(
         PinnedMemory().take(1000)
 
 
-def test_a_kernel_that_cannot_be_built_is_named_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Properties:
-        multi_processor_count, major, minor = 132, 9, 0
+class Properties:
+    multi_processor_count, major, minor = 132, 9, 0
 
+
+NORM = RmsNormVariant("float32", 24, adds_residual=False)
+
+
+@pytest.mark.parametrize(
+    ("where", "match"),
+    [(build, "cuda: rms_norm_float32_e24: the linker refused"), (launchers, "cuda: the linker")],
+)
+def test_a_kernel_that_cannot_be_built_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: ModuleType, match: str
+) -> None:
     def fail(*_: object, **__: object) -> bytes:
         raise CompileError("the linker refused it")
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
-    monkeypatch.setattr(build, "build", fail)
+    monkeypatch.setattr(where, "build" if where is build else "build_ahead", fail)
     launcher = launchers.CudaLauncher(torch.device("cpu"), tmp_path)
-    with pytest.raises(DeviceUnavailableError, match="rms_norm_float32_e24: the linker refused"):
-        launcher.prepare([RmsNormVariant("float32", 24, adds_residual=False)])
+    with pytest.raises(DeviceUnavailableError, match=f"^device: {match}") as info:
+        launcher.prepare([NORM])
+    assert info.value.field == "device"
+
+
+def test_kernels_are_loaded_before_they_are_launched_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    class Kernel:
+        def __init__(self, variant: object, image: bytes) -> None:
+            calls.append((variant, image))
+
+        def launch(self, *arguments: object) -> None:
+            calls.append(arguments)
+
+    def compiled(_: object, capability: tuple[int, int], *__: object, **___: object) -> bytes:
+        return bytes(capability)
+
+    streams = iter(SimpleNamespace(cuda_stream=number) for number in (70, 71))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: next(streams))
+    monkeypatch.setattr(launchers, "build_ahead", lambda *_, **__: None)
+    monkeypatch.setattr(launchers, "LoadedKernel", Kernel)
+    monkeypatch.setattr(build, "build", compiled)
+    launcher = launchers.CudaLauncher(torch.device("cpu"), tmp_path)
+    launcher.prepare([NORM, NORM])
+    given = torch.zeros(3)
+    for _ in range(2):  # a capture has another stream
+        launcher.launch(NORM, (1, 2, 3), given[1:], 5, 0.5)
+    of_launch = given.data_ptr() + 4, 5, 0.5
+    assert calls == [(NORM, b"\x09\x00"), *(((1, 2, 3), at, *of_launch) for at in (70, 71))]
 
 
 @pytest.mark.parametrize(
