@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -165,6 +166,9 @@ def test_large_host_memory_is_pinned_as_it_is_without_being_rounded_up(
     first, second = pinned.take(1000), pinned.take(3000)
     assert runtime.registered == [(first.data_ptr(), 1000), (second.data_ptr(), 3000)]
     assert (first.dtype, len(first)) == (torch.uint8, 1000)
+    of_first = weakref.ref(first)
+    del first
+    assert of_first() is not None  # given back, it would be somebody else's that a device writes
 
 
 def test_host_memory_that_cannot_be_pinned_is_an_error_with_its_size(
