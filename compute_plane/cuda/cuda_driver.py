@@ -151,7 +151,6 @@ class CudaDriver:
         """Warm up, so that libraries have their workspaces, and capture."""
         with self.computing():
             work()
-        torch.cuda.synchronize(self.device)
         if self.num_graphs == 0:
             # torch gives a pool up with the last graph in it, and refuses to use it again as long
             # as something of it is held; its products' workspace is, which the first capture made.

@@ -248,12 +248,14 @@ class World(MemoryOrder, TorchFunctionMode):
         self.synchronize()
         pool.join()
         graph.pool = pool
-        with self.stream(self.new_stream()):
-            self.capturing = graph
-            try:
-                yield
-            finally:
-                self.capturing = None
+        before = self.current
+        self.become(self.new_stream())
+        self.capturing = graph
+        try:
+            yield
+        finally:
+            self.capturing = None
+        self.become(before)  # unless the capture failed: torch leaves its stream current
 
 
 class WatchedOperations:

@@ -303,12 +303,44 @@ def test_who_waits_for_a_step_sleeps(world: World, monkeypatch: pytest.MonkeyPat
     assert kinds == [{"blocking": True}]
 
 
+def test_work_is_done_once_for_its_libraries_before_it_is_captured(world: World) -> None:
+    driver, _ = played_device(world)
+    with driver.computing():
+        compute = torch.cuda.current_stream()
+    done: list[tuple[bool, bool]] = []
+
+    def work() -> None:
+        with driver.computing():  # as a buffer is taken
+            is_compute = torch.cuda.current_stream() is compute
+            done.append((world.capturing is not None, is_compute))
+
+    driver.capture(work)
+    assert done == [(False, True), (True, False)]
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(world: World) -> None:
+    driver, _ = played_device(world)
+
+    def work() -> None:
+        if world.capturing is not None:
+            raise RuntimeError("out of memory")
+
+    with driver.computing():
+        compute = torch.cuda.current_stream()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            driver.capture(work)
+        assert torch.cuda.current_stream() is compute
+    driver.capture(lambda: None)
+
+
 def test_a_graph_is_captured_after_all_others_were_released(world: World) -> None:
     """torch gives memory up with the last graph in it, and captures no other one into it."""
     driver, _ = played_device(world)
     graphs = [driver.capture(lambda: None) for _ in range(2)]
+    pool = driver._pool
     for graph in graphs:
         graph.release()
+    assert pool.num_graphs == 0
     first = driver.capture(lambda: None)
     driver.capture(lambda: None)
     first.release()
