@@ -127,3 +127,4 @@ def test_a_limited_device_has_what_the_limit_leaves_and_torch_is_told(
     assert told == [0.4, 1.0]
     free = 20  # others have taken the rest
     assert CudaDriver(torch.device("cuda", 0), 40).free_bytes() == 20
+    assert CudaDriver(torch.device("cuda", 0), 10).free_bytes() == 0

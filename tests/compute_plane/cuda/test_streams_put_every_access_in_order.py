@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compute_plane.cuda import build, cuda_driver
+from compute_plane.cuda import build
 from compute_plane.cuda.cuda_driver import CudaDriver, CudaEvent
 from compute_plane.cuda.drivers import Event
 from compute_plane.cuda.executor import CudaExecutor
@@ -260,91 +260,6 @@ def test_every_thread_that_speaks_to_the_device_has_it_for_its_current_one(world
         on_a_thread(step.wait)
         assert on_a_thread(step.answer).next_tokens.size == 2
     assert world.races == []
-
-
-def test_outside_of_computing_the_stream_is_the_one_from_before(world: World) -> None:
-    driver, _ = played_device(world)
-    before = torch.cuda.current_stream()
-    with driver.computing():
-        compute = torch.cuda.current_stream()
-        assert compute is not before
-        with driver.computing():
-            pass
-        assert torch.cuda.current_stream() is compute
-    assert torch.cuda.current_stream() is before
-
-
-def test_buffers_and_copies_are_the_compute_stream_s_whoever_asks_for_them(world: World) -> None:
-    driver, _ = played_device(world)
-    buffer = driver.device_buffer(16)
-    driver.copy(buffer, driver.host_buffer(16))
-    with driver.computing():
-        compute = torch.cuda.current_stream().name
-    memory = world.memory(buffer)
-    assert (memory.owner, memory.accesses[-1].who) == (compute, compute)
-
-
-def test_host_memory_from_a_size_on_is_pinned_where_it_is(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver, _ = played_device(world)
-    monkeypatch.setattr(cuda_driver, "EXACT_BYTES", 1000)
-    monkeypatch.setattr(driver._pinned, "take", lambda num_bytes: ["pinned", num_bytes])
-    assert driver.host_buffer(1000) == ["pinned", 1000]
-    assert len(driver.host_buffer(999)) == 999
-
-
-def test_who_waits_for_a_step_sleeps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runtime would look again and again, on a core that the planes need."""
-    kinds: list[object] = []
-    played = torch.cuda.Event
-    monkeypatch.setattr(torch.cuda, "Event", lambda **named: (kinds.append(named), played())[1])
-    CudaEvent(world.new_stream())
-    assert kinds == [{"blocking": True}]
-
-
-def test_work_is_done_once_for_its_libraries_before_it_is_captured(world: World) -> None:
-    driver, _ = played_device(world)
-    with driver.computing():
-        compute = torch.cuda.current_stream()
-    done: list[tuple[bool, bool]] = []
-
-    def work() -> None:
-        with driver.computing():  # as a buffer is taken
-            is_compute = torch.cuda.current_stream() is compute
-            done.append((world.capturing is not None, is_compute))
-
-    driver.capture(work)
-    assert done == [(False, True), (True, False)]
-
-
-def test_a_capture_that_fails_leaves_the_stream_as_it_was(world: World) -> None:
-    driver, _ = played_device(world)
-
-    def work() -> None:
-        if world.capturing is not None:
-            raise RuntimeError("out of memory")
-
-    with driver.computing():
-        compute = torch.cuda.current_stream()
-        with pytest.raises(RuntimeError, match="out of memory"):
-            driver.capture(work)
-        assert torch.cuda.current_stream() is compute
-    driver.capture(lambda: None)
-
-
-def test_a_graph_is_captured_after_all_others_were_released(world: World) -> None:
-    """torch gives memory up with the last graph in it, and captures no other one into it."""
-    driver, _ = played_device(world)
-    graphs = [driver.capture(lambda: None) for _ in range(2)]
-    pool = driver._pool
-    for graph in graphs:
-        graph.release()
-    assert pool.num_graphs == 0
-    first = driver.capture(lambda: None)
-    driver.capture(lambda: None)
-    first.release()
-    driver.capture(lambda: None)
 
 
 def on_a_thread(function: Callable[[], T]) -> T:
