@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 
 from compute_plane import __main__ as entry
@@ -13,7 +16,7 @@ from compute_plane import device
 from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.cuda import devices
-from compute_plane.device import Placement, choose_placement
+from compute_plane.device import DeviceDescription, Placement, choose_placement
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from compute_plane.executor.simulated import SPEC, SimulatedExecutor
@@ -193,3 +196,33 @@ def test_the_start_says_and_describes_the_device_its_memory_and_the_pools(
     assert described.device.capability == "9.0"
     assert described.device.total_memory_bytes == 1 << 33
     assert (described.device.kv_pool_bytes, described.device.weights_bytes) == (700, 900)
+
+
+@pytest.mark.parametrize(
+    ("built_with", "reason"), [(None, "is built without CUDA"), ("13.0", "finds no CUDA device")]
+)
+def test_why_there_is_no_device_is_one_line_and_no_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    recwarn: pytest.WarningsRecorder,
+    built_with: str | None,
+    reason: str,
+) -> None:
+    def is_available() -> bool:
+        warnings.warn("CUDA initialization: the driver is too old", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.version, "cuda", built_with)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    found = devices.why_no_cuda()
+    assert found is not None
+    assert reason in found
+    assert not recwarn.list
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (devices.why_no_cuda() is None) == (built_with is not None)
+
+
+def test_a_device_is_described_by_what_it_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = SimpleNamespace(name="NVIDIA H100", major=9, minor=0, total_memory=85 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: said)
+    found = devices.describe_cuda(torch.device("cuda", 1), 8)
+    assert found == DeviceDescription("cuda", "NVIDIA H100", "9.0", 85 << 30, 8)

@@ -12,7 +12,7 @@ import torch
 
 from compute_plane.cuda import build as executor_build
 from compute_plane.cuda import cuda_driver, devices, launchers
-from compute_plane.cuda.cuda_driver import PinnedMemory
+from compute_plane.cuda.cuda_driver import CudaDriver, PinnedMemory
 from compute_plane.device import DeviceDescription
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.executor.registry import ExecutorContext, build_executor
@@ -22,6 +22,7 @@ from kernels.cuda.errors import CompileError
 from kernels.cuda.rms_norm import RmsNormVariant
 from planes.errors import ConfigError
 from planes.errors import MemoryError as OutOfMemoryError
+from tests.compute_plane.cuda.played_cuda import played_cuda
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, tiny_model
 from tests.compute_plane.executor.tiny_llama import tiny_spec
@@ -264,7 +265,8 @@ def test_kernels_that_wait_begin_early_where_devices_and_we_let_them(
 def test_products_lose_nothing_that_their_dtype_has_whatever_torch_was_told() -> None:
     """Images set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which does what the first line does."""
     torch.set_float32_matmul_precision("high")
-    cuda_driver.compute_products_as_told()
+    with played_cuda():
+        CudaDriver(torch.device("cpu"))
     assert torch.get_float32_matmul_precision() == "highest"
     products = torch.backends.cuda.matmul
     assert not products.allow_tf32
