@@ -181,6 +181,16 @@ def test_graphs_are_given_room_for_the_inputs_that_they_share():
     assert bytes_of_graphs(partly_filled, [4], 16) == bytes_of_graphs(filled, [4], 16)
 
 
+@pytest.mark.parametrize(("context_length", "num_blocks", "width"), [(30, 99, 8), (512, 3, 3)])
+def test_tables_of_graphs_are_as_wide_as_the_longest_sequence_there_can_be(
+    context_length: int, num_blocks: int, width: int
+):
+    spec = replace(SPEC, context_length=context_length)
+    executor = torch_executor(spec, RecordingDriver(), num_blocks=num_blocks, block_size=4)
+    executor.capture_decode_graph(2)
+    assert executor.graphs.inputs(2).step.decode_tables.shape == (2, width)
+
+
 def test_graphs_are_given_room_for_the_logits_of_every_rung():
     sizes = batch_sizes(4)
     with_logits = bytes_of_graphs(SPEC, sizes, block_size=16)

@@ -165,3 +165,24 @@ def test_a_fault_of_the_device_that_outlives_a_step_is_a_lost_device(is_cut: boo
 
 def fail(*_: object) -> None:
     raise RuntimeError("out of memory")
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("rungs", [(), (2,)], ids=["eager", "graphs"])
+def test_steps_that_are_broken_off_leave_their_buffers_free(rungs: tuple[int, ...]):
+    executor = torch_executor(driver=RecordingDriver())
+    driver = BatchDriver(executor, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    for rung in rungs:
+        executor.capture_decode_graph(rung)
+    batch = driver.batch([DrivenSequence([1]), DrivenSequence([2])])
+    expected = executor.execute(batch).next_tokens.tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("keep", "keep_in_order"):
+            patch.setattr(executor._last, name, interrupt)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                executor.launch(batch)
+    assert executor.execute(batch).next_tokens.tolist() == expected
