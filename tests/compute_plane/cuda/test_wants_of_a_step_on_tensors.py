@@ -147,6 +147,16 @@ def test_every_want_gets_what_the_reference_gives_it(wants, prompts, bad, data) 
     assert output.failed_rows == dict.fromkeys(failed, NOT_FINITE)
 
 
+def test_no_more_likely_tokens_come_back_than_a_vocabulary_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(f"{__name__}.VOCAB", 7)
+    batch = batch_of([WAYS[2]._replace(num_logprobs=20)], [([1], 20)])
+    output = run(batch, np.zeros(2, dtype=np.int64), np.zeros((1, 7), dtype=np.float32))
+    tops = [output.sample_logprobs[0].top, *output.prompt_top_logprobs]
+    assert [top.token_ids.shape for top in tops] == [(1, 7)] * 2
+
+
 def test_log_probabilities_that_nobody_asks_for_are_not_copied_back() -> None:
     wanted = np.arange(3)
     batch = batch_of([WAYS[0]], [([1, 2], 0)])
