@@ -83,7 +83,7 @@ def test_in_16_bits_its_logits_are_those_of_float32_but_for_rounding(
 
 
 def test_decoding_rows_and_prefills_may_stand_in_any_order(driver: BatchDriver) -> None:
-    rows = [DrivenSequence(prompt(row, 9)) for row in range(4)]
+    rows = [DrivenSequence(prompt(row, 9)) for row in range(20)]  # more than any sort leaves alone
     driver.generate(rows[1::2], 1)
     expected = [driver.generate([DrivenSequence(list(row.tokens))], 1)[0][0] for row in rows]
     assert driver.executor.execute(driver.batch(rows)).next_tokens.tolist() == expected
@@ -222,3 +222,5 @@ def test_the_context_and_the_most_tokens_of_a_step_are_limits(executor: CudaExec
     executor._max_tokens, executor._longest = 6, 6
     with pytest.raises(ValidationError, match="at most 6, got 7"):
         executor.execute(well_formed())
+    executor._longest = 7
+    assert executor.execute(well_formed()).next_tokens.size
