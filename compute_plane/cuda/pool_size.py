@@ -55,16 +55,14 @@ def size_pools(
     bytes_of_block = block_bytes(context.spec, pool_dtype, context.block_size)
     driver.release_unused()  # what loading the weights has left
     if driver.free_bytes() is None:
-        memory = host_memory()
         num_blocks, num_host_blocks = size_in_host_memory(
             context.block_demand,
             context.swap_bytes,
             bytes_of_block,
             utilization=context.gpu_memory_utilization,
-            memory=memory,
+            memory=host_memory(),
         )
-        # Graphs where memory is not the device's: a driver that is played.
-        return PoolSizes(num_blocks, num_host_blocks, 0 if memory is None else memory.free_bytes)
+        return PoolSizes(num_blocks, num_host_blocks, graph_bytes=0)  # a processor has none
     num_host_blocks = check_pools_fit(
         0, context.swap_bytes, bytes_of_block, available_memory_bytes()
     )
@@ -83,7 +81,7 @@ def pool_budget(context: ExecutorContext, driver: Driver, weights_bytes: int) ->
     share = context.gpu_memory_utilization if context.gpu_memory_limit is None else 1.0
     limit, used = int(share * total), total - free
     aside = 0
-    if context.uses_graphs and driver.has_graphs:
+    if context.uses_graphs:
         needed = bytes_of_graphs(context.spec, batch_sizes(context.max_rows), context.block_size)
         aside = min(needed, max(0, int(GRAPH_SHARE * (limit - used))))
     words = (

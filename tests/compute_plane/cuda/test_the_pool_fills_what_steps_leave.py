@@ -188,6 +188,16 @@ def test_what_others_hold_and_a_larger_step_make_the_pool_smaller(tmp_path: Path
     assert num_blocks(max_slots=2) == 2 * SPEC.context_length // BLOCK_SIZE
 
 
+def test_what_loading_has_left_is_released_before_the_pool_is_sized(tmp_path: Path) -> None:
+    found = []
+    for left_bytes in (0, DEVICE_BYTES // 2):
+        driver = MeteredDriver(DEVICE_BYTES)
+        with driver.meter:
+            torch.empty(left_bytes, dtype=torch.uint8)
+        found.append(built_on(driver, context(tmp_path)).num_blocks)
+    assert found[0] == found[1]
+
+
 def test_without_graphs_nothing_is_set_aside_for_them(tmp_path: Path) -> None:
     asides = []
     for changes in ({}, {"uses_graphs": False}):
