@@ -259,6 +259,7 @@ def test_a_device_without_room_for_one_sequence_is_refused_with_what_takes_it(
     for words in (
         "needs 24", "of 6 MiB a share of 0.05 may be taken (--gpu-memory-utilization)",
         f"a step of {MAX_TOKENS} tokens was run (--max-tokens-per-batch; weights: 0 MiB)",
+        ", 0 MiB are for decode graphs",
     ):  # fmt: skip
         assert words in info.value.message
     assert "\n" not in info.value.message
@@ -276,6 +277,12 @@ def test_a_limit_stands_for_the_share_and_a_pool_must_fit_below_it(tmp_path: Pat
     wants = context(tmp_path, fills_memory=False, gpu_memory_limit=DEVICE_BYTES, num_blocks=7)
     budget = pool_size.pool_budget(wants, driver, 0)
     assert (budget.limit_bytes, budget.used_bytes) == (DEVICE_BYTES, 0)
+
+
+def test_graphs_may_take_a_tenth_of_what_is_left(tmp_path: Path) -> None:
+    driver = MeteredDriver(DEVICE_BYTES, foreign_bytes=MIB)
+    budget = pool_size.pool_budget(context(tmp_path, gpu_memory_utilization=0.5), driver, 0)
+    assert budget.aside_bytes == (DEVICE_BYTES // 2 - MIB) // 10
 
 
 @pytest.mark.parametrize("max_tokens", [1, 63, 256, 300, 1000])
