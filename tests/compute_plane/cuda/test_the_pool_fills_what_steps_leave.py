@@ -162,6 +162,20 @@ def test_room_for_histories_is_left_where_tokens_are_sampled_and_for_tables_ever
     assert longest - many < 4 * (1 << 20) * MAX_TOKENS
 
 
+def test_steps_under_way_have_room_for_likely_tokens_of_all_their_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    take = MeteredDriver.device_buffer
+    monkeypatch.setattr(
+        MeteredDriver, "device_buffer", lambda self, size: (sizes.append(size), take(self, size))[1]
+    )
+    largest_bytes(tmp_path, context_length=96, has_head=True)
+    of_results = [size for size in sizes if size % FIRST_BYTES]
+    assert len(of_results) == MAX_STEPS_UNDER_WAY
+    assert min(of_results) >= 4 * MAX_TOKENS * (1 + 2 * 20)
+
+
 def test_without_a_head_the_largest_step_ends_with_what_goes_to_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,14 +301,18 @@ def test_graphs_may_take_a_tenth_of_what_is_left(tmp_path: Path) -> None:
     assert budget.aside_bytes == (DEVICE_BYTES // 2 - MIB) // 10
 
 
-@pytest.mark.parametrize("max_tokens", [1, 63, 256, 300, 1000])
+@pytest.mark.parametrize(
+    ("max_tokens", "context_length"),
+    [(1, 96), (63, 96), (256, 96), (300, 96), (1000, 96), (1000, 2)],
+)
 def test_the_largest_batch_has_all_tokens_and_all_rows_and_none_too_long(
-    max_tokens: int,
+    max_tokens: int, context_length: int
 ) -> None:
-    batch = largest_batch(SPEC, StepSizes(BLOCK_SIZE, max_tokens, 300))
+    spec = replace(SPEC, context_length=context_length)
+    batch = largest_batch(spec, StepSizes(BLOCK_SIZE, max_tokens, 300))
     assert batch.query_lens.sum() == len(batch.input_tokens) == max_tokens
     assert batch.query_lens.min() >= 1
-    assert batch.seq_lens.max() <= SPEC.context_length
+    assert batch.seq_lens.max() <= context_length
     assert len(batch.sampling) == min(max_tokens, 300)
 
 
