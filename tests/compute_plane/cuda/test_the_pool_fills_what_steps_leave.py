@@ -13,10 +13,13 @@ import torch
 from compute_plane.cuda import largest_step, pool_size
 from compute_plane.cuda.block_pools import KV_DTYPES, BlockPools, block_bytes
 from compute_plane.cuda.build import build_on, planned_weights
+from compute_plane.cuda.decode_wants import ROOM
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.largest_step import StepSizes, largest_batch, run_largest_step
 from compute_plane.cuda.layer_products import Hidden
+from compute_plane.cuda.operations import MAX_LOGPROBS, DrawNeeds
 from compute_plane.cuda.reference_operations import ReferenceOperations
+from compute_plane.cuda.sampling_columns import needs_of
 from compute_plane.cuda.staging import FIRST_BYTES
 from compute_plane.executor.interface import MAX_STEPS_UNDER_WAY, LogitBias, Penalties, SamplingRow
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
@@ -131,7 +134,9 @@ def test_a_filled_device_holds_more_rows_than_there_are_logits_and_one_row_as_lo
     assert driver.meter.peak <= DEVICE_BYTES
 
 
-def largest_bytes(tmp_path: Path, *, context_length: int, has_head: bool) -> int:
+def largest_bytes(
+    tmp_path: Path, *, context_length: int = 96, has_head: bool = True, max_tokens: int = MAX_TOKENS
+) -> int:
     """Return what the largest step of a model takes beside its angles."""
     spec = replace(SPEC, context_length=context_length)
     driver, wants = MeteredDriver(1 << 40), context(tmp_path, spec=spec)
@@ -140,7 +145,7 @@ def largest_bytes(tmp_path: Path, *, context_length: int, has_head: bool) -> int
     with driver.meter:
         run_largest_step(
             spec, weights, MeteredOperations(driver), driver,  # type: ignore[arg-type]
-            StepSizes(BLOCK_SIZE, MAX_TOKENS, MAX_TOKENS),
+            StepSizes(BLOCK_SIZE, max_tokens, MAX_TOKENS),
             pool_dtype=weights.dtype, has_head=has_head,
         )  # fmt: skip
     return driver.meter.peak - 4 * context_length * spec.head_dim
@@ -157,6 +162,8 @@ def test_room_for_histories_is_left_where_tokens_are_sampled_and_for_tables_ever
         )
         histories = 4 * 8000 * MAX_TOKENS * has_head
         assert abs(many - few - tables - histories) <= FIRST_BYTES
+    sizes = StepSizes(BLOCK_SIZE, MAX_TOKENS, 8)
+    assert largest_step.bytes_of_histories(SPEC, sizes) == 4 * 8 * (SPEC.context_length + ROOM)
     # A context so long that no batch has a history of it in every row.
     longest = largest_bytes(tmp_path, context_length=1 << 20, has_head=True)
     assert longest - many < 4 * (1 << 20) * MAX_TOKENS
@@ -170,10 +177,10 @@ def test_steps_under_way_have_room_for_likely_tokens_of_all_their_tokens(
     monkeypatch.setattr(
         MeteredDriver, "device_buffer", lambda self, size: (sizes.append(size), take(self, size))[1]
     )
-    largest_bytes(tmp_path, context_length=96, has_head=True)
+    largest_bytes(tmp_path, max_tokens=400)  # more than are sampled at once
     of_results = [size for size in sizes if size % FIRST_BYTES]
     assert len(of_results) == MAX_STEPS_UNDER_WAY
-    assert min(of_results) >= 4 * MAX_TOKENS * (1 + 2 * 20)
+    assert min(of_results) >= 4 * 400 * (1 + 2 * 20)
 
 
 def test_without_a_head_the_largest_step_ends_with_what_goes_to_the_host(
@@ -186,9 +193,9 @@ def test_without_a_head_the_largest_step_ends_with_what_goes_to_the_host(
         return hidden.residual
 
     monkeypatch.setattr(largest_step, "rows_for_the_host", note)
-    largest_bytes(tmp_path, context_length=96, has_head=True)
+    largest_bytes(tmp_path)
     assert not handed_over
-    largest_bytes(tmp_path, context_length=96, has_head=False)
+    largest_bytes(tmp_path, has_head=False)
     assert handed_over == [(MAX_TOKENS, SPEC.hidden_size)]
 
 
@@ -314,6 +321,11 @@ def test_the_largest_batch_has_all_tokens_and_all_rows_and_none_too_long(
     assert batch.query_lens.min() >= 1
     assert batch.seq_lens.max() <= context_length
     assert len(batch.sampling) == min(max_tokens, 300)
+    assert needs_of(batch.sampling) == DrawNeeds(draws=True, cuts=True)
+    for row in batch.sampling:
+        assert row.num_logprobs == MAX_LOGPROBS
+        assert row.penalties is not None
+        assert row.allowed_tokens is not None
 
 
 def test_the_largest_step_writes_no_key_anywhere(
