@@ -141,6 +141,11 @@ def test_a_row_without_finite_logits_fails_alone(
     [
         {"positions": int32([1, 2])},
         {"positions": int32([1, 0])},  # what the host alone would take
+        {  # longer than the pool has room for
+            "seq_lens": int32([NUM_BLOCKS * BLOCK_SIZE + 1]),
+            "positions": int32([NUM_BLOCKS * BLOCK_SIZE - 1, NUM_BLOCKS * BLOCK_SIZE]),
+            "block_tables": np.zeros((1, NUM_BLOCKS + 1), dtype=np.int32),
+        },
         {"sampling": [SamplingRow(0.0, 1.0, 0, 0, 2)] * 2},
         {"copies": [BlockCopy(2, 9), BlockCopy(0, NUM_BLOCKS)]},
         {"copies": [BlockCopy(2, 9), BlockCopy(0, 4, CopyKind.SWAP_OUT)]},
