@@ -178,3 +178,12 @@ def test_a_device_that_fails_fails_its_step_alone(
             with pytest.raises(RuntimeError, match="ill"):
                 executor.execute(batch)
     assert executor.execute(batch).next_tokens == expected
+
+
+def test_the_hosts_part_is_closed_with_it(
+    executor: HostLayersExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(executor._host, "close", lambda: closed.append("host"))
+    executor.close()
+    assert closed == ["host"]
