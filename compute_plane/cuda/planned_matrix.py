@@ -69,8 +69,8 @@ class PlannedMatrix:
 
     @property
     def input_order(self) -> IntArray | None:
-        """The order of the inputs, if it is not the model's and the matrix stays quantised."""
-        return self.tensors[0].input_order if self.is_quantised else None
+        """The order of the inputs, of a matrix that stays quantised, if it is not the model's."""
+        return self.tensors[0].input_order
 
     @property
     def num_bytes(self) -> int:
