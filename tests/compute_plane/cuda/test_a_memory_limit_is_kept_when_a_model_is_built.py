@@ -18,6 +18,7 @@ from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_plan import DeviceBytes, device_bytes
 from compute_plane.cuda.largest_step import StepSizes, bytes_of_histories, bytes_of_tables
+from compute_plane.cuda.pool_size import GRAPH_SHARE
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import plan_weights
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
@@ -146,6 +147,21 @@ def test_a_pool_that_sizes_itself_does_so_for_whole_models_alone() -> None:
     made = built(gpu_memory_limit=limit_of(2, 300), **default)
     assert num_device_layers(made) == 2
     assert made.num_blocks == 300
+    told = built(gpu_memory_limit=limit_of(2, 300), num_blocks=300)
+    assert made.kv_pool_bytes == told.kv_pool_bytes  # on the host as well
+
+
+def test_graphs_are_counted_as_what_they_may_take_beside_the_pool() -> None:
+    counted = []
+    for uses_graphs in (False, True):
+        here = context(uses_graphs=uses_graphs)
+        plan = build.planned_weights(here, MODEL, torch.device("cpu"))
+        driver = RecordingDriver()
+        needs = host_layers_build._needs(here, driver, plan, torch.float32, NUM_BLOCKS)
+        counted.append(needs.whole)
+    graph_bytes = counted[1] - counted[0]
+    pool_bytes = NUM_BLOCKS * block_bytes(SPEC, torch.float32, BLOCK_SIZE)
+    assert graph_bytes == pytest.approx(GRAPH_SHARE * (pool_bytes + graph_bytes), abs=1)
 
 
 def played(memory: int, **changes: object) -> tuple[RecordingDriver, BuiltExecutor]:
@@ -164,6 +180,7 @@ def test_a_limit_beyond_what_is_free_means_what_is_free() -> None:
     driver, made = played(limit_of(3), gpu_memory_limit=1 << 50)
     assert num_device_layers(made) == 3
     assert "capture" not in driver.calls
+    assert "download" in driver.calls  # a first step, before anybody waits for one
 
 
 @pytest.mark.parametrize("is_out_of_memory", [False, True])
