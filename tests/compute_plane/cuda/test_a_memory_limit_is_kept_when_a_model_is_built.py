@@ -21,6 +21,7 @@ from compute_plane.cuda.largest_step import StepSizes, bytes_of_histories, bytes
 from compute_plane.cuda.pool_size import GRAPH_SHARE
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import plan_weights
+from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from compute_plane.executor.simulated import VOCAB_SIZE
 from compute_plane.model.loader import load_model
@@ -149,6 +150,14 @@ def test_a_pool_that_sizes_itself_does_so_for_whole_models_alone() -> None:
     assert made.num_blocks == 300
     told = built(gpu_memory_limit=limit_of(2, 300), num_blocks=300)
     assert made.kv_pool_bytes == told.kv_pool_bytes  # on the host as well
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_prompts_are_told_apart_where_the_hosts_layers_do_so(
+    monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    monkeypatch.setattr(CpuExecutor, "tells_prompts_apart", tells)
+    assert built(gpu_memory_limit=limit_of(2)).tells_prompts_apart is tells
 
 
 def test_graphs_are_counted_as_what_they_may_take_beside_the_pool() -> None:
