@@ -88,6 +88,8 @@ def test_what_is_counted_of_weights_is_what_is_placed(
     spec = replace(spec, num_layers=5)
     sizes = {"item_bytes": 2, "pool_bytes": 0, "max_tokens": 8}
     source = ArraySource(spec, tiny_weights(spec), formats)
+    forgotten: list[str] = []
+    source.forget_pages = lambda: forgotten.append("pages")  # type: ignore[method-assign]
     plan = plan_weights(spec, source, "bfloat16")
     needs = device_bytes(spec, plan, **sizes)
     working, norm = working_bytes(spec, 2, 8), 2 * spec.hidden_size
@@ -95,6 +97,7 @@ def test_what_is_counted_of_weights_is_what_is_placed(
         placed = first_weights(plan, num_layers).place(torch.device("cpu"))
         assert len(placed.layers) == num_layers
         assert placed.num_bytes == needs.first - working + sum(needs.layers[:num_layers]) + norm
+    assert forgotten == ["pages"] * 2
     head = 0 if tied else plan.lm_head.num_bytes
     logits = needs.last - norm - head
     assert plan.place(torch.device("cpu")).num_bytes == needs.whole - working - logits

@@ -20,7 +20,7 @@ from compute_plane.cuda.host_layers_plan import DeviceBytes, device_bytes
 from compute_plane.cuda.largest_step import StepSizes, bytes_of_histories, bytes_of_tables
 from compute_plane.cuda.pool_size import GRAPH_SHARE
 from compute_plane.cuda.reference_operations import ReferenceOperations
-from compute_plane.cuda.weight_plan import plan_weights
+from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from compute_plane.executor.simulated import VOCAB_SIZE
@@ -152,6 +152,11 @@ def test_a_pool_that_sizes_itself_does_so_for_whole_models_alone() -> None:
     assert made.kv_pool_bytes == told.kv_pool_bytes  # on the host as well
 
 
+def test_wherever_it_is_cut_it_has_the_weights_of_all_layers() -> None:
+    of_one, of_three = (built(gpu_memory_limit=limit_of(layers)).weights_bytes for layers in (1, 3))
+    assert of_one == pytest.approx(of_three, rel=0.02)
+
+
 @pytest.mark.parametrize("tells", [False, True])
 def test_prompts_are_told_apart_where_the_hosts_layers_do_so(
     monkeypatch: pytest.MonkeyPatch, tells: bool
@@ -226,6 +231,13 @@ def test_what_is_counted_is_enough_for_the_largest_step(
     counted = host_layers_build._needs(here, MeteredDriver(0), weights, torch.float32, NUM_BLOCKS)
     limit = counted.whole - (not fits_whole)
     driver = MeteredDriver(limit)
+    place = WeightPlan.place
+
+    def place_and_leave(self: WeightPlan, *arguments: object) -> object:
+        torch.empty(limit - 1, dtype=torch.uint8)  # given back, but for what torch keeps of it
+        return place(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WeightPlan, "place", place_and_leave)
     with driver.meter:
         made = build.build_on(
             replace(here, gpu_memory_limit=limit), model, weights, driver,
