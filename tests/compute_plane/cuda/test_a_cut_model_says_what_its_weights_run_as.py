@@ -1,4 +1,4 @@
-"""The description of a model whose last layers run on the host names what both parts run as."""
+"""The description of a model whose last layers run on the host speaks of both parts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from compute_plane.cuda.host_layers import HostLayersExecutor
 from compute_plane.cuda.host_layers_build import _needs
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weights import DTYPES
+from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.registry import BuiltExecutor
 from compute_plane.model.tensor import TensorFormat
-from tests.compute_plane.cuda.test_a_memory_limit_is_kept_when_a_model_is_built import context
+from tests.compute_plane.cuda.test_a_memory_limit_is_kept_when_a_model_is_built import (
+    built,
+    context,
+    limit_of,
+)
 from tests.compute_plane.cuda.torch_executors import tiny_model
 from tests.compute_plane.executor.tiny_llama import tiny_spec
 from tests.compute_plane.rpc.plane_harness import NUM_BLOCKS
@@ -56,3 +61,16 @@ def test_a_head_that_is_quantised_on_the_host_alone_is_named() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_computed_in_is_named_where_nothing_stays_quantised(dtype: str) -> None:
     assert cut_in_two({"": "Q4_K"}, dtype).dtype == dtype
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_prompts_are_told_apart_where_the_hosts_layers_do_so(
+    monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    monkeypatch.setattr(CpuExecutor, "tells_prompts_apart", tells)
+    assert built(gpu_memory_limit=limit_of(2)).tells_prompts_apart is tells
+
+
+def test_wherever_it_is_cut_it_has_the_weights_of_all_layers() -> None:
+    of_one, of_three = (built(gpu_memory_limit=limit_of(layers)).weights_bytes for layers in (1, 3))
+    assert of_one == pytest.approx(of_three, rel=0.02)

@@ -21,7 +21,6 @@ from compute_plane.cuda.largest_step import StepSizes, bytes_of_histories, bytes
 from compute_plane.cuda.pool_size import GRAPH_SHARE
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
-from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from compute_plane.executor.simulated import VOCAB_SIZE
 from compute_plane.model.loader import load_model
@@ -152,17 +151,12 @@ def test_a_pool_that_sizes_itself_does_so_for_whole_models_alone() -> None:
     assert made.kv_pool_bytes == told.kv_pool_bytes  # on the host as well
 
 
-def test_wherever_it_is_cut_it_has_the_weights_of_all_layers() -> None:
-    of_one, of_three = (built(gpu_memory_limit=limit_of(layers)).weights_bytes for layers in (1, 3))
-    assert of_one == pytest.approx(of_three, rel=0.02)
-
-
-@pytest.mark.parametrize("tells", [False, True])
-def test_prompts_are_told_apart_where_the_hosts_layers_do_so(
-    monkeypatch: pytest.MonkeyPatch, tells: bool
+def test_both_parts_of_the_pool_must_fit_where_they_lie_in_one_memory(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CpuExecutor, "tells_prompts_apart", tells)
-    assert built(gpu_memory_limit=limit_of(2)).tells_prompts_apart is tells
+    monkeypatch.setattr(host_layers_build, "available_memory_bytes", lambda: 10)
+    with pytest.raises(ConfigError, match="at most 0 blocks fit"):
+        built(gpu_memory_limit=limit_of(2))
 
 
 def test_graphs_are_counted_as_what_they_may_take_beside_the_pool() -> None:

@@ -142,6 +142,9 @@ def test_kernels_and_scratch_memory_are_made_for_what_there_is() -> None:
         "quantized_rows_q8_0_bfloat16",
     ]
     assert len(made._scratch) == SPEC.hidden_size * SPEC.intermediate_size  # not the embedding's
+    formats = {"down": TensorFormat.Q4_0, "lm_head": TensorFormat.Q8_0}
+    uses = tiny_plan(SPEC, torch.bfloat16, formats).quantized
+    assert (uses.layers, uses.lm_head) == ({"Q4_0"}, {"Q8_0"})
     unquantised = tiny_plan(SPEC, torch.bfloat16).quantized
     assert unquantised == QuantizedUses()
     assert QuantizedKernels(SimulatedLauncher(), "float32", unquantised).variants == []
