@@ -145,6 +145,9 @@ def test_kernels_and_scratch_memory_are_made_for_what_there_is() -> None:
     formats = {"down": TensorFormat.Q4_0, "lm_head": TensorFormat.Q8_0}
     uses = tiny_plan(SPEC, torch.bfloat16, formats).quantized
     assert (uses.layers, uses.lm_head) == ({"Q4_0"}, {"Q8_0"})
+    formats = {"lm_head": TensorFormat.F32, "": TensorFormat.Q4_0}
+    assert tiny_plan(SPEC, torch.bfloat16, formats).has_dense  # the head
+    assert not tiny_plan(SPEC, torch.bfloat16, {"": TensorFormat.Q4_0}).has_dense
     unquantised = tiny_plan(SPEC, torch.bfloat16).quantized
     assert unquantised == QuantizedUses()
     assert QuantizedKernels(SimulatedLauncher(), "float32", unquantised).variants == []

@@ -163,9 +163,9 @@ def test_log_probabilities_that_nobody_asks_for_are_not_copied_back() -> None:
     for asks in (False, True):
         if asks:
             batch = replace(batch, sampling=[WAYS[2]], prompt_num_logprobs=[1])
-        fields = results_layout(
-            plan_sampling(batch, wanted, VOCAB), VOCAB, keep_logits=False
-        ).fields
+        plan = plan_sampling(batch, wanted, VOCAB)
+        assert not plan.adjusted_order.size  # whose logits would be copied
+        fields = results_layout(plan, VOCAB, keep_logits=False).fields
         sizes = [fields[name].shape[0] for name in ("logprobs", "top_tokens", "prompt_top_tokens")]
         assert sizes == [1 * asks, 1 * asks, 2 * asks]
 
