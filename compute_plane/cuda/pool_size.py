@@ -81,7 +81,7 @@ def pool_budget(context: ExecutorContext, driver: Driver, weights_bytes: int) ->
     share = context.gpu_memory_utilization if context.gpu_memory_limit is None else 1.0
     limit, used = int(share * total), total - free
     aside = 0
-    if context.uses_graphs:
+    if context.uses_graphs and driver.has_graphs:
         needed = bytes_of_graphs(context.spec, batch_sizes(context.max_rows), context.block_size)
         aside = min(needed, max(0, int(GRAPH_SHARE * (limit - used))))
     words = (

@@ -120,6 +120,15 @@ def test_what_a_device_cannot_hold_or_run_is_refused_by_field(
     assert info.value.field == field
 
 
+def test_weights_must_fit_into_what_is_free_on_the_device(
+    tmp_path: Path, device: PlayedDevice
+) -> None:
+    device.driver.memory = 1000
+    with pytest.raises(ConfigError, match="weights need") as info:
+        build_executor("cuda", context(tmp_path))
+    assert info.value.field == "model"
+
+
 @pytest.mark.usefixtures("device")
 def test_running_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:

@@ -176,6 +176,7 @@ def test_log_probabilities_that_nobody_asks_for_are_not_copied_back() -> None:
         (replaced, field)
         for field, replaced in (
             ("sampling.num_logprobs", WAYS[0]._replace(num_logprobs=21)),
+            ("sampling.num_logprobs", WAYS[0]._replace(num_logprobs=-1)),
             ("sampling.logit_bias.token_ids", WAYS[0]._replace(
                 logit_bias=LogitBias(np.array([VOCAB], np.int32), np.ones(1, np.float32)))),
             ("sampling.penalties.history", WAYS[0]._replace(
