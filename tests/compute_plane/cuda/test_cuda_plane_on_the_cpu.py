@@ -213,3 +213,13 @@ def test_a_gpus_dtype_is_bfloat16_unless_told_otherwise(tmp_path: Path) -> None:
     assert build.chosen_dtype(context(tmp_path), gpu) == "bfloat16"
     assert build.chosen_dtype(context(tmp_path, dtype="float16"), gpu) == "float16"
     assert build.chosen_dtype(context(tmp_path), torch.device("cpu")) == "float32"
+
+
+def test_products_are_cut_into_as_many_threads_as_the_numerics_id_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    built = build_executor("cuda", context(tmp_path, num_threads=3))
+    assert told == [3]
+    assert "/cpu-3/" in built.numerics_id

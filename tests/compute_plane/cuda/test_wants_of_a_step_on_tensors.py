@@ -141,7 +141,11 @@ def test_every_want_gets_what_the_reference_gives_it(wants, prompts, bad, data) 
         first += len(targets)
         found = [log_softmax(row)[target] for row, target in zip(rows, targets, strict=True)]
         np.testing.assert_array_equal(output.prompt_logprobs[index], np.array(found, np.float32))
-        assert output.prompt_top_logprobs[index].token_ids.shape == (len(targets), count)
+        likely = output.prompt_top_logprobs[index].token_ids
+        assert likely.shape == (len(targets), count)
+        for tokens_of, row in zip(likely, rows, strict=True):
+            if np.isfinite(row).all():
+                np.testing.assert_array_equal(tokens_of, most_likely(row, count))
         if np.isnan(found).any():
             failed.add(len(wants) + index)
     assert output.failed_rows == dict.fromkeys(failed, NOT_FINITE)
