@@ -201,6 +201,24 @@ def test_a_step_with_nothing_else_to_send_copies_its_blocks_all_the_same(
     assert (pool[21] == 1.0).all()
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_rows_that_can_still_be_written_are_no_run(is_kept: bool) -> None:
+    """Their array may name other rows the next time."""
+    device = RecordingDriver()
+    executor = with_graphs(device)
+    executor._pools.device.zero_()
+    penalties = Penalties(1.5, 0.0, 0.0, int32([5]), 1)
+    row = SamplingRow(0.0, 1.0, 0, 0, 6, penalties=penalties)
+    batch = replace(decode_batch(), sampling=[row, row])
+    batch.sampled_rows.flags.writeable = not is_kept
+    calls = []
+    for _ in range(2):
+        device.take_calls()
+        executor.execute(batch)
+        calls.append(device.take_calls().count("copy"))
+    assert calls == [2, 1 if is_kept else 2]
+
+
 @pytest.mark.parametrize("sources", [[0, -1], [-1, 1], [1, 0]])
 def test_a_history_whose_last_token_is_known_is_taken_as_it_is(sources: list[int]) -> None:
     """Also where it is none that slots would give; and the awaited ones are completed."""

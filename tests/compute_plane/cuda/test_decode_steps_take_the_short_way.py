@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from compute_plane.cuda.decode_wants import keys_of
 from compute_plane.errors import GraphReplayError
 from compute_plane.executor.interface import (
     BlockCopy,
@@ -17,6 +18,7 @@ from compute_plane.executor.interface import (
     Penalties,
     SamplingRow,
 )
+from compute_plane.executor.sampling_rows import SamplingKeys, SamplingRows
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.drawn_steps import (
     RUNGS,
@@ -63,6 +65,12 @@ def test_steps_with_a_mask_go_the_ordinary_way_and_change_no_other_row() -> None
     allowed = np.packbits(np.arange(SPEC.vocab_size) == (free[1] + 1), bitorder="little")
     rows = [batch.sampling[0], batch.sampling[1]._replace(allowed_tokens=allowed)]
     found = executor.execute(replace(batch, sampling=rows)).next_tokens
+    assert found.tolist() == [free[0], free[1] + 1]
+    assert counted.num_short == 1
+    of_slots = SamplingRows(
+        SamplingKeys(tuple(keys_of(batch.sampling))), np.array([6, 6]), None, {1: allowed}
+    )
+    found = executor.execute(replace(batch, sampling=of_slots)).next_tokens
     assert found.tolist() == [free[0], free[1] + 1]
     assert counted.num_short == 1
     rows[1] = batch.sampling[1]._replace(allowed_tokens=allowed[:-1])
