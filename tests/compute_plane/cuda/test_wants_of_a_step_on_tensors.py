@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compute_plane.cuda import sampling_columns
+from compute_plane.cuda import masks, sampling_columns
 from compute_plane.cuda.answers import NOT_FINITE, answer
 from compute_plane.cuda.columns import Layout
 from compute_plane.cuda.reference_operations import ReferenceOperations
@@ -97,6 +97,16 @@ def test_a_mask_does_not_hide_logits_that_are_not_finite() -> None:
     logits[0, 20] = np.nan
     way = SamplingRow(0.0, 1.0, 0, 0, 5, allowed_tokens=ALLOWED)  # not 20
     assert run(batch_of([way], []), np.array([0]), logits).failed_rows == {0: NOT_FINITE}
+
+
+def test_every_mask_is_applied_where_there_are_more_than_are_spread_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(masks, "ROWS_AT_ONCE", 2)
+    logits = np.zeros((1, VOCAB), dtype=np.float32)
+    logits[0, 20] = 9
+    ways = [SamplingRow(0.0, 1.0, 12, 0, 5, allowed_tokens=ALLOWED)] * 5  # not 20
+    assert run(batch_of(ways, []), np.zeros(5, np.int64), logits).next_tokens.tolist() == [3] * 5
 
 
 @settings(max_examples=60, deadline=None)
