@@ -220,7 +220,7 @@ def test_kernels_are_loaded_before_they_are_launched_and_only_once(
     calls: list[object] = []
 
     class Kernel:
-        def __init__(self, variant: object, image: bytes) -> None:
+        def __init__(self, variant: object, image: bytes, **_: object) -> None:
             calls.append((variant, image))
 
         def launch(self, *arguments: object) -> None:
@@ -245,29 +245,25 @@ def test_kernels_are_loaded_before_they_are_launched_and_only_once(
 
 
 @pytest.mark.parametrize(
-    ("is_on", "major", "expected"), [(True, 9, [True, False]), (True, 8, [False, False]),
-                                     (False, 9, [False, False])],
-)  # fmt: skip
+    ("is_on", "major", "expected"),
+    [(True, 9, [True, False]), (True, 8, [False, False]), (False, 9, [False, False])],
+)
 def test_kernels_that_wait_begin_early_where_devices_and_we_let_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on: bool, major: int, expected: list[bool]
 ) -> None:
-    class Properties:
-        multi_processor_count, minor = 132, 0
-
-    Properties.major = major  # type: ignore[attr-defined] # as in the other test
     loaded: list[bool] = []
 
     def load(*_: object, begins_early: bool) -> None:
         loaded.append(begins_early)
 
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    device = SimpleNamespace(multi_processor_count=132, major=major, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
     monkeypatch.setattr(build, "build", lambda *_, **__: b"")
     monkeypatch.setattr(launchers, "build_ahead", lambda *_, **__: None)
     monkeypatch.setattr(launchers, "LoadedKernel", load)
     monkeypatch.setattr(launchers, "BEGINS_EARLY", is_on)
     launcher = launchers.CudaLauncher(torch.device("cpu"), tmp_path)
-    norm = RmsNormVariant("float32", 24, adds_residual=False)
-    launcher.prepare([norm, EmbeddingVariant("float32")])
+    launcher.prepare([NORM, EmbeddingVariant("float32")])
     assert loaded == expected
 
 
