@@ -129,13 +129,13 @@ class DecodeVariant(AttentionVariant):
     def expectation(self) -> Expectation:
         """Registers for three blocks on a multiprocessor, at D 64 four; beyond eight heads two."""
         if self.is_float32:
-            return Expectation(168, ("LDG.128", "FFMA", "SHFL"))
+            return Expectation(168, ("LDG.128", "FFMA", "SHFL"), begins_early=True)
         instructions = ("LDG.128", "HMMA", "MOVM", "SHFL")
         if self.group <= HEADS_OF_TILE:
             if self.head_size == 64:
-                return Expectation(128, instructions, resident_blocks=4)
-            return Expectation(168, instructions, resident_blocks=3)
-        return Expectation(255, instructions, resident_blocks=2)
+                return Expectation(128, instructions, resident_blocks=4, begins_early=True)
+            return Expectation(168, instructions, resident_blocks=3, begins_early=True)
+        return Expectation(255, instructions, resident_blocks=2, begins_early=True)
 
     def plan(
         self, num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int

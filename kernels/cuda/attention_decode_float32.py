@@ -36,8 +36,8 @@ from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, cut_row
 from kernels.cuda.attention_merge import make_merge_chunks
 from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
-from kernels.cuda.instructions.early_launch import let_next_begin
-from kernels.cuda.instructions.vectors import load_constant_vector
+from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
+from kernels.cuda.instructions.vectors import load_vector
 from kernels.cuda.lanes import lane_and_warp
 from kernels.cuda.variant import Pointer, Scalar
 
@@ -96,7 +96,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
         for word in range(4):
             words[i, word] = uint32(0)
         if wanted:
-            load_constant_vector(words, i, source, element)
+            load_vector(words, i, source, element)
 
     def attention_decode(
         out: Pointer,
@@ -115,6 +115,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
     ) -> None:
         """Attend with unit blockIdx.y, a part of a group, of row blockIdx.x; see DecodeVariant."""
         let_next_begin()
+        wait_for_previous()
         row, unit = int64(cuda.blockIdx.x), int64(cuda.blockIdx.y)
         kv_head, part = unit // parts, unit % parts
         split, splits = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)

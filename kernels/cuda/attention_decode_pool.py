@@ -36,6 +36,9 @@ and 0; the bytes are harmless. The product of weights and values is one of bfloa
 model's dtype is: a code of eight bits is exact in it, and weight times scale (scales up to 2³⁹)
 has its full precision, where in float16 the many small weights beside a large
 one would vanish (below 2⁻²⁴).
+
+Keys and values are read by ordinary reads: the launch may have begun before they were written
+(`instructions.early_launch`). It costs nothing, neither registers nor instructions.
 """
 
 from __future__ import annotations
@@ -55,12 +58,7 @@ from kernels.cuda.instructions.placed_bytes import (
     RAISED,
 )
 from kernels.cuda.instructions.tiles import LOWER_HALVES, UPPER_HALVES, choose_bytes
-from kernels.cuda.instructions.vectors import (
-    load_constant_pair,
-    load_constant_vector,
-    load_constant_word,
-    load_word,
-)
+from kernels.cuda.instructions.vectors import LOAD_WORDS, load_vector, load_word
 from kernels.cuda.quantized_kv import VALUE_DTYPE_8_BITS, head_bytes
 from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar
 
@@ -147,13 +145,13 @@ def _make_load_values(
 def _make_16_bits(dtype: str, head_size: int, block_size: int) -> DecodePool:
     columns = head_size // 32  # vectors of a token that a lane holds
     strips = -(-head_size // 64)
-    load_values_of = _make_load_values(head_size, load_constant_vector, load_constant_pair)
+    load_values_of = _make_load_values(head_size, load_vector, LOAD_WORDS[2])
 
     @cuda.jit(device=True, inline="always")
     def load_query(
         queries: Local, i: Scalar, query: Pointer, first: Scalar, c: Scalar, quad: Scalar
     ) -> None:
-        load_constant_vector(queries, i, query, first + 32 * c + 8 * quad)
+        load_vector(queries, i, query, first + 32 * c + 8 * quad)
 
     @cuda.jit(device=True, inline="always")
     def load_keys(keys: Local, pool: Pointer, first: Scalar, _lane: Scalar) -> None:
@@ -161,7 +159,7 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> DecodePool:
         for half in range(2):
             for c in range(columns):
                 element = first + 8 * half * head_size + 32 * c
-                load_constant_vector(keys, half * columns + c, pool, element)
+                load_vector(keys, half * columns + c, pool, element)
 
     @cuda.jit(device=True, inline="always")
     def load_scales(_scales: Local, _pool: Pointer, _element: Scalar) -> None:
@@ -218,7 +216,8 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
     wide_strips, strips = head_size // 64, -(-head_size // 64)
     wide_columns = 2 * wide_strips  # of the queries' vectors of 8, those that 16 bytes of keys need
     first_scale = block_size * head_size
-    load_values_of = _make_load_values(head_size, load_constant_pair, load_constant_word)
+    load_pair = LOAD_WORDS[2]
+    load_values_of = _make_load_values(head_size, load_pair, LOAD_WORDS[1])
     of_keys, of_values = (kv_dtype, dtype), (kv_dtype, VALUE_DTYPE_8_BITS)
     place_keys, place_values = PLACE_WORDS[of_keys], PLACE_COLUMN[of_values]
     raised, pairs_of = RAISED[dtype], PAIR_CONVERSIONS[dtype]
@@ -229,7 +228,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
         queries: Local, i: Scalar, query: Pointer, first: Scalar, c: Scalar, quad: Scalar
     ) -> None:
         dim = c // 2 * 64 + 16 * quad + c % 2 * 8 if c < wide_columns else 32 * c + 8 * quad
-        load_constant_vector(queries, i, query, first + dim)
+        load_vector(queries, i, query, first + dim)
         for word in range(4):
             both = queries[i, word]
             low, high = low_of(both) * float32(raised), high_of(both) * float32(raised)
@@ -250,10 +249,10 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
         for half in range(2):
             for s in range(wide_strips):
                 element = first + 8 * half * head_size + 64 * s
-                load_constant_vector(keys, half * strips + s, pool, element)
+                load_vector(keys, half * strips + s, pool, element)
             for s in range(wide_strips, strips):
                 element = first + 8 * half * head_size + 64 * s - 8 * (lane % 4)
-                load_constant_pair(keys, half * strips + s, pool, element)
+                load_pair(keys, half * strips + s, pool, element)
 
     @cuda.jit(device=True, inline="always")
     def clear_values(values: Local, num_valid: Scalar, quad: Scalar) -> None:

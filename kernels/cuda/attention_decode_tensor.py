@@ -83,7 +83,7 @@ from kernels.cuda.attention_partials import THREADS, make_partial_functions
 from kernels.cuda.attention_variant import SLACK
 from kernels.cuda.instructions.addresses import kept, multiply_add_wide
 from kernels.cuda.instructions.conversions import FULL_WARP, PAIR_CONVERSIONS, exp2, maximum
-from kernels.cuda.instructions.early_launch import let_next_begin
+from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.exact_float32 import multiply_add
 from kernels.cuda.instructions.placed_bytes import MINUS_OFFSET
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES, transpose_tile
@@ -146,6 +146,7 @@ def make_tensor_decode(
     ) -> None:
         """Attend with the group of kv head blockIdx.y of row blockIdx.x; see DecodeVariant."""
         let_next_begin()
+        wait_for_previous()
         row, kv_head = int64(cuda.blockIdx.x), int64(cuda.blockIdx.y)
         split, splits = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
         lane, warp = lane_and_warp()

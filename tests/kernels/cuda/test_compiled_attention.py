@@ -119,7 +119,7 @@ MMA = r"(mma\.\S+ \{[^}]*\}, )\{(%r\d+),(%r\d+),(%r\d+),(%r\d+)\}, \{(%r\d+),(%r
         (DECODE, r"(prmt\.b32 %r\d+), (%r\d+), (%r\d+)", r"\1, \3, \2"),
         (DECODE, r"shfl\.sync\.bfly", "shfl.sync.up"),
         (DECODE, r"max\.f32", "min.f32"),
-        (DECODE, r"ld\.global\.nc\.v4\.u32 \t?\{(%r\d+), (%r\d+)", r"ld.global.nc.v4.u32 {\2, \1"),
+        (DECODE, r"ld\.global\.v4\.u32 \t?\{(%r\d+), (%r\d+)", r"ld.global.v4.u32 {\2, \1"),
     ],
 )
 def test_a_changed_instruction_is_noticed(variant, pattern, replacement):

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from bench.gpu.case import Case
+from bench.gpu.cases import attention_decode as decode_cases
 from bench.gpu.cases import dense_matmul as dense_cases
 from bench.gpu.cases import quantized_matmul as quantized_cases
 from bench.gpu.numerics import draw_cases
 from kernels.cuda import (
+    attention_decode_float32,
+    attention_decode_tensor,
     build,
     dense_matmul_tensor,
     quantized_matmul_tensor,
@@ -40,19 +43,23 @@ GATED = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
 ADDED = DenseMatmulVariant("bfloat16", 8, "added", panel_rows=16)
 MINIMA = QuantizedMatmulVariant("Q4_1", "bfloat16", 8)
 ZEROS = QuantizedMatmulVariant("Q4_Z_G64", "bfloat16", 8)
+DECODE = DecodeVariant("bfloat16", 64, 3, 16)
+MODULES = {
+    GATED: dense_matmul_tensor,
+    ADDED: dense_matmul_tensor,
+    MINIMA: quantized_matmul_tensor,
+    RmsNormVariant("float32", 256): rms_norm,
+    RopeWriteKvVariant("bfloat16", 64, 16): rope_write_kv,
+    SiluMulVariant("float32"): silu_mul,
+    DECODE: attention_decode_tensor,
+    DecodeVariant("float32", 64, 2, 16): attention_decode_float32,
+}
 PRODUCTS = {
     GATED: Source(dense_matmul_tensor, "make_dense_matmul", GATED),
     ADDED: Source(dense_matmul_tensor, "make_dense_matmul", ADDED),
     MINIMA: Source(quantized_matmul_tensor, "make_quantized_matmul", MINIMA),
 }
-NORM = RmsNormVariant("float32", 256)
 ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
-SILU = SiluMulVariant("float32")
-ROWS = {
-    NORM: Source(rms_norm, "make_rms_norm", NORM),
-    ROPE: Source(rope_write_kv, "make_rope_write_kv", ROPE),
-    SILU: Source(silu_mul, "make_silu_mul", SILU),
-}
 LET, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
 
 
@@ -62,19 +69,19 @@ def small_case(variant) -> Case:
         return dense_cases.draw_case(variant, 3, variant.panel_outputs + 5, 3, 1, alone=0)
     if isinstance(variant, QuantizedMatmulVariant):
         return quantized_cases.draw_case(variant, 3, 20, 3, 1, alone=0)
+    if isinstance(variant, DecodeVariant):
+        return decode_cases.draw_case(variant, (19, 0), num_kv_heads=1)
     return draw_cases(variant)[0]
 
 
-@pytest.mark.parametrize("variant", [*PRODUCTS, *ROWS], ids=lambda variant: variant.name)
-def test_the_wait_can_not_be_left_out(variant):
-    source, case = {**PRODUCTS, **ROWS}[variant], small_case(variant)
-    (wait,) = (
-        i for i, line in enumerate(source.text.splitlines()) if "wait_for_previous()" in line
-    )
+@pytest.mark.parametrize("variant", MODULES, ids=lambda variant: variant.name)
+def test_the_wait_can_not_be_left_out(variant, monkeypatch):
+    case = small_case(variant)
+    assert case.faults(simulate(case)) == []
 
-    assert case.faults(simulate(case, kernels=source.unbroken())) == []
+    monkeypatch.setattr(MODULES[variant], "wait_for_previous", lambda: None)
     with pytest.raises(TooEarly):
-        simulate(case, kernels=source.without(wait))
+        simulate(case)
 
 
 @pytest.mark.parametrize("variant", PRODUCTS, ids=lambda variant: variant.name)
@@ -117,7 +124,7 @@ def test_what_is_fetched_ahead_is_the_first_round_of_the_weights(variant, monkey
     assert not fetched[size:].any()
 
 
-@pytest.mark.parametrize("variant", [GATED, MINIMA, ROPE], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", [GATED, MINIMA, ROPE, DECODE], ids=lambda one: one.name)
 def test_what_the_compiler_makes_of_it_waits_too(variant):
     case, text = small_case(variant), text_of(variant)
 
@@ -128,14 +135,11 @@ def test_what_the_compiler_makes_of_it_waits_too(variant):
 
 
 def test_every_kernel_that_begins_early_lets_the_next_one_begin_and_waits_once():
-    """And decode attention, beside which a product begins."""
     early = [one for one in all_variants(every=False) if one.expectation.begins_early]
-    assert {type(one) for one in early} == {type(one) for one in (*PRODUCTS, *ROWS)}
+    assert {type(one) for one in early} == {type(variant) for variant in MODULES}
     for variant in early:
         text = text_of(variant)
         assert (text.count(LET), text.count(WAIT)) == (1, 1), variant.name
-    decode = text_of(DecodeVariant("bfloat16", 64, 3, 16))
-    assert (decode.count(LET), decode.count(WAIT)) == (1, 0)
 
 
 @pytest.mark.parametrize("variant", [GATED, MINIMA], ids=lambda variant: variant.name)
@@ -154,7 +158,7 @@ def test_text_is_fitted_to_what_the_device_has(variant):
     assert fitted(plain, (9, 0)) == plain
 
 
-@pytest.mark.parametrize("variant", [GATED, MINIMA, ROPE], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", [GATED, MINIMA, ROPE, DECODE], ids=lambda one: one.name)
 def test_the_assembler_reads_nothing_but_constants_before_the_wait(variant, tmp_path):
     if find_disassembler() is None:
         pytest.skip("no nvdisasm")
