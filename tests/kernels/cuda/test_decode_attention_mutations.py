@@ -93,6 +93,8 @@ def test_all_barriers_are_where_results_are_merged():
 
     assert counts.pop("make_partial_functions") == 2
     assert counts.pop("make_merge_chunks") == 4
+    for factory in ("make_tensor_decode", "make_float32_decode"):
+        assert counts.pop(factory) == 1  # waits for the launch ahead
     assert not any(counts.values())
 
 

@@ -52,7 +52,7 @@ def test_the_unbroken_kernel_is_right(make, variant):
 
 def test_there_is_one_barrier_and_it_can_not_be_left_out():
     case, source = narrow_case(NORMED), SOURCES[NORMED]
-    _wait, barrier = source.synchronisations()
+    _, barrier = source.synchronisations()
 
     for seed in range(2):
         with pytest.raises(Race, match="shared memory"):

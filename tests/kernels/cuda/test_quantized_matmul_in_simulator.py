@@ -128,7 +128,7 @@ def long_case(variant: QuantizedMatmulVariant) -> Case:
 
 def test_there_is_one_barrier_and_it_can_not_be_left_out():
     case, source = narrow_case(MINIMA), SOURCES[MINIMA]
-    _wait, barrier = source.synchronisations()
+    _, barrier = source.synchronisations()
 
     for same in (case, long_case(MINIMA)):
         assert same.faults(simulate(same, kernels=source.unbroken())) == []

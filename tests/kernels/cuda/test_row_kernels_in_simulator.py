@@ -66,7 +66,7 @@ NORM_SOURCE = Source(rms_norm, "make_rms_norm", NORM)
 
 
 def test_the_norms_barrier_can_not_be_left_out():
-    _wait, barrier = NORM_SOURCE.synchronisations()
+    _, barrier = NORM_SOURCE.synchronisations()
     (case,) = draw_cases(NORM)
 
     assert case.faults(simulate(case, kernels=NORM_SOURCE.unbroken())) == []
