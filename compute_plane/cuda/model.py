@@ -14,20 +14,24 @@ hold for equal batches only (the numerics id names the library).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.operations import HeadChanges
-from compute_plane.model.rope import attention_factor, inverse_frequencies
+from compute_plane.model.rope import attention_factors, inverse_frequencies
 
 if TYPE_CHECKING:
     from compute_plane.cuda.batch_layout import StepTensors
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.weights import DeviceWeights
     from compute_plane.model.spec import ModelSpec
+
+
+Angles: TypeAlias = tuple[Tensor, Tensor]
+"""Cosines and sines, float32 [positions, D/2] each."""
 
 
 class LlamaModel:
@@ -50,6 +54,9 @@ class LlamaModel:
         self._pool = pool
         self._operations = operations
         self._angles = rotary_angles(spec, max_positions, pool.device)
+        # Of layers that turn nothing: those of one position, at which all tokens are.
+        one = torch.ones((1, spec.head_dim // 2), dtype=torch.float32, device=pool.device)
+        self._no_angles: Angles = one, torch.zeros_like(one)
         self._products = LayerProducts(operations, spec.rms_norm_eps)
         self._changes = [
             HeadChanges(layer.qkv_bias, layer.head_norms, spec.rms_norm_eps)
@@ -67,9 +74,13 @@ class LlamaModel:
         residual = self._empty(step.token_ids.shape[0], self._spec.hidden_size)
         self._operations.embedding(residual, weights.embedding, step.token_ids)
         hidden = Hidden(residual)
+        unturned = self._spec.layers_without_rope
+        turned = still = (self._angles, step.positions)
+        if unturned:
+            still = (self._no_angles, torch.zeros_like(step.positions))
         for index, layer in enumerate(weights.layers):
             qkv = products.normed(hidden, layer.attn_norm, layer.qkv)
-            attended = self._attended(index, qkv, step)
+            attended = self._attended(index, qkv, step, still if index in unturned else turned)
             del qkv  # its memory serves what follows
             products.add(hidden, attended, layer.o)
             gated = products.gated(hidden, layer.mlp_norm, layer.gate_up)
@@ -86,14 +97,18 @@ class LlamaModel:
         # 16-bit logits would tie where the model does not.
         return self._products.logits(hidden, self._weights.final_norm, self._weights.lm_head)
 
-    def _attended(self, index: int, qkv: Tensor, step: StepTensors) -> Tensor:
-        """Queue the attention of a layer; return its heads side by side, [T, H·D]."""
+    def _attended(
+        self, index: int, qkv: Tensor, step: StepTensors, turns: tuple[Angles, Tensor]
+    ) -> Tensor:
+        """Queue the attention of a layer; return its heads side by side, [T, H·D].
+
+        `turns`: angles, and each token's place among them.
+        """
         spec, operations, pool = self._spec, self._operations, self._pool
         num_tokens, num_decode = qkv.shape[0], step.num_decode
         queries = self._empty(num_tokens, spec.num_heads, spec.head_dim)
         operations.rope_write_kv(
-            queries, pool, index, qkv, self._angles, step.positions, step.kv_slots,
-            self._changes[index],
+            queries, pool, index, qkv, *turns, step.kv_slots, self._changes[index]
         )  # fmt: skip
         attended = torch.empty_like(queries)
         if num_decode:
@@ -121,9 +136,11 @@ def rotary_angles(
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the angles of all positions, float32 [positions, D/2] each.
 
-    They have the attention factor in them. Computed on the host, so that every device has the same
+    They have the attention factors in them. Computed on the host, so that every device has the same
     ones.
     """
-    frequencies, factor = torch.from_numpy(inverse_frequencies(spec)), attention_factor(spec)
+    frequencies, factors = map(
+        torch.from_numpy, (inverse_frequencies(spec), attention_factors(spec))
+    )
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos().mul_(factor).to(device), angles.sin().mul_(factor).to(device)
+    return angles.cos().mul_(factors).to(device), angles.sin().mul_(factors).to(device)

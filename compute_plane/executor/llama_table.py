@@ -24,7 +24,7 @@ from compute_plane.executor.product_records import ProductRecords
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
 from compute_plane.memory.huge_pages import HugePageArena
-from compute_plane.model.rope import attention_factor, inverse_frequencies
+from compute_plane.model.rope import attention_factors, inverse_frequencies
 from kernels.cpu.attention_items import MAX_SHARED_ITEMS, rows_per_item
 from kernels.cpu.attention_sizes import (
     attention_partial_floats,
@@ -93,7 +93,13 @@ class LlamaTable:
         self.hidden = self._float_rows(max_tokens, spec.hidden_size)
         self._hidden = self.hidden.ctypes.data
         self._queries = self._floats(max_tokens * spec.query_size)
-        self._cosines, self._sines = (self._floats(max_tokens * half) for _ in range(2))
+        self._angles = self._floats(max_tokens * half), self._floats(max_tokens * half)
+        self._no_angles = self._angles
+        self._first_layer = spec.num_layers - len(weights.layers)
+        if spec.layers_without_rope:
+            cosines, sines = (self._float_rows(max_tokens, half) for _ in range(2))
+            cosines.fill(1)
+            self._no_angles = cosines.ctypes.data, sines.ctypes.data
         self._qkv = self._floats(PIECE_TOKENS * heads * spec.head_dim)
         self._attended = self._floats(PIECE_TOKENS * spec.query_size)
         self._partials = self._floats(
@@ -130,17 +136,18 @@ class LlamaTable:
     # --- the parts ---
 
     def _rope_angles(self) -> int:
-        frequencies = np.ascontiguousarray(inverse_frequencies(self._spec), dtype=np.float32)
+        frequencies, factors = inverse_frequencies(self._spec), attention_factors(self._spec)
         self.table.keep(frequencies)
+        self.table.keep(factors)
         return self.table.add(
             rope_angles,
             StepWord.TOKEN_CHUNKS,
             {
                 RopeAngles.FREQUENCIES: frequencies.ctypes.data,
-                RopeAngles.COSINES: self._cosines,
-                RopeAngles.SINES: self._sines,
+                RopeAngles.COSINES: self._angles[0],
+                RopeAngles.SINES: self._angles[1],
                 RopeAngles.HALF: self._spec.head_dim // 2,
-                RopeAngles.FACTOR: int(np.float32(attention_factor(self._spec)).view(np.uint32)),
+                RopeAngles.FACTORS: factors.ctypes.data,
             },
         )
 
@@ -201,13 +208,15 @@ class LlamaTable:
     def _rope_write(self, index: int, layer: PackedLayer) -> int:
         spec, layout = self._spec, self._pool.layout
         query_norm, key_norm = layer.head_norms or (0, 0)
+        has_rope = self._first_layer + index not in spec.layers_without_rope
+        cosines, sines = self._angles if has_rope else self._no_angles
         return self.table.add(
             ROPE_WRITE[layout.dtype],
             StepWord.TOKEN_CHUNKS,
             {
                 RopeWrite.QKV: self._qkv,
-                RopeWrite.COSINES: self._cosines,
-                RopeWrite.SINES: self._sines,
+                RopeWrite.COSINES: cosines,
+                RopeWrite.SINES: sines,
                 RopeWrite.QUERIES: self._queries,
                 RopeWrite.POOL: self._layer_address(index),
                 RopeWrite.BLOCK_BYTES: layout.block_bytes,

@@ -80,7 +80,7 @@ class PlannedMatrix:
 
     def _pieces(self, tensor: RawTensor, out: UInt8Array, panel_bytes: int) -> list[PackingJob]:
         """Cut the packing of one tensor; heads are put in order for all rows of it at once."""
-        if tensor.interleaved_heads:
+        if tensor.head_order is not None:
             return [PackingJob([tensor], self.target, out, self._rows(ALL_ROWS))]
         step = ROWS_AT_ONCE // PANEL_COLUMNS * panel_bytes
         begins = range(0, tensor.shape[0], ROWS_AT_ONCE)

@@ -9,15 +9,26 @@ import numpy as np
 
 from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.exact_context import within_original, within_window
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.gguf_rope import read_rope_scaling
 from compute_plane.model.mapped_file import forget_pages
-from compute_plane.model.sliding_window import within_window
-from compute_plane.model.spec import ARCHITECTURES, ModelSpec, scaled_context_length
+from compute_plane.model.spec import (
+    ARCHITECTURES,
+    MAX_LAYERS,
+    ModelSpec,
+    RopeScaling,
+    scaled_context_length,
+)
 from compute_plane.model.tensor import RawTensor
 
-LLAMA = "llama"
+PHI3 = "phi3"
+PHI3_WINDOW = 2047
+"""Of Phi-3 models of 4096 positions whose files were made before there was a key for it."""
+SMOLLM3 = "smollm3"
+SMOLLM3_INTERVAL = 4
+"""Every so many layers of a SmolLM3 one has no rotary positions; its files do not say so."""
 
 # Keys of an architecture that change the arithmetic in ways this package does not compute, if they
 # are there at all.
@@ -45,7 +56,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         raise UnsupportedModelError(
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
-            f"{', '.join(ARCHITECTURES)} (Llama, Mistral, Qwen2, Qwen3)",
+            f"{', '.join(ARCHITECTURES)} (Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -53,37 +64,39 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
     num_kv_heads = keys.integer(prefix + "attention.head_count_kv")
     context_length = keys.require_integer(prefix + "context_length")
     rope_theta = keys.number(prefix + "rope.freq_base")
-    window_key = prefix + "attention.sliding_window"
+    num_layers = keys.require_integer(prefix + "block_count")
+    head_dim = _head_dim(file, keys, prefix, hidden_size, num_heads)
     scaling = read_rope_scaling(file, keys, prefix, context_length)
     stored_name = keys.text("general.name")
     spec = ModelSpec(
         name=name or printable(stored_name or file.path.stem),
         architecture=architecture,
         vocab_size=_vocab_size(file, keys, prefix),
-        num_layers=keys.require_integer(prefix + "block_count"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-        head_dim=_head_dim(file, keys, prefix, hidden_size, num_heads),
+        head_dim=head_dim,
         hidden_size=hidden_size,
         intermediate_size=keys.require_integer(prefix + "feed_forward_length"),
-        context_length=within_window(
-            file.path,
-            scaled_context_length(context_length, scaling),
-            keys.integer(window_key) or None,  # 0: none
-            window_key,
-        ),
+        context_length=_context_length(file, keys, prefix, context_length, scaling),
         rope_theta=10000.0 if rope_theta is None else rope_theta,
         rope_scaling=scaling,
         rms_norm_eps=keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
         tie_embeddings=layout.gguf_name(layout.LM_HEAD) not in file.tensors,
         num_parameters=0,
         weight_format="",
+        rotary_dim=_rotary_dim(file, keys, prefix, head_dim),
+        layers_without_rope=frozenset(
+            range(SMOLLM3_INTERVAL - 1, min(num_layers, MAX_LAYERS), SMOLLM3_INTERVAL)
+            if architecture == SMOLLM3
+            else ()
+        ),
     )
     _refuse_variants(file, keys, prefix)
     stored = {
         tensor_name: (entry.format, entry.shape)
         for tensor_name, entry in file.tensors.items()
-        if tensor_name != layout.GGUF_ROPE_DIVISORS
+        if tensor_name not in layout.GGUF_OF_ROPE
     }
     return layout.check_layout(file.path, spec, stored, layout.gguf_name)
 
@@ -94,15 +107,10 @@ class GgufSource:
     def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
         self._file = file
         self._names = tuple(layout.tensor_shapes(spec))
-        # Only Llama's rows lie as llama.cpp turns neighbouring elements.
-        self._interleaved_heads = {
-            layout.layer_tensor(layer, role): heads
-            for layer in range(spec.num_layers if spec.architecture == LLAMA else 0)
-            for role, heads in (
-                (layout.QUERY, spec.num_heads),
-                (layout.KEY, spec.num_kv_heads),
-            )
-        }
+        self._parts = layout.fused_parts(spec)
+        self._head_orders = layout.head_orders(
+            spec, turns_neighbours=ARCHITECTURES[spec.architecture].turns_neighbours
+        )
 
     @property
     def names(self) -> Sequence[str]:
@@ -116,17 +124,19 @@ class GgufSource:
 
     def tensor(self, name: str) -> RawTensor:
         """Return one tensor; its bytes are a view of the mapped file."""
-        stored_name = layout.gguf_name(name)
+        part = self._parts.get(name)
+        stored_name = layout.gguf_name(name if part is None else part.stored)
         entry = self._file.tensors[stored_name]
-        return RawTensor(
+        tensor = RawTensor(
             name=name,
             stored_name=stored_name,
             path=self._file.path,
             format=entry.format,
             shape=entry.shape,
             stored=_rows(self._file, entry),
-            interleaved_heads=self._interleaved_heads.get(name, 0),
+            head_order=self._head_orders.get(name),
         )
+        return tensor if part is None else layout.part_of(tensor, name, part)
 
     def forget_pages(self) -> None:
         """Give back the memory that what was read of the file takes."""
@@ -165,13 +175,42 @@ def _head_dim(
                 f"{prefix}attention.head_count {num_heads}",
             )
         head_dim = hidden_size // num_heads
-    for key in (prefix + "attention.value_length", prefix + "rope.dimension_count"):
-        size = keys.integer(key)
-        if size is not None and size != head_dim:
-            raise UnsupportedModelError(
-                file.path, f"{key} must equal the head size {head_dim}, got {size}"
-            )
+    _check_head_size(file, keys, prefix + "attention.value_length", head_dim)
     return head_dim
+
+
+def _check_head_size(file: GgufFile, keys: GgufMetadata, key: str, head_dim: int) -> None:
+    size = keys.integer(key)
+    if size is not None and size != head_dim:
+        raise UnsupportedModelError(
+            file.path, f"{key} must equal the head size {head_dim}, got {size}"
+        )
+
+
+def _rotary_dim(file: GgufFile, keys: GgufMetadata, prefix: str, head_dim: int) -> int | None:
+    """Return how many elements of a head turn; None: all."""
+    key = prefix + "rope.dimension_count"
+    if prefix == f"{PHI3}.":
+        size = keys.integer(key)
+        return None if size == head_dim else size
+    _check_head_size(file, keys, key, head_dim)
+    return None
+
+
+def _context_length(
+    file: GgufFile,
+    keys: GgufMetadata,
+    prefix: str,
+    context_length: int,
+    scaling: RopeScaling | None,
+) -> int:
+    """Return how many positions are computed exactly."""
+    key = prefix + "attention.sliding_window"
+    window = keys.integer(key) or None  # 0: none
+    if prefix == f"{PHI3}." and context_length == 4096 and not keys.has(key):
+        window = PHI3_WINDOW
+    length = within_original(scaled_context_length(context_length, scaling), scaling)
+    return within_window(file.path, length, window, key)
 
 
 def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:

@@ -13,13 +13,15 @@ from compute_plane.model.spec import (
     YARN_BETA_SLOW,
     FrequencyDivisors,
     LinearScaling,
+    LongRopeScaling,
     RopeScaling,
     YarnScaling,
     yarn_attention_factor,
 )
 from compute_plane.model.tensor import TensorFormat
 
-SUPPORTED = "none, linear and yarn"
+SUPPORTED = "none, linear, yarn and longrope"
+LONG_ROPE = "longrope"
 
 # What these stand for where they are there; other values change the arithmetic.
 PLAIN = {
@@ -33,21 +35,45 @@ PLAIN = {
 def read_rope_scaling(
     file: GgufFile, keys: GgufMetadata, prefix: str, context_length: int
 ) -> RopeScaling | None:
-    """Return the scaling. Llama 3's is a tensor of divisors, the others are keys.
+    """Return the scaling. Llama 3's and LongRoPE's are tensors of divisors, the others are keys.
 
     As in llama.cpp a factor without a type is linear, and older files keep it in
     `rope.scale_linear`. Raises ModelFileError for a missing or wrong number, UnsupportedModelError
     for another scaling.
     """
+    long_rope = _long_rope(file, keys, prefix)
+    if long_rope is not None:
+        return long_rope
     scaling = _of_keys(file, keys, prefix, context_length)
-    divisors = _divisors(file)
+    divisors = _divisors(file, layout.GGUF_ROPE_DIVISORS)
     if scaling is not None and divisors is not None:
         raise UnsupportedModelError(
             file.path,
             f"RoPE scaling by {prefix}rope.scaling.type and by tensor {layout.GGUF_ROPE_DIVISORS} "
             f"together is not supported",
         )
-    return scaling or divisors
+    return scaling or (None if divisors is None else FrequencyDivisors(divisors))
+
+
+def _long_rope(file: GgufFile, keys: GgufMetadata, prefix: str) -> LongRopeScaling | None:
+    """Return LongRoPE's scaling, which its tensors say rather than its type."""
+    names = layout.GGUF_SHORT_DIVISORS, layout.GGUF_LONG_DIVISORS
+    scaling = prefix + "rope.scaling."
+    kind = keys.text(scaling + "type")
+    if kind != LONG_ROPE and not any(name in file.tensors for name in names):
+        return None
+    if kind not in (None, "none", LONG_ROPE) or layout.GGUF_ROPE_DIVISORS in file.tensors:
+        raise UnsupportedModelError(
+            file.path, f"RoPE scaling by tensor {names[0]} and another one together"
+        )
+    short, attention = _divisors(file, names[0]), keys.number(scaling + "attn_factor")
+    if short is None:
+        raise ModelFileError(file.path, f"missing tensors: {names[0]}")
+    return LongRopeScaling(
+        divisors=short,
+        original_context_length=keys.require_integer(scaling + "original_context_length"),
+        attention_factor=1.0 if attention is None else attention,
+    )
 
 
 def _of_keys(
@@ -83,15 +109,15 @@ def _of_keys(
     )
 
 
-def _divisors(file: GgufFile) -> FrequencyDivisors | None:
-    entry = file.tensors.get(layout.GGUF_ROPE_DIVISORS)
+def _divisors(file: GgufFile, name: str) -> tuple[float, ...] | None:
+    entry = file.tensors.get(name)
     if entry is None:
         return None
     if entry.format is not TensorFormat.F32 or len(entry.shape) != 1 or entry.shape[0] > 1 << 12:
         raise ModelFileError(
             file.path,
-            f"tensor {layout.GGUF_ROPE_DIVISORS} must be F32 with one dimension, "
+            f"tensor {name} must be F32 with one dimension, "
             f"got {entry.format.label} {list(entry.shape)}",
         )
     divisors = np.frombuffer(file.buffer, "<f4", entry.shape[0], entry.offset)
-    return FrequencyDivisors(tuple(divisors.tolist()))
+    return tuple(divisors.tolist())

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.hf_rope import rope_scaling, rope_theta
+from compute_plane.model.exact_context import within_original, within_window
+from compute_plane.model.hf_rope import rope_scaling, rope_theta, rotary_share
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.sliding_window import within_window
-from compute_plane.model.spec import ModelSpec, RopeScaling, scaled_context_length
+from compute_plane.model.spec import MAX_LAYERS, ModelSpec, RopeScaling, scaled_context_length
 
 MISTRAL = "mistral"
 LLAMA = "llama"
+PHI3 = "phi3"
+SMOLLM3 = "smollm3"
+NO_ROPE_INTERVAL = 4
+"""Every so many layers of a SmolLM3 one has no rotary positions, unless it says otherwise."""
 SLIDING_WINDOW = 4096
 """What a configuration means that has windows and does not say how long they are."""
 MAX_WINDOW_LAYERS = 28
@@ -25,13 +29,18 @@ class ModelType:
     """What a `model_type` stands for, and what its configurations mean where they say nothing.
 
     `architecture`: ours. `class_name`: of the model in transformers. `num_kv_heads`: None: as many
-    as there are heads. `head_dim`: None: hidden_size / heads.
+    as there are heads. `head_dim`: None: hidden_size / heads. `turns_in_part`: some of a head's
+    elements may be left unrotated.
     """
 
     architecture: str
     class_name: str
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    ties: bool = False
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    turns_in_part: bool = False
 
 
 MODEL_TYPES: Final = {
@@ -39,6 +48,8 @@ MODEL_TYPES: Final = {
     MISTRAL: ModelType("llama", "MistralForCausalLM", num_kv_heads=8),
     "qwen2": ModelType("qwen2", "Qwen2ForCausalLM", num_kv_heads=32),
     "qwen3": ModelType("qwen3", "Qwen3ForCausalLM", num_kv_heads=32, head_dim=128),
+    PHI3: ModelType("phi3", "Phi3ForCausalLM", rms_norm_eps=1e-5, turns_in_part=True),
+    SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
 }
 
 
@@ -61,24 +72,29 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
     context_length = config.integer("max_position_embeddings")
-    scaling = rope_scaling(config, context_length)
+    num_layers = config.integer("num_hidden_layers")
+    head_dim = _head_dim(config, kind, hidden_size, num_heads)
+    scaling = rope_scaling(config, context_length, yarn_is_longrope=model_type == PHI3)
+    ties = config.boolean("tie_word_embeddings")
     spec = ModelSpec(
         name=name,
         architecture=kind.architecture,
         vocab_size=config.integer("vocab_size"),
-        num_layers=config.integer("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=config.integer("num_key_value_heads", kind.num_kv_heads or num_heads),
-        head_dim=_head_dim(config, kind, hidden_size, num_heads),
+        head_dim=head_dim,
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
         context_length=_context_length(config, model_type, context_length, scaling),
-        rope_theta=rope_theta(config),
+        rope_theta=rope_theta(config, kind.rope_theta),
         rope_scaling=scaling,
-        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        tie_embeddings=config.boolean("tie_word_embeddings") or False,
+        rms_norm_eps=config.number("rms_norm_eps", kind.rms_norm_eps),
+        tie_embeddings=kind.ties if ties is None else ties,
         num_parameters=0,
         weight_format="",
+        rotary_dim=_rotary_dim(config, kind, head_dim),
+        layers_without_rope=_layers_without_rope(config, model_type, num_layers),
     )
     _refuse_variants(config, model_type)
     return spec
@@ -98,10 +114,43 @@ def _head_dim(config: JsonObject, kind: ModelType, hidden_size: int, num_heads: 
     return hidden_size // num_heads
 
 
+def _rotary_dim(config: JsonObject, kind: ModelType, head_dim: int) -> int | None:
+    """Return how many elements of a head turn; None: all."""
+    share = rotary_share(config)
+    if share == 1.0:
+        return None
+    if not kind.turns_in_part:
+        raise UnsupportedModelError(config.path, "partial rotary positions are not supported")
+    return int(head_dim * share)
+
+
+def _layers_without_rope(config: JsonObject, model_type: str, num_layers: int) -> frozenset[int]:
+    """Return which layers have no rotary positions: those where `no_rope_layers` says 0."""
+    if model_type != SMOLLM3 or num_layers > MAX_LAYERS:  # too many are refused with the others
+        return frozenset()
+    turns = config.raw("no_rope_layers")
+    if turns is None:
+        interval = config.integer("no_rope_layer_interval", NO_ROPE_INTERVAL)
+        if interval < 1:
+            raise ModelFileError(
+                config.path, f"no_rope_layer_interval must be at least 1, got {interval}"
+            )
+        return frozenset(range(interval - 1, num_layers, interval))
+    if (
+        not isinstance(turns, list)
+        or len(turns) < num_layers
+        or any(turn not in (0, 1) for turn in turns)
+    ):
+        raise ModelFileError(
+            config.path, f"no_rope_layers must be 0 or 1 for each of {num_layers} layers"
+        )
+    return frozenset(layer for layer in range(num_layers) if not turns[layer])
+
+
 def _context_length(
     config: JsonObject, model_type: str, context_length: int, scaling: RopeScaling | None
 ) -> int:
-    length = scaled_context_length(context_length, scaling)
+    length = within_original(scaled_context_length(context_length, scaling), scaling)
     if not _has_windows(config, model_type):
         return length
     given = config.has("sliding_window")
@@ -110,7 +159,13 @@ def _context_length(
 
 
 def _has_windows(config: JsonObject, model_type: str) -> bool:
-    """Llama has no windows, Mistral has them unless it says not, Qwen in the layers it says."""
+    """Tell whether any layer has a window.
+
+    Llama has none, Mistral has them unless it says not, Phi-3 if it says how long they are, the
+    others in the layers they say.
+    """
+    if model_type == PHI3:
+        return config.has("sliding_window")
     if model_type in (LLAMA, MISTRAL):
         return model_type == MISTRAL
     if not config.boolean("use_sliding_window"):
@@ -118,6 +173,8 @@ def _has_windows(config: JsonObject, model_type: str) -> bool:
     kinds = config.raw("layer_types")
     if isinstance(kinds, list):
         return any(kind != FULL_ATTENTION for kind in kinds)
+    if model_type == SMOLLM3:  # those without rotary positions
+        return True
     first = config.integer("max_window_layers", MAX_WINDOW_LAYERS)
     return first < config.integer("num_hidden_layers")
 
@@ -147,5 +204,3 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         raise UnsupportedModelError(
             config.path, f"hidden_act must be silu, got {printable(activation)}"
         )
-    if config.number("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError(config.path, "partial rotary positions are not supported")

@@ -9,24 +9,40 @@ from compute_plane.model.spec import (
     YARN_BETA_SLOW,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeScaling,
     YarnScaling,
+    long_rope_attention_factor,
     yarn_attention_factor,
 )
 
-SUPPORTED = "default, linear, llama3 and yarn"
+SUPPORTED = "default, linear, llama3, yarn and longrope"
+MAX_DIVISORS = 1 << 12
 
 
-def rope_theta(config: JsonObject) -> float:
+def rope_theta(config: JsonObject, default: float) -> float:
     """Return the base; newer configurations keep it in `rope_parameters`, older ones at the top."""
     for parameters in _parameters(config):
         if parameters.has("rope_theta"):
             return parameters.number("rope_theta")
-    return config.number("rope_theta", 10000.0)
+    return config.number("rope_theta", default)
 
 
-def rope_scaling(config: JsonObject, context_length: int) -> RopeScaling | None:
+def rotary_share(config: JsonObject) -> float:
+    """Return which share of a head's elements turn."""
+    for parameters in _parameters(config):
+        if parameters.has("partial_rotary_factor"):
+            return parameters.number("partial_rotary_factor")
+    return config.number("partial_rotary_factor", 1.0)
+
+
+def rope_scaling(
+    config: JsonObject, context_length: int, *, yarn_is_longrope: bool = False
+) -> RopeScaling | None:
     """Return the scaling; `context_length`: the configuration's own.
+
+    `yarn_is_longrope`: configurations of this model call LongRoPE so, or "su", as older ones of
+    Phi-3 do.
 
     Where there are both, `rope_scaling` holds before `rope_parameters`, as in transformers: it is
     the older one, and the one that people add by hand. Raises ModelFileError for a missing or wrong
@@ -40,13 +56,13 @@ def rope_scaling(config: JsonObject, context_length: int) -> RopeScaling | None:
             config.path, "rotary positions that differ from layer to layer are not supported"
         )
     kind = parameters.text("rope_type") or parameters.text("type") or "default"
-    if parameters.number("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError(config.path, "partial rotary positions are not supported")
+    if kind == "su" or (yarn_is_longrope and kind == "yarn"):
+        kind = "longrope"
     if kind == "default":
         return None
     if kind == "linear":
         return LinearScaling(parameters.number("factor"))
-    if kind not in ("llama3", "yarn"):
+    if kind not in ("llama3", "yarn", "longrope"):
         reason = ""
         if kind == "dynamic":
             # Keys are rotated when they are written, by the frequencies of that time.
@@ -58,6 +74,8 @@ def rope_scaling(config: JsonObject, context_length: int) -> RopeScaling | None:
     original = config.optional_integer("original_max_position_embeddings")
     if original is None:
         original = parameters.integer("original_max_position_embeddings", context_length)
+    if kind == "longrope":
+        return _long_rope(parameters, context_length, original)
     if kind == "yarn":
         return _yarn(parameters, context_length, original)
     return Llama3Scaling(
@@ -72,6 +90,13 @@ def _parameters(config: JsonObject) -> list[JsonObject]:
     """Return the objects that say something of rotary positions, the one that holds first."""
     members = [config.member(key) for key in ("rope_scaling", "rope_parameters")]
     return [member for member in members if member is not None and member.keys]
+
+
+def _long_rope(parameters: JsonObject, context_length: int, original: int) -> LongRopeScaling:
+    """Return the scaling of contexts up to the original length."""
+    factor = parameters.number("factor", context_length / original if original > 0 else None)
+    attention = parameters.number("attention_factor", long_rope_attention_factor(factor, original))
+    return LongRopeScaling(parameters.numbers("short_factor", MAX_DIVISORS), original, attention)
 
 
 def _yarn(parameters: JsonObject, context_length: int, original: int) -> YarnScaling:

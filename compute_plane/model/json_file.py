@@ -107,15 +107,16 @@ class JsonObject:
             value = default
         if value is None:
             raise ModelFileError(self.path, f"{self.name(key)} is missing")
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self._wrong(key, "a number", value)
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise self._wrong(key, "a finite number", value)
-        return number
+        return self._finite(key, value)
+
+    def numbers(self, key: str, max_count: int) -> tuple[float, ...]:
+        """Return a list of finite numbers, `max_count` at most, which must be there."""
+        value = self._members.get(key)
+        if value is None:
+            raise ModelFileError(self.path, f"{self.name(key)} is missing")
+        if not isinstance(value, list) or len(value) > max_count:
+            raise self._wrong(key, f"a list of at most {max_count} numbers", value)
+        return tuple(self._finite(f"{key}[{place}]", each) for place, each in enumerate(value))
 
     def boolean(self, key: str) -> bool | None:
         """Return a truth value, or None if it is null or not there."""
@@ -139,6 +140,17 @@ class JsonObject:
         if not isinstance(value, dict):
             raise self._wrong(key, "an object", value)
         return JsonObject(self.path, value, f"{self.name(key)}.")
+
+    def _finite(self, key: str, value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(key, "a number", value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self._wrong(key, "a finite number", value)
+        return number
 
     def _wrong(self, key: str, expected: str, value: object) -> ModelFileError:
         shown = printable(repr(value), limit=60)

@@ -20,6 +20,9 @@ The canonical names are those of Hugging Face checkpoints.
   Qwen3 has besides:
     model.layers.N.self_attn.q_norm.weight           blk.N.attn_q_norm.weight  [D]
     model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
+  Files of Phi-3 have in place of q, k and v, and of gate and up, their rows in this order:
+    model.layers.N.self_attn.qkv_proj.weight         blk.N.attn_qkv.weight     [(H + 2·G)·D, hidden]
+    model.layers.N.mlp.gate_up_proj.weight           blk.N.ffn_up.weight       [2·intermediate, hidden]
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -27,11 +30,14 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.spec import ARCHITECTURES, ModelSpec, faults_of
-from compute_plane.model.tensor import TensorFormat
+from compute_plane.model.tensor import IntArray, RawTensor, RunOfRows, TensorFormat
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -48,6 +54,10 @@ MLP_NORM = "post_attention_layernorm"
 GATE = "mlp.gate_proj"
 UP = "mlp.up_proj"
 DOWN = "mlp.down_proj"
+QKV = "self_attn.qkv_proj"
+GATE_UP = "mlp.gate_up_proj"
+FUSED = {QKV: (QUERY, KEY, VALUE), GATE_UP: (GATE, UP)}
+"""What some files hold as one, and whose rows those are."""
 
 WEIGHT = "weight"
 BIAS = "bias"
@@ -64,6 +74,8 @@ GGUF_LAYER_NAMES = {
     GATE: "ffn_gate",
     UP: "ffn_up",
     DOWN: "ffn_down",
+    QKV: "attn_qkv",
+    GATE_UP: "ffn_up",
 }
 GGUF_GLOBAL_NAMES = {
     EMBEDDING: "token_embd.weight",
@@ -71,6 +83,10 @@ GGUF_GLOBAL_NAMES = {
     LM_HEAD: "output.weight",
 }
 GGUF_ROPE_DIVISORS = "rope_freqs.weight"
+GGUF_SHORT_DIVISORS = "rope_factors_short.weight"
+GGUF_LONG_DIVISORS = "rope_factors_long.weight"
+GGUF_OF_ROPE = (GGUF_ROPE_DIVISORS, GGUF_SHORT_DIVISORS, GGUF_LONG_DIVISORS)
+"""No tensors of the model: they say how positions are scaled."""
 
 MAX_NAMED = 5
 
@@ -128,6 +144,73 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+@dataclass(frozen=True, slots=True)
+class RowsOfPart:
+    """Where a tensor of the model lies in one that a file holds: `count` rows from `first` on."""
+
+    stored: str
+    first: int
+    count: int
+
+
+def fused_parts(spec: ModelSpec) -> dict[str, RowsOfPart]:
+    """Return the tensors that are parts of others in files of this architecture, by name."""
+    parts: dict[str, RowsOfPart] = {}
+    if not ARCHITECTURES[spec.architecture].is_fused:
+        return parts
+    shapes = tensor_shapes(spec)
+    for layer in range(spec.num_layers):
+        for fused, roles in FUSED.items():
+            first = 0
+            for name in (layer_tensor(layer, role) for role in roles):
+                parts[name] = RowsOfPart(layer_tensor(layer, fused), first, shapes[name][0])
+                first += shapes[name][0]
+    return parts
+
+
+def stored_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return every tensor that a file must have, by canonical name, in the order of use."""
+    parts, shapes = fused_parts(spec), {}
+    for name, shape in tensor_shapes(spec).items():
+        part = parts.get(name)
+        if part is None:
+            shapes[name] = shape
+        else:
+            shapes[part.stored] = (part.first + part.count, *shape[1:])
+    return shapes
+
+
+def part_of(stored: RawTensor, name: str, part: RowsOfPart) -> RawTensor:
+    """Return the rows of a stored tensor that are one of the model's."""
+    return dataclasses.replace(
+        stored,
+        name=name,
+        shape=(part.count, *stored.shape[1:]),
+        stored=RunOfRows(stored.stored, part.first, part.count),
+    )
+
+
+def head_orders(spec: ModelSpec, *, turns_neighbours: bool) -> dict[str, IntArray]:
+    """Return the order of rows in a head (`RawTensor.head_order`) where it is not the model's.
+
+    By canonical name. The model turns element i of a head of D with element i + D/2. In files the
+    elements that turn are the first R of a head, i with i + R/2, and the others lie behind them;
+    where neighbours turn (`turns_neighbours`), 2i with 2i + 1. Scores are sums over the elements,
+    whatever their order, if only it is the same of queries and keys.
+    """
+    size, turning = spec.head_dim, spec.num_turning
+    if not turns_neighbours and turning == size:
+        return {}
+    first = np.arange(turning).reshape((-1, 2) if turns_neighbours else (2, -1))
+    pairs = first.T if turns_neighbours else first
+    order = np.concatenate([pairs, np.arange(turning, size).reshape(2, -1)], axis=1).reshape(-1)
+    return {
+        layer_tensor(layer, role): order
+        for layer in range(spec.num_layers)
+        for role in (QUERY, KEY)
+    }
+
+
 def check_numbers(path: Path, spec: ModelSpec, num_tensors: int) -> None:
     """Check the numbers of a file's header alone. Raises ModelFileError naming what cannot be."""
     faults = faults_of(spec)
@@ -152,7 +235,7 @@ def check_layout(
     Raises ModelFileError naming missing tensors, wrong shapes and tensors that have no place.
     """
     check_numbers(path, spec, len(stored))
-    expected = {stored_name(name): shape for name, shape in tensor_shapes(spec).items()}
+    expected = {stored_name(name): shape for name, shape in stored_shapes(spec).items()}
     missing = [name for name in expected if name not in stored]
     if missing:
         raise ModelFileError(path, f"missing tensors: {_listed(missing)}")

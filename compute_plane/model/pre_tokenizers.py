@@ -21,11 +21,14 @@ _CL100K_WORDS = (
 )
 _LLAMA3 = _CL100K_WORDS % r"\p{N}{1,3}"
 _QWEN2 = _CL100K_WORDS % r"\p{N}"
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
+    r"|%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN = _CASED_WORDS % ("", "", r"\p{N}")
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K = _CASED_WORDS % (_ENDINGS, _ENDINGS, r"\p{N}{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ _DIGITS_THEN_GPT2 = WordSplit(
     _sequence({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True))
 )
 _LLAMA3_SPLIT = WordSplit(_split(_LLAMA3), ignore_merges=True, adds_bos=True)
+_LLAMA3_WORDS = WordSplit(_split(_LLAMA3))
 _QWEN2_SPLIT = WordSplit(_split(_QWEN2), normalizer={"type": "NFC"})
 
 WORD_SPLITS = {
@@ -81,6 +85,11 @@ WORD_SPLITS = {
     "llama-bpe": _LLAMA3_SPLIT,
     "llama3": _LLAMA3_SPLIT,
     "llama-v3": _LLAMA3_SPLIT,
+    "falcon3": _LLAMA3_SPLIT,
+    "pixtral": _LLAMA3_SPLIT,
+    "smaug-bpe": _LLAMA3_WORDS,
+    "dbrx": _LLAMA3_WORDS,
+    "gpt-4o": WordSplit(_split(_O200K)),
     "qwen2": _QWEN2_SPLIT,
     "deepseek-r1-qwen": _QWEN2_SPLIT,
     "tekken": WordSplit(_split(_TEKKEN), ignore_merges=True, adds_bos=True),

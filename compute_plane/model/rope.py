@@ -10,6 +10,7 @@ import numpy.typing as npt
 from compute_plane.model.spec import (
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     ModelSpec,
     YarnScaling,
 )
@@ -18,13 +19,23 @@ Float32Array = npt.NDArray[np.float32]
 
 
 def inverse_frequencies(spec: ModelSpec) -> Float32Array:
-    """Return the angle per position of each rotated pair, float32 [D/2].
+    """Return the angle per position of each pair of a head, float32 [D/2].
 
-    Pair i of a head is its elements i and i + D/2. The steps and their roundings to float32 are
-    those of the Hugging Face implementation, because an error here grows with the position. What
-    is left are units in the last place, where its float32 power is not correctly rounded.
+    Pair i of a head is its elements i and i + D/2; those behind the first `num_turning` / 2 do not
+    turn, their angle is 0. The steps and their roundings to float32 are those of the Hugging Face
+    implementation, because an error here grows with the position. What is left are units in the
+    last place, where its float32 power is not correctly rounded.
     """
-    exponents = np.arange(0, spec.head_dim, 2, dtype=np.float32) / np.float32(spec.head_dim)
+    turning = _of_turning_pairs(spec)
+    frequencies = np.zeros(spec.head_dim // 2, dtype=np.float32)
+    frequencies[: len(turning)] = turning
+    return frequencies
+
+
+def _of_turning_pairs(spec: ModelSpec) -> Float32Array:
+    """Return the frequencies of the pairs that turn."""
+    size = spec.num_turning
+    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     # By way of float64 the float32 power is correctly rounded; NumPy's own float32 power is not.
     powers = np.power(spec.rope_theta, exponents.astype(np.float64)).astype(np.float32)
     plain: Float32Array = (np.float32(1) / powers).astype(np.float32)
@@ -35,15 +46,23 @@ def inverse_frequencies(spec: ModelSpec) -> Float32Array:
         return _yarn(powers, scaling, spec)
     if isinstance(scaling, Llama3Scaling):
         return _llama3(plain, scaling)
+    if isinstance(scaling, LongRopeScaling):
+        short: Float32Array = np.asarray(scaling.divisors, dtype=np.float32)
+        return np.float32(1) / (short * powers)
     by = scaling.factor if isinstance(scaling, LinearScaling) else scaling.divisors
     divisors: Float32Array = np.asarray(by, dtype=np.float32)
     return plain / divisors
 
 
-def attention_factor(spec: ModelSpec) -> float:
-    """Return what cosines and sines are multiplied by, so that scores are by its square."""
-    scaling = spec.rope_scaling
-    return scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+def attention_factors(spec: ModelSpec) -> Float32Array:
+    """Return what cosines and sines of each pair are multiplied by, float32 [D/2].
+
+    Scores are multiplied by its square, but for what pairs that do not turn add to them.
+    """
+    factors = np.ones(spec.head_dim // 2, dtype=np.float32)
+    if isinstance(spec.rope_scaling, YarnScaling | LongRopeScaling):
+        factors[: spec.num_turning // 2] = spec.rope_scaling.attention_factor
+    return factors
 
 
 def _yarn(powers: Float32Array, scaling: YarnScaling, spec: ModelSpec) -> Float32Array:
@@ -53,14 +72,14 @@ def _yarn(powers: Float32Array, scaling: YarnScaling, spec: ModelSpec) -> Float3
     def pair_that_turns(times: float) -> float:
         """Return which pair turns so many times in the original context, as a real number."""
         wavelength = scaling.original_context_length / (times * 2 * math.pi)
-        return spec.head_dim * math.log(wavelength) / (2 * math.log(spec.rope_theta))
+        return spec.num_turning * math.log(wavelength) / (2 * math.log(spec.rope_theta))
 
     first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, spec.head_dim - 1)
+    first, last = max(first, 0), min(last, spec.num_turning - 1)
     span = last - first or 0.001
-    pairs = np.arange(spec.head_dim // 2, dtype=np.float32)
+    pairs = np.arange(spec.num_turning // 2, dtype=np.float32)
     ramp = np.clip((pairs - np.float32(first)) / np.float32(span), 0, 1)
     kept = one - ramp.astype(np.float32)
     divided = one / (np.float32(scaling.factor) * powers)

@@ -46,6 +46,8 @@ class SafetensorsSource:
         self, tensors: Mapping[str, RawTensor], spec: ModelSpec, buffers: Sequence[mmap.mmap]
     ) -> None:
         self._tensors = tensors
+        self._parts = layout.fused_parts(spec)
+        self._head_orders = layout.head_orders(spec, turns_neighbours=False)
         self._names = tuple(layout.tensor_shapes(spec))
         self._buffers = buffers
 
@@ -56,7 +58,12 @@ class SafetensorsSource:
 
     def tensor(self, name: str) -> RawTensor:
         """Return one tensor; its bytes are in the mapped file."""
-        return self._tensors[name]
+        part = self._parts.get(name)
+        tensor = self._tensors[name if part is None else part.stored]
+        if part is not None:
+            tensor = layout.part_of(tensor, name, part)
+        order = self._head_orders.get(name)
+        return tensor if order is None else dataclasses.replace(tensor, head_order=order)
 
     def forget_pages(self) -> None:
         """Give back the memory that what was read of the files takes."""
@@ -90,7 +97,7 @@ def open_safetensors(
     if quantization is not None:
         layout.check_numbers(where, spec, len(stored))
         # Whether the output matrix is tied, or one of its own is stored, is not known yet.
-        shapes_of = layout.tensor_shapes(dataclasses.replace(spec, tie_embeddings=False))
+        shapes_of = layout.stored_shapes(dataclasses.replace(spec, tie_embeddings=False))
         tensors = take_group_matrices(stored, quantization, shapes_of)
     tensors |= {name: _plain(name, entry) for name, entry in stored.items()}
     spec = dataclasses.replace(spec, tie_embeddings=_is_tied(tensors, spec))

@@ -69,7 +69,22 @@ class FrequencyDivisors:
     divisors: tuple[float, ...]
 
 
-RopeScaling = LinearScaling | YarnScaling | Llama3Scaling | FrequencyDivisors
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """RoPE frequency scaling of LongRoPE (Ding et al. 2024), of contexts that are not long.
+
+    `divisors`: one per frequency; those of contexts up to `original_context_length` ("short
+    factors"). Longer contexts have others, for their first tokens too, so keys that are in the
+    cache would be wrong where a context grows beyond: it ends there. Cosines and sines are
+    multiplied by `attention_factor`, in contexts of any length.
+    """
+
+    divisors: tuple[float, ...]
+    original_context_length: int
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | YarnScaling | Llama3Scaling | FrequencyDivisors | LongRopeScaling
 
 
 def yarn_attention_factor(factor: float, mscale: float = 0, mscale_all_dim: float = 0) -> float:
@@ -82,6 +97,13 @@ def yarn_attention_factor(factor: float, mscale: float = 0, mscale_all_dim: floa
         below = of(mscale_all_dim)
         return of(mscale) / below if below else math.inf
     return of(1.0)
+
+
+def long_rope_attention_factor(factor: float, original_context_length: int) -> float:
+    """Return the attention factor of a LongRoPE model that names none; `factor`: longer so much."""
+    if factor <= 1 or original_context_length <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(original_context_length))
 
 
 def scaled_context_length(context_length: int, scaling: RopeScaling | None) -> int:
@@ -104,18 +126,25 @@ class Architecture:
 
     `title`: its name for people. `has_qkv_bias`: the products that give queries, keys and values
     have biases. `has_head_norms`: every query and key head is normalised (RMSNorm, one weight for
-    all query heads and one for all key heads of a layer) before it is rotated.
+    all query heads and one for all key heads of a layer) before it is rotated. `is_fused`: files
+    hold the matrices of queries, keys and values as one, and those of gate and up.
+    `turns_neighbours`: in GGUF files the rows of queries and keys lie as llama.cpp turns
+    neighbouring elements of a head.
     """
 
     title: str
     has_qkv_bias: bool = False
     has_head_norms: bool = False
+    is_fused: bool = False
+    turns_neighbours: bool = False
 
 
 ARCHITECTURES: Final = {
-    "llama": Architecture("Llama"),
+    "llama": Architecture("Llama", turns_neighbours=True),
     "qwen2": Architecture("Qwen2", has_qkv_bias=True),
     "qwen3": Architecture("Qwen3", has_head_norms=True),
+    "phi3": Architecture("Phi-3", is_fused=True),
+    "smollm3": Architecture("SmolLM3", turns_neighbours=True),
 }
 """By the names that GGUF files have for them."""
 
@@ -133,7 +162,8 @@ class ModelSpec:
     many positions are computed exactly. `tie_embeddings`: the embedding is also the output matrix.
     `num_parameters`: tied matrices count once. `weight_format`: the storage format that holds most
     parameters, such as "Q4_1" or "BF16".
-    `rope_scaling`: None for plain RoPE.
+    `rope_scaling`: None for plain RoPE. `rotary_dim`: how many elements of a head turn, the first
+    ones in a Hugging Face file; None: all. `layers_without_rope`: in which no head turns.
     """
 
     name: str
@@ -152,6 +182,8 @@ class ModelSpec:
     tie_embeddings: bool
     num_parameters: int
     weight_format: str
+    rotary_dim: int | None = None
+    layers_without_rope: frozenset[int] = frozenset()
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -162,6 +194,11 @@ class ModelSpec:
     def has_head_norms(self) -> bool:
         """Whether query and key heads are normalised before they are rotated."""
         return ARCHITECTURES[self.architecture].has_head_norms
+
+    @property
+    def num_turning(self) -> int:
+        """How many elements of a head turn."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     @property
     def query_size(self) -> int:
@@ -193,6 +230,12 @@ def faults_of(spec: ModelSpec) -> list[str]:
             faults.append(f"{field} must be 1 to {maximum}, got {value}")
     if spec.head_dim % 2:
         faults.append(f"head_dim must be even for rotary positions, got {spec.head_dim}")
+    turning = spec.rotary_dim
+    if turning is not None and (turning % 2 or not 2 <= turning <= spec.head_dim):
+        faults.append(
+            f"rotary positions must turn an even number of elements, 2 to head_dim "
+            f"({spec.head_dim}), got {turning}"
+        )
     if spec.num_kv_heads >= 1 and spec.num_heads % spec.num_kv_heads:
         faults.append(
             f"num_heads must be a multiple of num_kv_heads, "
@@ -215,19 +258,26 @@ _SCALING_NUMBERS: Final = (
 )
 
 
+def _divisor_faults(divisors: tuple[float, ...], num_pairs: int) -> list[str]:
+    """Return what is wrong with the divisors of a head's frequencies."""
+    if len(divisors) != num_pairs:
+        return [
+            f"RoPE scaling needs a divisor for each of {num_pairs} pairs of a head, "
+            f"got {len(divisors)}"
+        ]
+    wrong = [divisor for divisor in divisors if not (math.isfinite(divisor) and divisor > 0)]
+    return [f"RoPE divisors must be positive and finite, got {wrong[0]}"] if wrong else []
+
+
 def _scaling_faults(spec: ModelSpec) -> list[str]:
     """Return what is wrong with the RoPE scaling."""
     scaling = spec.rope_scaling
     if scaling is None:
         return []
-    if isinstance(scaling, FrequencyDivisors):
-        if len(scaling.divisors) != spec.head_dim // 2:
-            return [
-                f"RoPE scaling needs head_dim / 2 = {spec.head_dim // 2} divisors, "
-                f"got {len(scaling.divisors)}"
-            ]
-        wrong = [d for d in scaling.divisors if not (math.isfinite(d) and d > 0)]
-        return [f"RoPE divisors must be positive and finite, got {wrong[0]}"] if wrong else []
+    if isinstance(scaling, FrequencyDivisors | LongRopeScaling):
+        faults = _divisor_faults(scaling.divisors, spec.num_turning // 2)
+        if faults or isinstance(scaling, FrequencyDivisors):
+            return faults
     for name in _SCALING_NUMBERS:
         value = getattr(scaling, name, 1.0)
         if not LEAST_SCALING <= value <= MOST_SCALING:

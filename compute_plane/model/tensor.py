@@ -75,6 +75,26 @@ class StoredRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RunOfRows:
+    """Neighbouring rows of others, `first` to `first + count`; a `StoredRows`."""
+
+    of: StoredRows
+    first: int
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, bytes of a row]."""
+        return self.count, self.of.shape[1]
+
+    def __getitem__(self, which: Rows, /) -> UInt8Array:
+        if isinstance(which, slice):
+            first, last, step = which.indices(self.count)
+            return self.of[self.first + first : self.first + last : step]
+        return self.of[self.first + which]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RawTensor:
     """One tensor, still in its file's format and usually still in the mapped file.
 
@@ -84,10 +104,9 @@ class RawTensor:
     `input_order`: None if the columns are in the model's order. Otherwise column j of the rows is
     the model's input_order[j]: the groups of such a matrix are strewn over its columns, and rows
     can be quantised only where those of a group are neighbours.
-    `interleaved_heads`: 0 if the rows are in Hugging Face order. Otherwise the rows belong to so
-    many heads, and within each head of D rows, row 2i + j of the file is row i + j·D/2 of the model
-    (i < D/2, j < 2): GGUF stores the query and key rows of Llama models so because llama.cpp turns
-    neighbouring elements; this package turns halves.
+    `head_order`: None if the rows are in the model's order. Otherwise they belong to heads of D
+    rows, and row r of a head of the model is the file's head_order[r]
+    (`compute_plane.model.head_orders`).
     `scale_group`: how many neighbouring columns of the rows surely have the same scale and zero
     point, from column 0 on; a multiple of 32 that divides their number, 32 where nothing is known.
     """
@@ -98,7 +117,7 @@ class RawTensor:
     format: TensorFormat
     shape: tuple[int, ...]
     stored: StoredRows
-    interleaved_heads: int = 0
+    head_order: IntArray | None = None
     input_order: IntArray | None = None
     scale_group: int = 32
 
@@ -117,12 +136,11 @@ class RawTensor:
         blocks together, so reordering rows needs no decoding. Raises ModelFileError where rows are
         made of several tensors of a file and one of them is at fault.
         """
-        if not self.interleaved_heads:
+        if self.head_order is None:
             return self.stored[which]
         num_rows, row_bytes = self.stored.shape
-        half = num_rows // self.interleaved_heads // 2
-        pairs = self.stored[ALL_ROWS].reshape(self.interleaved_heads, half, 2, row_bytes)
-        return pairs.swapaxes(1, 2).reshape(num_rows, row_bytes)[which]
+        heads = self.stored[ALL_ROWS].reshape(-1, len(self.head_order), row_bytes)
+        return heads[:, self.head_order].reshape(num_rows, row_bytes)[which]
 
     def to_float32(self) -> Float32Array:
         """Return the tensor decoded, float32 of `shape`, owning its memory.

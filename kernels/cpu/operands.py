@@ -97,8 +97,8 @@ class RopeAngles(IntEnum):
     SINES = 4
     HALF = 5
     """D / 2."""
-    FACTOR = 6
-    """The bits of a float32: cosines and sines are multiplied by it."""
+    FACTORS = 6
+    """float32 [HALF]: what cosine and sine of each pair are multiplied by."""
 
 
 class RopeWrite(IntEnum):

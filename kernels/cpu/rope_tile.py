@@ -93,20 +93,21 @@ def sines_of_position(
     position: Value,
     frequencies: Value,
     half: Value,
-    factor: Value,
+    factors: Value,
     cosines: Value,
     sines: Value,
 ) -> None:
-    """Write cos and sin of position · frequency, times `factor`, all float32 [half].
+    """Write cos and sin of position · frequency, times their factor, all float32 [half].
 
-    `factor`: the bits of a float32. Before it they are within 2 units of the last place for every
-    float32 angle below 2^31. The angle is rounded to float32, as the models were trained. It is
-    brought to ± π/4 in float64, where nothing is lost, and the rest are polynomials in float32.
+    Before the factor they are within 2 units of the last place for every float32 angle below 2^31;
+    where the frequency is 0 they are 1 and 0. The angle is rounded to float32, as the models were
+    trained. It is brought to ± π/4 in float64, where nothing is lost, and the rest are polynomials
+    in float32.
     """
-    scale = broadcast(builder, builder.bitcast(builder.trunc(factor, I32), F32))
 
     def body(at: Value, mask: Value | None) -> None:
         frequency = _load(builder, offset(builder, frequencies, at), mask)
+        scale = _load(builder, offset(builder, factors, at), mask)
         cosine, sine = _cosine_sine(builder, builder.fmul(broadcast(builder, position), frequency))
         _store(builder, builder.fmul(cosine, scale), offset(builder, cosines, at), mask)
         _store(builder, builder.fmul(sine, scale), offset(builder, sines, at), mask)

@@ -47,7 +47,7 @@ def rope_angles(record: int, header: int, chunk: int, num_chunks: int, worker: i
             positions[token],
             word(record, RopeAngles.FREQUENCIES),
             half,
-            word(record, RopeAngles.FACTOR),
+            word(record, RopeAngles.FACTORS),
             word(record, RopeAngles.COSINES) + row,
             word(record, RopeAngles.SINES) + row,
         )

@@ -57,6 +57,7 @@ class ArraySource:
         self.was_forgotten = False
         self.tensors = {}
         random = np.random.default_rng(5)
+        turned = layout.head_orders(spec, turns_neighbours=True)
         for name, shape in layout.tensor_shapes(spec).items():
             values = random.standard_normal(shape, dtype=np.float32)
             role = name.removesuffix(".weight").split(".", 3)[-1]
@@ -66,10 +67,8 @@ class ArraySource:
             else:
                 rows = gguf.quants.quantize(values, GgmlType[fmt.label])
             stored = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, fmt.row_bytes(shape[-1]))
-            is_turned = role in (layout.QUERY, layout.KEY)
-            heads = {layout.QUERY: spec.num_heads, layout.KEY: spec.num_kv_heads}.get(role, 0)
-            heads = heads if is_turned and label == "Q4_1" else 0
-            self.tensors[name] = RawTensor(name, name, self.path, fmt, shape, stored, heads)
+            order = turned.get(name) if label == "Q4_1" else None
+            self.tensors[name] = RawTensor(name, name, self.path, fmt, shape, stored, order)
 
     @property
     def names(self):

@@ -43,6 +43,7 @@ class TinyModel:
     tied: bool = True
     seed: int = 7
     architecture: str = "llama"
+    rotary_dim: int | None = None
     weights: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,6 +64,11 @@ class TinyModel:
                 prefix + "mlp.up_proj.weight": (inner, hidden),
                 prefix + "mlp.down_proj.weight": (hidden, inner),
             }
+            if self.architecture == "phi3":
+                for part in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up"):
+                    del shapes[f"{prefix}{part}_proj.weight"]
+                shapes[prefix + "self_attn.qkv_proj.weight"] = (query + 2 * kv, hidden)
+                shapes[prefix + "mlp.gate_up_proj.weight"] = (2 * inner, hidden)
             if self.architecture == "qwen2":
                 shapes[prefix + "self_attn.q_proj.bias"] = (query,)
                 shapes[prefix + "self_attn.k_proj.bias"] = (kv,)
@@ -78,8 +84,9 @@ class TinyModel:
         }
 
     def config(self) -> dict[str, Any]:
-        return {
-            "architectures": [f"{self.architecture.capitalize()}ForCausalLM"],
+        name = {"smollm3": "SmolLM3"}.get(self.architecture, self.architecture.capitalize())
+        config = {
+            "architectures": [f"{name}ForCausalLM"],
             "model_type": self.architecture,
             "vocab_size": len(TOKENS),
             "hidden_size": self.hidden_size,
@@ -95,6 +102,11 @@ class TinyModel:
             "bos_token_id": 1,
             "eos_token_id": 2,
         }
+        if self.rotary_dim is not None:
+            config["partial_rotary_factor"] = self.rotary_dim / self.head_dim
+        if self.architecture in ("phi3", "smollm3"):  # transformers' own are beyond the vocabulary
+            config["pad_token_id"] = 0
+        return config
 
 
 GGUF_PARTS = {
@@ -109,6 +121,8 @@ GGUF_PARTS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
 }
 
 
@@ -139,10 +153,12 @@ def write_gguf(
     change: Callable[[gguf.GGUFWriter], None] = lambda _: None,
     skip_keys: tuple[str, ...] = (),
     stored: dict[str, tuple[np.ndarray, GgmlType]] | None = None,
+    vectors: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model with the gguf package; matrices as `kind`, norms as F32.
 
     `stored`: the rows of some tensors as they shall lie in the file, uint8, and their kind.
+    `vectors`: tensors of numbers by the file's names that are there besides.
     """
     writer = gguf.GGUFWriter(path, model.architecture)
     writer.add_name("tiny")
@@ -154,7 +170,7 @@ def write_gguf(
     writer.add_head_count_kv(model.num_kv_heads)
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
-    writer.add_rope_dimension_count(model.head_dim)
+    writer.add_rope_dimension_count(model.rotary_dim or model.head_dim)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(TOKENS))
@@ -173,14 +189,16 @@ def write_gguf(
         matrix_kind = kind if values.ndim > 1 else GgmlType.F32
         is_given = stored is not None and name in stored
         rows, matrix_kind = stored[name] if is_given else (values, matrix_kind)
-        if model.architecture != "llama":
-            pass  # whose rows alone are turned
+        if model.architecture not in ("llama", "smollm3"):
+            pass  # the rows of those alone are turned
         elif name.endswith("q_proj.weight"):
             rows = interleave(rows, model.num_heads)
         elif name.endswith("k_proj.weight"):
             rows = interleave(rows, model.num_kv_heads)
         data = rows if is_given else gguf.quants.quantize(rows, matrix_kind)
         writer.add_tensor(name_in_gguf(name), data, raw_dtype=matrix_kind)
+    for name, values in (vectors or {}).items():
+        writer.add_tensor(name, np.asarray(values, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

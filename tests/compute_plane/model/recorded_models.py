@@ -30,11 +30,16 @@ class Recorded:
 
 
 def record(
-    tiny: Any, folder: Path, made: Any, config: dict[str, Any], keys: dict[str, Any]
+    tiny: Any,
+    folder: Path,
+    made: Any,
+    config: dict[str, Any],
+    keys: dict[str, Any],
+    vectors: dict[str, Any] | None = None,
 ) -> Recorded:
     """Write a model as both kinds of files, and ask transformers.
 
-    `config`: what its config.json has besides. `keys`: what the GGUF file has besides.
+    `config`: what its config.json has besides. `keys`, `vectors`: what the GGUF file has besides.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -51,7 +56,7 @@ def record(
     theirs = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     )
-    file = tiny.gguf(folder / "m.gguf", made, GgmlType.F32, change=change)
+    file = tiny.gguf(folder / "m.gguf", made, GgmlType.F32, change=change, vectors=vectors)
     found = Recorded(directory, file, [], [])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more the time goes into waking them

@@ -106,7 +106,7 @@ UNSUPPORTED = {
         "general.architecture",
         lambda w: w.add_string("general.architecture", "qwen3moe"),
     ),
-    "RoPE scaling longrope": (None, lambda w: w.add_string("llama.rope.scaling.type", "longrope")),
+    "RoPE scaling mrope": (None, lambda w: w.add_string("llama.rope.scaling.type", "mrope")),
     "by tensor rope_freqs.weight together": (
         None,
         lambda w: (

@@ -6,14 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from compute_plane.model.rope import attention_factor, inverse_frequencies
+from compute_plane.model.rope import attention_factors, inverse_frequencies
 from compute_plane.model.spec import (
     FrequencyDivisors,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     ModelSpec,
     YarnScaling,
     faults_of,
+    long_rope_attention_factor,
     scaled_context_length,
     yarn_attention_factor,
 )
@@ -69,11 +71,48 @@ def test_frequencies_are_those_of_transformers(theta, head_dim, scaling):
     frequencies = inverse_frequencies(spec)
     assert frequencies.dtype == np.float32
     theirs = LlamaRotaryEmbedding(config)
-    assert attention_factor(spec) == theirs.attention_scaling
+    assert (attention_factors(spec) == np.float32(theirs.attention_scaling)).all()
     expected = theirs.inv_freq.numpy()
     if (theta, head_dim, scaling) == (100000.0, 64, None):  # the default model
         np.testing.assert_array_equal(frequencies, expected)
     np.testing.assert_array_max_ulp(frequencies, expected, maxulp=1 if scaling is None else 4)
+
+
+@pytest.mark.parametrize("scaling", [None, "longrope"])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(128, 96), (96, 96), (64, 16)])
+def test_of_heads_that_turn_in_part_the_rest_has_no_frequency(head_dim, rotary_dim, scaling):
+    from transformers import Phi3Config
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    divisors = [1.0 + 0.37 * pair for pair in range(rotary_dim // 2)]
+    own = {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors}
+    config = Phi3Config(
+        hidden_size=2 * head_dim,
+        num_attention_heads=2,
+        max_position_embeddings=131072,
+        original_max_position_embeddings=4096,
+        pad_token_id=0,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": rotary_dim / head_dim,
+        }
+        | (own if scaling else {}),
+    )
+    factor = long_rope_attention_factor(32.0, 4096)
+    spec = dataclasses.replace(
+        SPEC,
+        head_dim=head_dim,
+        rotary_dim=rotary_dim,
+        rope_scaling=LongRopeScaling(tuple(divisors), 4096, factor) if scaling else None,
+    )
+    theirs, turning = Phi3RotaryEmbedding(config), rotary_dim // 2
+    frequencies, factors = inverse_frequencies(spec), attention_factors(spec)
+    assert len(frequencies) == len(factors) == head_dim // 2
+    np.testing.assert_array_max_ulp(frequencies[:turning], theirs.inv_freq.numpy(), maxulp=2)
+    assert (factors[:turning] == np.float32(theirs.attention_scaling)).all()
+    assert (frequencies[turning:] == 0).all()
+    assert (factors[turning:] == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +126,14 @@ def test_frequencies_are_those_of_transformers(theta, head_dim, scaling):
         ({"context_length": 1 << 31}, "context_length must be 1"),
         ({"rope_theta": float("nan")}, "rope_theta must be finite"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps must be between"),
-        ({"rope_scaling": FrequencyDivisors((1.0,))}, "32 divisors, got 1"),
+        ({"rope_scaling": FrequencyDivisors((1.0,))}, "each of 32 pairs of a head, got 1"),
+        ({"rope_scaling": LongRopeScaling((1.0,), 8, 1.0)}, "each of 32 pairs of a head, got 1"),
+        ({"rope_scaling": LongRopeScaling((-1.0,) * 32, 8, 1.0)}, "positive and finite, got -1.0"),
+        ({"rope_scaling": LongRopeScaling((1.0,) * 32, 0, 1.0)}, "original_max_position_embeddin"),
+        ({"rope_scaling": LongRopeScaling((1.0,) * 32, 8, 0.0)}, "attention_factor must be 1e-06"),
+        ({"rotary_dim": 33}, "2 to head_dim (64), got 33"),
+        ({"rotary_dim": 66}, "2 to head_dim (64), got 66"),
+        ({"rotary_dim": 0}, "2 to head_dim (64), got 0"),
         ({"rope_scaling": FrequencyDivisors((0.0,) * 32)}, "must be positive and finite, got 0.0"),
         ({"rope_scaling": Llama3Scaling(0.0, 1, 4, 8)}, "RoPE factor must be 1e-06 to 1e+06"),
         ({"rope_scaling": Llama3Scaling(8, 4, 4, 8)}, "below high_freq_factor"),

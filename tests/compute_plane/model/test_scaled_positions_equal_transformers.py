@@ -139,7 +139,7 @@ def test_yarn_without_a_factor_takes_that_of_the_lengths(tiny, tmp_path):
 
 REFUSED = {
     "RoPE scaling dynamic is not supported: its frequencies change": {"rope_type": "dynamic"},
-    "RoPE scaling longrope is not supported; supported are default, linear": {"type": "longrope"},
+    "RoPE scaling mrope is not supported; supported are default, linear": {"type": "mrope"},
     "partial rotary positions": {"rope_type": "yarn", "partial_rotary_factor": 0.5},
     "rotary positions that differ from layer to layer": {"full_attention": {"rope_theta": 1e6}},
 }
@@ -170,7 +170,7 @@ def test_numbers_that_cannot_be_are_faults_of_the_file(tiny, tmp_path, words):
 
 
 GGUF_REFUSED = {
-    "RoPE scaling longrope is not supported; supported are none": {"rope.scaling.type": "longrope"},
+    "RoPE scaling mrope is not supported; supported are none": {"rope.scaling.type": "mrope"},
     "llama.rope.scaling.attn_factor = 0.5 is not": {"rope.scaling.attn_factor": 0.5},
     "llama.rope.scaling.yarn_attn_factor = 0.5 is not": {"rope.scaling.yarn_attn_factor": 0.5},
     "llama.rope.scaling.yarn_ext_factor = 0.0 is not": IN_GGUF

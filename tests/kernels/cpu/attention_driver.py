@@ -107,7 +107,7 @@ class Setting:
     def rope(
         self, qkv: Array, frequencies: Array, positions: Array, places: Array, layer: int = 0,
         first_token: int = 0, chunks: int = 1, workers: int = 1,
-        changes: HeadChanges = UNCHANGED, factor: float = 1,
+        changes: HeadChanges = UNCHANGED, factors: Array | float = 1,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         """Run both rope operations; return queries [T, H·D], cosines and sines [T, D/2]."""
         num_tokens, dim = len(qkv), self.layout.head_dim
@@ -123,7 +123,8 @@ class Setting:
         record[RopeAngles.COSINES] = cosines.ctypes.data
         record[RopeAngles.SINES] = sines.ctypes.data
         record[RopeAngles.HALF] = dim // 2
-        record[RopeAngles.FACTOR] = np.float32(factor).view(np.uint32)
+        factors = np.full(dim // 2, factors, np.float32)
+        record[RopeAngles.FACTORS] = factors.ctypes.data
         run_chunks(rope_angles, record, header, chunks, workers)
         record = np.zeros(RECORD_WORDS, np.int64)
         for word, value in (

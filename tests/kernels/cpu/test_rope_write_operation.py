@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kernels.cpu.kv_layout import VALUE_BYTES, KvLayout, decode_blocks, encode_blocks
+from kernels.cpu.rope_write import LOG2_E
 from kernels.reference.quantized_kv import LARGEST, from_float8
 from kernels.reference.rope import UNCHANGED, HeadChanges, rope_write_kv
 from tests.kernels.cpu.attention_driver import Setting, frequencies_of
@@ -47,16 +48,30 @@ def test_cosines_and_sines_are_within_two_units_up_to_far_positions() -> None:
         assert units_off(sines, np.sin(angles)) <= 2
 
 
-def test_cosines_and_sines_are_multiplied_by_the_factor() -> None:
+def test_cosines_and_sines_of_each_pair_are_multiplied_by_its_factor() -> None:
     setting = Setting(KvLayout("float32", 1, 1, 16, 40), 1, 8)
     positions = np.arange(100)
     qkv = np.zeros((100, 3 * 40), np.float32)
+    factors = np.linspace(0.5, 1.5, 20, dtype=np.float32)
     plain, scaled = (
-        setting.rope(qkv, frequencies_of(40), positions, positions, factor=factor)
-        for factor in (1, 1.1386294)
+        setting.rope(qkv, frequencies_of(40), positions, positions, factors=each)
+        for each in (1, factors)
     )
     for one, other in zip(plain[1:], scaled[1:], strict=True):
-        np.testing.assert_array_equal(other, one * np.float32(1.1386294))
+        np.testing.assert_array_equal(other, one * factors)
+
+
+def test_a_pair_without_a_frequency_stays_as_it_is_at_every_position() -> None:
+    setting = Setting(KvLayout("float32", 1, 1, 16, 40), 1, 8)
+    frequencies = frequencies_of(40)
+    frequencies[14:] = 0
+    qkv = np.random.default_rng(1).standard_normal((9, 3 * 40)).astype(np.float32)
+    queries, cosines, sines = setting.rope(qkv, frequencies, np.arange(9) * 1000, np.arange(9))
+    assert (cosines[:, 14:] == 1).all()
+    assert (sines[:, 14:] == 0).all()
+    unturned = [*range(14, 20), *range(34, 40)]
+    scale = np.float32(LOG2_E / np.sqrt(40))
+    np.testing.assert_array_equal(queries[:, unturned], qkv[:, unturned] * scale)
 
 
 @pytest.mark.parametrize("what", ["nothing", "biases", "norms", "both"])
