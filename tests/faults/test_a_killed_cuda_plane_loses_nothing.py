@@ -22,14 +22,14 @@ REQUESTS = [
     Asked(
         f"Prompt number {number} " * (1 + number % 4),
         GenerationParams(
-            max_tokens=40 + 8 * number,
+            max_tokens=24 + 6 * number,
             temperature=(0.0, 0.8)[number % 2],
             seed=number,
-            n=2 if number == 5 else 1,
+            n=2 if number == 4 else 1,
             ignore_eos=True,
         ),
     )
-    for number in range(6)
+    for number in range(5)
 ]
 NUM_TOKENS = sum(asked.params.max_tokens * asked.params.n for asked in REQUESTS)
 

@@ -139,7 +139,7 @@ def test_three_kills_of_the_compute_plane_change_no_text(one_plane, judge, measu
 
 def test_a_kill_between_drafts_changes_no_text(target, judge):
     song = "Row, row, row your boat gently down the stream. " * 4
-    greedy = GenerationParams(max_tokens=140, temperature=0.0, ignore_eos=True)
+    greedy = GenerationParams(max_tokens=90, temperature=0.0, ignore_eos=True)
     asked = [Asked(song, greedy), Asked(song, replace(greedy, structured_outputs=TABLE))]
     config = target.config(log_level="info", max_num_blocks=64)
     with deployed(replace(config, grammar_drafts=False)) as plain:
@@ -147,7 +147,7 @@ def test_a_kill_between_drafts_changes_no_text(target, judge):
     with deployed(replace(config, speculative_tokens=7)) as deployment, deployment.explained():
         with Crowd(deployment.address) as crowd:
             crowd.ask(asked)
-            crowd.progress.wait_for(40)
+            crowd.progress.wait_for(24)
             assert crowd.progress.num_open == 2
             assert deployment.metrics.num_kept_drafts > 0
             deployment.compute[0].kill()

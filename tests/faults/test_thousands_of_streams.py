@@ -88,7 +88,7 @@ def storm(deployment: Deployment, clients: Clients, num_streams: int) -> list[Ou
 
 
 QUEUES = [
-    pytest.param(500, 1, 100, id="500-short-queue"),
+    pytest.param(300, 1, 60, id="300-short-queue"),
     pytest.param(1000, 1, 200, id="1000-short-queue", marks=pytest.mark.slow),
     pytest.param(1000, 4, 4096, id="1000-long-queue", marks=pytest.mark.slow),
     pytest.param(4000, 1, 4096, id="4000-long-queue", marks=pytest.mark.slow),

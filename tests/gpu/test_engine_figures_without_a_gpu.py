@@ -78,7 +78,9 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
         return executor_on(*given)
 
     monkeypatch.setattr(engine_steps, "executor_on", fails_with_graphs)
-    work = engine_steps.Workload(batches=(1,), context=20, steps=2, warm_up=1, repeats=2)
+    work = engine_steps.Workload(
+        batches=(1,), context=20, steps=2, warm_up=1, repeats=2, profiled_batches=()
+    )
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
@@ -90,7 +92,9 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
 
 
 def test_steps_are_measured_with_and_without_graphs(model):
-    work = engine_steps.Workload(batches=(1, 3), context=20, steps=2, warm_up=1, repeats=2)
+    work = engine_steps.Workload(
+        batches=(1, 3), context=20, steps=2, warm_up=1, repeats=2, profiled_batches=()
+    )
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
@@ -121,7 +125,13 @@ def test_launches_that_begin_early_must_say_what_others_say(model, monkeypatch):
 
     monkeypatch.setattr(engine_steps, "answers", answers)
     work = engine_steps.Workload(
-        batches=(3,), context=20, steps=2, warm_up=1, repeats=1, eager_batches=()
+        batches=(3,),
+        context=20,
+        steps=2,
+        warm_up=1,
+        repeats=1,
+        eager_batches=(),
+        profiled_batches=(),
     )
     found = Findings()
     flags = PlaneFlags("cpu", "float32")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu import engine_steps
+from bench.gpu import engine_steps, step_answers
 from bench.gpu.engine_steps import PlaneFlags, Workload
 from bench.gpu.findings import Findings
 from bench.gpu.random_model import TINY, write_model
@@ -19,6 +19,11 @@ def measured(model) -> tuple[Findings, dict]:
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=WORK)
     (figures,) = found.values["engine_steps"]["batches"]
     return found, figures["profile"]
+
+
+@pytest.fixture(autouse=True)
+def _few_answers(monkeypatch):
+    monkeypatch.setattr(step_answers, "STEPS", 2)
 
 
 @pytest.fixture(scope="module")

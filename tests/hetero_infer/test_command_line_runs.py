@@ -92,18 +92,23 @@ def test_json_is_one_object(in_json):
     assert answer["seed"] == 5
 
 
-def test_a_prompt_may_be_piped_in_and_the_same_seed_gives_the_text_that_json_has(environ, in_json):
+@pytest.fixture(scope="module")
+def piped(tmp_path_factory) -> subprocess.CompletedProcess[str]:
+    """The same prompt from standard input, the text alone, with the log of the planes."""
+    environ = environment(tmp_path_factory.mktemp("run"))
+    return run(environ, *SEEDED, "--quiet", "--log-level", "info", stdin="Hello,\nworld\n")
+
+
+def test_a_prompt_may_be_piped_in_and_the_same_seed_gives_the_text_that_json_has(piped, in_json):
     """The last line end of what is piped in is not part of the prompt."""
-    piped = run(environ, *SEEDED, "--quiet", stdin="Hello,\nworld\n")
     assert piped.returncode == 0, piped.stderr
     assert piped.stdout == json.loads(in_json.stdout)["text"] + "\n"
 
 
 def test_the_log_of_the_planes_is_shown_as_people_read_it_unless_a_format_is_asked_for(
-    environ, in_json
+    piped, in_json
 ):
-    arguments = ["--input", "Hello", "--max-tokens", "2", "--quiet", *SIMULATED]
-    lines = run(environ, *arguments, "--log-level", "info").stderr.splitlines()
+    lines = piped.stderr.splitlines()
     assert any(line.startswith("hetero-infer: compute plane: loaded (model: sim") for line in lines)
     assert any(line.startswith("hetero-infer: control plane: listening (add") for line in lines)
     assert not any("{" in line for line in lines)

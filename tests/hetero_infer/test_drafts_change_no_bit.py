@@ -60,8 +60,8 @@ USER = StructuredOutputs(
 CALL = ToolCalls("hermes", (CallableTool("add_new_user", str(USER.json), "tools[0]"),))
 IN_FORM = [
     (ASKED, replace(GREEDY, structured_outputs=USER, num_logprobs=2)),
-    (SONG, replace(DRAWN, n=3, structured_outputs=USER, max_tokens=90)),
-    (ASKED, replace(DRAWN, structured_outputs=CALL, repetition_penalty=1.2, max_tokens=90)),
+    (SONG, replace(DRAWN, n=2, structured_outputs=USER, max_tokens=70)),
+    (ASKED, replace(DRAWN, structured_outputs=CALL, repetition_penalty=1.2, max_tokens=70)),
     (SONG, replace(GREEDY, structured_outputs=CALL, stop=("years",), include_stop=True)),
     (SONG, replace(GREEDY, structured_outputs=CALL, stop_token_ids=(1133, 284), num_logprobs=0)),
     (ASKED, replace(DRAWN, structured_outputs=StructuredOutputs(regex=r"(never mind, ){1,9}"))),

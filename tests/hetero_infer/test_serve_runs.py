@@ -58,9 +58,12 @@ def serving(process: subprocess.Popen[str]) -> re.Match[str]:
     return match
 
 
-def test_serve_survives_its_compute_plane_and_ends_with_status_0_on_sigterm(environ):
+def test_serve_survives_its_compute_plane_and_sighup_and_ends_with_status_0_on_sigterm(environ):
     with started(environ, "serve", "--grpc-port", "0", *SIMULATED) as process:
         match = serving(process)
+        # Without a terminal a hangup is nobody's end.
+        for pid in (process.pid, int(match["control"]), int(match["compute"])):
+            os.kill(pid, signal.SIGHUP)
         text = generate(match["address"])
         assert text
         os.kill(int(match["compute"]), signal.SIGKILL)
@@ -78,6 +81,8 @@ def test_serve_survives_its_compute_plane_and_ends_with_status_0_on_sigterm(envi
         assert [line["event"] for line in own][:1] == [
             "the compute plane was ended by SIGKILL; starting another one"
         ]
+        assert log.count("starting another one") == 1
+        assert "parent process is gone" not in log
         assert {tuple(sorted(line)) for line in own} == {("event", "level", "plane", "timestamp")}
         assert private_directories(environ) == []
 
@@ -93,19 +98,6 @@ def test_lines_of_serve_are_text_where_those_of_planes_are(environ):
             assert line, ("serve has ended", lines)
             assert not line.startswith("{")
             lines.append(line)
-
-
-def test_sighup_ends_neither_serve_nor_its_planes_where_there_is_no_terminal(environ):
-    with started(environ, "serve", "--grpc-port", "0", *SIMULATED) as process:
-        match = serving(process)
-        for pid in (process.pid, int(match["control"]), int(match["compute"])):
-            os.kill(pid, signal.SIGHUP)
-        assert generate(match["address"])
-        process.terminate()
-        _, log = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-    assert "starting another one" not in log
-    assert "parent process is gone" not in log
 
 
 def test_serve_ends_in_order_when_its_terminal_is_gone(environ):

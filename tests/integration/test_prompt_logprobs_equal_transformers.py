@@ -14,7 +14,7 @@ from tests.integration.asking import Server
 pytestmark = pytest.mark.model
 
 PERPLEXITY = json.loads((DATA / "perplexity.json").read_text(encoding="utf-8"))
-SEVERAL_CHUNKS = 900
+SEVERAL_CHUNKS = 600
 """Tokens of the text, of all that there are."""
 
 

@@ -57,7 +57,7 @@ params = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     asked=st.lists(
         st.tuples(st.lists(st.integers(65, 67), min_size=1, max_size=12), params),

@@ -254,7 +254,7 @@ mixes = given(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @mixes
 def test_any_mix_of_requests_gives_each_its_own_text_and_leaks_no_block(
     asked, config, block_size, spare_blocks, depth, deaths, prefix_cache
@@ -270,7 +270,7 @@ def test_any_mix_of_requests_gives_each_its_own_text_and_leaks_no_block(
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @mixes
 def test_so_does_a_plane_that_launches_steps_before_it_knows_the_tokens_of_those_before(
     asked, config, block_size, spare_blocks, depth, deaths, prefix_cache

@@ -201,7 +201,7 @@ def compare(seed: int, disturbances: list[str]) -> Side:
     seed=st.integers(0, 2**32),
     disturbances=st.lists(st.sampled_from(["", "", "", *DISTURBANCES]), min_size=4, max_size=34),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_batch_and_no_answer_differs_from_the_ordinary_way(seed, disturbances):
     compare(seed, disturbances)
 

@@ -183,7 +183,7 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 def test_blocks_are_conserved_under_any_sequence_of_calls():
     run_state_machine_as_test(
-        KVCacheMachine, settings=settings(max_examples=150, stateful_step_count=30, deadline=None)
+        KVCacheMachine, settings=settings(max_examples=80, stateful_step_count=30, deadline=None)
     )
 
 

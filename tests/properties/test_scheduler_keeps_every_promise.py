@@ -168,7 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 def test_any_mix_of_events_leaves_every_output_as_if_alone():
     run_state_machine_as_test(
-        SchedulerMachine, settings=settings(max_examples=200, stateful_step_count=25, deadline=None)
+        SchedulerMachine, settings=settings(max_examples=100, stateful_step_count=25, deadline=None)
     )
 
 
@@ -201,7 +201,7 @@ def run_arrivals(config, memory, depth, arrivals):
     note(f"drafts: {stats.num_drafts}, kept: {stats.num_kept_drafts}")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(config=configs, memory=memories, depth=st.sampled_from([2, 1, 3]), arrivals=arrivals)
 def test_requests_that_arrive_at_any_time_in_a_small_pool_get_what_they_get_alone(
     config, memory, depth, arrivals

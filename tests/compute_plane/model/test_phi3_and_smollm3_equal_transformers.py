@@ -10,6 +10,7 @@ from compute_plane.model.loader import load_model
 from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
 from tests.devices import STAND_IN, Target
 
+CPU, CUDA = Target("cpu", "cpu"), STAND_IN
 DIVISORS = [1.0, 1.25, 1.5, 2.0, 3.0, 5.0]
 LONG_ROPE = {
     "rope_scaling": {"type": "longrope", "short_factor": DIVISORS, "long_factor": [64.0] * 6},
@@ -39,8 +40,7 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
     return record(tiny, folder, tiny.model(**of_model), config, keys, vectors)
 
 
-@pytest.mark.parametrize("files", ["directory", "gguf"])
-@pytest.mark.parametrize("target", [Target("cpu", "cpu"), STAND_IN], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU), ("gguf", CUDA)])
 def test_greedy_texts_and_their_logits_are_those_of_transformers(
     recorded: Recorded, files: str, target: Target
 ) -> None:

@@ -154,7 +154,7 @@ def test_random_batches_are_run_or_refused_and_the_neighbour_goes_on(shared_plan
     codes = {grpc.StatusCode.OK: 0, grpc.StatusCode.INVALID_ARGUMENT: 0}
 
     @settings(
-        max_examples=300,
+        max_examples=200,
         deadline=None,
         database=None,
         derandomize=True,

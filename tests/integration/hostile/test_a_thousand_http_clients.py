@@ -121,7 +121,7 @@ async def storm(deployment: Deployment, clients: list[Client], *, num_taken: int
 @pytest.mark.parametrize(
     ("num_clients", "max_queued"),
     [
-        pytest.param(NUM_CLIENTS // 2, 150, id="500-short-queue"),
+        pytest.param(NUM_CLIENTS // 4, 75, id="250-short-queue"),
         pytest.param(NUM_CLIENTS, 300, id="1000-short-queue", marks=pytest.mark.slow),
         pytest.param(NUM_CLIENTS, 4096, id="1000-long-queue", marks=pytest.mark.slow),
         pytest.param(4 * NUM_CLIENTS, 1000, id="4000-short-queue", marks=pytest.mark.slow),
