@@ -1,9 +1,10 @@
 """Grammars: compiled off the event loop, within bounds, and only once somebody asks.
 
-The library (llguidance) is imported, and the tree of the vocabulary built, with the first request
-that wants a structure. Compiling happens on one thread of its own, one grammar at a time: its stack
-is large, because the library descends into grammars recursively and would end the process where the
-stack does; sizes of texts (`StructuredOutputs.validate`) bound how deep that is.
+The library (llguidance) is imported, NumPy too, which would be a sixth of a control plane's start,
+and the tree of the vocabulary built, with the first request that wants a structure. Compiling
+happens on one thread of its own, one grammar at a time: its stack is large, because the library
+descends into grammars recursively and would end the process where the stack does; sizes of texts
+(`StructuredOutputs.validate`) bound how deep that is.
 
 A grammar's text is not trusted. The limits below bound compiling and every step, in the library's
 own units; it fetches nothing from a network.
@@ -25,8 +26,6 @@ from control_plane.core.structured_outputs import FIELD, StructuredOutputs
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.errors import QueueFullError
 from control_plane.structured.grammar_texts import grammar_of, grammar_of_schema
-from control_plane.structured.habits import Habits
-from control_plane.structured.matcher import Matchers
 from control_plane.structured.refusals import reason_of
 from control_plane.structured.vocabulary import Vocabulary
 from planes.errors import ValidationError
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
     from control_plane.core.constraint import Constraint
     from control_plane.core.request import Request
+    from control_plane.structured.habits import Habits
+    from control_plane.structured.matcher import Matchers
     from control_plane.text.tokenizer import Tokenizer
 
 STACK_BYTES: Final = 512 << 20
@@ -147,6 +148,8 @@ class Grammars:
 
     def _prepare(self, asked_by: str) -> tuple[LLTokenizer, Matchers]:
         """Do what is done once. `asked_by`: the parameter that wants it."""
+        from control_plane.structured.matcher import Matchers
+
         vocabulary = Vocabulary(
             self._tokenizer,
             vocab_size=self._vocab_size,
@@ -159,6 +162,8 @@ class Grammars:
 
     def _habits_of(self, wanted: StructuredOutputs | ToolCalls, salt: str) -> Habits:
         """Return what answers of this form have taught; time tells no other tenant of it."""
+        from control_plane.structured.habits import Habits
+
         habits = self._habits.setdefault((wanted, salt), Habits())
         self._habits.move_to_end((wanted, salt))
         if len(self._habits) > MAX_CACHED:

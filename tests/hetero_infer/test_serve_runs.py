@@ -30,6 +30,7 @@ from tests.hetero_infer.command_processes import (
     started,
 )
 
+SERVE = ["serve", "--grpc-port", "0", "--no-http", *SIMULATED]
 SERVING = re.compile(
     r"Serving gRPC on (?P<address>\S+) \(control plane: pid (?P<control>\d+); "
     r"compute plane: (pid (?P<compute>\d+) at )?(?P<compute_address>\S+)\)\n"
@@ -59,7 +60,7 @@ def serving(process: subprocess.Popen[str]) -> re.Match[str]:
 
 
 def test_serve_survives_its_compute_plane_and_sighup_and_ends_with_status_0_on_sigterm(environ):
-    with started(environ, "serve", "--grpc-port", "0", *SIMULATED) as process:
+    with started(environ, *SERVE) as process:
         match = serving(process)
         # Without a terminal a hangup is nobody's end.
         for pid in (process.pid, int(match["control"]), int(match["compute"])):
@@ -102,7 +103,7 @@ def test_lines_of_serve_are_text_where_those_of_planes_are(environ):
 
 def test_serve_ends_in_order_when_its_terminal_is_gone(environ):
     terminal, inside = os.openpty()
-    with started(environ, "serve", "--grpc-port", "0", *SIMULATED, stdin=inside) as process:
+    with started(environ, *SERVE, stdin=inside) as process:
         os.close(inside)
         serving(process)
         process.send_signal(signal.SIGHUP)  # as the system does to a terminal's processes

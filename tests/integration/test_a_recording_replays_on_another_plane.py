@@ -80,6 +80,7 @@ def test_a_plane_of_the_same_numerics_repeats_every_bit(recording, like_plane, c
     assert text.endswith("No difference.\n")
 
 
+@pytest.mark.slow
 def test_a_recording_with_drafts_is_repeated_too(target, like_plane, capsys, tmp_path):
     config = target.config(record=str(tmp_path / "run"), speculative_tokens=7, num_threads=1)
     params = GenerationParams(max_tokens=60, temperature=0.0)
@@ -94,6 +95,7 @@ def test_a_recording_with_drafts_is_repeated_too(target, like_plane, capsys, tmp
     assert text.endswith("No difference.\n")
 
 
+@pytest.mark.slow
 def test_a_recording_with_constraints_is_repeated_too(target, like_plane, capsys, tmp_path):
     config = target.config(record=str(tmp_path / "run"), num_threads=1)
     form = StructuredOutputs(json={"type": "array", "items": {"type": "integer"}, "minItems": 8})

@@ -22,7 +22,7 @@ from tests.integration.asking import Server, check_tokens, request
 
 pytestmark = pytest.mark.model
 
-NUM_REQUESTS = 24
+NUM_REQUESTS = 16
 NUM_TOKENS = 16
 
 SUBJECTS = ("lake", "clock", "bridge", "violin", "desert", "orchard", "harbour", "comet")

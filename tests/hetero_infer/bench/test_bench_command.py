@@ -55,6 +55,7 @@ def test_throughput_has_every_run_of_every_level(capsys, tmp_path):
     assert whole["settings"]["engine"]["executor"] == "simulated"
 
 
+@pytest.mark.slow
 def test_latency_has_both_waits_and_the_long_prompt(capsys, tmp_path):
     flags = ["--concurrency", "2", "--requests", "3", "--long-prompt", "40"]
     text, whole = run(capsys, tmp_path, "latency", *TINY, *flags)
@@ -111,6 +112,7 @@ def test_the_link_is_measured_with_one_and_two_batches_under_way(capsys, tmp_pat
     assert "pipeline_depth" not in whole["settings"]["engine"]
 
 
+@pytest.mark.slow
 def test_memory_has_all_three_rules_and_both_planes(capsys, tmp_path):
     flags = ["--executor", "simulated", "--requests", "30", "--streams", "2"]
     sizes = ["--prompt-tokens", "20", "--output-tokens", "10", "--max-model-len", "256"]

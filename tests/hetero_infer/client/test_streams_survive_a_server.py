@@ -19,7 +19,7 @@ from hetero_infer.local_planes import (
 from hetero_infer.plane_process import wait_all_ready
 
 CONFIG = EngineConfig(executor="simulated")
-PARAMS = GenerationParams(max_tokens=700, seed=3, ignore_eos=True)
+PARAMS = GenerationParams(max_tokens=300, seed=3, ignore_eos=True)
 ASKED = [{"role": "user", "content": "hello"}]
 
 

@@ -77,21 +77,38 @@ def test_the_cases_a_gpu_is_given_pass_with_chunks_of_their_full_length(dtype, m
         np.testing.assert_array_equal(simulate(part)["out"], select(outputs)["out"])
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_any_block_may_be_the_last_of_a_row_and_launches_of_other_splits_share_tickets(seed):
-    # Ten chunks are more than a thread reads at a time; rows of no chunk, one, and as many as fit.
+@pytest.mark.parametrize(
+    ("lengths", "seed"),
+    [
+        # Ten chunks are more than a thread reads at a time; rows of no chunk and of one.
+        ((620, 0, 1), 0),
+        pytest.param((620, 0, 1, 65), 1, marks=pytest.mark.slow),
+    ],
+)
+def test_any_block_may_be_the_last_of_a_row_and_launches_of_other_splits_share_tickets(
+    lengths, seed
+):
     variant = DecodeVariant("float32", 64, 2, 16)
-    case = draw_case(variant, (620, 0, 1, 65), num_kv_heads=1, splits=3)
+    case = draw_case(variant, lengths, num_kv_heads=1, splits=3)
     (launch,) = case.launches
     launches = tuple(
-        dataclasses.replace(launch, grid=variant.grid(4, 1, splits)) for splits in (11, 2)
+        dataclasses.replace(launch, grid=variant.grid(len(lengths), 1, splits))
+        for splits in (11, 2)
     )
-    unsplit = draw_case(variant, (620, 0, 1, 65), num_kv_heads=1)
 
     outputs = simulate(dataclasses.replace(case, launches=launches), seed=seed)
 
     assert case.faults(outputs) == []
-    np.testing.assert_array_equal(outputs["out"], simulate(unsplit)["out"])
+
+
+@pytest.mark.slow
+def test_a_row_of_ten_chunks_has_the_same_bits_in_any_number_of_parts():
+    variant = DecodeVariant("float32", 64, 2, 16)
+    whole, parted = (
+        draw_case(variant, (620, 0, 1, 65), num_kv_heads=1, splits=splits) for splits in (1, 3)
+    )
+
+    np.testing.assert_array_equal(simulate(parted, seed=1)["out"], simulate(whole)["out"])
 
 
 @pytest.mark.parametrize(
