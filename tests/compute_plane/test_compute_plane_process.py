@@ -98,7 +98,11 @@ def run_to_end(*flags: str) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize(
     ("number", "umask", "mode"),
-    [(signal.SIGTERM, 0o022, 0o600), (signal.SIGINT, 0o007, 0o660), (signal.SIGINT, 0, 0o660)],
+    [
+        (signal.SIGTERM, 0o022, 0o600),
+        (signal.SIGINT, 0o007, 0o660),
+        pytest.param(signal.SIGINT, 0, 0o660, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_the_plane_with_status_zero_and_removes_its_socket(
     tmp_path: Path, number: signal.Signals, umask: int, mode: int

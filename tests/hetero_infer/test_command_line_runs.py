@@ -146,6 +146,7 @@ def test_several_samples_are_told_one_after_the_other_and_all_in_json(environ):
     assert quiet == "\n\n".join(texts) + "\n"
 
 
+@pytest.mark.slow
 def test_a_beam_search_gives_the_best_answers_first(environ):
     arguments = ["--input", "Hello", "--max-tokens", "5", "--ignore-eos", *SIMULATED]
     result = run(environ, *arguments, "--beam-width", "3", "--n", "2", "--json", "--priority=-1")
@@ -170,6 +171,7 @@ def test_what_the_server_refuses_is_one_line_with_both_numbers_and_status_2(envi
     assert "Output:" not in result.stdout
 
 
+@pytest.mark.slow
 def test_a_length_that_nobody_gave_is_what_the_context_has_left(environ):
     result = run(environ, "--input", "Hello", "--max-model-len", "10", "--json", *SIMULATED)
     assert result.returncode == 0, result.stderr
@@ -216,7 +218,8 @@ def ctrl_c(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("interrupt", "status"), [(ctrl_c, 130), (subprocess.Popen.terminate, 143)]
+    ("interrupt", "status"),
+    [(ctrl_c, 130), pytest.param(subprocess.Popen.terminate, 143, marks=pytest.mark.slow)],
 )
 def test_a_signal_while_text_is_generated_ends_the_planes(environ, interrupt, status):
     endless = ["--max-tokens", "30000", "--max-model-len", "40000", "--max-num-blocks", "4000"]

@@ -30,7 +30,7 @@ def sampling(number: int) -> dict[str, float]:
     return {"temperature": 0.8 if number % 3 else 0.0, "seed": number, "top_p": 0.95}
 
 
-TWELVE = [request(text, 28, **sampling(i)) for i, text in enumerate(list(PROMPTS.values())[:12])]
+TWELVE = [request(text, 24, **sampling(i)) for i, text in enumerate(list(PROMPTS.values())[:12])]
 
 
 @pytest.fixture(scope="module")

@@ -31,10 +31,10 @@ pytestmark = pytest.mark.model
 RUNS: list[dict[str, Any]] = json.loads((DATA / "greedy.json").read_text("utf-8"))["runs"]
 NUM_TOKENS = 24
 LONGEST_PIECE = 24
-NUM_WORKERS = 48
+NUM_WORKERS = 32
 """As many as there are requests: together they take as many steps as one."""
 NAMES = ("fact", "python", "chinese", "emoji")
-SETS_OF_A_PROMPT = 3
+SETS_OF_A_PROMPT = 2
 
 
 @pytest.fixture(scope="module")

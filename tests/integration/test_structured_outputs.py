@@ -115,7 +115,7 @@ def test_the_client_asks_for_every_kind(deployment):
 def test_answers_over_grpc_are_those_of_one_token_a_step(deployment, target):
     form = StructuredOutputs(json=SCHEMA)
     params = [
-        GenerationParams(max_tokens=150, temperature=t, seed=9, structured_outputs=form)
+        GenerationParams(max_tokens=100, temperature=t, seed=9, structured_outputs=form)
         for t in (0.0, 1.0)
     ]
     with Client(str(deployment.control)) as client:

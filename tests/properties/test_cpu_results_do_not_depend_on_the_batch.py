@@ -229,7 +229,7 @@ def driver(target: Target, kind: str) -> Iterator[BatchDriver]:
         yield made
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 12))
 def test_logits_are_the_same_bits_in_any_company(
     driver: BatchDriver, target: Target, kind: str, seed: int, count: int

@@ -59,8 +59,8 @@ def tokens_and_failures(result: StepResult) -> tuple[list[int], set[object]]:
     return tokens, failed  # type: ignore[return-value]
 
 
-SEEDS = [(0, 0), (3, 9), (4, 4)]
-MORE_SEEDS = [(1, 0), (2, 0), (5, 2)]
+SEEDS = [(3, 9)]
+MORE_SEEDS = [(0, 0), (1, 0), (2, 0), (4, 4), (5, 2)]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from tests.golden.batch_driver import int32
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
 )
 def test_drawn_steps_give_the_tokens_of_the_ordinary_way(seed: int) -> None:
     batches = drawn_batches(seed, 60)

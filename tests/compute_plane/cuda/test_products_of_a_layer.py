@@ -166,7 +166,7 @@ def run_products(kernels: DenseKernels, dtype: torch.dtype, num_rows: int, toler
     ("dtype", "num_rows", "tolerance"),
     [
         (torch.bfloat16, 3, 0.06),
-        (torch.float16, 3, 0.006),
+        pytest.param(torch.float16, 3, 0.006, marks=pytest.mark.slow),
         pytest.param(torch.bfloat16, 11, 0.06, marks=pytest.mark.slow),
         pytest.param(torch.float16, 11, 0.006, marks=pytest.mark.slow),
     ],

@@ -127,7 +127,9 @@ def test_no_step_on_the_way_from_block_to_block_can_be_left_out(old, new, seed, 
         simulate(case, seed=seed)
 
 
-@pytest.mark.parametrize("new", ["num_blocks", "num_blocks + 1"])
+@pytest.mark.parametrize(
+    "new", ["num_blocks", pytest.param("num_blocks + 1", marks=pytest.mark.slow)]
+)
 def test_tickets_that_are_not_drawn_to_the_last_are_not_zeros_again(new, break_source):
     break_source("make_merge_chunks", "last = int32(num_blocks - 1)", f"last = int32({new})")
     case = draw_case(FLOAT32_HALF, (130, 3), num_kv_heads=1, splits=3)

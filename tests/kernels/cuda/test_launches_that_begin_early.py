@@ -158,7 +158,11 @@ def test_text_is_fitted_to_what_the_device_has(variant):
     assert fitted(plain, (9, 0)) == plain
 
 
-@pytest.mark.parametrize("variant", [GATED, MINIMA, ROPE, DECODE], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "variant",
+    [GATED, DECODE, *(pytest.param(one, marks=pytest.mark.slow) for one in (MINIMA, ROPE))],
+    ids=lambda one: one.name,
+)
 def test_the_assembler_reads_nothing_but_constants_before_the_wait(variant, tmp_path):
     if find_disassembler() is None:
         pytest.skip("no nvdisasm")
