@@ -29,7 +29,8 @@ class ModelType:
     """What a `model_type` stands for, and what its configurations mean where they say nothing.
 
     `architecture`: ours. `class_name`: of the model in transformers. `num_kv_heads`: None: as many
-    as there are heads. `head_dim`: None: hidden_size / heads. `turns_in_part`: some of a head's
+    as there are heads. `head_dim`: None: hidden_size / heads. `ties`: the embedding is the output
+    matrix too. `rope_theta`, `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's
     elements may be left unrotated.
     """
 
@@ -121,6 +122,10 @@ def _rotary_dim(config: JsonObject, kind: ModelType, head_dim: int) -> int | Non
         return None
     if not kind.turns_in_part:
         raise UnsupportedModelError(config.path, "partial rotary positions are not supported")
+    if not 0 < share < 1:
+        raise ModelFileError(
+            config.path, f"partial_rotary_factor must be greater than 0 and at most 1, got {share}"
+        )
     return int(head_dim * share)
 
 
