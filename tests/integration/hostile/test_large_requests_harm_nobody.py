@@ -25,9 +25,9 @@ from tests.integration.hostile.raw_http import ask, post
 pytestmark = pytest.mark.model
 
 MAX_GROWTH_BYTES = 128 << 20
-"""Of the control plane's memory, with all of these sent by three clients at once."""
+"""Of the control plane's memory, with all of these sent by several clients at once."""
 
-TIMES = 3
+TIMES = 2
 MIB = 1 << 20
 INFERENCE = "/hetero.inference.v1.InferenceService/"
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
