@@ -19,7 +19,8 @@ from pydantic import (
     Tag,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from control_plane.core.generation_params import (
     MAX_LOGIT_BIAS,
@@ -36,7 +37,12 @@ from control_plane.core.generation_params import (
     GenerationParams,
 )
 from control_plane.core.request_options import MAX_PRIORITY, MAX_SALT_BYTES, RequestOptions
-from control_plane.core.structured_outputs import MAX_CHOICES, StructuredOutputs
+from control_plane.core.structured_outputs import (
+    MAX_CHOICES,
+    MAX_GRAMMAR_CHARACTERS,
+    MAX_REGEX_CHARACTERS,
+    StructuredOutputs,
+)
 from control_plane.http.errors import PARAM
 from control_plane.text.bounds import MAX_JSON_BYTES
 from control_plane.text.template_kwargs import MAX_DEPTH, MAX_VARIABLES
@@ -116,6 +122,17 @@ def one_of(choose: Callable[[Any], str], expected: str) -> Discriminator:
     )
 
 
+def _no_number(given: Any) -> Any:  # noqa: ANN401 - parsed JSON
+    if not isinstance(given, bool):
+        raise PydanticKnownError("bool_type")
+    return given
+
+
+OnlyFalse: TypeAlias = Annotated[Literal[False], BeforeValidator(_no_number)]
+OnlyTrue: TypeAlias = Annotated[Literal[True], BeforeValidator(_no_number)]
+"""A literal alone would take 0 and 0.0, which equal it."""
+
+
 def wrong(name: str, message: str) -> PydanticCustomError:
     """Return what a model raises for fields that do not go together, or its own check of one.
 
@@ -188,7 +205,11 @@ class StreamOptions(Wire):
     continuous_usage_stats: bool | None = Field(
         None, description="every chunk holds the usage so far, by vLLM's name"
     )
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
+
+
+REGEX_LENGTHS: Final[JsonDict] = {"minLength": 1, "maxLength": MAX_REGEX_CHARACTERS}
+"""What the document says; who breaks it is told so by the engine, with the number."""
 
 
 class StructuredFields(Wire):
@@ -197,10 +218,16 @@ class StructuredFields(Wire):
     json_: dict[str, JsonValue] | str | bool | None = Field(
         None, alias="json", description="a JSON Schema: the answer is JSON that it allows"
     )
-    json_object: Literal[True] | None = Field(None, description="any JSON object")
-    regex: str | None = Field(None, description="matches the whole answer")
+    json_object: OnlyTrue | None = Field(None, description="any JSON object")
+    regex: str | None = Field(
+        None, description="matches the whole answer", json_schema_extra=REGEX_LENGTHS
+    )
     choice: list[str] | None = Field(None, max_length=MAX_CHOICES)
-    grammar: str | None = Field(None, description="of the answer, in Lark's notation")
+    grammar: str | None = Field(
+        None,
+        description="of the answer, in Lark's notation",
+        json_schema_extra={"minLength": 1, "maxLength": MAX_GRAMMAR_CHARACTERS},
+    )
 
     @property
     def structure(self) -> StructuredOutputs:
@@ -296,7 +323,7 @@ class HarmlessFields(Wire):
 
     user: str | None = Field(None, description="taken, changes nothing")
     metadata: Metadata | None = Field(None, description="taken, changes nothing")
-    store: Literal[False] | None = Field(None, description="nothing is stored")
+    store: OnlyFalse | None = Field(None, description="nothing is stored")
     service_tier: Literal["auto", "default"] | None = Field(None, description="there is one")
     parallel_tool_calls: bool | None = Field(None, description="changes nothing without tools")
     safety_identifier: str | None = Field(None, description="taken, changes nothing")

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, JsonValue, Tag
 
 from control_plane.core.structured_outputs import StructuredOutputs
-from control_plane.http.fields import Wire, one_of, wrong
+from control_plane.http.fields import REGEX_LENGTHS, Wire, one_of, wrong
 
 NAME: Final = "response_format"
 NAME_IN_RESPONSES: Final = "text.format"
@@ -69,7 +69,7 @@ class RegexFormat(Wire):
     """A text that a regular expression matches as a whole, as Hugging Face's TGI spells it."""
 
     type: Literal["regex"]
-    value: str
+    value: str = Field(json_schema_extra=REGEX_LENGTHS)
 
 
 def _kind(given: object) -> str:

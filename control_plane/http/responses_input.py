@@ -103,7 +103,8 @@ def _kind_of_item(given: object) -> str:
 def _refuse_reference(given: object) -> object:
     """Refuse an item that is named, by an id, and not there."""
     if isinstance(given, dict) and (
-        given.get("type") == "item_reference" or (given.keys() <= {"type", "id"} and "id" in given)
+        given.get("type") == "item_reference"
+        or (given.keys() <= {"type", "id"} and given.get("id") is not None)
     ):
         raise wrong("id", "nothing is stored here: send the item itself, as the response had it")
     return given

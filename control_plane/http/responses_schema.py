@@ -14,6 +14,7 @@ from control_plane.http.fields import (
     MAX_TOKENS,
     Conversation,
     HarmlessFields,
+    OnlyFalse,
     SamplingFields,
     StreamFields,
     TemplateKwargs,
@@ -76,7 +77,7 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
         None, description="false: at most one call is returned"
     )
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    background: OnlyFalse | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

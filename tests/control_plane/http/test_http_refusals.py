@@ -151,6 +151,8 @@ CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
         (RESPONSES, {"include": ["reasoning.encrypted_content"]}, "include[0]", "logprobs'"),
         (RESPONSES, {"store": True}, "store", "False"),
         (RESPONSES, {"background": True}, "background", "False"),
+        (RESPONSES, {"background": 0}, "background", "boolean"),
+        (RESPONSES, {"store": 0.0}, "store", "boolean"),
         (RESPONSES, {"truncation": "auto"}, "truncation", "'disabled'"),
         (RESPONSES, {"top_logprobs": 1}, "top_logprobs", "with message.output_text.logprobs"),
         (RESPONSES, {"stream_options": {}}, "stream_options", "only allowed with stream"),

@@ -103,6 +103,7 @@ CHAT_RESULT = {"role": "tool", "tool_call_id": "1", "content": "42"}
             ],
         ),
         ([{"type": "reasoning"}, SAID], [{"role": "assistant", "content": "a"}]),
+        ([{"type": "reasoning", "id": None}, SAID], [{"role": "assistant", "content": "a"}]),
         ([PARSED, {**CALL_ITEM, "parsed_arguments": {"x": 3}}],
          [{"role": "assistant", "content": "a", "tool_calls": [CHAT_CALL]}]),
     ],

@@ -43,6 +43,18 @@ def document_of(on_loop) -> dict:
     return on_loop(test)
 
 
+def test_it_says_how_long_texts_of_forms_may_be(on_loop):
+    schemas = document_of(on_loop)["components"]["schemas"]
+    lengths = {
+        ("StructuredFields", "regex"): (1, 4096),
+        ("StructuredFields", "grammar"): (1, 8192),
+        ("RegexFormat", "value"): (1, 4096),
+    }
+    for (schema, field), bounds in lengths.items():
+        told = schemas[schema]["properties"][field]
+        assert (told["minLength"], told["maxLength"]) == bounds
+
+
 def test_it_lists_every_route_with_its_body_answers_and_errors(on_loop):
     document = document_of(on_loop)
     assert set(document["paths"]) == {
