@@ -21,7 +21,7 @@ from torch import Tensor
 
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.operations import HeadChanges
-from compute_plane.model.rope import attention_factors, inverse_frequencies
+from compute_plane.model.rope import attention_factors, inverse_frequencies, score_factor
 
 if TYPE_CHECKING:
     from compute_plane.cuda.batch_layout import StepTensors
@@ -55,8 +55,11 @@ class LlamaModel:
         self._operations = operations
         self._angles = rotary_angles(spec, max_positions, pool.device)
         # Of layers that turn nothing: those of one position, at which all tokens are.
-        one = torch.ones((1, spec.head_dim // 2), dtype=torch.float32, device=pool.device)
+        one = torch.full((1, spec.head_dim // 2), float(score_factor(spec)), device=pool.device)
         self._no_angles: Angles = one, torch.zeros_like(one)
+        self._final_norm = weights.final_norm
+        if spec.logits_scale != 1:
+            self._final_norm = weights.final_norm * spec.logits_scale
         self._products = LayerProducts(operations, spec.rms_norm_eps)
         self._changes = [
             HeadChanges(layer.qkv_bias, layer.head_norms, spec.rms_norm_eps)
@@ -73,6 +76,8 @@ class LlamaModel:
         weights, products = self._weights, self._products
         residual = self._empty(step.token_ids.shape[0], self._spec.hidden_size)
         self._operations.embedding(residual, weights.embedding, step.token_ids)
+        if self._spec.embedding_scale != 1:
+            residual.mul_(self._spec.embedding_scale)
         hidden = Hidden(residual)
         unturned = self._spec.layers_without_rope
         turned = still = (self._angles, step.positions)
@@ -95,7 +100,7 @@ class LlamaModel:
         if tokens is not None:
             hidden = hidden.rows(tokens)
         # 16-bit logits would tie where the model does not.
-        return self._products.logits(hidden, self._weights.final_norm, self._weights.lm_head)
+        return self._products.logits(hidden, self._final_norm, self._weights.lm_head)
 
     def _attended(
         self, index: int, qkv: Tensor, step: StepTensors, turns: tuple[Angles, Tensor]

@@ -24,7 +24,7 @@ from compute_plane.executor.product_records import ProductRecords
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
 from compute_plane.memory.huge_pages import HugePageArena
-from compute_plane.model.rope import attention_factors, inverse_frequencies
+from compute_plane.model.rope import attention_factors, inverse_frequencies, score_factor
 from kernels.cpu.attention_items import MAX_SHARED_ITEMS, rows_per_item
 from kernels.cpu.attention_sizes import (
     attention_partial_floats,
@@ -98,7 +98,7 @@ class LlamaTable:
         self._first_layer = spec.num_layers - len(weights.layers)
         if spec.layers_without_rope:
             cosines, sines = (self._float_rows(max_tokens, half) for _ in range(2))
-            cosines.fill(1)
+            cosines.fill(score_factor(spec))
             self._no_angles = cosines.ctypes.data, sines.ctypes.data
         self._qkv = self._floats(PIECE_TOKENS * heads * spec.head_dim)
         self._attended = self._floats(PIECE_TOKENS * spec.query_size)
@@ -152,6 +152,7 @@ class LlamaTable:
         )
 
     def _embedding(self, matrix: PackedMatrix) -> int:
+        scale = self._spec.embedding_scale
         return self.table.add(
             EMBEDDINGS[matrix.format],
             StepWord.TOKEN_CHUNKS,
@@ -159,6 +160,7 @@ class LlamaTable:
                 EmbeddingRecord.WEIGHTS: matrix.address,
                 EmbeddingRecord.K: matrix.k,
                 EmbeddingRecord.OUT: self._hidden,
+                EmbeddingRecord.SCALE: 0 if scale == 1 else _float_bits(scale),
             },
         )
 
@@ -263,7 +265,7 @@ class LlamaTable:
 
     def _epsilon(self) -> int:
         """Return the bits of the norms' epsilon as float32."""
-        return int(np.float32(self._spec.rms_norm_eps).view(np.uint32))
+        return _float_bits(self._spec.rms_norm_eps)
 
     def _floats(self, count: int) -> int:
         """Return the address of float32 memory that lives as long as the table."""
@@ -272,3 +274,8 @@ class LlamaTable:
     def _float_rows(self, rows: int, width: int) -> Float32Array:
         """Return float32 memory [rows, width]."""
         return self._arena.take(FLOAT_BYTES * rows * width).view(np.float32).reshape(rows, width)
+
+
+def _float_bits(value: float) -> int:
+    """Return the bits of a float32."""
+    return int(np.float32(value).view(np.uint32))

@@ -165,6 +165,9 @@ def pack_weights(
             pass
         conversions = measure_conversions(plan.converted(), pool)
     source.forget_pages()
+    if spec.logits_scale != 1:
+        end = final_norm + 4 * spec.hidden_size
+        memory[final_norm:end].view(np.float32)[:] *= np.float32(spec.logits_scale)
 
     base = memory.ctypes.data
 

@@ -14,6 +14,7 @@ from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.gguf_rope import read_rope_scaling
 from compute_plane.model.mapped_file import forget_pages
+from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import (
     ARCHITECTURES,
     MAX_LAYERS,
@@ -33,15 +34,21 @@ SMOLLM3_INTERVAL = 4
 # Keys of an architecture that change the arithmetic in ways this package does not compute, if they
 # are there at all.
 UNSUPPORTED_KEYS = (
-    "attention.scale",
     "attention.key_length_mla",
     "attention.temperature_length",
     "attn_logit_softcapping",
-    "embedding_scale",
     "final_logit_softcapping",
-    "logit_scale",
-    "residual_scale",
 )
+EMBEDDING_SCALE = "embedding_scale"
+RESIDUAL_SCALE = "residual_scale"
+ATTENTION_SCALE = "attention.scale"
+LOGIT_SCALE = "logit_scale"
+MULTIPLIERS = (EMBEDDING_SCALE, RESIDUAL_SCALE, ATTENTION_SCALE, LOGIT_SCALE)
+"""Keys of an architecture that has them; of others they are not supported."""
+HAS_ROPE = "rope.scaling.finetuned"
+"""A file of Granite where it says no has no rotary positions at all."""
+GRANITE = "granite"
+SUPPORTED = tuple(name for name in ARCHITECTURES if name != "granitemoehybrid")
 
 
 def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
@@ -52,11 +59,11 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
     """
     keys = GgufMetadata(file)
     architecture = keys.require_text("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if architecture not in SUPPORTED:
         raise UnsupportedModelError(
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
-            f"{', '.join(ARCHITECTURES)} (Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3)",
+            f"{', '.join(SUPPORTED)} (Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -86,12 +93,10 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         num_parameters=0,
         weight_format="",
         rotary_dim=_rotary_dim(file, keys, prefix, head_dim),
-        layers_without_rope=frozenset(
-            range(SMOLLM3_INTERVAL - 1, min(num_layers, MAX_LAYERS), SMOLLM3_INTERVAL)
-            if architecture == SMOLLM3
-            else ()
-        ),
+        layers_without_rope=_layers_without_rope(keys, architecture, min(num_layers, MAX_LAYERS)),
     )
+    if ARCHITECTURES[architecture].has_multipliers:
+        spec = with_multipliers(file.path, spec, _multipliers(keys, prefix))
     _refuse_variants(file, keys, prefix)
     stored = {
         tensor_name: (entry.format, entry.shape)
@@ -197,6 +202,25 @@ def _rotary_dim(file: GgufFile, keys: GgufMetadata, prefix: str, head_dim: int) 
     return None
 
 
+def _layers_without_rope(keys: GgufMetadata, architecture: str, num_layers: int) -> frozenset[int]:
+    """Return the layers in which no head turns."""
+    if architecture == SMOLLM3:
+        return frozenset(range(SMOLLM3_INTERVAL - 1, num_layers, SMOLLM3_INTERVAL))
+    if architecture == GRANITE and keys.boolean(f"{GRANITE}.{HAS_ROPE}") is False:
+        return frozenset(range(num_layers))
+    return frozenset()
+
+
+def _multipliers(keys: GgufMetadata, prefix: str) -> Multipliers:
+    """Return the multipliers; as in llama.cpp 0 is none."""
+    return Multipliers(
+        embedding=keys.number(prefix + EMBEDDING_SCALE) or 1.0,
+        residual=keys.number(prefix + RESIDUAL_SCALE) or 1.0,
+        attention=keys.number(prefix + ATTENTION_SCALE) or None,
+        logits=keys.number(prefix + LOGIT_SCALE) or 1.0,
+    )
+
+
 def _context_length(
     file: GgufFile,
     keys: GgufMetadata,
@@ -226,6 +250,8 @@ def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:
         raise UnsupportedModelError(
             file.path, f"quantization version must be 2, got {quantization}"
         )
-    for key in (*(prefix + key for key in UNSUPPORTED_KEYS), "adapter.type"):
+    has_multipliers = ARCHITECTURES[prefix.removesuffix(".")].has_multipliers
+    unsupported = (*UNSUPPORTED_KEYS, *(() if has_multipliers else MULTIPLIERS))
+    for key in (*(prefix + key for key in unsupported), "adapter.type"):
         if keys.has(key):
             raise UnsupportedModelError(file.path, f"{key} is not supported")

@@ -9,12 +9,25 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError, pr
 from compute_plane.model.exact_context import within_original, within_window
 from compute_plane.model.hf_rope import rope_scaling, rope_theta, rotary_share
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.spec import MAX_LAYERS, ModelSpec, RopeScaling, scaled_context_length
+from compute_plane.model.multipliers import Multipliers, with_multipliers
+from compute_plane.model.spec import (
+    ARCHITECTURES,
+    MAX_LAYERS,
+    ModelSpec,
+    RopeScaling,
+    scaled_context_length,
+)
 
 MISTRAL = "mistral"
 LLAMA = "llama"
 PHI3 = "phi3"
 SMOLLM3 = "smollm3"
+GRANITE = "granite"
+GRANITE4 = "granitemoehybrid"
+SHARED_SIZE = 1024
+"""Of the MLP of a Granite 4 that does not say it."""
+EXPERTS = 8
+"""Of a Granite 4 that does not say how many it has."""
 NO_ROPE_INTERVAL = 4
 """Every so many layers of a SmolLM3 one has no rotary positions, unless it says otherwise."""
 SLIDING_WINDOW = 4096
@@ -22,6 +35,7 @@ SLIDING_WINDOW = 4096
 MAX_WINDOW_LAYERS = 28
 """From which layer on a Qwen has windows that does not say so."""
 FULL_ATTENTION = "full_attention"
+ATTENTION = ("attention", FULL_ATTENTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,8 @@ MODEL_TYPES: Final = {
     "qwen3": ModelType("qwen3", "Qwen3ForCausalLM", num_kv_heads=32, head_dim=128),
     PHI3: ModelType("phi3", "Phi3ForCausalLM", rms_norm_eps=1e-5, turns_in_part=True),
     SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
+    GRANITE: ModelType("granite", "GraniteForCausalLM"),
+    GRANITE4: ModelType("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
 }
 
 
@@ -86,7 +102,7 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         num_kv_heads=config.integer("num_key_value_heads", kind.num_kv_heads or num_heads),
         head_dim=head_dim,
         hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size"),
+        intermediate_size=_intermediate_size(config, model_type),
         context_length=_context_length(config, model_type, context_length, scaling),
         rope_theta=rope_theta(config, kind.rope_theta),
         rope_scaling=scaling,
@@ -98,7 +114,24 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         layers_without_rope=_layers_without_rope(config, model_type, num_layers),
     )
     _refuse_variants(config, model_type)
+    if ARCHITECTURES[kind.architecture].has_multipliers:
+        spec = with_multipliers(config.path, spec, _multipliers(config))
     return spec
+
+
+def _intermediate_size(config: JsonObject, model_type: str) -> int:
+    if model_type == GRANITE4:
+        return config.integer("shared_intermediate_size", SHARED_SIZE)
+    return config.integer("intermediate_size")
+
+
+def _multipliers(config: JsonObject) -> Multipliers:
+    return Multipliers(
+        embedding=config.number("embedding_multiplier", 1.0),
+        residual=config.number("residual_multiplier", 1.0),
+        attention=config.number("attention_multiplier", 1.0),
+        logits=config.number("logits_scaling", 1.0),
+    )
 
 
 def _head_dim(config: JsonObject, kind: ModelType, hidden_size: int, num_heads: int) -> int:
@@ -130,7 +163,13 @@ def _rotary_dim(config: JsonObject, kind: ModelType, head_dim: int) -> int | Non
 
 
 def _layers_without_rope(config: JsonObject, model_type: str, num_layers: int) -> frozenset[int]:
-    """Return which layers have no rotary positions: those where `no_rope_layers` says 0."""
+    """Return which layers have no rotary positions.
+
+    Of SmolLM3 those where `no_rope_layers` says 0, of Granite 4 all, unless it says that it has
+    them.
+    """
+    if model_type == GRANITE4 and config.text("position_embedding_type") != "rope":
+        return frozenset(range(min(num_layers, MAX_LAYERS)))
     if model_type != SMOLLM3 or num_layers > MAX_LAYERS:  # too many are refused with the others
         return frozenset()
     turns = config.raw("no_rope_layers")
@@ -166,12 +205,12 @@ def _context_length(
 def _has_windows(config: JsonObject, model_type: str) -> bool:
     """Tell whether any layer has a window.
 
-    Llama has none, Mistral has them unless it says not, Phi-3 if it says how long they are, the
-    others in the layers they say.
+    Llama and Granite have none, Mistral has them unless it says not, Phi-3 if it says how long they
+    are, the others in the layers they say.
     """
     if model_type == PHI3:
         return config.has("sliding_window")
-    if model_type in (LLAMA, MISTRAL):
+    if model_type in (LLAMA, MISTRAL, GRANITE, GRANITE4):
         return model_type == MISTRAL
     if not config.boolean("use_sliding_window"):
         return False
@@ -201,6 +240,8 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
             config.path,
             f"architectures must name {' or '.join(names)}, got {printable(repr(architectures))}",
         )
+    if model_type == GRANITE4:
+        _refuse_hybrids(config)
     for key in ("attention_bias", "mlp_bias"):
         if config.boolean(key):
             raise UnsupportedModelError(config.path, f"{key} = true is not supported")
@@ -208,4 +249,16 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
     if activation != "silu":
         raise UnsupportedModelError(
             config.path, f"hidden_act must be silu, got {printable(activation)}"
+        )
+
+
+def _refuse_hybrids(config: JsonObject) -> None:
+    """Refuse a Granite 4 that is more than attention and one MLP a layer."""
+    if config.integer("num_local_experts", EXPERTS):
+        raise UnsupportedModelError(config.path, "mixtures of experts are not supported")
+    kinds = config.raw("layer_types")
+    kinds = config.raw("layers_block_type") if kinds is None else kinds
+    if not isinstance(kinds, list) or any(kind not in ATTENTION for kind in kinds):
+        raise UnsupportedModelError(
+            config.path, "layers that are not attention are not supported (layer_types)"
         )

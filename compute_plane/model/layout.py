@@ -23,6 +23,9 @@ The canonical names are those of Hugging Face checkpoints.
   Files of Phi-3 have in place of q, k and v, and of gate and up, their rows in this order:
     model.layers.N.self_attn.qkv_proj.weight         blk.N.attn_qkv.weight     [(H + 2·G)·D, hidden]
     model.layers.N.mlp.gate_up_proj.weight           blk.N.ffn_up.weight       [2·intermediate, hidden]
+  Directories of Granite 4 have in place of gate and up, and of down:
+    model.layers.N.shared_mlp.input_linear.weight                              [2·intermediate, hidden]
+    model.layers.N.shared_mlp.output_linear.weight                             [hidden, intermediate]
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -56,8 +59,14 @@ UP = "mlp.up_proj"
 DOWN = "mlp.down_proj"
 QKV = "self_attn.qkv_proj"
 GATE_UP = "mlp.gate_up_proj"
-FUSED = {QKV: (QUERY, KEY, VALUE), GATE_UP: (GATE, UP)}
-"""What some files hold as one, and whose rows those are."""
+FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "phi3": {QKV: (QUERY, KEY, VALUE), GATE_UP: (GATE, UP)},
+    "granitemoehybrid": {
+        "shared_mlp.input_linear": (GATE, UP),
+        "shared_mlp.output_linear": (DOWN,),
+    },
+}
+"""What files of an architecture hold by another name, and whose rows those are, one by one."""
 
 WEIGHT = "weight"
 BIAS = "bias"
@@ -156,11 +165,10 @@ class RowsOfPart:
 def fused_parts(spec: ModelSpec) -> dict[str, RowsOfPart]:
     """Return the tensors that are parts of others in files of this architecture, by name."""
     parts: dict[str, RowsOfPart] = {}
-    if not ARCHITECTURES[spec.architecture].is_fused:
-        return parts
-    shapes = tensor_shapes(spec)
-    for layer in range(spec.num_layers):
-        for fused, roles in FUSED.items():
+    all_fused = FUSED.get(spec.architecture, {})
+    shapes = tensor_shapes(spec) if all_fused else {}
+    for layer in range(spec.num_layers if all_fused else 0):
+        for fused, roles in all_fused.items():
             first = 0
             for name in (layer_tensor(layer, role) for role in roles):
                 parts[name] = RowsOfPart(layer_tensor(layer, fused), first, shapes[name][0])

@@ -54,14 +54,24 @@ def _of_turning_pairs(spec: ModelSpec) -> Float32Array:
     return plain / divisors
 
 
+def score_factor(spec: ModelSpec) -> np.float32:
+    """Return what queries and keys are multiplied by when they turn, in layers without RoPE too.
+
+    Attention multiplies their products by 1/√D: this makes `spec.score_scale` of it.
+    """
+    scale = spec.score_scale
+    return np.float32(1.0 if scale is None else math.sqrt(scale * math.sqrt(spec.head_dim)))
+
+
 def attention_factors(spec: ModelSpec) -> Float32Array:
     """Return what cosines and sines of each pair are multiplied by, float32 [D/2].
 
-    Scores are multiplied by its square, but for what pairs that do not turn add to them.
+    Scores are multiplied by its square; by that of a scaling but for what pairs that do not turn
+    add to them.
     """
-    factors = np.ones(spec.head_dim // 2, dtype=np.float32)
+    factors = np.full(spec.head_dim // 2, score_factor(spec), dtype=np.float32)
     if isinstance(spec.rope_scaling, YarnScaling | LongRopeScaling):
-        factors[: spec.num_turning // 2] = spec.rope_scaling.attention_factor
+        factors[: spec.num_turning // 2] *= np.float32(spec.rope_scaling.attention_factor)
     return factors
 
 

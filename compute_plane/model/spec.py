@@ -126,27 +126,28 @@ class Architecture:
 
     `title`: its name for people. `has_qkv_bias`: the products that give queries, keys and values
     have biases. `has_head_norms`: every query and key head is normalised (RMSNorm, one weight for
-    all query heads and one for all key heads of a layer) before it is rotated. `is_fused`: files
-    hold the matrices of queries, keys and values as one, and those of gate and up.
-    `turns_neighbours`: in GGUF files the rows of queries and keys lie as llama.cpp turns
-    neighbouring elements of a head.
+    all query heads and one for all key heads of a layer) before it is rotated. `turns_neighbours`:
+    in GGUF files the rows of queries and keys lie as llama.cpp turns neighbouring elements of a
+    head. `has_multipliers`: those of `compute_plane.model.multipliers`.
     """
 
     title: str
     has_qkv_bias: bool = False
     has_head_norms: bool = False
-    is_fused: bool = False
     turns_neighbours: bool = False
+    has_multipliers: bool = False
 
 
 ARCHITECTURES: Final = {
     "llama": Architecture("Llama", turns_neighbours=True),
     "qwen2": Architecture("Qwen2", has_qkv_bias=True),
     "qwen3": Architecture("Qwen3", has_head_norms=True),
-    "phi3": Architecture("Phi-3", is_fused=True),
+    "phi3": Architecture("Phi-3"),
     "smollm3": Architecture("SmolLM3", turns_neighbours=True),
+    "granite": Architecture("Granite", turns_neighbours=True, has_multipliers=True),
+    "granitemoehybrid": Architecture("Granite 4", has_multipliers=True),
 }
-"""By the names that GGUF files have for them."""
+"""By the names that GGUF files have for them; the last one is in directories only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,9 @@ class ModelSpec:
     parameters, such as "Q4_1" or "BF16".
     `rope_scaling`: None for plain RoPE. `rotary_dim`: how many elements of a head turn, the first
     ones in a Hugging Face file; None: all. `layers_without_rope`: in which no head turns.
+    `embedding_scale`: what rows of the embedding are multiplied by. `score_scale`: what scores are;
+    None: 1/√head_dim. `logits_scale`: what logits are. (`compute_plane.model.multipliers`, which
+    changes `rms_norm_eps` too.)
     """
 
     name: str
@@ -184,6 +188,9 @@ class ModelSpec:
     weight_format: str
     rotary_dim: int | None = None
     layers_without_rope: frozenset[int] = frozenset()
+    embedding_scale: float = 1.0
+    score_scale: float | None = None
+    logits_scale: float = 1.0
 
     @property
     def has_qkv_bias(self) -> bool:

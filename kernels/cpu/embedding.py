@@ -3,7 +3,8 @@
 An embedding is packed like any other matrix, since with tied weights it is also the matrix of the
 logits: token v is column v mod 16 of panel v div 16 (`float_packing`, `int8_packing`). What is
 decoded is exact: every stored weight is a float32, and so is q · d of 8-bit q and float16 d; of
-shared scales, q · (d · s) and the minimum are rounded once, as their definition has it.
+shared scales, q · (d · s) and the minimum are rounded once, as their definition has it. What is
+multiplied by a scale besides is rounded once more.
 
 Operands: `EmbeddingRecord`. Chunks go token by token (StepWord.TOKEN_CHUNKS).
 """
@@ -76,12 +77,18 @@ def _rows_of(decode: Any, panel_size: Any, depth: int = GROUP) -> Callable[..., 
         first_token = word(header, StepWord.FIRST_TOKEN)
         token_ids = carray(int32_at(word(header, StepWord.TOKEN_IDS)), num_tokens)
         panel_bytes = panel_size((k + depth - 1) // depth)
+        is_scaled = word(record, EmbeddingRecord.SCALE) != 0
+        scale = carray(float32_at(record + 8 * EmbeddingRecord.SCALE), 1)[0]
         first, end = num_tokens * chunk // num_chunks, num_tokens * (chunk + 1) // num_chunks
         for token in range(first, end):
             token_id = types.int64(token_ids[token])
             out = word(record, EmbeddingRecord.OUT) + 4 * (first_token + token) * k
             panel = weights + token_id // PANEL_COLUMNS * panel_bytes
             decode(panel, token_id % PANEL_COLUMNS, k, out)
+            if is_scaled:
+                row = carray(float32_at(out), k)
+                for i in range(k):
+                    row[i] *= scale
 
     return embed
 

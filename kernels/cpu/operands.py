@@ -137,6 +137,8 @@ class EmbeddingRecord(IntEnum):
     K = 3
     OUT = 4
     """float32 [tokens of the step, K]; the piece's first token goes to row FIRST_TOKEN."""
+    SCALE = 5
+    """What rows are multiplied by, the bits of a float32, or 0: they are not."""
 
 
 class Attention(IntEnum):

@@ -69,6 +69,11 @@ class TinyModel:
                     del shapes[f"{prefix}{part}_proj.weight"]
                 shapes[prefix + "self_attn.qkv_proj.weight"] = (query + 2 * kv, hidden)
                 shapes[prefix + "mlp.gate_up_proj.weight"] = (2 * inner, hidden)
+            if self.architecture == "granitemoehybrid":
+                for part in ("gate", "up", "down"):
+                    del shapes[f"{prefix}mlp.{part}_proj.weight"]
+                shapes[prefix + "shared_mlp.input_linear.weight"] = (2 * inner, hidden)
+                shapes[prefix + "shared_mlp.output_linear.weight"] = (hidden, inner)
             if self.architecture == "qwen2":
                 shapes[prefix + "self_attn.q_proj.bias"] = (query,)
                 shapes[prefix + "self_attn.k_proj.bias"] = (kv,)
@@ -83,8 +88,30 @@ class TinyModel:
             name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
         }
 
+    @property
+    def in_gguf(self) -> str:
+        """What a GGUF file calls the architecture."""
+        return "granite" if self.architecture == "granitemoehybrid" else self.architecture
+
+    def weights_in_gguf(self) -> dict[str, np.ndarray]:
+        """Return the weights that a GGUF file has, still by Hugging Face's names."""
+        if self.architecture != "granitemoehybrid":
+            return self.weights
+        found = {}
+        for name, values in self.weights.items():
+            prefix, _, part = name.partition("shared_mlp.")
+            if part == "input_linear.weight":
+                found[f"{prefix}mlp.gate_proj.weight"] = values[: self.intermediate_size]
+                found[f"{prefix}mlp.up_proj.weight"] = values[self.intermediate_size :]
+            elif part:
+                found[f"{prefix}mlp.down_proj.weight"] = values
+            else:
+                found[name] = values
+        return found
+
     def config(self) -> dict[str, Any]:
-        name = {"smollm3": "SmolLM3"}.get(self.architecture, self.architecture.capitalize())
+        names = {"smollm3": "SmolLM3", "granitemoehybrid": "GraniteMoeHybrid"}
+        name = names.get(self.architecture, self.architecture.capitalize())
         config = {
             "architectures": [f"{name}ForCausalLM"],
             "model_type": self.architecture,
@@ -104,6 +131,15 @@ class TinyModel:
         }
         if self.rotary_dim is not None:
             config["partial_rotary_factor"] = self.rotary_dim / self.head_dim
+        if self.architecture == "granitemoehybrid":
+            del config["intermediate_size"]
+            config |= {
+                "shared_intermediate_size": self.intermediate_size,
+                "num_local_experts": 0,
+                "num_experts_per_tok": 0,
+                "layer_types": ["attention"] * self.num_layers,
+                "position_embedding_type": "rope",
+            }
         if self.architecture in ("phi3", "smollm3"):  # transformers' own are beyond the vocabulary
             config["pad_token_id"] = 0
         return config
@@ -160,7 +196,7 @@ def write_gguf(
     `stored`: the rows of some tensors as they shall lie in the file, uint8, and their kind.
     `vectors`: tensors of numbers by the file's names that are there besides.
     """
-    writer = gguf.GGUFWriter(path, model.architecture)
+    writer = gguf.GGUFWriter(path, model.in_gguf)
     writer.add_name("tiny")
     writer.add_block_count(model.num_layers)
     writer.add_context_length(512)
@@ -185,11 +221,11 @@ def write_gguf(
     for key in skip_keys:
         del writer.kv_data[0][key]
     change(writer)
-    for name, values in model.weights.items():
+    for name, values in model.weights_in_gguf().items():
         matrix_kind = kind if values.ndim > 1 else GgmlType.F32
         is_given = stored is not None and name in stored
         rows, matrix_kind = stored[name] if is_given else (values, matrix_kind)
-        if model.architecture not in ("llama", "smollm3"):
+        if model.in_gguf not in ("llama", "smollm3", "granite"):
             pass  # the rows of those alone are turned
         elif name.endswith("q_proj.weight"):
             rows = interleave(rows, model.num_heads)

@@ -47,7 +47,7 @@ def record(
     def change(writer: gguf.GGUFWriter) -> None:
         for key, value in keys.items():
             kind = gguf.GGUFValueType.get_type(value)
-            writer.add_key_value(f"{made.architecture}.{key}", value, kind)
+            writer.add_key_value(f"{made.in_gguf}.{key}", value, kind)
 
     for name, values in made.weights.items():
         if values.ndim > 1 and "embed" not in name:

@@ -37,8 +37,8 @@ def stored_rows(label: str) -> tuple[npt.NDArray[np.uint8], int]:
 
 
 @pytest.mark.parametrize("label", EMBEDDINGS)
-@pytest.mark.parametrize("chunks", [1, 4])
-def test_tokens_get_their_rows_to_the_bit_and_nothing_else_is_written(label, chunks):
+@pytest.mark.parametrize(("chunks", "scale"), [(1, None), (4, None), (1, 54.545456)])
+def test_tokens_get_their_rows_to_the_bit_and_nothing_else_is_written(label, chunks, scale):
     rows, width = stored_rows(label)
     is_float = label in FLOAT_TYPES
     kind = {"F32": "<f4", "F16": "<f2"}.get(label, "u1")
@@ -53,6 +53,9 @@ def test_tokens_get_their_rows_to_the_bit_and_nothing_else_is_written(label, chu
     record, header = np.zeros(RECORD_WORDS, np.int64), np.zeros(HEADER_WORDS, np.int64)
     record[EmbeddingRecord.WEIGHTS], record[EmbeddingRecord.K] = packed.ctypes.data, width
     record[EmbeddingRecord.OUT] = out.ctypes.data
+    if scale is not None:
+        expected = expected * np.float32(scale)
+        record[EmbeddingRecord.SCALE] = np.float32(scale).view(np.uint32)
     header[StepWord.NUM_TOKENS], header[StepWord.FIRST_TOKEN] = len(token_ids), 3
     header[StepWord.TOKEN_IDS] = token_ids.ctypes.data
     kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(EMBEDDINGS[label].address)
