@@ -55,6 +55,13 @@ def test_multipliers_become_scales_and_an_epsilon(tiny, tmp_path, files):
     np.testing.assert_allclose(factors**2, np.full(8, 0.015625 * 4), rtol=1e-6)
 
 
+def test_scores_keep_the_factor_of_a_scaling_of_positions(tiny, tmp_path):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.25, "rope_theta": 10000.0}
+    model = in_directory(tiny, tmp_path, **CONFIG, rope_scaling=yarn)
+    expected = np.full(8, (0.015625 * 4) ** 0.5 * 1.25)
+    np.testing.assert_allclose(attention_factors(model.spec), expected, rtol=1e-6)
+
+
 def test_a_file_without_multipliers_has_what_its_readers_take(tiny, tmp_path):
     """For llama.cpp scores are as usual, and 0 says nothing; for transformers all are 1."""
     for keys in ({}, dict.fromkeys(KEYS, 0.0)):
