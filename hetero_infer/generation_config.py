@@ -196,6 +196,11 @@ class GenerationConfig:
     )
     include_stop: bool = setting(False, help="show what ended the answer, too")
     ignore_eos: bool = setting(False, help="go on to --max-tokens past the end of the text")
+    min_tokens: int = setting(
+        DEFAULT_PARAMS.min_tokens,
+        help="tokens before which nothing ends the answer, at most --max-tokens",
+        minimum=0,
+    )
     logprobs: int | None = setting(
         None,
         help="tell each token's log-probability, and those of so many likeliest ones (--json)",
@@ -275,4 +280,5 @@ class GenerationConfig:
             include_stop=self.include_stop,
             num_prompt_logprobs=self.prompt_logprobs,
             structured_outputs=self.structured_outputs,
+            min_tokens=self.min_tokens,
         )

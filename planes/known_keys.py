@@ -89,6 +89,7 @@ FRONT_DOOR_KEYS: Final = frozenset(
         "logprobs",
         "max_tokens",
         "min_p",
+        "min_tokens",
         "n",
         "presence_penalty",
         "priority",

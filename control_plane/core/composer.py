@@ -133,8 +133,8 @@ class StepComposer:
         is_constrained = seq.constraint is not None
         if seq.seq_id not in running.decoding or (is_constrained and seq.num_pending_tokens):
             return False  # it was preempted by a row before, or waits for its token
-        step.has_constraints |= is_constrained
         position = seq.num_computed_tokens
+        step.has_constraints |= is_constrained or position + 1 < seq.first_end
         new_block_ids: tuple[int, ...] = ()
         if position % self._block_size == 0:
             new_block_ids = running.grow_by_one(seq)

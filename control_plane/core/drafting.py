@@ -94,7 +94,8 @@ class Drafting:
         for index, (row, seq) in enumerate(rows):
             share = -(-room // (len(rows) - index))
             most = min(share, self._room(seq, 0, self._most_foreseen))
-            if most <= 0 or seq.draining or seq.constraint is None:
+            is_held = seq.num_computed_tokens < seq.first_end  # guesses may be followed by an end
+            if most <= 0 or seq.draining or is_held or seq.constraint is None:
                 continue
             guesses = seq.constraint.foresee(most)
             drafts = _before_an_end(seq, [guess.token_id for guess in guesses])
@@ -112,6 +113,8 @@ class Drafting:
 
     def _find(self, seq: Sequence, most: int) -> list[int]:
         if seq.is_beam or seq.draining or seq.constraint is not None:
+            return []
+        if seq.num_computed_tokens < seq.first_end:  # a draft has no mask
             return []
         if seq.lookup is None:
             seq.lookup = PromptLookup(seq.request.input_tokens, seq.output_tokens, self._least)

@@ -33,6 +33,7 @@ NOT_WITH_BEAMS = (
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
+    "min_tokens",
     "num_logprobs",
     "stop",
     "stop_token_ids",
@@ -46,11 +47,14 @@ class GenerationParams:
     """Parameters controlling text generation.
 
     `max_tokens`: tokens to generate at most, ≥ 1. As a `DefaultInt` (nobody gave it) it becomes
-    what the context has room for, where that is less.
+    `min_tokens` where that is more, and what the context has room for, where that is less.
     `temperature`: 0 is greedy, at most 2.
     `top_p`: nucleus sampling threshold in (0, 1]; 1 keeps the whole vocabulary.
     `seed`: key of the random generator, 0 to 2^64 − 1; None lets the edge draw one.
     `ignore_eos`: go on to `max_tokens` past an end-of-sequence token.
+    `min_tokens`: tokens of a sample before which neither an end token of the model nor one of
+    `stop_token_ids` may come, and a text of `stop` that is complete ends nothing; at most
+    `max_tokens`. A form (`structured_outputs`) behind which nothing may follow ends it before.
     `top_k`: draw from the k most likely tokens only; 0: from all.
     `min_p`: draw only from tokens at least so many times as likely as the best, 0 to 1; 0: off.
     `repetition_penalty`: what the logits of tokens in prompt and output are divided by (multiplied,
@@ -62,7 +66,7 @@ class GenerationParams:
     most 20; None: no log-probabilities.
     `n`: independent samples of the same prompt, 1 to 128; with `beam_width`, the best `n` answers.
     `beam_width`: beams of a beam search, 1 to 10, which takes the place of sampling; None: none.
-    Not with penalties, bias, log-probabilities of the answer, or stops.
+    Not with penalties, bias, log-probabilities of the answer, stops, or `min_tokens`.
     `length_penalty`: what a beam's score is divided by is its length to this power, −10 to 10.
     `early_stopping`: end the search as soon as `beam_width` beams have ended. Neither may be given
     without `beam_width`, other than as its default.
@@ -107,6 +111,7 @@ class GenerationParams:
     include_stop: bool = False
     num_prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | ToolCalls | None = None
+    min_tokens: int = 0
 
     def __new__(cls, *_: object, **given: object) -> Self:
         """Name the parameter that an unknown name may mean: OpenAI's `logprobs` is one of them."""
@@ -133,6 +138,16 @@ class GenerationParams:
         if self.max_tokens < 1:
             raise ValidationError(
                 f"max_tokens must be at least 1, got {self.max_tokens}", field="max_tokens"
+            )
+        if not _is_integer(self.min_tokens) or self.min_tokens < 0:
+            raise ValidationError(
+                f"min_tokens must be an integer of at least 0, got {self.min_tokens!r}",
+                field="min_tokens",
+            )
+        if self.min_tokens > self.max_tokens and not isinstance(self.max_tokens, DefaultInt):
+            raise ValidationError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
+                field="min_tokens",
             )
         if not _is_real(self.temperature) or not 0.0 <= self.temperature <= MAX_TEMPERATURE:
             raise ValidationError(

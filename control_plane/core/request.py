@@ -12,6 +12,7 @@ from control_plane.core.constraint import Constraint
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.prefix_cache import TokenChain
 from control_plane.core.prompt_lookup import PromptLookup
+from control_plane.core.token_masks import of_both
 
 
 class RequestState(enum.Enum):
@@ -80,6 +81,8 @@ class Request:
     `name`: what its client calls it; shown, never looked at.
     `search`: where its beam search stands; the scheduler makes it.
     `constraints`: what each of its samples may say, behind the tokens that it has; empty: anything.
+    `open_tokens`: what each may say in its first `params.min_tokens`: all that does not end it, as
+    `RowConstraint` has it; empty: anything.
     """
 
     id: int
@@ -101,6 +104,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     search: BeamSearch | None = None
     constraints: tuple[Constraint, ...] = ()
+    open_tokens: bytes = b""
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
@@ -198,8 +202,9 @@ class Sequence:
     `is_on_plane`: its slot is started there, with this sequence's table. `shares_tail`: its
     last block may be half-full and in another table too. `draining`: not scheduled, waiting for its
     steps in flight, then preempted or finished. `constraint`: what it may say, None: anything; its
-    rows wait for its newest token, which decides that. Any of the four makes it `is_special`: a
-    decode row of it takes more than the next token.
+    rows wait for its newest token, which decides that. `first_end`: place of the first token, the
+    prompt's counted, that may be an end. Before it, and with any of the other four, it
+    `is_special`: a decode row of it takes more than the next token.
 
     `is_beam`: it is scheduled again only when all beams of its search have `logprobs`, those of the
     tokens that may follow. `is_done`: the sample has ended. `discards`: what its steps in flight
@@ -235,6 +240,7 @@ class Sequence:
     is_beam: bool = field(init=False)
     slot: int = field(init=False)
     constraint: Constraint | None = field(init=False)
+    first_end: int = field(init=False)
     max_computed_tokens: int = field(init=False)
     max_tokens: int = field(init=False)
     request_id: int = field(init=False)
@@ -256,6 +262,9 @@ class Sequence:
         self.end_token_ids = request.end_token_ids
         constraints = request.constraints
         self.constraint = constraints[self.sample_index] if constraints else None
+        self.first_end = 0
+        if request.open_tokens:
+            self.first_end = len(request.input_tokens) + request.params.min_tokens
 
     @property
     def order(self) -> tuple[int, float, int]:
@@ -281,5 +290,21 @@ class Sequence:
     def mark(self) -> None:
         """Derive `is_special` after a change of what it depends on."""
         self.is_special = (
-            self.needs_start or self.shares_tail or self.draining or self.constraint is not None
+            self.needs_start
+            or self.shares_tail
+            or self.draining
+            or self.constraint is not None
+            or self.num_computed_tokens + 1 < self.first_end
         )
+
+    def allowed_tokens(self) -> bytes | None:
+        """Return what may be sampled behind the tokens computed so far; None: anything.
+
+        A form that wants an end before `first_end` has it.
+        """
+        constraint = self.constraint
+        allowed = None if constraint is None else constraint.allowed_tokens
+        if self.num_computed_tokens >= self.first_end:
+            return allowed
+        opens = self.request.open_tokens
+        return opens if allowed is None else of_both(allowed, opens)

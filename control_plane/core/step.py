@@ -132,7 +132,8 @@ class Step:
         count = request.params.num_prompt_logprobs
         if count is not None and seq.sample_index == 0 and request.awaits_prompt_logprobs:
             self._prompt_logprobs.append(PromptLogprobsRequest(len(self.rows), count))
-        self.has_constraints |= seq.constraint is not None
+        is_held = seq.num_computed_tokens + num_tokens < seq.first_end
+        self.has_constraints |= seq.constraint is not None or (samples and is_held)
         self.rows.append(seq)
         self.positions.append(seq.num_computed_tokens)
         self._prefill_lens.append(num_tokens)
@@ -226,8 +227,9 @@ class Step:
         rows = [*range(self.num_decode_rows), *self._prefill_sampled_rows]
         found = []
         for row, seq in dict(zip(rows, self.sampled, strict=True)).items():
-            if seq.constraint is not None:
-                found.append(RowConstraint(row, seq.constraint.allowed_tokens))
+            allowed = seq.allowed_tokens()
+            if allowed is not None:
+                found.append(RowConstraint(row, allowed))
                 for index, guess in enumerate(self.guesses.get(row, ())):
                     found.append(RowConstraint(row, guess.allowed_tokens, index + 1))
         return tuple(found)

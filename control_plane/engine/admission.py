@@ -16,6 +16,7 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
 from control_plane.core.request import Request
 from control_plane.core.request_options import PLAIN, RequestOptions
+from control_plane.core.token_masks import all_but
 from control_plane.engine.plane import BEAMS, CONSTRAINTS, PROMPT_LOGPROBS, SAMPLES
 from control_plane.text.bounds import max_text_bytes
 from control_plane.text.tokenizer import MAX_BYTES_PER_TOKEN, Tokenizer
@@ -102,7 +103,7 @@ class Admission:
         self._check_stop_tokens(params.stop_token_ids)
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(64))
-        return Request(
+        request = Request(
             id=next(self._ids),
             input_tokens=input_tokens,
             params=params,
@@ -114,6 +115,9 @@ class Admission:
             uses_cache=params.num_prompt_logprobs is None,
             name=options.name,
         )
+        if params.min_tokens > len(output_tokens):
+            request.open_tokens = self._open_tokens(request)
+        return request
 
     def check_room(self, num_prompt_tokens: int, params: GenerationParams) -> None:
         """Raise ValidationError or RequestNeverFitsError for what could never be computed.
@@ -152,7 +156,14 @@ class Admission:
         num_beams = params.beam_width or 1
         everybody = (self, *self._alternatives)
         room = max(one._limits.room(num_prompt_tokens, num_beams) for one in everybody)
-        return dataclasses.replace(params, max_tokens=min(int(params.max_tokens), room))
+        if params.min_tokens > room:
+            raise ContextLengthError(
+                f"min_tokens must be at most {room}, for which the context has room behind "
+                f"{num_prompt_tokens} prompt tokens, got {params.min_tokens}",
+                field="min_tokens",
+            )
+        wanted = max(int(params.max_tokens), params.min_tokens)
+        return dataclasses.replace(params, max_tokens=min(wanted, room))
 
     def _check_search(self, params: GenerationParams) -> None:
         """Refuse samples and beams that the compute plane, or its slots, cannot have."""
@@ -181,12 +192,30 @@ class Admission:
                 f"{form.name} must be unset for this compute plane, which lacks {CONSTRAINTS}",
                 field=form.name,
             )
+        if params.min_tokens > 0 and CONSTRAINTS not in features:
+            raise ValidationError(
+                f"min_tokens must be 0 for this compute plane, which lacks {CONSTRAINTS}, "
+                f"got {params.min_tokens}",
+                field="min_tokens",
+            )
         if params.n > 1 and not features >= SAMPLES:
             raise ValidationError(
                 f"n must be 1 for this compute plane, which lacks "
                 f"{', '.join(sorted(SAMPLES - features))}, got {params.n}",
                 field="n",
             )
+
+    def _open_tokens(self, request: Request) -> bytes:
+        """Return the tokens that do not end a sample; empty if there are no others."""
+        ends = request.end_token_ids
+        opens = all_but(ends, self._vocab_size)
+        if not opens:
+            raise ValidationError(
+                f"min_tokens must be 0 where every token is an end, got "
+                f"{request.params.min_tokens}",
+                field="min_tokens",
+            )
+        return opens if ends else b""
 
     def _check_bias(self, logit_bias: Mapping[int, float]) -> dict[int, float]:
         """Return a copy, which nobody changes while the request runs."""

@@ -59,6 +59,7 @@ class SampleText:
         "_given_to",
         "_held",
         "_matcher",
+        "_num_held_open",
         "_pushed_to",
         "ended_itself",
         "has_ended",
@@ -75,6 +76,7 @@ class SampleText:
         self._matcher: StopMatcher | None = None
         if params.stop:
             self._matcher = StopMatcher(params.stop, include_stop=params.include_stop)
+        self._num_held_open = params.min_tokens  # tokens to come that no stop string may end
         self._held: deque[_Held] = deque()
         # Places in the sample's text, in characters: what the tokens say reaches to the first, what
         # was given to the second; the matcher has let go of `certain`, which begins at the third.
@@ -109,6 +111,7 @@ class SampleText:
             text = self._detokenizer.push((token_id,))
             first = self._pushed_to
             self._match(self._matcher, text)
+            self._num_held_open -= self._num_held_open > 0
             if self._end is not None and not self.has_ended and self._end.push(text):
                 self._certain += self._matcher.finish()
                 self.has_ended = self.ended_itself = True
@@ -133,7 +136,7 @@ class SampleText:
     def _match(self, matcher: StopMatcher, text: str) -> None:
         """Pass text through the matcher."""
         self._pushed_to += len(text)
-        certain, self.matched_stop = matcher.push(text)
+        certain, self.matched_stop = matcher.push(text, ends=self._num_held_open == 0)
         self._certain += certain
         self.has_ended = self.ended_itself = self.matched_stop is not None
 

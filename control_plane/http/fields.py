@@ -256,6 +256,13 @@ class SamplingFields(Wire):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY)
     ignore_eos: bool | None = None
+    min_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOKENS,
+        description="tokens before which nothing ends an answer, but that its form is whole; at "
+        "most max_tokens",
+    )
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
         None, max_length=MAX_STOP_TOKENS
     )
@@ -305,6 +312,7 @@ class SamplingFields(Wire):
             include_stop=bool(self.include_stop_str_in_output),
             num_prompt_logprobs=num_prompt_logprobs,
             structured_outputs=self.structure,
+            min_tokens=self.min_tokens or 0,
         )
 
     def options(self, name: str) -> RequestOptions:

@@ -41,13 +41,16 @@ class StopMatcher:
         """What is held back: it may be the beginning of a stop string."""
         return self._held
 
-    def push(self, text: str) -> Released:
-        """Take the next piece; what can be returned now. Not to be called after a match."""
+    def push(self, text: str, *, ends: bool = True) -> Released:
+        """Take the next piece; what can be returned now. Not to be called after a match.
+
+        `ends`: whether a stop string that is complete in it counts.
+        """
         if not text:
             return Released("")
         found: tuple[int, int, str] | None = None
         for follower in self._followers:
-            end = follower.advance(text)
+            end = follower.advance(text, ends=ends)
             if end is not None:
                 key = (end, -len(follower.stop), follower.stop)
                 found = key if found is None else min(found, key)
@@ -78,8 +81,11 @@ class _Follower:
         self.num_matched = 0
         self._fallback = _fallbacks(stop)
 
-    def advance(self, text: str) -> int | None:
-        """Take the next characters; where in `text` the string is first complete, if it is."""
+    def advance(self, text: str, *, ends: bool) -> int | None:
+        """Take the next characters; where in `text` the string is first complete, if it is.
+
+        `ends`: else it goes on behind it.
+        """
         stop, fallback, matched = self.stop, self._fallback, self.num_matched
         last, index, end = len(stop) - 1, 0, len(text)
         while index < end:
@@ -91,9 +97,12 @@ class _Follower:
             while matched and stop[matched] != character:
                 matched = fallback[matched - 1]
             if stop[matched] == character:
-                if matched == last:
+                if matched < last:
+                    matched += 1
+                elif ends:
                     return index + 1
-                matched += 1
+                else:
+                    matched = fallback[last]
             index += 1
         self.num_matched = matched
         return None

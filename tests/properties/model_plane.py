@@ -20,7 +20,7 @@ from control_plane.core.batch import (
     TokenLogprobs,
 )
 from control_plane.core.generation_params import GenerationParams
-from tests.properties.toy_constraint import bits, chosen, may_follow
+from tests.properties.toy_constraint import Rule, bits, chosen
 from tests.properties.toy_model import next_logprobs, next_token
 
 
@@ -78,7 +78,7 @@ class ModelPlane:
     last_step: int = 0
     salt_of: Callable[[int | None], str] = lambda _: ""
     roles_matter: bool = True
-    constrained: set[int] = field(default_factory=set)  # the seeds of requests
+    rules: dict[int | None, Rule] = field(default_factory=dict)  # by the seeds of requests
     has_refused: bool = False
     slots: dict[int, Slot] = field(default_factory=dict)
     pool: list[Block] = field(default_factory=list)
@@ -321,11 +321,13 @@ class ModelPlane:
         """What a slot says behind `tokens`, under a constraint that must be of this very place."""
         seed, output = slot.params.seed, tokens[slot.num_prompt :]
         token = next_token(tokens, slot.num_prompt, seed, slot.sample_index)
-        if seed not in self.constrained:
+        rule = self.rules.get(seed)
+        permitted = None if rule is None else rule.allowed(output)
+        if permitted is None:
             must(allowed is None, "others have no constraint")
-            return token
-        must(allowed == bits(may_follow(seed, output)), "the constraint is of this very place")
-        return chosen(token, seed, output)
+        else:
+            must(allowed == bits(permitted), "the constraint is of this very place")
+        return chosen(token, permitted)
 
     def _sample(
         self, batch: StepBatch, rows: list[Row], constraints: dict[int, bytes]

@@ -19,9 +19,10 @@ from control_plane.core.scheduler import (
     SchedulerConfig,
     SchedulerOutput,
 )
+from control_plane.core.token_masks import all_but
 from planes.errors import SchedulerError, ValidationError
 from tests.properties.model_plane import ModelPlane
-from tests.properties.toy_constraint import ToyConstraint
+from tests.properties.toy_constraint import VOCABULARY, Rule, ToyConstraint
 from tests.properties.toy_model import EOS, run_alone, search_alone
 
 ALLOWED_CHANGES = {
@@ -75,7 +76,7 @@ class World:
         )
         self.scheduler = Scheduler(self.config, self.kv)
         self.salts: dict[int | None, str] = {}
-        self.constrained: set[int] = set()
+        self.rules: dict[int | None, Rule] = {}
         self.plane = self.new_plane(0)
 
     def new_plane(self, last_step: int) -> ModelPlane:
@@ -87,7 +88,7 @@ class World:
             last_step,
             self.salts.__getitem__,
             self.memory.roles_matter,
-            self.constrained,
+            self.rules,
         )
 
     # --- what befalls it ---
@@ -97,14 +98,14 @@ class World:
         ignore_eos, n = bool(options.pop("ignore_eos", True)), int(str(options.pop("n", 1)))
         width = options.pop("beam_width", None)
         is_constrained = bool(options.pop("constrained", False)) and width is None
-        self.constrained.discard(number)  # of a request that was refused
+        min_tokens = int(str(options.pop("min_tokens", 0))) if width is None else 0
+        options.pop("min_tokens", None)
         if is_constrained:
-            self.constrained.add(number)
             options["constraints"] = tuple(ToyConstraint(number) for _ in range(n))
         if width is not None:
             n = min(n, int(str(width)))
         self.salts[number] = str(options.get("cache_salt", ""))
-        return Request(
+        request = Request(
             id=7 + 3 * number,
             input_tokens=prompt,
             params=GenerationParams(
@@ -114,11 +115,21 @@ class World:
                 n=n,
                 beam_width=width,  # type: ignore[arg-type]
                 early_stopping=bool(number % 2),
+                min_tokens=min(min_tokens, max_tokens),
             ),
             eos_token_ids=EOS,
             arrival_time=self.now,
             **options,  # type: ignore[arg-type]
         )
+        self.know(request)
+        return request
+
+    def know(self, request: Request) -> None:
+        """Note what its samples may say, as the admission would and as the plane will be told."""
+        ends = request.end_token_ids
+        if request.params.min_tokens > len(request.output_tokens) and ends:
+            request.open_tokens = all_but(ends, VOCABULARY)
+        self.rules[request.params.seed] = Rule.of(request)
 
     def next_number(self) -> int:
         return len(self.requests)

@@ -90,7 +90,7 @@ class FullSide(Side):
             last_step,
             self.salts.__getitem__,
             self.memory.roles_matter,
-            self.constrained,
+            self.rules,
         )
 
     def join(self, other: Side | None) -> None:
@@ -117,6 +117,7 @@ class FullSide(Side):
         is_plain = not params and not request.constraints and request.params.n == 1
         if is_plain and request.params.beam_width is None:
             request.output_tokens = run_alone(request)[0][: min(num_given, max_tokens - 1)]
+        self.know(request)
         given = tuple(request.output_tokens)
         try:
             self.scheduler.add_request(request)
@@ -213,6 +214,7 @@ def submit(draw: Random, side: FullSide) -> None:
         **maybe(0.2, ignore_eos=False),
         **maybe(0.25, n=draw.choice([2, 3, 4, 7])),
         **maybe(0.2, constrained=True),
+        **maybe(0.25, min_tokens=draw.choice([1, 2, 4, 8, 20])),
         **maybe(0.3, priority=draw.choice([-5, -1, 1])),
         **maybe(0.1, cache_salt="another"),
         **maybe(0.1, uses_cache=False),

@@ -56,6 +56,7 @@ RANGES = {
     "num_logprobs": lambda v: v is None or (is_integer(v) and 0 <= v <= 20),
     "n": lambda v: is_integer(v) and 1 <= v <= 128,
     "beam_width": lambda v: v is None or (is_integer(v) and 1 <= v <= 10),
+    "min_tokens": lambda v: is_integer(v) and v >= 0,
 }
 
 
@@ -83,6 +84,8 @@ values = st.one_of(numbers, numbers, st.sampled_from([None, True, "1", (), b"2"]
 @given(chosen=st.dictionaries(st.sampled_from(sorted(RANGES)), values, max_size=3))
 @example(chosen={"beam_width": 10, "n": 10})
 @example(chosen={"beam_width": 2, "n": 3})
+@example(chosen={"max_tokens": 2, "min_tokens": 3})
+@example(chosen={"max_tokens": 3, "min_tokens": 3})
 def test_parameters_are_accepted_exactly_if_each_is_in_its_range(chosen):
     wrong = {name for name, value in chosen.items() if not RANGES[name](value)}
     params = GenerationParams(**chosen)
@@ -90,6 +93,8 @@ def test_parameters_are_accepted_exactly_if_each_is_in_its_range(chosen):
         wrong = {"n"}
     if not wrong and params.beam_width is not None:
         wrong = {name for name in NOT_WITH_BEAMS if getattr(params, name) != PLAIN[name]}
+    if not wrong and "max_tokens" in chosen and params.min_tokens > params.max_tokens:
+        wrong = {"min_tokens"}
     error = refusal(params.validate)
     if error is None:
         assert not wrong

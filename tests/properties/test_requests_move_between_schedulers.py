@@ -39,7 +39,7 @@ class Side(World):
         self.numbers = itertools.count() if other is None else other.numbers
         if other is not None:
             self.salts, self.faulted = other.salts, other.faulted
-            self.constrained, self.stopped = other.constrained, other.stopped
+            self.rules, self.stopped = other.rules, other.stopped
             self.plane = self.new_plane(0)
 
     def next_number(self) -> int:

@@ -75,6 +75,7 @@ options = st.fixed_dictionaries(
         "n": st.sampled_from([2, 3, 4]),
         "beam_width": st.sampled_from([2, 3, 1]),
         "constrained": st.just(True),
+        "min_tokens": st.sampled_from([4, 1, 8]),
         "priority": st.sampled_from([-1, 1]),
         "cache_salt": st.just("another"),
         "uses_cache": st.just(False),

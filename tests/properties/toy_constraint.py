@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from control_plane.core.constraint import Guess
+from control_plane.core.request import Request
 
 VOCABULARY = 11
 EOS = 0
@@ -30,10 +31,33 @@ def is_broken(seed: int | None, output: Sequence[int]) -> bool:
     return len(output) > 0 and hash((seed, 23, *output)) % 61 == 0
 
 
-def chosen(token: int, seed: int | None, output: Sequence[int]) -> int:
+@dataclass(frozen=True)
+class Rule:
+    """What a request's samples may say: by a grammar, and as long as nothing may end them."""
+
+    seed: int | None
+    is_constrained: bool
+    num_held: int
+    ends: frozenset[int]
+
+    @classmethod
+    def of(cls, request: Request) -> Rule:
+        num_held = request.params.min_tokens if request.open_tokens else 0
+        ends, is_constrained = request.end_token_ids, bool(request.constraints)
+        return cls(request.params.seed, is_constrained, num_held, ends)
+
+    def allowed(self, output: Sequence[int]) -> list[int] | None:
+        """What may follow; None: anything. Where an end alone may, the grammar has its way."""
+        found = may_follow(self.seed, output) if self.is_constrained else None
+        if len(output) >= self.num_held:
+            return found
+        opens = [t for t in found or range(VOCABULARY) if t not in self.ends]
+        return opens or found
+
+
+def chosen(token: int, allowed: Sequence[int] | None) -> int:
     """The token that a plane samples where it would sample `token` if it might."""
-    allowed = may_follow(seed, output)
-    return token if token in allowed else allowed[token % len(allowed)]
+    return token if allowed is None or token in allowed else allowed[token % len(allowed)]
 
 
 def bits(tokens: Sequence[int]) -> bytes:

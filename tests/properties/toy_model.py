@@ -5,7 +5,7 @@ from __future__ import annotations
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.beam import BeamSearch, Hypothesis
 from control_plane.core.request import FinishReason, Request
-from tests.properties.toy_constraint import chosen, is_broken, is_complete
+from tests.properties.toy_constraint import Rule, chosen, is_broken, is_complete
 
 VOCABULARY = 11
 EOS = frozenset({0})
@@ -56,10 +56,10 @@ def run_alone(
     """What a sample must produce after the output `given`, whoever else is there."""
     num_prompt, seed = request.num_prompt_tokens, request.params.seed
     tokens = [*request.input_tokens, *given]
+    rule = Rule.of(request)
     while len(tokens) < request.max_total_len:
         token = next_token(tokens, num_prompt, seed, sample_index)
-        if request.constraints:
-            token = chosen(token, seed, tokens[num_prompt:])
+        token = chosen(token, rule.allowed(tokens[num_prompt:]))
         if token in request.end_token_ids:
             return tokens[num_prompt:], FinishReason.STOP
         tokens.append(token)

@@ -81,7 +81,7 @@ def test_every_parameter_is_on_the_wire_and_comes_back_as_it_takes_effect(stub):
         "num_prompt_logprobs": 1,
     }  # fmt: skip
     unset = {"beam_width", "length_penalty", "early_stopping"}  # of beam searches
-    unset.add("structured_outputs")  # which this plane does not keep to
+    unset |= {"structured_outputs", "min_tokens"}  # which this plane does not keep to
     assert {field.name for field in dataclasses.fields(GenerationParams)} - unset == set(given)
     request = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(**given))
     echoed = stub.Generate(request).sampling
@@ -91,6 +91,14 @@ def test_every_parameter_is_on_the_wire_and_comes_back_as_it_takes_effect(stub):
     assert (defaults.temperature, defaults.top_p, defaults.repetition_penalty) == (1.0, 0.9, 1.0)
     assert defaults.HasField("include_stop")
     assert not defaults.HasField("num_logprobs")
+
+
+def test_a_plane_that_keeps_to_no_constraints_holds_nobody_from_ending(stub, field_of):
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Generate(ask("x", max_tokens=3, min_tokens=1))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field_of(caught.value) == "sampling.min_tokens"
+    assert "for this compute plane, which lacks constraints, got 1" in caught.value.details()
 
 
 def test_a_stop_string_is_told_and_never_shown(stub, expected):
@@ -207,6 +215,7 @@ def test_what_cannot_be_resumed_is_refused(stub, request_, field, field_of):
         ({"logit_bias": {65: 101.0}}, "logit_bias", "-100.0 to 100.0, got 101.0"),
         ({"temperature": float("nan")}, "temperature", "0 to 2.0, got nan"),
         ({"n": 129}, "n", "1 to 128, got 129"),
+        ({"min_tokens": 4, "max_tokens": 3}, "min_tokens", "at most max_tokens (3), got 4"),
     ],
 )
 def test_limits_are_checked_before_the_prompt_is_read(stub, sampling, field, said, field_of):

@@ -56,11 +56,23 @@ def test_a_value_out_of_range_is_refused(field: str, value: object, message: str
         ("num_logprobs", 0),
         ("stop", ("x",)),
         ("stop_token_ids", (7,)),
+        ("min_tokens", 1),
     ],
 )
 def test_what_a_beam_search_does_not_keep_to_is_refused(field, value):
     with pytest.raises(ValidationError, match=rf"{field} must be unset with beam_width \(3\), got"):
         GenerationParams(beam_width=3, **{field: value}).validate()
+
+
+def test_min_tokens_are_at_most_what_somebody_gave_as_max_tokens() -> None:
+    GenerationParams(max_tokens=7, min_tokens=7).validate()
+    GenerationParams(min_tokens=2000).validate()  # nobody gave one: it becomes so many
+    with pytest.raises(ValidationError, match=r"at most max_tokens \(7\), got 8") as refused:
+        GenerationParams(max_tokens=7, min_tokens=8).validate()
+    assert refused.value.field == "min_tokens"
+    for wrong in (-1, 1.0, True, None):
+        with pytest.raises(ValidationError, match="min_tokens must be an integer of at least 0"):
+            GenerationParams(min_tokens=wrong).validate()
 
 
 def test_how_tokens_are_drawn_means_nothing_to_a_beam_search():

@@ -62,6 +62,45 @@ def test_a_length_that_nobody_gave_is_what_the_context_has_left(admission):
     assert caught.value.field == "prompt"
 
 
+def test_first_tokens_that_may_not_be_ends_are_a_mask_of_all_others(admission):
+    def opens(**given):
+        params = GenerationParams(**{"max_tokens": 3, "min_tokens": 2, **given})
+        mask = admission.make_request([1], params, arrival_time=0.0).open_tokens
+        return [token for token in range(8 * len(mask)) if mask[token // 8] >> token % 8 & 1]
+
+    assert opens() == [token for token in range(259) if token != 257]
+    assert opens(stop_token_ids=(0, 258)) == [*range(1, 257)]
+    assert opens(ignore_eos=True, stop_token_ids=(5,)) == [t for t in range(259) if t != 5]
+    assert opens(ignore_eos=True) == []
+    assert opens(min_tokens=0) == []
+
+
+def test_first_tokens_that_are_known_need_no_mask(admission):
+    params = GenerationParams(max_tokens=3, min_tokens=2, seed=1)
+    for known, is_held in (([7], True), ([7, 7], False)):
+        request = admission.make_request([1], params, arrival_time=0.0, continued=known)
+        assert bool(request.open_tokens) == is_held
+
+
+def test_a_model_all_of_whose_tokens_are_ends_has_no_first_tokens():
+    limits = RequestLimits(max_model_len=20, block_size=4, num_blocks=5)
+    tiny = Admission(SimpleTokenizer(), limits, vocab_size=3, eos_token_ids=(0,))
+    params = GenerationParams(max_tokens=3, min_tokens=1, stop_token_ids=(1, 2))
+    with pytest.raises(ValidationError, match="min_tokens must be 0 where every token is an end"):
+        tiny.make_request([1], params, arrival_time=0.0)
+
+
+def test_a_length_that_nobody_gave_has_room_for_the_least_that_somebody_did(admission):
+    def length(least, default):
+        params = GenerationParams(max_tokens=DefaultInt(default), min_tokens=least)
+        return admission.make_request([1] * 5, params, arrival_time=0.0).max_tokens
+
+    assert [length(9, 3), length(9, 12), length(15, 3)] == [9, 12, 15]
+    with pytest.raises(ContextLengthError, match=r"min_tokens must be at most 15, .* got 16") as e:
+        length(16, 3)
+    assert e.value.field == "min_tokens"
+
+
 def test_a_length_that_nobody_gave_is_what_the_pool_has_left_for_all_beams():
     limits = RequestLimits(max_model_len=99, block_size=4, num_blocks=8, shares_prompts=False)
     admission = Admission(SimpleTokenizer(), limits, vocab_size=259, eos_token_ids=())

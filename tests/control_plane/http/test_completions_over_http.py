@@ -209,6 +209,7 @@ def test_every_parameter_reaches_the_engine(on_loop):
             presence_penalty=0.1, frequency_penalty=0.2, repetition_penalty=1.1,
             logit_bias={"65": 3, "66": -1.5}, min_p=0.05, top_k=-1, ignore_eos=True,
             stop_token_ids=[7], include_stop_str_in_output=True, priority=-3, cache_salt="mine",
+            min_tokens=5,
         )  # fmt: skip
         (request,) = served.engine.submitted
         params = request.params
@@ -218,7 +219,7 @@ def test_every_parameter_reaches_the_engine(on_loop):
         assert (params.repetition_penalty, params.min_p, params.ignore_eos) == (1.1, 0.05, True)
         assert params.logit_bias == {65: 3, 66: -1.5}
         assert (params.stop_token_ids, params.include_stop) == ((7,), True)
-        assert (request.priority, request.cache_salt) == (-3, "mine")
+        assert (request.priority, request.cache_salt, params.min_tokens) == (-3, "mine", 5)
 
     on_loop(test)
 

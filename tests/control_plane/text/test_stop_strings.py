@@ -83,6 +83,36 @@ def test_the_pieces_change_nothing_and_the_answer_is_that_of_the_whole_text(
 @given(
     st.lists(st.text("ab", max_size=5), max_size=12),
     st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=4),
+    st.integers(0, 12),
+)
+def test_what_is_complete_in_the_first_pieces_ends_nothing(pieces, stops, num_held):
+    matcher = StopMatcher(stops)
+    text, place, matched = "", 0, None
+    for index, piece in enumerate(pieces):
+        text += piece
+        released, matched = matcher.push(piece, ends=index >= num_held)
+        place += len(released)
+        if matched is not None:
+            break
+    else:
+        place += len(matcher.finish())
+    whole, held = "".join(pieces), len("".join(pieces[:num_held]))
+    ends = [
+        (end, -len(stop), stop)
+        for stop in stops
+        for end in range(held + 1, len(whole) + 1)
+        if whole[:end].endswith(stop)
+    ]
+    if ends:
+        end, minus_length, stop = min(ends)
+        assert (matched, place) == (stop, max(end + minus_length, 0))
+    else:
+        assert (matched, place) == (None, len(whole))
+
+
+@given(
+    st.lists(st.text("ab", max_size=5), max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=4),
 )
 def test_no_more_is_held_back_than_may_be_a_beginning(pieces, stops):
     matcher = StopMatcher(stops)

@@ -51,7 +51,7 @@ WHOLE = GenerationParams(
     max_tokens=7, temperature=0.5, top_p=0.8, seed=3, ignore_eos=True, top_k=40, min_p=0.1,
     repetition_penalty=1.5, presence_penalty=-1.0, frequency_penalty=0.5,
     logit_bias={5: 1.5, 7: -100.0}, num_logprobs=2, n=2, stop=("a,b", "[c]"),
-    stop_token_ids=(1, 2), include_stop=True, num_prompt_logprobs=0,
+    stop_token_ids=(1, 2), include_stop=True, num_prompt_logprobs=0, min_tokens=6,
 )  # fmt: skip
 
 
@@ -107,6 +107,7 @@ def test_what_is_no_such_list_is_named_with_its_origin(monkeypatch, tmp_path, fi
     ("argv", "what"),
     [
         (["--top-k=-1"], "top_k (from --top-k) must be at least 0, got -1"),
+        (["--min-tokens=9", "--max-tokens=8"], "min_tokens must be at most max_tokens (8), got 9"),
         (["--min-p=2"], "min_p (from --min-p) must be at most 1, got 2"),
         (["--presence-penalty=3"], "must be at most 2.0, got 3"),
         (["--stop="], "stop must be texts of 1 to 256 characters, got one of 0"),

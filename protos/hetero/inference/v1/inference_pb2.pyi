@@ -330,6 +330,7 @@ class SamplingParams(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """≥ 1; default 100, or what the context has left"""
     temperature: _builtins.float
@@ -367,6 +368,11 @@ class SamplingParams(_message.Message):
     """The same of the prompt's tokens; such a prompt is computed whole, whatever is cached."""
     include_stop: _builtins.bool
     """return what ended the sample too; default false"""
+    min_tokens: _builtins.int
+    """Tokens before which neither an end token nor one of stop_token_ids may come, and a complete text
+    of stop ends nothing; at most max_tokens, default 0. A form that is whole ends an answer before.
+    Not with beam_width.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Token id → what is added to its logit, -100 to 100; at most 1024 entries."""
@@ -413,10 +419,11 @@ class SamplingParams(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         include_stop: _builtins.bool | None = ...,
         structured_outputs: Global___StructuredOutputs | None = ...,
+        min_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_early_stopping", b"_early_stopping", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_include_stop", b"_include_stop", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "beam_width", b"beam_width", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "length_penalty", b"length_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_early_stopping", b"_early_stopping", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_include_stop", b"_include_stop", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "beam_width", b"beam_width", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "length_penalty", b"length_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_early_stopping", b"_early_stopping", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_include_stop", b"_include_stop", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "beam_width", b"beam_width", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_early_stopping", b"_early_stopping", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_include_stop", b"_include_stop", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "beam_width", b"beam_width", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_width: _TypeAlias = _typing.Literal["beam_width"]  # noqa: Y015
     _WhichOneofArgType__beam_width: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width"]  # noqa: Y015
@@ -434,6 +441,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
+    _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
@@ -468,6 +477,8 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
