@@ -95,11 +95,11 @@ class World:
 
     def make(self, prompt: list[int], max_tokens: int, **options: object) -> Request:
         number = self.next_number()
-        ignore_eos, n = bool(options.pop("ignore_eos", True)), int(str(options.pop("n", 1)))
         width = options.pop("beam_width", None)
+        min_tokens = int(str(options.pop("min_tokens", 0))) * (width is None)
+        ignore_eos = bool(options.pop("ignore_eos", min_tokens == 0))
+        n = int(str(options.pop("n", 1)))
         is_constrained = bool(options.pop("constrained", False)) and width is None
-        min_tokens = int(str(options.pop("min_tokens", 0))) if width is None else 0
-        options.pop("min_tokens", None)
         if is_constrained:
             options["constraints"] = tuple(ToyConstraint(number) for _ in range(n))
         if width is not None:

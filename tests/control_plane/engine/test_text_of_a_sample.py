@@ -31,8 +31,8 @@ class Words:
         return self.pieces[token_id]
 
 
-def sample(words, *stop, include_stop=False):
-    return SampleText(words, GenerationParams(stop=stop, include_stop=include_stop))
+def sample(words, *stop, **params):
+    return SampleText(words, GenerationParams(stop=stop, **params))
 
 
 def logprob(token_id):
@@ -62,6 +62,21 @@ def test_without_stop_strings_text_and_tokens_go_straight_through():
         (logprob(0), logprob(1)),
     )
     assert text.num_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("least", "said", "stop"),
+    [(0, "a", "#"), (1, "a", "#"), (2, "a#b", "#"), (3, "a#b", "#"), (4, "a#b#c", None)],
+)
+@pytest.mark.parametrize("ends", [[1, 2, 3, 4, 5], [5], [3, 5]])
+def test_a_stop_string_counts_in_no_token_of_the_least(least, said, stop, ends):
+    text = sample(Words("a", "#", "b", "#", "c"), "#", min_tokens=least)
+    pieces, first = [], 0
+    for end in ends:
+        pieces.append(text.push(tuple(range(first, end))))
+        first = end
+    pieces.append(text.finish())
+    assert (joined(pieces)[0], text.matched_stop) == (said, stop)
 
 
 def test_tokens_and_logprobs_are_held_back_with_their_text():

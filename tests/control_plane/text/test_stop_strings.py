@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from control_plane.text.stop_strings import StopMatcher
@@ -85,6 +85,7 @@ def test_the_pieces_change_nothing_and_the_answer_is_that_of_the_whole_text(
     st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=4),
     st.integers(0, 12),
 )
+@example(["aba", "ba"], ["aba"], 1)
 def test_what_is_complete_in_the_first_pieces_ends_nothing(pieces, stops, num_held):
     matcher = StopMatcher(stops)
     text, place, matched = "", 0, None
