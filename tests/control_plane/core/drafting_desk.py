@@ -19,6 +19,8 @@ from control_plane.core.scheduler import (
 )
 
 EOS = 99
+OPEN = b"\xff" * 12 + b"\x07"
+"""Stands for all that does not end a sample."""
 
 
 @dataclass
@@ -59,6 +61,7 @@ class Desk:
             GenerationParams(**values),  # type: ignore[arg-type]
             eos_token_ids=frozenset({EOS}),
             constraints=() if constraint is None else (constraint,),
+            open_tokens=OPEN if "min_tokens" in params else b"",
         )
         self.scheduler.add_request(self.requests[request_id])
 

@@ -11,7 +11,8 @@ from control_plane.core.batch import RowConstraint, RowFailure, StepResult
 from control_plane.core.constraint import Guess
 from control_plane.core.drafting import _MOST_ROWS
 from control_plane.core.request import FinishReason
-from tests.control_plane.core.drafting_desk import EOS, Desk, drafts_of
+from control_plane.core.token_masks import of_both
+from tests.control_plane.core.drafting_desk import EOS, OPEN, Desk, drafts_of
 
 SONG = list(range(10, 34))
 
@@ -90,6 +91,19 @@ def test_each_draft_has_the_mask_of_its_own_place() -> None:
         RowConstraint(0, mask(2), 1),
         RowConstraint(0, mask(3), 2),
     ]
+
+
+def test_a_form_that_may_not_end_yet_guesses_nothing() -> None:
+    desk = desk_of(depth=1)
+    form = Form(SONG)
+    desk.add([1], SONG, form, min_tokens=4)
+    desk.run()
+    assert desk.text(1) == SONG
+    assert [len(told) for told in form.told][:5] == [1, 1, 1, 1, 8]
+    held = [output.batch.constraints[0].allowed_tokens for output in desk.sent[:5]]
+    expected = [of_both(mask(place), OPEN) for place in range(4)]
+    assert held == [*expected, mask(4)]
+    assert held[0] != mask(0)
 
 
 def test_what_a_form_expects_and_a_text_does_not_say_is_not_in_it() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.core.batch import StepResult, TokenLogprobs
+from control_plane.core.batch import RowConstraint, StepResult, TokenLogprobs
 from control_plane.core.drafting import _MOST_ROWS
 from control_plane.core.prompt_lookup import PromptLookup
 from control_plane.core.request import FinishReason
 from control_plane.core.scheduler import SchedulerConfig
 from planes.errors import ConfigError, SchedulerError
-from tests.control_plane.core.drafting_desk import EOS, Desk, drafts_of
+from tests.control_plane.core.drafting_desk import EOS, OPEN, Desk, drafts_of
 
 SONG = [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -26,6 +26,22 @@ def test_a_text_that_repeats_its_prompt_takes_a_third_of_the_steps(depth: int) -
     assert stats.num_kept_drafts == stats.num_drafts >= 16
     assert [len(event.new_token_ids) for event in desk.events] == [1] * 24
     assert desk.events[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_may_not_end_yet_is_masked_one_by_one_and_waits_for_nothing(depth: int) -> None:
+    desk = Desk(depth=depth)
+    desk.add(SONG * 2, SONG * 3, min_tokens=5)
+    for _ in range(depth):
+        assert desk.send() is not None  # no step waits for another's token
+    desk.run()
+    assert desk.text(1) == SONG * 3
+    held, free = desk.sent[:5], desk.sent[5:]
+    assert [list(output.batch.constraints) for output in held] == [[RowConstraint(0, OPEN)]] * 5
+    assert not any(drafts_of(output) for output in held)
+    assert not any(output.batch.constraints for output in free)
+    # The row of the sixth token may have drafts at once, where its newest token is known.
+    assert any(drafts_of(output) for output in (free[:1] if depth == 1 else free))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
