@@ -19,7 +19,7 @@ from control_plane.core.scheduler import (
 )
 
 EOS = 99
-OPEN = b"\xff" * 12 + b"\x07"
+OPEN = b"\xfe" * 13
 """Stands for all that does not end a sample."""
 
 
