@@ -35,6 +35,7 @@ RULES = [
     r"must (be )?equal",
     r"at most \d+ choices, prompts times n",
     r"at most \d+ log-probabilities",
+    r"min_tokens must be at most",
     r"must be at least 1 without echo",
     r"prompt must have at least 1 token",  # a text may have none
     r"either prompt or messages must be given",
