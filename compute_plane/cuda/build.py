@@ -42,6 +42,10 @@ def build_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     DeviceUnavailableError and other ConfigError families for what cannot be had here,
     ModelFileError for the file's faults.
     """
+    if context.spec.mixture is not None:
+        raise DeviceUnavailableError(
+            "executor: cuda does not run mixtures of experts; --device cpu does", field="executor"
+        )
     if context.device != "cpu":
         return _build_on_cuda(context, model)
     log.warning(

@@ -18,7 +18,7 @@ from kernels.cpu.instruction_set import select_instruction_set, selected_instruc
 
 if TYPE_CHECKING:
     from compute_plane.executor.cpu import CpuExecutor
-    from compute_plane.executor.packed_weights import PackedWeights
+    from compute_plane.executor.packed_layers import PackedWeights
     from compute_plane.memory.kv_pool import KvPool
     from compute_plane.model.loader import LoadedModel
 

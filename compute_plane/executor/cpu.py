@@ -41,7 +41,7 @@ from kernels.cpu.sample_record import sampling_scratch_bytes
 from planes.errors import ValidationError
 
 if TYPE_CHECKING:
-    from compute_plane.executor.packed_weights import PackedWeights
+    from compute_plane.executor.packed_layers import PackedWeights
     from compute_plane.memory.kv_pool import KvPool
     from compute_plane.model.spec import ModelSpec
 
@@ -94,7 +94,8 @@ class CpuExecutor:
         self._sample = self._llama.table.add(sample, StepWord.SAMPLE_CHUNKS, operands)
         self._llama.table.fetch_ahead()
         scratch_bytes = max(self._llama.scratch_bytes, sampling_scratch_bytes(spec.vocab_size))
-        self._headers = StepHeaders(num_threads, scratch_bytes)
+        per_token = 0 if spec.mixture is None else spec.mixture.experts_per_token
+        self._headers = StepHeaders(num_threads, scratch_bytes, per_token)
         # Almost every step has one piece and one group of logits: its entries are made once.
         self._ordinary = {
             (is_prompt, num_groups): np.array(

@@ -3,6 +3,7 @@
     before   rope angles · embedding                                            once a piece
     layer    write:  norm → QKV → biases, norms of heads, rotate, write K and V
              read:   attention → O, added to hidden → norm → gate, up, SiLU · up → down, added
+                     (or a mixture of experts: `expert_records`)
     after    norm of the rows whose logits are wanted → logits                  once 64 rows
 
 A table may hold the last layers of a model alone: then the hidden rows of a step's tokens, which
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from compute_plane.executor.expert_records import ExpertBuffers, ExpertRecords
 from compute_plane.executor.interface import Float32Array
+from compute_plane.executor.packed_layers import PackedMlp
 from compute_plane.executor.product_records import ProductRecords
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
@@ -45,7 +48,7 @@ from kernels.cpu.operands import Attention, EmbeddingRecord, RopeAngles, RopeWri
 from kernels.cpu.operation import StepWord
 
 if TYPE_CHECKING:
-    from compute_plane.executor.packed_weights import PackedLayer, PackedMatrix, PackedWeights
+    from compute_plane.executor.packed_layers import PackedLayer, PackedMatrix, PackedWeights
     from compute_plane.memory.kv_pool import KvPool
     from compute_plane.model.spec import ModelSpec
 
@@ -62,6 +65,20 @@ class LayerRecords:
 
     write: tuple[int, ...]
     read: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecords:
+    """What adds records for one kind of tokens; `experts`: of models that have any."""
+
+    products: ProductRecords
+    experts: ExpertRecords | None
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What a worker needs."""
+        of_experts = 0 if self.experts is None else self.experts.scratch_bytes
+        return max(self.products.scratch_bytes, of_experts)
 
 
 class LlamaTable:
@@ -113,11 +130,15 @@ class LlamaTable:
         self.before = [self._rope_angles()]
         if weights.embedding is not None:
             self.before.append(self._embedding(weights.embedding))
-        generated = ProductRecords(self.table, rows, of_prompt=False)
-        prompt = ProductRecords(self.table, rows, of_prompt=True)
+        experts = None
+        if spec.mixture is not None:
+            experts = ExpertBuffers(self._arena, spec, spec.mixture, PIECE_TOKENS)
+        generated = self._records(rows, experts, of_prompt=False)
+        prompt = self._records(rows, experts, of_prompt=True)
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
         self.tells_prompts_apart = any(
-            generated.format_of(matrix) != prompt.format_of(matrix) for matrix in matrices
+            generated.products.format_of(matrix) != prompt.products.format_of(matrix)
+            for matrix in matrices
         )
         # Records fetch the weights of those added behind them, so generated tokens come last.
         if self.tells_prompts_apart:
@@ -125,7 +146,7 @@ class LlamaTable:
         self.layers = self._layers(weights, generated)
         if not self.tells_prompts_apart:
             self.prompt_layers = self.layers
-        self.after = tuple(self._after(weights, generated))
+        self.after = tuple(self._after(weights, generated.products))
         self.scratch_bytes = max(
             rope_scratch_bytes(spec.head_dim),
             attention_scratch_bytes(spec.head_dim, rows_per_item(group)),
@@ -134,6 +155,15 @@ class LlamaTable:
         )
 
     # --- the parts ---
+
+    def _records(
+        self, rows: RowBuffers, experts: ExpertBuffers | None, *, of_prompt: bool
+    ) -> TokenRecords:
+        products = ProductRecords(self.table, rows, of_prompt=of_prompt)
+        if experts is None:
+            return TokenRecords(products, None)
+        of_experts = ExpertRecords(self.table, experts, rows, products, of_prompt=of_prompt)
+        return TokenRecords(products, of_experts)
 
     def _rope_angles(self) -> int:
         frequencies, factors = inverse_frequencies(self._spec), attention_factors(self._spec)
@@ -164,13 +194,13 @@ class LlamaTable:
             },
         )
 
-    def _layers(self, weights: PackedWeights, products: ProductRecords) -> tuple[LayerRecords, ...]:
+    def _layers(self, weights: PackedWeights, records: TokenRecords) -> tuple[LayerRecords, ...]:
         return tuple(
-            self._layer(index, layer, products) for index, layer in enumerate(weights.layers)
+            self._layer(index, layer, records) for index, layer in enumerate(weights.layers)
         )
 
-    def _layer(self, index: int, layer: PackedLayer, products: ProductRecords) -> LayerRecords:
-        spec = self._spec
+    def _layer(self, index: int, layer: PackedLayer, records: TokenRecords) -> LayerRecords:
+        spec, products = self._spec, records.products
         heads_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
         norm, rows = self._norm_operands, products.rows
         attended: dict[int, int] = {
@@ -187,10 +217,24 @@ class LlamaTable:
                 *self._attention(index),
                 *rows(plain_rows, [layer.o], attended),
                 *products.added(layer.o, self._hidden),
-                *rows(normed_rows, layer.gate_up, norm(layer.mlp_norm)),
-                *products.gated(layer.gate_up, layer.down, self._gate_up, self._hidden),
+                *self._feedforward(layer, records),
             ),
         )
+
+    def _feedforward(self, layer: PackedLayer, records: TokenRecords) -> list[int]:
+        part, products = layer.feedforward, records.products
+        norm = self._norm_operands(layer.mlp_norm)
+        if isinstance(part, PackedMlp):
+            return [
+                *products.rows(normed_rows, part.gate_up, norm),
+                *products.gated(part.gate_up, part.down, self._gate_up, self._hidden),
+            ]
+        if records.experts is None:
+            raise ValueError("a model without a mixture has layers with experts")
+        return [
+            *products.rows(normed_rows, [part.router, *part.first.gate_up], norm),
+            *records.experts.added(part, self._hidden),
+        ]
 
     def _after(self, weights: PackedWeights, products: ProductRecords) -> list[int]:
         norm = self._norm_operands(weights.final_norm)

@@ -28,7 +28,7 @@ from kernels.cpu.operands import Product, RowFormat, RowInput
 from kernels.cpu.operation import Operation, StepWord
 
 if TYPE_CHECKING:
-    from compute_plane.executor.packed_weights import PackedMatrix
+    from compute_plane.executor.packed_layers import PackedMatrix
 
 FLOAT_BYTES: Final = 4
 CHUNK_WEIGHTS: Final = 32 * 1024
@@ -40,14 +40,18 @@ class ProductRecords:
     """Adds records to a table; each method returns their addresses.
 
     `rows`: the buffers between row inputs and products. `of_prompt`: whether the tokens are those
-    of prompts, which may take other formats of rows (`row_buffers.row_format_of`). `scratch_bytes`:
-    what a worker needs for the products added so far.
+    of prompts, which may take other formats of rows (`row_buffers.row_format_of`). `fetches`:
+    whether every step reads the weights, so that they may be fetched ahead. `scratch_bytes`: what a
+    worker needs for the products added so far.
     """
 
-    def __init__(self, table: StepTable, rows: RowBuffers, *, of_prompt: bool) -> None:
+    def __init__(
+        self, table: StepTable, rows: RowBuffers, *, of_prompt: bool, fetches: bool = True
+    ) -> None:
         self._table = table
         self._rows = rows
         self._of_prompt = of_prompt
+        self._fetches = fetches
         self.scratch_bytes = 0
 
     def format_of(self, matrix: PackedMatrix) -> RowFormat:
@@ -84,7 +88,7 @@ class ProductRecords:
         return [
             record
             for matrix in sorted(matrices, key=lambda matrix: matrix.input_order is not None)
-            for record in self._product(matrix, out + FLOAT_BYTES * matrix.first_column, stride)
+            for record in self.product(matrix, out + FLOAT_BYTES * matrix.first_column, stride)
         ]
 
     def gated(
@@ -94,9 +98,9 @@ class ProductRecords:
 
         `sums`: address of float32 [tokens, gate | up], for products that do not gate their own.
         """
-        fused = self._gated_product(gate_up, down)
+        fused = self.gated_product(gate_up, down)
         if fused is not None:
-            return [*fused, *self._added(down, hidden, {Product.INPUT: self._rows.gated})]
+            return [*fused, *self._added(down, hidden, self.gated_input)]
         width = sum(matrix.n for matrix in gate_up)
         source: dict[int, int] = {RowInput.SOURCE: sums, RowInput.SOURCE_STRIDE: width}
         return [
@@ -105,9 +109,15 @@ class ProductRecords:
             *self.added(down, hidden),
         ]
 
-    def _gated_product(
+    @property
+    def gated_input(self) -> dict[int, int]:
+        """The operands of a product behind `gated_product`."""
+        return {Product.INPUT: self._rows.gated}
+
+    def gated_product(
         self, gate_up: Sequence[PackedMatrix], down: PackedMatrix
     ) -> list[int] | None:
+        """Multiply with gate and up, and gate; None if no product gates its own sums."""
         if len(gate_up) != 1 or self.format_of(down) != RowFormat.BF16:
             return None
         [matrix] = gate_up
@@ -121,7 +131,7 @@ class ProductRecords:
         return self._added(matrix, hidden, {})
 
     def _added(self, matrix: PackedMatrix, hidden: int, operands: Mapping[int, int]) -> list[int]:
-        return self._product(
+        return self.product(
             matrix,
             hidden,
             matrix.n,
@@ -130,15 +140,16 @@ class ProductRecords:
 
     def of_sampled_rows(self, matrix: PackedMatrix, out: int, stride: int) -> list[int]:
         """Multiply the rows whose logits are wanted."""
-        return self._product(matrix, out, stride, {Product.ROWS_WORD: StepWord.NUM_OUT_ROWS})
+        return self.product(matrix, out, stride, {Product.ROWS_WORD: StepWord.NUM_OUT_ROWS})
 
-    def _product(
+    def product(
         self,
         matrix: PackedMatrix,
         out: int,
         stride: int,
         operands: Mapping[int, int] = MappingProxyType({}),
     ) -> list[int]:
+        """Multiply into rows `stride` elements apart. `operands`: what is not as usual."""
         product = product_of(matrix.format, matrix.k, self.format_of(matrix))
         return self._record(product, matrix, out, stride, operands)
 
@@ -169,7 +180,7 @@ class ProductRecords:
                 Product.OUT_FIRST_WORD: StepWord.ZERO,
                 **operands,
             },
-            reads=(matrix.address, matrix.num_bytes),
+            reads=(matrix.address, matrix.num_bytes) if self._fetches else None,
         )
         return [*ordered, record]
 

@@ -38,13 +38,14 @@ class PieceArrays(NamedTuple):
 class StepHeaders:
     """Headers at addresses that stay (late workers may still read them), made as they are needed.
 
-    `scratch_bytes`: what each of `num_threads` workers needs.
+    `scratch_bytes`: what each of `num_threads` workers needs. `experts_per_token`: of a mixture.
     """
 
-    def __init__(self, num_threads: int, scratch_bytes: int) -> None:
+    def __init__(self, num_threads: int, scratch_bytes: int, experts_per_token: int = 0) -> None:
         size = -(-scratch_bytes // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
         self._scratch = huge_page_array(num_threads * size, purpose="scratch memory")
         self._scratch_bytes = size
+        self._experts_per_token = experts_per_token
         self._headers: list[Words] = []
 
     def address(self, index: int) -> int:
@@ -72,6 +73,9 @@ class StepHeaders:
         header[StepWord.ATTENTION_MERGES] = merges.ctypes.data
         header[StepWord.NUM_ATTENTION_MERGES] = len(merges)
         header[StepWord.MERGE_CHUNKS] = min(len(merges), MAX_CHUNKS)
+        expert_rows = num_tokens * self._experts_per_token
+        header[StepWord.NUM_EXPERT_ROWS] = expert_rows
+        header[StepWord.EXPERT_ROW_CHUNKS] = _row_chunks(expert_rows)
 
     def describe_logits(
         self, index: int, *, out_tokens: npt.NDArray[np.int64], samples: Words

@@ -14,6 +14,7 @@ from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.gguf_rope import read_rope_scaling
 from compute_plane.model.mapped_file import forget_pages
+from compute_plane.model.mixture import gguf_intermediate_size, gguf_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import (
     ARCHITECTURES,
@@ -48,7 +49,7 @@ MULTIPLIERS = (EMBEDDING_SCALE, RESIDUAL_SCALE, ATTENTION_SCALE, LOGIT_SCALE)
 HAS_ROPE = "rope.scaling.finetuned"
 """A file of Granite where it says no has no rotary positions at all."""
 GRANITE = "granite"
-SUPPORTED = tuple(name for name in ARCHITECTURES if name != "granitemoehybrid")
+SUPPORTED = tuple(name for name, kind in ARCHITECTURES.items() if kind.is_in_gguf)
 
 
 def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
@@ -63,7 +64,8 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         raise UnsupportedModelError(
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
-            f"{', '.join(SUPPORTED)} (Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite)",
+            f"{', '.join(SUPPORTED)} (Llama, Mistral, Mixtral, Qwen2, Qwen3, Phi-3, SmolLM3, "
+            "Granite)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -74,6 +76,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
     num_layers = keys.require_integer(prefix + "block_count")
     head_dim = _head_dim(file, keys, prefix, hidden_size, num_heads)
     scaling = read_rope_scaling(file, keys, prefix, context_length)
+    mixture = gguf_mixture(file.path, keys, prefix)
     stored_name = keys.text("general.name")
     spec = ModelSpec(
         name=name or printable(stored_name or file.path.stem),
@@ -84,7 +87,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
         head_dim=head_dim,
         hidden_size=hidden_size,
-        intermediate_size=keys.require_integer(prefix + "feed_forward_length"),
+        intermediate_size=gguf_intermediate_size(keys, prefix, mixture),
         context_length=_context_length(file, keys, prefix, context_length, scaling),
         rope_theta=10000.0 if rope_theta is None else rope_theta,
         rope_scaling=scaling,
@@ -94,6 +97,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         weight_format="",
         rotary_dim=_rotary_dim(file, keys, prefix, head_dim),
         layers_without_rope=_layers_without_rope(keys, architecture, min(num_layers, MAX_LAYERS)),
+        mixture=mixture,
     )
     if ARCHITECTURES[architecture].has_multipliers:
         spec = with_multipliers(file.path, spec, _multipliers(keys, prefix))
@@ -112,7 +116,7 @@ class GgufSource:
     def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
         self._file = file
         self._names = tuple(layout.tensor_shapes(spec))
-        self._parts = layout.fused_parts(spec)
+        self._parts = layout.parts_of_files(spec, in_gguf=True)
         self._head_orders = layout.head_orders(
             spec, turns_neighbours=ARCHITECTURES[spec.architecture].turns_neighbours
         )
@@ -239,8 +243,6 @@ def _context_length(
 
 def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:
     """Refuse what shares the architecture's name but computes something else."""
-    if keys.integer(prefix + "expert_count"):
-        raise UnsupportedModelError(file.path, "mixtures of experts are not supported")
     if keys.boolean(prefix + "attention.causal") is False:
         raise UnsupportedModelError(file.path, "attention that is not causal is not supported")
     if (keys.integer("split.count") or 1) > 1:

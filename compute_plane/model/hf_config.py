@@ -9,6 +9,7 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError, pr
 from compute_plane.model.exact_context import within_original, within_window
 from compute_plane.model.hf_rope import rope_scaling, rope_theta, rotary_share
 from compute_plane.model.json_file import JsonObject
+from compute_plane.model.mixture import QWEN3_MOE, config_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import (
     ARCHITECTURES,
@@ -24,6 +25,8 @@ PHI3 = "phi3"
 SMOLLM3 = "smollm3"
 GRANITE = "granite"
 GRANITE4 = "granitemoehybrid"
+GRANITE_MOE = "granitemoe"
+MIXTRAL = "mixtral"
 SHARED_SIZE = 1024
 """Of the MLP of a Granite 4 that does not say it."""
 EXPERTS = 8
@@ -67,6 +70,11 @@ MODEL_TYPES: Final = {
     SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
     GRANITE: ModelType("granite", "GraniteForCausalLM"),
     GRANITE4: ModelType("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+    MIXTRAL: ModelType(
+        "mixtral", "MixtralForCausalLM", num_kv_heads=8, rope_theta=1e6, rms_norm_eps=1e-5
+    ),
+    QWEN3_MOE: ModelType("qwen3moe", "Qwen3MoeForCausalLM", num_kv_heads=4),
+    GRANITE_MOE: ModelType("granitemoe", "GraniteMoeForCausalLM"),
 }
 
 
@@ -112,6 +120,7 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         weight_format="",
         rotary_dim=_rotary_dim(config, kind, head_dim),
         layers_without_rope=_layers_without_rope(config, model_type, num_layers),
+        mixture=config_mixture(config, model_type),
     )
     _refuse_variants(config, model_type)
     if ARCHITECTURES[kind.architecture].has_multipliers:
@@ -122,6 +131,8 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
 def _intermediate_size(config: JsonObject, model_type: str) -> int:
     if model_type == GRANITE4:
         return config.integer("shared_intermediate_size", SHARED_SIZE)
+    if model_type == QWEN3_MOE:
+        return config.integer("moe_intermediate_size")
     return config.integer("intermediate_size")
 
 
@@ -205,19 +216,19 @@ def _context_length(
 def _has_windows(config: JsonObject, model_type: str) -> bool:
     """Tell whether any layer has a window.
 
-    Llama and Granite have none, Mistral has them unless it says not, Phi-3 if it says how long they
-    are, the others in the layers they say.
+    Llama and Granite have none, Mistral has them unless it says not, Phi-3 and Mixtral if they say
+    how long they are, the others in the layers they say.
     """
-    if model_type == PHI3:
+    if model_type in (PHI3, MIXTRAL):
         return config.has("sliding_window")
-    if model_type in (LLAMA, MISTRAL, GRANITE, GRANITE4):
+    if model_type in (LLAMA, MISTRAL, GRANITE, GRANITE4, GRANITE_MOE):
         return model_type == MISTRAL
     if not config.boolean("use_sliding_window"):
         return False
     kinds = config.raw("layer_types")
     if isinstance(kinds, list):
         return any(kind != FULL_ATTENTION for kind in kinds)
-    if model_type == SMOLLM3:  # those without rotary positions
+    if model_type in (SMOLLM3, QWEN3_MOE):  # those without rotary positions; all
         return True
     first = config.integer("max_window_layers", MAX_WINDOW_LAYERS)
     return first < config.integer("num_hidden_layers")

@@ -26,6 +26,7 @@ The canonical names are those of Hugging Face checkpoints.
   Directories of Granite 4 have in place of gate and up, and of down:
     model.layers.N.shared_mlp.input_linear.weight                              [2·intermediate, hidden]
     model.layers.N.shared_mlp.output_linear.weight                             [hidden, intermediate]
+  Mixtures of experts have a router and experts in place of the MLP (`expert_layout`).
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compute_plane.model import expert_layout
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.spec import ARCHITECTURES, ModelSpec, faults_of
 from compute_plane.model.tensor import IntArray, RawTensor, RunOfRows, TensorFormat
@@ -85,6 +87,7 @@ GGUF_LAYER_NAMES = {
     DOWN: "ffn_down",
     QKV: "attn_qkv",
     GATE_UP: "ffn_up",
+    **expert_layout.GGUF_NAMES,
 }
 GGUF_GLOBAL_NAMES = {
     EMBEDDING: "token_embd.weight",
@@ -136,10 +139,15 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         VALUE: (spec.kv_size, hidden),
         OUTPUT: (hidden, spec.query_size),
         MLP_NORM: (hidden,),
-        GATE: (intermediate, hidden),
-        UP: (intermediate, hidden),
-        DOWN: (hidden, intermediate),
     }
+    if spec.mixture is None:
+        layer_shapes |= {
+            GATE: (intermediate, hidden),
+            UP: (intermediate, hidden),
+            DOWN: (hidden, intermediate),
+        }
+    else:
+        layer_shapes |= expert_layout.mixture_shapes(spec, spec.mixture)
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
     for layer in range(spec.num_layers):
         for role, shape in layer_shapes.items():
@@ -155,36 +163,49 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfPart:
-    """Where a tensor of the model lies in one that a file holds: `count` rows from `first` on."""
+    """Where a tensor of the model lies in one that a file holds: `count` rows from `first` on.
+
+    `shape`: of the file's tensor, whose rows are those of all its dimensions but the last.
+    """
 
     stored: str
     first: int
     count: int
+    shape: tuple[int, ...]
 
 
-def fused_parts(spec: ModelSpec) -> dict[str, RowsOfPart]:
-    """Return the tensors that are parts of others in files of this architecture, by name."""
+def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, RowsOfPart]:
+    """Return the tensors that are parts of others, or have other names, in files of this kind."""
     parts: dict[str, RowsOfPart] = {}
     all_fused = FUSED.get(spec.architecture, {})
     shapes = tensor_shapes(spec) if all_fused else {}
     for layer in range(spec.num_layers if all_fused else 0):
         for fused, roles in all_fused.items():
-            first = 0
-            for name in (layer_tensor(layer, role) for role in roles):
-                parts[name] = RowsOfPart(layer_tensor(layer, fused), first, shapes[name][0])
-                first += shapes[name][0]
+            names = [layer_tensor(layer, role) for role in roles]
+            counts = [shapes[name][0] for name in names]
+            shape, first = (sum(counts), *shapes[names[0]][1:]), 0
+            for name, count in zip(names, counts, strict=True):
+                parts[name] = RowsOfPart(layer_tensor(layer, fused), first, count, shape)
+                first += count
+    if spec.mixture is not None:
+        stored = list(expert_layout.stored_mixture(spec, spec.mixture, in_gguf=in_gguf))
+        for layer in range(spec.num_layers):
+            for role, rows in stored:
+                parts[layer_tensor(layer, role)] = RowsOfPart(
+                    layer_tensor(layer, rows.stored), rows.first, rows.count, rows.shape
+                )
     return parts
 
 
-def stored_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def stored_shapes(spec: ModelSpec, *, in_gguf: bool) -> dict[str, tuple[int, ...]]:
     """Return every tensor that a file must have, by canonical name, in the order of use."""
-    parts, shapes = fused_parts(spec), {}
+    parts, shapes = parts_of_files(spec, in_gguf=in_gguf), {}
     for name, shape in tensor_shapes(spec).items():
         part = parts.get(name)
         if part is None:
             shapes[name] = shape
         else:
-            shapes[part.stored] = (part.first + part.count, *shape[1:])
+            shapes[part.stored] = part.shape
     return shapes
 
 
@@ -193,7 +214,7 @@ def part_of(stored: RawTensor, name: str, part: RowsOfPart) -> RawTensor:
     return dataclasses.replace(
         stored,
         name=name,
-        shape=(part.count, *stored.shape[1:]),
+        shape=(part.count, stored.shape[-1]),
         stored=RunOfRows(stored.stored, part.first, part.count),
     )
 
@@ -234,16 +255,18 @@ def check_layout(
     path: Path,
     spec: ModelSpec,
     stored: Mapping[str, tuple[TensorFormat, tuple[int, ...]]],
-    stored_name: Callable[[str], str],
+    stored_name: Callable[[str], str] | None = None,
 ) -> ModelSpec:
     """Check the file's tensors against the numbers of its header, and complete the spec.
 
     `stored`: the file's own tensor names with format and shape; `stored_name` maps a canonical name
-    to the file's. Returns the spec with `num_parameters` and `weight_format` counted.
-    Raises ModelFileError naming missing tensors, wrong shapes and tensors that have no place.
+    to that of a GGUF file (None: a directory, which has the canonical ones). Returns the spec with
+    `num_parameters` and `weight_format` counted. Raises ModelFileError naming missing tensors,
+    wrong shapes and tensors that have no place.
     """
     check_numbers(path, spec, len(stored))
-    expected = {stored_name(name): shape for name, shape in stored_shapes(spec).items()}
+    shapes = stored_shapes(spec, in_gguf=stored_name is not None)
+    expected = {stored_name(name) if stored_name else name: s for name, s in shapes.items()}
     missing = [name for name in expected if name not in stored]
     if missing:
         raise ModelFileError(path, f"missing tensors: {_listed(missing)}")

@@ -46,7 +46,7 @@ class SafetensorsSource:
         self, tensors: Mapping[str, RawTensor], spec: ModelSpec, buffers: Sequence[mmap.mmap]
     ) -> None:
         self._tensors = tensors
-        self._parts = layout.fused_parts(spec)
+        self._parts = layout.parts_of_files(spec, in_gguf=False)
         self._head_orders = layout.head_orders(spec, turns_neighbours=False)
         self._names = tuple(layout.tensor_shapes(spec))
         self._buffers = buffers
@@ -97,14 +97,16 @@ def open_safetensors(
     if quantization is not None:
         layout.check_numbers(where, spec, len(stored))
         # Whether the output matrix is tied, or one of its own is stored, is not known yet.
-        shapes_of = layout.stored_shapes(dataclasses.replace(spec, tie_embeddings=False))
+        shapes_of = layout.stored_shapes(
+            dataclasses.replace(spec, tie_embeddings=False), in_gguf=False
+        )
         tensors = take_group_matrices(stored, quantization, shapes_of)
     tensors |= {name: _plain(name, entry) for name, entry in stored.items()}
     spec = dataclasses.replace(spec, tie_embeddings=_is_tied(tensors, spec))
     if spec.tie_embeddings:
         tensors.pop(layout.LM_HEAD, None)
     shapes = {name: (tensor.format, tensor.shape) for name, tensor in tensors.items()}
-    spec = layout.check_layout(where, spec, shapes, lambda name: name)
+    spec = layout.check_layout(where, spec, shapes)
     return spec, SafetensorsSource(tensors, spec, buffers)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 MAX_LAYERS = 4096
 MAX_VOCAB_SIZE = 1 << 21
 MAX_CONTEXT_LENGTH = (1 << 31) - 1  # positions are int32
 
+
+MAX_EXPERTS: Final = 1024
+MAX_EXPERTS_PER_TOKEN: Final = 64
 
 LEAST_SCALING: Final = 1e-6
 MOST_SCALING: Final = 1e6
@@ -128,7 +131,8 @@ class Architecture:
     have biases. `has_head_norms`: every query and key head is normalised (RMSNorm, one weight for
     all query heads and one for all key heads of a layer) before it is rotated. `turns_neighbours`:
     in GGUF files the rows of queries and keys lie as llama.cpp turns neighbouring elements of a
-    head. `has_multipliers`: those of `compute_plane.model.multipliers`.
+    head. `has_multipliers`: those of `compute_plane.model.multipliers`. `experts`: whether layers
+    have a mixture of experts in place of one MLP. `is_in_gguf`: whether GGUF files know the name.
     """
 
     title: str
@@ -136,18 +140,48 @@ class Architecture:
     has_head_norms: bool = False
     turns_neighbours: bool = False
     has_multipliers: bool = False
+    experts: Literal["never", "may", "always"] = "never"
+    is_in_gguf: bool = True
 
 
 ARCHITECTURES: Final = {
-    "llama": Architecture("Llama", turns_neighbours=True),
+    "llama": Architecture("Llama", turns_neighbours=True, experts="may"),
     "qwen2": Architecture("Qwen2", has_qkv_bias=True),
     "qwen3": Architecture("Qwen3", has_head_norms=True),
     "phi3": Architecture("Phi-3"),
     "smollm3": Architecture("SmolLM3", turns_neighbours=True),
     "granite": Architecture("Granite", turns_neighbours=True, has_multipliers=True),
-    "granitemoehybrid": Architecture("Granite 4", has_multipliers=True),
+    "granitemoehybrid": Architecture("Granite 4", has_multipliers=True, is_in_gguf=False),
+    "mixtral": Architecture("Mixtral", experts="always", is_in_gguf=False),
+    "qwen3moe": Architecture("Qwen3 MoE", has_head_norms=True, experts="always"),
+    "granitemoe": Architecture(
+        "Granite MoE", turns_neighbours=True, has_multipliers=True, experts="always"
+    ),
 }
-"""By the names that GGUF files have for them; the last one is in directories only."""
+"""By the names that GGUF files have for them, where they have one: a Mixtral is a Llama there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The experts that each layer has in place of one MLP (`compute_plane.model.mixture`).
+
+    A token goes through `experts_per_token` of `num_experts`. `normalises_weights`: their weights
+    are a softmax over the chosen ones, otherwise over all.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    normalises_weights: bool = True
+
+    def faults(self) -> list[str]:
+        """Return what makes these numbers no mixture, one line each; empty if sound."""
+        faults = []
+        if not 1 <= self.num_experts <= MAX_EXPERTS:
+            faults.append(f"num_experts must be 1 to {MAX_EXPERTS}, got {self.num_experts}")
+        most = max(1, min(MAX_EXPERTS_PER_TOKEN, self.num_experts))
+        if not 1 <= self.experts_per_token <= most:
+            faults.append(f"experts_per_token must be 1 to {most}, got {self.experts_per_token}")
+        return faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +189,15 @@ class ModelSpec:
     """The shape of a decoder of the Llama kind.
 
     RMSNorm before attention and MLP, rotary positions in the half-split convention (element i of a
-    head turns with element i + D/2), grouped-query attention, SiLU-gated MLP, no biases but those
-    of the architecture (a model with others is refused when it is read).
+    head turns with element i + D/2), grouped-query attention, SiLU-gated MLP or a `mixture` of such
+    (None: one MLP), no biases but those of the architecture (a model with others is refused when it
+    is read).
 
     `architecture`: one of ARCHITECTURES; "llama" also for Mistral models, which are the same within
-    their sliding window. `head_dim`: need not be hidden_size / num_heads. `context_length`: how
-    many positions are computed exactly. `tie_embeddings`: the embedding is also the output matrix.
-    `num_parameters`: tied matrices count once. `weight_format`: the storage format that holds most
-    parameters, such as "Q4_1" or "BF16".
+    their sliding window. `head_dim`: need not be hidden_size / num_heads. `intermediate_size`: of
+    the MLP, or of each expert. `context_length`: how many positions are computed exactly.
+    `tie_embeddings`: the embedding is also the output matrix. `num_parameters`: tied matrices count
+    once. `weight_format`: the storage format that holds most parameters, such as "Q4_1" or "BF16".
     `rope_scaling`: None for plain RoPE. `rotary_dim`: how many elements of a head turn, the first
     ones in a Hugging Face file; None: all. `layers_without_rope`: in which no head turns.
     `embedding_scale`: what rows of the embedding are multiplied by. `score_scale`: what scores are;
@@ -191,6 +226,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     score_scale: float | None = None
     logits_scale: float = 1.0
+    mixture: Mixture | None = None
 
     @property
     def has_qkv_bias(self) -> bool:

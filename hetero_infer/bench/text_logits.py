@@ -13,7 +13,7 @@ from compute_plane.executor.interface import (
     Int32Array,
     SamplingRow,
 )
-from compute_plane.executor.packed_weights import PackedWeights
+from compute_plane.executor.packed_layers import PackedWeights
 from compute_plane.memory.kv_pool import KvPool
 from compute_plane.model.spec import ModelSpec
 from kernels.cpu.kv_layout import KvLayout

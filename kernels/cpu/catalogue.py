@@ -24,6 +24,12 @@ gated_rows: Final = operation_named("row_inputs.gated_rows")
 plain_rows: Final = operation_named("row_inputs.plain_rows")
 ordered_rows: Final = operation_named("row_inputs.ordered_rows")
 
+route_tokens: Final = operation_named("routing.route_tokens")
+group_by_expert: Final = operation_named("routing.group_by_expert")
+rows_of_experts: Final = operation_named("routing.rows_of_experts")
+add_experts: Final = operation_named("routing.add_experts")
+expert_product: Final = operation_named("expert_product.expert_product")
+
 ROPE_WRITE: Final[Mapping[str, Operation]] = {
     kind: operation_named(f"rope_write.rope_write_{kind}") for kind in VALUE_BYTES
 }

@@ -182,6 +182,66 @@ class Merge(IntEnum):
     """Items of the token's segments, in their order."""
 
 
+class Routing(IntEnum):
+    """Operands of `route_tokens`, `group_by_expert`, `rows_of_experts` and `add_experts`.
+
+    T tokens of the piece, E experts, C chosen by each token; R = T · C rows, sorted by expert.
+    """
+
+    LOGITS = FIRST_OPERAND
+    """float32 [T, E]: the router's."""
+    NUM_EXPERTS = 3
+    PER_TOKEN = 4
+    """C."""
+    NORMALISES = 5
+    """1: weights are a softmax over the chosen experts; 0: over all."""
+    CHOSEN = 6
+    """int32 [T, C]: each token's experts, the likeliest first; of equal ones the lower number."""
+    WEIGHTS = 7
+    """float32 [T, C]."""
+    PLACES = 8
+    """int32 [T, C]: the row in which a token meets each of its experts."""
+    TOKENS = 9
+    """int32 [R]: the token of each row."""
+    RUNS = 10
+    """int32 [1 + 3 · E]: how many experts have rows; of each of these its number, its first row
+    and how many rows."""
+    SOURCE = 11
+    """rows_of_experts: rows of the tokens; add_experts: float32 [R, N], what the experts gave."""
+    OUT = 12
+    """rows_of_experts: the rows, each token's as it is; add_experts: float32 rows, added to."""
+    ROW_BYTES = 13
+    """rows_of_experts only: of SOURCE and OUT."""
+    BESIDE = 14
+    """rows_of_experts only, of int8 rows: int64 [NUM_BESIDE, 2], addresses of what stands beside
+    the rows of SOURCE and of OUT (`matrix_product`), GROUP_BYTES a row; 0: nothing does."""
+    GROUP_BYTES = 15
+    N = 16
+    """add_experts only: elements of a row."""
+
+
+NUM_BESIDE: Final = 4
+
+
+class ExpertProduct(IntEnum):
+    """Operands of `expert_product`."""
+
+    RECORD = FIRST_OPERAND
+    """Address of a product's record (`Product`) for the first expert and the first row, with its
+    rows in StepWord.NUM_TOKENS and OUT from row 0 on. Its CHUNKS are those of each expert's
+    product."""
+    RUNS = 3
+    """As in `Routing`."""
+    WEIGHTS_BYTES = 4
+    """From an expert's weights to the next one's."""
+    INPUT_BYTES = 5
+    """Of a row of INPUT."""
+    GROUP_BYTES = 6
+    """Of what stands beside a row of int8."""
+    OUT_BYTES = 7
+    """From a row of OUT to the next."""
+
+
 LOGITS: Final = FIRST_OPERAND
 """Operand: address of float32 [O, LOGITS_STRIDE]; columns from V on are not read."""
 LOGITS_STRIDE: Final = FIRST_OPERAND + 1

@@ -91,11 +91,15 @@ class StepWord(IntEnum):
     NUM_ATTENTION_MERGES = 21
     MERGE_CHUNKS = 22
     """Chunks of `merge_attention`: 0 where there is nothing to merge."""
+    NUM_EXPERT_ROWS = 23
+    """Of a mixture of experts: tokens times the experts of each."""
+    EXPERT_ROW_CHUNKS = 24
+    """Like TOKEN_CHUNKS, over these rows."""
     ZERO = 15
     """Always 0: the first row where an operand names a word for it and rows begin at 0."""
 
 
-HEADER_WORDS: Final = 24
+HEADER_WORDS: Final = 25
 
 
 class Operation:

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compute_plane.executor.cpu import CpuExecutor
-from compute_plane.model.spec import ModelSpec
+from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import TensorFormat
 from kernels.cpu.instruction_set import selected_instruction_set
 from tests.amx.sets import sets_that_run
@@ -68,6 +68,9 @@ KINDS = {
         "bfloat16",
     ),
     "five bits": ("auto", {"o_proj": Q5_0, "v_proj": Q5_1, EVERY: Q5_K}, "bfloat16"),
+    "mixture in float32": ("float32", {}, "float32"),
+    "mixture in Q4_K and Q6_K": ("auto", {"down": Q6_K, EVERY: Q4_K}, "bfloat16"),
+    "mixture in Q8_0 and BF16": ("auto", {"gate_proj": Q8_0, EVERY: BF16}, "int8"),
     "mixed": ("auto", {"q_proj": Q8_0, "v_proj": BF16, "gate": F16, EVERY: Q4_1}, "bfloat16"),
 }
 
@@ -79,7 +82,7 @@ ORDERS = {
 """Seeds of the orders in which matrices of a kind have their inputs; k has the model's."""
 
 
-OF_WIDE_BLOCKS = ("Q4_K and Q6_K", "five bits")
+OF_WIDE_BLOCKS = ("Q4_K and Q6_K", "five bits", "mixture in Q4_K and Q6_K")
 """Their rows are whole blocks of 256."""
 
 
@@ -88,6 +91,8 @@ def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
     """Return the numbers and the weights of a kind's model."""
     architecture = {"Qwen2": "qwen2", "Qwen3": "qwen3"}.get(kind[:5], "llama")
     spec = replace(SPEC, architecture=architecture)
+    if kind.startswith("mixture"):
+        spec = replace(spec, architecture="mixtral", mixture=Mixture(7, 3))
     if kind in OF_WIDE_BLOCKS:
         spec = replace(spec, num_heads=4, hidden_size=256, intermediate_size=512)
     return spec, tiny_weights(spec)
@@ -285,7 +290,7 @@ for kind in t.KINDS:
         assert [story.seen for story in together] == [story.seen for story in each], kind
         print(kind, t.digest(together), sep=chr(9))
 """
-SAME_ON_EVERY_SET = ["float32", "Qwen3 in float32"]
+SAME_ON_EVERY_SET = ["float32", "Qwen3 in float32", "mixture in float32"]
 
 
 @pytest.mark.slow

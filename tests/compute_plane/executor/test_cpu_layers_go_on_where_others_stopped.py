@@ -14,7 +14,8 @@ import pytest
 
 from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput
-from compute_plane.executor.packed_weights import PackedWeights, pack_weights
+from compute_plane.executor.packed_layers import PackedWeights
+from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.executor.pieces import sort_tokens
 from compute_plane.executor.token_layout import PoolShape, lay_out_tokens
 from compute_plane.model import layout

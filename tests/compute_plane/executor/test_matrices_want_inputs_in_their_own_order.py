@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from compute_plane.executor.packed_weights import PackedWeights, pack_weights
+from compute_plane.executor.packed_layers import PackedWeights
+from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.executor.tiny_llama import (
@@ -88,7 +89,7 @@ def test_formats_without_blocks_have_the_models_order(exact: np.ndarray) -> None
 def test_what_reads_inputs_in_one_order_is_one_matrix() -> None:
     def parts(mix: str) -> tuple[list[int], list[int]]:
         layer = packed(MIXES[mix], {"": Q4_1}).layers[0]
-        return [m.n for m in layer.qkv], [m.n for m in layer.gate_up]
+        return [m.n for m in layer.qkv], [m.n for m in layer.feedforward.gate_up]
 
     qkv = [SPEC.query_size, SPEC.kv_size, SPEC.kv_size]
     gate_up = [SPEC.intermediate_size] * 2
@@ -114,7 +115,7 @@ def test_rows_of_gate_and_up_are_packed_in_the_order_in_which_down_wants_them() 
     )
     for formats in ({"": Q8_0}, {"gate": F16, "": Q4_1}):
         found, expected = packed(MIXES["down alone"], formats), packed(None, formats, turned)
-        assert found.layers[1].down.input_order is None
+        assert found.layers[1].feedforward.down.input_order is None
         np.testing.assert_array_equal(found.memory, expected.memory)
 
 

@@ -143,8 +143,8 @@ def check_against(weights, source, as_run=lambda values: values, spec=SPEC):
         same(side_by_side(layer.qkv), *(name[r] for r in (layout.QUERY, layout.KEY, layout.VALUE)))
         same(unpacked(layer.o), name[layout.OUTPUT])
         same(vector_at(layer.mlp_norm, spec.hidden_size), name[layout.MLP_NORM])
-        same(side_by_side(layer.gate_up), name[layout.GATE], name[layout.UP])
-        same(unpacked(layer.down), name[layout.DOWN])
+        same(side_by_side(layer.feedforward.gate_up), name[layout.GATE], name[layout.UP])
+        same(unpacked(layer.feedforward.down), name[layout.DOWN])
 
 
 @pytest.mark.parametrize("label", OWN)

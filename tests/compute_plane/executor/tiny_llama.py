@@ -15,6 +15,7 @@ from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.memory.kv_pool import KvPool
 from compute_plane.model import layout
 from compute_plane.model.assets import ModelAssets
+from compute_plane.model.expert_layout import ROUTER, mixture_shapes
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.spec import ModelSpec, RopeScaling
@@ -78,6 +79,15 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
             {name: norm(spec.head_dim) for name in heads} if spec.has_head_norms else {}
         )
 
+    def mixture() -> dict[str, np.ndarray]:
+        """The router's logits differ enough for weights that are not all alike."""
+        if spec.mixture is None:
+            return {}
+        shapes = mixture_shapes(spec, spec.mixture)
+        return {
+            role: matrix(*shape) * (2 if role == ROUTER else 1) for role, shape in shapes.items()
+        }
+
     embedding = matrix(spec.vocab_size, spec.hidden_size) * 4
     return LlamaWeights(
         embedding=embedding,
@@ -93,6 +103,7 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
                 up=matrix(spec.intermediate_size, spec.hidden_size),
                 down=matrix(spec.hidden_size, spec.intermediate_size),
                 **changes(),
+                mixture=mixture(),
             )
             for _ in range(spec.num_layers)
         ),
@@ -122,6 +133,8 @@ class ArraySource:
         for index, layer in enumerate(weights.layers):
             for name, field in layer_fields(spec, index).items():
                 arrays[name] = getattr(layer, field)
+            for role, array in layer.mixture.items():
+                arrays[layout.layer_tensor(index, role)] = array
         self._tensors = {}
         for name in layout.tensor_shapes(spec):
             array, kind = arrays[name], _format_of(name, formats or {})

@@ -30,6 +30,10 @@ def byte_alphabet() -> list[str]:
 TOKENS = (*SPECIALS, *byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES))
 
 
+MIXTURES = ("mixtral", "qwen3_moe", "granitemoe")
+"""Architectures with experts."""
+
+
 @dataclass
 class TinyModel:
     """The numbers and the weights of a model; names and row order are Hugging Face's."""
@@ -44,6 +48,7 @@ class TinyModel:
     seed: int = 7
     architecture: str = "llama"
     rotary_dim: int | None = None
+    num_experts: int = 6
     weights: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,11 +79,16 @@ class TinyModel:
                     del shapes[f"{prefix}mlp.{part}_proj.weight"]
                 shapes[prefix + "shared_mlp.input_linear.weight"] = (2 * inner, hidden)
                 shapes[prefix + "shared_mlp.output_linear.weight"] = (hidden, inner)
+            if self.architecture in MIXTURES:
+                for part in ("gate", "up", "down"):
+                    del shapes[f"{prefix}mlp.{part}_proj.weight"]
+                for name, shape in self._mixture_shapes().items():
+                    shapes[prefix + name] = shape
             if self.architecture == "qwen2":
                 shapes[prefix + "self_attn.q_proj.bias"] = (query,)
                 shapes[prefix + "self_attn.k_proj.bias"] = (kv,)
                 shapes[prefix + "self_attn.v_proj.bias"] = (kv,)
-            if self.architecture == "qwen3":
+            if self.architecture in ("qwen3", "qwen3_moe"):
                 shapes[prefix + "self_attn.q_norm.weight"] = (self.head_dim,)
                 shapes[prefix + "self_attn.k_norm.weight"] = (self.head_dim,)
         shapes["model.norm.weight"] = (hidden,)
@@ -88,13 +98,60 @@ class TinyModel:
             name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
         }
 
+    def _mixture_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the router's and the experts' tensors of a layer, as directories have them."""
+        count, hidden, inner = self.num_experts, self.hidden_size, self.intermediate_size
+        if self.architecture == "granitemoe":
+            return {
+                "block_sparse_moe.router.layer.weight": (count, hidden),
+                "block_sparse_moe.input_linear.weight": (count, 2 * inner, hidden),
+                "block_sparse_moe.output_linear.weight": (count, hidden, inner),
+            }
+        is_mixtral = self.architecture == "mixtral"
+        prefix = "block_sparse_moe" if is_mixtral else "mlp"
+        names = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+        shapes = (inner, hidden), (inner, hidden), (hidden, inner)
+        found: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (count, hidden)}
+        for expert in range(count):
+            for name, shape in zip(names, shapes, strict=True):
+                found[f"{prefix}.experts.{expert}.{name}.weight"] = shape
+        return found
+
     @property
     def in_gguf(self) -> str:
         """What a GGUF file calls the architecture."""
-        return "granite" if self.architecture == "granitemoehybrid" else self.architecture
+        names = {"granitemoehybrid": "granite", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+        return names.get(self.architecture, self.architecture)
+
+    def experts_in_gguf(self) -> dict[str, np.ndarray]:
+        """Return routers and experts by the file's names."""
+        found: dict[str, list[np.ndarray]] = {}
+        parts = {
+            "gate": "gate_inp", "layer": "gate_inp", "w1": "gate_exps", "w3": "up_exps",
+            "w2": "down_exps", "gate_proj": "gate_exps", "up_proj": "up_exps",
+            "down_proj": "down_exps", "output_linear": "down_exps",
+        }  # fmt: skip
+        for name, values in self.weights.items():
+            if not (".block_sparse_moe." in name or ".mlp." in name):
+                continue
+            layer, role = name.split(".")[2], name.split(".")[-2]
+            if role == "input_linear":
+                gate, up = values[:, : self.intermediate_size], values[:, self.intermediate_size :]
+                found[f"blk.{layer}.ffn_gate_exps.weight"] = [*gate]
+                found[f"blk.{layer}.ffn_up_exps.weight"] = [*up]
+            else:
+                rows = [*values] if role == "output_linear" else [values]
+                found.setdefault(f"blk.{layer}.ffn_{parts[role]}.weight", []).extend(rows)
+        return {name: np.stack(v) if "exps" in name else v[0] for name, v in found.items()}
 
     def weights_in_gguf(self) -> dict[str, np.ndarray]:
-        """Return the weights that a GGUF file has, still by Hugging Face's names."""
+        """Return the weights that a GGUF file has, still by Hugging Face's names.
+
+        Without `experts_in_gguf`.
+        """
+        if self.architecture in MIXTURES:
+            parts = (".block_sparse_moe.", ".mlp.")
+            return {n: v for n, v in self.weights.items() if not any(p in n for p in parts)}
         if self.architecture != "granitemoehybrid":
             return self.weights
         found = {}
@@ -110,7 +167,12 @@ class TinyModel:
         return found
 
     def config(self) -> dict[str, Any]:
-        names = {"smollm3": "SmolLM3", "granitemoehybrid": "GraniteMoeHybrid"}
+        names = {
+            "smollm3": "SmolLM3",
+            "granitemoehybrid": "GraniteMoeHybrid",
+            "qwen3_moe": "Qwen3Moe",
+            "granitemoe": "GraniteMoe",
+        }
         name = names.get(self.architecture, self.architecture.capitalize())
         config = {
             "architectures": [f"{name}ForCausalLM"],
@@ -140,6 +202,11 @@ class TinyModel:
                 "layer_types": ["attention"] * self.num_layers,
                 "position_embedding_type": "rope",
             }
+        if self.architecture in MIXTURES:
+            config |= {"num_local_experts": self.num_experts, "num_experts_per_tok": 2}
+        if self.architecture == "qwen3_moe":
+            del config["intermediate_size"]
+            config |= {"moe_intermediate_size": self.intermediate_size, "norm_topk_prob": True}
         if self.architecture in ("phi3", "smollm3"):  # transformers' own are beyond the vocabulary
             config["pad_token_id"] = 0
         return config
@@ -218,6 +285,10 @@ def write_gguf(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template("{{ messages[0].content }}")
+    if model.architecture in MIXTURES:
+        writer.add_expert_count(model.num_experts)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(model.intermediate_size)
     for key in skip_keys:
         del writer.kv_data[0][key]
     change(writer)
@@ -225,7 +296,7 @@ def write_gguf(
         matrix_kind = kind if values.ndim > 1 else GgmlType.F32
         is_given = stored is not None and name in stored
         rows, matrix_kind = stored[name] if is_given else (values, matrix_kind)
-        if model.in_gguf not in ("llama", "smollm3", "granite"):
+        if model.in_gguf not in ("llama", "smollm3", "granite", "granitemoe"):
             pass  # the rows of those alone are turned
         elif name.endswith("q_proj.weight"):
             rows = interleave(rows, model.num_heads)
@@ -233,6 +304,10 @@ def write_gguf(
             rows = interleave(rows, model.num_kv_heads)
         data = rows if is_given else gguf.quants.quantize(rows, matrix_kind)
         writer.add_tensor(name_in_gguf(name), data, raw_dtype=matrix_kind)
+    experts = model.experts_in_gguf() if model.architecture in MIXTURES else {}
+    for name, values in experts.items():
+        expert_kind = kind if "exps" in name else GgmlType.F32
+        writer.add_tensor(name, gguf.quants.quantize(values, expert_kind), raw_dtype=expert_kind)
     for name, values in (vectors or {}).items():
         writer.add_tensor(name, np.asarray(values, np.float32))
     writer.write_header_to_file()

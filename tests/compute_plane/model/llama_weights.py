@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,8 @@ class LlamaLayer:
     `attn_norm`, `mlp_norm`: [hidden]. `q`: [H·D, hidden], `k`, `v`: [G·D, hidden],
     `o`: [hidden, H·D]. `gate`, `up`: [intermediate, hidden], `down`: [hidden, intermediate].
     The rows of `q` and `k` are in the half-split order (`compute_plane.model.rope`). The biases are
-    Qwen2's, [H·D] and [G·D]; `query_norm`, `key_norm`, [D], Qwen3's.
+    Qwen2's, [H·D] and [G·D]; `query_norm`, `key_norm`, [D], Qwen3's. `mixture`: router and experts
+    by their roles (`compute_plane.model.expert_layout`), in place of `gate`, `up` and `down`.
     """
 
     attn_norm: Float32Array
@@ -38,6 +40,7 @@ class LlamaLayer:
     v_bias: Float32Array | None = None
     query_norm: Float32Array | None = None
     key_norm: Float32Array | None = None
+    mixture: Mapping[str, Float32Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

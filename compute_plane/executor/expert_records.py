@@ -1,0 +1,220 @@
+"""The records of a mixture of experts, in the place of those of one MLP.
+
+    normed rows ─→ router ─→ route ─→ group by expert
+         └───────────────────────────→ rows of experts ─→ gate, up ─→ SiLU · up ─→ down ─→ add
+
+A record of a product stands for all experts (`kernels.cpu.expert_product`): the shared one it
+calls, of the first expert, is made as that of any matrix is, but nobody walks to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from compute_plane.executor.product_records import MOST_PRODUCT_CHUNKS, ProductRecords
+from compute_plane.executor.row_buffers import RowBuffers
+from kernels.cpu.catalogue import (
+    add_experts,
+    expert_product,
+    gated_rows,
+    group_by_expert,
+    route_tokens,
+    rows_of_experts,
+)
+from kernels.cpu.operands import (
+    NUM_BESIDE,
+    ExpertProduct,
+    Routing,
+    RowFormat,
+    RowInput,
+    group_bytes,
+    row_bytes,
+)
+from kernels.cpu.operation import StepWord
+from kernels.cpu.routing_sizes import EXPERT_CALL_BYTES, routing_scratch_bytes, run_words
+
+if TYPE_CHECKING:
+    from compute_plane.executor.packed_layers import PackedExperts, PackedMatrix, PackedMlp
+    from compute_plane.executor.step_table import StepTable
+    from compute_plane.memory.huge_pages import HugePageArena
+    from compute_plane.model.spec import Mixture, ModelSpec
+
+FLOAT_BYTES: Final = 4
+BESIDE: Final = (
+    RowInput.OUT_SCALES,
+    RowInput.OUT_SCALED_SUMS,
+    RowInput.OUT_SUMS,
+    RowInput.OUT_PAIR_SUMS,
+)
+
+
+class ExpertBuffers:
+    """What all mixtures of a table work in, one after the other.
+
+    `rows`: what products of experts read. `logits`: float32 [max_tokens, E]. `sums`: float32
+    [R, 2·I], `given`: float32 [R, hidden], R = max_tokens · experts_per_token. `routing`: the
+    operands that `Routing`'s operations share.
+    """
+
+    def __init__(
+        self, arena: HugePageArena, spec: ModelSpec, mixture: Mixture, max_tokens: int
+    ) -> None:
+        num_rows = max_tokens * mixture.experts_per_token
+
+        def taken(count: int) -> int:
+            return arena.take(FLOAT_BYTES * count).ctypes.data
+
+        self.mixture = mixture
+        self.hidden_size, self.intermediate_size = spec.hidden_size, spec.intermediate_size
+        self.rows = RowBuffers(arena, num_rows, max(spec.hidden_size, spec.intermediate_size))
+        self.logits = taken(max_tokens * mixture.num_experts)
+        self.sums = taken(num_rows * 2 * spec.intermediate_size)
+        self.given = taken(num_rows * spec.hidden_size)
+        self.routing: dict[int, int] = {
+            Routing.LOGITS: self.logits,
+            Routing.NUM_EXPERTS: mixture.num_experts,
+            Routing.PER_TOKEN: mixture.experts_per_token,
+            Routing.NORMALISES: int(mixture.normalises_weights),
+            Routing.CHOSEN: taken(num_rows),
+            Routing.WEIGHTS: taken(num_rows),
+            Routing.PLACES: taken(num_rows),
+            Routing.TOKENS: taken(num_rows),
+            Routing.RUNS: taken(run_words(mixture.num_experts)),
+        }
+
+
+class ExpertRecords:
+    """Adds mixtures to a table, for one kind of tokens.
+
+    `token_rows`: where the rows of tokens lie. `products`: those of tokens; `experts`: others, on
+    the buffers' rows, of the same kind of tokens. `scratch_bytes`: what a worker needs.
+    """
+
+    def __init__(
+        self,
+        table: StepTable,
+        buffers: ExpertBuffers,
+        token_rows: RowBuffers,
+        products: ProductRecords,
+        *,
+        of_prompt: bool,
+    ) -> None:
+        self._table = table
+        self._buffers = buffers
+        self._token_rows = token_rows
+        self._products = products
+        self._experts = ProductRecords(table, buffers.rows, of_prompt=of_prompt, fetches=False)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Return the bytes, with what a call of an expert's product takes behind them."""
+        needed = max(
+            self._experts.scratch_bytes,
+            routing_scratch_bytes(self._buffers.mixture.num_experts, self._buffers.hidden_size),
+        )
+        return needed + EXPERT_CALL_BYTES
+
+    def added(self, experts: PackedExperts, hidden: int) -> list[int]:
+        """Route rows that are made already, multiply, and add to the hidden states."""
+        buffers, first = self._buffers, experts.first
+        formats = dict.fromkeys(map(self._experts.format_of, first.gate_up))
+        return [
+            *self._products.beside_each_other(
+                [experts.router], buffers.logits, buffers.mixture.num_experts
+            ),
+            self._table.add(route_tokens, StepWord.TOKEN_CHUNKS, buffers.routing),
+            self._table.add(group_by_expert, 1, buffers.routing),
+            *(self._rows_of_experts(row_format, first.gate_up[0].k) for row_format in formats),
+            *self._given(first, experts.stride_bytes),
+            self._table.add(
+                add_experts,
+                StepWord.TOKEN_CHUNKS,
+                {
+                    **buffers.routing,
+                    Routing.SOURCE: buffers.given,
+                    Routing.OUT: hidden,
+                    Routing.N: buffers.hidden_size,
+                },
+            ),
+        ]
+
+    def _rows_of_experts(self, row_format: RowFormat, k: int) -> int:
+        of_tokens = self._token_rows.written(row_format)
+        of_experts = self._buffers.rows.written(row_format)
+        beside = np.array([[of_tokens[at], of_experts[at]] for at in BESIDE], dtype=np.int64)
+        assert beside.shape == (NUM_BESIDE, 2)
+        self._table.keep(beside)
+        return self._table.add(
+            rows_of_experts,
+            StepWord.EXPERT_ROW_CHUNKS,
+            {
+                **self._buffers.routing,
+                Routing.SOURCE: of_tokens[RowInput.OUT],
+                Routing.OUT: of_experts[RowInput.OUT],
+                Routing.ROW_BYTES: row_bytes(row_format, 1, k),
+                Routing.BESIDE: beside.ctypes.data if row_format == RowFormat.INT8 else 0,
+                Routing.GROUP_BYTES: group_bytes(1, k),
+            },
+        )
+
+    def _given(self, mlp: PackedMlp, stride_bytes: int) -> list[int]:
+        """Multiply with gate and up, gate, multiply with down."""
+        experts, down = self._experts, mlp.down
+        out, stride = self._buffers.given, self._buffers.hidden_size
+        fused = experts.gated_product(mlp.gate_up, down)
+        if fused is None:
+            gated = self._gated_apart(mlp, stride_bytes)
+            multiplied = experts.product(down, out, stride)
+        else:
+            width = row_bytes(RowFormat.BF16, 1, down.k)
+            gated = self._of_all(fused, mlp.gate_up, stride_bytes, width)
+            multiplied = experts.product(down, out, stride, experts.gated_input)
+        return [*gated, *self._of_all(multiplied, [down], stride_bytes, FLOAT_BYTES * stride)]
+
+    def _gated_apart(self, mlp: PackedMlp, stride_bytes: int) -> list[int]:
+        """Multiply with gate and up, and make of the sums the rows that down reads."""
+        buffers = self._buffers
+        width = 2 * buffers.intermediate_size
+        shared = self._experts.beside_each_other(mlp.gate_up, buffers.sums, width)
+        return [
+            *self._of_all(shared, mlp.gate_up, stride_bytes, FLOAT_BYTES * width),
+            *self._experts.rows(
+                gated_rows,
+                [mlp.down],
+                {
+                    RowInput.SOURCE: buffers.sums,
+                    RowInput.SOURCE_STRIDE: width,
+                    RowInput.ROWS_WORD: StepWord.NUM_EXPERT_ROWS,
+                },
+                chunks=StepWord.EXPERT_ROW_CHUNKS,
+            ),
+        ]
+
+    def _of_all(
+        self,
+        shared: Sequence[int],
+        matrices: Sequence[PackedMatrix],
+        stride_bytes: int,
+        out_bytes: int,
+    ) -> list[int]:
+        """Return records for all experts. `shared`: those of the first one's matrices."""
+        return [
+            self._table.add(
+                expert_product,
+                MOST_PRODUCT_CHUNKS,
+                {
+                    ExpertProduct.RECORD: record,
+                    ExpertProduct.RUNS: self._buffers.routing[Routing.RUNS],
+                    ExpertProduct.WEIGHTS_BYTES: stride_bytes,
+                    ExpertProduct.INPUT_BYTES: row_bytes(
+                        self._experts.format_of(matrix), 1, matrix.k
+                    ),
+                    ExpertProduct.GROUP_BYTES: group_bytes(1, matrix.k),
+                    ExpertProduct.OUT_BYTES: out_bytes,
+                },
+            )
+            for record, matrix in zip(shared, matrices, strict=True)
+        ]

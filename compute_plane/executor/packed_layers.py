@@ -1,0 +1,149 @@
+"""What packed weights are: matrices and vectors by their addresses, layer by layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.executor.weight_formats import Conversion, describe_formats
+from compute_plane.model.tensor import TensorFormat
+
+UInt8Array = npt.NDArray[np.uint8]
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A packed matrix of `n` columns of a product (rows of the file) and `k` inputs.
+
+    `format`: label of the format it runs in (`kernels.cpu.float_packing`, `int8_packing`).
+    `first_column`: the product's column at which its columns begin, 0 unless it is one of several.
+    `input_order`: int32 [k], input j of the matrix is element input_order[j] of a row; None if they
+    are in the model's order.
+    """
+
+    format: str
+    n: int
+    k: int
+    address: int
+    num_bytes: int
+    first_column: int = 0
+    input_order: Int32Array | None = field(default=None, compare=False)
+
+    def moved(self, by: int) -> PackedMatrix:
+        """Return it so many bytes further on."""
+        return replace(self, address=self.address + by)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMlp:
+    """`gate_up`: columns gate, up. One matrix, or several where formats or orders of inputs differ.
+
+    `down` has no order of its own: what gate and up give is in it.
+    """
+
+    gate_up: tuple[PackedMatrix, ...]
+    down: PackedMatrix
+
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """All matrices."""
+        return (*self.gate_up, self.down)
+
+    def moved(self, by: int) -> PackedMlp:
+        """Return it so many bytes further on."""
+        return PackedMlp(tuple(part.moved(by) for part in self.gate_up), self.down.moved(by))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """A mixture of experts: `router` [E, hidden], and E packed alike, `stride_bytes` apart.
+
+    `first`: the first expert.
+    """
+
+    router: PackedMatrix
+    first: PackedMlp
+    stride_bytes: int
+
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """The matrices, of the first expert for all of them."""
+        return (self.router, *self.first.matrices)
+
+    def moved(self, by: int) -> PackedExperts:
+        """Return it so many bytes further on."""
+        return PackedExperts(self.router.moved(by), self.first.moved(by), self.stride_bytes)
+
+
+Feedforward: TypeAlias = PackedMlp | PackedExperts
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """One decoder layer; `attn_norm`, `mlp_norm`: addresses of float32 [hidden].
+
+    `qkv`: columns q, k, v, in one matrix or several, as in `PackedMlp`. `qkv_bias`: address of
+    float32 [(H + 2·G)·D]; `head_norms`: of two float32 [D], for query and for key heads. None where
+    the architecture has none.
+    """
+
+    attn_norm: int
+    qkv: tuple[PackedMatrix, ...]
+    o: PackedMatrix
+    mlp_norm: int
+    feedforward: Feedforward
+    qkv_bias: int | None = None
+    head_norms: tuple[int, int] | None = None
+
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """All matrices of the layer; of experts those of the first."""
+        return (*self.qkv, self.o, *self.feedforward.matrices)
+
+    def moved(self, by: int) -> PackedLayer:
+        """Return it so many bytes further on."""
+        norms = self.head_norms
+        return PackedLayer(
+            attn_norm=self.attn_norm + by,
+            qkv=tuple(part.moved(by) for part in self.qkv),
+            o=self.o.moved(by),
+            mlp_norm=self.mlp_norm + by,
+            feedforward=self.feedforward.moved(by),
+            qkv_bias=None if self.qkv_bias is None else self.qkv_bias + by,
+            head_norms=None if norms is None else (norms[0] + by, norms[1] + by),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeights:
+    """The weights of a model, or of its last layers and all behind them.
+
+    `memory`: the region all addresses lie in; they are good as long as it lives. `embedding`: None
+    where the layers before these run elsewhere. `final_norm`: address of float32 [hidden].
+    `lm_head` is `embedding` if the embeddings are tied and it is there. `elements`: (stored,
+    runs as) to the number of weights. `conversions`: of the matrices that do not run in their
+    file's format.
+    """
+
+    memory: UInt8Array
+    embedding: PackedMatrix | None
+    layers: tuple[PackedLayer, ...]
+    final_norm: int
+    lm_head: PackedMatrix
+    elements: Counter[tuple[TensorFormat, TensorFormat]]
+    conversions: tuple[Conversion, ...]
+
+    @property
+    def weight_format(self) -> str:
+        """What the matrices are stored and run as, for people."""
+        return describe_formats(self.elements)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the region."""
+        return self.memory.nbytes

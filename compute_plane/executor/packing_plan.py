@@ -1,0 +1,193 @@
+"""Where every tensor of a model goes, planned before there is memory for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_plane.executor.packed_layers import (
+    Feedforward,
+    PackedExperts,
+    PackedLayer,
+    PackedMatrix,
+    PackedMlp,
+)
+from compute_plane.executor.packing_jobs import PackingJob, PlannedMatrix, packed_bytes
+from compute_plane.executor.weight_formats import format_to_run, input_order_of
+from compute_plane.model import expert_layout, layout
+from compute_plane.model.errors import UnsupportedModelError
+from compute_plane.model.spec import Mixture, ModelSpec
+from compute_plane.model.tensor import (
+    ALL_ROWS,
+    IntArray,
+    RawTensor,
+    TensorFormat,
+    TensorSource,
+)
+
+UInt8Array = npt.NDArray[np.uint8]
+
+ALIGNMENT: Final = 64
+
+
+def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: int) -> PackedLayer:
+    """Plan one layer; addresses are offsets yet. Raises UnsupportedModelError."""
+
+    def tensor(role: str) -> RawTensor:
+        return source.tensor(layout.layer_tensor(layer, role))
+
+    biases = layout.qkv_biases(spec, layer)
+    norms = [source.tensor(name) for name in layout.head_norms(spec, layer)]
+    attn_norm = plan.vector(tensor(layout.ATTN_NORM))
+    qkv = plan.fused([tensor(r) for r in (layout.QUERY, layout.KEY, layout.VALUE)])
+    o, mlp_norm = plan.matrix([tensor(layout.OUTPUT)]), plan.vector(tensor(layout.MLP_NORM))
+    feedforward: Feedforward
+    if spec.mixture is None:
+        feedforward = plan.mlp(*(tensor(r) for r in (layout.GATE, layout.UP, layout.DOWN)))
+    else:
+        feedforward = _plan_experts(plan, spec.mixture, source, layer)
+    return PackedLayer(
+        attn_norm=attn_norm,
+        qkv=qkv,
+        o=o,
+        mlp_norm=mlp_norm,
+        feedforward=feedforward,
+        qkv_bias=plan.vector(*map(source.tensor, biases)) if biases else None,
+        head_norms=(plan.vector(norms[0]), plan.vector(norms[1])) if norms else None,
+    )
+
+
+def _plan_experts(
+    plan: PackingPlan, mixture: Mixture, source: TensorSource, layer: int
+) -> PackedExperts:
+    """Plan a layer's router and its experts, which must be stored alike."""
+
+    def tensor(role: str) -> RawTensor:
+        return source.tensor(layout.layer_tensor(layer, role))
+
+    # The choice of experts is kept as exact as the file has it.
+    router = plan.matrix([tensor(expert_layout.ROUTER)], target=TensorFormat.F32)
+    parts = (expert_layout.GATE, expert_layout.UP, expert_layout.DOWN)
+    first, stride_bytes = None, 0
+    for expert in range(mixture.num_experts):
+        start = plan.num_bytes
+        tensors = [tensor(expert_layout.expert_role(expert, part)) for part in parts]
+        mlp = plan.mlp(*tensors)
+        if first is None:
+            first, stride_bytes = mlp, plan.num_bytes - start
+        elif mlp != first.moved(expert * stride_bytes):
+            raise UnsupportedModelError(
+                tensors[0].path,
+                f"experts of a layer must be stored in one format, {tensors[0].name} and "
+                "the first one's are not",
+            )
+        if any(matrix.input_order is not None for matrix in mlp.matrices):
+            raise UnsupportedModelError(
+                tensors[0].path,
+                f"experts whose inputs are sorted (act-order) are not supported: {tensors[0].name}",
+            )
+    if first is None:
+        raise ValueError("a mixture has at least one expert")
+    return PackedExperts(router, first, stride_bytes)
+
+
+class PackingPlan:
+    """Where every tensor goes; made before the memory is."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self._vectors: list[tuple[RawTensor, int]] = []
+        self._matrices: list[tuple[PlannedMatrix, PackedMatrix]] = []
+        self.elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()
+        self.num_bytes = 0
+
+    def vector(self, *tensors: RawTensor) -> int:
+        """Take a place for a vector of float32, of all `tensors`, and return its offset."""
+        start = at = self._take(4 * sum(tensor.num_elements for tensor in tensors))
+        for tensor in tensors:
+            self._vectors.append((tensor, at))
+            at += 4 * tensor.num_elements
+        return start
+
+    def matrix(
+        self,
+        tensors: Sequence[RawTensor],
+        first_column: int = 0,
+        row_order: IntArray | None = None,
+        target: TensorFormat | None = None,
+    ) -> PackedMatrix:
+        """Take a place for a matrix of the rows of all `tensors`, which run in one way.
+
+        `row_order`: the order in which the rows of each are packed; None: the model's. `target`:
+        the format it runs in; None: as the dtype says.
+        """
+        target = target or format_to_run(tensors[0], self._dtype)
+        n, k = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
+        size = packed_bytes(target, n, k)
+        order = self.input_order(tensors[0])
+        matrix = PackedMatrix(
+            target.label, n, k, self._take(size), size, first_column,
+            None if order is None else order.astype(np.int32),
+        )  # fmt: skip
+        self._matrices.append((PlannedMatrix(tensors, target, row_order), matrix))
+        for tensor in tensors:
+            self.elements[tensor.format, target] += tensor.num_elements
+        return matrix
+
+    def fused(
+        self, tensors: Sequence[RawTensor], row_order: IntArray | None = None
+    ) -> tuple[PackedMatrix, ...]:
+        """Take places for matrices with the same input: one for each run that is read alike."""
+        matrices: list[PackedMatrix] = []
+        column = 0
+
+        def way_of(tensor: RawTensor) -> tuple[TensorFormat, bytes | None]:
+            order = self.input_order(tensor)
+            target = format_to_run(tensor, self._dtype)
+            return target, None if order is None else order.tobytes()
+
+        for _, run in itertools.groupby(tensors, way_of):
+            matrices.append(self.matrix(list(run), column, row_order))
+            column += matrices[-1].n
+        return tuple(matrices)
+
+    def mlp(self, gate: RawTensor, up: RawTensor, down: RawTensor) -> PackedMlp:
+        """Take places for the matrices of an MLP."""
+        order = self.input_order(down)
+        if order is not None:
+            down = replace(down, input_order=None)
+        return PackedMlp(self.fused([gate, up], order), self.matrix([down]))
+
+    def input_order(self, tensor: RawTensor) -> IntArray | None:
+        """Return the order in which a matrix, as it runs, wants its inputs; None: the model's."""
+        return input_order_of(tensor, format_to_run(tensor, self._dtype))
+
+    def jobs(self, memory: UInt8Array) -> list[PackingJob]:
+        """Return what is to be done, in pieces that threads can share."""
+        jobs = []
+        for tensor, start in self._vectors:
+            out = memory[start : start + 4 * tensor.num_elements]
+            jobs.append(PackingJob([tensor], TensorFormat.F32, out, ALL_ROWS, is_vector=True))
+        for planned, matrix in self._matrices:
+            jobs += planned.jobs(memory[matrix.address : matrix.address + matrix.num_bytes])
+        return jobs
+
+    def converted(self) -> list[tuple[RawTensor, TensorFormat]]:
+        """Return the tensors that run in another format than their file's, with that format."""
+        return [
+            (tensor, planned.target)
+            for planned, _ in self._matrices
+            for tensor in planned.tensors
+            if tensor.format is not planned.target
+        ]
+
+    def _take(self, num_bytes: int) -> int:
+        start = self.num_bytes
+        self.num_bytes = -(-(start + num_bytes) // ALIGNMENT) * ALIGNMENT
+        return start

@@ -1,0 +1,38 @@
+"""Mixtures of experts: which a token goes through, and how what they give is put together.
+
+Source: Shazeer et al. 2017; Jiang et al. 2024.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.interface import Float32Array
+
+Int32Array = npt.NDArray[np.int32]
+
+
+def route(
+    logits: Float32Array, *, normalises: bool, chosen: Int32Array, weights: Float32Array
+) -> None:
+    """Choose experts for each token, and weigh them.
+
+    `logits`: [T, E]. `chosen`, `weights`: [T, C], the experts with the C largest logits, the
+    largest first, of equal ones the lower number; and softmax(logits) of each, over those C where
+    it `normalises`, else over all E.
+    """
+    count = chosen.shape[1]
+    chosen[:] = np.argsort(-logits, axis=1, kind="stable")[:, :count]
+    taken = np.take_along_axis(logits, chosen, axis=1).astype(np.float64)
+    largest = taken[:, :1]
+    over = taken if normalises else logits.astype(np.float64)
+    weights[:] = np.exp(taken - largest) / np.exp(over - largest).sum(axis=1, keepdims=True)
+
+
+def add_experts(given: Float32Array, weights: Float32Array, out: Float32Array) -> None:
+    """Add to each token Σ over its experts of weight · what that expert gave.
+
+    `given`: [T, C, N]. `weights`: [T, C]. `out`: [T, N].
+    """
+    out += np.einsum("tcn,tc->tn", given.astype(np.float64), weights).astype(np.float32)
