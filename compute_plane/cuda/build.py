@@ -11,10 +11,13 @@ import torch
 from compute_plane.cuda.block_pools import EIGHT_BITS, KV_DTYPES, BlockPools
 from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.executor import CudaExecutor
+from compute_plane.cuda.expert_products import has_grouped_products
 from compute_plane.cuda.host_layers_build import build_with_host_layers, num_device_layers
+from compute_plane.cuda.planned_feedforward import PlannedExperts
 from compute_plane.cuda.pool_size import size_pools
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
+from compute_plane.cuda.weights import DTYPES
 from compute_plane.device import cuda_index, require_cuda
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
@@ -42,10 +45,6 @@ def build_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     DeviceUnavailableError and other ConfigError families for what cannot be had here,
     ModelFileError for the file's faults.
     """
-    if context.spec.mixture is not None:
-        raise DeviceUnavailableError(
-            "executor: cuda does not run mixtures of experts; --device cpu does", field="executor"
-        )
     if context.device != "cpu":
         return _build_on_cuda(context, model)
     log.warning(
@@ -142,7 +141,7 @@ def build_on(
     )
     executor = CudaExecutor(spec, weights, pools, operations, driver, max_tokens=context.max_tokens)
     warm_up(executor, context.block_size)
-    if context.uses_graphs and driver.has_graphs:
+    if context.uses_graphs and driver.has_graphs and may_be_captured(plan, device):
         capture_graphs(executor, context.max_rows, sizes.graph_bytes)
     graphs = "-".join(map(str, executor.graphs.captured)) or "none"
     return BuiltExecutor(
@@ -162,6 +161,26 @@ def _available(driver: Driver) -> int | None:
     """Return the bytes that weights may take on the device."""
     free = driver.free_bytes()
     return available_memory_bytes() if free is None else free
+
+
+def may_be_captured(plan: WeightPlan, device: torch.device) -> bool:
+    """Whether a step waits for nothing, so that it can be a graph; say why not.
+
+    Products of experts wait for what rows each has, unless the library reads that on the device.
+    """
+    mixtures = [
+        layer.feedforward for layer in plan.layers if isinstance(layer.feedforward, PlannedExperts)
+    ]
+    if not mixtures or (
+        mixtures[0].is_stacked and has_grouped_products(device, DTYPES[plan.dtype])
+    ):
+        return True
+    log.warning(
+        "no decode graphs: experts of this dtype or format are multiplied one by one",
+        dtype=plan.dtype,
+        weight_format=plan.weight_format,
+    )
+    return False
 
 
 def capture_graphs(executor: CudaExecutor, max_rows: int, max_bytes: int) -> None:

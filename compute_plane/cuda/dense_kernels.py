@@ -87,5 +87,6 @@ def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int]]:
     """Yield what becomes of each product of a model, and its outputs."""
     yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     yield "added", spec.hidden_size
-    yield "gated", spec.intermediate_size
+    if spec.mixture is None:
+        yield "gated", spec.intermediate_size
     yield "float32", spec.vocab_size

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from compute_plane.cuda.expert_products import expert_working_bytes
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS
 from planes.errors import ConfigError
 
@@ -118,7 +119,8 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     handed_over = 2 * hidden + 3 * hidden * FLOAT_BYTES // item_bytes
     widest = max(attention, feed_forward, handed_over)
     angles = FLOAT_BYTES * spec.context_length * spec.head_dim
-    return RESERVED_BYTES + angles + max_tokens * widest * item_bytes
+    of_experts = expert_working_bytes(spec, item_bytes, max_tokens)
+    return RESERVED_BYTES + angles + max_tokens * widest * item_bytes + of_experts
 
 
 def first_layers(spec: ModelSpec, num_layers: int) -> ModelSpec:

@@ -86,7 +86,7 @@ class LayerProducts:
             out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
             operations.dense_matmul(out, residual, weight, Around(norm, self._eps, writes))
             return out
-        x = self._normalised(hidden, norm)
+        x = self.normalised(hidden, norm)
         if weight is not None and not operations.normalises_products:
             out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
             operations.dense_matmul(out, x, weight, Around(writes=writes))
@@ -99,7 +99,7 @@ class LayerProducts:
         operations.silu_mul(out, product)
         return out
 
-    def _normalised(self, hidden: Hidden, norm: Tensor) -> Tensor:
+    def normalised(self, hidden: Hidden, norm: Tensor) -> Tensor:
         """Queue the norm; what was beside the residual stream is part of it afterwards."""
         out = torch.empty_like(hidden.residual)
         if hidden.added is None:

@@ -2,7 +2,7 @@
 
     embedding → for each layer:  norm → QKV → biases, norms of heads, rotate, write K and V
                                  → attention → O, add
-                                 norm → gate, up → SiLU · up → down, add
+                                 norm → gate, up → SiLU · up → down, add  (`expert_products`)
               → for the tokens whose logits are wanted:  norm → logits
 
 All tokens of the step go through a layer together, so all keys and values of a layer are written
@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.expert_products import ExpertProducts
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.operations import HeadChanges
+from compute_plane.cuda.weights import DeviceMlp
 from compute_plane.model.rope import attention_factors, inverse_frequencies, score_factor
 
 if TYPE_CHECKING:
     from compute_plane.cuda.batch_layout import StepTensors
     from compute_plane.cuda.operations import DeviceOperations
-    from compute_plane.cuda.weights import DeviceWeights
+    from compute_plane.cuda.weights import DeviceLayer, DeviceWeights
     from compute_plane.model.spec import ModelSpec
 
 
@@ -61,6 +63,9 @@ class LlamaModel:
         if spec.logits_scale != 1:
             self._final_norm = weights.final_norm * spec.logits_scale
         self._products = LayerProducts(operations, spec.rms_norm_eps)
+        self._experts = None
+        if spec.mixture is not None:
+            self._experts = ExpertProducts(operations, self._products, spec.mixture)
         self._changes = [
             HeadChanges(layer.qkv_bias, layer.head_norms, spec.rms_norm_eps)
             for layer in weights.layers
@@ -88,9 +93,16 @@ class LlamaModel:
             attended = self._attended(index, qkv, step, still if index in unturned else turned)
             del qkv  # its memory serves what follows
             products.add(hidden, attended, layer.o)
-            gated = products.gated(hidden, layer.mlp_norm, layer.gate_up)
-            products.add(hidden, gated, layer.down)
+            self._feed_forward(hidden, layer)
         return hidden
+
+    def _feed_forward(self, hidden: Hidden, layer: DeviceLayer) -> None:
+        part, norm = layer.feedforward, layer.mlp_norm
+        if isinstance(part, DeviceMlp):
+            gated = self._products.gated(hidden, norm, part.gate_up)
+            self._products.add(hidden, gated, part.down)
+        elif self._experts is not None:
+            self._experts.add(hidden, norm, part)
 
     def logits(self, hidden: Hidden, tokens: Tensor | None) -> Tensor:
         """Queue the logits behind some tokens, float32 [R, V].

@@ -34,6 +34,12 @@ import torch
 from torch import Tensor
 
 from compute_plane.cuda.matrices import DenseMatrix, Projection
+from compute_plane.cuda.planned_feedforward import (
+    PlannedExperts,
+    PlannedMlp,
+    plan_experts,
+    plan_mlp,
+)
 from compute_plane.cuda.planned_matrix import DENSE_FORMATS, PlannedMatrix
 from compute_plane.cuda.weights import DeviceLayer, DeviceWeights
 from compute_plane.executor.weight_formats import (
@@ -88,21 +94,22 @@ class PlannedLayer:
     qkv: tuple[PlannedMatrix, ...]
     o: tuple[PlannedMatrix, ...]
     mlp_norm: PlannedMatrix
-    gate_up: tuple[PlannedMatrix, ...]
-    down: tuple[PlannedMatrix, ...]
+    feedforward: PlannedMlp | PlannedExperts
     qkv_bias: PlannedMatrix | None
     head_norms: tuple[PlannedMatrix, PlannedMatrix] | None
 
     @property
     def vectors(self) -> tuple[PlannedMatrix, ...]:
-        """Everything else."""
-        biases = () if self.qkv_bias is None else (self.qkv_bias,)
-        return (self.attn_norm, self.mlp_norm, *biases, *(self.head_norms or ()))
+        """Everything else, and what chooses experts."""
+        part = self.feedforward
+        others = [] if self.qkv_bias is None else [self.qkv_bias]
+        others += [part.router] if isinstance(part, PlannedExperts) else []
+        return (self.attn_norm, self.mlp_norm, *others, *(self.head_norms or ()))
 
     @property
     def matrices(self) -> tuple[PlannedMatrix, ...]:
         """Everything that rows are multiplied with."""
-        return (*self.qkv, *self.o, *self.gate_up, *self.down)
+        return (*self.qkv, *self.o, *self.feedforward.matrices)
 
     @property
     def num_bytes(self) -> int:
@@ -202,8 +209,7 @@ class WeightPlan:
                     qkv=projection(*layer.qkv),
                     o=projection(*layer.o),
                     mlp_norm=vector(layer.mlp_norm),
-                    gate_up=projection(*layer.gate_up),
-                    down=projection(*layer.down),
+                    feedforward=layer.feedforward.at(placed.__getitem__),
                     qkv_bias=None if layer.qkv_bias is None else vector(layer.qkv_bias),
                     head_norms=layer.head_norms and pair(*layer.head_norms),
                 )
@@ -265,8 +271,7 @@ def plan_weights(
         target, order = format_of(tensor), tensor.input_order
         return target, order.tobytes() if order is not None and target.label in FORMATS else None
 
-    def joined(*names: str, row_order: IntArray | None = None) -> tuple[PlannedMatrix, ...]:
-        tensors = [source.tensor(name) for name in names]
+    def joined(*tensors: RawTensor, row_order: IntArray | None = None) -> tuple[PlannedMatrix, ...]:
         runs = groupby(tensors, kind_of)
         return tuple(PlannedMatrix(tuple(run), target, row_order) for (target, _), run in runs)
 
@@ -274,24 +279,30 @@ def plan_weights(
         def name(role: str) -> str:
             return layout.layer_tensor(index, role)
 
+        def tensor(role: str) -> RawTensor:
+            return source.tensor(name(role))
+
         biases, norms = layout.qkv_biases(spec, index), layout.head_norms(spec, index)
-        down, order = source.tensor(name(layout.DOWN)), None
-        if format_of(down).label in FORMATS:
-            # Its order becomes that of gate's and up's outputs.
-            down, order = replace(down, input_order=None), down.input_order
+        feedforward: PlannedMlp | PlannedExperts
+        if spec.mixture is None:
+            parts = (layout.GATE, layout.UP, layout.DOWN)
+            feedforward = plan_mlp(joined, *map(tensor, parts))
+        else:
+            feedforward = plan_experts(spec.mixture, source, index, format_of, joined)
         return PlannedLayer(
             attn_norm=vector(name(layout.ATTN_NORM)),
-            qkv=joined(name(layout.QUERY), name(layout.KEY), name(layout.VALUE)),
-            o=joined(name(layout.OUTPUT)),
+            qkv=joined(*map(tensor, (layout.QUERY, layout.KEY, layout.VALUE))),
+            o=joined(tensor(layout.OUTPUT)),
             mlp_norm=vector(name(layout.MLP_NORM)),
-            gate_up=joined(name(layout.GATE), name(layout.UP), row_order=order),
-            down=(PlannedMatrix((down,), format_of(down)),),
+            feedforward=feedforward,
             qkv_bias=vector(*biases) if biases else None,
             head_norms=(vector(norms[0]), vector(norms[1])) if norms else None,
         )
 
-    (embedding,) = joined(layout.EMBEDDING)
-    (lm_head,) = (embedding,) if spec.tie_embeddings else joined(layout.LM_HEAD)
+    (embedding,) = joined(source.tensor(layout.EMBEDDING))
+    lm_head = embedding
+    if not spec.tie_embeddings:
+        (lm_head,) = joined(source.tensor(layout.LM_HEAD))
     return WeightPlan(
         source=source,
         dtype=dtype,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from compute_plane.cuda.expert_products import DeviceExperts
     from compute_plane.cuda.matrices import Matrix, Projection
     from compute_plane.executor.weight_formats import Conversion
 
@@ -20,10 +21,18 @@ DTYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeviceMlp:
+    """`gate_up`: 2·F outputs, the gate first; `down`: hidden."""
+
+    gate_up: Projection
+    down: Projection
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceLayer:
     """One decoder layer; matrices are [output features, input features], vectors [hidden].
 
-    `qkv`: (H + 2·G)·D outputs, the query heads first. `gate_up`: 2·F outputs, the gate first.
+    `qkv`: (H + 2·G)·D outputs, the query heads first. `feedforward`: one MLP or a mixture.
     `qkv_bias`: [(H + 2·G)·D]; `head_norms`: [D] each, for query and for key heads. None where the
     architecture has none.
     """
@@ -32,8 +41,7 @@ class DeviceLayer:
     qkv: Projection
     o: Projection
     mlp_norm: Tensor
-    gate_up: Projection
-    down: Projection
+    feedforward: DeviceMlp | DeviceExperts
     qkv_bias: Tensor | None = None
     head_norms: tuple[Tensor, Tensor] | None = None
 

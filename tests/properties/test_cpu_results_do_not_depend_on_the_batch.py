@@ -70,6 +70,7 @@ KINDS = {
     "five bits": ("auto", {"o_proj": Q5_0, "v_proj": Q5_1, EVERY: Q5_K}, "bfloat16"),
     "mixture in float32": ("float32", {}, "float32"),
     "mixture in Q4_K and Q6_K": ("auto", {"down": Q6_K, EVERY: Q4_K}, "bfloat16"),
+    "mixture in bfloat16": ("bfloat16", {}, "bfloat16"),
     "mixture in Q8_0 and BF16": ("auto", {"gate_proj": Q8_0, EVERY: BF16}, "int8"),
     "mixed": ("auto", {"q_proj": Q8_0, "v_proj": BF16, "gate": F16, EVERY: Q4_1}, "bfloat16"),
 }

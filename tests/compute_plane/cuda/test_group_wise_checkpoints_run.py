@@ -188,7 +188,10 @@ def test_scales_are_kept_once_for_the_largest_span_that_the_groups_fill(
     plan = plan_weights(spec, source, "float32")
     placed = plan.place(CPU)
     layer = placed.layers[0]
-    for stored, projection in (("self_attn.o_proj", layer.o), ("mlp.down_proj", layer.down)):
+    for stored, projection in (
+        ("self_attn.o_proj", layer.o),
+        ("mlp.down_proj", layer.feedforward.down),
+    ):
         (matrix,) = projection.parts
         assert isinstance(matrix, QuantizedMatrix)
         assert matrix.format == label
@@ -200,7 +203,7 @@ def test_scales_are_kept_once_for_the_largest_span_that_the_groups_fill(
         assert (matrix.input_order is not None) == (order is not None and "o_proj" in stored)
         np.testing.assert_array_equal(found, values if order is None else values[:, order])
     held = [placed.embedding, *placed.lm_head.parts]
-    for projection in (layer.qkv, layer.o, layer.gate_up, layer.down):
+    for projection in (layer.qkv, layer.o, layer.feedforward.gate_up, layer.feedforward.down):
         held += projection.parts
     vectors = (layer.attn_norm, layer.mlp_norm, placed.final_norm)
     num_bytes = sum(matrix.num_bytes for matrix in held) + sum(v.nbytes for v in vectors)
@@ -216,14 +219,14 @@ def test_matrices_of_one_input_share_the_smallest_of_their_spans(tmp_path: Path)
     mixed = Changed(source, layout.layer_tensor(0, layout.KEY), {"scale_group": 64})
     layer = plan_weights(WIDE, mixed, "bfloat16").layers[0]
     assert [part.label for part in layer.qkv] == ["Q4_0_G64"]
-    assert [part.label for part in layer.gate_up] == ["Q4_0_G128"]
+    assert [part.label for part in layer.feedforward.gate_up] == ["Q4_0_G128"]
 
 
 def test_scales_that_differ_where_they_are_said_to_be_one_are_refused(tmp_path: Path) -> None:
     source = opened(tmp_path, made(Scheme(group_size=32), WIDE), WIDE)
     wrong = Changed(source, layout.layer_tensor(0, layout.DOWN), {"scale_group": 128})
     with pytest.raises(UnsupportedVariantError, match="d must be one for a span of 128, got"):
-        plan_weights(WIDE, wrong, "bfloat16").layers[0].down[0].place(CPU)
+        plan_weights(WIDE, wrong, "bfloat16").layers[0].feedforward.down[0].place(CPU)
 
 
 def test_a_group_that_is_strewn_block_by_block_is_no_larger_than_a_block(tmp_path: Path) -> None:
@@ -240,7 +243,7 @@ def test_what_reads_inputs_in_one_order_is_one_matrix_on_the_device(tmp_path: Pa
     scheme = SCHEMES["gptq in activation order"]
     source = opened(tmp_path, made(scheme))
     plan = plan_weights(SPEC, source, "bfloat16")
-    assert [len(plan.layers[0].qkv), len(plan.layers[0].gate_up)] == [1, 1]
+    assert [len(plan.layers[0].qkv), len(plan.layers[0].feedforward.gate_up)] == [1, 1]
     (placed,) = plan.place(CPU).layers[0].qkv.parts
     in_order = opened(tmp_path, made(dataclasses.replace(scheme, order="plain")))
     (other,) = plan_weights(SPEC, in_order, "bfloat16").layers[0].qkv
@@ -277,8 +280,8 @@ def test_gate_and_up_give_their_outputs_in_the_order_in_which_down_wants_them(fo
     sources = ArraySource(SPEC, WEIGHTS, formats, {"down": 1}), ArraySource(SPEC, turned, formats)
     found, expected = (plan_weights(SPEC, one, "float32").place(CPU) for one in sources)
     for one, other in zip(found.layers, expected.layers, strict=True):
-        assert held_in(one.down) == held_in(other.down)
-        assert held_in(one.gate_up) == held_in(other.gate_up)
+        assert held_in(one.feedforward.down) == held_in(other.feedforward.down)
+        assert held_in(one.feedforward.gate_up) == held_in(other.feedforward.gate_up)
     assert found.num_bytes == expected.num_bytes
 
     # A matrix that does not stay quantised has its columns in the model's order.
@@ -288,7 +291,7 @@ def test_gate_and_up_give_their_outputs_in_the_order_in_which_down_wants_them(fo
         .layers[0]
         for orders in ({"down": 1}, None)
     )
-    assert held_in(dense.gate_up) == held_in(plain.gate_up)
+    assert held_in(dense.feedforward.gate_up) == held_in(plain.feedforward.gate_up)
 
 
 def held_in(projection: Projection) -> list[tuple[bytes, bool]]:

@@ -22,6 +22,7 @@ from compute_plane.executor.interface import (
     Penalties,
     SamplingRow,
 )
+from compute_plane.model.spec import Mixture
 from kernels.cuda import attention_decode
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.torch_executors import RecordingDriver, torch_executor
@@ -144,12 +145,15 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
         pytest.param("llama", "float8", marks=pytest.mark.slow),
         pytest.param("qwen2", "bfloat16", marks=pytest.mark.slow),
         ("qwen3", "int8"),
+        pytest.param("qwen3moe", "bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_a_decode_beside_a_prefill_on_kernels_gives_the_reference_s_logits_and_token(
     architecture: str, pool_dtype: str
 ) -> None:
     spec = replace(SPEC, architecture=architecture, num_layers=1, num_heads=2, num_kv_heads=1)
+    if architecture == "qwen3moe":
+        spec = replace(spec, mixture=Mixture(5, 2))
     found = []
     kernels = KernelOperations(
         SimulatedLauncher(), spec, "bfloat16", BLOCK_SIZE, pool_dtype=pool_dtype

@@ -12,7 +12,7 @@ import torch
 from compute_plane.cuda.host_layers import HostLayersExecutor, rows_for_the_host
 from compute_plane.cuda.layer_products import Hidden
 from compute_plane.executor.interface import BlockCopy, CopyKind, GPUExecutor, SamplingRow
-from compute_plane.model.spec import ARCHITECTURES
+from compute_plane.model.spec import ARCHITECTURES, Mixture
 from planes.errors import ValidationError
 from tests.compute_plane.cuda.cut_executors import BLOCK_SIZE, NUM_BLOCKS, SPEC, cut_executor
 from tests.compute_plane.cuda.torch_executors import RecordingDriver
@@ -70,6 +70,8 @@ def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_e
     spec = replace(SPEC, architecture=architecture)
     if architecture == "smollm3":
         spec = replace(spec, layers_without_rope=frozenset({0, 3}))
+    if ARCHITECTURES[architecture].experts == "always":
+        spec = replace(spec, mixture=Mixture(5, 2))
     if architecture == "granite":
         spec = replace(spec, embedding_scale=5.0, score_scale=0.3, logits_scale=0.25)
     pool = pool_for(spec, NUM_BLOCKS, BLOCK_SIZE)

@@ -109,7 +109,7 @@ def test_what_reads_the_same_input_is_one_matrix_for_each_run_of_equal_formats()
         ("Q4_1", queries + keys_values, SPEC.hidden_size),
         ("Q8_0", keys_values, SPEC.hidden_size),
     ]
-    assert shapes(layer.gate_up.parts) == [
+    assert shapes(layer.feedforward.gate_up.parts) == [
         ("Q4_1", SPEC.intermediate_size, SPEC.hidden_size),
         ("bfloat16", SPEC.intermediate_size, SPEC.hidden_size),
     ]
@@ -117,7 +117,7 @@ def test_what_reads_the_same_input_is_one_matrix_for_each_run_of_equal_formats()
     assert shapes([weights.embedding]) == [("Q8_0", SPEC.vocab_size, SPEC.hidden_size)]
     assert shapes(weights.lm_head.parts) == [("Q4_1", SPEC.vocab_size, SPEC.hidden_size)]
     same = tiny_plan(SPEC, torch.bfloat16, {"": TensorFormat.Q4_0}).place(CPU)
-    assert [len(same.layers[1].qkv.parts), len(same.layers[1].gate_up.parts)] == [1, 1]
+    assert [len(same.layers[1].qkv.parts), len(same.layers[1].feedforward.gate_up.parts)] == [1, 1]
 
 
 def shapes(parts: list[Matrix] | tuple[Matrix, ...]) -> list[tuple[str, int, int]]:
@@ -156,7 +156,7 @@ def test_the_bytes_of_a_plan_are_those_that_are_taken(tied: bool, dtype: str) ->
     matrices = [weights.embedding, *weights.lm_head.parts]
     for layer in weights.layers:
         tensors += [layer.attn_norm, layer.mlp_norm]
-        for projection in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        for projection in (layer.qkv, layer.o, layer.feedforward.gate_up, layer.feedforward.down):
             matrices += projection.parts
     tensors += [
         m.values if isinstance(m, DenseMatrix) else m.packed for m in dict.fromkeys(matrices)
@@ -188,7 +188,7 @@ class Relabelled:
 @pytest.mark.parametrize("stored", RUNS_AS)
 def test_a_format_without_a_kernel_runs_as_the_nearest_that_has_one(stored: TensorFormat) -> None:
     source = Relabelled(tiny_model(SPEC).source, stored)
-    (planned,) = plan_weights(SPEC, source, "bfloat16").layers[0].down
+    (planned,) = plan_weights(SPEC, source, "bfloat16").layers[0].feedforward.down
     expected = {"F32": "BF16", "F16": "BF16", "Q5_0": "Q8_0", "Q5_1": "Q8_0", "Q4_K": "Q4_1"}
     expected |= dict.fromkeys(("Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"), "Q8_0")
     expected |= {"INT4": "Q4_0", "UINT4": "Q4_Z", "INT8": "Q8_0", "UINT8": "Q8_Z"}

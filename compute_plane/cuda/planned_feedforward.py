@@ -1,0 +1,143 @@
+"""The MLP of a layer, or its mixture of experts, as it will lie on the device.
+
+The dense matrices of all experts are one, which products of groups read; quantised ones are apart:
+
+    dense       gate 0 │ up 0 │ gate 1 │ up 1 │ …      one matrix [E · 2·F, hidden]
+    quantised   gate 0 │ up 0     gate 1 │ up 1   …    a matrix each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from compute_plane.cuda.expert_products import (
+    DeviceExperts,
+    ExpertMatrices,
+    SeparateProjections,
+    StackedMatrices,
+)
+from compute_plane.cuda.matrices import DenseMatrix, Matrix, Projection
+from compute_plane.cuda.planned_matrix import PlannedMatrix
+from compute_plane.cuda.weights import DeviceMlp
+from compute_plane.model import expert_layout, layout
+from compute_plane.model.errors import UnsupportedModelError
+from compute_plane.model.spec import Mixture
+from compute_plane.model.tensor import RawTensor, TensorFormat, TensorSource
+from kernels.cuda.quantized_formats import FORMATS
+
+Placed: TypeAlias = Callable[[PlannedMatrix], Matrix]
+"""Gives a planned matrix where it lies."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedMlp:
+    """As in `DeviceMlp`."""
+
+    gate_up: tuple[PlannedMatrix, ...]
+    down: tuple[PlannedMatrix, ...]
+
+    @property
+    def matrices(self) -> tuple[PlannedMatrix, ...]:
+        """All of it."""
+        return (*self.gate_up, *self.down)
+
+    def at(self, placed: Placed) -> DeviceMlp:
+        """Return it where it lies."""
+        return DeviceMlp(_projection(placed, self.gate_up), _projection(placed, self.down))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedExperts:
+    """As in `DeviceExperts`.
+
+    `parts`: of each expert; where it `is_stacked` one, with the matrices of all.
+    """
+
+    router: PlannedMatrix
+    parts: tuple[PlannedMlp, ...]
+    num_experts: int
+    is_stacked: bool
+
+    @property
+    def matrices(self) -> tuple[PlannedMatrix, ...]:
+        """All of it but the router."""
+        return tuple(matrix for part in self.parts for matrix in part.matrices)
+
+    def at(self, placed: Placed) -> DeviceExperts:
+        """Return it where it lies."""
+        router = placed(self.router)
+        assert isinstance(router, DenseMatrix)
+        return DeviceExperts(
+            router.values,
+            self._matrices(placed, [part.gate_up for part in self.parts]),
+            self._matrices(placed, [part.down for part in self.parts]),
+        )
+
+    def _matrices(
+        self, placed: Placed, parts: Iterable[tuple[PlannedMatrix, ...]]
+    ) -> ExpertMatrices:
+        projections = tuple(_projection(placed, part) for part in parts)
+        if not self.is_stacked:
+            return SeparateProjections(projections)
+        (matrix,) = projections[0].parts
+        assert isinstance(matrix, DenseMatrix)
+        return StackedMatrices(matrix.values.view(self.num_experts, -1, matrix.values.shape[1]))
+
+
+def _projection(placed: Placed, parts: Iterable[PlannedMatrix]) -> Projection:
+    return Projection(tuple(placed(part) for part in parts))
+
+
+def plan_mlp(
+    joined: Callable[..., tuple[PlannedMatrix, ...]],
+    gate: RawTensor,
+    up: RawTensor,
+    down: RawTensor,
+) -> PlannedMlp:
+    """Plan an MLP. `joined`: plans matrices of tensors that read the same input."""
+    (planned,) = joined(down)
+    order = None
+    if planned.is_quantised:
+        # Its order becomes that of gate's and up's outputs.
+        order = down.input_order
+        planned = replace(planned, tensors=(replace(down, input_order=None),))
+    return PlannedMlp(joined(gate, up, row_order=order), (planned,))
+
+
+def plan_experts(
+    mixture: Mixture,
+    source: TensorSource,
+    layer: int,
+    format_of: Callable[[RawTensor], TensorFormat],
+    joined: Callable[..., tuple[PlannedMatrix, ...]],
+) -> PlannedExperts:
+    """Plan a layer's mixture. Raises UnsupportedModelError where experts run in several formats."""
+
+    def tensor(role: str) -> RawTensor:
+        return source.tensor(layout.layer_tensor(layer, role))
+
+    parts = (expert_layout.GATE, expert_layout.UP, expert_layout.DOWN)
+    experts = [
+        tuple(tensor(expert_layout.expert_role(expert, part)) for part in parts)
+        for expert in range(mixture.num_experts)
+    ]
+    formats = {tuple(map(format_of, expert)) for expert in experts}
+    if len(formats) > 1:
+        raise UnsupportedModelError(
+            experts[0][0].path,
+            f"experts of a layer must be stored in one format, those of layer {layer} are not",
+        )
+    (of_gate, of_up, of_down), *_ = formats
+    router = PlannedMatrix((tensor(expert_layout.ROUTER),), TensorFormat.F32)
+    is_dense = [target.label not in FORMATS for target in (of_gate, of_up, of_down)]
+    if all(is_dense):
+        gate_up = tuple(matrix for gate, up, _ in experts for matrix in (gate, up))
+        stacked = PlannedMlp(
+            (PlannedMatrix(gate_up, of_gate),),
+            (PlannedMatrix(tuple(down for _, _, down in experts), of_down),),
+        )
+        return PlannedExperts(router, (stacked,), mixture.num_experts, is_stacked=True)
+    planned = tuple(plan_mlp(joined, *expert) for expert in experts)
+    return PlannedExperts(router, planned, mixture.num_experts, is_stacked=False)

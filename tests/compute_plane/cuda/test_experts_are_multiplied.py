@@ -1,0 +1,213 @@
+"""Mixtures of experts on torch: choosing, groups of rows, whole models, memory and graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from compute_plane.cuda import build, expert_products
+from compute_plane.cuda.expert_products import (
+    SeparateProjections,
+    StackedMatrices,
+    expert_working_bytes,
+    has_grouped_products,
+    multiply_groups,
+    route,
+)
+from compute_plane.cuda.matrices import DenseMatrix, Projection
+from compute_plane.cuda.planned_feedforward import PlannedExperts
+from compute_plane.cuda.reference_operations import ReferenceOperations
+from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
+from compute_plane.model.errors import UnsupportedModelError
+from compute_plane.model.loader import LoadedModel
+from compute_plane.model.spec import Mixture
+from compute_plane.model.tensor import TensorFormat
+from kernels.reference import mixture as reference
+from tests.compute_plane.executor.tiny_llama import model_in_memory, tiny_spec, tiny_weights
+from tests.devices import STAND_IN, Target
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
+
+SPEC = replace(tiny_spec(quantisable=True), architecture="mixtral", mixture=Mixture(7, 3))
+COUNTS = [0, 4, 0, 1, 9, 0, 2]
+"""Rows of each expert."""
+Q4_1, Q8_0, BF16 = TensorFormat.Q4_1, TensorFormat.Q8_0, TensorFormat.BF16
+
+
+@pytest.mark.parametrize("normalises", [False, True])
+def test_experts_and_weights_are_those_of_the_reference(normalises: bool) -> None:
+    random = np.random.default_rng(0)
+    x, router = random.standard_normal((20, 32), np.float32), random.standard_normal((9, 32), "f4")
+    chosen, weights = route(
+        torch.from_numpy(x), torch.from_numpy(router), Mixture(9, 4, normalises_weights=normalises)
+    )
+    expected, weighed = np.empty((20, 4), np.int32), np.empty((20, 4), np.float32)
+    reference.route(x @ router.T, normalises=normalises, chosen=expected, weights=weighed)
+    np.testing.assert_array_equal(chosen.numpy(), expected)
+    np.testing.assert_allclose(weights.numpy(), weighed, rtol=1e-5)
+
+
+def test_the_choice_is_made_in_float32_whatever_a_step_is() -> None:
+    """Rounded logits would tie."""
+    router = torch.tensor([[1.0, 0.0], [1.0 + 2**-12, 0.0], [0.5, 0.0]])
+    x = torch.tensor([[1.0, 3.0]], dtype=torch.bfloat16)
+    chosen, _ = route(x, router, Mixture(3, 2))
+    assert chosen.tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_each_group_of_rows_meets_its_own_matrix(dtype: torch.dtype, is_stacked: bool) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(7, 24, 32).to(dtype)
+    rows = torch.randn(sum(COUNTS), 32).to(dtype)
+    ends = torch.tensor(COUNTS).cumsum(0).to(torch.int32)
+    matrices = (
+        StackedMatrices(values)
+        if is_stacked
+        else SeparateProjections(tuple(Projection((DenseMatrix(one),)) for one in values))
+    )
+    assert matrices.num_outputs == 24
+    found = multiply_groups(rows, ends, matrices, ReferenceOperations())
+    experts = torch.repeat_interleave(torch.arange(7), torch.tensor(COUNTS))
+    expected = torch.einsum("rk,rnk->rn", rows.float(), values[experts].float())
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_groups_do_not_wait_where_the_library_reads_their_ends(monkeypatch) -> None:
+    device = torch.device("cuda:0")
+    for capability, expected in {
+        (9, 0): True,
+        (10, 3): True,
+        (8, 0): False,
+        (12, 0): False,
+    }.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert has_grouped_products(device, torch.bfloat16) is expected
+        assert not has_grouped_products(device, torch.float16)
+        assert not has_grouped_products(device, torch.float32)
+
+
+def logits_of(
+    target: Target,
+    formats: dict[str, TensorFormat],
+    dtype: str,
+    told: list[list[int]] | None = None,
+) -> tuple[list[np.ndarray], list[list[int]]]:
+    """Return all logits of a few steps of several rows, and the tokens; `told`: tokens to come."""
+    model = model_in_memory(SPEC, tiny_weights(SPEC), formats)
+    prompts = [[5, 17, 40, 41, 42, 9, 100], [3], [77, 78, 79]]
+    sequences = [DrivenSequence(list(prompt)) for prompt in prompts]
+    seen = []
+    with target.running(
+        model, num_blocks=20, block_size=16, dtype=dtype, keep_logits=True
+    ) as executor:
+        driver = BatchDriver(executor, num_blocks=20, block_size=16)
+        for _ in range(5):
+            batch = driver.batch(sequences)
+            output = executor.execute(batch)
+            assert output.logits is not None
+            seen += list(output.logits)
+            driver.commit(sequences, batch, output)
+            for sequence, tokens in zip(sequences, told or [], strict=False):
+                sequence.tokens[:] = tokens[: len(sequence.tokens)]
+    return seen, [sequence.tokens for sequence in sequences]
+
+
+CPU = Target("cpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("formats", "dtype", "tolerance"),
+    [
+        ({}, "float32", 1e-4),
+        ({"": Q8_0}, "float32", 1e-4),
+        ({"": Q4_1, "down": Q8_0}, "auto", 0.15),
+        ({"down": BF16, "": Q8_0}, "auto", 0.15),
+        ({}, "bfloat16", 0.15),
+    ],
+    ids=["float32", "decoded", "four and eight bits", "quantised and not", "bfloat16"],
+)
+def test_models_say_what_the_cpu_executor_says(
+    formats: dict[str, TensorFormat], dtype: str, tolerance: float
+) -> None:
+    """Within what rounding does: rows of int8 there, and logits of some 2 in magnitude."""
+    expected, tokens = logits_of(CPU, formats, dtype)
+    found, _ = logits_of(STAND_IN, formats, dtype, tokens)
+    assert np.abs(np.stack(found) - np.stack(expected)).mean() < tolerance
+
+
+def test_tokens_may_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, tokens = logits_of(STAND_IN, {}, "float32")
+    monkeypatch.setattr(expert_products, "PIECE_TOKENS", 3)
+    found, again = logits_of(STAND_IN, {}, "float32")
+    assert again == tokens
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def planned(formats: dict[str, TensorFormat], dtype: str = "bfloat16") -> WeightPlan:
+    model: LoadedModel = model_in_memory(SPEC, tiny_weights(SPEC), formats)
+    return plan_weights(SPEC, model.source, dtype)
+
+
+def test_dense_experts_are_one_matrix_and_quantised_ones_apart() -> None:
+    for formats, is_stacked in (({}, True), ({"": Q4_1}, False), ({"down": Q8_0}, False)):
+        plan = planned(formats)
+        part = plan.layers[0].feedforward
+        assert isinstance(part, PlannedExperts)
+        assert part.is_stacked is is_stacked
+        weights = plan.place(torch.device("cpu"))
+        experts = weights.layers[0].feedforward
+        held = sum(
+            matrix.num_bytes
+            for layer in plan.layers
+            for matrix in (*layer.vectors, *layer.matrices)
+        )
+        ends = [plan.embedding, plan.final_norm, plan.lm_head]
+        assert weights.num_bytes == held + sum(matrix.num_bytes for matrix in ends)
+        assert experts.router.dtype is torch.float32
+        assert experts.gate_up.num_outputs == 2 * SPEC.intermediate_size
+
+
+def test_experts_in_several_formats_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="must be stored in one format"):
+        planned({"experts.3.gate_proj": Q8_0})
+
+
+@pytest.mark.parametrize(
+    ("formats", "dtype", "capability", "is_captured"),
+    [
+        ({}, "bfloat16", (9, 0), True),
+        ({}, "bfloat16", (8, 0), False),
+        ({}, "float16", (9, 0), False),
+        ({"": Q8_0}, "bfloat16", (9, 0), False),
+    ],
+)
+def test_a_step_that_waits_is_not_captured_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+    formats: dict[str, TensorFormat],
+    dtype: str,
+    capability: tuple[int, int],
+    is_captured: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    with capture_logs() as logs:
+        plan = planned(formats, dtype)
+        assert build.may_be_captured(plan, torch.device("cuda:0")) is is_captured
+    assert [line["event"].startswith("no decode graphs") for line in logs] == [True] * (
+        not is_captured
+    )
+
+
+def test_working_memory_counts_the_rows_of_a_piece() -> None:
+    assert expert_working_bytes(replace(SPEC, mixture=None), 2, 1000) == 0
+    few, many = (expert_working_bytes(SPEC, 2, tokens) for tokens in (100, 4096))
+    assert few > 100 * 3 * SPEC.intermediate_size * 3 * 2
+    more = expert_working_bytes(SPEC, 2, 8192)
+    assert more - many == 4096 * 2 * SPEC.hidden_size * 2
