@@ -32,12 +32,15 @@ from kernels.cpu.sampling_tile import (
     write_int32,
 )
 from kernels.cpu.vector_ir import (
+    F32,
     LANES,
     Builder,
     Value,
     broadcast,
+    call,
     counted_loop,
     exp,
+    fma,
     i64,
     load,
     offset,
@@ -178,11 +181,27 @@ def rows_of_experts(record: int, header: int, chunk: int, num_chunks: int, worke
                 copy_bytes(theirs, word(beside, 2 * i + 1) + row * group_bytes, group_bytes)
 
 
-@unfused
-def add_weighted(given: int, weight: np.float32, out: int, n: int) -> None:
-    """Add weight · given to float32 numbers."""
-    for i in range(n):
-        write_float32(out, i, read_float32(out, i) + weight * read_float32(given, i))
+@emitted(types.void, types.int64, types.float32, types.int64, types.int64)
+def add_weighted(builder: Builder, given: Value, weight: Value, out: Value, n: Value) -> None:
+    """Add weight · given to n float32 numbers, each rounded once."""
+    weights = broadcast(builder, weight)
+
+    def places(index: Value) -> list[Value]:
+        return [offset(builder, at, builder.shl(index, i64(2))) for at in (given, out)]
+
+    def some(index: Value) -> None:
+        source, target = places(index)
+        added = load(builder, target, weights.type)
+        store(builder, fma(builder, load(builder, source, weights.type), weights, added), target)
+
+    def one(index: Value) -> None:
+        source, target = places(builder.add(index, whole))
+        operands = [load(builder, source, F32), weight, load(builder, target, F32)]
+        store(builder, call(builder, "llvm.fma.f32", F32, operands), target)
+
+    whole = builder.and_(n, i64(-LANES))
+    counted_loop(builder, whole, some, step=LANES)
+    counted_loop(builder, builder.sub(n, whole), one)
 
 
 @operation()
