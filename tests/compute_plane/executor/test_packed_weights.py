@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 
+from compute_plane.executor import weight_formats
 from compute_plane.executor.packed_weights import pack_weights
+from compute_plane.executor.weight_formats import measure_conversions
 from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.quantize import round_to_bf16
@@ -251,3 +254,28 @@ def test_weights_too_large_for_the_format_they_would_run_in_are_refused():
 def test_an_unknown_dtype_is_refused_with_its_name():
     with pytest.raises(ConfigError, match="dtype must be auto, float32 or bfloat16, got int3"):
         pack_weights(SPEC, ArraySource(SPEC, "F32"), "int3")
+
+
+def test_of_thousands_of_matrices_some_are_measured_and_all_are_counted(monkeypatch):
+    """The one matrix of another format is not missed among them."""
+    measured = []
+
+    def error_sums(tensor, _):
+        measured.append(tensor.name)
+        return 1.0, 4.0
+
+    monkeypatch.setattr(weight_formats, "error_sums", error_sums)
+    stored = np.zeros((32, 256), np.uint8)
+
+    def matrix(name, fmt):
+        return RawTensor(name, name, Path("m.gguf"), fmt, (32, 64), stored)
+
+    many = [(matrix(str(i), TensorFormat.Q2_K), TensorFormat.Q8_0) for i in range(1500)]
+    rare = [(matrix("rare", TensorFormat.Q5_K), TensorFormat.Q8_0)]
+    with ThreadPoolExecutor(1) as pool:
+        found = measure_conversions([*many[:700], *rare, *many[700:]], pool)
+    assert [(c.stored, c.num_matrices, c.relative_error) for c in found] == [
+        ("Q2_K", 1500, 0.5),
+        ("Q5_K", 1, 0.5),
+    ]
+    assert measured == [*(str(i) for i in range(0, 1500, 3)), "rare"]
