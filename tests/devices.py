@@ -117,6 +117,7 @@ class Target:
             max_tokens=16384,
             num_threads=2,
             kernel_cache=ComputePlaneConfig().kernel_cache_root,
+            keep_logits=keep_logits,
         )
         try:
             executor = build_executor(self.executor, context).executor
@@ -124,7 +125,6 @@ class Target:
             if error.field not in ("dtype", "kv_cache_dtype"):
                 raise
             pytest.skip(error.message)
-        executor._keep_logits = keep_logits  # type: ignore[attr-defined]
         with executor if hasattr(executor, "__exit__") else contextlib.nullcontext():
             yield executor
 

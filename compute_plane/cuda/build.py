@@ -139,7 +139,15 @@ def build_on(
         num_bytes=pools.num_bytes,
         num_host_blocks=sizes.num_host_blocks,
     )
-    executor = CudaExecutor(spec, weights, pools, operations, driver, max_tokens=context.max_tokens)
+    executor = CudaExecutor(
+        spec,
+        weights,
+        pools,
+        operations,
+        driver,
+        max_tokens=context.max_tokens,
+        keep_logits=context.keep_logits,
+    )
     warm_up(executor, context.block_size)
     if context.uses_graphs and driver.has_graphs and may_be_captured(plan, device):
         capture_graphs(executor, context.max_rows, sizes.graph_bytes)

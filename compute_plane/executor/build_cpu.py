@@ -129,6 +129,7 @@ def build_cpu_layers(
         kv_pool,
         num_threads=context.num_threads,
         max_tokens=context.max_tokens,
+        keep_logits=context.keep_logits,
     )
     notices.sum_up()
     log.info(

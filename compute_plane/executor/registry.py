@@ -43,7 +43,7 @@ class ExecutorContext:
     `gpu_memory_limit`: bytes that may be taken on a CUDA device. `max_slots`: sequences that the
     plane remembers. `fills_memory`: the pool is to have as many blocks as fit into
     `gpu_memory_utilization`, a share, of the memory, instead of `num_blocks`; a custom executor is
-    never told so.
+    never told so. `keep_logits`: whether answers have the samples' logits, for tests and tools.
     """
 
     spec: ModelSpec
@@ -64,6 +64,7 @@ class ExecutorContext:
     max_slots: int = 1024
     fills_memory: bool = False
     gpu_memory_utilization: float = 0.9
+    keep_logits: bool = False
 
     @property
     def block_demand(self) -> BlockDemand:

@@ -8,20 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compute_plane.cuda.build import capture_graphs
+from compute_plane.cuda.build import build_on, capture_graphs, planned_weights
 from compute_plane.cuda.columns import ALIGNMENT
 from compute_plane.cuda.decode_graphs import LADDER, batch_sizes, bytes_of_graphs
 from compute_plane.cuda.decode_inputs import InputMemory, bytes_of_inputs
 from compute_plane.cuda.drivers import Graph
 from compute_plane.cuda.executor import CudaExecutor
+from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.errors import GraphCaptureError, GraphReplayError
 from compute_plane.executor.interface import LogitBias, Penalties, SamplingRow
+from compute_plane.executor.registry import ExecutorContext
 from kernels.cuda.errors import DriverError
 from tests.compute_plane.cuda.torch_executors import (
     BLOCK_SIZE,
     NUM_BLOCKS,
     SPEC,
     RecordingDriver,
+    tiny_model,
     torch_executor,
 )
 from tests.golden.batch_driver import BatchDriver, DrivenSequence, int32
@@ -234,3 +237,23 @@ def test_a_failing_replay_is_typed_and_the_next_step_finds_its_buffers_free():
             executor.execute(driver.batch(rows))
     device.replay_failure = None
     assert len(executor.execute(driver.batch(rows)).next_tokens) == 2
+
+
+def test_an_executor_that_is_built_to_keep_logits_keeps_those_of_its_graphs(tmp_path):
+    model, device = tiny_model(SPEC), RecordingDriver(memory=1 << 30)
+    context = ExecutorContext(
+        spec=SPEC, model=model, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, dtype="float32",
+        kv_cache_dtype="auto", instruction_set="auto", device="cuda", max_tokens=64,
+        num_threads=1, kernel_cache=tmp_path, max_rows=4, keep_logits=True,
+    )  # fmt: skip
+    plan = planned_weights(context, model, device.device)
+    executor = build_on(context, model, plan, device, ReferenceOperations()).executor
+    driver = BatchDriver(executor, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    rows = decoding(driver, 2)
+    device.take_calls()
+
+    output = executor.execute(driver.batch(rows))
+
+    assert "replay" in device.take_calls()
+    assert output.logits is not None
+    assert output.logits.argmax(1).tolist() == output.next_tokens.tolist()
