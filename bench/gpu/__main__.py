@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     if hindrances:
         print("\n".join(hindrances), file=sys.stderr)
         return 2
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     run = _describe_run(options.commit)
     try:
         report = _report_of(options, run)

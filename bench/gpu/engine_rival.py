@@ -48,6 +48,8 @@ def transformers_tokens_per_second(
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"not done in {seconds:.0f} s") from None
+    if done.returncode < 0:
+        raise RuntimeError(f"ended by signal {-done.returncode}")
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     if done.returncode != 0 or not lines:
         raise RuntimeError(lines[-1] if lines else f"ended with status {done.returncode}")

@@ -188,6 +188,15 @@ def test_transformers_batches_the_same_prompts(model):
     assert rate > 0
 
 
+def test_a_rival_that_was_killed_is_not_explained_by_what_it_said_last(monkeypatch):
+    killed = subprocess.CompletedProcess([], -9, "", "a warning\n")
+    monkeypatch.setattr(engine_rival.subprocess, "run", lambda *_, **__: killed)
+    with pytest.raises(RuntimeError, match=r"^ended by signal 9$"):
+        engine_rival.transformers_tokens_per_second(
+            Path("m"), [[1]], 1, device="cpu", dtype="float32", seconds=1
+        )
+
+
 def test_a_rival_that_gives_too_little_is_no_figure(monkeypatch):
     output = types.SimpleNamespace(generated_tokens=[1])
     model = types.SimpleNamespace(generate_batch=lambda **_: {"a": output})

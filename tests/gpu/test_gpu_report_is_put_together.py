@@ -38,8 +38,9 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(provenance, "describe_compiler", lambda: "works")
     monkeypatch.setattr(part_process, "GRACE_S", 0.5)
 
-    def run(*parts: Part, flags: tuple[str, ...] = ()) -> tuple[int, dict]:
-        out = tmp_path / "report.json"
+    def run(
+        *parts: Part, flags: tuple[str, ...] = (), out: Path = tmp_path / "report.json"
+    ) -> tuple[int, dict]:
         code = report.main(["--out", str(out), *flags], parts)
         found = json.loads(out.read_text())
         assert found["runs"][-1]["machine"]["cores"] > 0
@@ -97,6 +98,11 @@ def test_a_missed_target_is_no_fault_and_time_that_ran_out_is_one(run):
     code, found = run(part("finds"), flags=("--seconds", "0"))
     assert code == 1
     assert found["failures"] == ["finds: left out: no time was left"]
+
+
+def test_a_folder_for_the_report_is_made(run, tmp_path):
+    out = tmp_path / "not" / "there" / "report.json"
+    run(part("finds"), out=out)
 
 
 def test_what_a_part_has_found_is_in_a_file_while_it_runs(run, tmp_path):
