@@ -18,6 +18,7 @@ from tests.faults.crowd import Answer, Asked, Crowd, check_answers, hear_all
 from tests.faults.deployment import MIB, Deployment, Usage, deployed
 from tests.golden.prompts import PROMPTS
 from tests.judging import Judge
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.model
 
@@ -139,7 +140,9 @@ def test_three_kills_of_the_compute_plane_change_no_text(one_plane, judge, measu
 
 def test_a_kill_between_drafts_changes_no_text(target, judge):
     song = "Row, row, row your boat gently down the stream. " * 4
-    greedy = GenerationParams(max_tokens=90, temperature=0.0, ignore_eos=True)
+    # A GPU's text repeats itself later, and is there sooner.
+    length = 90 if target.keeps_bits else 200
+    greedy = GenerationParams(max_tokens=length, temperature=0.0, ignore_eos=True)
     asked = [Asked(song, greedy), Asked(song, replace(greedy, structured_outputs=TABLE))]
     config = target.config(log_level="info", max_num_blocks=64)
     with deployed(replace(config, grammar_drafts=False)) as plain:
@@ -148,8 +151,8 @@ def test_a_kill_between_drafts_changes_no_text(target, judge):
         with Crowd(deployment.address) as crowd:
             crowd.ask(asked)
             crowd.progress.wait_for(24)
+            wait_until(lambda: deployment.metrics.num_kept_drafts > 0, "a draft that is right")
             assert crowd.progress.num_open == 2
-            assert deployment.metrics.num_kept_drafts > 0
             deployment.compute[0].kill()
             deployment.compute[0].start()
             answers = crowd.answers()
