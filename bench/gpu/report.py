@@ -57,7 +57,12 @@ class Report:
         return self._parts.get(name, {}).get("go_on_at") or 0
 
     def add(self, name: str, result: PartResult) -> None:
-        """Put what a part found in the place of what it had, or behind it if it has gone on."""
+        """Put what a part found in the place of what it had, or behind it if it has gone on.
+
+        A part that there was no time for keeps what it had.
+        """
+        if result.status == "left out" and name in self._parts:
+            return
         if self.begin_at(name):
             known = self._parts[name]
             result = result.behind(

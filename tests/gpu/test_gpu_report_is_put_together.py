@@ -100,6 +100,14 @@ def test_a_missed_target_is_no_fault_and_time_that_ran_out_is_one(run):
     assert found["failures"] == ["finds: left out: no time was left"]
 
 
+def test_what_a_part_has_found_stays_where_going_on_has_no_time_for_it(run):
+    run(part("raises"))
+    code, found = run(part("raises"), flags=("--continue", "--seconds", "0"))
+    assert code == 1
+    assert found["parts"]["raises"]["values"] == {"suites": {"begun": True}}
+    assert found["failures"] == ["raises: raised: ValueError: no, at the third case"]
+
+
 def test_a_folder_for_the_report_is_made(run, tmp_path):
     out = tmp_path / "not" / "there" / "report.json"
     run(part("finds"), out=out)
