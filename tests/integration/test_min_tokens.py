@@ -118,8 +118,10 @@ def test_over_http_it_is_named_as_vllm_does(deployment):
 
 def test_drafts_change_no_token_of_it(target):
     song = "la " * 40
+    says_one_word = {28: 50}  # whatever an executor's numerics make of the others
     asked = [
-        params(max_tokens=40, min_tokens=17, logit_bias=bias) for bias in (ENDS_AT_ONCE, {}, {2: 9})
+        params(max_tokens=40, min_tokens=17, logit_bias=bias)
+        for bias in (ENDS_AT_ONCE, {}, {2: 9}, says_one_word)
     ]
     found = []
     for tokens in (0, 7):
