@@ -79,18 +79,18 @@ def _plan_experts(
         start = plan.num_bytes
         tensors = [tensor(expert_layout.expert_role(expert, part)) for part in parts]
         mlp = plan.mlp(*tensors)
+        if any(matrix.input_order is not None for matrix in mlp.matrices):
+            raise UnsupportedModelError(
+                tensors[0].path,
+                f"experts whose inputs are sorted (act-order) are not supported: {tensors[0].name}",
+            )
         if first is None:
             first, stride_bytes = mlp, plan.num_bytes - start
         elif mlp != first.moved(expert * stride_bytes):
             raise UnsupportedModelError(
                 tensors[0].path,
-                f"experts of a layer must be stored in one format, {tensors[0].name} and "
-                "the first one's are not",
-            )
-        if any(matrix.input_order is not None for matrix in mlp.matrices):
-            raise UnsupportedModelError(
-                tensors[0].path,
-                f"experts whose inputs are sorted (act-order) are not supported: {tensors[0].name}",
+                "experts of a layer must be stored in one format, the first one and that of "
+                f"{tensors[0].name} are not",
             )
     if first is None:
         raise ValueError("a mixture has at least one expert")
