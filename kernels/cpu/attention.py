@@ -14,6 +14,11 @@ segments' results are folded together in their order. So one long context can be
 threads: an item may ask for one segment only, whose result goes to the *partials*, and
 `merge_attention` folds those. Because everybody folds at the same positions, the bits are the same.
 
+In a layer with a window (`Attention.WINDOW`) an item begins with the super-block in which the
+window of its first token does, and nothing before that sub-block is read. A row whose window begins
+later sees nothing of the first super-blocks, and of a segment before its window at most one, since
+items are shorter than segments: what that adds are exact zeros.
+
 What a row computes depends on its queries and its context alone: no sum runs across rows, tokens a
 row does not see are not added (or, in tile registers, added as exact zeros), and all decisions
 (new maximum, fold) are the row's own. The maximum is a reference, not a result: it is raised only
@@ -35,12 +40,14 @@ from kernels.cpu.attention_context import (
     MERGE_BYTES,
     count_seen,
     find_next,
+    first_seen,
+    first_sub_block,
     first_super_block,
     item_at,
     last_sub_block,
     take_next,
 )
-from kernels.cpu.attention_lowerings import LIMIT, PARTIAL_SUMS_AT, Lowering, lowering
+from kernels.cpu.attention_lowerings import FIRST, LIMIT, PARTIAL_SUMS_AT, Lowering, lowering
 from kernels.cpu.attention_places import Place, word32
 from kernels.cpu.attention_rows import (
     round_row,
@@ -93,6 +100,15 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
         )
         index, head = work // kv_heads, work % kv_heads
         item = item_at(header, index)
+        first_sub = first_sub_block(record, header, word32(item, Item.TOKEN))
+        last = last_sub_block(record, header, item)
+        first_super, end_super = first_super_block(item, first_sub), last // SUB_BLOCKS + 1
+        is_partial = word32(item, Item.SEGMENT) > 0
+        if is_partial:
+            end_super = min(end_super, word32(item, Item.SEGMENT) * SEGMENT)
+            if end_super <= first_super:
+                return
+        is_folded = (end_super - 1) // SEGMENT > first_super // SEGMENT
         first_token, num_tokens = word32(item, Item.TOKEN), word32(item, Item.NUM_TOKENS)
         dim, group = word(record, Attention.HEAD_DIM), num_heads // kv_heads
         padded, rows = (dim + LANES - 1) // LANES * LANES, num_tokens * group
@@ -119,41 +135,45 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
                 round_row(out, padded, queries + r * query_bytes)
             else:
                 copy_padded(row, dim, queries + r * query_bytes)
-            int64_at(states + r * STATE_BYTES)[LIMIT] = word32(item_positions, token) + 1
+            position = word32(item_positions, token)
+            int64_at(states + r * STATE_BYTES)[LIMIT] = position + 1
+            int64_at(states + r * STATE_BYTES)[FIRST] = first_seen(record, position)
         limit = word(states + (rows - 1) * STATE_BYTES, LIMIT)
 
-        last = last_sub_block(record, header, item)
-        first_super, end_super = first_super_block(item), last // SUB_BLOCKS + 1
-        is_partial = word32(item, Item.SEGMENT) > 0
-        if is_partial:
-            end_super = min(end_super, first_super + SEGMENT)
-        is_folded = end_super > SEGMENT and not is_partial
         begin(rows)
         # One turn more than super-blocks: the first only finds where its successor lies.
         for current in range(first_super - 1, end_super):
             if current >= first_super:
                 take_next(record, current, last, places, positions, key_bytes)
-            next_item, next_head, next_super, next_last = item, head, current + 1, last
+            next_item, next_head, next_super = item, head, current + 1
+            next_first, next_last = first_sub, last
             if current + 1 == end_super and neighbour >= 0:
                 next_item, next_head = item_at(header, neighbour // kv_heads), neighbour % kv_heads
-                next_super = first_super_block(next_item)
+                next_first = first_sub_block(record, header, word32(next_item, Item.TOKEN))
+                next_super = first_super_block(next_item, next_first)
                 next_last = last_sub_block(record, header, next_item)
             find_next(
-                record, header, next_item, next_head, next_super, next_last, places, key_bytes
-            )
+                record, header, next_item, next_head, next_super, next_first, next_last, places,
+                key_bytes,
+            )  # fmt: skip
             if current < first_super:
                 continue
-            if current % SEGMENT == 0:
+            if current % SEGMENT == 0 or current == first_super:
                 set_zero(out, room * padded)
                 for r in range(rows):
                     float32_at(states + r * STATE_BYTES)[0] = types.float32(LOWEST)
                     set_zero(states + r * STATE_BYTES + PARTIAL_SUMS_AT, LANES)
-            prepare(places, limit, padded, expanded)
+            prepare(places, word(states, FIRST), limit, padded, expanded)
             for first in range(0, rows, ROW_BLOCK):
                 count = min(ROW_BLOCK, rows - first)
                 block, block_out = states + first * STATE_BYTES, out + 4 * first * padded
-                least = count_seen(places, word(block, LIMIT))
-                most = count_seen(places, word(block + (count - 1) * STATE_BYTES, LIMIT))
+                last_row = block + (count - 1) * STATE_BYTES
+                # What all rows see, and what any of them does, which COUNTS then say.
+                least = count_seen(places, word(last_row, FIRST), word(block, LIMIT))
+                most = count_seen(places, word(block, FIRST), word(last_row, LIMIT))
+                sees_all = least == SUPER_BLOCK_TOKENS and word(last_row, FIRST) <= word(
+                    places, Place.STARTS
+                )
                 int64_at(places)[Place.FETCH + 0] = types.int64(first == 0)
                 scores(
                     count, queries + first * query_bytes, query_bytes, places, padded,
@@ -161,9 +181,8 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
                 )  # fmt: skip
                 for r in range(count):
                     weights(
-                        memory + SCORES_AT + r * SCORE_ROW_BYTES, positions,
-                        least == SUPER_BLOCK_TOKENS, block + r * STATE_BYTES,
-                        block_out + 4 * r * padded, padded, places,
+                        memory + SCORES_AT + r * SCORE_ROW_BYTES, positions, sees_all,
+                        block + r * STATE_BYTES, block_out + 4 * r * padded, padded, places,
                         memory + weights_at + r * weight_bytes,
                     )  # fmt: skip
                 values(count, memory + weights_at, places, padded, block_out, block, least == most)
@@ -172,7 +191,8 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
                 for r in range(rows):
                     fold_row(
                         states + r * STATE_BYTES, out + 4 * r * padded, padded,
-                        sums + r * SUMS_BYTES, folded + 4 * r * padded, current < SEGMENT,
+                        sums + r * SUMS_BYTES, folded + 4 * r * padded,
+                        current // SEGMENT == first_super // SEGMENT,
                     )  # fmt: skip
         end()
         if is_partial:
@@ -269,15 +289,17 @@ def merge_attention(record: int, header: int, chunk: int, num_chunks: int, worke
     for this in range(work * chunk // num_chunks, work * (chunk + 1) // num_chunks):
         merge = word(header, StepWord.ATTENTION_MERGES) + this // num_heads * MERGE_BYTES
         head = this % num_heads
-        first = word32(merge, Merge.FIRST_ITEM)
+        token = word32(merge, Merge.TOKEN)
+        passed = first_sub_block(record, header, token) // (SEGMENT * SUB_BLOCKS)
+        first = word32(merge, Merge.FIRST_ITEM) + passed
         partial = word(record, Attention.PARTIALS) + stride * (first * num_heads + head)
         float32_at(sums)[0] = float32_at(partial)[0]
         float32_at(sums)[1] = float32_at(partial)[1]
         copy_padded(partial + 4 * LANES, padded, out)
-        for _ in range(1, word32(merge, Merge.NUM_ITEMS)):
+        for _ in range(passed + 1, word32(merge, Merge.NUM_ITEMS)):
             partial += stride * num_heads
             top, total = float32_at(partial)[0], float32_at(partial)[1]
             fold(top, total, partial + 4 * LANES, padded, sums, out)
-        row = word32(merge, Merge.TOKEN) * num_heads + head
+        row = token * num_heads + head
         target = word(record, Attention.OUT) + 4 * dim * row
         write_result(out, dim, padded, target, float32_at(sums)[1])

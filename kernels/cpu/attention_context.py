@@ -38,10 +38,8 @@ def table_of(header: int, item: int) -> int:
 
 
 @inlined()
-def last_sub_block(record: int, header: int, item: int) -> int:
-    """Return the sub-block of the item's last token, counted from position 0."""
-    last_token = word32(item, Item.TOKEN) + word32(item, Item.NUM_TOKENS) - 1
-    position = word32(word(header, StepWord.POSITIONS), last_token)
+def sub_block_at(record: int, position: int) -> int:
+    """Return the sub-block of a position, counted from position 0."""
     block = position // word(record, Attention.BLOCK_SIZE)
     within = position - block * word(record, Attention.BLOCK_SIZE)
     sub_block: int = block * sub_blocks_of(record) + within // SUB_BLOCK_TOKENS
@@ -49,24 +47,53 @@ def last_sub_block(record: int, header: int, item: int) -> int:
 
 
 @inlined()
-def first_super_block(item: int) -> int:
-    """Return where an item's part of the context begins."""
-    first: int = max(word32(item, Item.SEGMENT) - 1, 0) * SEGMENT
+def last_sub_block(record: int, header: int, item: int) -> int:
+    """Return the sub-block of the item's last token."""
+    last_token = word32(item, Item.TOKEN) + word32(item, Item.NUM_TOKENS) - 1
+    last: int = sub_block_at(record, word32(word(header, StepWord.POSITIONS), last_token))
+    return last
+
+
+@inlined()
+def first_seen(record: int, position: int) -> int:
+    """Return the first position that a token at `position` sees."""
+    window = word(record, Attention.WINDOW)
+    first: int = max(position - window + 1, 0) if window > 0 else 0
     return first
 
 
 @inlined()
+def first_sub_block(record: int, header: int, token: int) -> int:
+    """Return the first sub-block that a token of the piece sees."""
+    if word(record, Attention.WINDOW) == 0:
+        return 0
+    position = word32(word(header, StepWord.POSITIONS), token)
+    first: int = sub_block_at(record, first_seen(record, position))
+    return first
+
+
+@inlined()
+def first_super_block(item: int, first: int) -> int:
+    """Return where an item's part of the context begins; `first`: the sub-block its window does."""
+    start: int = max(max(word32(item, Item.SEGMENT) - 1, 0) * SEGMENT, first // SUB_BLOCKS)
+    return start
+
+
+@inlined()
 def find_next(
-    record: int, header: int, item: int, head: int, super_block: int, last: int, places: int,
-    key_bytes: int,
+    record: int, header: int, item: int, head: int, super_block: int, first: int, last: int,
+    places: int, key_bytes: int,
 ) -> None:  # fmt: skip
-    """Set NEXT_KEYS and NEXT_VALUES to a super-block of an item; `last`: its last sub-block."""
+    """Set NEXT_KEYS and NEXT_VALUES to a super-block of an item.
+
+    `first`, `last`: the item's sub-blocks. They stand for those before and behind them.
+    """
     words = int64_at(places)
     table, sub_blocks = table_of(header, item), sub_blocks_of(record)
     head_bytes = word(record, Attention.HEAD_BYTES)
     first_block = word(record, Attention.POOL) + head * head_bytes
     for j in range(SUB_BLOCKS):
-        sub_block = min(super_block * SUB_BLOCKS + j, last)
+        sub_block = min(max(super_block * SUB_BLOCKS + j, first), last)
         block, within = sub_block, 0
         if sub_blocks > 1:
             block = sub_block // sub_blocks
@@ -100,12 +127,16 @@ def take_next(
 
 
 @inlined()
-def count_seen(places: int, limit: int) -> int:
-    """Set Place.COUNTS to what a row sees that sees positions below `limit`; return the sum."""
+def count_seen(places: int, first: int, limit: int) -> int:
+    """Set Place.COUNTS for a row that sees positions from `first` to below `limit`.
+
+    Returns their sum. Of a sub-block in which `first` lies the tokens before it count too.
+    """
     words = int64_at(places)
     total = 0
     for j in range(SUB_BLOCKS):
-        seen = min(max(limit - words[Place.STARTS + j], 0), words[Place.SIZES + j])
+        start, size = words[Place.STARTS + j], words[Place.SIZES + j]
+        seen = min(max(limit - start, 0), size) if first < start + size else 0
         words[Place.COUNTS + j] = seen
         total += seen
     return total

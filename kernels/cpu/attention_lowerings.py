@@ -4,14 +4,15 @@ A `Lowering` is the functions that attention is made of (`kernels.cpu.attention`
 compiled code:
 
     begin(rows)                                                             before an item
-    prepare(places, limit, dim, memory)                                     once a super-block
+    prepare(places, first, limit, dim, memory)                              once a super-block
     scores(rows, queries, stride, places, dim, out)                         once a row block
     weights(scores, positions, sees_all, state, out, dim, places, weights)  once a row
     values(rows, weights, places, dim, out, states, is_same)                once a row block
     end()                                                                   after an item
 
-`limit`: end of what the item's last token sees. `memory`: room for a super-block in bfloat16.
-`is_same`: whether all rows see the same of the super-block; Place.COUNTS says what.
+`first`, `limit`: from where the item's first token sees, and to where its last one does. `memory`:
+room for a super-block in bfloat16. `is_same`: whether Place.COUNTS is the same for all rows;
+otherwise it is what any of them sees.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from kernels.cpu.kv_layout import SUB_BLOCK_TOKENS, VALUE_BYTES
 
 LIMIT: Final = 1
 """Word of a row's state: it sees positions below."""
+FIRST: Final = 2
+"""Word of a row's state: and none before this one."""
 PARTIAL_SUMS_AT: Final = 64
 
 
@@ -109,8 +112,9 @@ def _vector_functions(tiles: FloatTiles, *, to_pairs: bool) -> tuple[Any, Any]:
             end = min(rows, r + TILE_ROWS)
             if not is_same:
                 # Rows of one token see the same, and rows of another something else.
-                limit = word(states + r * STATE_BYTES, LIMIT)
-                count_seen(places, limit)
+                state = states + r * STATE_BYTES
+                limit = word(state, LIMIT)
+                count_seen(places, word(state, FIRST), limit)
                 stop = r + 1
                 while stop < end and word(states + stop * STATE_BYTES, LIMIT) == limit:
                     stop += 1
@@ -132,7 +136,7 @@ def _nothing() -> None:
 
 
 @inlined()
-def _leave_in_place(places: int, limit: int, dim: int, memory: int) -> None:
+def _leave_in_place(places: int, first: int, limit: int, dim: int, memory: int) -> None:
     """Do nothing: K and V are read where they lie."""
 
 
@@ -141,9 +145,9 @@ def _expansion(dtype: str) -> Any:  # noqa: ANN401 - Numba's objects
     widen = WIDEN[dtype]
 
     @inlined()
-    def expand(places: int, limit: int, dim: int, memory: int) -> None:
+    def expand(places: int, first: int, limit: int, dim: int, memory: int) -> None:
         words = int64_at(places)
-        count_seen(places, limit)
+        count_seen(places, first, limit)
         size = 2 * SUB_BLOCK_TOKENS * dim
         for j in range(SUB_BLOCKS):
             out = memory + 2 * j * size
@@ -156,10 +160,13 @@ def _expansion(dtype: str) -> Any:  # noqa: ANN401 - Numba's objects
 
 
 @inlined()
-def _hide_unseen(places: int, limit: int, dim: int, memory: int) -> None:
-    """Replace the V of sub-blocks with tokens that no row sees by copies with zeros there."""
+def _hide_unseen(places: int, first: int, limit: int, dim: int, memory: int) -> None:
+    """Replace the V of sub-blocks with tokens that nobody has written by copies with zeros there.
+
+    Those before a window have been written.
+    """
     words = int64_at(places)
-    count_seen(places, limit)
+    count_seen(places, first, limit)
     size = 2 * SUB_BLOCK_TOKENS * dim
     for j in range(SUB_BLOCKS):
         seen = words[Place.COUNTS + j]

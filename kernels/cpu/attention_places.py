@@ -39,7 +39,8 @@ class Place(IntEnum):
     """Address of K. Sub-blocks behind the last one repeat it: their scores are never used."""
     VALUES = 4
     COUNTS = 8
-    """Tokens of the sub-block that all rows at hand see: the first COUNTS of them."""
+    """Tokens of the sub-block to add: the first COUNTS of them; weights of those before a window
+    are 0."""
     KEY_SCALES = 12
     """Pools of eight bits: address of the scales of K, and of V."""
     VALUE_SCALES = 16

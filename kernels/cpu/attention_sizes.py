@@ -17,8 +17,8 @@ PLACE_WORDS: Final = 40
 SEGMENT: Final = 16
 """Super-blocks of a segment: 1024 tokens where B is a multiple of 16."""
 STATE_BYTES: Final = 128
-"""Of a row: a cache line with its maximum (float32) and `LIMIT` (int64), then 16 partial sums of
-its weights (float32)."""
+"""Of a row: a cache line with its maximum (float32), `LIMIT` and `FIRST` (int64), then 16 partial
+sums of its weights (float32)."""
 SUMS_BYTES: Final = 64
 """Of a row: maximum and sum of weights of the segments before, a cache line."""
 # Scratch memory of a worker: parts of fixed size, then parts that grow with rows and D'.

@@ -51,10 +51,11 @@ def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba
     """Return void(scores, positions, sees_all, state, out, dim, places, weights), for one row.
 
     scores: float32 [64], in powers of 2. positions: int32 [64] of the super-block's tokens;
-    sees_all: whether the row sees all of them. state: the row's (`STATE_BYTES` in
-    `kernels.cpu.attention_lowerings`). out: float32 [D'], the results so far. weights: [64],
-    float32, or bfloat16 where `to_pairs`; 0 for tokens the row does not see. `scaled`: pools of
-    eight bits; scores are multiplied by K's scales, and weights, but not their sum, by V's.
+    sees_all: whether the row sees all of them, and not those from its FIRST to below its LIMIT.
+    state: the row's (`STATE_BYTES` in `kernels.cpu.attention_lowerings`). out: float32 [D'], the
+    results so far. weights: [64], float32, or bfloat16 where `to_pairs`; 0 for tokens the row does
+    not see. `scaled`: pools of eight bits; scores are multiplied by K's scales, and weights, but
+    not their sum, by V's.
     """
     coefficients = SHORT_POWER_COEFFICIENTS if to_pairs else POWER_COEFFICIENTS
 
@@ -63,13 +64,17 @@ def row_weights(*, to_pairs: bool, scaled: bool) -> Any:  # noqa: ANN401 - Numba
         out: Value, dim: Value, places: Value, weights: Value,
     ) -> None:  # fmt: skip
         def masks() -> list[Value]:
-            limit = load(builder, offset(builder, state, 8), I64, align=8)
-            limits = broadcast(builder, builder.trunc(limit, I32))
+            limit, first = (load(builder, offset(builder, state, at), I64, 8) for at in (8, 16))
+            size = broadcast(builder, builder.trunc(builder.sub(limit, first), I32))
+            first = broadcast(builder, builder.trunc(first, I32))
             vectors = (
                 load(builder, offset(builder, positions, VECTOR_BYTES * j), I32X, VECTOR_BYTES)
                 for j in range(SUB_BLOCKS)
             )
-            return [builder.icmp_signed("<", vector, limits) for vector in vectors]
+            # Those before the first become large numbers.
+            return [
+                builder.icmp_unsigned("<", builder.sub(vector, first), size) for vector in vectors
+            ]
 
         def body(seen: list[Value] | None) -> None:
             lanes = []

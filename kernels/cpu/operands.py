@@ -160,6 +160,8 @@ class Attention(IntEnum):
     PARTIALS = 11
     """float32 [I, H, 16 + D']: maximum, sum of weights and, from 16, weighted V of the items that
     are segments. 64-byte aligned; not used where no item is one."""
+    WINDOW = 12
+    """Positions that a token sees, the last ones up to its own; 0: all."""
 
 
 class Item(IntEnum):
@@ -170,7 +172,8 @@ class Item(IntEnum):
     TABLE = 2
     """Row of the block tables."""
     SEGMENT = 3
-    """0: the whole context. s + 1: segment s only, of one token; the result is a partial."""
+    """0: the whole context. s + 1: segment s only, of one token; the result is a partial. There is
+    none of a segment before the window."""
 
 
 class Merge(IntEnum):
@@ -179,7 +182,7 @@ class Merge(IntEnum):
     TOKEN = 0
     FIRST_ITEM = 1
     NUM_ITEMS = 2
-    """Items of the token's segments, in their order."""
+    """Items of the token's segments, in their order, from segment 0 on."""
 
 
 class Routing(IntEnum):

@@ -4,6 +4,8 @@ A batch is a flat list of tokens. Token t belongs to row `token_rows[t]` and att
 0 to `positions[t]` of that row, whose keys and values lie where the row's block table says:
 position p in block `block_tables[row, p // B]` at offset p % B. A decode row is a row with one
 token, a prefill row has many; nothing here can tell them apart. (Kwon et al. 2023, PagedAttention.)
+With a window of W it attends to the last W of those positions, its own among them. (Beltagy et al.
+2020, Longformer; Jiang et al. 2023, Mistral 7B.)
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ def paged_attention(
     first_item: int,
     end_item: int,
     out: Float32Array,
+    window: int | None = None,
 ) -> None:
     """Write softmax(scale · q·Kᵀ)·V of some work items to their places in `out`.
 
@@ -33,17 +36,20 @@ def paged_attention(
 
     `q`, `out`: [T, H, D], H a multiple of G. `kv_pool`: [N, L, 2, G, B, D], K and V of all
     positions already written. `block_tables`: [S, M], read up to the block of the token's position.
-    `token_rows`, `positions`: [T]. Slots past a token's position are never read: they may hold NaN.
+    `token_rows`, `positions`: [T]. Slots past a token's position are never read, nor are blocks
+    that lie before its window, of `window` positions (None: all): they may hold NaN.
     """
     num_kv_heads, block_size = kv_pool.shape[3:5]
     group = q.shape[1] // num_kv_heads
     for item in range(first_item, end_item):
         token, kv_head = divmod(item, num_kv_heads)
         length = int(positions[token]) + 1
-        num_blocks = -(-length // block_size)
-        blocks = block_tables[token_rows[token], :num_blocks]
+        first = 0 if window is None else max(length - window, 0)
+        first_block, end_block = first // block_size, -(-length // block_size)
+        blocks = block_tables[token_rows[token], first_block:end_block]
+        seen = slice(first - first_block * block_size, length - first_block * block_size)
         keys, values = (
-            kv_pool[blocks, layer, which, kv_head].reshape(num_blocks * block_size, -1)[:length]
+            kv_pool[blocks, layer, which, kv_head].reshape(len(blocks) * block_size, -1)[seen]
             for which in (0, 1)
         )
         heads = slice(kv_head * group, (kv_head + 1) * group)

@@ -70,11 +70,15 @@ def run_chunks(
 
 @dataclass
 class Setting:
-    """A pool and the shape of a model; `data` may be filled with anything before it is used."""
+    """A pool and the shape of a model; `data` may be filled with anything before it is used.
+
+    `window`: of the layer; 0: none.
+    """
 
     layout: KvLayout
     num_heads: int
     num_blocks: int
+    window: int = 0
     keep: list[Array] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -177,7 +181,7 @@ class Setting:
             (Attention.BLOCK_BYTES, layout.block_bytes), (Attention.HEAD_BYTES, layout.head_bytes),
             (Attention.BLOCK_SIZE, layout.block_size), (Attention.HEAD_DIM, layout.head_dim),
             (Attention.NUM_HEADS, self.num_heads), (Attention.NUM_KV_HEADS, layout.num_kv_heads),
-            (Attention.PARTIALS, partials.ctypes.data),
+            (Attention.PARTIALS, partials.ctypes.data), (Attention.WINDOW, self.window),
         ):  # fmt: skip
             record[word] = value
         total = len(items) * layout.num_kv_heads
@@ -229,13 +233,13 @@ def frequencies_of(head_dim: int) -> Array:
 
 def make_case(
     dtype: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int,
-    lengths: list[int],
+    lengths: list[int], window: int = 0,
 ) -> Case:  # fmt: skip
     """Write random sequences into shuffled blocks of a pool that is full of NaN."""
     random = np.random.default_rng([num_heads, num_kv_heads, head_dim, block_size, *lengths])
     layout = KvLayout(dtype, 2, num_kv_heads, block_size, head_dim)
     counts = [-(-length // block_size) for length in lengths]
-    setting = Setting(layout, num_heads, sum(counts) + 3)
+    setting = Setting(layout, num_heads, sum(counts) + 3, window)
     blocks = random.permutation(setting.num_blocks)
     tables = np.full((len(lengths), max(counts) + 1), UNUSED_BLOCK, np.int32)
     for row, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
@@ -259,7 +263,7 @@ def make_case(
     expected = np.empty_like(rotated)
     paged_attention(
         rotated, held, LAYER, tables, rows, positions.astype(np.int32), head_dim**-0.5, 0,
-        len(positions) * num_kv_heads, expected,
+        len(positions) * num_kv_heads, expected, window or None,
     )  # fmt: skip
     return Case(setting, tables, lengths, positions, queries, expected.reshape(len(positions), -1))
 
@@ -290,7 +294,10 @@ def digests(dtypes: list[str]) -> dict[str, list[Any]]:
         digest, error = hashlib.sha256(), 0.0
         if dtype in WIDEN:
             digest.update(codes_widened(dtype).tobytes())
-        for shape in [(9, 3, 64, 16, [1, 17, 130]), (4, 4, 40, 24, [100]), (8, 1, 80, 8, [1100])]:
+        for shape in [
+            (9, 3, 64, 16, [1, 17, 130]), (4, 4, 40, 24, [100]), (8, 1, 80, 8, [1100]),
+            (9, 3, 64, 16, [2300], 1050),
+        ]:  # fmt: skip
             case = make_case(dtype, *shape)
             result = case.attend(case.all_spans(), chunks=3)
             digest.update(case.queries.tobytes() + case.setting.data.tobytes() + result.tobytes())
