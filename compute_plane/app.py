@@ -98,6 +98,8 @@ class ComputePlane:
                 gpu_memory_limit=config.gpu_memory_limit_bytes,
             ),
         )
+        if built.context_length is not None:
+            spec = replace(spec, context_length=built.context_length)
         limits = SlotLimits(
             max_slots=config.max_slots,
             max_rows=config.max_rows,
@@ -132,7 +134,7 @@ class ComputePlane:
         self._executor = built.executor
         self._sessions = SessionLedger()
         self._device = DeviceThread(built.executor, SlotTable(limits), self._sessions, on_fault)
-        assets = SIMPLE_ASSETS if model is None else _assets(model)
+        assets = SIMPLE_ASSETS if model is None else _assets(model, spec.context_length)
         self._servicer = ComputeServicer(facts, assets, self._device, self._sessions)
         self._server = PlaneServer(self._servicer, config.listen_address, tls)
         log.info(
@@ -188,7 +190,7 @@ def _load_model(config: ComputePlaneConfig) -> LoadedModel:
     return load_model(config.model, locate_unchecked)
 
 
-def _assets(model: LoadedModel) -> PlaneAssets:
+def _assets(model: LoadedModel, context_length: int) -> PlaneAssets:
     assets = model.assets
     return PlaneAssets(
         tokenizer_json=assets.tokenizer_json,
@@ -198,6 +200,6 @@ def _assets(model: LoadedModel) -> PlaneAssets:
         eos_token_ids=assets.eos_token_ids,
         pad_token_id=assets.pad_token_id,
         add_bos_token=assets.add_bos_token,
-        context_length=assets.context_length,
+        context_length=context_length,
         model_name=assets.model_name,
     )

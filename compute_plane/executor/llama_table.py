@@ -292,6 +292,7 @@ class LlamaTable:
             Attention.NUM_HEADS: spec.num_heads,
             Attention.NUM_KV_HEADS: spec.num_kv_heads,
             Attention.PARTIALS: self._partials,
+            Attention.WINDOW: spec.window_of(self._first_layer + index) or 0,
         }
         return [
             self.table.add(ATTENTION[layout.dtype], StepWord.ATTENTION_CHUNKS, operands),

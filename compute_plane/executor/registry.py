@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,7 @@ from compute_plane.errors import DeviceUnavailableError, ExecutorLoadError
 from compute_plane.executor.interface import GPUExecutor
 from compute_plane.memory.sizing import BlockDemand, host_memory, size_in_host_memory
 from compute_plane.model.spec import ModelSpec
+from compute_plane.model.windows import without_windows
 from planes.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 MAX_POOL_BYTES_PER_TOKEN: Final = 4
 """Of the simulated executor's pool: one int32 a token."""
 
+COMPUTES_WINDOWS: Final = frozenset({"cpu"})
+"""Executors in which a layer may have a window; with the others contexts end where one would."""
+
 log = structlog.get_logger()
 
 
@@ -35,6 +39,7 @@ log = structlog.get_logger()
 class ExecutorContext:
     """What a factory may build an executor from.
 
+    `spec`: an executor of one's own gets it without windows, contexts being no longer than those.
     `model`: the loaded model, whose `source` has the weights as they are stored, each decoded by
     `to_float32()`; None if the executor needs none. `dtype`, `kv_cache_dtype`, `instruction_set`:
     as configured, `auto` included. `max_tokens`: of one batch. `kernel_cache`: where machine code
@@ -84,6 +89,7 @@ class BuiltExecutor:
     `dtype`: what it computes in; empty: what was configured. `num_host_blocks`: of its host pool.
     `num_blocks`: of its pool; None: as many as the context says.
     `tells_prompts_apart`: as in Describe. `device`: what it runs on, where it is not the processor.
+    `context_length`: how many positions it computes exactly; None: as many as the model has.
     """
 
     name: str
@@ -97,13 +103,21 @@ class BuiltExecutor:
     tells_prompts_apart: bool = False
     device: DeviceDescription | None = None
     num_blocks: int | None = None
+    context_length: int | None = None
 
 
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
     """Build the executor called `name`. Raises ConfigError families, ExecutorLoadError."""
-    if name in BUILT_IN:
-        return BUILT_IN[name](context)
-    return _build_custom(name, context)
+    if name not in COMPUTES_WINDOWS:
+        context = _without_windows(context)
+    built = BUILT_IN[name](context) if name in BUILT_IN else _build_custom(name, context)
+    return replace(built, context_length=context.spec.context_length)
+
+
+def _without_windows(context: ExecutorContext) -> ExecutorContext:
+    spec = without_windows(context.spec)
+    model = None if context.model is None else replace(context.model, spec=spec)
+    return replace(context, spec=spec, model=model)
 
 
 def _build_simulated(context: ExecutorContext) -> BuiltExecutor:

@@ -26,5 +26,4 @@ class ModelAssets:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
     add_bos_token: bool
-    context_length: int
     model_name: str

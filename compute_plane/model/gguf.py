@@ -9,10 +9,11 @@ import numpy as np
 
 from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.exact_context import within_original, within_window
+from compute_plane.model.exact_context import within_original
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.gguf_rope import read_rope_scaling
+from compute_plane.model.gguf_windows import SLIDING_WINDOW, read_windows
 from compute_plane.model.mapped_file import forget_pages
 from compute_plane.model.mixture import gguf_intermediate_size, gguf_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
@@ -20,14 +21,12 @@ from compute_plane.model.spec import (
     ARCHITECTURES,
     MAX_LAYERS,
     ModelSpec,
-    RopeScaling,
     scaled_context_length,
 )
 from compute_plane.model.tensor import RawTensor
+from compute_plane.model.windows import with_windows
 
 PHI3 = "phi3"
-PHI3_WINDOW = 2047
-"""Of Phi-3 models of 4096 positions whose files were made before there was a key for it."""
 SMOLLM3 = "smollm3"
 SMOLLM3_INTERVAL = 4
 """Every so many layers of a SmolLM3 one has no rotary positions; its files do not say so."""
@@ -88,7 +87,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         head_dim=head_dim,
         hidden_size=hidden_size,
         intermediate_size=gguf_intermediate_size(keys, prefix, mixture),
-        context_length=_context_length(file, keys, prefix, context_length, scaling),
+        context_length=within_original(scaled_context_length(context_length, scaling), scaling),
         rope_theta=10000.0 if rope_theta is None else rope_theta,
         rope_scaling=scaling,
         rms_norm_eps=keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
@@ -99,6 +98,10 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         layers_without_rope=_layers_without_rope(keys, architecture, min(num_layers, MAX_LAYERS)),
         mixture=mixture,
     )
+    window, layers = read_windows(
+        file.path, keys, prefix, min(num_layers, MAX_LAYERS), context_length
+    )
+    spec = with_windows(file.path, spec, window, layers, prefix + SLIDING_WINDOW)
     if ARCHITECTURES[architecture].has_multipliers:
         spec = with_multipliers(file.path, spec, _multipliers(keys, prefix))
     _refuse_variants(file, keys, prefix)
@@ -223,22 +226,6 @@ def _multipliers(keys: GgufMetadata, prefix: str) -> Multipliers:
         attention=keys.number(prefix + ATTENTION_SCALE) or None,
         logits=keys.number(prefix + LOGIT_SCALE) or 1.0,
     )
-
-
-def _context_length(
-    file: GgufFile,
-    keys: GgufMetadata,
-    prefix: str,
-    context_length: int,
-    scaling: RopeScaling | None,
-) -> int:
-    """Return how many positions are computed exactly."""
-    key = prefix + "attention.sliding_window"
-    window = keys.integer(key) or None  # 0: none
-    if prefix == f"{PHI3}." and context_length == 4096 and not keys.has(key):
-        window = PHI3_WINDOW
-    length = within_original(scaled_context_length(context_length, scaling), scaling)
-    return within_window(file.path, length, window, key)
 
 
 def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:

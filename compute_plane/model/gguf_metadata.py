@@ -71,6 +71,22 @@ class GgufMetadata:
             raise ModelFileError(self._file.path, f"{key} must be a bool of 0 or 1, got {byte}")
         return bool(byte)
 
+    def is_array(self, key: str) -> bool:
+        """Tell whether a key that the file has is an array."""
+        return self._file.values[key].is_array
+
+    def booleans(self, key: str, max_count: int) -> list[bool] | None:
+        """Return an array of truth values."""
+        value = self._value(key, frozenset((_BOOL,)), "an array of bools", is_array=True)
+        if value is None:
+            return None
+        self._check_count(key, value, max_count)
+        stored = self._file.buffer[value.offset : value.offset + value.count]
+        wrong = next((byte for byte in stored if byte > 1), None)
+        if wrong is not None:
+            raise ModelFileError(self._file.path, f"{key} must be bools of 0 or 1, got {wrong}")
+        return [bool(byte) for byte in stored]
+
     def text(self, key: str, max_bytes: int = 1024) -> str | None:
         """Return a string of at most `max_bytes` bytes of UTF-8."""
         value = self._value(key, frozenset((STRING,)), "a string", is_array=False)

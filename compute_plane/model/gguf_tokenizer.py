@@ -70,7 +70,6 @@ def read_gguf_assets(file: GgufFile, spec: ModelSpec) -> ModelAssets:
         eos_token_ids=_end_tokens(file, keys, vocab, types),
         pad_token_id=_token_id(file, keys, "tokenizer.ggml.padding_token_id", len(tokens)),
         add_bos_token=add_bos,
-        context_length=spec.context_length,
         model_name=spec.name[:MAX_MODEL_NAME_BYTES],
     )
 

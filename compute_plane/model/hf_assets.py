@@ -61,7 +61,6 @@ def read_hf_assets(directory: Path, config: JsonObject, spec: ModelSpec) -> Mode
         eos_token_ids=tuple(dict.fromkeys(ends)),
         pad_token_id=special("pad"),
         add_bos_token=_adds_bos(settings, tokenizer, bos),
-        context_length=spec.context_length,
         model_name=spec.name,
     )
 

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.exact_context import within_original, within_window
+from compute_plane.model.exact_context import within_original
 from compute_plane.model.hf_rope import rope_scaling, rope_theta, rotary_share
+from compute_plane.model.hf_windows import (
+    FULL_ATTENTION,
+    MISTRAL,
+    MIXTRAL,
+    PHI3,
+    SMOLLM3,
+    read_windows,
+)
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.mixture import QWEN3_MOE, config_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
@@ -15,29 +23,20 @@ from compute_plane.model.spec import (
     ARCHITECTURES,
     MAX_LAYERS,
     ModelSpec,
-    RopeScaling,
     scaled_context_length,
 )
+from compute_plane.model.windows import with_windows
 
-MISTRAL = "mistral"
 LLAMA = "llama"
-PHI3 = "phi3"
-SMOLLM3 = "smollm3"
 GRANITE = "granite"
 GRANITE4 = "granitemoehybrid"
 GRANITE_MOE = "granitemoe"
-MIXTRAL = "mixtral"
 SHARED_SIZE = 1024
 """Of the MLP of a Granite 4 that does not say it."""
 EXPERTS = 8
 """Of a Granite 4 that does not say how many it has."""
 NO_ROPE_INTERVAL = 4
 """Every so many layers of a SmolLM3 one has no rotary positions, unless it says otherwise."""
-SLIDING_WINDOW = 4096
-"""What a configuration means that has windows and does not say how long they are."""
-MAX_WINDOW_LAYERS = 28
-"""From which layer on a Qwen has windows that does not say so."""
-FULL_ATTENTION = "full_attention"
 ATTENTION = ("attention", FULL_ATTENTION)
 
 
@@ -111,7 +110,7 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         head_dim=head_dim,
         hidden_size=hidden_size,
         intermediate_size=_intermediate_size(config, model_type),
-        context_length=_context_length(config, model_type, context_length, scaling),
+        context_length=within_original(scaled_context_length(context_length, scaling), scaling),
         rope_theta=rope_theta(config, kind.rope_theta),
         rope_scaling=scaling,
         rms_norm_eps=config.number("rms_norm_eps", kind.rms_norm_eps),
@@ -123,6 +122,10 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         mixture=config_mixture(config, model_type),
     )
     _refuse_variants(config, model_type)
+    window, layers = read_windows(
+        config, model_type, min(num_layers, MAX_LAYERS), spec.layers_without_rope
+    )
+    spec = with_windows(config.path, spec, window, layers, "sliding_window")
     if ARCHITECTURES[kind.architecture].has_multipliers:
         spec = with_multipliers(config.path, spec, _multipliers(config))
     return spec
@@ -200,38 +203,6 @@ def _layers_without_rope(config: JsonObject, model_type: str, num_layers: int) -
             config.path, f"no_rope_layers must be 0 or 1 for each of {num_layers} layers"
         )
     return frozenset(layer for layer in range(num_layers) if not turns[layer])
-
-
-def _context_length(
-    config: JsonObject, model_type: str, context_length: int, scaling: RopeScaling | None
-) -> int:
-    length = within_original(scaled_context_length(context_length, scaling), scaling)
-    if not _has_windows(config, model_type):
-        return length
-    given = config.has("sliding_window")
-    window = config.optional_integer("sliding_window") if given else SLIDING_WINDOW
-    return within_window(config.path, length, window, "sliding_window")
-
-
-def _has_windows(config: JsonObject, model_type: str) -> bool:
-    """Tell whether any layer has a window.
-
-    Llama and Granite have none, Mistral has them unless it says not, Phi-3 and Mixtral if they say
-    how long they are, the others in the layers they say.
-    """
-    if model_type in (PHI3, MIXTRAL):
-        return config.has("sliding_window")
-    if model_type in (LLAMA, MISTRAL, GRANITE, GRANITE4, GRANITE_MOE):
-        return model_type == MISTRAL
-    if not config.boolean("use_sliding_window"):
-        return False
-    kinds = config.raw("layer_types")
-    if isinstance(kinds, list):
-        return any(kind != FULL_ATTENTION for kind in kinds)
-    if model_type in (SMOLLM3, QWEN3_MOE):  # those without rotary positions; all
-        return True
-    first = config.integer("max_window_layers", MAX_WINDOW_LAYERS)
-    return first < config.integer("num_hidden_layers")
 
 
 def _refuse_variants(config: JsonObject, model_type: str) -> None:

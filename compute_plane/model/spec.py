@@ -193,8 +193,8 @@ class ModelSpec:
     (None: one MLP), no biases but those of the architecture (a model with others is refused when it
     is read).
 
-    `architecture`: one of ARCHITECTURES; "llama" also for Mistral models, which are the same within
-    their sliding window. `head_dim`: need not be hidden_size / num_heads. `intermediate_size`: of
+    `architecture`: one of ARCHITECTURES; "llama" also for Mistral models, which are the same but
+    for their windows. `head_dim`: need not be hidden_size / num_heads. `intermediate_size`: of
     the MLP, or of each expert. `context_length`: how many positions are computed exactly.
     `tie_embeddings`: the embedding is also the output matrix. `num_parameters`: tied matrices count
     once. `weight_format`: the storage format that holds most parameters, such as "Q4_1" or "BF16".
@@ -202,7 +202,8 @@ class ModelSpec:
     ones in a Hugging Face file; None: all. `layers_without_rope`: in which no head turns.
     `embedding_scale`: what rows of the embedding are multiplied by. `score_scale`: what scores are;
     None: 1/√head_dim. `logits_scale`: what logits are. (`compute_plane.model.multipliers`, which
-    changes `rms_norm_eps` too.)
+    changes `rms_norm_eps` too.) `window`: how many positions a token sees in `layers_with_window`,
+    the last ones up to its own (`compute_plane.model.windows`).
     """
 
     name: str
@@ -227,6 +228,12 @@ class ModelSpec:
     score_scale: float | None = None
     logits_scale: float = 1.0
     mixture: Mixture | None = None
+    window: int | None = None
+    layers_with_window: frozenset[int] = frozenset()
+
+    def window_of(self, layer: int) -> int | None:
+        """Return how many positions a token sees in a layer; None: all up to its own."""
+        return self.window if layer in self.layers_with_window else None
 
     @property
     def has_qkv_bias(self) -> bool:

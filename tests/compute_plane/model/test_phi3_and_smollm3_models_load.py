@@ -88,15 +88,16 @@ def test_a_fused_matrix_of_another_shape_and_one_in_parts_are_named(tiny, tmp_pa
 
 
 CONTEXTS = {
-    "none": ({}, 512),
-    "a window": ({"sliding_window": 300}, 300),
-    "no window": ({"sliding_window": None}, 512),
+    "none": ({}, 512, None),
+    "a window": ({"sliding_window": 300}, 512, 300),
+    "no window": ({"sliding_window": None}, 512, None),
     "long factors": (
         {
             "rope_scaling": {"type": "su", "short_factor": [1] * 8, "long_factor": [2.0] * 8},
             "original_max_position_embeddings": 128,
         },
         128,
+        None,
     ),
     "both": (
         {
@@ -104,33 +105,34 @@ CONTEXTS = {
             "original_max_position_embeddings": 128,
             "sliding_window": 100,
         },
+        128,
         100,
     ),
 }
 
 
 @pytest.mark.parametrize("what", CONTEXTS)
-def test_contexts_of_phi3_end_where_what_is_computed_would_change(tiny, tmp_path, what):
-    config, length = CONTEXTS[what]
+def test_contexts_of_phi3_end_where_positions_would_turn_otherwise(tiny, tmp_path, what):
+    config, length, window = CONTEXTS[what]
     spec = load_model(str(tiny.directory(tmp_path / "m", phi3(tiny), config=config))).spec
-    assert spec.context_length == length
+    assert (spec.context_length, spec.window) == (length, window)
     assert isinstance(spec.rope_scaling, LongRopeScaling) == ("rope_scaling" in config)
 
 
 def test_a_file_of_phi3_from_before_windows_were_written_has_the_one_its_model_has(tiny, tmp_path):
-    def said(name: str, context_length: int, **keys: int) -> int:
+    def said(name: str, context_length: int, **keys: int) -> int | None:
         def change(writer):
             writer.kv_data[0]["phi3.context_length"].value = context_length
             for key, value in keys.items():
                 writer.add_uint32(f"phi3.attention.{key}", value)
 
         path = tiny.gguf(tmp_path / f"{name}.gguf", phi3(tiny), change=change)
-        return load_model(str(path)).spec.context_length
+        return load_model(str(path)).spec.window
 
     assert said("old", 4096) == 2047
-    assert said("none", 4096, sliding_window=0) == 4096
+    assert said("none", 4096, sliding_window=0) is None
     assert said("own", 4096, sliding_window=1000) == 1000
-    assert said("longer", 8192) == 8192
+    assert said("longer", 8192) is None
 
 
 def test_long_factors_of_a_gguf_file_are_read_with_what_goes_with_them(tiny, tmp_path):
@@ -242,8 +244,9 @@ def test_what_a_configuration_of_smollm3_says_and_cannot_be_is_named(tiny, tmp_p
         load_model(str(tiny.directory(tmp_path / "m", model, config=config)))
 
 
-def test_windows_of_smollm3_end_contexts(tiny, tmp_path):
-    model = tiny.model(architecture="smollm3")
-    config = {"use_sliding_window": True, "sliding_window": 100}
+@pytest.mark.parametrize(("window", "layers"), [(100, {1, 3}), (None, set())])
+def test_windows_of_smollm3_are_in_layers_without_rotary_positions(tiny, tmp_path, window, layers):
+    model = tiny.model(architecture="smollm3", num_layers=4)
+    config = {"use_sliding_window": True, "no_rope_layer_interval": 2, "sliding_window": window}
     spec = load_model(str(tiny.directory(tmp_path / "m", model, config=config))).spec
-    assert spec.context_length == 100
+    assert (spec.window, spec.layers_with_window) == (window, layers)

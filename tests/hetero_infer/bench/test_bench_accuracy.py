@@ -161,7 +161,6 @@ def tiny_model() -> LoadedModel:
         eos_token_ids=(2,),
         pad_token_id=None,
         add_bos_token=True,
-        context_length=SPEC.context_length,
         model_name=SPEC.name,
     )
     return LoadedModel(SPEC, assets, source_of(TensorFormat.Q8_0), Path("memory"), None)

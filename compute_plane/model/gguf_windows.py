@@ -1,0 +1,54 @@
+"""The windows of attention that a GGUF file describes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from compute_plane.model.errors import ModelFileError
+from compute_plane.model.gguf_metadata import GgufMetadata
+from compute_plane.model.spec import MAX_LAYERS
+
+SLIDING_WINDOW: Final = "attention.sliding_window"
+PATTERN: Final = "attention.sliding_window_pattern"
+PHI3: Final = "phi3."
+PHI3_WINDOW: Final = 2047
+"""Of Phi-3 models of 4096 positions whose files were made before there was a key for it."""
+
+
+def read_windows(
+    path: Path, keys: GgufMetadata, prefix: str, num_layers: int, context_length: int
+) -> tuple[int | None, Collection[int]]:
+    """Return how many positions a token sees, None for all, and the layers in which that is so.
+
+    A window of 0 is none. All layers have it, unless a pattern says which: whether each has, or a
+    period, of which the last layer has none. `context_length`: the file's. Raises ModelFileError.
+    """
+    window = keys.integer(prefix + SLIDING_WINDOW) or None
+    if prefix == PHI3 and context_length == 4096 and not keys.has(prefix + SLIDING_WINDOW):
+        window = PHI3_WINDOW
+    if window is None or not keys.has(prefix + PATTERN):
+        return window, range(num_layers)
+    return window, _layers_of_pattern(path, keys, prefix + PATTERN, num_layers)
+
+
+def _layers_of_pattern(
+    path: Path, keys: GgufMetadata, key: str, num_layers: int
+) -> Collection[int]:
+    if keys.is_array(key):
+        each = keys.booleans(key, MAX_LAYERS)
+        if each is None or len(each) != num_layers:
+            raise ModelFileError(
+                path, f"{key} must have an element for each of {num_layers} layers"
+            )
+        return [layer for layer, has_window in enumerate(each) if has_window]
+    period = keys.require_integer(key)
+    if period < 0:
+        raise ModelFileError(path, f"{key} must be at least 0, got {period}")
+    return layers_of_period(period, num_layers)
+
+
+def layers_of_period(period: int, num_layers: int) -> list[int]:
+    """Return all layers but every `period`-th; all for 0."""
+    return [layer for layer in range(num_layers) if period == 0 or (layer + 1) % period]

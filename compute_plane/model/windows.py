@@ -1,0 +1,51 @@
+"""Windows of attention: layers in which a token sees the last W positions up to its own, no more.
+
+    positions   0 … p − W │ p − W + 1 … p │ p + 1 …
+                 not seen │          seen │ not seen        of the token at p
+
+Up to W tokens such a layer is as any other. So a model whose windows no context exceeds has none,
+and an executor that computes none is right as long as contexts end at W.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+import structlog
+
+from compute_plane.model.errors import ModelFileError
+from compute_plane.model.spec import ModelSpec
+
+log = structlog.get_logger()
+
+
+def with_windows(
+    path: Path, spec: ModelSpec, window: int | None, layers: Iterable[int], key: str
+) -> ModelSpec:
+    """Return the spec of a model with windows of `window` positions in `layers`.
+
+    `spec`: the same without them. `window`: None: there are none. `key`: what the file calls it.
+    Raises ModelFileError for a window of nothing.
+    """
+    layers = frozenset(layers)
+    if window is None or not layers or window >= spec.context_length:
+        return spec
+    if window < 1:
+        raise ModelFileError(path, f"{key} must be at least 1, got {window}")
+    return dataclasses.replace(spec, window=window, layers_with_window=layers)
+
+
+def without_windows(spec: ModelSpec) -> ModelSpec:
+    """Return the spec for an executor in which every token sees all before it."""
+    if spec.window is None:
+        return spec
+    log.warning(
+        "contexts are no longer than the model's sliding window",
+        max_model_len=spec.window,
+        context_length=spec.context_length,
+    )
+    return dataclasses.replace(
+        spec, context_length=spec.window, window=None, layers_with_window=frozenset()
+    )
