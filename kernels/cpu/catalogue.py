@@ -21,6 +21,7 @@ sample: Final = operation_named("sampling.sample")
 normed_rows: Final = operation_named("row_inputs.normed_rows")
 sampled_rows: Final = operation_named("row_inputs.sampled_rows")
 gated_rows: Final = operation_named("row_inputs.gated_rows")
+gelu_rows: Final = operation_named("row_inputs.gelu_rows")
 plain_rows: Final = operation_named("row_inputs.plain_rows")
 ordered_rows: Final = operation_named("row_inputs.ordered_rows")
 
@@ -29,6 +30,7 @@ group_by_expert: Final = operation_named("routing.group_by_expert")
 rows_of_experts: Final = operation_named("routing.rows_of_experts")
 add_experts: Final = operation_named("routing.add_experts")
 expert_product: Final = operation_named("expert_product.expert_product")
+add_normed_rows: Final = operation_named("normed_sums.add_normed_rows")
 
 ROPE_WRITE: Final[Mapping[str, Operation]] = {
     kind: operation_named(f"rope_write.rope_write_{kind}") for kind in VALUE_BYTES

@@ -1,7 +1,8 @@
 """The operand words of all operations' records; without the compiler.
 
 What they mean together is said where the operations are: `matrix_product` (Product), `row_inputs`
-and `row_values` (RowInput, RowFormat), `rope_write`, `embedding`, `attention` and `sampling`.
+and `row_values` (RowInput, RowFormat), `normed_sums` (NormedSum), `rope_write`, `embedding`,
+`attention` and `sampling`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,20 @@ class RowInput(IntEnum):
     """ordered_rows only: int32 [K], where in the source row each element stands."""
     EPSILON = 13
     """rms_norm only: the bits of a float32."""
+
+
+class NormedSum(IntEnum):
+    """Operands of `add_normed_rows`."""
+
+    SOURCE = FIRST_OPERAND
+    """float32 [T, K]."""
+    K = 3
+    HIDDEN = 4
+    """float32 [T_all, K]; the piece's rows begin at StepWord.FIRST_TOKEN."""
+    WEIGHT = 5
+    """float32 [K]."""
+    EPSILON = 6
+    """The bits of a float32."""
 
 
 ELEMENT_BYTES: Final = {RowFormat.INT8: 1, RowFormat.BF16: 2, RowFormat.FLOAT32: 4}

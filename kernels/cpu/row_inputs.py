@@ -3,11 +3,13 @@
     normed_rows     rms_norm of hidden rows, in the order of the tokens
     sampled_rows    rms_norm of the hidden rows whose logits are wanted (StepWord.OUT_TOKENS)
     gated_rows      silu(gate) · up, source rows gate | up of 2 · K elements
+    gelu_rows       gelu(gate) · up, of the same
     plain_rows      the rows as they are: what attention wrote
     ordered_rows    the rows with their elements in another order: for matrices whose columns are
 
-What is computed: `kernels.reference.rms_norm`, `kernels.reference.silu_mul`, within rounding; how,
-and the formats: `kernels.cpu.row_values`. A chunk is a run of rows.
+What is computed: `kernels.reference.rms_norm`, `kernels.reference.silu_mul`,
+`kernels.reference.gelu_mul`, within rounding; how, and the formats: `kernels.cpu.row_values`. A
+chunk is a run of rows.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from numba import carray, types
 
 from kernels.cpu.compiled import inlined, int64_at, operation, word
 from kernels.cpu.emitted import emitted
+from kernels.cpu.gelu_values import gelu_gated
 from kernels.cpu.int8_packing import GROUP
 from kernels.cpu.operands import RowFormat, RowInput
 from kernels.cpu.operation import StepWord
 from kernels.cpu.row_values import (
+    GroupValues,
     gated,
     inverse_root_mean_square,
     normalised,
@@ -43,11 +47,16 @@ def _normed(builder: Builder, source: Value, *operands: Value) -> None:
     write_row(builder, normalised(scale), [source, weight], k, row_format, outs)
 
 
-def _gated(builder: Builder, source: Value, *operands: Value) -> None:
-    """Emit silu(gate) · up of a row; operands as above."""
-    k, _, _, row_format, *outs = operands
-    up = offset(builder, source, builder.mul(k, i64(4)))
-    write_row(builder, gated, [source, up], k, row_format, outs)
+def _gated_by(values: GroupValues) -> RowMaker:
+    """Return what emits a gated row; operands as above."""
+
+    def emit(builder: Builder, source: Value, *operands: Value) -> None:
+        k, _, _, row_format, *outs = operands
+        up = offset(builder, source, builder.mul(k, i64(4)))
+        write_row(builder, values, [source, up], k, row_format, outs)
+
+    emit.__name__ = f"_{values.__name__}"
+    return emit
 
 
 def _plain(builder: Builder, source: Value, *operands: Value) -> None:
@@ -96,7 +105,8 @@ def _rows(emitter: RowMaker, *, is_gathered: bool = False) -> Any:  # noqa: ANN4
 
 _normed_rows = _rows(_normed)
 _sampled_rows = _rows(_normed, is_gathered=True)
-_gated_rows = _rows(_gated)
+_gated_rows = _rows(_gated_by(gated))
+_gelu_rows = _rows(_gated_by(gelu_gated))
 _plain_rows = _rows(_plain)
 _ordered_rows = _rows(_ordered)
 
@@ -117,6 +127,12 @@ def sampled_rows(record: int, header: int, chunk: int, num_chunks: int, worker: 
 def gated_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Write silu(gate) · up."""
     _gated_rows(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def gelu_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write gelu(gate) · up."""
+    _gelu_rows(record, header, chunk, num_chunks, worker)
 
 
 @operation()

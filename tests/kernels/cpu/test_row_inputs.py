@@ -11,6 +11,7 @@ from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
 from kernels.cpu.operands import RowFormat, RowInput
 from kernels.cpu.operation import Operation, StepWord
 from kernels.cpu.row_values import LARGEST_INT8, PAIRS_PRODUCTS
+from kernels.reference.gelu_mul import gelu_mul
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.silu_mul import silu_mul
 from tests.kernels.cpu.operation_calls import (
@@ -52,13 +53,29 @@ def test_normed_rows_are_those_of_the_reference(k: int) -> None:
 
 
 @pytest.mark.parametrize("k", WIDTHS)
-def test_gated_rows_are_those_of_the_reference(k: int) -> None:
+@pytest.mark.parametrize(
+    ("operation", "reference"),
+    [(row_inputs.gated_rows, silu_mul), (row_inputs.gelu_rows, gelu_mul)],
+    ids=["silu", "gelu"],
+)
+def test_gated_rows_are_those_of_the_reference(operation, reference, k: int) -> None:
     x = drawn(6, 2 * k) * 8
     x[0, 0], x[1, 0], x[2, 0] = 200.0, -200.0, 0.0
     expected = np.empty((6, k), np.float32)
-    silu_mul(x, expected)
-    actual = rows_of(row_inputs.gated_rows, x, k)
-    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-30)
+    reference(x, expected)
+    # The exponent of gelu, up to 88, is rounded; where it is so large gelu is next to nothing.
+    rtol, atol = (1e-6, 1e-30) if operation is row_inputs.gated_rows else (1e-5, 1e-13)
+    np.testing.assert_allclose(rows_of(operation, x, k), expected, rtol=rtol, atol=atol)
+
+
+def test_gelu_is_that_of_torch_in_float64() -> None:
+    import torch
+
+    sizes = np.logspace(-30, 8, 200, dtype=np.float32)
+    x = np.concatenate([-sizes[::-1], [0], sizes, np.linspace(-10, 10, 399)]).astype(np.float32)
+    actual = rows_of(row_inputs.gelu_rows, np.stack([x, np.ones_like(x)]).reshape(1, -1), len(x))
+    theirs = torch.nn.functional.gelu(torch.from_numpy(x).double(), approximate="tanh").numpy()
+    np.testing.assert_allclose(actual[0], theirs, rtol=1e-5, atol=1e-13)
 
 
 @pytest.mark.parametrize("k", WIDTHS)
