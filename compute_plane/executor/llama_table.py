@@ -3,7 +3,8 @@
     before   rope angles · embedding                                            once a piece
     layer    write:  norm → QKV → biases, norms of heads, rotate, write K and V
              read:   attention → O, added to hidden → norm → gate, up, SiLU · up → down, added
-                     (or a mixture of experts: `expert_records`)
+                     (or a mixture of experts: `expert_records`; of Gemma what is added is
+                     normalised before, and the gate is GELU)
     after    norm of the rows whose logits are wanted → logits                  once 64 rows
 
 A table may hold the last layers of a model alone: then the hidden rows of a step's tokens, which
@@ -23,11 +24,16 @@ import numpy as np
 from compute_plane.executor.expert_records import ExpertBuffers, ExpertRecords
 from compute_plane.executor.interface import Float32Array
 from compute_plane.executor.packed_layers import PackedMlp
-from compute_plane.executor.product_records import ProductRecords
+from compute_plane.executor.product_records import HiddenRows, ProductRecords
 from compute_plane.executor.row_buffers import RowBuffers
 from compute_plane.executor.step_table import StepTable
 from compute_plane.memory.huge_pages import HugePageArena
-from compute_plane.model.rope import attention_factors, inverse_frequencies, score_factor
+from compute_plane.model.rope import (
+    attention_factors,
+    inverse_frequencies,
+    local_rope,
+    score_factor,
+)
 from kernels.cpu.attention_items import MAX_SHARED_ITEMS, rows_per_item
 from kernels.cpu.attention_sizes import (
     attention_partial_floats,
@@ -112,6 +118,7 @@ class LlamaTable:
         self._queries = self._floats(max_tokens * spec.query_size)
         self._angles = self._floats(max_tokens * half), self._floats(max_tokens * half)
         self._no_angles = self._angles
+        self._local_angles = self._angles
         self._first_layer = spec.num_layers - len(weights.layers)
         if spec.layers_without_rope:
             cosines, sines = (self._float_rows(max_tokens, half) for _ in range(2))
@@ -127,7 +134,10 @@ class LlamaTable:
         widest = max(spec.hidden_size, spec.query_size, spec.intermediate_size)
         rows = RowBuffers(self._arena, PIECE_TOKENS, widest)
         group = spec.num_heads // spec.num_kv_heads
-        self.before = [self._rope_angles()]
+        self.before = [self._rope_angles(spec, self._angles)]
+        if spec.layers_with_local_rope:
+            self._local_angles = self._floats(max_tokens * half), self._floats(max_tokens * half)
+            self.before.append(self._rope_angles(local_rope(spec), self._local_angles))
         if weights.embedding is not None:
             self.before.append(self._embedding(weights.embedding))
         experts = None
@@ -165,8 +175,8 @@ class LlamaTable:
         of_experts = ExpertRecords(self.table, experts, rows, products, of_prompt=of_prompt)
         return TokenRecords(products, of_experts)
 
-    def _rope_angles(self) -> int:
-        frequencies, factors = inverse_frequencies(self._spec), attention_factors(self._spec)
+    def _rope_angles(self, spec: ModelSpec, angles: tuple[int, int]) -> int:
+        frequencies, factors = inverse_frequencies(spec), attention_factors(spec)
         self.table.keep(frequencies)
         self.table.keep(factors)
         return self.table.add(
@@ -174,9 +184,9 @@ class LlamaTable:
             StepWord.TOKEN_CHUNKS,
             {
                 RopeAngles.FREQUENCIES: frequencies.ctypes.data,
-                RopeAngles.COSINES: self._angles[0],
-                RopeAngles.SINES: self._angles[1],
-                RopeAngles.HALF: self._spec.head_dim // 2,
+                RopeAngles.COSINES: angles[0],
+                RopeAngles.SINES: angles[1],
+                RopeAngles.HALF: spec.head_dim // 2,
                 RopeAngles.FACTORS: factors.ctypes.data,
             },
         )
@@ -203,6 +213,10 @@ class LlamaTable:
         spec, products = self._spec, records.products
         heads_width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
         norm, rows = self._norm_operands, products.rows
+        after_attention, after_mlp = (
+            HiddenRows(self._hidden, weight, self._epsilon())
+            for weight in layer.output_norms or (None, None)
+        )
         attended: dict[int, int] = {
             RowInput.SOURCE: self._attended,
             RowInput.SOURCE_STRIDE: spec.query_size,
@@ -216,18 +230,26 @@ class LlamaTable:
             read=(
                 *self._attention(index),
                 *rows(plain_rows, [layer.o], attended),
-                *products.added(layer.o, self._hidden),
-                *self._feedforward(layer, records),
+                *products.added(layer.o, after_attention),
+                *self._feedforward(layer, records, after_mlp),
             ),
         )
 
-    def _feedforward(self, layer: PackedLayer, records: TokenRecords) -> list[int]:
+    def _feedforward(
+        self, layer: PackedLayer, records: TokenRecords, hidden: HiddenRows
+    ) -> list[int]:
         part, products = layer.feedforward, records.products
         norm = self._norm_operands(layer.mlp_norm)
         if isinstance(part, PackedMlp):
             return [
                 *products.rows(normed_rows, part.gate_up, norm),
-                *products.gated(part.gate_up, part.down, self._gate_up, self._hidden),
+                *products.gated(
+                    part.gate_up,
+                    part.down,
+                    self._gate_up,
+                    hidden,
+                    by_gelu=self._spec.gates_by_gelu,
+                ),
             ]
         if records.experts is None:
             raise ValueError("a model without a mixture has layers with experts")
@@ -251,11 +273,17 @@ class LlamaTable:
     def _layer_address(self, index: int) -> int:
         return self._pool.address + index * self._pool.layout.layer_bytes
 
+    def _angles_of(self, layer: int) -> tuple[int, int]:
+        """Return the addresses of the cosines and sines by which a layer's heads turn."""
+        if layer in self._spec.layers_without_rope:
+            return self._no_angles
+        is_local = layer in self._spec.layers_with_local_rope
+        return self._local_angles if is_local else self._angles
+
     def _rope_write(self, index: int, layer: PackedLayer) -> int:
         spec, layout = self._spec, self._pool.layout
         query_norm, key_norm = layer.head_norms or (0, 0)
-        has_rope = self._first_layer + index not in spec.layers_without_rope
-        cosines, sines = self._angles if has_rope else self._no_angles
+        cosines, sines = self._angles_of(self._first_layer + index)
         return self.table.add(
             ROPE_WRITE[layout.dtype],
             StepWord.TOKEN_CHUNKS,

@@ -88,8 +88,9 @@ class PackedLayer:
     """One decoder layer; `attn_norm`, `mlp_norm`: addresses of float32 [hidden].
 
     `qkv`: columns q, k, v, in one matrix or several, as in `PackedMlp`. `qkv_bias`: address of
-    float32 [(H + 2·G)·D]; `head_norms`: of two float32 [D], for query and for key heads. None where
-    the architecture has none.
+    float32 [(H + 2·G)·D]; `head_norms`: of two float32 [D], for query and for key heads;
+    `output_norms`: of two float32 [hidden], for what attention and MLP give. None where the
+    architecture has none.
     """
 
     attn_norm: int
@@ -99,6 +100,7 @@ class PackedLayer:
     feedforward: Feedforward
     qkv_bias: int | None = None
     head_norms: tuple[int, int] | None = None
+    output_norms: tuple[int, int] | None = None
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
@@ -107,7 +109,10 @@ class PackedLayer:
 
     def moved(self, by: int) -> PackedLayer:
         """Return it so many bytes further on."""
-        norms = self.head_norms
+
+        def both(norms: tuple[int, int] | None) -> tuple[int, int] | None:
+            return None if norms is None else (norms[0] + by, norms[1] + by)
+
         return PackedLayer(
             attn_norm=self.attn_norm + by,
             qkv=tuple(part.moved(by) for part in self.qkv),
@@ -115,7 +120,8 @@ class PackedLayer:
             mlp_norm=self.mlp_norm + by,
             feedforward=self.feedforward.moved(by),
             qkv_bias=None if self.qkv_bias is None else self.qkv_bias + by,
-            head_norms=None if norms is None else (norms[0] + by, norms[1] + by),
+            head_norms=both(self.head_norms),
+            output_norms=both(self.output_norms),
         )
 
 

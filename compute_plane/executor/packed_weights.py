@@ -3,8 +3,8 @@
     region    │ embedding │ layer 0: attn_norm, q·k·v, o, mlp_norm, gate·up, down │ layer 1 … │
               final norm │ lm_head, unless it is tied │       each part from a multiple of 64 bytes
 
-Where a layer has them, the biases of q, k and v, as one vector, and the norms of heads are behind
-it.
+Where a layer has them, the biases of q, k and v, as one vector, the norms of heads and those of
+what attention and MLP give are behind it.
 
 Matrices that see the same input are one: the rows of q, k and v follow each other, and those of
 gate and up, so that one product computes them all. Where a file stores them in formats that run

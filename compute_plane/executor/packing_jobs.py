@@ -42,11 +42,13 @@ class PackingJob:
 
     def run(self) -> None:
         """Do it. Raises ModelFileError if a weight is not finite or does not fit."""
+        if self.is_vector:
+            vectors = [tensor.to_float32().reshape(-1) for tensor in self.tensors]
+            self.out[:] = np.concatenate(vectors).view(np.uint8)
+            return
         parts = [converted_tensor(tensor, self.target, self.which) for tensor in self.tensors]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if self.is_vector:
-            self.out[:] = rows.reshape(-1)
-        elif self.target.label in FLOAT_TYPES:
+        if self.target.label in FLOAT_TYPES:
             pack_float_rows(self.target.label, rows, self.tensors[0].shape[1], self.out)
         else:
             pack_int8_rows(self.target.label, rows, self.tensors[0].shape[1], self.out)

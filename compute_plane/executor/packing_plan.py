@@ -44,6 +44,7 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
 
     biases = layout.qkv_biases(spec, layer)
     norms = [source.tensor(name) for name in layout.head_norms(spec, layer)]
+    outputs = [source.tensor(name) for name in layout.output_norms(spec, layer)]
     attn_norm = plan.vector(tensor(layout.ATTN_NORM))
     qkv = plan.fused([tensor(r) for r in (layout.QUERY, layout.KEY, layout.VALUE)])
     o, mlp_norm = plan.matrix([tensor(layout.OUTPUT)]), plan.vector(tensor(layout.MLP_NORM))
@@ -60,6 +61,7 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
         feedforward=feedforward,
         qkv_bias=plan.vector(*map(source.tensor, biases)) if biases else None,
         head_norms=(plan.vector(norms[0]), plan.vector(norms[1])) if norms else None,
+        output_norms=(plan.vector(outputs[0]), plan.vector(outputs[1])) if outputs else None,
     )
 
 

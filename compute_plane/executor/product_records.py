@@ -13,6 +13,7 @@ All rows of a format lie in one place, so products that need none sorted go firs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -23,8 +24,8 @@ from compute_plane.executor.row_buffers import (
     row_format_of,
 )
 from compute_plane.executor.step_table import StepTable
-from kernels.cpu.catalogue import gated_rows, ordered_rows
-from kernels.cpu.operands import Product, RowFormat, RowInput
+from kernels.cpu.catalogue import add_normed_rows, gated_rows, gelu_rows, ordered_rows
+from kernels.cpu.operands import NormedSum, Product, RowFormat, RowInput
 from kernels.cpu.operation import Operation, StepWord
 
 if TYPE_CHECKING:
@@ -34,6 +35,19 @@ FLOAT_BYTES: Final = 4
 CHUNK_WEIGHTS: Final = 32 * 1024
 """Weights of a chunk of a product, about: a microsecond or two of one row."""
 MOST_PRODUCT_CHUNKS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRows:
+    """What products add to: `address` of float32 [tokens of the step, hidden].
+
+    `norm`: address of the weights of the norm that comes before the addition, None for none;
+    `epsilon`: its bits.
+    """
+
+    address: int
+    norm: int | None = None
+    epsilon: int = 0
 
 
 class ProductRecords:
@@ -92,20 +106,27 @@ class ProductRecords:
         ]
 
     def gated(
-        self, gate_up: Sequence[PackedMatrix], down: PackedMatrix, sums: int, hidden: int
+        self,
+        gate_up: Sequence[PackedMatrix],
+        down: PackedMatrix,
+        sums: int,
+        hidden: HiddenRows,
+        *,
+        by_gelu: bool = False,
     ) -> list[int]:
         """Multiply with gate and up, gate, multiply with down, add to the hidden states.
 
         `sums`: address of float32 [tokens, gate | up], for products that do not gate their own.
+        `by_gelu`: the gate is GELU, not SiLU.
         """
-        fused = self.gated_product(gate_up, down)
+        fused = None if by_gelu else self.gated_product(gate_up, down)
         if fused is not None:
             return [*fused, *self._added(down, hidden, self.gated_input)]
         width = sum(matrix.n for matrix in gate_up)
         source: dict[int, int] = {RowInput.SOURCE: sums, RowInput.SOURCE_STRIDE: width}
         return [
             *self.beside_each_other(gate_up, sums, width),
-            *self.rows(gated_rows, [down], source),
+            *self.rows(gelu_rows if by_gelu else gated_rows, [down], source),
             *self.added(down, hidden),
         ]
 
@@ -126,14 +147,28 @@ class ProductRecords:
             return None
         return self._record(product, matrix, self._rows.gated, matrix.n // 2)
 
-    def added(self, matrix: PackedMatrix, hidden: int) -> list[int]:
-        """Multiply and add to the hidden states."""
+    def added(self, matrix: PackedMatrix, hidden: HiddenRows) -> list[int]:
+        """Multiply and add to the hidden states, normalised before if they say so."""
         return self._added(matrix, hidden, {})
 
-    def _added(self, matrix: PackedMatrix, hidden: int, operands: Mapping[int, int]) -> list[int]:
+    def _added(
+        self, matrix: PackedMatrix, hidden: HiddenRows, operands: Mapping[int, int]
+    ) -> list[int]:
+        if hidden.norm is not None:
+            norm: dict[int, int] = {
+                NormedSum.SOURCE: self._rows.outputs,
+                NormedSum.K: matrix.n,
+                NormedSum.HIDDEN: hidden.address,
+                NormedSum.WEIGHT: hidden.norm,
+                NormedSum.EPSILON: hidden.epsilon,
+            }
+            return [
+                *self.product(matrix, self._rows.outputs, matrix.n, operands),
+                self._table.add(add_normed_rows, StepWord.TOKEN_CHUNKS, norm),
+            ]
         return self.product(
             matrix,
-            hidden,
+            hidden.address,
             matrix.n,
             {**operands, Product.ACCUMULATE: 1, Product.OUT_FIRST_WORD: StepWord.FIRST_TOKEN},
         )

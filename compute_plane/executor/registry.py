@@ -108,9 +108,16 @@ class BuiltExecutor:
 
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
     """Build the executor called `name`. Raises ConfigError families, ExecutorLoadError."""
+    context_length = context.spec.context_length
     if name not in COMPUTES_WINDOWS:
         context = _without_windows(context)
     built = BUILT_IN[name](context) if name in BUILT_IN else _build_custom(name, context)
+    if context.spec.context_length < context_length:
+        log.warning(
+            "contexts are no longer than the model's sliding window",
+            max_model_len=context.spec.context_length,
+            context_length=context_length,
+        )
     return replace(built, context_length=context.spec.context_length)
 
 

@@ -73,11 +73,13 @@ class RowBuffers:
     """The rows a product reads: written by `row_inputs`, read by the records right behind it.
 
     `gated`: address of bfloat16 rows of `max_k` elements that a product writes while it reads its
-    own.
+    own. `outputs`: of float32 rows that attention or MLP gives, where they are normalised before
+    they are added.
     """
 
     def __init__(self, arena: HugePageArena, max_rows: int, max_k: int) -> None:
         self.gated = arena.take(row_bytes(RowFormat.BF16, max_rows, max_k) + ALIGNMENT).ctypes.data
+        self.outputs = arena.take(row_bytes(RowFormat.FLOAT32, max_rows, max_k)).ctypes.data
         beside = group_bytes(max_rows, max_k)
         self._places: dict[RowFormat, dict[int, int]] = {}
         for row_format in RowFormat:

@@ -10,6 +10,7 @@ import numpy as np
 from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import within_original
+from compute_plane.model.gguf_gemma import with_gemma
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.gguf_rope import read_rope_scaling
@@ -21,6 +22,7 @@ from compute_plane.model.spec import (
     ARCHITECTURES,
     MAX_LAYERS,
     ModelSpec,
+    RopeScaling,
     scaled_context_length,
 )
 from compute_plane.model.tensor import RawTensor
@@ -48,6 +50,7 @@ MULTIPLIERS = (EMBEDDING_SCALE, RESIDUAL_SCALE, ATTENTION_SCALE, LOGIT_SCALE)
 HAS_ROPE = "rope.scaling.finetuned"
 """A file of Granite where it says no has no rotary positions at all."""
 GRANITE = "granite"
+GEMMA3 = "gemma3"
 SUPPORTED = tuple(name for name, kind in ARCHITECTURES.items() if kind.is_in_gguf)
 
 
@@ -64,7 +67,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Mixtral, Qwen2, Qwen3, Phi-3, SmolLM3, "
-            "Granite)",
+            "Granite, Gemma 3)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -87,7 +90,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         head_dim=head_dim,
         hidden_size=hidden_size,
         intermediate_size=gguf_intermediate_size(keys, prefix, mixture),
-        context_length=within_original(scaled_context_length(context_length, scaling), scaling),
+        context_length=_context_length(architecture, context_length, scaling),
         rope_theta=10000.0 if rope_theta is None else rope_theta,
         rope_scaling=scaling,
         rms_norm_eps=keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
@@ -102,6 +105,8 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         file.path, keys, prefix, min(num_layers, MAX_LAYERS), context_length
     )
     spec = with_windows(file.path, spec, window, layers, prefix + SLIDING_WINDOW)
+    if architecture == GEMMA3:
+        spec = with_gemma(file.path, keys, prefix, spec, frozenset(layers))
     if ARCHITECTURES[architecture].has_multipliers:
         spec = with_multipliers(file.path, spec, _multipliers(keys, prefix))
     _refuse_variants(file, keys, prefix)
@@ -110,7 +115,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         for tensor_name, entry in file.tensors.items()
         if tensor_name not in layout.GGUF_OF_ROPE
     }
-    return layout.check_layout(file.path, spec, stored, layout.gguf_name)
+    return layout.check_layout(file.path, spec, stored, layout.gguf_name, in_gguf=True)
 
 
 class GgufSource:
@@ -226,6 +231,12 @@ def _multipliers(keys: GgufMetadata, prefix: str) -> Multipliers:
         attention=keys.number(prefix + ATTENTION_SCALE) or None,
         logits=keys.number(prefix + LOGIT_SCALE) or 1.0,
     )
+
+
+def _context_length(architecture: str, context_length: int, scaling: RopeScaling | None) -> int:
+    if architecture == GEMMA3:
+        return context_length
+    return within_original(scaled_context_length(context_length, scaling), scaling)
 
 
 def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:

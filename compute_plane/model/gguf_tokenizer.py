@@ -26,6 +26,7 @@ END_TOKENS = (
     "<|eom_id|>",
     "<|end_of_text|>",
     "<|end|>",
+    "<end_of_turn>",
 )
 END_KEYS = (
     "tokenizer.ggml.eos_token_id",

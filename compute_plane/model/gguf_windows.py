@@ -9,10 +9,14 @@ from typing import Final
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.spec import MAX_LAYERS
+from compute_plane.model.windows import layers_of_period
 
 SLIDING_WINDOW: Final = "attention.sliding_window"
 PATTERN: Final = "attention.sliding_window_pattern"
 PHI3: Final = "phi3."
+GEMMA3: Final = "gemma3."
+GEMMA3_PERIOD: Final = 6
+"""Of Gemma 3 models whose files do not say it."""
 PHI3_WINDOW: Final = 2047
 """Of Phi-3 models of 4096 positions whose files were made before there was a key for it."""
 
@@ -22,14 +26,16 @@ def read_windows(
 ) -> tuple[int | None, Collection[int]]:
     """Return how many positions a token sees, None for all, and the layers in which that is so.
 
-    A window of 0 is none. All layers have it, unless a pattern says which: whether each has, or a
-    period, of which the last layer has none. `context_length`: the file's. Raises ModelFileError.
+    A window of 0 is none. All layers have it, of Gemma 3 all but every sixth, unless a pattern says
+    which: whether each has, or a period, of which the last layer has none. `context_length`: the
+    file's. Raises ModelFileError.
     """
     window = keys.integer(prefix + SLIDING_WINDOW) or None
     if prefix == PHI3 and context_length == 4096 and not keys.has(prefix + SLIDING_WINDOW):
         window = PHI3_WINDOW
-    if window is None or not keys.has(prefix + PATTERN):
-        return window, range(num_layers)
+    if not keys.has(prefix + PATTERN):
+        period = GEMMA3_PERIOD if prefix == GEMMA3 else 0
+        return window, layers_of_period(period, num_layers)
     return window, _layers_of_pattern(path, keys, prefix + PATTERN, num_layers)
 
 
@@ -47,8 +53,3 @@ def _layers_of_pattern(
     if period < 0:
         raise ModelFileError(path, f"{key} must be at least 0, got {period}")
     return layers_of_period(period, num_layers)
-
-
-def layers_of_period(period: int, num_layers: int) -> list[int]:
-    """Return all layers but every `period`-th; all for 0."""
-    return [layer for layer in range(num_layers) if period == 0 or (layer + 1) % period]

@@ -7,9 +7,11 @@ from typing import Final
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import within_original
-from compute_plane.model.hf_rope import rope_scaling, rope_theta, rotary_share
+from compute_plane.model.hf_gemma import with_gemma
+from compute_plane.model.hf_rope import of_layer_type, rope_scaling, rope_theta, rotary_share
 from compute_plane.model.hf_windows import (
     FULL_ATTENTION,
+    GEMMA3,
     MISTRAL,
     MIXTRAL,
     PHI3,
@@ -23,6 +25,7 @@ from compute_plane.model.spec import (
     ARCHITECTURES,
     MAX_LAYERS,
     ModelSpec,
+    RopeScaling,
     scaled_context_length,
 )
 from compute_plane.model.windows import with_windows
@@ -47,7 +50,7 @@ class ModelType:
     `architecture`: ours. `class_name`: of the model in transformers. `num_kv_heads`: None: as many
     as there are heads. `head_dim`: None: hidden_size / heads. `ties`: the embedding is the output
     matrix too. `rope_theta`, `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's
-    elements may be left unrotated.
+    elements may be left unrotated. `activation`: the key of the gate's function, and what it is.
     """
 
     architecture: str
@@ -58,6 +61,7 @@ class ModelType:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     turns_in_part: bool = False
+    activation: tuple[str, str] = ("hidden_act", "silu")
 
 
 MODEL_TYPES: Final = {
@@ -68,6 +72,15 @@ MODEL_TYPES: Final = {
     PHI3: ModelType("phi3", "Phi3ForCausalLM", rms_norm_eps=1e-5, turns_in_part=True),
     SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
     GRANITE: ModelType("granite", "GraniteForCausalLM"),
+    GEMMA3: ModelType(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        num_kv_heads=4,
+        head_dim=256,
+        ties=True,
+        rope_theta=1e6,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+    ),
     GRANITE4: ModelType("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
     MIXTRAL: ModelType(
         "mixtral", "MixtralForCausalLM", num_kv_heads=8, rope_theta=1e6, rms_norm_eps=1e-5
@@ -98,7 +111,8 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
     context_length = config.integer("max_position_embeddings")
     num_layers = config.integer("num_hidden_layers")
     head_dim = _head_dim(config, kind, hidden_size, num_heads)
-    scaling = rope_scaling(config, context_length, yarn_is_longrope=model_type == PHI3)
+    turning = of_layer_type(config, FULL_ATTENTION) if model_type == GEMMA3 else config
+    scaling = rope_scaling(turning, context_length, yarn_is_longrope=model_type == PHI3)
     ties = config.boolean("tie_word_embeddings")
     spec = ModelSpec(
         name=name,
@@ -110,14 +124,14 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         head_dim=head_dim,
         hidden_size=hidden_size,
         intermediate_size=_intermediate_size(config, model_type),
-        context_length=within_original(scaled_context_length(context_length, scaling), scaling),
-        rope_theta=rope_theta(config, kind.rope_theta),
+        context_length=_context_length(model_type, context_length, scaling),
+        rope_theta=rope_theta(turning, kind.rope_theta),
         rope_scaling=scaling,
         rms_norm_eps=config.number("rms_norm_eps", kind.rms_norm_eps),
         tie_embeddings=kind.ties if ties is None else ties,
         num_parameters=0,
         weight_format="",
-        rotary_dim=_rotary_dim(config, kind, head_dim),
+        rotary_dim=_rotary_dim(turning, kind, head_dim),
         layers_without_rope=_layers_without_rope(config, model_type, num_layers),
         mixture=config_mixture(config, model_type),
     )
@@ -126,6 +140,8 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         config, model_type, min(num_layers, MAX_LAYERS), spec.layers_without_rope
     )
     spec = with_windows(config.path, spec, window, layers, "sliding_window")
+    if model_type == GEMMA3:
+        spec = with_gemma(config, spec, frozenset(layers))
     if ARCHITECTURES[kind.architecture].has_multipliers:
         spec = with_multipliers(config.path, spec, _multipliers(config))
     return spec
@@ -205,6 +221,12 @@ def _layers_without_rope(config: JsonObject, model_type: str, num_layers: int) -
     return frozenset(layer for layer in range(num_layers) if not turns[layer])
 
 
+def _context_length(model_type: str, context_length: int, scaling: RopeScaling | None) -> int:
+    if model_type == GEMMA3:
+        return context_length
+    return within_original(scaled_context_length(context_length, scaling), scaling)
+
+
 def _refuse_variants(config: JsonObject, model_type: str) -> None:
     """Refuse what shares the model type but computes something else."""
     kind = MODEL_TYPES[model_type]
@@ -227,10 +249,11 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
     for key in ("attention_bias", "mlp_bias"):
         if config.boolean(key):
             raise UnsupportedModelError(config.path, f"{key} = true is not supported")
-    activation = config.text("hidden_act") or "silu"
-    if activation != "silu":
+    key, expected = kind.activation
+    activation = config.text(key) or expected
+    if activation != expected:
         raise UnsupportedModelError(
-            config.path, f"hidden_act must be silu, got {printable(activation)}"
+            config.path, f"{key} must be {expected}, got {printable(activation)}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compute_plane.model.errors import UnsupportedModelError, printable
+from compute_plane.model.hf_windows import SLIDING_ATTENTION
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.spec import (
     YARN_BETA_FAST,
@@ -18,6 +19,20 @@ from compute_plane.model.spec import (
 
 SUPPORTED = "default, linear, llama3, yarn and longrope"
 MAX_DIVISORS = 1 << 12
+
+
+def of_layer_type(config: JsonObject, kind: str) -> JsonObject:
+    """Return a configuration as layers of one type have it, where types differ in their positions.
+
+    Newer ones have an object for each type in `rope_parameters`, older ones a base of their own for
+    layers with windows, which no scaling holds for.
+    """
+    parameters = config.member("rope_parameters")
+    of_kind = None if parameters is None else parameters.raw(kind)
+    members: dict[str, object] = {"rope_parameters": of_kind}
+    if kind == SLIDING_ATTENTION:
+        members |= {"rope_scaling": None, "rope_theta": config.raw("rope_local_base_freq")}
+    return config.changed(members)
 
 
 def rope_theta(config: JsonObject, default: float) -> float:

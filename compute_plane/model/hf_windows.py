@@ -7,15 +7,19 @@ from collections.abc import Collection
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.mixture import QWEN3_MOE
+from compute_plane.model.windows import layers_of_period
 
 MISTRAL = "mistral"
 PHI3 = "phi3"
 MIXTRAL = "mixtral"
 SMOLLM3 = "smollm3"
+GEMMA3 = "gemma3_text"
+GEMMA3_PERIOD = 6
+"""Of which the last layer of a Gemma 3 has no window that does not say it."""
 OF_LAYERS = ("qwen2", "qwen3", SMOLLM3)
 """Model types whose layers have windows where the configuration says so."""
 SLIDING_WINDOW = 4096
-"""What Mistral and Qwen mean where they have windows and do not say how long they are."""
+"""What Mistral, Qwen and Gemma mean where they have windows and do not say how long they are."""
 MAX_WINDOW_LAYERS = 28
 """From which layer on a Qwen has windows that does not say so."""
 FULL_ATTENTION = "full_attention"
@@ -28,9 +32,10 @@ def read_windows(
     """Return how many positions a token sees, None for all, and the layers in which that is so.
 
     Mistral, Phi-3 and Mixtral have windows in all layers, and so has Qwen3-MoE where it says
-    `use_sliding_window`; the others then have them in those of `layer_types`; where there are none,
-    SmolLM3 in those without rotary positions, Qwen from `max_window_layers` on. Raises
-    ModelFileError.
+    `use_sliding_window`; Gemma 3 in those of `layer_types`, or else in all but every so many
+    (`sliding_window_pattern`). The others, if `use_sliding_window`, in those of `layer_types`;
+    where there are none, SmolLM3 in those without rotary positions, Qwen from `max_window_layers`
+    on. Raises ModelFileError.
     """
     if model_type == MISTRAL:
         return _window(config, SLIDING_WINDOW), range(num_layers)
@@ -38,6 +43,8 @@ def read_windows(
         return _window(config, None), range(num_layers)
     if model_type == QWEN3_MOE and config.boolean("use_sliding_window"):
         return _window(config, SLIDING_WINDOW), range(num_layers)
+    if model_type == GEMMA3:
+        return _window(config, SLIDING_WINDOW), _layers_of_gemma(config, num_layers)
     if model_type not in OF_LAYERS or not config.boolean("use_sliding_window"):
         return None, ()
     window = _window(config, None if model_type == SMOLLM3 else SLIDING_WINDOW)
@@ -65,6 +72,16 @@ def layers_of_type(config: JsonObject, kind: str, num_layers: int) -> list[int] 
             config.path, f"layer_types must be {' or '.join(known)} for each of {num_layers} layers"
         )
     return [layer for layer, each in enumerate(kinds) if each == kind]
+
+
+def _layers_of_gemma(config: JsonObject, num_layers: int) -> list[int]:
+    named = layers_of_type(config, SLIDING_ATTENTION, num_layers)
+    period = config.integer("sliding_window_pattern", GEMMA3_PERIOD)
+    if period < 1:
+        raise ModelFileError(
+            config.path, f"sliding_window_pattern must be at least 1, got {period}"
+        )
+    return layers_of_period(period, num_layers) if named is None else named
 
 
 def _window(config: JsonObject, default: int | None) -> int | None:

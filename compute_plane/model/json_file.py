@@ -73,6 +73,10 @@ class JsonObject:
         """Tell whether there is such a member, be it null."""
         return key in self._members
 
+    def changed(self, members: dict[str, object]) -> JsonObject:
+        """Return the same object with some members replaced."""
+        return JsonObject(self.path, self._members | members, self._where)
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The members' keys, in the file's order."""

@@ -20,6 +20,10 @@ The canonical names are those of Hugging Face checkpoints.
   Qwen3 has besides:
     model.layers.N.self_attn.q_norm.weight           blk.N.attn_q_norm.weight  [D]
     model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
+  Gemma 3 has besides:
+    model.layers.N.self_attn.output_norm.weight      blk.N.post_attention_norm.weight   [hidden]
+    model.layers.N.mlp.output_norm.weight            blk.N.post_ffw_norm.weight         [hidden]
+  In its directories these and the norm before the MLP have names of their own (`DIRECTORY_NAMES`).
   Files of Phi-3 have in place of q, k and v, and of gate and up, their rows in this order:
     model.layers.N.self_attn.qkv_proj.weight         blk.N.attn_qkv.weight     [(H + 2·G)·D, hidden]
     model.layers.N.mlp.gate_up_proj.weight           blk.N.ffn_up.weight       [2·intermediate, hidden]
@@ -53,12 +57,14 @@ QUERY = "self_attn.q_proj"
 KEY = "self_attn.k_proj"
 VALUE = "self_attn.v_proj"
 OUTPUT = "self_attn.o_proj"
+ATTN_OUTPUT_NORM = "self_attn.output_norm"
 QUERY_NORM = "self_attn.q_norm"
 KEY_NORM = "self_attn.k_norm"
 MLP_NORM = "post_attention_layernorm"
 GATE = "mlp.gate_proj"
 UP = "mlp.up_proj"
 DOWN = "mlp.down_proj"
+MLP_OUTPUT_NORM = "mlp.output_norm"
 QKV = "self_attn.qkv_proj"
 GATE_UP = "mlp.gate_up_proj"
 FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -69,6 +75,14 @@ FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """What files of an architecture hold by another name, and whose rows those are, one by one."""
+DIRECTORY_NAMES: Mapping[str, Mapping[str, str]] = {
+    "gemma3": {
+        ATTN_OUTPUT_NORM: "post_attention_layernorm",
+        MLP_NORM: "pre_feedforward_layernorm",
+        MLP_OUTPUT_NORM: "post_feedforward_layernorm",
+    },
+}
+"""What directories of an architecture call a role, where that is another name."""
 
 WEIGHT = "weight"
 BIAS = "bias"
@@ -79,12 +93,14 @@ GGUF_LAYER_NAMES = {
     KEY: "attn_k",
     VALUE: "attn_v",
     OUTPUT: "attn_output",
+    ATTN_OUTPUT_NORM: "post_attention_norm",
     QUERY_NORM: "attn_q_norm",
     KEY_NORM: "attn_k_norm",
     MLP_NORM: "ffn_norm",
     GATE: "ffn_gate",
     UP: "ffn_up",
     DOWN: "ffn_down",
+    MLP_OUTPUT_NORM: "post_ffw_norm",
     QKV: "attn_qkv",
     GATE_UP: "ffn_up",
     **expert_layout.GGUF_NAMES,
@@ -118,6 +134,20 @@ def head_norms(spec: ModelSpec, layer: int) -> list[str]:
     """Return the names of a layer's norms of query and key heads; empty if it has none."""
     roles = (QUERY_NORM, KEY_NORM) if spec.has_head_norms else ()
     return [layer_tensor(layer, role) for role in roles]
+
+
+def output_norms(spec: ModelSpec, layer: int) -> list[str]:
+    """Return the names of the norms of what attention and MLP give; empty if there are none."""
+    roles = (ATTN_OUTPUT_NORM, MLP_OUTPUT_NORM) if spec.has_output_norms else ()
+    return [layer_tensor(layer, role) for role in roles]
+
+
+def directory_name(spec: ModelSpec, canonical: str) -> str:
+    """Return what a Hugging Face directory calls a canonical tensor."""
+    for role, name in DIRECTORY_NAMES.get(spec.architecture, {}).items():
+        if canonical.endswith(f".{role}.{WEIGHT}"):
+            return canonical.replace(role, name)
+    return canonical
 
 
 def gguf_name(canonical: str) -> str:
@@ -155,6 +185,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         sizes = (spec.query_size, spec.kv_size, spec.kv_size)
         shapes |= {name: (n,) for name, n in zip(qkv_biases(spec, layer), sizes, strict=False)}
         shapes |= dict.fromkeys(head_norms(spec, layer), (spec.head_dim,))
+        shapes |= dict.fromkeys(output_norms(spec, layer), (hidden,))
     shapes[FINAL_NORM] = (hidden,)
     if not spec.tie_embeddings:
         shapes[LM_HEAD] = (spec.vocab_size, hidden)
@@ -255,18 +286,20 @@ def check_layout(
     path: Path,
     spec: ModelSpec,
     stored: Mapping[str, tuple[TensorFormat, tuple[int, ...]]],
-    stored_name: Callable[[str], str] | None = None,
+    stored_name: Callable[[str], str],
+    *,
+    in_gguf: bool,
 ) -> ModelSpec:
     """Check the file's tensors against the numbers of its header, and complete the spec.
 
     `stored`: the file's own tensor names with format and shape; `stored_name` maps a canonical name
-    to that of a GGUF file (None: a directory, which has the canonical ones). Returns the spec with
+    to the file's, of a GGUF file or a directory. Returns the spec with
     `num_parameters` and `weight_format` counted. Raises ModelFileError naming missing tensors,
     wrong shapes and tensors that have no place.
     """
     check_numbers(path, spec, len(stored))
-    shapes = stored_shapes(spec, in_gguf=stored_name is not None)
-    expected = {stored_name(name) if stored_name else name: s for name, s in shapes.items()}
+    shapes = stored_shapes(spec, in_gguf=in_gguf)
+    expected = {stored_name(name): shape for name, shape in shapes.items()}
     missing = [name for name in expected if name not in stored]
     if missing:
         raise ModelFileError(path, f"missing tensors: {_listed(missing)}")

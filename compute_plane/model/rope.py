@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -16,6 +17,12 @@ from compute_plane.model.spec import (
 )
 
 Float32Array = npt.NDArray[np.float32]
+
+
+def local_rope(spec: ModelSpec) -> ModelSpec:
+    """Return the spec with the base of its layers with local rotary positions, for those alone."""
+    theta = spec.rope_theta if spec.local_rope_theta is None else spec.local_rope_theta
+    return dataclasses.replace(spec, rope_theta=theta, rope_scaling=None)
 
 
 def inverse_frequencies(spec: ModelSpec) -> Float32Array:

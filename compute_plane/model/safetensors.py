@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from compute_plane.model.group_config import GroupQuantization
 from compute_plane.model.group_parts import take_group_matrices
 from compute_plane.model.json_file import JsonObject, parse_object
 from compute_plane.model.mapped_file import forget_pages, map_file
-from compute_plane.model.spec import ModelSpec
+from compute_plane.model.spec import ARCHITECTURES, ModelSpec
 from compute_plane.model.stored_tensor import ARRAY_TYPES, FLOATS, StoredTensor
 from compute_plane.model.tensor import RawTensor
 
@@ -46,6 +47,7 @@ class SafetensorsSource:
         self, tensors: Mapping[str, RawTensor], spec: ModelSpec, buffers: Sequence[mmap.mmap]
     ) -> None:
         self._tensors = tensors
+        self._spec = spec
         self._parts = layout.parts_of_files(spec, in_gguf=False)
         self._head_orders = layout.head_orders(spec, turns_neighbours=False)
         self._names = tuple(layout.tensor_shapes(spec))
@@ -59,9 +61,12 @@ class SafetensorsSource:
     def tensor(self, name: str) -> RawTensor:
         """Return one tensor; its bytes are in the mapped file."""
         part = self._parts.get(name)
-        tensor = self._tensors[name if part is None else part.stored]
+        stored_name = layout.directory_name(self._spec, name if part is None else part.stored)
+        tensor = self._tensors[stored_name]
         if part is not None:
             tensor = layout.part_of(tensor, name, part)
+        if ARCHITECTURES[self._spec.architecture].norms_begin_at_one and "norm" in name:
+            tensor = dataclasses.replace(tensor, added=1.0)
         order = self._head_orders.get(name)
         return tensor if order is None else dataclasses.replace(tensor, head_order=order)
 
@@ -97,16 +102,17 @@ def open_safetensors(
     if quantization is not None:
         layout.check_numbers(where, spec, len(stored))
         # Whether the output matrix is tied, or one of its own is stored, is not known yet.
-        shapes_of = layout.stored_shapes(
-            dataclasses.replace(spec, tie_embeddings=False), in_gguf=False
-        )
-        tensors = take_group_matrices(stored, quantization, shapes_of)
+        untied = dataclasses.replace(spec, tie_embeddings=False)
+        shapes_of = layout.stored_shapes(untied, in_gguf=False)
+        named = {layout.directory_name(spec, name): shape for name, shape in shapes_of.items()}
+        tensors = take_group_matrices(stored, quantization, named)
     tensors |= {name: _plain(name, entry) for name, entry in stored.items()}
     spec = dataclasses.replace(spec, tie_embeddings=_is_tied(tensors, spec))
     if spec.tie_embeddings:
         tensors.pop(layout.LM_HEAD, None)
     shapes = {name: (tensor.format, tensor.shape) for name, tensor in tensors.items()}
-    spec = layout.check_layout(where, spec, shapes)
+    name_of = partial(layout.directory_name, spec)
+    spec = layout.check_layout(where, spec, shapes, name_of, in_gguf=False)
     return spec, SafetensorsSource(tensors, spec, buffers)
 
 

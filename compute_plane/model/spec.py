@@ -113,7 +113,7 @@ def scaled_context_length(context_length: int, scaling: RopeScaling | None) -> i
     """Return how many positions a model has for which its file says `context_length`.
 
     Files of models with linear scaling say what they had before it, and those with YaRN may. (A
-    file with Llama 3 scaling says what it has.)
+    file with Llama 3 scaling says what it has, and so does Gemma's.)
     """
     scaled = float(context_length)
     if isinstance(scaling, LinearScaling):
@@ -132,7 +132,10 @@ class Architecture:
     all query heads and one for all key heads of a layer) before it is rotated. `turns_neighbours`:
     in GGUF files the rows of queries and keys lie as llama.cpp turns neighbouring elements of a
     head. `has_multipliers`: those of `compute_plane.model.multipliers`. `experts`: whether layers
-    have a mixture of experts in place of one MLP. `is_in_gguf`: whether GGUF files know the name.
+    have a mixture of experts in place of one MLP. `has_output_norms`: what attention and MLP give
+    is normalised before it is added to the hidden states. `gates_by_gelu`: the gate of the MLP is
+    GELU (by tanh), not SiLU. `norms_begin_at_one`: directories have weights of norms as what they
+    are more than 1. `is_in_gguf`: whether GGUF files know the name.
     """
 
     title: str
@@ -141,6 +144,9 @@ class Architecture:
     turns_neighbours: bool = False
     has_multipliers: bool = False
     experts: Literal["never", "may", "always"] = "never"
+    has_output_norms: bool = False
+    gates_by_gelu: bool = False
+    norms_begin_at_one: bool = False
     is_in_gguf: bool = True
 
 
@@ -151,6 +157,13 @@ ARCHITECTURES: Final = {
     "phi3": Architecture("Phi-3"),
     "smollm3": Architecture("SmolLM3", turns_neighbours=True),
     "granite": Architecture("Granite", turns_neighbours=True, has_multipliers=True),
+    "gemma3": Architecture(
+        "Gemma 3",
+        has_head_norms=True,
+        has_output_norms=True,
+        gates_by_gelu=True,
+        norms_begin_at_one=True,
+    ),
     "granitemoehybrid": Architecture("Granite 4", has_multipliers=True, is_in_gguf=False),
     "mixtral": Architecture("Mixtral", experts="always", is_in_gguf=False),
     "qwen3moe": Architecture("Qwen3 MoE", has_head_norms=True, experts="always"),
@@ -189,7 +202,7 @@ class ModelSpec:
     """The shape of a decoder of the Llama kind.
 
     RMSNorm before attention and MLP, rotary positions in the half-split convention (element i of a
-    head turns with element i + D/2), grouped-query attention, SiLU-gated MLP or a `mixture` of such
+    head turns with element i + D/2), grouped-query attention, a gated MLP or a `mixture` of such
     (None: one MLP), no biases but those of the architecture (a model with others is refused when it
     is read).
 
@@ -203,7 +216,8 @@ class ModelSpec:
     `embedding_scale`: what rows of the embedding are multiplied by. `score_scale`: what scores are;
     None: 1/√head_dim. `logits_scale`: what logits are. (`compute_plane.model.multipliers`, which
     changes `rms_norm_eps` too.) `window`: how many positions a token sees in `layers_with_window`,
-    the last ones up to its own (`compute_plane.model.windows`).
+    the last ones up to its own (`compute_plane.model.windows`). `local_rope_theta`: the base of
+    `layers_with_local_rope`, which have no scaling; None: there are none.
     """
 
     name: str
@@ -230,6 +244,8 @@ class ModelSpec:
     mixture: Mixture | None = None
     window: int | None = None
     layers_with_window: frozenset[int] = frozenset()
+    local_rope_theta: float | None = None
+    layers_with_local_rope: frozenset[int] = frozenset()
 
     def window_of(self, layer: int) -> int | None:
         """Return how many positions a token sees in a layer; None: all up to its own."""
@@ -244,6 +260,16 @@ class ModelSpec:
     def has_head_norms(self) -> bool:
         """Whether query and key heads are normalised before they are rotated."""
         return ARCHITECTURES[self.architecture].has_head_norms
+
+    @property
+    def has_output_norms(self) -> bool:
+        """Whether what attention and MLP give is normalised before it is added."""
+        return ARCHITECTURES[self.architecture].has_output_norms
+
+    @property
+    def gates_by_gelu(self) -> bool:
+        """Whether the gate of the MLP is GELU, not SiLU."""
+        return ARCHITECTURES[self.architecture].gates_by_gelu
 
     @property
     def num_turning(self) -> int:
@@ -291,8 +317,10 @@ def faults_of(spec: ModelSpec) -> list[str]:
             f"num_heads must be a multiple of num_kv_heads, "
             f"got {spec.num_heads} and {spec.num_kv_heads}"
         )
-    if not (math.isfinite(spec.rope_theta) and spec.rope_theta >= 1):
-        faults.append(f"rope_theta must be finite and at least 1, got {spec.rope_theta}")
+    for name in ("rope_theta", "local_rope_theta"):
+        theta = getattr(spec, name)
+        if theta is not None and not (math.isfinite(theta) and theta >= 1):
+            faults.append(f"{name} must be finite and at least 1, got {theta}")
     if not 0 < spec.rms_norm_eps < 1:
         faults.append(f"rms_norm_eps must be between 0 and 1, got {spec.rms_norm_eps}")
     return faults + _scaling_faults(spec)

@@ -107,6 +107,8 @@ class RawTensor:
     `head_order`: None if the rows are in the model's order. Otherwise they belong to heads of D
     rows, and row r of a head of the model is the file's head_order[r]
     (`compute_plane.model.head_orders`).
+    `added`: what is added to each element: weights of some norms are stored as what they are more
+    than 1. Vectors alone have it.
     `scale_group`: how many neighbouring columns of the rows surely have the same scale and zero
     point, from column 0 on; a multiple of 32 that divides their number, 32 where nothing is known.
     """
@@ -120,6 +122,7 @@ class RawTensor:
     head_order: IntArray | None = None
     input_order: IntArray | None = None
     scale_group: int = 32
+    added: float = 0.0
 
     @property
     def num_elements(self) -> int:
@@ -149,6 +152,8 @@ class RawTensor:
         """
         out = np.empty((self.stored.shape[0], self.shape[-1]), dtype=np.float32)
         decode_rows(self.rows(), self.format.label, out, path=self.path, name=self.stored_name)
+        if self.added:
+            out += np.float32(self.added)
         return in_model_order(out, self.input_order).reshape(self.shape)
 
 

@@ -13,12 +13,8 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-import structlog
-
 from compute_plane.model.errors import ModelFileError
 from compute_plane.model.spec import ModelSpec
-
-log = structlog.get_logger()
 
 
 def with_windows(
@@ -37,15 +33,15 @@ def with_windows(
     return dataclasses.replace(spec, window=window, layers_with_window=layers)
 
 
+def layers_of_period(period: int, num_layers: int) -> list[int]:
+    """Return all layers but every `period`-th; all for 0."""
+    return [layer for layer in range(num_layers) if period == 0 or (layer + 1) % period]
+
+
 def without_windows(spec: ModelSpec) -> ModelSpec:
     """Return the spec for an executor in which every token sees all before it."""
     if spec.window is None:
         return spec
-    log.warning(
-        "contexts are no longer than the model's sliding window",
-        max_model_len=spec.window,
-        context_length=spec.context_length,
-    )
     return dataclasses.replace(
         spec, context_length=spec.window, window=None, layers_with_window=frozenset()
     )

@@ -74,6 +74,8 @@ KINDS = {
     "mixture in Q8_0 and BF16": ("auto", {"gate_proj": Q8_0, EVERY: BF16}, "int8"),
     "windows in float32": ("float32", {}, "float32"),
     "windows, int8 pool": ("auto", {EVERY: Q8_0}, "int8"),
+    "Gemma 3 in float32": ("float32", {}, "float32"),
+    "Gemma 3 in Q4_0": ("auto", {EVERY: Q4_0}, "bfloat16"),
     "mixed": ("auto", {"q_proj": Q8_0, "v_proj": BF16, "gate": F16, EVERY: Q4_1}, "bfloat16"),
 }
 
@@ -94,12 +96,16 @@ OF_WIDE_BLOCKS = ("Q4_K and Q6_K", "five bits", "mixture in Q4_K and Q6_K")
 @cache
 def model_of(kind: str) -> tuple[ModelSpec, LlamaWeights]:
     """Return the numbers and the weights of a kind's model."""
-    architecture = {"Qwen2": "qwen2", "Qwen3": "qwen3"}.get(kind[:5], "llama")
+    names = {"Qwen2": "qwen2", "Qwen3": "qwen3", "Gemma": "gemma3"}
+    architecture = names.get(kind[:5], "llama")
     spec = replace(SPEC, architecture=architecture)
     if kind.startswith("mixture"):
         spec = replace(spec, architecture="mixtral", mixture=Mixture(7, 3))
-    if kind.startswith("windows"):
+    if kind.startswith(("windows", "Gemma")):
         spec = replace(spec, window=WINDOW, layers_with_window=frozenset({1}))
+    if kind.startswith("Gemma"):
+        local = frozenset({1})
+        spec = replace(spec, local_rope_theta=100.0, layers_with_local_rope=local)
     if kind in OF_WIDE_BLOCKS:
         spec = replace(spec, num_heads=4, hidden_size=256, intermediate_size=512)
     return spec, tiny_weights(spec)
@@ -196,7 +202,7 @@ def driver_of(kind: str, target: Target) -> Iterator[BatchDriver]:
     block_size = target.block_size(BLOCK_SIZES[kv_dtype])
     with ExitStack() as stack:
         if not target.keeps_bits and model_of(kind)[0].window is not None:
-            pytest.skip("the CUDA executor computes no windows")
+            pytest.skip("the CUDA executor computes neither windows nor Gemma 3")
         if target.keeps_bits:
             executor = stack.enter_context(executor_of(kind))
         else:
@@ -304,6 +310,7 @@ SAME_ON_EVERY_SET = [
     "Qwen3 in float32",
     "mixture in float32",
     "windows in float32",
+    "Gemma 3 in float32",
 ]
 
 

@@ -75,9 +75,11 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
         sizes = {"q_bias": spec.query_size, "k_bias": spec.kv_size, "v_bias": spec.kv_size}
         heads = ("query_norm", "key_norm")
         found = {name: matrix(n) * 4 for name, n in sizes.items()} if spec.has_qkv_bias else {}
-        return found | (
-            {name: norm(spec.head_dim) for name in heads} if spec.has_head_norms else {}
-        )
+        if spec.has_head_norms:
+            found |= {name: norm(spec.head_dim) for name in heads}
+        if spec.has_output_norms:
+            found |= {"attn_output_norm": norm(), "mlp_output_norm": norm()}
+        return found
 
     def mixture() -> dict[str, np.ndarray]:
         """The router's logits differ enough for weights that are not all alike."""

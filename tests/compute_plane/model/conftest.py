@@ -88,15 +88,23 @@ class TinyModel:
                 shapes[prefix + "self_attn.q_proj.bias"] = (query,)
                 shapes[prefix + "self_attn.k_proj.bias"] = (kv,)
                 shapes[prefix + "self_attn.v_proj.bias"] = (kv,)
-            if self.architecture in ("qwen3", "qwen3_moe"):
-                shapes[prefix + "self_attn.q_norm.weight"] = (self.head_dim,)
-                shapes[prefix + "self_attn.k_norm.weight"] = (self.head_dim,)
+            shapes |= {prefix + name: shape for name, shape in self._norm_shapes().items()}
         shapes["model.norm.weight"] = (hidden,)
         if not self.tied:
             shapes["lm_head.weight"] = (len(TOKENS), hidden)
         self.weights = {
             name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
         }
+
+    def _norm_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the norms that a layer has beside the two of every one."""
+        names = [f"self_attn.{part}_norm.weight" for part in ("q", "k")]
+        has_them = self.architecture in ("qwen3", "qwen3_moe", "gemma3")
+        found = dict.fromkeys(names if has_them else [], (self.head_dim,))
+        if self.architecture == "gemma3":
+            of_mlp = [f"{side}_feedforward_layernorm.weight" for side in ("pre", "post")]
+            found |= dict.fromkeys(of_mlp, (self.hidden_size,))
+        return found
 
     def _mixture_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the router's and the experts' tensors of a layer, as directories have them."""
@@ -152,6 +160,8 @@ class TinyModel:
         if self.architecture in MIXTURES:
             parts = (".block_sparse_moe.", ".mlp.")
             return {n: v for n, v in self.weights.items() if not any(p in n for p in parts)}
+        if self.architecture == "gemma3":
+            return {n: w + np.float32("norm" in n) for n, w in self.weights.items()}
         if self.architecture != "granitemoehybrid":
             return self.weights
         found = {}
@@ -173,10 +183,11 @@ class TinyModel:
             "qwen3_moe": "Qwen3Moe",
             "granitemoe": "GraniteMoe",
         }
+        model_types = {"gemma3": "gemma3_text"}
         name = names.get(self.architecture, self.architecture.capitalize())
         config = {
             "architectures": [f"{name}ForCausalLM"],
-            "model_type": self.architecture,
+            "model_type": model_types.get(self.architecture, self.architecture),
             "vocab_size": len(TOKENS),
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -229,7 +240,14 @@ GGUF_PARTS = {
 }
 
 
-def name_in_gguf(name: str) -> str:
+GGUF_PARTS_OF_GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def name_in_gguf(name: str, architecture: str = "llama") -> str:
     fixed = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
@@ -239,7 +257,8 @@ def name_in_gguf(name: str) -> str:
         return fixed[name]
     module, _, kind = name.rpartition(".")
     _, _, layer, part = module.split(".", 3)
-    return f"blk.{layer}.{GGUF_PARTS[part]}.{kind}"
+    parts = GGUF_PARTS | (GGUF_PARTS_OF_GEMMA if architecture == "gemma3" else {})
+    return f"blk.{layer}.{parts[part]}.{kind}"
 
 
 def interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
@@ -303,7 +322,7 @@ def write_gguf(
         elif name.endswith("k_proj.weight"):
             rows = interleave(rows, model.num_kv_heads)
         data = rows if is_given else gguf.quants.quantize(rows, matrix_kind)
-        writer.add_tensor(name_in_gguf(name), data, raw_dtype=matrix_kind)
+        writer.add_tensor(name_in_gguf(name, model.in_gguf), data, raw_dtype=matrix_kind)
     experts = model.experts_in_gguf() if model.architecture in MIXTURES else {}
     for name, values in experts.items():
         expert_kind = kind if "exps" in name else GgmlType.F32

@@ -22,8 +22,9 @@ class LlamaLayer:
     `attn_norm`, `mlp_norm`: [hidden]. `q`: [H·D, hidden], `k`, `v`: [G·D, hidden],
     `o`: [hidden, H·D]. `gate`, `up`: [intermediate, hidden], `down`: [hidden, intermediate].
     The rows of `q` and `k` are in the half-split order (`compute_plane.model.rope`). The biases are
-    Qwen2's, [H·D] and [G·D]; `query_norm`, `key_norm`, [D], Qwen3's. `mixture`: router and experts
-    by their roles (`compute_plane.model.expert_layout`), in place of `gate`, `up` and `down`.
+    Qwen2's, [H·D] and [G·D]; `query_norm`, `key_norm`, [D], Qwen3's; `attn_output_norm`,
+    `mlp_output_norm`, [hidden], Gemma 3's. `mixture`: router and experts by their roles
+    (`compute_plane.model.expert_layout`), in place of `gate`, `up` and `down`.
     """
 
     attn_norm: Float32Array
@@ -41,6 +42,8 @@ class LlamaLayer:
     query_norm: Float32Array | None = None
     key_norm: Float32Array | None = None
     mixture: Mapping[str, Float32Array] = field(default_factory=dict)
+    attn_output_norm: Float32Array | None = None
+    mlp_output_norm: Float32Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +75,9 @@ def layer_fields(spec: ModelSpec, layer: int) -> dict[str, str]:
     fields = {layout.layer_tensor(layer, role): field for role, field in _ROLES.items()}
     biases, norms = layout.qkv_biases(spec, layer), layout.head_norms(spec, layer)
     fields |= dict(zip(biases, ("q_bias", "k_bias", "v_bias"), strict=False))
-    return fields | dict(zip(norms, ("query_norm", "key_norm"), strict=False))
+    fields |= dict(zip(norms, ("query_norm", "key_norm"), strict=False))
+    outputs = layout.output_norms(spec, layer)
+    return fields | dict(zip(outputs, ("attn_output_norm", "mlp_output_norm"), strict=False))
 
 
 def decoded_weights(model: LoadedModel) -> LlamaWeights:

@@ -109,6 +109,19 @@ def test_an_end_of_turn_that_a_converter_calls_user_defined_ends_a_text(write, p
     assert assets.eos_token_ids == (2, 264)
 
 
+def test_runs_of_spaces_that_are_user_defined_are_found_in_the_text_itself(write, pieces):
+    """As in Gemma's files, which also have no space in front."""
+    place = pieces.tokens.index("abab")
+    tokens = changed(pieces.tokens, place, "   ")
+    types = changed(pieces.types, place, USER_DEFINED)
+    path = write(tokens=tokens, token_type=types, add_space_prefix=False)
+    tokenizer = Tokenizer.from_buffer(load_model(str(path)).assets.tokenizer_json)
+    text = "ab   b a"
+    encoded = tokenizer.encode(text)
+    assert encoded.tokens == ["ab", "   ", "b", "\u2581a"]
+    assert tokenizer.decode(encoded.ids) == text
+
+
 WRONG = {
     "key tokenizer.ggml.scores is missing": lambda _: {"scores": None},
     "265 tokens, but tokenizer.ggml.scores has 264": lambda m: {"scores": m.scores[1:]},
