@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from structlog.testing import capture_logs
 
 from compute_plane.cuda import build, expert_products
+from compute_plane.cuda.dense_kernels import DenseKernels
+from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.expert_products import (
     SeparateProjections,
     StackedMatrices,
@@ -22,11 +25,14 @@ from compute_plane.cuda.matrices import DenseMatrix, Projection
 from compute_plane.cuda.planned_feedforward import PlannedExperts
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
+from compute_plane.executor.registry import ExecutorContext
 from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.loader import LoadedModel
-from compute_plane.model.spec import Mixture
+from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import TensorFormat
 from kernels.reference import mixture as reference
+from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
+from tests.compute_plane.cuda.torch_executors import RecordingDriver
 from tests.compute_plane.executor.tiny_llama import model_in_memory, tiny_spec, tiny_weights
 from tests.devices import STAND_IN, Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -211,3 +217,27 @@ def test_working_memory_counts_the_rows_of_a_piece() -> None:
     assert few > 100 * 3 * SPEC.intermediate_size * 3 * 2
     more = expert_working_bytes(SPEC, 2, 8192)
     assert more - many == 4096 * 2 * SPEC.hidden_size * 2
+
+
+@pytest.mark.parametrize(("dtype", "captured"), [("bfloat16", (1, 2, 4)), ("float32", ())])
+def test_steps_are_captured_where_they_do_not_wait(
+    tmp_path: Path, dtype: str, captured: tuple[int, ...]
+) -> None:
+    model, device = model_in_memory(SPEC, tiny_weights(SPEC)), RecordingDriver(memory=1 << 30)
+    context = ExecutorContext(
+        spec=SPEC, model=model, block_size=16, num_blocks=20, dtype=dtype, kv_cache_dtype="auto",
+        instruction_set="auto", device="cuda", max_tokens=64, num_threads=1, kernel_cache=tmp_path,
+        max_rows=4,
+    )  # fmt: skip
+    plan = build.planned_weights(context, model, device.device)
+    made = build.build_on(context, model, plan, device, ReferenceOperations())
+    assert isinstance(made.executor, CudaExecutor)
+    assert made.executor.graphs.captured == captured
+
+
+def test_no_kernel_is_made_for_a_gate_that_no_layer_has() -> None:
+    def written(spec: ModelSpec) -> set[str]:
+        kernels = DenseKernels(SimulatedLauncher(), spec, "bfloat16")
+        return {variant.writes for variant in kernels.variants}
+
+    assert written(replace(SPEC, mixture=None)) - written(SPEC) == {"gated"}

@@ -165,9 +165,10 @@ def test_a_gguf_file_says_how_many_experts(tiny, tmp_path, key):
         in_gguf(tiny, tmp_path, skip_keys=[key])
 
 
-def test_keys_that_change_nothing_are_taken(tiny, tmp_path):
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_keys_that_change_nothing_are_taken(tiny, tmp_path, scale):
     spec = in_gguf(
-        tiny, tmp_path, expert_gating_func=1, expert_weights_scale=1.0, expert_group_count=1
+        tiny, tmp_path, expert_gating_func=1, expert_weights_scale=scale, expert_group_count=1
     ).spec
     assert spec.mixture == Mixture(6, 2)
 
@@ -179,3 +180,14 @@ def test_experts_are_refused_where_an_architecture_has_none(tiny, tmp_path):
     path = tiny.gguf(tmp_path / "m.gguf", tiny.model(architecture="qwen2"), change=change)
     with pytest.raises(UnsupportedModelError, match="mixtures of experts are not supported"):
         load_model(str(path))
+
+
+def test_a_model_without_experts_has_the_width_of_its_mlp(tiny, tmp_path):
+    """Whatever its file says of experts that it does not have."""
+
+    def change(writer):
+        writer.add_expert_count(0)
+        writer.add_expert_feed_forward_length(32)
+
+    spec = load_model(str(tiny.gguf(tmp_path / "m.gguf", tiny.model(), change=change))).spec
+    assert (spec.mixture, spec.intermediate_size) == (None, 96)
