@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from control_plane.text.answers.call_object import CallObject
+from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parts import Draft
 from control_plane.text.answers.until import SPACE, Until
 from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS
@@ -23,14 +24,22 @@ class CallReader(ABC):
     """Reads content and calls out of one text. `is_start`: the answer begins with it.
 
     `FORMAT`: its name. `MARKERS`: what begins calls. `NAMES`: what may be special tokens in a
-    vocabulary, and must be in the text.
+    vocabulary, and must be in the text. `READS_PARAMETERS`: what it reads depends on the tools'
+    `parameters`.
     """
 
     FORMAT: ClassVar[str]
     MARKERS: ClassVar[tuple[str, ...]]
     NAMES: ClassVar[tuple[str, ...]]
+    READS_PARAMETERS: ClassVar[bool] = False
 
-    def __init__(self, draft: Draft, *, is_start: bool) -> None:  # noqa: ARG002 - of one format only
+    def __init__(
+        self,
+        draft: Draft,
+        *,
+        is_start: bool,  # noqa: ARG002 - of one format only
+        parameters: ToolParameters = NO_TOOLS,  # noqa: ARG002 - of another
+    ) -> None:
         self._draft = draft
         self._until = Until(self.MARKERS)
         self._spare: list[str] = []  # content, unless it turns out to be a part of a call
@@ -128,43 +137,61 @@ class CallReader(ABC):
         return text[1:]
 
 
-class HermesReader(CallReader):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3."""
+class TaggedReader(CallReader):
+    """Calls that stand between `<tool_call>` and `</tool_call>`, with space beside them."""
 
-    FORMAT = "hermes"
-    MARKERS = ("<tool_call>",)
+    MARKERS: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     NAMES = ("<tool_call>", "</tool_call>")
 
     _CLOSING: Final = "</tool_call>"
 
-    def __init__(self, draft: Draft, *, is_start: bool) -> None:
-        super().__init__(draft, is_start=is_start)
-        self._closed_to = 0
+    def __init__(
+        self, draft: Draft, *, is_start: bool, parameters: ToolParameters = NO_TOOLS
+    ) -> None:
+        super().__init__(draft, is_start=is_start, parameters=parameters)
+        self._mark = ""  # as much as has come of one that is due
 
-    def _behind_marker(self, text: str) -> str:
-        return self._want_object(text)
+    def _take_mark(self, mark: str, text: str) -> tuple[bool | None, str]:
+        """Take what comes of a mark, and space before it: whether it is one, and the rest.
 
-    def _behind_object(self, text: str) -> str:
-        if self._closed_to == 0:
+        None: more has to come.
+        """
+        if not self._mark:
             text = self._skip_space(text)
-        missing = self._CLOSING[self._closed_to :]
+        missing = mark[len(self._mark) :]
         given = text[: len(missing)]
         if not missing.startswith(given):
-            self._closed_to = 0
+            held, begun = "".join(self._spare), self._mark
+            self._spare[:], self._mark = [held.removesuffix(begun)], ""
+            return False, begun + text  # another mark may begin with it
+        self._spare.append(given)
+        is_whole = given == missing
+        self._mark = "" if is_whole else self._mark + given
+        return is_whole or None, text[len(given) :]
+
+    def _behind_object(self, text: str) -> str:
+        is_closed, text = self._take_mark(self._CLOSING, text)
+        if is_closed is False:
             self._end_call()
             return self._back_to_content(text)
-        self._spare.append(given)
-        self._closed_to += len(given)
-        if self._closed_to == len(self._CLOSING):
-            self._closed_to = 0
+        if is_closed:
             self._spare.clear()
             self._step = self._in_content
             self._end_call()
-        return text[len(given) :]
+        return text
 
     @property
     def _has_closing_mark(self) -> bool:
         return True
+
+
+class HermesReader(TaggedReader):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3."""
+
+    FORMAT = "hermes"
+
+    def _behind_marker(self, text: str) -> str:
+        return self._want_object(text)
 
 
 class Llama3JsonReader(CallReader):
@@ -178,8 +205,10 @@ class Llama3JsonReader(CallReader):
     MARKERS = ("<|python_tag|>",)
     NAMES = MARKERS
 
-    def __init__(self, draft: Draft, *, is_start: bool) -> None:
-        super().__init__(draft, is_start=is_start)
+    def __init__(
+        self, draft: Draft, *, is_start: bool, parameters: ToolParameters = NO_TOOLS
+    ) -> None:
+        super().__init__(draft, is_start=is_start, parameters=parameters)
         if is_start:
             self._step = self._want_bare_object
 
@@ -216,8 +245,10 @@ class MistralReader(CallReader):
 
     _NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 
-    def __init__(self, draft: Draft, *, is_start: bool) -> None:
-        super().__init__(draft, is_start=is_start)
+    def __init__(
+        self, draft: Draft, *, is_start: bool, parameters: ToolParameters = NO_TOOLS
+    ) -> None:
+        super().__init__(draft, is_start=is_start, parameters=parameters)
         self._is_listed = False
         self._name = ""
         self._call_id = ""

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from control_plane.text.answers.call_readers import CallReader
+from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parts import Draft, Parts
 from control_plane.text.answers.until import SPACE, Until
 
@@ -38,13 +39,15 @@ class AnswerFormat:
 
     `calls`: makes what reads tool calls; None: they are text. `is_start`: the assistant's message
     begins with the answer. `spelled`: special tokens that must be in the text, which leaves such
-    tokens out otherwise: their ids and names.
+    tokens out otherwise: their ids and names. `parameters`: of the tools, where calls cannot be
+    read without.
     """
 
     thinking: Thinking
     calls: type[CallReader] | None = None
     is_start: bool = True
     spelled: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    parameters: ToolParameters = field(default_factory=lambda: NO_TOOLS)
 
     def parser(self, *, max_calls: int | None = None) -> AnswerParser:
         """Return a new parser. `max_calls`: calls beyond it are left out."""
@@ -61,7 +64,13 @@ class AnswerParser:
     def __init__(self, answer_format: AnswerFormat, *, max_calls: int | None = None) -> None:
         self._draft = Draft(max_calls)
         make = answer_format.calls
-        self._calls = None if make is None else make(self._draft, is_start=answer_format.is_start)
+        self._calls: CallReader | None = None
+        if make is not None:
+            self._calls = make(
+                self._draft,
+                is_start=answer_format.is_start,
+                parameters=answer_format.parameters,
+            )
         self._step: Callable[[str], str] = {
             Thinking.MAY_BEGIN: self._at_start,
             Thinking.HAS_BEGUN: self._behind_think,

@@ -10,9 +10,15 @@ import pytest
 from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader, MistralReader
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.parts import CallPiece, Parts
+from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
 from control_plane.text.answers.text_form import FirstCall
 
-READERS = {"hermes": HermesReader, "llama": Llama3JsonReader, "mistral": MistralReader}
+READERS = {
+    "hermes": HermesReader,
+    "llama": Llama3JsonReader,
+    "mistral": MistralReader,
+    "qwen3_coder": Qwen3CoderReader,  # more in test_calls_of_qwen3_coder_come_apart
+}
 MAY_BEGIN = Thinking.MAY_BEGIN
 LONG_NAME = "n" * 65
 
@@ -190,7 +196,9 @@ FAVOURITES = {
     "hermes": ["<tool_call>", '<tool_call>{"name": "f", "arguments": {'] * 3,
     "llama": ["<|python_tag|>", '<|python_tag|>{"name": "f", "parameters": {'] * 3,
     "mistral": ["[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {', "[TOOL_CALLS]g{"] * 2,
-}
+    "qwen3_coder": ["<function=f>", "<function=", "<parameter=x>", "\n</parameter>", "</function>",
+                    "<parameter=", "<tool_call>\n<function=g>\n<parameter=y>\n"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("reader", [None, *READERS])
@@ -256,6 +264,9 @@ def test_text_and_calls_are_told_in_the_order_in_which_they_were_written():
         ("llama", '<|python_tag|>{"name": "f", "parameters": {}}', " so"),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}]', "."),
         ("mistral", "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]g[ARGS]{}"),
+        ("qwen3_coder", "So <tool_call>\n<function=f>\n</function>\n</tool_call>", " and"),
+        ("qwen3_coder", "<function=f></tool_call>", "<function=g></function>"),
+        ("qwen3_coder", "So <function=f></function> a", "nd"),
         # Nothing closes it, but for what cannot be a part of it.
         ("hermes", '<tool_call>{"name": "f", "arguments": {}} a', "nd <tool_call>"),
         ("hermes", '<tool_call>{"name": "f", "arguments": {}, "oh"', ": 1}</tool_call>"),
@@ -320,7 +331,9 @@ HOSTILE = {
     "hermes": ["<tool_call>", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'],
     "llama": ["<|python_tag|>", '{"name": "f", "parameters": {}};'],
     "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS]f[CALL_ID]"],
-}
+    "qwen3_coder": ["<tool_call>", "<function=", "<function=f>", "<parameter=x></parameter>",
+                    "<function=f><parameter=x>[</parameter>"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
