@@ -214,7 +214,7 @@ class TextService:
         answer = None
         if self._answer_formats is not None:
             continued = str(known[-1]["content"]) if continue_final_message else None
-            answer = self._answer_formats.of(text, has_tools=bool(tools), continued=continued)
+            answer = self._answer_formats.of(text, tools=tools or (), continued=continued)
         return ChatPrompt(text, encode(text), answer)
 
     def _check_size(

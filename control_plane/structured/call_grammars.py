@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from control_plane.core.tool_calls import ToolCalls
+from control_plane.structured.lark import lark_text, without
+from control_plane.structured.parameter_grammars import rules_of_calls
+from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
 
 THINK: Final = "<think>"
 END_OF_THINKING: Final = "</think>"
@@ -21,29 +24,37 @@ _PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 """What may stand between marks of Mistral's."""
 
 
-def schema_name(index: int) -> str:
-    """Return what the grammar of a tool's arguments is called, in the grammar of calls."""
-    return f"tool_{index}"
+WRITES_VALUES: Final = (Qwen3CoderReader.FORMAT,)
+"""Formats in which arguments are no JSON: not every schema that JSON keeps to can be kept to."""
 
 
-def lark_text(text: str) -> str:
-    """Return a text as Lark's notation has it."""
-    spelled = json.dumps(text, ensure_ascii=False)
-    return spelled.replace("\x7f", r"\u007f")  # which it does not take as it is
+class CallGrammar(NamedTuple):
+    """The grammar of an answer. `schemas`: of what it names with `@`, by these names."""
+
+    lark: str
+    schemas: Mapping[str, str]
 
 
-def lark_of_calls(calls: ToolCalls) -> str:
-    """Return the grammar of an answer; `@` and `schema_name` stand for what a tool's schema allows.
+def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
+    """Return the grammar of an answer with calls. Raises ValueError.
 
     Reasoning comes first where there may be some.
     """
-    lines = _FORMATS[calls.format](calls)
+    if calls.format == Qwen3CoderReader.FORMAT:
+        lines, schemas = _qwen3_coder(calls)
+    else:
+        lines = _OBJECTS[calls.format](calls)
+        schemas = {_schema_name(index): tool.schema for index, tool in enumerate(calls.tools)}
     start = "calls"
     if calls.thought != "none":
         is_begun = calls.thought == "has begun"
         start = "thought calls" if is_begun else f"({_mark(calls, THINK)} thought)? calls"
         lines += _thought(calls)
-    return "\n".join((f"start: {start}", *lines, ""))
+    return CallGrammar("\n".join((f"start: {start}", *lines, "")), schemas)
+
+
+def _schema_name(index: int) -> str:
+    return f"tool_{index}"
 
 
 def _thought(calls: ToolCalls) -> list[str]:
@@ -92,7 +103,7 @@ def _mistral(calls: ToolCalls) -> list[str]:
     has_ids = "[CALL_ID]" in dict(calls.tokens)
     call_id = f"({_mark(calls, '[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)?" if has_ids else ""
     named = [
-        f"{lark_text(tool.name)} {call_id} {_mark(calls, '[ARGS]')} @{schema_name(index)}"
+        f"{lark_text(tool.name)} {call_id} {_mark(calls, '[ARGS]')} @{_schema_name(index)}"
         for index, tool in enumerate(calls.tools)
         if _PLAIN_NAME.fullmatch(tool.name)
     ]
@@ -105,10 +116,27 @@ def _mistral(calls: ToolCalls) -> list[str]:
     ]
 
 
-def _calls(calls: ToolCalls, mark: str, *, separator: str) -> list[str]:
-    """Return the rules of an answer with a mark before each call; `call` is what follows it."""
+def _qwen3_coder(calls: ToolCalls) -> tuple[list[str], dict[str, str]]:
+    """Return the schemas of values, too. In text a call may come without the first mark."""
+    named, schemas = rules_of_calls(calls.tools)
+    end = _mark(calls, "</tool_call>")
+    lines = [
+        *_calls(calls, "<tool_call>", separator="\n", bare="<function="),
+        f'call: "\\n<function=" named "\\n" {end}',
+        *named,
+    ]
     if calls.may_say:
-        return _text_and_calls(calls, mark, begins_with_call=False)
+        lines.append(f'bare_call: named ("\\n" {end})?')
+    return lines, schemas
+
+
+def _calls(calls: ToolCalls, mark: str, *, separator: str, bare: str | None = None) -> list[str]:
+    """Return the rules of an answer with a mark before each call; `call` is what follows it.
+
+    `bare`: a mark with which calls may begin in text.
+    """
+    if calls.may_say:
+        return _text_and_calls(calls, mark, bare=bare)
     begin = _mark(calls, mark)
     between = lark_text(separator) if separator else ""
     more = "" if calls.is_single else f"({between} {begin} call)*"
@@ -116,12 +144,18 @@ def _calls(calls: ToolCalls, mark: str, *, separator: str) -> list[str]:
 
 
 def _text_and_calls(
-    calls: ToolCalls, mark: str, *, begins_with_call: bool, goes_on: str | None = None
+    calls: ToolCalls,
+    mark: str,
+    *,
+    begins_with_call: bool = False,
+    goes_on: str | None = None,
+    bare: str | None = None,
 ) -> list[str]:
     """Return the rules of text with calls in it, each behind a mark, with which none is text.
 
     `begins_with_call`: what the answer begins with may be a call without a mark, and is one if it
     looks like it. `goes_on`: what begins a further call behind a call, a regular expression.
+    `bare`: another mark, which is text; what follows it is `bare_call`.
     """
     token = dict(calls.tokens).get(mark)
     taken = [r"\{"] if begins_with_call else []
@@ -129,19 +163,28 @@ def _text_and_calls(
         taken.append(THINK)
     at_start = "".join(map(_not_first, taken))
     behind = "" if goes_on is None else _not_first(goes_on)
+    unmarked = "" if token is None else _without(mark)
     if token is None:
-        spelled, unmarked = f"/(?s:.*){re.escape(mark)}/", ""
+        spelled = f"/(?s:.*){re.escape(mark)}/"
         begins = [
             *("first[lazy]: FIRST", f"FIRST: {spelled}{at_start}"),
             *("next[lazy]: NEXT", f"NEXT: {spelled}{behind}"),
         ]
     else:
-        unmarked = _without(mark)
         begins = [f"first: TEXT? <[{token}]>", f"next: MORE? <[{token}]>"]
-    more = "" if calls.is_single else "(next call)* MORE?"
-    bare = " | call" if begins_with_call else ""
+    first, further = "first call", "next call"
+    if bare is not None:
+        spelled = f"/(?s:.*){re.escape(bare)}/{_without(mark)}"
+        begins += [
+            *("first_bare[lazy]: FIRST_BARE", f"FIRST_BARE: {spelled}{at_start}"),
+            *("next_bare[lazy]: NEXT_BARE", f"NEXT_BARE: {spelled}{behind}"),
+        ]
+        first = f"({first} | first_bare bare_call)"
+        further = f"{further} | next_bare bare_call"
+    more = "" if calls.is_single else f"({further})* MORE?"
+    alone = " | call" if begins_with_call else ""
     return [
-        f"calls: TEXT? | first call {more}{bare}",
+        f"calls: TEXT? | {first} {more}{alone}",
         f"TEXT: /(?s:.+)/{at_start}{unmarked}",
         f"MORE: /(?s:.+)/{behind}{unmarked}",
         *begins,
@@ -153,20 +196,11 @@ def _not_first(pattern: str) -> str:
     return rf" & ~/[ \t\r\n]*{pattern}(?s:.*)/"
 
 
-def _without(mark: str) -> str:
-    """Return what to add to a text in which a mark must not be spelled, letter by letter.
-
-    Readers cannot tell it from the token, so that it would be one.
-    """
-    spelled = re.escape(mark).replace("/", r"\/")
-    return f" & ~/(?s:.*){spelled}(?s:.*)/"
-
-
 def _object(calls: ToolCalls, key: str) -> list[str]:
     """Return the rules of a call as an object of JSON."""
     bodies = [
         lark_text(f'{json.dumps(tool.name, ensure_ascii=False)}, "{key}": ')
-        + f" @{schema_name(index)}"
+        + f" @{_schema_name(index)}"
         for index, tool in enumerate(calls.tools)
     ]
     begin = lark_text('{"name": ')
@@ -179,7 +213,15 @@ def _mark(calls: ToolCalls, name: str) -> str:
     return lark_text(name) if token is None else f"<[{token}]>"
 
 
-_FORMATS: Final[Mapping[str, Callable[[ToolCalls], list[str]]]] = {
+def _without(mark: str) -> str:
+    """Return what to add to a text in which a mark must not be spelled, letter by letter.
+
+    Readers cannot tell it from the token, so that it would be one.
+    """
+    return without(re.escape(mark))
+
+
+_OBJECTS: Final[Mapping[str, Callable[[ToolCalls], list[str]]]] = {
     "hermes": _hermes,
     "llama3_json": _llama3_json,
     "mistral": _mistral,

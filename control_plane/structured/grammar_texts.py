@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from control_plane.core.structured_outputs import MAX_REGEX_CHARACTERS, StructuredOutputs
-from control_plane.core.tool_calls import ToolCalls
-from control_plane.structured.call_grammars import lark_of_calls, lark_text, schema_name
+from control_plane.core.tool_calls import CallableTool, ToolCalls
+from control_plane.structured.call_grammars import WRITES_VALUES, grammar_of_answer
+from control_plane.structured.lark import lark_text
+from control_plane.structured.parameter_grammars import OPTIONS, texts_of_call
 
 WHITESPACE: Final = r"[ \n\r\t]{1,16}"
 """Between the parts of JSON: enough to indent, and no end of it for a model that goes astray."""
-
-OPTIONS: Final = "x-guidance"
-"""Under this name a schema tells the library how to compile it."""
 
 
 def grammar_of(wanted: StructuredOutputs | ToolCalls) -> str:
@@ -34,11 +35,30 @@ def grammar_of(wanted: StructuredOutputs | ToolCalls) -> str:
 
 def _grammar_of_calls(calls: ToolCalls) -> str:
     """Return the grammar of calls: a list of grammars, the first of which names the others."""
-    grammars: list[dict[str, object]] = [{"lark_grammar": lark_of_calls(calls)}]
-    for index, tool in enumerate(calls.tools):
-        (grammar,) = json.loads(grammar_of_schema(tool.schema))["grammars"]
-        grammars.append({"name": schema_name(index), "json_schema": grammar["json_schema"]})
+    lark, schemas = grammar_of_answer(calls)
+    grammars: list[dict[str, object]] = [{"lark_grammar": lark}]
+    for name, schema in schemas.items():
+        (grammar,) = json.loads(grammar_of_schema(schema))["grammars"]
+        grammars.append({"name": name, "json_schema": grammar["json_schema"]})
     return json.dumps({"grammars": grammars})
+
+
+def grammars_of_tool(calls: ToolCalls, tool: CallableTool, known: set[str]) -> Iterator[str]:
+    """Return what shows whether a tool can be called, one after the other. Raises ValueError.
+
+    The schema as it is comes first: of what answers cannot keep to the library says what it is.
+    `known`: texts of tools before, which need not be looked at again.
+    """
+    from llguidance import LLMatcher
+
+    yield grammar_of_schema(tool.schema)
+    if calls.format not in WRITES_VALUES:
+        return
+    for text in texts_of_call(tool):
+        if text not in known:
+            known.add(text)
+            yield LLMatcher.grammar_from_lark(text)
+    yield _grammar_of_calls(replace(calls, tools=(tool,)))
 
 
 def grammar_of_schema(schema: str) -> str:

@@ -14,7 +14,10 @@ LIBRARY: Final = "the grammar library says"
 _WORDS: Final = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
-        (r"NoExtensionBias", "no text can keep to it: what it refers to leads back to itself"),
+        (
+            r"NoExtensionBias",
+            "no text can keep to it: it leads back to itself, or contradicts itself",
+        ),
         (r"schema too large", "it is too large, or its alternatives multiply"),
         (
             r"fuel exhausted|lexer configuration .* too big|class too large|too many expressions",

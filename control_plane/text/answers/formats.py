@@ -14,12 +14,14 @@ from control_plane.text.answers.call_readers import (
     Llama3JsonReader,
     MistralReader,
 )
+from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
 
 AUTO: Final = "auto"
 NONE: Final = "none"
 
 CALL_READERS: Final[Mapping[str, type[CallReader]]] = {
-    reader.FORMAT: reader for reader in (HermesReader, Llama3JsonReader, MistralReader)
+    reader.FORMAT: reader
+    for reader in (HermesReader, Llama3JsonReader, MistralReader, Qwen3CoderReader)
 }
 TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)
 REASONING_PARSERS: Final = (AUTO, NONE, "think", "deepseek_r1", "qwen3")

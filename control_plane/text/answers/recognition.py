@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from control_plane.text.answers.call_readers import CallReader
 from control_plane.text.answers.formats import AUTO, CALL_READERS, NONE
+from control_plane.text.answers.parameter_kinds import NO_TOOLS, parameters_of_tools
 from control_plane.text.answers.parser import (
     END_OF_THINKING,
     THINK,
@@ -67,24 +68,30 @@ class AnswerFormats:
         self._spelled_with_calls = {**self._spelled, **_special_tokens(tokenizer, names)}
 
     def of(
-        self, prompt: str, *, has_tools: bool, continued: str | None = None
+        self,
+        prompt: str,
+        *,
+        tools: Sequence[Mapping[str, object]],
+        continued: str | None = None,
     ) -> AnswerFormat | None:
         """Return how the answer to a prompt is read; None: all of it is content.
 
-        `has_tools`: some may be called. `continued`: what the last message says so far, if the
-        answer goes on with it.
+        `tools`: those that may be called, as chat templates get them. `continued`: what the last
+        message says so far, if the answer goes on with it.
         """
-        wants_calls = has_tools and self.calls is not None
-        if not (wants_calls or self.has_reasoning):
+        reader = CALL_READERS[self.calls] if tools and self.calls is not None else None
+        if not (reader or self.has_reasoning):
             return None
         thinking = self._thinking(prompt, continued)
-        if not wants_calls and thinking is Thinking.IS_OVER:
+        if not reader and thinking is Thinking.IS_OVER:
             return None
+        reads = reader is not None and reader.READS_PARAMETERS
         return AnswerFormat(
             thinking,
-            CALL_READERS[self.calls] if wants_calls and self.calls is not None else None,
+            reader,
             is_start=continued is None,
-            spelled=self._spelled_with_calls if wants_calls else self._spelled,
+            spelled=self._spelled_with_calls if reader else self._spelled,
+            parameters=parameters_of_tools(tools) if reads else NO_TOOLS,
         )
 
     def _thinking(self, prompt: str, continued: str | None) -> Thinking:

@@ -14,6 +14,7 @@ from control_plane.core.structured_outputs import StructuredOutputs
 from control_plane.structured import grammars as grammars_module
 from control_plane.structured.grammars import Grammars
 from control_plane.text.answers.formats import CALL_READERS
+from control_plane.text.answers.parameter_kinds import parameters_of_tools
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.tool_choice import ToolChoice, with_calls
 from control_plane.text.simple_tokenizer import EOS_TOKEN_ID, SimpleTokenizer
@@ -40,10 +41,18 @@ def grammars() -> Grammars:
     return Grammars(SimpleTokenizer(), vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))
 
 
-def format_of(name: str, thinking=Thinking.IS_OVER, *, is_start=True, has_tokens=False):
+def format_of(
+    name: str, thinking=Thinking.IS_OVER, *, is_start=True, has_tokens=False, tools=TOOLS
+):
     marks = ("<think>", "</think>", *CALL_READERS[name].NAMES)
     spelled = dict(zip(MARKS, marks, strict=False)) if has_tokens else {}
-    return AnswerFormat(thinking, CALL_READERS[name], is_start=is_start, spelled=spelled)
+    return AnswerFormat(
+        thinking,
+        CALL_READERS[name],
+        is_start=is_start,
+        spelled=spelled,
+        parameters=parameters_of_tools(tools),
+    )
 
 
 def asked(answer: AnswerFormat, choice: ToolChoice, tools=TOOLS, **params) -> Request:

@@ -30,6 +30,9 @@ __all__ = ["grammars"]
 
 STRICT = ToolChoice(strict=("weather",))
 KEYS = {"hermes": "arguments", "llama3_json": "parameters", "mistral": "arguments"}
+"""Of formats in which calls are objects; test_calls_of_qwen3_coder_keep_to_their_schema has the
+other."""
+
 OPENINGS = {
     "hermes": ["<tool_call>", "\n"],
     "llama3_json": ["<|python_tag|>"],
@@ -93,7 +96,7 @@ def test_whatever_is_drawn_keeps_what_is_strict(grammars, name, thinking, is_sta
     assert num_calls or has_tokens is False
 
 
-@pytest.mark.parametrize("name", CALL_READERS)
+@pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("has_tokens", [False, True])
 @pytest.mark.parametrize("before", [[""], ["Well:\n"], ["<think>", THOUGHT, "</think>", "\n\n"]])
 def test_a_call_has_one_of_the_tools_and_its_arguments_or_does_not_come(
@@ -138,9 +141,7 @@ def test_a_message_of_llamas_that_begins_with_a_brace_is_a_call(grammars):
     assert goes(made, list(b'{"no')) == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "has_tokens"), list(itertools.product(CALL_READERS, (False, True)))
-)
+@pytest.mark.parametrize(("name", "has_tokens"), list(itertools.product(KEYS, (False, True))))
 def test_further_calls_keep_to_it_too(grammars, name, has_tokens):
     answer = format_of(name, has_tokens=has_tokens)
     call = f'{{"name": "weather", "{KEYS[name]}": {{"town": "Ulm", "days": 3}}}}'
@@ -151,7 +152,7 @@ def test_further_calls_keep_to_it_too(grammars, name, has_tokens):
     assert sorted(map(chr, allowed(made))) == ["t", "w"]
 
 
-@pytest.mark.parametrize("name", CALL_READERS)
+@pytest.mark.parametrize("name", KEYS)
 def test_at_most_one_call_where_they_are_not_parallel(grammars, name):
     choice = ToolChoice(strict=("weather",), is_single=True)
     answer = format_of(name, has_tokens=True)
@@ -162,7 +163,7 @@ def test_at_most_one_call_where_they_are_not_parallel(grammars, name):
     assert made.is_complete
 
 
-@pytest.mark.parametrize("name", CALL_READERS)
+@pytest.mark.parametrize("name", KEYS)
 def test_a_mark_that_is_a_token_is_not_spelled_in_letters_which_would_be_read_as_it(grammars, name):
     answer, mark = format_of(name, has_tokens=True), OPENINGS[name][0]
     call = f'{{"name": "weather", "{KEYS[name]}": {{"town": "Ulm", "days": 3}}}}'

@@ -254,14 +254,27 @@ DEEPSEEK = """{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}"""
 
-QWEN_CODER = """{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' }}
-    {%- if tools and loop.first %}{{ tools | tojson }}{% endif %}
-    {{- message.content }}
+QWEN_CODER = """{%- macro listed(tool) %}
+    {{- '\\n<function>\\n<name>' ~ tool.name ~ '</name>' }}
+    {%- for name, schema in ((tool.parameters or {}).properties or {}) | items %}
+        {{- '\\n<parameter>' ~ name ~ ': ' ~ schema | tojson ~ '</parameter>' }}
+    {%- endfor %}
+    {{- '\\n</function>' }}
+{%- endmacro %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n<tools>' }}
+    {%- for tool in tools %}{{ listed(tool.function) }}{% endfor %}
+    {{- '\\n</tools>\\nCall as in <tool_call>\\n<function=NAME>…</function>\\n</tool_call>' }}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content | trim }}
     {%- for call in message.tool_calls or [] %}
         {{- '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}
         {%- for name, value in call.function.arguments | items %}
-            {{- '<parameter=' + name + '>\\n' ~ value ~ '\\n</parameter>\\n' }}
+            {%- set is_json = value is mapping or value is sequence and value is not string %}
+            {{- '<parameter=' + name + '>\\n' ~ (value | tojson if is_json else value | string) }}
+            {{- '\\n</parameter>\\n' }}
         {%- endfor %}
         {{- '</function>\\n</tool_call>' }}
     {%- endfor %}

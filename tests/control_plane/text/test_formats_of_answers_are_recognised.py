@@ -30,10 +30,16 @@ def writing(calls) -> str:
 
 
 HERMES = f"<tool_call>{WRITTEN}</tool_call>"
+CODER = (
+    "{% set called = m.tool_calls[0].function %}<function={{ called.name }}>"
+    "{% for name, value in called.arguments.items() %}<parameter={{ name }}>{{ value }}</parameter>"
+    "{% endfor %}</function>"
+)
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 ENDLESS = f"{{% if tools %}}{LOOPS}{{% endif %}}"
 LATE = writing(f"{{% for i in range(99999) %}}-{{% endfor %}}{HERMES}")
 ASK = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def formats(source, **options) -> AnswerFormats:
@@ -50,7 +56,11 @@ def formats(source, **options) -> AnswerFormats:
         (MARKED, None, False),
         (DEEPSEEK, None, True),
         (QWQ, "hermes", True),  # its prompt begins the answer otherwise than its earlier messages
-        (QWEN_CODER, None, False),  # calls in another format between the same markers
+        (QWEN_CODER, "qwen3_coder", False),  # between the marks of hermes
+        (writing(CODER), "qwen3_coder", False),
+        (writing(f"<tool_call>{CODER}</tool_call>"), "qwen3_coder", False),
+        (writing(f"<tool_call>{CODER}{HERMES}"), None, False),  # two formats
+        (writing(HERMES + CODER), None, False),
         ("{{ messages[0].content }}", None, False),
         ("{{ raise_exception('no') }}", None, False),
         ("{% if tools %}{{ raise_exception('no') }}{% endif %}<tool_call>", None, False),
@@ -79,15 +89,15 @@ def test_the_template_shows_the_format(source, calls, has_reasoning):
 
 
 def test_a_model_whose_template_knows_neither_is_read_as_text():
-    assert formats(MARKED).of("A: ", has_tools=True) is None
-    assert formats(LLAMA).of("", has_tools=False) is None
+    assert formats(MARKED).of("A: ", tools=[TOOL]) is None
+    assert formats(LLAMA).of("", tools=[]) is None
 
 
 def test_the_operator_may_say_otherwise():
     known = formats(QWEN, tool_call_parser="none", reasoning_parser="none")
-    assert known.of("", has_tools=True) is None
+    assert known.of("", tools=[TOOL]) is None
     known = formats(MARKED, tool_call_parser="hermes", reasoning_parser="deepseek_r1")
-    found = known.of("A: ", has_tools=True)
+    found = known.of("A: ", tools=[TOOL])
     assert (found.calls, found.thinking) == (HermesReader, Thinking.MAY_BEGIN)
 
 
@@ -102,7 +112,7 @@ def test_the_operator_may_say_otherwise():
 )
 def test_the_prompt_shows_where_the_reasoning_is(source, variables, thinking):
     prompt = ChatTemplate(source).render(ASK, variables=variables)
-    found = formats(source).of(prompt, has_tools=False)
+    found = formats(source).of(prompt, tools=[])
     assert (found and found.thinking) == thinking
 
 
@@ -119,13 +129,13 @@ def test_the_prompt_shows_where_the_reasoning_is(source, variables, thinking):
 )
 def test_a_message_that_is_gone_on_with_shows_it_too(continued, thinking):
     prompt = f"<|im_start|>assistant\n{continued}"
-    found = formats(QWEN).of(prompt, has_tools=False, continued=continued)
+    found = formats(QWEN).of(prompt, tools=[], continued=continued)
     assert (found and found.thinking) == thinking
 
 
 def test_only_an_answer_that_begins_a_message_is_at_its_start():
-    assert formats(LLAMA).of("A: ", has_tools=True).is_start
-    assert not formats(LLAMA).of("A: Well", has_tools=True, continued="Well").is_start
+    assert formats(LLAMA).of("A: ", tools=[TOOL]).is_start
+    assert not formats(LLAMA).of("A: Well", tools=[TOOL], continued="Well").is_start
 
 
 def tokenizer_with(special, added=()):
@@ -143,11 +153,19 @@ def tokenizer_with(special, added=()):
     return load_huggingface_tokenizer(backend.to_str().encode()), backend.token_to_id
 
 
+def test_what_parameters_are_is_known_where_calls_cannot_be_read_without():
+    schema = {"properties": {"a": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    found = formats(QWEN_CODER).of("A: ", tools=tools)
+    assert found.parameters == {"f": {"a": {"string"}}}
+    assert formats(QWEN).of("A: ", tools=tools).parameters == {}
+
+
 def test_markers_that_are_special_tokens_are_spelled_out():
     # An added one that is not special has text as it is.
     tokenizer, token_id = tokenizer_with(["[TOOL_CALLS]"], ["[ARGS]"])
     known = AnswerFormats(tokenizer, ChatTemplate(MISTRAL))
-    found = known.of("", has_tools=True)
+    found = known.of("", tools=[TOOL])
     assert found.spelled == {token_id("[TOOL_CALLS]"): "[TOOL_CALLS]"}
 
 
@@ -155,6 +173,7 @@ def test_markers_that_are_special_tokens_are_spelled_out():
     ("parser", "of_calls"),
     [
         ("hermes", ["<tool_call>", "</tool_call>"]),
+        ("qwen3_coder", ["<tool_call>", "</tool_call>"]),
         ("llama3_json", ["<|python_tag|>"]),
         ("mistral", ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]),
     ],
@@ -165,8 +184,8 @@ def test_marks_of_calls_are_spelled_where_there_are_tools_those_of_reasoning_alw
     thinks = ["<think>", "</think>"]
     tokenizer, _ = tokenizer_with([*of_calls, *thinks])
     known = AnswerFormats(tokenizer, None, tool_call_parser=parser, reasoning_parser="think")
-    for has_tools, names in ((False, thinks), (True, [*thinks, *of_calls])):
-        found = known.of("A: ", has_tools=has_tools)
+    for tools, names in (([], thinks), ([TOOL], [*thinks, *of_calls])):
+        found = known.of("A: ", tools=tools)
         assert sorted(found.spelled.values()) == sorted(names)
 
 

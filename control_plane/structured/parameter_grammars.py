@@ -1,0 +1,218 @@
+"""Calls in Qwen3-Coder's format, in Lark's notation: parameters between marks, nothing quoted.
+
+A text may be what its schema allows and its reader reads whole; other values are JSON, each of its
+own schema. Parameters come in the order in which the schema has them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
+from control_plane.core.tool_calls import CallableTool
+from control_plane.structured.lark import lark_regex, lark_text, without
+from control_plane.structured.text_values import ANY_TEXT, TextValues
+from control_plane.text.answers.parameter_kinds import (
+    NULL,
+    TEXT,
+    Kinds,
+    parameters_of,
+    pointed_to,
+)
+from control_plane.text.answers.parameter_values import ENDS
+from control_plane.text.answers.qwen3_coder_reader import MAX_PARAMETER_NAME_CHARACTERS
+
+OPTIONS: Final = "x-guidance"
+"""Under this name a schema tells the library how to compile it."""
+
+_NAME: Final = re.compile(rf"[^<>\r\n]{{1,{MAX_PARAMETER_NAME_CHARACTERS}}}")
+
+_NOT_AT_THE_ROOT: Final = (
+    *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "enum", "const"),
+    *("patternProperties", "propertyNames", "minProperties", "maxProperties"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
+)
+_SAYS_NOTHING: Final = frozenset(
+    ("title", "description", "default", "example", "examples", "deprecated", "$comment")
+)
+_QUOTED: Final = ("number", "boolean", "null", "object", "array")
+"""All that may be written but texts, as JSON has it."""
+
+_ROOT: Final = "the-root"
+
+# A mark that closes the value may be right behind the newline in front of it, too.
+_ENDS: Final = "|".join(map(re.escape, ENDS))
+_READ_WHOLE: Final = f"{without(_ENDS)} & ~{lark_regex(f'{re.escape(ENDS[0][1:])}(?s:.*)')}"
+
+
+class ParameterGrammars:
+    """Writes the calls of several tools. `lines`: rules; `schemas`: by the names they have there.
+
+    `texts`: expressions of texts and the names of their rules.
+
+    Methods raise ValueError for a tool whose calls cannot be written so.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.schemas: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # of schemas
+
+    def call_of(self, tool: CallableTool) -> str:
+        """Return the expression of a call, from the name of its function to `</function>`."""
+        if not _NAME.fullmatch(tool.name):
+            raise ValueError("in this format names have no <, > or line breaks")
+        try:
+            parts = self._parameters(json.loads(tool.schema))
+        except RecursionError:
+            raise ValueError("objects and lists are nested too deep") from None
+        return " ".join((lark_text(f"{tool.name}>\n"), *parts, '"</function>"'))
+
+    def _parameters(self, root: Mapping[str, object]) -> list[str]:
+        schema = _of_arguments(root)
+        properties = schema.get("properties")
+        given = schema.get("required")
+        required = list(map(str, given)) if isinstance(given, list) else []
+        if not isinstance(properties, Mapping):
+            properties = {}
+        unknown = [name for name in required if name not in properties]
+        others = schema.get("additionalProperties", True)
+        if isinstance(others, Mapping) and (unknown or not properties):
+            raise ValueError('in this format answers cannot keep to "additionalProperties"')
+        if "properties" not in schema and not unknown and others is not False:
+            return [f'("<parameter=" {self._any_name()} {self._text(ANY_TEXT)})*']
+        if unknown and others is False:
+            raise ValueError(f"no call has {unknown[0]!r:.60}, which is required")
+        kinds, texts, room = parameters_of(root), TextValues(root), 4 * MAX_SCHEMA_CHARACTERS
+        found = []
+        for name, value in (*properties.items(), *((name, True) for name in unknown)):
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    "in this format names of parameters have no <, > or line breaks, and at most "
+                    f"{MAX_PARAMETER_NAME_CHARACTERS} characters, got {name!r:.60}"
+                )
+            if value is False and name not in required:
+                continue
+            kind = kinds.get(name)
+            if _is_text(value, kind):
+                opening = f"<parameter={name}>"
+                expression = texts.of(value)
+                if kind is not None and NULL in kind and expression != ANY_TEXT:
+                    expression = f'({expression}) | "null"'
+                written = f"{lark_text(opening)} {self._text(expression)}"
+            else:
+                schema_of_it = _of_value(root, value, kind)
+                room -= len(schema_of_it)
+                if room < 0:
+                    raise ValueError("its parameters refer to too much")
+                opening, closing = f"<parameter={name}>\n", "\n</parameter>\n"
+                value_name = self._json(schema_of_it)
+                written = f"{lark_text(opening)} @{value_name} {lark_text(closing)}"
+            found.append(written if name in required else f"({written})?")
+        return found
+
+    def _text(self, expression: str) -> str:
+        """Return the name of the rule of a text."""
+        name = self.texts.get(expression)
+        if name is None:
+            name = self.texts[expression] = f"text_{len(self.texts)}"
+            self.lines += _text_rule(name, expression)
+        return name
+
+    def _json(self, schema: str) -> str:
+        name = self._names.get(schema)
+        if name is None:
+            name = self._names[schema] = f"value_{len(self._names)}"
+            self.schemas[name] = schema
+        return name
+
+    def _any_name(self) -> str:
+        line = f"NAME: {lark_regex(f'{_NAME.pattern}>')}"
+        if line not in self.lines:
+            self.lines.append(line)
+        return "NAME"
+
+
+def _text_rule(name: str, expression: str) -> list[str]:
+    """Return the rule of a text, from the newline in front of it to that behind its mark."""
+    whole = f'"\\n" (({expression}){_READ_WHOLE}) "\\n</parameter>\\n"'
+    return [f"{name}[lazy]: {name.upper()}", f"{name.upper()}: {whole}"]
+
+
+def _of_arguments(root: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the schema that names the parameters: the root, or what it refers to."""
+    found: Mapping[str, object] = root
+    for _ in range(8):
+        for key in _NOT_AT_THE_ROOT:
+            if key in found:
+                raise ValueError(f'in this format calls as a whole cannot keep to "{key}"')
+        if "$ref" not in found:
+            return found
+        if "properties" in found or "required" in found or "additionalProperties" in found:
+            raise ValueError('in this format calls as a whole cannot keep to more than "$ref"')
+        target = pointed_to(root, found["$ref"])
+        if not isinstance(target, Mapping):
+            break
+        found = target
+    raise ValueError(f"it refers to {root['$ref']!r:.60}, which is no object in it")
+
+
+def _is_text(schema: object, kinds: Kinds | None) -> bool:
+    if kinds is not None:
+        return TEXT in kinds
+    return not isinstance(schema, Mapping) or _SAYS_NOTHING.issuperset(schema)
+
+
+def _of_value(root: Mapping[str, object], schema: object, kinds: Kinds | None) -> str:
+    """Return the schema of a value that is no text, as a document of its own."""
+    found = dict(schema) if isinstance(schema, Mapping) else {"not": {}}
+    if kinds is None and "type" not in found:
+        found["type"] = list(_QUOTED)
+    rebased = _rebased(found)
+    if rebased != found:
+        found = {**rebased, "$defs": {_ROOT: _rebased(root)}}
+    if OPTIONS in root:
+        found[OPTIONS] = root[OPTIONS]
+    return json.dumps(found)
+
+
+def _rebased(value: object) -> dict[str, object]:
+    """Return a schema in which references lead into `$defs`, where the root is."""
+
+    def walk(value: object) -> object:
+        if isinstance(value, list):
+            return [walk(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: f"#/$defs/{_ROOT}{one[1:]}"
+            if key == "$ref" and isinstance(one, str) and one.startswith("#")
+            else walk(one)
+            for key, one in value.items()
+        }
+
+    found = walk(value)
+    assert isinstance(found, dict)
+    return found
+
+
+def texts_of_call(tool: CallableTool) -> list[str]:
+    """Return a grammar for each kind of text in a call, to see that there are such texts.
+
+    To the library a grammar of which only a part leads nowhere is not wrong. Raises ValueError.
+    """
+    grammars = ParameterGrammars()
+    grammars.call_of(tool)
+    rules = [_text_rule("start", expression) for expression in grammars.texts]
+    return ["\n".join(lines) for lines in rules]
+
+
+def rules_of_calls(tools: Sequence[CallableTool]) -> tuple[list[str], dict[str, str]]:
+    """Return the rules of `named`, a call from the name of its function on, and their schemas."""
+    grammars = ParameterGrammars()
+    calls = [grammars.call_of(tool) for tool in tools]
+    return [f"named: {' | '.join(calls)}", *grammars.lines], grammars.schemas
