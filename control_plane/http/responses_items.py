@@ -254,14 +254,22 @@ class Output:
             if not self._items:
                 events += self._begin(Reasoning(self._request_id, 0))
             events.append(self._items[-1].add(parts.reasoning))
+        num_calls = len(parts.calls)
         for one in parts.in_order():
-            events += self._call(one) if isinstance(one, CallPiece) else self._say(one)
+            if isinstance(one, CallPiece):
+                num_calls -= 1
+                events += self._call(one)
+            else:
+                events += self._say(one, is_behind_all=num_calls == 0)
         return events
 
-    def _say(self, text: str) -> list[Event]:
-        events = []
-        if not (self._items and isinstance(self._items[-1], Message)):
-            events = self._begin(self._new_message())
+    def _say(self, text: str, *, is_behind_all: bool = False) -> list[Event]:
+        """Add to the message. `is_behind_all`: to what was read of calls, whole or not."""
+        events, last = [], self._items[-1] if self._items else None
+        if not isinstance(last, Message):
+            is_open = is_behind_all and isinstance(last, Call)
+            status = self._status_of_call() if is_open else COMPLETED
+            events = self._begin(self._new_message(), status)
         return [*events, self._items[-1].add(text)]
 
     def _new_message(self) -> Message:
@@ -279,8 +287,8 @@ class Output:
             events = self._begin(Call(self._request_id, len(self._items), call_id, piece.name))
         return [*events, self._items[-1].add(piece.arguments)]
 
-    def _begin(self, item: Item) -> list[Event]:
-        """Begin an item; the one before it is done."""
-        events = self._items[-1].end(COMPLETED) if self._items else []
+    def _begin(self, item: Item, status: str = COMPLETED) -> list[Event]:
+        """Begin an item; the one before it is done, and `status` its own."""
+        events = self._items[-1].end(status) if self._items else []
         self._items.append(item)
         return events + item.begin()
