@@ -74,10 +74,15 @@ class ParameterValue:
         return behind + known[len(released) + len(end) :]
 
     def cut_off(self) -> None:
-        """Take note that the text ends in the value: what there is of it is told as it is."""
-        if self._matcher is not None:
-            self._take(self._matcher.finish())
-        if not self._is_text:
+        """Take note that the text ends in the value: what there is of it is told as it is.
+
+        What may be a closing mark that was begun is left out.
+        """
+        if self._is_text or not self._held:
+            return
+        if self._kinds is not None and TEXT in self._kinds:
+            self._begin_text()
+        else:
             self._write("".join(self._held))
 
     def _take(self, text: str) -> None:

@@ -50,14 +50,12 @@ class Qwen3CoderReader(TaggedReader):
         self._between: list[str] = []  # content that stands in the call
 
     def finish(self) -> None:
-        """Take note of the end. A call that nothing closes stays as it is."""
+        """Take note of the end. A call that nothing closes stays as it is.
+
+        What may be a mark that was begun in it is left out.
+        """
         if self._step == self._in_value:
             self._value.cut_off()
-        elif self._step == self._in_parameter:
-            self._between += (self._opening, self._name)
-        rest = self._inside.finish()
-        if rest.strip(SPACE):
-            self._between.append(rest)
         self._tell_between()
         super().finish()
 
