@@ -232,6 +232,7 @@ def test_a_message_with_reasoning_and_calls_is_told_to_the_template_and_gone_on_
     ("flags", "line"),
     [
         ((), '"tool_calls": "hermes", "reasoning": "think"'),
+        (("--tool-call-parser=qwen3_coder",), '"tool_calls": "qwen3_coder", "reasoning": "think"'),
         (("--tool-call-parser=mistral", "--reasoning-parser=none"),
          '"tool_calls": "mistral", "reasoning": "no"'),
     ],
