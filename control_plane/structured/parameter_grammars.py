@@ -13,7 +13,7 @@ from typing import Final
 
 from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
 from control_plane.core.tool_calls import CallableTool
-from control_plane.structured.lark import lark_regex, lark_text, without
+from control_plane.structured.lark import lark_regex, lark_text
 from control_plane.structured.text_values import ANY_TEXT, TextValues
 from control_plane.text.answers.parameter_kinds import (
     NULL,
@@ -22,7 +22,7 @@ from control_plane.text.answers.parameter_kinds import (
     parameters_of,
     pointed_to,
 )
-from control_plane.text.answers.parameter_values import ENDS
+from control_plane.text.answers.parameter_values import CLOSING, ENDS
 from control_plane.text.answers.qwen3_coder_reader import MAX_PARAMETER_NAME_CHARACTERS
 
 OPTIONS: Final = "x-guidance"
@@ -43,9 +43,10 @@ _QUOTED: Final = ("number", "boolean", "null", "object", "array")
 
 _ROOT: Final = "the-root"
 
-# A mark that closes the value may be right behind the newline in front of it, too.
+# A mark that closes the value may be right behind the newline in front of it, too. All in one: with
+# an expression for each of the two, to see that nothing can follow took the library's fuel.
 _ENDS: Final = "|".join(map(re.escape, ENDS))
-_READ_WHOLE: Final = f"{without(_ENDS)} & ~{lark_regex(f'{re.escape(ENDS[0][1:])}(?s:.*)')}"
+_READ_WHOLE: Final = f"& ~{lark_regex(f'(?:{re.escape(CLOSING)}|(?s:.*)(?:{_ENDS}))(?s:.*)')}"
 
 
 class ParameterGrammars:
@@ -139,7 +140,7 @@ class ParameterGrammars:
 
 def _text_rule(name: str, expression: str) -> list[str]:
     """Return the rule of a text, from the newline in front of it to that behind its mark."""
-    whole = f'"\\n" (({expression}){_READ_WHOLE}) "\\n</parameter>\\n"'
+    whole = f'"\\n" (({expression}) {_READ_WHOLE}) "\\n</parameter>\\n"'
     return [f"{name}[lazy]: {name.upper()}", f"{name.upper()}: {whole}"]
 
 

@@ -142,6 +142,8 @@ def may_be(grammars, schema, *values: str, choice=None) -> list[bool]:
         ({"type": "string", "pattern": r"^\\$"}, ["\\"], ["a", "\\\\"]),
         ({"type": "string", "pattern": "^x", "maxLength": 3}, ["x", "xab"], ["xabc", "ax"]),
         ({"type": "string", "pattern": ""}, ["", "a"], []),
+        ({"type": "string", "pattern": "b"}, ["</parameter b", "b</parameter>c", "b\n</parameter"],
+         ["</parameter>b", "b\n</parameter> ", "</parameter>"]),
         ({"type": "string", "format": "date"}, ["2024-02-29", "2025-12-31"],
          ["2024-02-30", "2025-11-31", "2025-1-1"]),
         ({"type": "string", "format": "date-time"}, ["2024-02-29T23:59:59Z"], ["2024-02-29"]),
