@@ -19,21 +19,23 @@ from kernels.cpu.row_values import (
     Pair,
     inverse_root_mean_square,
     load_pair,
-    normalised,
     write_row,
 )
-from kernels.cpu.vector_ir import F32, I32, Builder, Value, i64
+from kernels.cpu.vector_ir import F32, I32, Builder, Value, broadcast, fma, i64
 
 
 def _added(scale: Value) -> GroupValues:
-    """Return the values x · scale · weight + hidden; sources: x, weight, hidden."""
-    norm = normalised(scale)
+    """Return the values x · scale · weight + hidden; sources: x, weight, hidden.
 
-    def values(builder: Builder, sources: list[Value], row_format: RowFormat) -> Pair:
-        x, weight, hidden = sources
-        normed = norm(builder, [x, weight], row_format)
+    Product and sum are rounded together: a compiler that may join them does so on some sets only.
+    """
+
+    def values(builder: Builder, sources: list[Value], _: RowFormat) -> Pair:
+        factor = broadcast(builder, scale)
+        x, weight, hidden = (load_pair(builder, source) for source in sources)
         first, second = (
-            builder.fadd(a, b) for a, b in zip(load_pair(builder, hidden), normed, strict=True)
+            fma(builder, builder.fmul(a, factor), w, h)
+            for a, w, h in zip(x, weight, hidden, strict=True)
         )
         return first, second
 
