@@ -26,7 +26,7 @@ def change_open(driver, monkeypatch, answer):
         {"step_id": 4},
         {"step_id": 6},
         {"session": 7},
-        {"epoch": 7},
+        {"epoch": 1 << 40},  # fake planes count theirs
         {"refusal": compute_pb2.Refusal(reason="REFUSAL_REASON_STEP_GAP")},
         {"refusal": compute_pb2.Refusal(reason="REFUSAL_REASON_STALE_EPOCH")},
     ],
