@@ -49,7 +49,7 @@ MULTIPLIERS = (EMBEDDING_SCALE, RESIDUAL_SCALE, ATTENTION_SCALE, LOGIT_SCALE)
 """Keys of an architecture that has them; of others they are not supported."""
 HAS_ROPE = "rope.scaling.finetuned"
 """A file of Granite where it says no has no rotary positions at all."""
-GRANITE = "granite"
+OF_GRANITE = ("granite", "granitemoe")
 GEMMA3 = "gemma3"
 SUPPORTED = tuple(name for name, kind in ARCHITECTURES.items() if kind.is_in_gguf)
 
@@ -218,7 +218,7 @@ def _layers_without_rope(keys: GgufMetadata, architecture: str, num_layers: int)
     """Return the layers in which no head turns."""
     if architecture == SMOLLM3:
         return frozenset(range(SMOLLM3_INTERVAL - 1, num_layers, SMOLLM3_INTERVAL))
-    if architecture == GRANITE and keys.boolean(f"{GRANITE}.{HAS_ROPE}") is False:
+    if architecture in OF_GRANITE and keys.boolean(f"{architecture}.{HAS_ROPE}") is False:
         return frozenset(range(num_layers))
     return frozenset()
 

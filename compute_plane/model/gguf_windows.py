@@ -33,6 +33,8 @@ def read_windows(
     window = keys.integer(prefix + SLIDING_WINDOW) or None
     if prefix == PHI3 and context_length == 4096 and not keys.has(prefix + SLIDING_WINDOW):
         window = PHI3_WINDOW
+    if prefix == GEMMA3 and window is None:
+        return None, ()  # llama.cpp writes none where all layers are global ones
     if not keys.has(prefix + PATTERN):
         period = GEMMA3_PERIOD if prefix == GEMMA3 else 0
         return window, layers_of_period(period, num_layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -37,7 +38,7 @@ def read_hf_assets(directory: Path, config: JsonObject, spec: ModelSpec) -> Mode
             "it (or take a GGUF file of the model)",
         )
     tokenizer_json = read_bounded(path, MAX_TOKENIZER_BYTES)
-    tokenizer = _parse(path, tokenizer_json, spec)
+    tokenizer_json, tokenizer = _parse(path, tokenizer_json, spec)
     settings = _optional(directory / TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES)
     generation = _optional(directory / GENERATION_CONFIG)
 
@@ -70,24 +71,49 @@ def _optional(path: Path, max_bytes: int = 1 << 20) -> JsonObject:
     return JsonObject.read(path, max_bytes) if path.is_file() else JsonObject(path, {})
 
 
-def _parse(path: Path, content: bytes, spec: ModelSpec) -> Tokenizer:
-    """Read the tokenizer once to know that the control plane can, and that its ids have logits."""
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
-        raise ModelFileError(
-            path, f"not a tokenizer the library can read: {printable(str(error))}"
-        ) from None
-    vocab = tokenizer.get_vocab(with_added_tokens=True)
-    if not vocab:
-        raise ModelFileError(path, "the vocabulary is empty")
-    token, highest = max(vocab.items(), key=lambda item: item[1])
+def _parse(path: Path, content: bytes, spec: ModelSpec) -> tuple[bytes, Tokenizer]:
+    """Read the tokenizer once to know that the control plane can, and that its ids have logits.
+
+    Added tokens without logits are left out: text models of a family have those of its images
+    (Gemma 3). Returns the tokenizer as it is handed on, too.
+    """
+    tokenizer = _read(path, content)
+    token, highest = _highest(path, tokenizer)
+    if highest >= spec.vocab_size:
+        content = _without_added_beyond(content, spec.vocab_size)
+        tokenizer = _read(path, content)
+        token, highest = _highest(path, tokenizer)
     if highest >= spec.vocab_size:
         raise ModelFileError(
             path,
             f"token {printable(token)!r} has id {highest}, the model has {spec.vocab_size} logits",
         )
-    return tokenizer
+    return content, tokenizer
+
+
+def _read(path: Path, content: bytes) -> Tokenizer:
+    try:
+        return Tokenizer.from_buffer(content)
+    except Exception as error:  # noqa: BLE001 - the library raises nothing more specific
+        raise ModelFileError(
+            path, f"not a tokenizer the library can read: {printable(str(error))}"
+        ) from None
+
+
+def _highest(path: Path, tokenizer: Tokenizer) -> tuple[str, int]:
+    """Return the token with the highest id, and the id."""
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocab:
+        raise ModelFileError(path, "the vocabulary is empty")
+    return max(vocab.items(), key=lambda item: item[1])
+
+
+def _without_added_beyond(content: bytes, vocab_size: int) -> bytes:
+    """Return a tokenizer.json, which can be read, without added tokens that have no logits."""
+    document = json.loads(content)
+    added = document.get("added_tokens") or []
+    document["added_tokens"] = [token for token in added if token["id"] < vocab_size]
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _token_of(settings: JsonObject, key: str, tokenizer: Tokenizer) -> int | None:

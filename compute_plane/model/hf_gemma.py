@@ -13,7 +13,7 @@ from compute_plane.model.hf_rope import of_layer_type, rope_scaling, rope_theta
 from compute_plane.model.hf_windows import SLIDING_ATTENTION
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.multipliers import Multipliers, with_multipliers
-from compute_plane.model.spec import ModelSpec
+from compute_plane.model.spec import ModelSpec, faults_of
 
 LOCAL_THETA: Final = 10000.0
 QUERY_SCALAR: Final = 256
@@ -27,8 +27,11 @@ def with_gemma(config: JsonObject, spec: ModelSpec, local_layers: frozenset[int]
     Rows of the embedding are multiplied by √hidden, rounded as transformers rounds it, to the type
     that the configuration names. Scores are multiplied by 1/√query_pre_attn_scalar. `local_layers`:
     those with windows, which have a base of their own. Raises ModelFileError,
-    UnsupportedModelError.
+    UnsupportedModelError. Numbers that no model has are left as they are: they are refused with the
+    others.
     """
+    if faults_of(spec):
+        return spec
     for key in SOFTCAPPING:
         if config.raw(key) is not None:
             raise UnsupportedModelError(config.path, f"{key} is not supported")
@@ -56,7 +59,7 @@ def with_gemma(config: JsonObject, spec: ModelSpec, local_layers: frozenset[int]
 
 def embedding_scale(config: JsonObject, spec: ModelSpec) -> float:
     """Return √hidden in the type that the configuration says a model is in; none: float32."""
-    scale = np.float32(math.sqrt(max(spec.hidden_size, 0)))
+    scale = np.float32(math.sqrt(spec.hidden_size))
     dtype = config.text("dtype") or config.text("torch_dtype")
     if dtype == "float16":
         return float(np.float16(scale))

@@ -117,6 +117,8 @@ GGUF_OF_ROPE = (GGUF_ROPE_DIVISORS, GGUF_SHORT_DIVISORS, GGUF_LONG_DIVISORS)
 """No tensors of the model: they say how positions are scaled."""
 
 MAX_NAMED = 5
+MAX_EXPERTS_OF_ALL_LAYERS = 1 << 16
+"""Each is known by names of its own, which take memory before any tensor is looked for."""
 
 
 def layer_tensor(layer: int, role: str, part: str = WEIGHT) -> str:
@@ -279,6 +281,13 @@ def check_numbers(path: Path, spec: ModelSpec, num_tensors: int) -> None:
     if spec.num_layers > num_tensors:
         raise ModelFileError(
             path, f"{spec.num_layers} layers are declared, but the file has {num_tensors} tensors"
+        )
+    num_experts = 0 if spec.mixture is None else spec.num_layers * spec.mixture.num_experts
+    if num_experts > MAX_EXPERTS_OF_ALL_LAYERS:
+        raise ModelFileError(
+            path,
+            f"experts of all layers must be at most {MAX_EXPERTS_OF_ALL_LAYERS} together, "
+            f"got {num_experts}",
         )
 
 

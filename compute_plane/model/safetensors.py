@@ -29,8 +29,9 @@ from compute_plane.model.tensor import RawTensor
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # Python objects take some twenty times the bytes of the JSON they came from.
-MAX_HEADER_BYTES = 4 << 20
-MAX_INDEX_BYTES = 4 << 20
+# Those of a quantised mixture have 70 000 tensors and more.
+MAX_HEADER_BYTES = 32 << 20
+MAX_INDEX_BYTES = 32 << 20
 MAX_DIMENSIONS = 4
 MAX_SIZE = 1 << 48
 # Buffers that old checkpoints stored beside their weights; they follow from the configuration.

@@ -94,6 +94,9 @@ def weigh(
 
     `numbers`: scratch memory for the logits of all experts, padded.
     """
+    is_finite = True
+    for expert in range(num_experts):
+        is_finite = is_finite and -np.inf < read_float32(logits, expert) < np.inf
     largest = read_float32(logits, read_int32(chosen, 0))
     count = per_token if normalises else num_experts
     for i in range(padded(count)):
@@ -103,7 +106,7 @@ def weigh(
     total = np.float32(0.0)
     for i in range(count):
         total += read_float32(numbers, i)
-    if not -np.inf < largest < np.inf:
+    if not is_finite:
         total = np.float32(np.nan)
     for c in range(per_token):
         place = c if normalises else read_int32(chosen, c)

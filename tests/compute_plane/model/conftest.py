@@ -406,6 +406,7 @@ class Tiny:
     gguf = staticmethod(write_gguf)
     directory = staticmethod(write_directory)
     tokens = TOKENS
+    tokenizer = staticmethod(tokenizer_json)
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def test_the_embeddings_factor_is_rounded_to_the_type_of_the_model(
 
 
 def test_embeddings_of_gguf_files_have_a_factor_that_is_not_rounded(tiny, tmp_path):
-    spec = in_gguf(tiny, tmp_path).spec
+    spec = in_gguf(tiny, tmp_path, attention__sliding_window=64).spec
     assert spec.embedding_scale == 8
     assert spec.score_scale is None
     assert (spec.local_rope_theta, spec.layers_with_local_rope) == (1e4, {0, 1, 2, 3, 4, 6})
@@ -156,3 +156,17 @@ def test_the_cuda_executor_refuses_it_in_one_line(tiny, tmp_path):
         pass
     assert caught.value.field == "executor"
     assert logs == []
+
+
+@pytest.mark.parametrize("window", [{}, {"attention__sliding_window": 0}])
+def test_a_gguf_file_without_a_window_has_global_layers_alone(tiny, tmp_path, window):
+    """So llama.cpp writes models of which every layer is one; bases and scaling are theirs."""
+    spec = in_gguf(tiny, tmp_path, **window).spec
+    assert (spec.window, spec.layers_with_window) == (None, frozenset())
+    assert spec.layers_with_local_rope == frozenset()
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**17])
+def test_a_width_that_cannot_be_is_named(tiny, tmp_path, size):
+    with pytest.raises(ModelFileError, match=f"hidden_size must be 1 to 1048576, got {size}"):
+        in_directory(tiny, tmp_path, hidden_size=size)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
@@ -244,3 +245,16 @@ def test_bos_is_added_where_the_tokenizer_itself_adds_it(tiny, tmp_path):
 def test_a_directory_whose_name_is_no_text_gives_a_name_that_can_be_sent(tiny, tmp_path):
     directory = tiny.directory(Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff")), tiny.model())
     assert load_model(str(directory)).spec.name == r"m\udcff"
+
+
+def test_added_tokens_without_logits_are_left_out_of_the_tokenizer(tiny, tmp_path):
+    """Text models of a family have the mark of its images behind their vocabulary (Gemma 3)."""
+    document = tiny.tokenizer()
+    mark = {**document["added_tokens"][0], "id": len(tiny.tokens), "content": "<image>"}
+    document["added_tokens"].append(mark)
+    files = {"tokenizer.json": document}
+    loaded = load_model(str(tiny.directory(tmp_path / "m", tiny.model(), files=files)))
+    tokenizer = Tokenizer.from_buffer(loaded.assets.tokenizer_json)
+    assert tokenizer.token_to_id("<image>") is None
+    assert max(tokenizer.encode("hello <image>").ids) < len(tiny.tokens)
+    assert tokenizer.encode("<|im_end|>").ids == [2]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
+from compute_plane.model.layout import check_layout
 from compute_plane.model.loader import load_model
 from compute_plane.model.spec import Mixture
 from tests.compute_plane.model.group_checkpoints import Scheme, checkpoint
@@ -191,3 +194,19 @@ def test_a_model_without_experts_has_the_width_of_its_mlp(tiny, tmp_path):
 
     spec = load_model(str(tiny.gguf(tmp_path / "m.gguf", tiny.model(), change=change))).spec
     assert (spec.mixture, spec.intermediate_size) == (None, 96)
+
+
+def test_more_experts_than_a_model_has_are_refused_before_they_are_named(tiny, tmp_path):
+    """The names of 4096 layers with 1024 experts would take gigabytes."""
+    spec = in_gguf(tiny, tmp_path).spec
+    many = replace(spec, num_layers=65, mixture=Mixture(1024, 2))
+    words = "experts of all layers must be at most 65536 together, got 66560"
+    with pytest.raises(ModelFileError, match=words):
+        check_layout(tmp_path, many, dict.fromkeys(map(str, range(99))), str, in_gguf=True)
+
+
+def test_granite_with_experts_and_without_rotary_positions_turns_in_no_layer(tiny, tmp_path):
+    keys = {"rope.scaling.finetuned": False}
+    assert in_gguf(tiny, tmp_path, "granitemoe", **keys).spec.layers_without_rope == {0, 1}
+    keys = {"rope.scaling.finetuned": True}
+    assert not in_gguf(tiny, tmp_path, "granitemoe", **keys).spec.layers_without_rope

@@ -43,10 +43,15 @@ def test_of_equal_logits_the_lower_number_goes_first_and_small_ones_count_as_lit
     np.testing.assert_allclose(mixture.weights[1], 1 / 6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("spoiled", [np.nan, np.inf])
-def test_a_row_that_is_not_finite_has_no_weights_and_experts_that_exist(spoiled: float) -> None:
+@pytest.mark.parametrize("spoiled", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("count", [9, 7, 1])
+@pytest.mark.parametrize("normalises", [False, True])
+def test_a_row_that_is_not_finite_has_no_weights_and_experts_that_exist(
+    spoiled: float, count: int, normalises: bool
+) -> None:
     mixture = drawn(3, 9, 4)
-    mixture.logits[1] = spoiled
+    mixture.normalises = normalises
+    mixture.logits[1, :count] = spoiled
     mixture.routed()
     assert np.isnan(mixture.weights[1]).all()
     assert np.isfinite(mixture.weights[[0, 2]]).all()
