@@ -25,7 +25,7 @@ from compute_plane.executor.warm_up import warm_up
 from compute_plane.executor.weight_formats import log_conversions
 from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit
 from compute_plane.model import layout
-from compute_plane.model.spec import ARCHITECTURES
+from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.tensor import TensorFormat
 
 if TYPE_CHECKING:

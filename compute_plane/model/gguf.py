@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from compute_plane.model import layout
+from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import within_original
 from compute_plane.model.gguf_gemma import with_gemma
@@ -19,7 +20,6 @@ from compute_plane.model.mapped_file import forget_pages
 from compute_plane.model.mixture import gguf_intermediate_size, gguf_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import (
-    ARCHITECTURES,
     MAX_LAYERS,
     ModelSpec,
     RopeScaling,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import within_original
 from compute_plane.model.hf_gemma import with_gemma
@@ -22,7 +23,6 @@ from compute_plane.model.json_file import JsonObject
 from compute_plane.model.mixture import QWEN3_MOE, config_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import (
-    ARCHITECTURES,
     MAX_LAYERS,
     ModelSpec,
     RopeScaling,

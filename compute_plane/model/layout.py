@@ -44,8 +44,9 @@ from pathlib import Path
 import numpy as np
 
 from compute_plane.model import expert_layout
+from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.spec import ARCHITECTURES, ModelSpec, faults_of
+from compute_plane.model.spec import ModelSpec, faults_of
 from compute_plane.model.tensor import IntArray, RawTensor, RunOfRows, TensorFormat
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -13,10 +13,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.gguf_metadata import GgufMetadata
 from compute_plane.model.json_file import JsonObject
-from compute_plane.model.spec import ARCHITECTURES, Mixture
+from compute_plane.model.spec import Mixture
 
 QWEN3_MOE: Final = "qwen3_moe"
 DEFAULTS: Final = {QWEN3_MOE: (128, 8), "mixtral": (8, 2), "granitemoe": (8, 2)}

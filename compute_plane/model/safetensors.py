@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from compute_plane.model import layout
+from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.group_config import GroupQuantization
 from compute_plane.model.group_parts import take_group_matrices
 from compute_plane.model.json_file import JsonObject, parse_object
 from compute_plane.model.mapped_file import forget_pages, map_file
-from compute_plane.model.spec import ARCHITECTURES, ModelSpec
+from compute_plane.model.spec import ModelSpec
 from compute_plane.model.stored_tensor import ARRAY_TYPES, FLOATS, StoredTensor
 from compute_plane.model.tensor import RawTensor
 

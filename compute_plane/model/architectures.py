@@ -1,0 +1,57 @@
+"""The architectures that run, and in what each differs from the others (ADR 0020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """In what one of the architectures differs from the others; all else they have in common.
+
+    `title`: its name for people. `has_qkv_bias`: the products that give queries, keys and values
+    have biases. `has_head_norms`: every query and key head is normalised (RMSNorm, one weight for
+    all query heads and one for all key heads of a layer) before it is rotated. `turns_neighbours`:
+    in GGUF files the rows of queries and keys lie as llama.cpp turns neighbouring elements of a
+    head. `has_multipliers`: those of `compute_plane.model.multipliers`. `experts`: whether layers
+    have a mixture of experts in place of one MLP. `has_output_norms`: what attention and MLP give
+    is normalised before it is added to the hidden states. `gates_by_gelu`: the gate of the MLP is
+    GELU (by tanh), not SiLU. `norms_begin_at_one`: directories have weights of norms as what they
+    are more than 1. `is_in_gguf`: whether GGUF files know the name.
+    """
+
+    title: str
+    has_qkv_bias: bool = False
+    has_head_norms: bool = False
+    turns_neighbours: bool = False
+    has_multipliers: bool = False
+    experts: Literal["never", "may", "always"] = "never"
+    has_output_norms: bool = False
+    gates_by_gelu: bool = False
+    norms_begin_at_one: bool = False
+    is_in_gguf: bool = True
+
+
+ARCHITECTURES: Final = {
+    "llama": Architecture("Llama", turns_neighbours=True, experts="may"),
+    "qwen2": Architecture("Qwen2", has_qkv_bias=True),
+    "qwen3": Architecture("Qwen3", has_head_norms=True),
+    "phi3": Architecture("Phi-3"),
+    "smollm3": Architecture("SmolLM3", turns_neighbours=True),
+    "granite": Architecture("Granite", turns_neighbours=True, has_multipliers=True),
+    "gemma3": Architecture(
+        "Gemma 3",
+        has_head_norms=True,
+        has_output_norms=True,
+        gates_by_gelu=True,
+        norms_begin_at_one=True,
+    ),
+    "granitemoehybrid": Architecture("Granite 4", has_multipliers=True, is_in_gguf=False),
+    "mixtral": Architecture("Mixtral", experts="always", is_in_gguf=False),
+    "qwen3moe": Architecture("Qwen3 MoE", has_head_norms=True, experts="always"),
+    "granitemoe": Architecture(
+        "Granite MoE", turns_neighbours=True, has_multipliers=True, experts="always"
+    ),
+}
+"""By the names that GGUF files have for them, where they have one: a Mixtral is a Llama there."""
