@@ -10,6 +10,7 @@ calls, of the first expert, is made as that of any matrix is, but nobody walks t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -218,3 +219,28 @@ class ExpertRecords:
             )
             for record, matrix in zip(shared, matrices, strict=True)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecords:
+    """What adds records for one kind of tokens; `experts`: of models that have any."""
+
+    products: ProductRecords
+    experts: ExpertRecords | None
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What a worker needs."""
+        of_experts = 0 if self.experts is None else self.experts.scratch_bytes
+        return max(self.products.scratch_bytes, of_experts)
+
+
+def token_records(
+    table: StepTable, rows: RowBuffers, experts: ExpertBuffers | None, *, of_prompt: bool
+) -> TokenRecords:
+    """Return what adds records to a table; `experts`: None for a model without any."""
+    products = ProductRecords(table, rows, of_prompt=of_prompt)
+    if experts is None:
+        return TokenRecords(products, None)
+    of_experts = ExpertRecords(table, experts, rows, products, of_prompt=of_prompt)
+    return TokenRecords(products, of_experts)

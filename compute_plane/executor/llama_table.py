@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from compute_plane.executor.expert_records import ExpertBuffers, ExpertRecords
+from compute_plane.executor.expert_records import ExpertBuffers, TokenRecords, token_records
 from compute_plane.executor.interface import Float32Array
 from compute_plane.executor.packed_layers import PackedMlp
 from compute_plane.executor.product_records import HiddenRows, ProductRecords
@@ -71,20 +71,6 @@ class LayerRecords:
 
     write: tuple[int, ...]
     read: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRecords:
-    """What adds records for one kind of tokens; `experts`: of models that have any."""
-
-    products: ProductRecords
-    experts: ExpertRecords | None
-
-    @property
-    def scratch_bytes(self) -> int:
-        """What a worker needs."""
-        of_experts = 0 if self.experts is None else self.experts.scratch_bytes
-        return max(self.products.scratch_bytes, of_experts)
 
 
 class LlamaTable:
@@ -143,8 +129,8 @@ class LlamaTable:
         experts = None
         if spec.mixture is not None:
             experts = ExpertBuffers(self._arena, spec, spec.mixture, PIECE_TOKENS)
-        generated = self._records(rows, experts, of_prompt=False)
-        prompt = self._records(rows, experts, of_prompt=True)
+        generated = token_records(self.table, rows, experts, of_prompt=False)
+        prompt = token_records(self.table, rows, experts, of_prompt=True)
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
         self.tells_prompts_apart = any(
             generated.products.format_of(matrix) != prompt.products.format_of(matrix)
@@ -165,15 +151,6 @@ class LlamaTable:
         )
 
     # --- the parts ---
-
-    def _records(
-        self, rows: RowBuffers, experts: ExpertBuffers | None, *, of_prompt: bool
-    ) -> TokenRecords:
-        products = ProductRecords(self.table, rows, of_prompt=of_prompt)
-        if experts is None:
-            return TokenRecords(products, None)
-        of_experts = ExpertRecords(self.table, experts, rows, products, of_prompt=of_prompt)
-        return TokenRecords(products, of_experts)
 
     def _rope_angles(self, spec: ModelSpec, angles: tuple[int, int]) -> int:
         frequencies, factors = inverse_frequencies(spec), attention_factors(spec)

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import structlog
 
-from compute_plane.model.spec import LongRopeScaling, RopeScaling
+from compute_plane.model.architectures import ARCHITECTURES
+from compute_plane.model.spec import LongRopeScaling, RopeScaling, scaled_context_length
 
 log = structlog.get_logger()
+
+
+def exact_length(architecture: str, context_length: int, scaling: RopeScaling | None) -> int:
+    """Return how many positions are computed exactly of a model whose file says `context_length`.
+
+    Files of some architectures say what they have after scaling, whatever its kind.
+    """
+    if ARCHITECTURES[architecture].says_scaled_length:
+        return context_length
+    return within_original(scaled_context_length(context_length, scaling), scaling)
 
 
 def within_original(context_length: int, scaling: RopeScaling | None) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from compute_plane.model import layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.exact_context import within_original
+from compute_plane.model.exact_context import exact_length
 from compute_plane.model.gguf_gemma import with_gemma
 from compute_plane.model.gguf_header import GgufFile, TensorEntry
 from compute_plane.model.gguf_metadata import GgufMetadata
@@ -22,8 +22,6 @@ from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import (
     MAX_LAYERS,
     ModelSpec,
-    RopeScaling,
-    scaled_context_length,
 )
 from compute_plane.model.tensor import RawTensor
 from compute_plane.model.windows import with_windows
@@ -90,7 +88,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         head_dim=head_dim,
         hidden_size=hidden_size,
         intermediate_size=gguf_intermediate_size(keys, prefix, mixture),
-        context_length=_context_length(architecture, context_length, scaling),
+        context_length=exact_length(architecture, context_length, scaling),
         rope_theta=10000.0 if rope_theta is None else rope_theta,
         rope_scaling=scaling,
         rms_norm_eps=keys.require_number(prefix + "attention.layer_norm_rms_epsilon"),
@@ -231,12 +229,6 @@ def _multipliers(keys: GgufMetadata, prefix: str) -> Multipliers:
         attention=keys.number(prefix + ATTENTION_SCALE) or None,
         logits=keys.number(prefix + LOGIT_SCALE) or 1.0,
     )
-
-
-def _context_length(architecture: str, context_length: int, scaling: RopeScaling | None) -> int:
-    if architecture == GEMMA3:
-        return context_length
-    return within_original(scaled_context_length(context_length, scaling), scaling)
 
 
 def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
-from compute_plane.model.exact_context import within_original
+from compute_plane.model.exact_context import exact_length
 from compute_plane.model.hf_gemma import with_gemma
 from compute_plane.model.hf_rope import of_layer_type, rope_scaling, rope_theta, rotary_share
 from compute_plane.model.hf_windows import (
@@ -25,8 +25,6 @@ from compute_plane.model.multipliers import Multipliers, with_multipliers
 from compute_plane.model.spec import (
     MAX_LAYERS,
     ModelSpec,
-    RopeScaling,
-    scaled_context_length,
 )
 from compute_plane.model.windows import with_windows
 
@@ -124,7 +122,7 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         head_dim=head_dim,
         hidden_size=hidden_size,
         intermediate_size=_intermediate_size(config, model_type),
-        context_length=_context_length(model_type, context_length, scaling),
+        context_length=exact_length(kind.architecture, context_length, scaling),
         rope_theta=rope_theta(turning, kind.rope_theta),
         rope_scaling=scaling,
         rms_norm_eps=config.number("rms_norm_eps", kind.rms_norm_eps),
@@ -219,12 +217,6 @@ def _layers_without_rope(config: JsonObject, model_type: str, num_layers: int) -
             config.path, f"no_rope_layers must be 0 or 1 for each of {num_layers} layers"
         )
     return frozenset(layer for layer in range(num_layers) if not turns[layer])
-
-
-def _context_length(model_type: str, context_length: int, scaling: RopeScaling | None) -> int:
-    if model_type == GEMMA3:
-        return context_length
-    return within_original(scaled_context_length(context_length, scaling), scaling)
 
 
 def _refuse_variants(config: JsonObject, model_type: str) -> None:

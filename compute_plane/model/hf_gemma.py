@@ -13,6 +13,7 @@ from compute_plane.model.hf_rope import of_layer_type, rope_scaling, rope_theta
 from compute_plane.model.hf_windows import SLIDING_ATTENTION
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.multipliers import Multipliers, with_multipliers
+from compute_plane.model.quantize import round_to_bf16
 from compute_plane.model.spec import ModelSpec, faults_of
 
 LOCAL_THETA: Final = 10000.0
@@ -64,7 +65,6 @@ def embedding_scale(config: JsonObject, spec: ModelSpec) -> float:
     if dtype == "float16":
         return float(np.float16(scale))
     if dtype == "bfloat16":
-        bits = int(scale.view(np.uint32))  # to nearest, ties to even
-        rounded = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000
-        return float(np.uint32(rounded).view(np.float32))
+        bits = round_to_bf16(np.array([scale])).astype(np.uint32) << np.uint32(16)
+        return float(bits.view(np.float32)[0])
     return float(scale)
