@@ -17,10 +17,10 @@ from __future__ import annotations
 from typing import Final
 
 from kernels.cpu.compiled import inlined, operation, scratch, word
+from kernels.cpu.memory_words import copy_bytes, read_int32, write_int64
 from kernels.cpu.operands import ExpertProduct, Product
 from kernels.cpu.operation import CHUNKS, HEADER_WORDS, KERNEL, RECORD_WORDS, StepWord
 from kernels.cpu.routing_sizes import EXPERT_CALL_BYTES
-from kernels.cpu.sampling_tile import copy_bytes, read_int32, write_int64
 from kernels.cpu.step import invoke
 
 RECORD_BYTES: Final = 8 * RECORD_WORDS

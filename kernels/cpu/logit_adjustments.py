@@ -10,10 +10,8 @@ from typing import Final
 import numpy as np
 
 from kernels.cpu.compiled import word
-from kernels.cpu.sample_record import BLOCK, SampleWord
-from kernels.cpu.sampling_tile import (
+from kernels.cpu.memory_words import (
     copy_bytes,
-    keep_allowed,
     read_float32,
     read_float64,
     read_int32,
@@ -21,6 +19,8 @@ from kernels.cpu.sampling_tile import (
     write_float32,
     write_int32,
 )
+from kernels.cpu.sample_record import BLOCK, SampleWord
+from kernels.cpu.sampling_tile import keep_allowed
 
 LARGEST: Final = np.finfo(np.float32).max
 DONE: Final = -1

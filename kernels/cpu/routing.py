@@ -21,9 +21,7 @@ from numba import types
 
 from kernels.cpu.compiled import inlined, operation, scratch, word
 from kernels.cpu.emitted import emitted
-from kernels.cpu.operands import NUM_BESIDE, Routing
-from kernels.cpu.operation import StepWord
-from kernels.cpu.sampling_tile import (
+from kernels.cpu.memory_words import (
     copy_bytes,
     read_float32,
     read_int32,
@@ -31,6 +29,8 @@ from kernels.cpu.sampling_tile import (
     write_float32,
     write_int32,
 )
+from kernels.cpu.operands import NUM_BESIDE, Routing
+from kernels.cpu.operation import StepWord
 from kernels.cpu.vector_ir import (
     F32,
     LANES,

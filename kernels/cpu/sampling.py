@@ -21,6 +21,14 @@ import numpy as np
 
 from kernels.cpu.compiled import operation, scratch, word
 from kernels.cpu.logit_adjustments import adjust, is_adjusted
+from kernels.cpu.memory_words import (
+    read_float32,
+    read_float64,
+    unfused,
+    write_byte,
+    write_float32,
+    write_int32,
+)
 from kernels.cpu.operands import LOGITS, LOGITS_STRIDE, VOCAB
 from kernels.cpu.operation import StepWord
 from kernels.cpu.sample_record import BLOCK, SAMPLE_WORDS, SampleWord
@@ -31,14 +39,6 @@ from kernels.cpu.sampling_row import (
     log_of_total,
     logprob,
     weigh,
-)
-from kernels.cpu.sampling_tile import (
-    read_float32,
-    read_float64,
-    unfused,
-    write_byte,
-    write_float32,
-    write_int32,
 )
 from kernels.cpu.weight_search import (
     ALL,

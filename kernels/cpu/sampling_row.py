@@ -8,19 +8,17 @@ from typing import Final
 import numpy as np
 
 from kernels.cpu.compiled import word
-from kernels.cpu.sample_record import BLOCK
-from kernels.cpu.sampling_tile import (
+from kernels.cpu.memory_words import (
     copy_bytes,
-    extremes,
-    low_float,
     read_float32,
     read_int32,
     unfused,
-    weigh_blocks,
     write_float32,
     write_int32,
     write_int64,
 )
+from kernels.cpu.sample_record import BLOCK
+from kernels.cpu.sampling_tile import extremes, low_float, weigh_blocks
 from kernels.cpu.weight_search import BLOCK_BYTES, Weights
 from kernels.reference.exponential import LN2, LOG_COEFFICIENTS, SQRT_HALF
 from kernels.reference.sampling import WEIGHT_ONE

@@ -19,8 +19,9 @@ import math
 from typing import Final, NamedTuple
 
 from kernels.cpu.compiled import word
+from kernels.cpu.memory_words import unfused, write_int64
 from kernels.cpu.sample_record import BLOCK, NUM_CANDIDATES
-from kernels.cpu.sampling_tile import COUNT_SHIFT, in_block, unfused, write_int64
+from kernels.cpu.sampling_tile import COUNT_SHIFT, in_block
 from kernels.reference.sampling import WEIGHT_ONE
 
 LARGEST_WEIGHT: Final = int(WEIGHT_ONE)
