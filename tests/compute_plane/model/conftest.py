@@ -14,6 +14,8 @@ import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 from safetensors.numpy import save_file
 
+from tests.compute_plane.model.mixture_tensors import MIXTURES, experts_in_gguf, mixture_shapes
+
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("h e", "l l", "he ll", "hell o", "Ġ Ġ", "Ġ hell")
 
@@ -28,10 +30,6 @@ def byte_alphabet() -> list[str]:
 
 
 TOKENS = (*SPECIALS, *byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES))
-
-
-MIXTURES = ("mixtral", "qwen3_moe", "granitemoe")
-"""Architectures with experts."""
 
 
 @dataclass
@@ -82,7 +80,7 @@ class TinyModel:
             if self.architecture in MIXTURES:
                 for part in ("gate", "up", "down"):
                     del shapes[f"{prefix}mlp.{part}_proj.weight"]
-                for name, shape in self._mixture_shapes().items():
+                for name, shape in mixture_shapes(self).items():
                     shapes[prefix + name] = shape
             if self.architecture == "qwen2":
                 shapes[prefix + "self_attn.q_proj.bias"] = (query,)
@@ -106,51 +104,11 @@ class TinyModel:
             found |= dict.fromkeys(of_mlp, (self.hidden_size,))
         return found
 
-    def _mixture_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the router's and the experts' tensors of a layer, as directories have them."""
-        count, hidden, inner = self.num_experts, self.hidden_size, self.intermediate_size
-        if self.architecture == "granitemoe":
-            return {
-                "block_sparse_moe.router.layer.weight": (count, hidden),
-                "block_sparse_moe.input_linear.weight": (count, 2 * inner, hidden),
-                "block_sparse_moe.output_linear.weight": (count, hidden, inner),
-            }
-        is_mixtral = self.architecture == "mixtral"
-        prefix = "block_sparse_moe" if is_mixtral else "mlp"
-        names = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
-        shapes = (inner, hidden), (inner, hidden), (hidden, inner)
-        found: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (count, hidden)}
-        for expert in range(count):
-            for name, shape in zip(names, shapes, strict=True):
-                found[f"{prefix}.experts.{expert}.{name}.weight"] = shape
-        return found
-
     @property
     def in_gguf(self) -> str:
         """What a GGUF file calls the architecture."""
         names = {"granitemoehybrid": "granite", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
         return names.get(self.architecture, self.architecture)
-
-    def experts_in_gguf(self) -> dict[str, np.ndarray]:
-        """Return routers and experts by the file's names."""
-        found: dict[str, list[np.ndarray]] = {}
-        parts = {
-            "gate": "gate_inp", "layer": "gate_inp", "w1": "gate_exps", "w3": "up_exps",
-            "w2": "down_exps", "gate_proj": "gate_exps", "up_proj": "up_exps",
-            "down_proj": "down_exps", "output_linear": "down_exps",
-        }  # fmt: skip
-        for name, values in self.weights.items():
-            if not (".block_sparse_moe." in name or ".mlp." in name):
-                continue
-            layer, role = name.split(".")[2], name.split(".")[-2]
-            if role == "input_linear":
-                gate, up = values[:, : self.intermediate_size], values[:, self.intermediate_size :]
-                found[f"blk.{layer}.ffn_gate_exps.weight"] = [*gate]
-                found[f"blk.{layer}.ffn_up_exps.weight"] = [*up]
-            else:
-                rows = [*values] if role == "output_linear" else [values]
-                found.setdefault(f"blk.{layer}.ffn_{parts[role]}.weight", []).extend(rows)
-        return {name: np.stack(v) if "exps" in name else v[0] for name, v in found.items()}
 
     def weights_in_gguf(self) -> dict[str, np.ndarray]:
         """Return the weights that a GGUF file has, still by Hugging Face's names.
@@ -323,7 +281,7 @@ def write_gguf(
             rows = interleave(rows, model.num_kv_heads)
         data = rows if is_given else gguf.quants.quantize(rows, matrix_kind)
         writer.add_tensor(name_in_gguf(name, model.in_gguf), data, raw_dtype=matrix_kind)
-    experts = model.experts_in_gguf() if model.architecture in MIXTURES else {}
+    experts = experts_in_gguf(model) if model.architecture in MIXTURES else {}
     for name, values in experts.items():
         expert_kind = kind if "exps" in name else GgmlType.F32
         writer.add_tensor(name, gguf.quants.quantize(values, expert_kind), raw_dtype=expert_kind)
