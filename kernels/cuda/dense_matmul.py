@@ -77,6 +77,7 @@ COLUMNS: Final = (8, 16)
 PANELS: Final = (16, 32)
 """Rows of W of a panel."""
 WRITES: Final = ("rounded", "float32", "added", "gated")
+EXPERTS_WRITE: Final = ("rounded", "gated")
 FEW_PANELS: Final = 96
 """Fewer panels of 32 rows than that are cut in two: a block for each would leave too many out."""
 
@@ -87,7 +88,9 @@ class DenseMatmulVariant:
 
     `dtype` is that of x, W and the norm's weights, `columns` how many rows of x a block takes.
     `writes`, `normalises`: what comes after and before, as above. `panel_rows`: of a panel, 32
-    where it gates. Raises UnsupportedVariantError for what the kernel is not written for.
+    where it gates. `of_experts`: rows are those of `expert_tiles`, W all experts' matrices; what
+    they give is rounded or gated. Raises UnsupportedVariantError for what the kernel is not written
+    for.
     """
 
     dtype: str
@@ -95,18 +98,22 @@ class DenseMatmulVariant:
     writes: str = "rounded"
     normalises: bool = False
     panel_rows: int = 32
+    of_experts: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("dtype", NORMALISED if self.normalises else DTYPES, self.dtype)
         require_one_of("columns", COLUMNS, self.columns)
-        require_one_of("writes", WRITES, self.writes)
+        require_one_of("writes", EXPERTS_WRITE if self.of_experts else WRITES, self.writes)
+        if self.of_experts:
+            require_one_of("normalises", (False,), self.normalises)
         require_one_of("panel_rows", PANELS[1:] if self.gates else PANELS, self.panel_rows)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
         norm = "normed_" if self.normalises else ""
-        return f"dense_matmul_{norm}{self.writes}_{self.dtype}_m{self.columns}_n{self.panel_rows}"
+        kind = "dense_experts" if self.of_experts else "dense_matmul"
+        return f"{kind}_{norm}{self.writes}_{self.dtype}_m{self.columns}_n{self.panel_rows}"
 
     @property
     def gates(self) -> bool:
@@ -144,6 +151,9 @@ class DenseMatmulVariant:
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         out = STORAGE_TYPES[self.out_dtype] + "*"
+        if self.of_experts:
+            rows = ("int32*", "int32*", "int32")
+            return (out, "uint16*", "uint16*", *rows, "int64", "int64", "int32", "int64")
         sizes = ("int64", "int64", "int64", "int32", "int64")
         return (out, "uint16*", "uint16*", "uint16*", *sizes, "float32")
 
@@ -177,6 +187,15 @@ class DenseMatmulVariant:
         block_outputs = self.panel_outputs * (WARPS >> strand_bits)
         return (-(-num_rows // self.columns), -(-num_outputs // block_outputs), 1)
 
+    def experts_grid(
+        self, num_tiles: int, num_outputs: int, num_inputs: int, strand_bits: int
+    ) -> tuple[int, int, int]:
+        """Return the launch grid for tiles of pairs (`expert_tiles`).
+
+        Raises UnsupportedVariantError.
+        """
+        return self.grid(num_tiles * self.columns, num_outputs, num_inputs, strand_bits)
+
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
         return make_dense_matmul(self)
@@ -200,8 +219,16 @@ def variants(*, every: bool) -> list[DenseMatmulVariant]:
             DenseMatmulVariant("bfloat16", 16, "rounded", normalises=True, panel_rows=16),
             DenseMatmulVariant("bfloat16", 8, "added", panel_rows=16),
             DenseMatmulVariant("float16", 16, "float32"),
+            DenseMatmulVariant("bfloat16", 8, "gated", of_experts=True),
         ]
-    return [
+    of_experts = [
+        DenseMatmulVariant(dtype, columns, writes, panel_rows=panel_rows, of_experts=True)
+        for dtype in DTYPES
+        for columns in COLUMNS
+        for writes in EXPERTS_WRITE
+        for panel_rows in (PANELS[1:] if writes == "gated" else PANELS)
+    ]
+    return of_experts + [
         DenseMatmulVariant(dtype, columns, writes, is_normed, panel_rows)
         for dtype in DTYPES
         for columns in COLUMNS

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
 from kernels.cuda.instructions.conversions import (
     CONVERSIONS,
     FULL_WARP,
@@ -61,6 +62,7 @@ TILE_BYTES = 2 * TILE_INPUTS  # of a row
 def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     columns, tiles, ring = variant.columns, variant.panel_tiles, variant.ring
+    of_experts = variant.of_experts
     normalises, gates, adds = (
         variant.normalises,
         variant.writes == "gated",
@@ -105,11 +107,15 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
             for j in range(4):
                 slots[v, j] = uint32(0)
 
-    def dense_matmul(
+    @cuda.jit(device=True, inline="always")
+    def multiply(
         out: Pointer,
         x: Pointer,
         weights: Pointer,
         norm_weight: Pointer,
+        expert_tiles: Pointer,
+        order: Pointer,
+        share: Scalar,
         num_rows: Scalar,
         num_outputs: Scalar,
         num_inputs: Scalar,
@@ -117,13 +123,7 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         out_width: Scalar,
         eps: Scalar,
     ) -> None:
-        """Multiply `columns` rows of x, from blockIdx.x, with the panels of blockIdx.y.
-
-        `out`: [M, N], `out_width` elements from row to row; read, too, where it is added to. `x`:
-        [M, K]. `weights`: [N, K], or [2·N, K] where they gate. `norm_weight`: [K], `eps`: not
-        touched where nothing is normalised. `num_rows` M, `num_outputs` N, `num_inputs` K, a
-        multiple of 32.
-        """
+        """Do what the kernels below say; `expert_tiles`, `order`, `share`: of experts only."""
         let_next_begin()
         lane = cuda.threadIdx.x & 31  # not a remainder: that of a negative would be thought of
         group = lane // 4
@@ -133,7 +133,13 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         strands = int32(1 << strand_bits)
         first_panel = int64(cuda.blockIdx.y) * (WARPS >> strand_bits)
         first_output = (first_panel + (warp >> strand_bits)) * panel_outputs
-        first_row = int64(cuda.blockIdx.x) * columns
+        first_row, end_row = int64(cuda.blockIdx.x) * columns, num_rows
+        if of_experts:
+            # Which rows and whose weights is what the launch ahead has to say.
+            wait_for_previous()
+            expert, first_row, end_row = tile_of_block(expert_tiles)
+            if first_row == end_row:
+                return
 
         # The warp's tiles. A warp behind the last panel has none.
         num_tiles = num_inputs // TILE_INPUTS
@@ -143,14 +149,16 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         if first_output >= num_outputs:
             tiles_left = int32(0)
 
-        # Weights wait for nobody: a lane has the first round of one row fetched.
         first_input = first_tile * TILE_INPUTS
-        if lane < panel_rows and tiles_left > 0:
-            row = min(first_output + (lane % TILE_ROWS if gates else lane), num_outputs - 1)
-            if gates:
-                row += lane // TILE_ROWS * num_outputs
-            fetch_ahead(weights, row * num_inputs + first_input, min(tiles_left, ring) * TILE_BYTES)
-        wait_for_previous()
+        if not of_experts:
+            # Weights wait for nobody: a lane has the first round of one row fetched.
+            if lane < panel_rows and tiles_left > 0:
+                row = min(first_output + (lane % TILE_ROWS if gates else lane), num_outputs - 1)
+                if gates:
+                    row += lane // TILE_ROWS * num_outputs
+                ring_bytes = min(tiles_left, ring) * TILE_BYTES
+                fetch_ahead(weights, row * num_inputs + first_input, ring_bytes)
+            wait_for_previous()
 
         total = cuda.local.array((num_totals, 4), float32)
         squares = cuda.local.array(column_tiles, float32)
@@ -175,9 +183,13 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
             row = min(row, num_outputs - 1)
             if gates:
                 row += v // 2 * num_outputs
+            if of_experts:
+                row += expert * (2 * num_outputs if gates else num_outputs)
             weights_at[v] = row * num_inputs + first_input
         for c in range(column_tiles):
-            row = min(first_row + 8 * c + group, num_rows - 1)
+            row = min(first_row + 8 * c + group, end_row - 1)
+            if of_experts:
+                row = row_of_pair(order, row, share)
             inputs_at[c] = row * num_inputs + first_input
 
         # A slot without a tile holds zeros at first, later what it had, which zeros of x make
@@ -269,10 +281,15 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
                     strand_squares[uint32(warp * columns + 8 * c + group)] = row_squares
         cuda.syncthreads()
         # Thread i takes the i-th output of a panel, then the i-th of the next panel of the block.
+        if of_experts:
+            _, first_row, end_row = tile_of_block(expert_tiles)  # anew, too
         for first_item in range(0, panel_items, 32 * WARPS):
             item = int32(first_item + cuda.threadIdx.x)
             column = item // panel_outputs
             row = first_row + column
+            out_row = row
+            if of_experts:
+                out_row = row_of_pair(order, min(row, end_row - 1), 1)
             output = first_panel * panel_outputs + item % panel_outputs
             sum_at = column // 2 * pair_pitch + column % 2 * row_step + item % panel_outputs
             sum_at = int32(sum_at)
@@ -303,12 +320,59 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
                     # e⁻ˣ of a large −x is ∞, and x · 1/∞ the right zero.
                     weight = reciprocal(float32(1) + exp2(value * MINUS_LOG2_E))
                     value = multiply_float32(value * weight, other)
-                if row < num_rows and output < num_outputs:
-                    at = row * out_width + output
+                if row < end_row and output < num_outputs:
+                    at = out_row * out_width + output
                     if adds:
                         value = add_float32(to_float32(out[at]), value)
                     out[at] = from_float32(value)
                 output += panel_outputs
                 panel = int32(panel + strands)
 
-    return dense_matmul
+    def dense_matmul(
+        out: Pointer,
+        x: Pointer,
+        weights: Pointer,
+        norm_weight: Pointer,
+        num_rows: Scalar,
+        num_outputs: Scalar,
+        num_inputs: Scalar,
+        strand_bits: Scalar,
+        out_width: Scalar,
+        eps: Scalar,
+    ) -> None:
+        """Multiply `columns` rows of x, from blockIdx.x, with the panels of blockIdx.y.
+
+        `out`: [M, N], `out_width` elements from row to row; read, too, where it is added to. `x`:
+        [M, K]. `weights`: [N, K], or [2·N, K] where they gate. `norm_weight`: [K], `eps`: not
+        touched where nothing is normalised. `num_rows` M, `num_outputs` N, `num_inputs` K, a
+        multiple of 32.
+        """
+        multiply(
+            out, x, weights, norm_weight, x, x, 1, num_rows, num_outputs, num_inputs, strand_bits,
+            out_width, eps,
+        )  # fmt: skip
+
+    def dense_matmul_of_experts(
+        out: Pointer,
+        x: Pointer,
+        weights: Pointer,
+        expert_tiles: Pointer,
+        order: Pointer,
+        share: Scalar,
+        num_outputs: Scalar,
+        num_inputs: Scalar,
+        strand_bits: Scalar,
+        out_width: Scalar,
+    ) -> None:
+        """Multiply the pairs of tile blockIdx.x with the panels of blockIdx.y of their expert.
+
+        `out`: [T·C, N], `out_width` elements from row to row. `x`: [T·C / share, K]. `weights`: as
+        above, those of all experts one behind the other. `expert_tiles`, `order` as in
+        `kernels.cuda.expert_tiles`, of `columns` pairs.
+        """
+        multiply(
+            out, x, weights, x, expert_tiles, order, share, 0, num_outputs, num_inputs, strand_bits,
+            out_width, 0,
+        )  # fmt: skip
+
+    return dense_matmul_of_experts if of_experts else dense_matmul

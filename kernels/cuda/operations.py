@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kernels.cuda import (
+    add_experts,
     adjust_logits,
     attention_decode,
     attention_prefill,
@@ -17,6 +18,8 @@ from kernels.cuda import (
     quantized_rows,
     rms_norm,
     rope_write_kv,
+    route_experts,
+    router_logits,
     sampling,
     silu_mul,
 )
@@ -33,6 +36,7 @@ class Operation(Protocol):
 
 # Name of the operation → its module.
 OPERATIONS: dict[str, Operation] = {
+    "add_experts": add_experts,
     "adjust_logits": adjust_logits,
     "attention_decode": attention_decode,
     "attention_prefill": attention_prefill,
@@ -44,6 +48,8 @@ OPERATIONS: dict[str, Operation] = {
     "quantized_rows": quantized_rows,
     "rms_norm": rms_norm,
     "rope_write_kv": rope_write_kv,
+    "route_experts": route_experts,
+    "router_logits": router_logits,
     "sampling": sampling,
     "silu_mul": silu_mul,
 }

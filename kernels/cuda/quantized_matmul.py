@@ -81,10 +81,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.quantized_formats import FORMATS
+from kernels.cuda.quantized_formats import FORMATS, PANEL_ROWS
 from kernels.cuda.quantized_matmul_tensor import make_quantized_matmul
 from kernels.cuda.quantized_strands import COLUMNS, WARPS, blocks_of
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, require_one_of
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, require_multiple, require_one_of
 
 DTYPES = ("bfloat16", "float16")
 
@@ -94,14 +94,15 @@ class QuantizedMatmulVariant:
     """The compile-time parameters of one product.
 
     `weights` names the format, `dtype` is that of x and y, `columns` how many rows of x a block
-    takes; `writes_float32`: y is not rounded. Raises UnsupportedVariantError for what the kernel is
-    not written for.
+    takes; `writes_float32`: y is not rounded; `of_experts`: rows are those of `expert_tiles`, W all
+    experts' matrices. Raises UnsupportedVariantError for what the kernel is not written for.
     """
 
     weights: str
     dtype: str
     columns: int
     writes_float32: bool = False
+    of_experts: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("weights", FORMATS, self.weights)
@@ -112,7 +113,8 @@ class QuantizedMatmulVariant:
     def name(self) -> str:
         """Entry point of the machine code."""
         output = "_to_float32" if self.writes_float32 else ""
-        return f"quantized_matmul_{self.weights.lower()}_{self.dtype}_m{self.columns}{output}"
+        kind = "quantized_experts" if self.of_experts else "quantized_matmul"
+        return f"{kind}_{self.weights.lower()}_{self.dtype}_m{self.columns}{output}"
 
     @property
     def out_dtype(self) -> str:
@@ -128,7 +130,8 @@ class QuantizedMatmulVariant:
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         out = STORAGE_TYPES[self.out_dtype] + "*"
-        return (out, "uint16*", "uint8*", "int64", "int64", "int64", "int32", "int64")
+        rows = ("int32*", "int32*", "int32") if self.of_experts else ("int64",)
+        return (out, "uint16*", "uint8*", *rows, "int64", "int64", "int32", "int64")
 
     @property
     def rings(self) -> tuple[int, int]:
@@ -177,6 +180,16 @@ class QuantizedMatmulVariant:
         FORMATS[self.weights].panel_bytes(num_inputs)  # refuses what is no whole spans
         return (-(-num_rows // self.columns), blocks_of(num_outputs, strand_bits), 1)
 
+    def experts_grid(
+        self, num_tiles: int, num_outputs: int, num_inputs: int, strand_bits: int
+    ) -> tuple[int, int, int]:
+        """Return the launch grid for tiles of pairs (`expert_tiles`); N must be whole panels.
+
+        Raises UnsupportedVariantError.
+        """
+        require_multiple("num_outputs", PANEL_ROWS, num_outputs)
+        return self.grid(num_tiles * self.columns, num_outputs, num_inputs, strand_bits)
+
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
         return make_quantized_matmul(self)
@@ -186,15 +199,16 @@ def variants(*, every: bool) -> list[QuantizedMatmulVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
         return [
-            QuantizedMatmulVariant(weights, dtype, columns, writes_float32)
+            QuantizedMatmulVariant(weights, dtype, columns, writes_float32, of_experts)
             for weights in FORMATS
             for dtype in DTYPES
             for columns in COLUMNS
-            for writes_float32 in (False, True)
+            for writes_float32, of_experts in ((False, False), (True, False), (False, True))
         ]
     return [
         QuantizedMatmulVariant("Q8_0", "bfloat16", 8, writes_float32=True),
         QuantizedMatmulVariant("Q4_0_G64", "bfloat16", 16),
         QuantizedMatmulVariant("Q4_1", "float16", 32),
         QuantizedMatmulVariant("Q4_Z_G128", "float16", 8),
+        QuantizedMatmulVariant("Q4_1", "bfloat16", 8, of_experts=True),
     ]

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
 from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, PAIR_CONVERSIONS
 from kernels.cuda.instructions.early_launch import (
     fetch_ahead,
@@ -78,6 +79,7 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
     has_minimum, has_zeros, is_bytes = fmt.has_minimum, fmt.has_zeros, fmt.bits == 8
     group_bytes, zeros_at = fmt.group_bytes, fmt.zeros_at
     columns, (ring, input_ring) = variant.columns, variant.rings
+    of_experts = variant.of_experts
     round_spans = variant.round_spans
     round_tiles = round_spans * span_tiles
     column_tiles = columns // 8
@@ -127,22 +129,21 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
                 for j in range(4):
                     inputs[i, j] = uint32(0)
 
-    def quantized_matmul(
+    @cuda.jit(device=True, inline="always")
+    def multiply(
         out: Pointer,
         x: Pointer,
         packed: Pointer,
+        tiles: Pointer,
+        order: Pointer,
+        share: Scalar,
         num_rows: Scalar,
         num_outputs: Scalar,
         num_inputs: Scalar,
         strand_bits: Scalar,
         out_width: Scalar,
     ) -> None:
-        """Multiply `columns` rows of x, from blockIdx.x, with the panels of blockIdx.y.
-
-        `out`: [M, N], `out_width` elements from row to row. `x`: [M, K]. `packed`: W [N, K] as
-        `quantized_layout` draws it. `num_rows` M, `num_outputs` N, `num_inputs` K, a multiple of
-        the span.
-        """
+        """Do what the kernels below say; `tiles`, `order`, `share`: of experts only."""
         let_next_begin()
         lane = cuda.threadIdx.x & 31  # not a remainder: that of a negative would be thought of
         group = lane // 4
@@ -152,7 +153,14 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         strands = int32(1 << strand_bits)
         first_panel = int64(cuda.blockIdx.y) * (WARPS >> strand_bits)
         panel = first_panel + (warp >> strand_bits)
-        first_row = int64(cuda.blockIdx.x) * columns
+        first_row, end_row = int64(cuda.blockIdx.x) * columns, num_rows
+        expert = int64(0)
+        if of_experts:
+            # Which rows and whose weights is what the launch ahead has to say.
+            wait_for_previous()
+            expert, first_row, end_row = tile_of_block(tiles)
+            if first_row == end_row:
+                return
 
         # The warp's tiles, whole spans of them. A warp behind the last panel has none.
         num_spans = num_inputs // span_inputs
@@ -178,21 +186,26 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         zero_words = cuda.local.array((round_spans, 4), uint32)
         inputs_at = cuda.local.array(column_tiles, int64)
         for c in range(column_tiles):
-            row = min(first_row + 8 * c + group, num_rows - 1)
+            row = min(first_row + 8 * c + group, end_row - 1)
+            if of_experts:
+                row = row_of_pair(order, row, share)
             inputs_at[c] = row * num_inputs + first_span * span_inputs + 8 * quad
         weight_bytes = num_spans * span_tiles * tile_bytes
         num_lines = (weight_bytes + num_spans * span_bytes + LINE_BYTES - 1) // LINE_BYTES
+        if of_experts:
+            panel += expert * ((num_outputs + PANEL_ROWS - 1) // PANEL_ROWS)
         panel_at = panel * num_lines * LINE_BYTES
         tile_at = panel_at + first_span * span_tiles * tile_bytes
         scales_at = panel_at + weight_bytes + first_span * span_bytes
 
-        # Weights wait for nobody: the warp has its first round fetched, each kind by one lane.
-        if lane == 0 and tiles_left > 0:
-            fetch_ahead(packed, tile_at, min(tiles_left, ring) * tile_bytes)
-        if lane == 1 and tiles_left > 0:
-            spans = min(tiles_left // span_tiles, round_spans)
-            fetch_ahead(packed, scales_at, spans * span_bytes)
-        wait_for_previous()
+        if not of_experts:
+            # Weights wait for nobody: the warp has its first round fetched, each kind by one lane.
+            if lane == 0 and tiles_left > 0:
+                fetch_ahead(packed, tile_at, min(tiles_left, ring) * tile_bytes)
+            if lane == 1 and tiles_left > 0:
+                spans = min(tiles_left // span_tiles, round_spans)
+                fetch_ahead(packed, scales_at, spans * span_bytes)
+            wait_for_previous()
 
         for tile in range(ring):
             if tile < tiles_left:
@@ -310,8 +323,13 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
                     strand_sums[uint32(at)] = total[t * column_tiles + c, j]
         cuda.syncthreads()
         # Warp w takes the w-th row of x of each tile, for each panel.
+        if of_experts:
+            _, first_row, end_row = tile_of_block(tiles)  # anew, too
         for c in range(column_tiles):
             row = first_row + 8 * c + warp
+            out_row = row
+            if of_experts:
+                out_row = row_of_pair(order, min(row, end_row - 1), 1)
             output = first_panel * PANEL_ROWS + lane
             at = int32((8 * c + warp) * ROW_PITCH + lane)
             at_end = int32(at + WARPS * warp_sums)
@@ -322,8 +340,51 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
                 while at < next_panel:
                     value += strand_sums[uint32(at)]
                     at = int32(at + warp_sums)
-                if row < num_rows and output < num_outputs:
-                    out[row * out_width + output] = from_float32(value)
+                if row < end_row and output < num_outputs:
+                    out[out_row * out_width + output] = from_float32(value)
                 output += PANEL_ROWS
 
-    return quantized_matmul
+    def quantized_matmul(
+        out: Pointer,
+        x: Pointer,
+        packed: Pointer,
+        num_rows: Scalar,
+        num_outputs: Scalar,
+        num_inputs: Scalar,
+        strand_bits: Scalar,
+        out_width: Scalar,
+    ) -> None:
+        """Multiply `columns` rows of x, from blockIdx.x, with the panels of blockIdx.y.
+
+        `out`: [M, N], `out_width` elements from row to row. `x`: [M, K]. `packed`: W [N, K] as
+        `quantized_layout` draws it. `num_rows` M, `num_outputs` N, `num_inputs` K, a multiple of
+        the span.
+        """
+        multiply(
+            out, x, packed, packed, packed, 1, num_rows, num_outputs, num_inputs, strand_bits,
+            out_width,
+        )  # fmt: skip
+
+    def quantized_matmul_of_experts(
+        out: Pointer,
+        x: Pointer,
+        packed: Pointer,
+        tiles: Pointer,
+        order: Pointer,
+        share: Scalar,
+        num_outputs: Scalar,
+        num_inputs: Scalar,
+        strand_bits: Scalar,
+        out_width: Scalar,
+    ) -> None:
+        """Multiply the pairs of tile blockIdx.x with the panels of blockIdx.y of their expert.
+
+        `out`: [T·C, N], `out_width` elements from row to row. `x`: [T·C / share, K]. `packed`: the
+        matrices [N, K] of all experts, one behind the other, N being whole panels. `tiles`, `order`
+        as in `expert_tiles`, of `columns` pairs.
+        """
+        multiply(
+            out, x, packed, tiles, order, share, 0, num_outputs, num_inputs, strand_bits, out_width
+        )
+
+    return quantized_matmul_of_experts if of_experts else quantized_matmul

@@ -30,6 +30,28 @@ def route(
     weights[:] = np.exp(taken - largest) / np.exp(over - largest).sum(axis=1, keepdims=True)
 
 
+def sort_pairs(
+    chosen: Int32Array, num_experts: int, tile_pairs: int, order: Int32Array, tiles: Int32Array
+) -> None:
+    """List pairs expert by expert, and cut each expert's list into tiles.
+
+    `chosen`: [T, C]; pair t · C + c is token t and its c-th expert. `order`: [T · C], pairs, those
+    of an expert in their own order. `tiles`: [n, 3], an expert, the place in `order` of its first
+    pair, how many pairs, `tile_pairs` at most; behind the last one all zeros.
+    """
+    experts = chosen.reshape(-1)
+    order[:] = np.argsort(experts, kind="stable")
+    counts = np.bincount(experts, minlength=num_experts)
+    firsts = np.cumsum(counts) - counts
+    found = [
+        (expert, firsts[expert] + done, min(tile_pairs, counts[expert] - done))
+        for expert in range(num_experts)
+        for done in range(0, counts[expert], tile_pairs)
+    ]
+    tiles[:] = 0
+    tiles[: len(found)] = found
+
+
 def add_experts(given: Float32Array, weights: Float32Array, out: Float32Array) -> None:
     """Add to each token Σ over its experts of weight · what that expert gave.
 

@@ -8,6 +8,8 @@ row_operations      normalisation, gate, embedding, block copies
 sampling            choosing tokens
 dense_matmul        products with dense weights, normalised before, added or gated after
 quantized_matmul    products with quantised weights, and their rows unpacked
+experts             mixtures: router logits, choosing, adding up
+expert_products     and their products
 logits              log-probabilities; bias and penalties
 """
 
@@ -21,12 +23,15 @@ from bench.gpu.cases import (
     attention_decode,
     attention_prefill,
     dense_matmul,
+    expert_products,
+    experts,
     logits,
     quantized_matmul,
     rope_write_kv,
     row_operations,
     sampling,
 )
+from kernels.cuda.add_experts import AddExpertsVariant
 from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
@@ -40,27 +45,44 @@ from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
+from kernels.cuda.route_experts import RouteExpertsVariant
+from kernels.cuda.router_logits import RouterLogitsVariant
 from kernels.cuda.sampling import SamplingVariant
 from kernels.cuda.sampling_shortlist import SamplingShortlistVariant
 from kernels.cuda.sampling_weights import SamplingWeightsVariant
 from kernels.cuda.silu_mul import SiluMulVariant
 from kernels.cuda.variant import Variant
 
+
+def _dense_products(variant: DenseMatmulVariant, seed: int) -> list[Case]:
+    of = expert_products.draw_dense_experts if variant.of_experts else dense_matmul.draw_cases
+    return of(variant, seed)
+
+
+def _quantized_products(variant: QuantizedMatmulVariant, seed: int) -> list[Case]:
+    if variant.of_experts:
+        return expert_products.draw_quantized_experts(variant, seed)
+    return quantized_matmul.draw_cases(variant, seed)
+
+
 # Class of a variant → what draws the cases it is checked on.
 _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     DecodeVariant: attention_decode.draw_cases,
     PrefillVariant: attention_prefill.draw_cases,
+    AddExpertsVariant: experts.draw_add_experts,
     AdjustLogitsVariant: logits.draw_adjust_logits,
     CopyBlocksVariant: row_operations.draw_copy_blocks,
-    DenseMatmulVariant: dense_matmul.draw_cases,
+    DenseMatmulVariant: _dense_products,
     EmbeddingVariant: row_operations.draw_embedding,
     LargestLogitsVariant: sampling.draw_cases_of_a_launch,
     LogprobSumsVariant: logits.draw_logprob_sums,
     LogprobsVariant: logits.draw_logprobs,
-    QuantizedMatmulVariant: quantized_matmul.draw_cases,
+    QuantizedMatmulVariant: _quantized_products,
     QuantizedRowsVariant: quantized_matmul.draw_rows,
     RmsNormVariant: row_operations.draw_rms_norm,
     RopeWriteKvVariant: rope_write_kv.draw_cases,
+    RouteExpertsVariant: experts.draw_route_experts,
+    RouterLogitsVariant: experts.draw_router_logits,
     SamplingShortlistVariant: sampling.draw_cases_of_a_launch,
     SamplingVariant: sampling.draw_cases,
     SamplingWeightsVariant: sampling.draw_cases_of_a_launch,
@@ -83,7 +105,11 @@ def with_launched(variants: Iterable[Variant]) -> list[Variant]:
 
 def _launched(variant: Variant) -> Iterator[Variant]:
     yield variant
-    if isinstance(variant, QuantizedMatmulVariant):
+    if isinstance(variant, QuantizedMatmulVariant | DenseMatmulVariant) and variant.of_experts:
+        yield expert_products.pair_alone(variant)
+    elif isinstance(variant, QuantizedMatmulVariant):
         yield quantized_matmul.of_few_rows(variant)
-    if isinstance(variant, DenseMatmulVariant):
+    elif isinstance(variant, DenseMatmulVariant):
         yield dense_matmul.of_few_rows(variant)
+    elif isinstance(variant, RouterLogitsVariant):
+        yield experts.token_alone(variant)

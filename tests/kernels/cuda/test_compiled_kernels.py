@@ -5,6 +5,8 @@ The cases are those of `make gpu`. Attention has a file of its own.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bench.gpu.cases import draw_cases
@@ -19,6 +21,7 @@ from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
+from kernels.cuda.route_experts import RouteExpertsVariant
 from kernels.cuda.silu_mul import SiluMulVariant
 from tests.kernels.cuda.compiled import replaced, run_compiled, text_of, without
 from tests.ptx import Fault, Race
@@ -44,6 +47,8 @@ DENSE = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
         RopeWriteKvVariant("bfloat16", 64, 16),
         ROPE,
         SiluMulVariant("bfloat16"),
+        RouteExpertsVariant(8, 2),
+        dataclasses.replace(DENSE, normalises=False, of_experts=True),
         pytest.param(LargestLogitsVariant(), marks=pytest.mark.slow),  # and all that sample
     ],
     ids=lambda variant: variant.name,

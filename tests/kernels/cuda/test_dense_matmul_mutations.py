@@ -52,7 +52,7 @@ def test_the_unbroken_kernel_is_right(make, variant):
 
 def test_there_is_one_barrier_and_it_can_not_be_left_out():
     case, source = narrow_case(NORMED), SOURCES[NORMED]
-    _, barrier = source.synchronisations()
+    *_, barrier = source.synchronisations()
 
     for seed in range(2):
         with pytest.raises(Race, match="shared memory"):
@@ -64,9 +64,9 @@ def test_there_is_one_barrier_and_it_can_not_be_left_out():
     [
         ("if tile < tiles_left:", "if True:"),
         ("row = min(row, num_outputs - 1)", "pass"),
-        ("min(first_row + 8 * c + group, num_rows - 1)", "first_row + 8 * c + group"),
-        ("if row < num_rows and output", "if output"),
-        ("row < num_rows and output < num_outputs", "row < num_rows"),
+        ("min(first_row + 8 * c + group, end_row - 1)", "first_row + 8 * c + group"),
+        ("if row < end_row and output", "if output"),
+        ("row < end_row and output < num_outputs", "row < end_row"),
     ],
 )
 def test_what_lies_outside_an_array_is_not_touched_unnoticed(old, new):
@@ -88,12 +88,12 @@ MORE_IN_A_PANEL = [
     (NORMED, "reciprocal_root(square / float32(num_inputs) + eps)",
      "reciprocal_root(square / float32(num_inputs))"),
     (GATED, "other = multiply_float32(other, factor)", "pass"),
-    (LOGITS, "first_row = int64(cuda.blockIdx.x) * columns", "first_row = int64(0)"),
+    (LOGITS, "= int64(cuda.blockIdx.x) * columns, num_rows", "= int64(0), num_rows"),
     (ADDED, "first_tile = (warp & (strands - 1)) * strand_tiles", "first_tile = int64(0)"),
     (ADDED, "first_input += 8 * quad", "pass"),
     (ADDED, "first_output + 8 * (v % 2) + group", "first_output + group"),
     (NORMED, "norm_at[0] = first_input", "norm_at[0] = int64(8 * quad)"),
-    (NORMED, "first_row + 8 * c + group, num_rows", "first_row + group, num_rows"),
+    (NORMED, "first_row + 8 * c + group, end_row", "first_row + group, end_row"),
     (NORMED, "squares[c] = multiply_add(first, first, squares[c])", "pass"),
     (NORMED, "first = multiply_float32(first, low(by))", "pass"),
     (NORMED, "by = norm_ring[tile, j]", "by = norm_ring[tile, 0]"),
@@ -116,7 +116,7 @@ MORE_IN_A_PANEL = [
     (NORMED, "value = multiply_float32(value, factor)", "pass"),
     (GATED, "exp2(value * MINUS_LOG2_E)", "exp2(value)"),
     (GATED, "multiply_float32(value * weight, other)", "multiply_float32(weight, other)"),
-    (ADDED, "at = row * out_width + output", "at = row * num_outputs + output"),
+    (ADDED, "at = out_row * out_width + output", "at = out_row * num_outputs + output"),
     (LOGITS, "range(0, panel_items, 32 * WARPS)", "range(0, 32 * WARPS, 32 * WARPS)"),
     # Registers hold anything: without a tile, x must be zeros and all else finite.
     (NORMED, "clear(weight_ring, tile * num_vectors, num_vectors)",

@@ -26,7 +26,7 @@ PANELS, TILES = 3, 9
 MOST_FOR_2_KB = 262
 
 SPREAD = dense_matmul.variants(every=False)
-VARIANTS = [
+LOOPS = [
     *SPREAD,
     *(
         pytest.param(variant, marks=pytest.mark.slow)
@@ -34,9 +34,17 @@ VARIANTS = [
         if variant not in SPREAD
     ),
 ]
+OF_ONE_MATRIX = [
+    *(variant for variant in SPREAD if not variant.of_experts),
+    *(
+        pytest.param(variant, marks=pytest.mark.slow)
+        for variant in dense_matmul.variants(every=True)
+        if variant not in SPREAD and not variant.of_experts
+    ),
+]
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", OF_ONE_MATRIX, ids=lambda variant: variant.name)
 def test_weights_are_read_once_in_whole_sectors_and_no_banks_are_in_conflict(variant):
     num_outputs = PANELS * variant.panel_outputs
     case = draw_case(variant, variant.columns, num_outputs, TILES, 1, alone=0)
@@ -54,7 +62,7 @@ def test_weights_are_read_once_in_whole_sectors_and_no_banks_are_in_conflict(var
     assert in_shared.units == in_shared.least > 0
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", LOOPS, ids=lambda variant: variant.name)
 def test_the_loop_leaves_the_memory_time(variant):
     cubin, _ = kept_link(variant.name, text_of(variant), (9, 0))
     loop = machine_loop(cubin, "sm_90")

@@ -14,6 +14,7 @@ from bench.gpu.cases import dense_matmul as dense_cases
 from bench.gpu.cases import quantized_matmul as quantized_cases
 from bench.gpu.numerics import draw_cases
 from kernels.cuda import (
+    add_experts,
     attention_decode_float32,
     attention_decode_tensor,
     build,
@@ -21,8 +22,11 @@ from kernels.cuda import (
     quantized_matmul_tensor,
     rms_norm,
     rope_write_kv,
+    route_experts,
+    router_logits,
     silu_mul,
 )
+from kernels.cuda.add_experts import AddExpertsVariant
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.disassembly import find_disassembler
@@ -32,6 +36,8 @@ from kernels.cuda.quantized_formats import FORMATS, packed_bytes
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
+from kernels.cuda.route_experts import RouteExpertsVariant
+from kernels.cuda.router_logits import RouterLogitsVariant
 from kernels.cuda.silu_mul import SiluMulVariant
 from tests import ptx
 from tests.kernels.cuda.compiled import run_compiled, text_of, without
@@ -51,6 +57,11 @@ MODULES = {
     RmsNormVariant("float32", 256): rms_norm,
     RopeWriteKvVariant("bfloat16", 64, 16): rope_write_kv,
     SiluMulVariant("float32"): silu_mul,
+    RouterLogitsVariant("bfloat16", 8): router_logits,
+    RouteExpertsVariant(8, 2): route_experts,
+    AddExpertsVariant("float32", 2): add_experts,
+    DenseMatmulVariant("bfloat16", 8, "gated", of_experts=True): dense_matmul_tensor,
+    QuantizedMatmulVariant("Q4_1", "bfloat16", 8, of_experts=True): quantized_matmul_tensor,
     DECODE: attention_decode_tensor,
     DecodeVariant("float32", 64, 2, 16): attention_decode_float32,
 }
@@ -65,6 +76,8 @@ LET, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
 
 def small_case(variant) -> Case:
     """Some warps of a product have nothing to multiply."""
+    if getattr(variant, "of_experts", False):
+        return draw_cases(variant)[1]
     if isinstance(variant, DenseMatmulVariant):
         return dense_cases.draw_case(variant, 3, variant.panel_outputs + 5, 3, 1, alone=0)
     if isinstance(variant, QuantizedMatmulVariant):
@@ -87,7 +100,7 @@ def test_the_wait_can_not_be_left_out(variant, monkeypatch):
 @pytest.mark.parametrize("variant", PRODUCTS, ids=lambda variant: variant.name)
 def test_threads_that_multiply_nothing_wait_too(variant):
     broken = PRODUCTS[variant].with_replaced(
-        "wait_for_previous()", "if tiles_left > 0:\n            wait_for_previous()"
+        "wait_for_previous()\n\n", "if tiles_left > 0:\n                wait_for_previous()\n\n"
     )
     with pytest.raises(TooEarly):
         simulate(small_case(variant), kernels=broken)

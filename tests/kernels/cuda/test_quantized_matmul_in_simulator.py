@@ -128,7 +128,7 @@ def long_case(variant: QuantizedMatmulVariant) -> Case:
 
 def test_there_is_one_barrier_and_it_can_not_be_left_out():
     case, source = narrow_case(MINIMA), SOURCES[MINIMA]
-    _, barrier = source.synchronisations()
+    *_, barrier = source.synchronisations()
 
     for same in (case, long_case(MINIMA)):
         assert same.faults(simulate(same, kernels=source.unbroken())) == []
@@ -142,9 +142,9 @@ def test_there_is_one_barrier_and_it_can_not_be_left_out():
     [
         ("if tile < tiles_left:", "if True:"),
         ("if panel * PANEL_ROWS >= num_outputs:", "if False:"),
-        ("min(first_row + 8 * c + group, num_rows - 1)", "first_row + 8 * c + group"),
-        ("if row < num_rows and output", "if output"),
-        ("row < num_rows and output < num_outputs", "row < num_rows"),
+        ("min(first_row + 8 * c + group, end_row - 1)", "first_row + 8 * c + group"),
+        ("if row < end_row and output", "if output"),
+        ("row < end_row and output < num_outputs", "row < end_row"),
     ],
 )
 def test_what_lies_outside_an_array_is_not_touched_unnoticed(old, new):

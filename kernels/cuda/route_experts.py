@@ -1,0 +1,218 @@
+"""Which experts tokens go through and with what weights; then all pairs in the experts' order.
+
+From router logits [T, E] come weights [T, C], `order` and `tiles`, as `expert_tiles` draws them, in
+one launch of one block of threads: T · C is `MAX_PAIRS` at most, and what waits for this is the
+layer's largest reads. Specification: `kernels.reference.mixture`.
+
+*Choosing*: a warp takes a token, and then the one so many further on. A lane has the logits of the
+experts lane, lane + 32, … as keys (`ordered_floats`: a logit and its expert, of equals the lower
+number first), so all keys of a token are different. C times the largest of all lanes is taken out;
+lane c keeps the c-th. The weights are a softmax over those, or over all of the token's logits.
+
+    shared   chosen  │ expert of pair 0 │ of pair 1 │ …        T · C
+             counts  │ pairs of expert 0 │ of expert 1 │ …      E
+
+*Sorting*: a thread takes an expert (and the one so many further on). It counts its pairs in
+`chosen`; behind a barrier it adds up the counts of the experts before it, which says where its list
+and its tiles begin, and goes through `chosen` again to write them. All threads of a warp read the
+same word at a time. 1024 pairs are two passes of 1024 reads of shared memory, some microseconds;
+the 8 to 64 pairs of few rows are what it is made for.
+
+A row of NaN has experts that exist, and weights that are NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from numba import cuda, float32, int32, int64
+
+from kernels.cuda.expert_tiles import MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, TILE_NUMBERS
+from kernels.cuda.instructions.conversions import FULL_WARP, exp2
+from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
+from kernels.cuda.instructions.exact_float32 import divide_float32
+from kernels.cuda.lanes import lane_and_warp, warp_sum
+from kernels.cuda.ordered_floats import NO_KEY, logit_of_key, order_key, token_of_key
+from kernels.cuda.variant import Expectation, Pointer, Scalar, require_between
+
+MAX_PAIRS: Final = 1024
+LOG2_E = float32(math.log2(math.e))
+
+
+@dataclass(frozen=True, slots=True)
+class RouteExpertsVariant:
+    """The compile-time parameters: how many experts E there are, how many `chosen` C a token has.
+
+    `normalises`: weights are a softmax over those, else over all. Raises UnsupportedVariantError.
+    """
+
+    experts: int
+    chosen: int
+    normalises: bool = True
+
+    def __post_init__(self) -> None:
+        require_between("experts", 1, MAX_EXPERTS, self.experts)
+        most = min(self.experts, MAX_EXPERTS_PER_TOKEN)
+        require_between("chosen", 1, most, self.chosen)
+
+    @property
+    def name(self) -> str:
+        """Entry point of the machine code."""
+        over_all = "" if self.normalises else "_over_all"
+        return f"route_experts_e{self.experts}_c{self.chosen}{over_all}"
+
+    @property
+    def threads(self) -> int:
+        """Threads of the block: a warp for each of 16 tokens, and a thread for each expert."""
+        return 512
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Types of the kernel's parameters."""
+        return ("float32*", "int32*", "int32*", "float32*", "int32", "int32", "int32")
+
+    @property
+    def expectation(self) -> Expectation:
+        """A lane has up to 16 keys of two registers."""
+        return Expectation(96, ("SHFL", "MUFU", "BAR"), begins_early=True)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """The launch grid."""
+        return (1, 1, 1)
+
+    def takes(self, num_tokens: int) -> bool:
+        """Whether there is room for the pairs of so many tokens."""
+        return num_tokens * self.chosen <= MAX_PAIRS
+
+    def kernel(self) -> Callable[..., None]:
+        """Make the plain kernel function."""
+        return make_route_experts(self)
+
+
+def variants(*, every: bool) -> Sequence[RouteExpertsVariant]:
+    """Return one of the variants, or those of the models known to us."""
+    if every:
+        shapes = ((8, 2), (16, 2), (32, 8), (40, 8), (60, 4), (64, 6), (64, 8), (128, 8), (512, 10))
+        return [
+            RouteExpertsVariant(*shape, normalises)
+            for shape in shapes
+            for normalises in (True, False)
+        ]
+    return [RouteExpertsVariant(128, 8)]
+
+
+def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
+    """Return the kernel with its compile-time parameters bound."""
+    experts, chosen, normalises = variant.experts, variant.chosen, variant.normalises
+    threads, warps = variant.threads, variant.threads // 32
+    slots = -(-experts // 32)
+
+    @cuda.jit(device=True, inline="always")
+    def warp_max(key: Scalar) -> Scalar:
+        """Return the largest key of all lanes."""
+        for step in range(5):
+            key = max(key, cuda.shfl_xor_sync(FULL_WARP, key, 16 >> step))
+        return key
+
+    def route_experts(
+        weights: Pointer,
+        order: Pointer,
+        tiles: Pointer,
+        logits: Pointer,
+        num_tokens: Scalar,
+        tile_bits: Scalar,
+        num_tiles: Scalar,
+    ) -> None:
+        """Choose, weigh, sort.
+
+        `weights`: [T, C]. `order`: [T·C]; `tiles`: [num_tiles, 3], of 2^`tile_bits` pairs, those
+        behind the last one without any. `logits`: [T, E].
+        """
+        let_next_begin()
+        wait_for_previous()
+        thread = cuda.threadIdx.x
+        lane, warp = lane_and_warp()
+        expert_of = cuda.shared.array(MAX_PAIRS, int32)
+        counts = cuda.shared.array(experts, int32)
+        used_tiles = cuda.shared.array(1, int32)
+        keys = cuda.local.array(slots, int64)
+
+        for token in range(warp, num_tokens, warps):
+            row = int64(token) * experts
+            for s in range(slots):
+                expert = lane + 32 * s
+                keys[s] = int64(NO_KEY)
+                if expert < experts:
+                    keys[s] = order_key(logits[row + expert], expert)
+            peak, own = float32(0), float32(0)
+            for c in range(chosen):
+                largest = int64(NO_KEY)
+                for s in range(slots):
+                    largest = max(largest, keys[s])
+                largest = warp_max(largest)
+                for s in range(slots):
+                    if keys[s] == largest:
+                        keys[s] = int64(NO_KEY)
+                logit = logit_of_key(largest)
+                if c == 0:
+                    peak = logit
+                if lane == c:
+                    own = logit
+                    expert_of[token * chosen + c] = int32(token_of_key(largest))
+            power = float32(0)
+            if lane < chosen:
+                power = exp2((own - peak) * LOG2_E)
+            part = power
+            if not normalises:
+                part = float32(0)
+                for s in range(slots):
+                    expert = lane + 32 * s
+                    if expert < experts:
+                        part += exp2((logits[row + expert] - peak) * LOG2_E)
+            total = warp_sum(part)
+            if lane < chosen:
+                weights[int64(token) * chosen + lane] = divide_float32(power, total)
+
+        cuda.syncthreads()
+        num_pairs = int32(num_tokens * chosen)
+        for expert in range(thread, experts, threads):
+            count = int32(0)
+            for pair in range(num_pairs):
+                if expert_of[pair] == expert:
+                    count += int32(1)
+            counts[expert] = count
+
+        cuda.syncthreads()
+        for expert in range(thread, experts, threads):
+            place, tile = int32(0), int32(0)
+            for other in range(expert):
+                count = counts[other]
+                place += count
+                tile += (count + (1 << tile_bits) - 1) >> tile_bits
+            left = counts[expert]
+            first = place
+            while left > 0:
+                of_tile = min(left, int32(1 << tile_bits))
+                tiles[TILE_NUMBERS * tile] = int32(expert)
+                tiles[TILE_NUMBERS * tile + 1] = first
+                tiles[TILE_NUMBERS * tile + 2] = of_tile
+                first += of_tile
+                left -= of_tile
+                tile += int32(1)
+            if expert == experts - 1:
+                used_tiles[0] = tile
+            for pair in range(num_pairs):
+                if expert_of[pair] == expert:
+                    order[place] = int32(pair)
+                    place += int32(1)
+
+        cuda.syncthreads()
+        for tile in range(used_tiles[0] + thread, num_tiles, threads):
+            for number in range(TILE_NUMBERS):
+                tiles[TILE_NUMBERS * tile + number] = int32(0)
+
+    return route_experts
