@@ -9,15 +9,15 @@ import structlog
 import torch
 
 from compute_plane.cuda.block_pools import EIGHT_BITS, KV_DTYPES, BlockPools
+from compute_plane.cuda.decode_graphs import batch_sizes
 from compute_plane.cuda.drivers import CpuDriver
 from compute_plane.cuda.executor import CudaExecutor
-from compute_plane.cuda.expert_products import has_grouped_products
+from compute_plane.cuda.expert_products import waits_for_experts
+from compute_plane.cuda.experts import DeviceExperts
 from compute_plane.cuda.host_layers_build import build_with_host_layers, num_device_layers
-from compute_plane.cuda.planned_feedforward import PlannedExperts
 from compute_plane.cuda.pool_size import size_pools
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
-from compute_plane.cuda.weights import DTYPES
 from compute_plane.device import cuda_index, require_cuda
 from compute_plane.errors import DeviceUnavailableError
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
@@ -31,6 +31,7 @@ from compute_plane.model.tensor import TensorFormat
 if TYPE_CHECKING:
     from compute_plane.cuda.drivers import Driver
     from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.cuda.weights import DeviceWeights
     from compute_plane.model.loader import LoadedModel
     from compute_plane.model.spec import ModelSpec
 
@@ -91,6 +92,7 @@ def _build_on_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecuto
             plan.quantized,
             chosen_kv_dtype(context, plan.dtype),
             has_dense=plan.has_dense,
+            experts=plan.experts,
         )
         built = build_on(context, model, plan, driver, operations)
     except torch.OutOfMemoryError as error:
@@ -162,8 +164,10 @@ def build_on(
         keep_logits=context.keep_logits,
     )
     warm_up(executor, context.block_size)
-    if context.uses_graphs and driver.has_graphs and may_be_captured(plan, device):
-        capture_graphs(executor, context.max_rows, sizes.graph_bytes)
+    if context.uses_graphs and driver.has_graphs:
+        most_rows = most_rows_without_waiting(weights, operations, context.max_rows)
+        if most_rows:
+            capture_graphs(executor, most_rows, sizes.graph_bytes)
     graphs = "-".join(map(str, executor.graphs.captured)) or "none"
     return BuiltExecutor(
         "cuda",
@@ -184,24 +188,31 @@ def _available(driver: Driver) -> int | None:
     return available_memory_bytes() if free is None else free
 
 
-def may_be_captured(plan: WeightPlan, device: torch.device) -> bool:
-    """Whether a step waits for nothing, so that it can be a graph; say why not.
+def most_rows_without_waiting(
+    weights: DeviceWeights, operations: DeviceOperations, max_rows: int
+) -> int:
+    """Return up to how many rows a step waits for nothing, so that it can be a graph.
 
-    Products of experts wait for what rows each has, unless the library reads that on the device.
+    Says so where that is fewer than `max_rows`; 0 if every step does: where experts are multiplied
+    one by one, it waits for what rows each has.
     """
-    mixtures = [
-        layer.feedforward for layer in plan.layers if isinstance(layer.feedforward, PlannedExperts)
+    experts = [
+        layer.feedforward
+        for layer in weights.layers
+        if isinstance(layer.feedforward, DeviceExperts)
     ]
-    if not mixtures or (
-        mixtures[0].is_stacked and has_grouped_products(device, DTYPES[plan.dtype])
-    ):
-        return True
-    log.warning(
-        "no decode graphs: experts of this dtype or format are multiplied one by one",
-        dtype=plan.dtype,
-        weight_format=plan.weight_format,
-    )
-    return False
+    most_rows = 0
+    for size in batch_sizes(max_rows):
+        if any(waits_for_experts(size, own, operations, weights.dtype) for own in experts):
+            log.warning(
+                "no decode graphs of more rows: experts of this dtype or format are multiplied "
+                "one by one there",
+                most_rows=most_rows,
+                dtype=str(weights.dtype).removeprefix("torch."),
+            )
+            return most_rows
+        most_rows = size
+    return max_rows
 
 
 def capture_graphs(executor: CudaExecutor, max_rows: int, max_bytes: int) -> None:

@@ -1,25 +1,32 @@
 """A mixture of experts on the device: choosing, sorting, the products of all experts, adding up.
 
-    norm ─→ router, top k, softmax ─→ rows sorted by expert ─→ gate, up ─→ SiLU · up ─→ down ─→ weighed, added
+Few tokens:
 
-What a row meets is known on the device alone. Where the library has a product of groups of rows
-that reads their ends there (`has_grouped_products`), nothing waits, and a step can be captured;
-elsewhere the ends are waited for, and each expert that has rows is a product of its own. Tokens go
-in pieces, for each of them is as many rows as it has experts.
+    norm ─→ router ─→ choose, sort ─→ gate, up ─→ SiLU · up ─→ down ─→ weighed, added
+
+each a launch of a kernel of `expert_operations`, gate, up and SiLU one where they are dense. Many:
+
+    norm ─→ router, top k, softmax ─→ rows sorted by expert ─→ gate, up ─→ SiLU · up ─→ down ─→ added
+
+with torch. What a row meets is known on the device alone. The kernels read it there, and so does
+the library's product of groups of rows where it has one (`has_grouped_products`): such steps wait
+for nothing, and can be captured. Elsewhere the ends of the groups are waited for, and each expert
+that has rows is a product of its own. Tokens go in pieces, for each of them is as many rows as it
+has experts.
 """  # noqa: E501 - a picture
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compute_plane.cuda.matrices import Projection, project
+from compute_plane.cuda.matrices import project
 
 if TYPE_CHECKING:
+    from compute_plane.cuda.experts import DeviceExperts, ExpertMatrices
     from compute_plane.cuda.layer_products import Hidden, LayerProducts
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.model.spec import Mixture, ModelSpec
@@ -31,47 +38,22 @@ GROUPED_MAJORS: Final = (9, 10)
 FLOAT_BYTES: Final = 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StackedMatrices:
-    """The dense matrices of all experts; `values`: [E, N, K]."""
-
-    values: Tensor
-
-    @property
-    def num_outputs(self) -> int:
-        """Outputs N of a product."""
-        return int(self.values.shape[1])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SeparateProjections:
-    """What rows of each expert are multiplied with, E of them."""
-
-    of_experts: tuple[Projection, ...]
-
-    @property
-    def num_outputs(self) -> int:
-        """Outputs N of a product."""
-        return self.of_experts[0].num_outputs
-
-
-ExpertMatrices: TypeAlias = StackedMatrices | SeparateProjections
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceExperts:
-    """`router`: float32 [E, hidden]. `gate_up`: 2·F outputs, the gate first; `down`: hidden."""
-
-    router: Tensor
-    gate_up: ExpertMatrices
-    down: ExpertMatrices
-
-
 def has_grouped_products(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the library multiplies groups of rows of a dtype without waiting for their ends."""
     if dtype is not torch.bfloat16 or not hasattr(functional, "grouped_mm"):
         return False
     return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] in GROUPED_MAJORS
+
+
+def waits_for_experts(
+    num_tokens: int, experts: DeviceExperts, operations: DeviceOperations, dtype: torch.dtype
+) -> bool:
+    """Whether a step of so many tokens waits for the device, to learn where its rows go."""
+    if operations.experts.takes(num_tokens, experts):
+        return False
+    if not has_grouped_products(experts.router.device, dtype):
+        return True
+    return experts.gate_up.dense_stack is None or experts.down.dense_stack is None
 
 
 def multiply_groups(
@@ -81,33 +63,45 @@ def multiply_groups(
 
     `rows`: [R, K], sorted by expert. `ends`: int32 [E], behind the last row of each.
     """
-    if isinstance(matrices, StackedMatrices) and has_grouped_products(rows.device, rows.dtype):
-        product: Tensor = functional.grouped_mm(rows, matrices.values.mT, offs=ends)
+    stack = matrices.dense_stack
+    if stack is not None and has_grouped_products(rows.device, rows.dtype):
+        product: Tensor = functional.grouped_mm(rows, stack.values.mT, offs=ends)
         return product
     out = torch.empty((len(rows), matrices.num_outputs), dtype=rows.dtype, device=rows.device)
     first = 0
-    for expert, end in enumerate(ends.tolist()):
-        if end == first:
-            continue
-        if isinstance(matrices, StackedMatrices):
-            torch.mm(rows[first:end], matrices.values[expert].t(), out=out[first:end])
-        else:
-            of_expert = matrices.of_experts[expert]
+    for of_expert, end in zip(matrices.of_experts, ends.tolist(), strict=True):
+        if end > first:
             out[first:end] = project(rows[first:end], of_expert, operations, rows.dtype)
         first = end
     return out
 
 
-def route(x: Tensor, router: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
+def router_logits(x: Tensor, router: Tensor) -> Tensor:
+    """Return the logits of tokens x [T, hidden], float32 [T, E]. `router`: float32 [E, hidden]."""
+    return torch.mm(x.float(), router.t())
+
+
+def choose(logits: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """Return each token's experts [T, C], the likeliest first, and their weights, float32 [T, C].
 
-    `x`: [T, hidden]. Specification: `kernels.reference.mixture`; of equal logits any may go first.
+    `logits`: [T, E]. Specification: `kernels.reference.mixture.route`.
     """
-    logits = torch.mm(x.float(), router.t())
-    taken, chosen = logits.topk(mixture.experts_per_token, dim=1)
+    ordered, numbers = logits.sort(dim=1, descending=True, stable=True)
+    count = mixture.experts_per_token
+    taken, chosen = ordered[:, :count], numbers[:, :count]
     if mixture.normalises_weights:
         return chosen, taken.softmax(dim=1)
     return chosen, logits.softmax(dim=1).gather(1, chosen)
+
+
+def sort_pairs(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Return the pairs sorted by expert, [T · C], and how many pairs each expert has, [E].
+
+    `chosen`: [T, C]. Nothing waits for the device.
+    """
+    numbers = torch.arange(num_experts, device=chosen.device)
+    counts = (chosen.reshape(-1, 1) == numbers).sum(0)
+    return chosen.reshape(-1).argsort(stable=True), counts
 
 
 class ExpertProducts:
@@ -123,16 +117,44 @@ class ExpertProducts:
     def add(self, hidden: Hidden, norm: Tensor, experts: DeviceExperts) -> None:
         """Normalise, and add what the experts give to the residual stream. `norm`: [hidden]."""
         x = self._products.normalised(hidden, norm)
+        if self._operations.experts.takes(len(x), experts):
+            self._add_at_once(hidden.residual, x, experts)
+            return
         pieces = [self._given(piece, experts) for piece in x.split(PIECE_TOKENS)]
         hidden.added = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
+    def _add_at_once(self, residual: Tensor, x: Tensor, experts: DeviceExperts) -> None:
+        """Add what the experts of all tokens give."""
+        operations = self._operations.experts
+        routing = operations.route(x, experts, self._mixture)
+        num_pairs, gate_up = len(routing.order), experts.gate_up
+
+        def empty(width: int) -> Tensor:
+            return torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
+
+        gated = empty(gate_up.num_outputs // 2)
+        if gate_up.dense_stack is not None:
+            operations.multiply(gated, x, gate_up.dense_stack, routing, gates=True)
+        else:
+            product = empty(gate_up.num_outputs)
+            column = 0
+            for stack in gate_up.stacks:
+                operations.multiply(product, x, stack, routing, first_column=column)
+                column += stack.num_outputs
+            self._operations.silu_mul(gated, product)
+            del product  # its memory serves what follows
+        given = empty(experts.down.num_outputs)
+        (down,) = experts.down.stacks
+        operations.multiply(given, gated, down, routing)
+        operations.add(residual, given, routing.weights)
+
     def _given(self, x: Tensor, experts: DeviceExperts) -> Tensor:
         """Return what the experts of some tokens give together, [T, hidden]."""
-        count = self._mixture.experts_per_token
-        chosen, weights = route(x, experts.router, self._mixture)
-        order = chosen.view(-1).argsort(stable=True)
-        numbers = torch.arange(self._mixture.num_experts, device=x.device)
-        ends = (chosen.view(-1, 1) == numbers).sum(0).cumsum(0).to(torch.int32)
+        mixture = self._mixture
+        count = mixture.experts_per_token
+        chosen, weights = choose(router_logits(x, experts.router), mixture)
+        order, counts = sort_pairs(chosen, mixture.num_experts)
+        ends = counts.cumsum(0).to(torch.int32)
         rows = x.index_select(0, order.div(count, rounding_mode="floor"))
         gate_up = multiply_groups(rows, ends, experts.gate_up, self._operations)
         gated = torch.empty((len(rows), gate_up.shape[1] // 2), dtype=x.dtype, device=x.device)

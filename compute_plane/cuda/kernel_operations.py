@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from compute_plane.cuda.dense_kernels import DenseKernels
+from compute_plane.cuda.expert_kernels import NO_EXPERTS, ExpertKernels
 from compute_plane.cuda.logits_kernels import LogitsKernels
 from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.operations import (
@@ -44,6 +45,7 @@ from kernels.cuda.silu_mul import SiluMulVariant
 from kernels.cuda.weight_search import MAX_VOCAB
 
 if TYPE_CHECKING:
+    from compute_plane.cuda.experts import ExpertUses
     from compute_plane.cuda.launchers import Launcher
     from compute_plane.cuda.matrices import Matrix
     from compute_plane.cuda.weight_plan import QuantizedUses
@@ -57,9 +59,9 @@ class KernelOperations:
     """`DeviceOperations` by kernels, for one model and one block size.
 
     `dtype`: of a step, by name. `quantized`: what weights stay quantised; `has_dense`: whether any
-    do not that rows are multiplied with. `pool_dtype`: of keys and values, by name; None: that of a
-    step. All kernels are built and loaded here. Raises DeviceUnavailableError for a shape or format
-    that they are not written for.
+    do not that rows are multiplied with; `experts`: how experts lie. `pool_dtype`: of keys and
+    values, by name; None: that of a step. All kernels are built and loaded here. Raises
+    DeviceUnavailableError for a shape or format that they are not written for.
     """
 
     name = "kernels"
@@ -74,6 +76,7 @@ class KernelOperations:
         pool_dtype: str | None = None,
         *,
         has_dense: bool = True,
+        experts: ExpertUses = NO_EXPERTS,
     ) -> None:
         self._launcher = launcher
         kv_dtype = None if pool_dtype == dtype else pool_dtype
@@ -101,6 +104,7 @@ class KernelOperations:
             self._plan_decode = lru_cache(maxsize=64)(self._decode.plan)
             self._quantized = QuantizedKernels(launcher, dtype, quantized)
             self._dense = DenseKernels(launcher, spec, dtype, is_dense=has_dense)
+            self.experts = ExpertKernels(launcher, spec, dtype, experts)
             if spec.vocab_size > MAX_VOCAB:
                 raise UnsupportedVariantError("vocab_size", f"at most {MAX_VOCAB}", spec.vocab_size)
         except UnsupportedVariantError as error:
@@ -122,7 +126,7 @@ class KernelOperations:
         return [
             self._embedding, self._silu, self._norm, self._add_norm, self._rope, self._decode,
             self._prefill, self._copy, *self._logits.variants,
-            *self._quantized.variants, *self._dense.variants,
+            *self._quantized.variants, *self._dense.variants, *self.experts.variants,
         ]  # fmt: skip
 
     @property

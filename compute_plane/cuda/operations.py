@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from compute_plane.cuda.expert_operations import ExpertOperations
     from compute_plane.cuda.matrices import Matrix, QuantizedMatrix
 
 MAX_LOGPROBS: Final = 20
@@ -205,6 +206,11 @@ class DeviceOperations(Protocol):
         `out`: [T, N], float32 for "float32"; "added": the sum with what it has. "gated": [T, N/2],
         silu of the first half of the columns times the second.
         """
+        ...
+
+    @property
+    def experts(self) -> ExpertOperations:
+        """Those for mixtures of experts."""
         ...
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:

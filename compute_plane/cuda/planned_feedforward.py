@@ -1,9 +1,10 @@
 """The MLP of a layer, or its mixture of experts, as it will lie on the device.
 
-The dense matrices of all experts are one, which products of groups read; quantised ones are apart:
+The matrices of all experts are planned as one, a stack (`experts`), where they can be one behind
+the other: where no inputs have an order of their own, and quantised matrices are whole panels.
 
-    dense       gate 0 │ up 0 │ gate 1 │ up 1 │ …      one matrix [E · 2·F, hidden]
-    quantised   gate 0 │ up 0     gate 1 │ up 1   …    a matrix each
+    a stack     gate 0 │ up 0 │ gate 1 │ up 1 │ …      one matrix [E · 2·F, hidden]
+    otherwise   gate 0 │ up 0     gate 1 │ up 1   …    a matrix each
 """
 
 from __future__ import annotations
@@ -12,12 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from compute_plane.cuda.expert_products import (
-    DeviceExperts,
-    ExpertMatrices,
-    SeparateProjections,
-    StackedMatrices,
-)
+from compute_plane.cuda.experts import DeviceExperts, ExpertMatrices, StackedMatrix
 from compute_plane.cuda.matrices import DenseMatrix, Matrix, Projection
 from compute_plane.cuda.planned_matrix import PlannedMatrix
 from compute_plane.cuda.weights import DeviceMlp
@@ -25,7 +21,7 @@ from compute_plane.model import expert_layout, layout
 from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.spec import Mixture
 from compute_plane.model.tensor import RawTensor, TensorFormat, TensorSource
-from kernels.cuda.quantized_formats import FORMATS
+from kernels.cuda.quantized_formats import PANEL_ROWS
 
 Placed: TypeAlias = Callable[[PlannedMatrix], Matrix]
 """Gives a planned matrix where it lies."""
@@ -80,10 +76,10 @@ class PlannedExperts:
     ) -> ExpertMatrices:
         projections = tuple(_projection(placed, part) for part in parts)
         if not self.is_stacked:
-            return SeparateProjections(projections)
-        (matrix,) = projections[0].parts
-        assert isinstance(matrix, DenseMatrix)
-        return StackedMatrices(matrix.values.view(self.num_experts, -1, matrix.values.shape[1]))
+            return ExpertMatrices(projections)
+        return ExpertMatrices.stacked(
+            [StackedMatrix.of(matrix, self.num_experts) for matrix in projections[0].parts]
+        )
 
 
 def _projection(placed: Placed, parts: Iterable[PlannedMatrix]) -> Projection:
@@ -131,13 +127,31 @@ def plan_experts(
         )
     (of_gate, of_up, of_down), *_ = formats
     router = PlannedMatrix((tensor(expert_layout.ROUTER),), TensorFormat.F32)
-    is_dense = [target.label not in FORMATS for target in (of_gate, of_up, of_down)]
-    if all(is_dense):
-        gate_up = tuple(matrix for gate, up, _ in experts for matrix in (gate, up))
-        stacked = PlannedMlp(
-            (PlannedMatrix(gate_up, of_gate),),
-            (PlannedMatrix(tuple(down for _, _, down in experts), of_down),),
-        )
+    gates, ups, downs = (tuple(part) for part in zip(*experts, strict=True))
+    gate_up: tuple[PlannedMatrix, ...]
+    if of_gate is of_up:
+        both = tuple(tensor for pair in zip(gates, ups, strict=True) for tensor in pair)
+        gate_up = (_stacked(both, of_gate, mixture),)
+    else:
+        gate_up = _stacked(gates, of_gate, mixture), _stacked(ups, of_up, mixture)
+    stacked = PlannedMlp(gate_up, (_stacked(downs, of_down, mixture),))
+    if all(map(_can_be_stacked, stacked.matrices)):
         return PlannedExperts(router, (stacked,), mixture.num_experts, is_stacked=True)
     planned = tuple(plan_mlp(joined, *expert) for expert in experts)
     return PlannedExperts(router, planned, mixture.num_experts, is_stacked=False)
+
+
+def _stacked(
+    tensors: tuple[RawTensor, ...], target: TensorFormat, mixture: Mixture
+) -> PlannedMatrix:
+    """Plan all experts' matrices as one."""
+    return PlannedMatrix(tensors, target, num_stacked=mixture.num_experts)
+
+
+def _can_be_stacked(planned: PlannedMatrix) -> bool:
+    """Whether each of a stack's matrices is read as if it were alone."""
+    if not planned.is_quantised:
+        return True
+    if any(tensor.input_order is not None for tensor in planned.tensors):
+        return False
+    return planned.num_outputs // planned.num_stacked % PANEL_ROWS == 0

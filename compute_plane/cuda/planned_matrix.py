@@ -30,12 +30,14 @@ TORCH_TYPES: Final = {DENSE_FORMATS[name]: dtype for name, dtype in DTYPES.items
 class PlannedMatrix:
     """Tensors of the same input whose rows become one matrix, or vectors that become one.
 
-    `row_order`: the order in which the rows of each are placed; None: the model's.
+    `row_order`: the order in which the rows of each are placed; None: the model's. `num_stacked`:
+    how many matrices it is that rows are multiplied with one by one, of equal sizes.
     """
 
     tensors: tuple[RawTensor, ...]
     target: TensorFormat
     row_order: IntArray | None = None
+    num_stacked: int = 1
 
     @property
     def is_vector(self) -> bool:

@@ -28,6 +28,7 @@ from compute_plane.cuda.operations import (
     SamplingColumns,
 )
 from compute_plane.cuda.reference_blocks import block_size_of, read_blocks, write_tokens
+from compute_plane.cuda.reference_experts import ReferenceExperts
 from kernels.cuda.quantized_layout import unpack_matrix
 from kernels.reference import rope
 from kernels.reference.exponential import exp
@@ -57,6 +58,7 @@ class ReferenceOperations:
 
     def __init__(self) -> None:
         self._unpacked: WeakKeyDictionary[QuantizedMatrix, Tensor] = WeakKeyDictionary()
+        self.experts = ReferenceExperts(self)
 
     # --- the layers ---
 

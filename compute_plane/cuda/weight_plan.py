@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from compute_plane.cuda.experts import ExpertUses
 from compute_plane.cuda.matrices import DenseMatrix, Projection
 from compute_plane.cuda.planned_feedforward import (
     PlannedExperts,
@@ -164,7 +165,11 @@ class WeightPlan:
     def quantized(self) -> QuantizedUses:
         """What quantised matrices there are."""
         multiplied = [self.lm_head, *(part for layer in self.layers for part in layer.matrices)]
-        sizes = [(part.num_outputs, part.num_inputs) for part in multiplied if part.is_quantised]
+        sizes = [
+            (part.num_outputs // part.num_stacked, part.num_inputs)
+            for part in multiplied
+            if part.is_quantised
+        ]
         return QuantizedUses(
             layers=_formats(*multiplied[1:]),
             lm_head=_formats(self.lm_head),
@@ -172,6 +177,17 @@ class WeightPlan:
             num_outputs=max((n for n, _ in sizes), default=0),
             num_weights=max((n * k for n, k in sizes), default=0),
         )
+
+    @property
+    def experts(self) -> ExpertUses:
+        """How the experts of mixtures lie."""
+        stacks = [
+            matrix
+            for layer in self.layers
+            if isinstance(layer.feedforward, PlannedExperts) and layer.feedforward.is_stacked
+            for matrix in layer.feedforward.matrices
+        ]
+        return ExpertUses(_formats(*stacks), not all(stack.is_quantised for stack in stacks))
 
     def place(self, device: torch.device, num_threads: int = 2) -> DeviceWeights:
         """Copy everything to a device, so many matrices at a time; give the file's pages back.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from compute_plane.cuda.expert_products import DeviceExperts
+    from compute_plane.cuda.experts import DeviceExperts
     from compute_plane.cuda.matrices import Matrix, Projection
     from compute_plane.executor.weight_formats import Conversion
 

@@ -88,9 +88,9 @@ class DenseMatmulVariant:
 
     `dtype` is that of x, W and the norm's weights, `columns` how many rows of x a block takes.
     `writes`, `normalises`: what comes after and before, as above. `panel_rows`: of a panel, 32
-    where it gates. `of_experts`: rows are those of `expert_tiles`, W all experts' matrices; what
-    they give is rounded or gated. Raises UnsupportedVariantError for what the kernel is not written
-    for.
+    where it gates or of experts. `of_experts`: rows are those of `expert_tiles`, W all experts'
+    matrices; what they give is rounded or gated. Raises UnsupportedVariantError for what the kernel
+    is not written for.
     """
 
     dtype: str
@@ -106,7 +106,8 @@ class DenseMatmulVariant:
         require_one_of("writes", EXPERTS_WRITE if self.of_experts else WRITES, self.writes)
         if self.of_experts:
             require_one_of("normalises", (False,), self.normalises)
-        require_one_of("panel_rows", PANELS[1:] if self.gates else PANELS, self.panel_rows)
+        is_wide = self.gates or self.of_experts  # of whose panels there are enough
+        require_one_of("panel_rows", PANELS[1:] if is_wide else PANELS, self.panel_rows)
 
     @property
     def name(self) -> str:
@@ -222,11 +223,10 @@ def variants(*, every: bool) -> list[DenseMatmulVariant]:
             DenseMatmulVariant("bfloat16", 8, "gated", of_experts=True),
         ]
     of_experts = [
-        DenseMatmulVariant(dtype, columns, writes, panel_rows=panel_rows, of_experts=True)
+        DenseMatmulVariant(dtype, columns, writes, of_experts=True)
         for dtype in DTYPES
         for columns in COLUMNS
         for writes in EXPERTS_WRITE
-        for panel_rows in (PANELS[1:] if writes == "gated" else PANELS)
     ]
     return of_experts + [
         DenseMatmulVariant(dtype, columns, writes, is_normed, panel_rows)

@@ -14,22 +14,24 @@ from compute_plane.cuda import build, expert_products
 from compute_plane.cuda.dense_kernels import DenseKernels
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.expert_products import (
-    SeparateProjections,
-    StackedMatrices,
+    choose,
     expert_working_bytes,
     has_grouped_products,
     multiply_groups,
-    route,
+    router_logits,
 )
-from compute_plane.cuda.matrices import DenseMatrix, Projection
+from compute_plane.cuda.experts import DeviceExperts, ExpertMatrices, ExpertUses, StackedMatrix
+from compute_plane.cuda.matrices import DenseMatrix, Matrix, Projection, QuantizedMatrix
 from compute_plane.cuda.planned_feedforward import PlannedExperts
+from compute_plane.cuda.planned_matrix import PlannedMatrix
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weight_plan import WeightPlan, plan_weights
 from compute_plane.executor.registry import ExecutorContext
+from compute_plane.model import expert_layout, layout
 from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.spec import Mixture, ModelSpec
-from compute_plane.model.tensor import TensorFormat
+from compute_plane.model.tensor import RawTensor, TensorFormat
 from kernels.reference import mixture as reference
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.torch_executors import RecordingDriver
@@ -47,9 +49,9 @@ Q4_1, Q8_0, BF16 = TensorFormat.Q4_1, TensorFormat.Q8_0, TensorFormat.BF16
 def test_experts_and_weights_are_those_of_the_reference(normalises: bool) -> None:
     random = np.random.default_rng(0)
     x, router = random.standard_normal((20, 32), np.float32), random.standard_normal((9, 32), "f4")
-    chosen, weights = route(
-        torch.from_numpy(x), torch.from_numpy(router), Mixture(9, 4, normalises_weights=normalises)
-    )
+    x[3] = 0  # all logits are equal: the lowest numbers
+    logits = router_logits(torch.from_numpy(x), torch.from_numpy(router))
+    chosen, weights = choose(logits, Mixture(9, 4, normalises_weights=normalises))
     expected, weighed = np.empty((20, 4), np.int32), np.empty((20, 4), np.float32)
     reference.route(x @ router.T, normalises=normalises, chosen=expected, weights=weighed)
     np.testing.assert_array_equal(chosen.numpy(), expected)
@@ -60,7 +62,7 @@ def test_the_choice_is_made_in_float32_whatever_a_step_is() -> None:
     """Rounded logits would tie."""
     router = torch.tensor([[1.0, 0.0], [1.0 + 2**-12, 0.0], [0.5, 0.0]])
     x = torch.tensor([[1.0, 3.0]], dtype=torch.bfloat16)
-    chosen, _ = route(x, router, Mixture(3, 2))
+    chosen, _ = choose(router_logits(x, router), Mixture(3, 2))
     assert chosen.tolist() == [[1, 0]]
 
 
@@ -71,11 +73,11 @@ def test_each_group_of_rows_meets_its_own_matrix(dtype: torch.dtype, is_stacked:
     values = torch.randn(7, 24, 32).to(dtype)
     rows = torch.randn(sum(COUNTS), 32).to(dtype)
     ends = torch.tensor(COUNTS).cumsum(0).to(torch.int32)
-    matrices = (
-        StackedMatrices(values)
-        if is_stacked
-        else SeparateProjections(tuple(Projection((DenseMatrix(one),)) for one in values))
-    )
+    if is_stacked:
+        stack = StackedMatrix.of(DenseMatrix(values.view(-1, 32)), 7)
+        matrices = ExpertMatrices.stacked([stack])
+    else:
+        matrices = ExpertMatrices(tuple(Projection((DenseMatrix(one),)) for one in values))
     assert matrices.num_outputs == 24
     found = multiply_groups(rows, ends, matrices, ReferenceOperations())
     experts = torch.repeat_interleave(torch.arange(7), torch.tensor(COUNTS))
@@ -126,6 +128,7 @@ def logits_of(
 
 
 CPU = Target("cpu", "cpu")
+CPU_DEVICE = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -162,14 +165,80 @@ def planned(formats: dict[str, TensorFormat], dtype: str = "bfloat16") -> Weight
     return plan_weights(SPEC, model.source, dtype)
 
 
-def test_dense_experts_are_one_matrix_and_quantised_ones_apart() -> None:
-    for formats, is_stacked in (({}, True), ({"": Q4_1}, False), ({"down": Q8_0}, False)):
+@pytest.mark.parametrize(
+    ("formats", "uses"),
+    [
+        ({}, ExpertUses(has_dense=True)),
+        ({"": Q4_1}, ExpertUses(frozenset({"Q4_1"}))),
+        ({"down": Q8_0}, ExpertUses(frozenset({"Q8_0"}), has_dense=True)),
+        ({"gate_proj": Q8_0, "": Q4_1}, ExpertUses(frozenset({"Q4_1", "Q8_0"}))),
+        ({"up_proj": Q8_0}, ExpertUses(frozenset({"Q8_0"}), has_dense=True)),
+    ],
+    ids=["dense", "quantised", "in part", "gates apart", "half a gate"],
+)
+def test_matrices_of_all_experts_lie_one_behind_the_other(
+    formats: dict[str, TensorFormat], uses: ExpertUses
+) -> None:
+    plan = planned(formats)
+    part = plan.layers[0].feedforward
+    assert isinstance(part, PlannedExperts)
+    assert part.is_stacked
+    assert plan.experts == uses
+    experts = plan.place(CPU_DEVICE).layers[0].feedforward
+    assert isinstance(experts, DeviceExperts)
+    assert experts.router.dtype is torch.float32
+    assert experts.gate_up.num_outputs == 2 * SPEC.intermediate_size
+    for stack in experts.stacks:
+        assert stack.values.nbytes == sum(one.num_bytes for one in stack.matrices)
+    target = part.parts[0].down[0].target
+    for number, projection in enumerate(experts.down.of_experts):
+        name = layout.layer_tensor(0, expert_layout.expert_role(number, expert_layout.DOWN))
+        alone = PlannedMatrix((plan.source.tensor(name),), target).place(CPU_DEVICE)
+        assert torch.equal(content(projection.parts[0]), content(alone))
+
+
+def content(matrix: Matrix) -> torch.Tensor:
+    return matrix.packed if isinstance(matrix, QuantizedMatrix) else matrix.values
+
+
+def test_matrices_that_are_no_whole_panels_lie_apart() -> None:
+    spec = replace(SPEC, intermediate_size=48)
+    formats = {"gate_proj": Q8_0, "up_proj": Q4_1}
+    plan = plan_weights(spec, model_in_memory(spec, tiny_weights(spec), formats).source, "bfloat16")
+    part = plan.layers[0].feedforward
+    assert isinstance(part, PlannedExperts)
+    assert not part.is_stacked
+    experts = plan.place(CPU_DEVICE).layers[0].feedforward
+    assert isinstance(experts, DeviceExperts)
+    assert len(experts.gate_up.of_experts) == SPEC.mixture.num_experts
+    assert not experts.stacks
+    assert plan.experts == ExpertUses()
+
+
+def test_experts_whose_inputs_have_an_order_of_their_own_lie_apart() -> None:
+    source = model_in_memory(SPEC, tiny_weights(SPEC), {"": Q8_0}).source
+    name = layout.layer_tensor(1, expert_layout.expert_role(2, expert_layout.DOWN))
+
+    class Ordered:
+        """The source, with an order of one matrix's inputs."""
+
+        def tensor(self, asked: str) -> RawTensor:
+            tensor = source.tensor(asked)
+            order = np.arange(SPEC.intermediate_size)[::-1].copy()
+            return replace(tensor, input_order=order) if asked == name else tensor
+
+    plan = plan_weights(SPEC, Ordered(), "bfloat16")
+    stacked = [layer.feedforward.is_stacked for layer in plan.layers]
+    assert stacked == [True, False]
+    assert plan.quantized.num_weights == max(
+        SPEC.vocab_size * SPEC.hidden_size, 2 * SPEC.intermediate_size * SPEC.hidden_size
+    )
+
+
+def test_bytes_held_are_those_planned() -> None:
+    for formats in ({}, {"": Q4_1}, {"down": Q8_0}):
         plan = planned(formats)
-        part = plan.layers[0].feedforward
-        assert isinstance(part, PlannedExperts)
-        assert part.is_stacked is is_stacked
-        weights = plan.place(torch.device("cpu"))
-        experts = weights.layers[0].feedforward
+        weights = plan.place(CPU_DEVICE)
         held = sum(
             matrix.num_bytes
             for layer in plan.layers
@@ -177,38 +246,11 @@ def test_dense_experts_are_one_matrix_and_quantised_ones_apart() -> None:
         )
         ends = [plan.embedding, plan.final_norm, plan.lm_head]
         assert weights.num_bytes == held + sum(matrix.num_bytes for matrix in ends)
-        assert experts.router.dtype is torch.float32
-        assert experts.gate_up.num_outputs == 2 * SPEC.intermediate_size
 
 
 def test_experts_in_several_formats_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="must be stored in one format"):
         planned({"experts.3.gate_proj": Q8_0})
-
-
-@pytest.mark.parametrize(
-    ("formats", "dtype", "capability", "is_captured"),
-    [
-        ({}, "bfloat16", (9, 0), True),
-        ({}, "bfloat16", (8, 0), False),
-        ({}, "float16", (9, 0), False),
-        ({"": Q8_0}, "bfloat16", (9, 0), False),
-    ],
-)
-def test_a_step_that_waits_is_not_captured_and_the_log_says_why(
-    monkeypatch: pytest.MonkeyPatch,
-    formats: dict[str, TensorFormat],
-    dtype: str,
-    capability: tuple[int, int],
-    is_captured: bool,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    with capture_logs() as logs:
-        plan = planned(formats, dtype)
-        assert build.may_be_captured(plan, torch.device("cuda:0")) is is_captured
-    assert [line["event"].startswith("no decode graphs") for line in logs] == [True] * (
-        not is_captured
-    )
 
 
 def test_working_memory_counts_the_rows_of_a_piece() -> None:
@@ -219,20 +261,30 @@ def test_working_memory_counts_the_rows_of_a_piece() -> None:
     assert more - many == 4096 * 2 * SPEC.hidden_size * 2
 
 
-@pytest.mark.parametrize(("dtype", "captured"), [("bfloat16", (1, 2, 4)), ("float32", ())])
-def test_steps_are_captured_where_they_do_not_wait(
-    tmp_path: Path, dtype: str, captured: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("dtype", "most_rows", "captured"),
+    [
+        ("bfloat16", 24, (1, 2, 4, 8, 16, 24)),  # torch's products of groups do not wait either
+        ("float32", 24, (1, 2, 4, 8, 16)),
+        ("float32", 3, (1, 2, 4)),
+    ],
+)
+def test_steps_are_captured_as_long_as_they_do_not_wait(
+    tmp_path: Path, dtype: str, most_rows: int, captured: tuple[int, ...]
 ) -> None:
     model, device = model_in_memory(SPEC, tiny_weights(SPEC)), RecordingDriver(memory=1 << 30)
     context = ExecutorContext(
-        spec=SPEC, model=model, block_size=16, num_blocks=20, dtype=dtype, kv_cache_dtype="auto",
+        spec=SPEC, model=model, block_size=16, num_blocks=40, dtype=dtype, kv_cache_dtype="auto",
         instruction_set="auto", device="cuda", max_tokens=64, num_threads=1, kernel_cache=tmp_path,
-        max_rows=4,
+        max_rows=most_rows,
     )  # fmt: skip
     plan = build.planned_weights(context, model, device.device)
-    made = build.build_on(context, model, plan, device, ReferenceOperations())
+    with capture_logs() as logs:
+        made = build.build_on(context, model, plan, device, ReferenceOperations())
     assert isinstance(made.executor, CudaExecutor)
     assert made.executor.graphs.captured == captured
+    told = [line["most_rows"] for line in logs if line["event"].startswith("no decode graphs")]
+    assert told == ([16] if captured[-1] < most_rows else [])
 
 
 def test_no_kernel_is_made_for_a_gate_that_no_layer_has() -> None:
