@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.gpu.device import KernelLoader, milliseconds
+from bench.gpu.device import KernelLoader, LoaderLauncher, milliseconds
 from bench.gpu.findings import Findings, PartOptions
 from bench.gpu.one_by_one import one_by_one
 from kernels.cuda.operations import OPERATIONS
@@ -236,6 +236,35 @@ def quantized_matmul(found: Findings, options: PartOptions) -> None:
         result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
         results.append(result)
         _say_of_product(found, shape.name, result)
+
+    one_by_one(found, options, SHAPES, lambda shape: shape.name, measure)
+
+
+def experts(found: Findings, options: PartOptions) -> None:
+    """Measure mixtures of experts beside a device copy, and torch's products of groups."""
+    import torch
+
+    from bench.gpu.decode_bandwidth import measure_copy
+    from bench.gpu.expert_speed import SHAPES, ExpertShape, measure_experts
+
+    launcher = LoaderLauncher(KernelLoader(options.machine_code, found.say))
+    copy = measure_copy(milliseconds)
+    found.values["experts"] = results = []
+
+    def measure(shape: ExpertShape) -> None:
+        torch.cuda.empty_cache()
+        result = measure_experts(shape, launcher, milliseconds)
+        result["fraction_of_copy"] = result["gb_per_s"] / copy["gb_per_s"]
+        results.append(result)
+        found.failures += [f"{shape.name}: {fault}" for fault in result["faults"]]
+        others = "".join(
+            f", {name} {figures['microseconds_per_layer']:.1f}"
+            for name, figures in result["rivals"].items()
+        )
+        found.say(
+            f"{shape.name:<66} {result['microseconds_per_layer']:6.1f} µs a layer{others}, "
+            f"{result['gb_per_s']:6.0f} GB/s, {result['fraction_of_copy']:.2f} of the copy"
+        )
 
     one_by_one(found, options, SHAPES, lambda shape: shape.name, measure)
 

@@ -134,23 +134,10 @@ class Problem:
         self.x: Tensor = torch.randn(shape.num_rows, shape.num_inputs, dtype=dtype, device=device)
         out_shape = (shape.num_rows, shape.num_outputs)
         self.out: Tensor = torch.full(out_shape, math.nan, dtype=dtype, device=device)
-        self.packed: list[Tensor] = [self._draw_matrix() for _ in range(self.num_matrices)]
-
-    def _draw_matrix(self) -> Tensor:
-        """Return a matrix packed. Any bytes are weights; scales and minima must be finite."""
-        import torch
-
-        shape, fmt, device = self.shape, FORMATS[self.shape.weights], self.x.device
-        num_panels, num_spans = -(-shape.num_outputs // PANEL_ROWS), shape.num_inputs // fmt.span
-        size = (num_panels, fmt.panel_bytes(shape.num_inputs))
-        packed = torch.randint(0, 256, size, dtype=torch.uint8, device=device)
-        spans = packed[:, fmt.scales_at(shape.num_inputs) :][:, : num_spans * fmt.span_bytes]
-        spans = spans.unflatten(1, (num_spans, fmt.span_bytes))
-        typical = 2.0 ** (fmt.bits - 2) * math.sqrt(shape.num_inputs)
-        halves = (num_panels, num_spans, fmt.zeros_at // 2)
-        scales = (torch.randn(halves, device=device) / typical).half()
-        spans[..., : fmt.zeros_at] = scales.view(torch.uint8)
-        return packed.view(-1)
+        self.packed: list[Tensor] = [
+            draw_packed(shape.weights, shape.num_outputs, shape.num_inputs, self.x.device)
+            for _ in range(self.num_matrices)
+        ]
 
     def launcher(self, kernel: LoadedKernel) -> Callable[[], None]:
         """Return what multiplies x with each matrix once."""
@@ -187,6 +174,23 @@ class Problem:
             worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max()))
             largest = max(largest, float(np.abs(exact).max()))
         return worst, TOLERANCES[shape.dtype] * max(1.0, largest / 4)
+
+
+def draw_packed(label: str, num_outputs: int, num_inputs: int, device: object) -> Tensor:
+    """Return a matrix [N, K] packed. Any bytes are weights; scales and minima must be finite."""
+    import torch
+
+    fmt = FORMATS[label]
+    num_panels, num_spans = -(-num_outputs // PANEL_ROWS), num_inputs // fmt.span
+    size = (num_panels, fmt.panel_bytes(num_inputs))
+    packed = torch.randint(0, 256, size, dtype=torch.uint8, device=device)
+    spans = packed[:, fmt.scales_at(num_inputs) :][:, : num_spans * fmt.span_bytes]
+    spans = spans.unflatten(1, (num_spans, fmt.span_bytes))
+    typical = 2.0 ** (fmt.bits - 2) * math.sqrt(num_inputs)
+    halves = (num_panels, num_spans, fmt.zeros_at // 2)
+    scales = (torch.randn(halves, device=device) / typical).half()
+    spans[..., : fmt.zeros_at] = scales.view(torch.uint8)
+    return packed.view(-1)
 
 
 def with_rate(times_ms: list[float], num_bytes: int, num_matrices: int) -> dict[str, Any]:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from bench.gpu import decode_bandwidth, dense_bandwidth, matmul_bandwidth, prefill_speed
+from bench.gpu import (
+    decode_bandwidth,
+    dense_bandwidth,
+    expert_speed,
+    matmul_bandwidth,
+    prefill_speed,
+)
 from bench.gpu.cases import with_launched
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION
 from compute_plane.cuda.kernel_operations import KernelOperations
@@ -47,6 +53,7 @@ def needed_variants() -> list[Variant]:
         *(shape.variant for shape in matmul_bandwidth.SHAPES),
         *(shape.variant for shape in dense_bandwidth.SHAPES),
         *(variant for shape in dense_bandwidth.SHAPES for variant in shape.variants_apart),
+        *(one for shape in expert_speed.SHAPES for one in shape.operations(Nowhere()).variants),
     ]
     return with_launched([*all_variants(every=False), *measured, *_of_models()])
 

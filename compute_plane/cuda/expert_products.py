@@ -42,7 +42,7 @@ def has_grouped_products(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the library multiplies groups of rows of a dtype without waiting for their ends."""
     if dtype is not torch.bfloat16 or not hasattr(functional, "grouped_mm"):
         return False
-    return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] in GROUPED_MAJORS
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in GROUPED_MAJORS
 
 
 def waits_for_experts(

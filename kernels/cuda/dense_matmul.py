@@ -32,6 +32,8 @@ normalised rows; Little's law wants 30 KB a multiprocessor (`quantized_matmul`).
 blocks share one. The first round is fetched into the second cache before the launch ahead has ended
 (`instructions.early_launch`), if this one is launched so.
 
+Experts: as in `quantized_matmul`.
+
 Instructions. The time in which 2 KB of W arrive is time for 394, and the loop has, on 9.0:
 
                       8 rows            16 rows

@@ -38,6 +38,10 @@ the source's word, and a tensor core's C depends on no other column. So an outpu
 its row of x, on W, on how long its spans are and on the generation of tensor cores, and on nothing
 else: not on M, not on the rows beside it, not on the variant that M asks for.
 
+Experts. With `of_experts` W is the matrices of all experts of a mixture, and a block's rows are a
+tile of pairs (`expert_tiles`): which, and whose, it reads first, so nothing is fetched before that.
+Strands are as many as all experts of a token ask for together.
+
 Limits. At 8 rows it is the memory, by design. Cycles that a tile takes to arrive are time for four
 instructions each, and the loop has, on 9.0:
 

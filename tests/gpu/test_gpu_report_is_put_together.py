@@ -13,7 +13,7 @@ import pytest
 
 from bench.gpu import __main__ as report
 from bench.gpu import needed_kernels, part_process, provenance
-from bench.gpu.cases import dense_matmul, draw_cases, quantized_matmul
+from bench.gpu.cases import dense_matmul, draw_cases, expert_products, quantized_matmul
 from bench.gpu.part_process import Part
 from kernels.cuda import build
 from kernels.cuda.dense_matmul import DenseMatmulVariant
@@ -159,10 +159,12 @@ def test_what_cases_launch_besides_is_needed_too():
     assert launched - set(needed) == set()
     # Of each, not only of the first.
     for variant in needed:
-        if isinstance(variant, QuantizedMatmulVariant):
-            assert quantized_matmul.of_few_rows(variant) in needed
-        if isinstance(variant, DenseMatmulVariant):
-            assert dense_matmul.of_few_rows(variant) in needed
+        if isinstance(variant, QuantizedMatmulVariant | DenseMatmulVariant):
+            alone = expert_products.pair_alone(variant) if variant.of_experts else None
+            if isinstance(variant, QuantizedMatmulVariant):
+                assert (alone or quantized_matmul.of_few_rows(variant)) in needed
+            else:
+                assert (alone or dense_matmul.of_few_rows(variant)) in needed
 
 
 def test_a_compiler_that_fails_in_any_way_is_one_line_of_the_report(monkeypatch):

@@ -1,0 +1,211 @@
+"""How fast few tokens go through mixtures of experts, beside what their experts' weights take.
+
+A layer's mixture is what a decode step has of it: norm, router, choosing, the products, adding up.
+There are as many layers as make a gigabyte of weights, and a graph goes through all of them once,
+one behind the other as in a model. Bytes are those of the experts that the tokens went through, so
+what routing costs beside reading shows as a rate that is lower.
+
+    torch    the same layers with torch's products of groups, where it has them
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from bench.gpu.device import as_graph
+from bench.gpu.matmul_bandwidth import REPEATS, WORKING_SET_BYTES, draw_packed, with_rate
+from compute_plane.model.spec import Mixture, ModelSpec
+
+if TYPE_CHECKING:
+    from bench.gpu.decode_bandwidth import Timer
+    from compute_plane.cuda.expert_products import ExpertProducts
+    from compute_plane.cuda.experts import DeviceExperts, StackedMatrix
+    from compute_plane.cuda.kernel_operations import KernelOperations
+    from compute_plane.cuda.launchers import Launcher
+
+Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
+EPS: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """`num_tokens` through a mixture; `weights`: the label of a format, None: dense bfloat16."""
+
+    num_tokens: int
+    mixture: Mixture
+    hidden_size: int
+    inner_size: int
+    weights: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Tokens, experts, sizes, format."""
+        mixture = self.mixture
+        return (
+            f"{self.num_tokens} × {self.hidden_size} × {self.inner_size}, "
+            f"{mixture.experts_per_token} of {mixture.num_experts} experts, "
+            f"{self.weights or 'bfloat16'}"
+        )
+
+    def spec(self) -> ModelSpec:
+        """Return a model that has such layers."""
+        return ModelSpec(
+            name=self.name, architecture="qwen3moe", vocab_size=32, num_layers=1, num_heads=8,
+            num_kv_heads=2, head_dim=64, hidden_size=self.hidden_size,
+            intermediate_size=self.inner_size, context_length=64, rope_theta=1e4,
+            rope_scaling=None, rms_norm_eps=EPS, tie_embeddings=True, num_parameters=0,
+            weight_format=self.weights or "BF16", mixture=self.mixture,
+        )  # fmt: skip
+
+    def operations(self, launcher: Launcher) -> KernelOperations:
+        """Return the kernels of that model."""
+        from compute_plane.cuda.experts import ExpertUses
+        from compute_plane.cuda.kernel_operations import KernelOperations
+
+        labels = frozenset() if self.weights is None else frozenset({self.weights})
+        uses = ExpertUses(labels, has_dense=self.weights is None)
+        return KernelOperations(launcher, self.spec(), "bfloat16", 16, experts=uses)
+
+
+QWEN3_30B: Final = (Mixture(128, 8), 2048, 768)
+MIXTRAL: Final = (Mixture(8, 2), 4096, 14336)
+SHAPES: Final = tuple(
+    ExpertShape(num_tokens, *sizes, weights)
+    for sizes in (QWEN3_30B, MIXTRAL)
+    for weights in (None, "Q4_1")
+    for num_tokens in (1, 8, 32)
+)
+
+
+def measure_experts(
+    shape: ExpertShape, launcher: Launcher, timer: Timer, *, device: str = "cuda"
+) -> dict[str, Any]:
+    """Measure one shape; return times and rates, and torch's where its products do not wait."""
+    problem = Problem(shape, launcher, device)
+    operations = problem.operations
+    takes = operations.experts.takes(shape.num_tokens, problem.layers[0])
+
+    def measured() -> dict[str, Any]:
+        times = timer(as_graph(problem.visit, device), REPEATS)
+        figures = with_rate(times, problem.bytes_moved, len(problem.layers))
+        figures["microseconds_per_layer"] = figures.pop("microseconds_per_product")
+        return figures
+
+    result: dict[str, Any] = {
+        "shape": shape.name,
+        "layers": len(problem.layers),
+        "experts_with_rows": problem.experts_with_rows,
+        "faults": [],
+        "rivals": {},
+    }
+    if takes:
+        result |= measured()
+        if not problem.is_finite():
+            result["faults"] = ["what the experts gave is not finite"]
+    if problem.torch_waits_for_nothing():
+        problem.leave_it_to_torch()
+        figures = measured()
+        if takes:
+            result["rivals"]["torch"] = figures
+        else:  # which is what a step does
+            result |= figures
+    return result
+
+
+class Problem:
+    """The tensors of one shape: tokens, and layers of experts."""
+
+    def __init__(self, shape: ExpertShape, launcher: Launcher, device: str) -> None:
+        import torch
+
+        from compute_plane.cuda.expert_products import ExpertProducts
+        from compute_plane.cuda.layer_products import Hidden, LayerProducts
+
+        self.shape = shape
+        self._launcher = launcher
+        self.operations = shape.operations(launcher)
+        self._products: ExpertProducts = ExpertProducts(
+            self.operations, LayerProducts(self.operations, EPS), shape.mixture
+        )
+        self._hidden = Hidden
+        self._device = torch.device(device)
+        size = shape.num_tokens, shape.hidden_size
+        self._tokens: Tensor = torch.randn(size, dtype=torch.bfloat16, device=device)
+        self._norm: Tensor = torch.ones(shape.hidden_size, dtype=torch.bfloat16, device=device)
+        self._out: Tensor = self._tokens
+        first = self._draw_layer()
+        self.expert_bytes = sum(stack.values[0].nbytes for stack in first.stacks)
+        layer_bytes = self.expert_bytes * shape.mixture.num_experts
+        more = max(1, math.ceil(WORKING_SET_BYTES / layer_bytes)) - 1
+        self.layers: list[DeviceExperts] = [first, *(self._draw_layer() for _ in range(more))]
+        self.experts_with_rows = sum(map(self._experts_with_rows, self.layers))
+        self.bytes_moved = self.experts_with_rows * self.expert_bytes
+
+    def visit(self) -> None:
+        """Queue all layers once."""
+        hidden = self._hidden(self._tokens.clone())
+        for layer in self.layers:
+            self._products.add(hidden, self._norm, layer)
+            if hidden.added is not None:  # as the next layer's norm does
+                hidden.residual, hidden.added = hidden.residual + hidden.added, None
+        self._out = hidden.residual
+
+    def is_finite(self) -> bool:
+        """Whether all that came out last is."""
+        return bool(self._out.isfinite().all())
+
+    def torch_waits_for_nothing(self) -> bool:
+        """Whether torch's products could be captured."""
+        import torch
+
+        from compute_plane.cuda.expert_products import has_grouped_products
+
+        is_dense = self.shape.weights is None
+        return is_dense and has_grouped_products(self._device, torch.bfloat16)
+
+    def leave_it_to_torch(self) -> None:
+        """Have the products made without our kernels from now on."""
+        from compute_plane.cuda.expert_kernels import ExpertKernels
+
+        # Of no stacks there are no kernels.
+        self.operations.experts = ExpertKernels(self._launcher, self.shape.spec(), "bfloat16")
+
+    def _experts_with_rows(self, layer: DeviceExperts) -> int:
+        """Return through how many experts of a layer the tokens go, as they are at first."""
+        from compute_plane.cuda.expert_products import choose, router_logits
+
+        chosen, _ = choose(router_logits(self._tokens, layer.router), self.shape.mixture)
+        return len(chosen.unique())
+
+    def _draw_layer(self) -> DeviceExperts:
+        import torch
+
+        from compute_plane.cuda.experts import DeviceExperts, ExpertMatrices
+
+        shape, device = self.shape, self._device
+        size = shape.mixture.num_experts, shape.hidden_size
+        router = torch.randn(size, device=device).div_(math.sqrt(shape.hidden_size))
+        gate_up = self._draw_stack(2 * shape.inner_size, shape.hidden_size)
+        down = self._draw_stack(shape.hidden_size, shape.inner_size)
+        return DeviceExperts(
+            router, ExpertMatrices.stacked([gate_up]), ExpertMatrices.stacked([down])
+        )
+
+    def _draw_stack(self, num_outputs: int, num_inputs: int) -> StackedMatrix:
+        import torch
+
+        from compute_plane.cuda.experts import StackedMatrix
+        from compute_plane.cuda.matrices import DenseMatrix, Matrix, QuantizedMatrix
+
+        shape, num_experts = self.shape, self.shape.mixture.num_experts
+        num_rows = num_experts * num_outputs
+        matrix: Matrix
+        if shape.weights is None:
+            values = torch.empty(num_rows, num_inputs, dtype=torch.bfloat16, device=self._device)
+            matrix = DenseMatrix(values.normal_(std=1 / math.sqrt(num_inputs)))
+        else:
+            packed = draw_packed(shape.weights, num_rows, num_inputs, self._device)
+            matrix = QuantizedMatrix(shape.weights, packed, num_rows, num_inputs)
+        return StackedMatrix.of(matrix, num_experts)

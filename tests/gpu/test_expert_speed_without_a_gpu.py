@@ -1,0 +1,76 @@
+"""The measurement of mixtures of experts, with the simulator in the place of the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.gpu import expert_speed
+from bench.gpu.expert_speed import SHAPES, ExpertShape, measure_experts
+from bench.gpu.needed_kernels import needed_variants
+from compute_plane.cuda import expert_kernels
+from compute_plane.model.spec import Mixture
+from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
+
+QUANTISED = ExpertShape(3, Mixture(4, 2), 64, 32, "Q4_1")
+DENSE = ExpertShape(3, Mixture(4, 2), 64, 32)
+EXPERT_BYTES = {"Q4_1": 3 * 2 * (512 + 128), None: 3 * 64 * 32 * 2}
+"""A panel's 32 columns in Q4_1 are 512 bytes of weights and 128 of scales."""
+
+
+class Timer:
+    """Runs what is timed once. `launched`: names of what that launched, of each time."""
+
+    def __init__(self, launcher: SimulatedLauncher) -> None:
+        self._launcher = launcher
+        self.launched: list[list[str]] = []
+
+    def __call__(self, queue_work, repeats):
+        before = len(self._launcher.launched)
+        queue_work()
+        self.launched.append([name for name, _ in self._launcher.launched[before:]])
+        return [1000.0] * repeats
+
+
+@pytest.mark.parametrize("shape", [QUANTISED, DENSE], ids=lambda shape: shape.name)
+def test_a_measurement_counts_the_experts_that_have_rows_and_beside_them_torch(shape, monkeypatch):
+    monkeypatch.setattr(expert_speed, "WORKING_SET_BYTES", 4 * EXPERT_BYTES[shape.weights] + 1)
+    torch.manual_seed(1)
+    launcher = SimulatedLauncher()
+    timer = Timer(launcher)
+
+    result = measure_experts(shape, launcher, timer, device="cpu")
+
+    assert result["faults"] == []
+    assert result["layers"] == 2
+    assert 2 * 2 <= result["experts_with_rows"] <= 2 * 4
+    assert result["bytes"] == result["experts_with_rows"] * EXPERT_BYTES[shape.weights]
+    assert result["microseconds_per_layer"] == 500_000
+    of_layer = len(timer.launched[0]) // 2
+    assert timer.launched[0][1:3] == ["router_logits_bfloat16_t8", "route_experts_e4_c2"]
+    assert timer.launched[0][of_layer - 1] == "add_experts_bfloat16_c2"
+    if shape is QUANTISED:
+        assert result["rivals"] == {}
+    else:
+        assert result["rivals"]["torch"]["bytes"] == result["bytes"]
+        assert not any("experts" in name for name in timer.launched[1])
+
+
+def test_tokens_that_no_kernel_takes_are_measured_as_steps_compute_them(monkeypatch):
+    monkeypatch.setattr(expert_speed, "WORKING_SET_BYTES", 5 * EXPERT_BYTES[None])
+    monkeypatch.setattr(expert_kernels, "MOST_ROWS", 2)
+    launcher = SimulatedLauncher()
+    timer = Timer(launcher)
+
+    result = measure_experts(DENSE, launcher, timer, device="cpu")
+
+    assert result["microseconds_per_layer"] == 500_000
+    assert result["rivals"] == {}
+    assert len(timer.launched) == 1
+
+
+def test_what_is_measured_is_built_ahead():
+    names = {variant.name for variant in needed_variants()}
+    assert {"route_experts_e128_c8", "route_experts_e8_c2", "quantized_experts_q4_1_bfloat16_m32",
+            "dense_experts_gated_bfloat16_m16_n32", "add_experts_bfloat16_c2"} <= names  # fmt: skip
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == 12
