@@ -39,6 +39,7 @@ from tests.simt import Fault, OutOfBounds, Race
 
 MODULES = (add_experts, dense_matmul, quantized_matmul, route_experts, router_logits)
 QUANTISED = QuantizedMatmulVariant("Q4_1", "bfloat16", 8, of_experts=True)
+ZEROS = QuantizedMatmulVariant("Q8_Z", "float16", 16, of_experts=True)
 GATED = DenseMatmulVariant("bfloat16", 8, "gated", of_experts=True)
 ROUNDED = DenseMatmulVariant("float16", 16, "rounded", of_experts=True)
 ROUTE = RouteExpertsVariant(40, 6, normalises=False)
@@ -51,12 +52,15 @@ ADD = AddExpertsVariant("float16", 6)
     [
         LOGITS, RouterLogitsVariant("float16", 1), RouteExpertsVariant(8, 2), ROUTE,
         ADD, AddExpertsVariant("float32", 1), AddExpertsVariant("bfloat16", 9),
-        QUANTISED, QuantizedMatmulVariant("Q8_Z", "float16", 16, of_experts=True), GATED, ROUNDED,
+        QUANTISED, ZEROS, GATED, ROUNDED,
     ],
     ids=lambda variant: variant.name,
 )  # fmt: skip
 def test_a_kernel_of_mixtures_is_right_and_a_pairs_bits_are_those_it_has_alone(variant):
-    for case in draw_cases(variant):
+    cases = draw_cases(variant)
+    if variant in (GATED, ROUNDED, ZEROS):  # the longer ones with all the others
+        cases = cases[1:]
+    for case in cases:
         assert check_case(case, simulate).faults == ()
 
 
@@ -81,7 +85,7 @@ def test_the_width_of_tiles_has_no_say_in_a_product():
     found = []
     for columns in (8, 16, 32):
         variant = dataclasses.replace(QUANTISED, columns=columns)
-        case = quantized_experts_case(variant, Shape(21, 32, 5, 2, CHOSEN), seed=4)
+        case = quantized_experts_case(variant, Shape(13, 32, 3, 2, CHOSEN), seed=4)
         found.append(simulate(case, seed=columns)["out"])
     np.testing.assert_array_equal(found[1], found[0])
     np.testing.assert_array_equal(found[2], found[0])
@@ -137,15 +141,15 @@ def test_no_barrier_of_the_routing_can_be_left_out():
 
 
 def quantised_case() -> Case:
-    return quantized_experts_case(QUANTISED, Shape(13, 64, 9, 1, CHOSEN), seed=2)
+    return quantized_experts_case(QUANTISED, Shape(10, 32, 2, 2, CHOSEN), seed=2)
 
 
 def gated_case() -> Case:
-    return dense_experts_case(GATED, Shape(13, 21, 9, 1, CHOSEN), seed=2)
+    return dense_experts_case(GATED, Shape(10, 11, 2, 2, CHOSEN), seed=2)
 
 
 def rounded_case() -> Case:
-    return dense_experts_case(ROUNDED, Shape(21, 21, 5, 1, 1), seed=2)
+    return dense_experts_case(ROUNDED, Shape(9, 21, 2, 2, 1), seed=2)
 
 
 QUANTISED_SOURCE = Source(quantized_matmul_tensor, "make_quantized_matmul", QUANTISED)
