@@ -10,15 +10,23 @@ number first), so all keys of a token are different. C times the largest of all 
 lane c keeps the c-th. The weights are a softmax over those, or over all of the token's logits.
 
     shared   chosen  │ expert of pair 0 │ of pair 1 │ …        T · C
-             counts  │ pairs of expert 0 │ of expert 1 │ …      E
 
-*Sorting*: a thread takes an expert (and the one so many further on). It counts its pairs in
-`chosen`; behind a barrier it adds up the counts of the experts before it, which says where its list
-and its tiles begin, and goes through `chosen` again to write them. All threads of a warp read the
-same word at a time. 1024 pairs are two passes of 1024 reads of shared memory, some microseconds;
-the 8 to 64 pairs of few rows are what it is made for.
+*Sorting*: the pairs are cut into as many parts as there are threads for all experts. A thread takes
+an expert and a part, and counts; a sum over all threads before it says where in `order` its pairs
+begin, another one, over the experts' first threads, where an expert's tiles begin:
+
+    thread     expert 0, part 0 │ 0, 1 │ 1, 0 │ 1, 1 │ 2, 0 │ …
+    counts            3         │  1   │  0   │  2   │  4   │
+    places            0         │  3   │  4   │  4   │  6   │ …      the sums of those before
+
+Then it goes through its part once more, and writes. Threads of a part that are neighbours read the
+same word at a time. 128 experts and 8 pairs, a token's, are passes of two reads; 2048 pairs, passes
+of 512, which are some microseconds.
 
 A row of NaN has experts that exist, and weights that are NaN.
+
+Next rung: the largest key by `redux.sync` on 32 bits, and the lowest expert that has it by another:
+a choice is ten exchanges of 64 bits now, one after the other.
 """
 
 from __future__ import annotations
@@ -34,11 +42,12 @@ from kernels.cuda.expert_tiles import MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, TILE_N
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.exact_float32 import divide_float32
-from kernels.cuda.lanes import lane_and_warp, warp_sum
+from kernels.cuda.lanes import lane_and_warp, sum_up_to_lane, warp_sum
 from kernels.cuda.ordered_floats import NO_KEY, logit_of_key, order_key, token_of_key
 from kernels.cuda.variant import Expectation, Pointer, Scalar, require_between
 
-MAX_PAIRS: Final = 1024
+MAX_PAIRS: Final = 2048
+"""Of the largest decode graph, 256 rows, 8 each."""
 LOG2_E = float32(math.log2(math.e))
 
 
@@ -66,7 +75,7 @@ class RouteExpertsVariant:
 
     @property
     def threads(self) -> int:
-        """Threads of the block: a warp for each of 16 tokens, and a thread for each expert."""
+        """Threads of the block: a warp for each of 16 tokens, a thread or more for each expert."""
         return 512
 
     @property
@@ -110,6 +119,7 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
     experts, chosen, normalises = variant.experts, variant.chosen, variant.normalises
     threads, warps = variant.threads, variant.threads // 32
     slots = -(-experts // 32)
+    parts, num_places = threads // experts, threads + 1
 
     @cuda.jit(device=True, inline="always")
     def warp_max(key: Scalar) -> Scalar:
@@ -117,6 +127,20 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
         for step in range(5):
             key = max(key, cuda.shfl_xor_sync(FULL_WARP, key, 16 >> step))
         return key
+
+    @cuda.jit(device=True, inline="always")
+    def sum_before(value: Scalar, of_warps: Pointer) -> Scalar:
+        """Return the sum of the values of all threads before this one; for the whole block."""
+        lane, warp = lane_and_warp()
+        up_to = sum_up_to_lane(value)
+        if lane == 31:
+            of_warps[warp] = up_to
+        cuda.syncthreads()
+        before = int32(up_to - value)
+        for other in range(warps):
+            if other < warp:
+                before += of_warps[other]
+        return before
 
     def route_experts(
         weights: Pointer,
@@ -137,17 +161,18 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
         thread = cuda.threadIdx.x
         lane, warp = lane_and_warp()
         expert_of = cuda.shared.array(MAX_PAIRS, int32)
-        counts = cuda.shared.array(experts, int32)
-        used_tiles = cuda.shared.array(1, int32)
+        places = cuda.shared.array(num_places, int32)
+        counts_of_warps = cuda.shared.array(warps, int32)
+        tiles_of_warps = cuda.shared.array(warps, int32)
         keys = cuda.local.array(slots, int64)
 
         for token in range(warp, num_tokens, warps):
             row = int64(token) * experts
             for s in range(slots):
-                expert = lane + 32 * s
+                of_lane = lane + 32 * s
                 keys[s] = int64(NO_KEY)
-                if expert < experts:
-                    keys[s] = order_key(logits[row + expert], expert)
+                if of_lane < experts:
+                    keys[s] = order_key(logits[row + of_lane], of_lane)
             peak, own = float32(0), float32(0)
             for c in range(chosen):
                 largest = int64(NO_KEY)
@@ -166,53 +191,61 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
             power = float32(0)
             if lane < chosen:
                 power = exp2((own - peak) * LOG2_E)
-            part = power
+            mass = power
             if not normalises:
-                part = float32(0)
+                mass = float32(0)
                 for s in range(slots):
-                    expert = lane + 32 * s
-                    if expert < experts:
-                        part += exp2((logits[row + expert] - peak) * LOG2_E)
-            total = warp_sum(part)
+                    of_lane = lane + 32 * s
+                    if of_lane < experts:
+                        mass += exp2((logits[row + of_lane] - peak) * LOG2_E)
+            total = warp_sum(mass)
             if lane < chosen:
                 weights[int64(token) * chosen + lane] = divide_float32(power, total)
 
         cuda.syncthreads()
+        expert, part = int32(thread // parts), int32(thread % parts)
         num_pairs = int32(num_tokens * chosen)
-        for expert in range(thread, experts, threads):
-            count = int32(0)
-            for pair in range(num_pairs):
+        of_part = int32((num_pairs + parts - 1) // parts)
+        first = int32(min(num_pairs, part * of_part))
+        end = int32(min(num_pairs, first + of_part))
+        count = int32(0)
+        if expert < experts:
+            for pair in range(first, end):
                 if expert_of[pair] == expert:
                     count += int32(1)
-            counts[expert] = count
+        place = sum_before(count, counts_of_warps)
+        places[thread] = place
+        if thread == threads - 1:
+            places[threads] = place + count
 
         cuda.syncthreads()
-        for expert in range(thread, experts, threads):
-            place, tile = int32(0), int32(0)
-            for other in range(expert):
-                count = counts[other]
-                place += count
-                tile += (count + (1 << tile_bits) - 1) >> tile_bits
-            left = counts[expert]
-            first = place
+        has_tiles = part == 0 and expert < experts
+        left, num_own = int32(0), int32(0)
+        if has_tiles:
+            left = int32(places[thread + parts] - place)
+            num_own = int32((left + (1 << tile_bits) - 1) >> tile_bits)
+        tile = sum_before(num_own, tiles_of_warps)
+        if has_tiles:
+            begin = place
             while left > 0:
                 of_tile = min(left, int32(1 << tile_bits))
-                tiles[TILE_NUMBERS * tile] = int32(expert)
-                tiles[TILE_NUMBERS * tile + 1] = first
+                tiles[TILE_NUMBERS * tile] = expert
+                tiles[TILE_NUMBERS * tile + 1] = begin
                 tiles[TILE_NUMBERS * tile + 2] = of_tile
-                first += of_tile
+                begin += of_tile
                 left -= of_tile
                 tile += int32(1)
-            if expert == experts - 1:
-                used_tiles[0] = tile
-            for pair in range(num_pairs):
+        if expert < experts:
+            for pair in range(first, end):
                 if expert_of[pair] == expert:
                     order[place] = int32(pair)
                     place += int32(1)
 
-        cuda.syncthreads()
-        for tile in range(used_tiles[0] + thread, num_tiles, threads):
+        used_tiles = int32(0)
+        for other in range(warps):
+            used_tiles += tiles_of_warps[other]
+        for unused in range(used_tiles + thread, num_tiles, threads):
             for number in range(TILE_NUMBERS):
-                tiles[TILE_NUMBERS * tile + number] = int32(0)
+                tiles[TILE_NUMBERS * unused + number] = int32(0)
 
     return route_experts
