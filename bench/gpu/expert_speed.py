@@ -65,7 +65,7 @@ class ExpertShape:
         from compute_plane.cuda.kernel_operations import KernelOperations
 
         labels = frozenset() if self.weights is None else frozenset({self.weights})
-        uses = ExpertUses(labels, has_dense=self.weights is None)
+        uses = ExpertUses(labels, labels, has_dense=self.weights is None)
         return KernelOperations(launcher, self.spec(), "bfloat16", 16, experts=uses)
 
 
@@ -187,13 +187,15 @@ class Problem:
         shape, device = self.shape, self._device
         size = shape.mixture.num_experts, shape.hidden_size
         router = torch.randn(size, device=device).div_(math.sqrt(shape.hidden_size))
-        gate_up = self._draw_stack(2 * shape.inner_size, shape.hidden_size)
+        gate_up = self._draw_stack(2 * shape.inner_size, shape.hidden_size, in_turns=True)
         down = self._draw_stack(shape.hidden_size, shape.inner_size)
         return DeviceExperts(
             router, ExpertMatrices.stacked([gate_up]), ExpertMatrices.stacked([down])
         )
 
-    def _draw_stack(self, num_outputs: int, num_inputs: int) -> StackedMatrix:
+    def _draw_stack(
+        self, num_outputs: int, num_inputs: int, *, in_turns: bool = False
+    ) -> StackedMatrix:
         import torch
 
         from compute_plane.cuda.experts import StackedMatrix
@@ -207,5 +209,5 @@ class Problem:
             matrix = DenseMatrix(values.normal_(std=1 / math.sqrt(num_inputs)))
         else:
             packed = draw_packed(shape.weights, num_rows, num_inputs, self._device)
-            matrix = QuantizedMatrix(shape.weights, packed, num_rows, num_inputs)
+            matrix = QuantizedMatrix(shape.weights, packed, num_rows, num_inputs, in_turns=in_turns)
         return StackedMatrix.of(matrix, num_experts)

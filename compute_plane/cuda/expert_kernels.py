@@ -64,8 +64,10 @@ class ExpertKernels:
             return
         for label in sorted(uses.quantised):
             for columns in quantized_strands.COLUMNS:
-                variant = QuantizedMatmulVariant(label, dtype, columns, of_experts=True)
-                self._products[label, False, columns] = variant
+                for gates in (False, True) if label in uses.gates else (False,):
+                    self._products[label, gates, columns] = QuantizedMatmulVariant(
+                        label, dtype, columns, of_experts=True, gates=gates
+                    )
         for columns in dense_matmul.COLUMNS if uses.has_dense else ():
             for writes in dense_matmul.EXPERTS_WRITE:
                 self._products[None, writes == "gated", columns] = DenseMatmulVariant(

@@ -55,7 +55,7 @@ class ExpertOperations(Protocol):
         """Write every pair's product with its expert's matrix to columns of `out` [T · C, F].
 
         `x`: [T, K], a pair reads its token's row, or [T · C, K], its own. Where it `gates`, silu of
-        the first half of the products times the second; of dense stacks only.
+        a gate's products times those beside them; of stacks that `can_gate`.
         """
         ...
 

@@ -4,7 +4,7 @@ Few tokens:
 
     norm ─→ router ─→ choose, sort ─→ gate, up ─→ SiLU · up ─→ down ─→ weighed, added
 
-each a launch of a kernel of `expert_operations`, gate, up and SiLU one where they are dense. Many:
+each a launch of a kernel of `expert_operations`, gate, up and SiLU one where they are one stack. Many:
 
     norm ─→ router, top k, softmax ─→ rows sorted by expert ─→ gate, up ─→ SiLU · up ─→ down ─→ added
 
@@ -133,15 +133,16 @@ class ExpertProducts:
             return torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
 
         gated = empty(gate_up.num_outputs // 2)
-        if gate_up.dense_stack is not None:
-            operations.multiply(gated, x, gate_up.dense_stack, routing, gates=True)
+        first, *others = gate_up.stacks
+        if not others and first.can_gate:
+            operations.multiply(gated, x, first, routing, gates=True)
         else:
             product = empty(gate_up.num_outputs)
             column = 0
             for stack in gate_up.stacks:
                 operations.multiply(product, x, stack, routing, first_column=column)
                 column += stack.num_outputs
-            self._operations.silu_mul(gated, product)
+            self._operations.silu_mul(gated, product)  # no stack of several is in turns
             del product  # its memory serves what follows
         given = empty(experts.down.num_outputs)
         (down,) = experts.down.stacks
@@ -158,7 +159,8 @@ class ExpertProducts:
         rows = x.index_select(0, order.div(count, rounding_mode="floor"))
         gate_up = multiply_groups(rows, ends, experts.gate_up, self._operations)
         gated = torch.empty((len(rows), gate_up.shape[1] // 2), dtype=x.dtype, device=x.device)
-        self._operations.silu_mul(gated, gate_up)
+        in_turns = experts.gate_up.of_experts[0].gate_in_turns is not None
+        self._operations.silu_mul(gated, gate_up, in_turns=in_turns)
         del rows, gate_up  # their memory serves what follows
         given = multiply_groups(gated, ends, experts.down, self._operations)
         of_tokens = torch.empty_like(given)

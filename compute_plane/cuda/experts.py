@@ -3,8 +3,8 @@
 The matrices of all experts of a layer lie one behind the other where they can, so that one launch
 reads those of whichever experts have rows (`kernels.cuda.expert_tiles`):
 
-    gate 0 │ up 0 │ gate 1 │ up 1 │ …      a stack of E matrices [2·F, hidden]
-    down 0 │ down 1 │ …                    a stack of E matrices [hidden, F]
+    gate 0, up 0 │ gate 1, up 1 │ …      a stack of E matrices [2·F, hidden]; quantised: in turns
+    down 0 │ down 1 │ …                  a stack of E matrices [hidden, F]
 
 Where gate and up run in formats of their own, each is a stack. Where an expert's inputs have an
 order of their own, or a quantised matrix is no whole panels, there is none, and rows are multiplied
@@ -40,13 +40,25 @@ class StackedMatrix:
             return cls(values, tuple(DenseMatrix(own) for own in values))
         values = matrix.packed.view(num_experts, -1)
         shape = num_outputs, matrix.num_inputs
-        return cls(values, tuple(QuantizedMatrix(matrix.format, own, *shape) for own in values))
+        return cls(
+            values,
+            tuple(
+                QuantizedMatrix(matrix.format, own, *shape, in_turns=matrix.in_turns)
+                for own in values
+            ),
+        )
 
     @property
     def format(self) -> str | None:
         """The label of a quantised one's format, None if it is dense."""
         matrix = self.matrices[0]
         return matrix.format if isinstance(matrix, QuantizedMatrix) else None
+
+    @property
+    def can_gate(self) -> bool:
+        """Whether products with a gate and what it gates can be gated at once."""
+        matrix = self.matrices[0]
+        return not isinstance(matrix, QuantizedMatrix) or matrix.in_turns
 
     @property
     def num_outputs(self) -> int:
@@ -110,8 +122,10 @@ class DeviceExperts:
 class ExpertUses:
     """What stacks there are: what kernels for them must be ready.
 
-    `quantised`: labels of formats. `has_dense`: whether any are dense.
+    `quantised`: labels of formats; `gates`: of those with gates in turns. `has_dense`: whether any
+    are dense.
     """
 
     quantised: frozenset[str] = frozenset()
+    gates: frozenset[str] = frozenset()
     has_dense: bool = False

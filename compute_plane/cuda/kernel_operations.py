@@ -91,8 +91,9 @@ class KernelOperations:
         try:
             self._embedding = EmbeddingVariant(dtype)
             self._embedding.grid(1, spec.hidden_size)  # refuses the sizes that kernels do not take
-            self._silu = SiluMulVariant(dtype)
-            self._silu.grid(1, spec.intermediate_size)
+            ways = (False, True) if quantized.gates else (False,)
+            self._silu = {in_turns: SiluMulVariant(dtype, in_turns) for in_turns in ways}
+            self._silu[False].grid(1, spec.intermediate_size)
             self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False)
             self._add_norm = RmsNormVariant(dtype, spec.hidden_size)
             self._rope = RopeWriteKvVariant(
@@ -124,8 +125,8 @@ class KernelOperations:
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
         return [
-            self._embedding, self._silu, self._norm, self._add_norm, self._rope, self._decode,
-            self._prefill, self._copy, *self._logits.variants,
+            self._embedding, *self._silu.values(), self._norm, self._add_norm, self._rope,
+            self._decode, self._prefill, self._copy, *self._logits.variants,
             *self._quantized.variants, *self._dense.variants, *self.experts.variants,
         ]  # fmt: skip
 
@@ -150,6 +151,14 @@ class KernelOperations:
     ) -> None:
         """Multiply with weights as they are, or with unpacked ones, by the number of rows."""
         self._quantized.matmul(out, x, matrix, first_column)
+
+    def takes_gate(self, num_rows: int, matrix: QuantizedMatrix) -> bool:
+        """Whether rows are few enough."""
+        return self._quantized.takes_gate(num_rows, matrix)
+
+    def quantized_gate(self, out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
+        """Multiply few rows and gate what that gives."""
+        self._quantized.gate(out, x, matrix)
 
     @property
     def normalises_products(self) -> bool:
@@ -259,11 +268,12 @@ class KernelOperations:
             *layer_strides(pool, layer),
         )
 
-    def silu_mul(self, out: Tensor, gate_up: Tensor) -> None:
+    def silu_mul(self, out: Tensor, gate_up: Tensor, *, in_turns: bool = False) -> None:
         """Gate."""
         num_tokens, num_features = out.shape
-        grid = self._silu.grid(num_tokens, num_features)
-        self._launcher.launch(self._silu, grid, out, gate_up, num_features)
+        variant = self._silu[in_turns]
+        grid = variant.grid(num_tokens, num_features)
+        self._launcher.launch(variant, grid, out, gate_up, num_features)
 
     def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:
         """Copy whole blocks, as words."""

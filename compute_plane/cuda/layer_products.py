@@ -1,6 +1,7 @@
 """The products of a layer, each with what comes before and after it in the residual stream.
 
-A step of few rows has one launch for each, where its weights are one dense matrix:
+A step of few rows has one launch for each, where its weights are one dense matrix; product and
+SiLU · up are one where gate and up are one quantised matrix, too:
 
     rows                 one launch                  otherwise
     normed   (qkv)       norm · Wᵀ                   add and norm, product
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from compute_plane.cuda.matrices import DenseMatrix, project
+from compute_plane.cuda.matrices import DenseMatrix, inputs_in_order, project
 from compute_plane.cuda.operations import Around, Writes
 
 if TYPE_CHECKING:
@@ -91,12 +92,17 @@ class LayerProducts:
             out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
             operations.dense_matmul(out, x, weight, Around(writes=writes))
             return out
+        gate = projection.gate_in_turns
+        if gate is not None and operations.takes_gate(len(x), gate):
+            out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
+            operations.quantized_gate(out, inputs_in_order(x, gate), gate)
+            return out
         product = project(x, projection, operations, dtype)
         if writes != "gated":
             return product
         del x  # its memory serves what follows
         out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
-        operations.silu_mul(out, product)
+        operations.silu_mul(out, product, in_turns=gate is not None)
         return out
 
     def normalised(self, hidden: Hidden, norm: Tensor) -> Tensor:

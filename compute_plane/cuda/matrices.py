@@ -43,7 +43,8 @@ class QuantizedMatrix:
 
     `format`: its label in `kernels.cuda.quantized_formats`. `packed`: uint8 [`packed_bytes`], as
     `kernels.cuda.quantized_layout` draws it. `input_order`: int32 [K], which column of a row is
-    multiplied with each of its own, None: each with the one in its place.
+    multiplied with each of its own, None: each with the one in its place. `in_turns`: its rows are
+    those of a gate and of what it gates, 16 of each in turns, and so are a product's columns.
     """
 
     format: str
@@ -51,6 +52,7 @@ class QuantizedMatrix:
     num_outputs: int
     num_inputs: int
     input_order: Tensor | None = None
+    in_turns: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -67,6 +69,14 @@ class Projection:
     """`parts`: matrices of the same input, their outputs side by side."""
 
     parts: tuple[Matrix, ...]
+
+    @property
+    def gate_in_turns(self) -> QuantizedMatrix | None:
+        """The only part, if it has a gate and what it gates in turns."""
+        first, *others = self.parts
+        if others or not isinstance(first, QuantizedMatrix) or not first.in_turns:
+            return None
+        return first
 
     @property
     def num_outputs(self) -> int:
@@ -95,10 +105,14 @@ def project(
         if isinstance(part, DenseMatrix):
             write_product(out[:, column : column + part.num_outputs], x, part.values)
         else:
-            in_order = x if part.input_order is None else x.index_select(1, part.input_order)
-            operations.quantized_matmul(out, in_order, part, column)
+            operations.quantized_matmul(out, inputs_in_order(x, part), part, column)
         column += part.num_outputs
     return out
+
+
+def inputs_in_order(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
+    """Return the columns of rows [T, K] as a matrix is multiplied with them."""
+    return x if matrix.input_order is None else x.index_select(1, matrix.input_order)
 
 
 def dense_product(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:

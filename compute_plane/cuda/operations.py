@@ -191,6 +191,17 @@ class DeviceOperations(Protocol):
         """
         ...
 
+    def takes_gate(self, num_rows: int, matrix: QuantizedMatrix) -> bool:
+        """Whether `quantized_gate` takes so many rows with a matrix that has a gate in turns."""
+        ...
+
+    def quantized_gate(self, out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
+        """Write silu(gate) · up of the products of rows x [T, K]; `out`: [T, N / 2].
+
+        `matrix`: gate and up in turns.
+        """
+        ...
+
     @property
     def normalises_products(self) -> bool:
         """Whether `dense_matmul` normalises."""
@@ -273,8 +284,8 @@ class DeviceOperations(Protocol):
         """
         ...
 
-    def silu_mul(self, out: Tensor, gate_up: Tensor) -> None:
-        """Write silu(gate) · up; `gate_up`: [T, 2·F], gate first, `out`: [T, F]."""
+    def silu_mul(self, out: Tensor, gate_up: Tensor, *, in_turns: bool = False) -> None:
+        """Write silu(gate) · up; `gate_up`: [T, 2·F], gate first, or in turns; `out`: [T, F]."""
         ...
 
     def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:

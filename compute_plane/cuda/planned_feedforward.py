@@ -21,7 +21,7 @@ from compute_plane.model import expert_layout, layout
 from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.spec import Mixture
 from compute_plane.model.tensor import RawTensor, TensorFormat, TensorSource
-from kernels.cuda.quantized_formats import PANEL_ROWS
+from kernels.cuda.quantized_formats import GATE_TURN, PANEL_ROWS
 
 Placed: TypeAlias = Callable[[PlannedMatrix], Matrix]
 """Gives a planned matrix where it lies."""
@@ -99,7 +99,14 @@ def plan_mlp(
         # Its order becomes that of gate's and up's outputs.
         order = down.input_order
         planned = replace(planned, tensors=(replace(down, input_order=None),))
-    return PlannedMlp(joined(gate, up, row_order=order), (planned,))
+    return PlannedMlp(tuple(map(_in_turns, joined(gate, up, row_order=order))), (planned,))
+
+
+def _in_turns(planned: PlannedMatrix) -> PlannedMatrix:
+    """Plan a gate and what it gates in turns, if both are of one quantised matrix."""
+    num_outputs = planned.tensors[0].shape[0]
+    has_both = len(planned.tensors) > 1 and planned.is_quantised
+    return replace(planned, in_turns=has_both and num_outputs % GATE_TURN == 0)
 
 
 def plan_experts(
@@ -131,7 +138,7 @@ def plan_experts(
     gate_up: tuple[PlannedMatrix, ...]
     if of_gate is of_up:
         both = tuple(tensor for pair in zip(gates, ups, strict=True) for tensor in pair)
-        gate_up = (_stacked(both, of_gate, mixture),)
+        gate_up = (_in_turns(_stacked(both, of_gate, mixture)),)
     else:
         gate_up = _stacked(gates, of_gate, mixture), _stacked(ups, of_up, mixture)
     stacked = PlannedMlp(gate_up, (_stacked(downs, of_down, mixture),))

@@ -13,7 +13,7 @@ from compute_plane.cuda.matrices import DenseMatrix, Matrix, QuantizedMatrix
 from compute_plane.cuda.weights import DTYPES
 from compute_plane.model.quantize import converted_tensor
 from compute_plane.model.tensor import ALL_ROWS, IntArray, RawTensor, TensorFormat
-from kernels.cuda.quantized_formats import FORMATS, label_for, packed_bytes
+from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, label_for, packed_bytes
 from kernels.cuda.quantized_layout import pack_rows
 
 DENSE_FORMATS: Final = {
@@ -31,13 +31,16 @@ class PlannedMatrix:
     """Tensors of the same input whose rows become one matrix, or vectors that become one.
 
     `row_order`: the order in which the rows of each are placed; None: the model's. `num_stacked`:
-    how many matrices it is that rows are multiplied with one by one, of equal sizes.
+    how many matrices it is that rows are multiplied with one by one, of equal sizes. `in_turns`: a
+    quantised one's tensors are gates and what they gate, of equal sizes, whose rows are placed in
+    turns of `GATE_TURN`.
     """
 
     tensors: tuple[RawTensor, ...]
     target: TensorFormat
     row_order: IntArray | None = None
     num_stacked: int = 1
+    in_turns: bool = False
 
     @property
     def is_vector(self) -> bool:
@@ -91,13 +94,18 @@ class PlannedMatrix:
         which = ALL_ROWS if self.row_order is None else self.row_order
         parts = [converted_tensor(tensor, self.target, which) for tensor in self.tensors]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=int(self.is_vector))
+        if self.in_turns:
+            turns = rows.reshape(len(parts) // 2, 2, -1, GATE_TURN, rows.shape[1])
+            rows = np.ascontiguousarray(turns.swapaxes(1, 2)).reshape(rows.shape)
         if self.is_quantised:
             packed = torch.from_numpy(pack_rows(self.label, rows, self.num_inputs))
             order = None
             if self.input_order is not None:
                 order = torch.from_numpy(self.input_order).to(device, ORDER_TYPE)
             shape = self.num_outputs, self.num_inputs
-            return QuantizedMatrix(self.label, packed.to(device), *shape, order)
+            return QuantizedMatrix(
+                self.label, packed.to(device), *shape, order, in_turns=self.in_turns
+            )
         # A view of the mapped file is read-only, which torch warns of: that is copied.
         stored = torch.from_numpy(np.require(rows, requirements=("C", "W")))
         return DenseMatrix(stored.view(TORCH_TYPES[self.target]).to(device))

@@ -31,7 +31,7 @@ from compute_plane.cuda.weights import DTYPES
 from kernels.cuda.quantized_formats import PANEL_ROWS, packed_bytes
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
-from kernels.cuda.quantized_strands import COLUMNS, columns_of, most_rows_of, strand_bits_of
+from kernels.cuda.quantized_strands import COLUMNS, columns_of, most_rows_of
 
 if TYPE_CHECKING:
     from compute_plane.cuda.launchers import Launcher
@@ -60,6 +60,11 @@ class QuantizedKernels:
             for label in sorted(labels)
             for columns in COLUMNS
         }
+        self._gates = {
+            (label, columns): QuantizedMatmulVariant(label, dtype, columns, gates=True)
+            for label in sorted(uses.gates)
+            for columns in COLUMNS
+        }
         every = uses.layers | uses.lm_head | uses.embedding
         self._rows = {label: QuantizedRowsVariant(label, dtype) for label in sorted(every)}
         most = SCRATCH_BYTES // DTYPES[dtype].itemsize
@@ -70,7 +75,7 @@ class QuantizedKernels:
     @property
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
-        return [*self._products.values(), *self._rows.values()]
+        return [*self._products.values(), *self._gates.values(), *self._rows.values()]
 
     def unpack_rows(self, out: Tensor, matrix: QuantizedMatrix, rows: Tensor) -> None:
         """Write row rows[t] of a matrix to out[t]; `out`: [T, K], `rows`: int32 [T]."""
@@ -83,13 +88,31 @@ class QuantizedKernels:
             return
         is_head = out.dtype != x.dtype  # which alone has float32 written
         variant = self._products[matrix.format, columns_of(len(x)), is_head]
-        sizes = len(x), matrix.num_outputs, matrix.num_inputs, strand_bits_of(matrix.num_outputs)
         # Memory from the first of the columns on: rows of `out` are its whole width apart.
-        columns = out.view(-1)[first_column:]
-        width = out.shape[1]
-        self._launcher.launch(
-            variant, variant.grid(*sizes), columns, x, matrix.packed, *sizes, width
+        self._launch(
+            variant, out.view(-1)[first_column:], x, matrix, matrix.num_outputs, out.shape[1]
         )
+
+    def takes_gate(self, num_rows: int, matrix: QuantizedMatrix) -> bool:
+        """Whether so many rows are gated with their product."""
+        return num_rows <= most_rows_of(matrix.format)
+
+    def gate(self, out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
+        """Write silu(gate) · up, as in `DeviceOperations`."""
+        variant = self._gates[matrix.format, columns_of(len(x))]
+        self._launch(variant, out, x, matrix, out.shape[1], out.shape[1])
+
+    def _launch(
+        self,
+        variant: QuantizedMatmulVariant,
+        out: Tensor,
+        x: Tensor,
+        matrix: QuantizedMatrix,
+        num_outputs: int,
+        width: int,
+    ) -> None:
+        sizes = len(x), num_outputs, matrix.num_inputs, variant.strand_bits(num_outputs)
+        self._launcher.launch(variant, variant.grid(*sizes), out, x, matrix.packed, *sizes, width)
 
     def _multiply_unpacked(
         self, out: Tensor, x: Tensor, matrix: QuantizedMatrix, first_column: int

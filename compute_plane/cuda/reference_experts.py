@@ -68,7 +68,8 @@ class ReferenceExperts:
             product = project(x[pairs // share], projection, self._operations, x.dtype)
             if gates:
                 gated = torch.empty((count, num_outputs), dtype=x.dtype)
-                self._operations.silu_mul(gated, product)
+                in_turns = projection.gate_in_turns is not None
+                self._operations.silu_mul(gated, product, in_turns=in_turns)
                 product = gated
             out[pairs, columns] = product
 

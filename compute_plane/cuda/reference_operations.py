@@ -29,7 +29,9 @@ from compute_plane.cuda.operations import (
 )
 from compute_plane.cuda.reference_blocks import block_size_of, read_blocks, write_tokens
 from compute_plane.cuda.reference_experts import ReferenceExperts
+from kernels.cuda.quantized_formats import GATE_TURN
 from kernels.cuda.quantized_layout import unpack_matrix
+from kernels.cuda.quantized_strands import most_rows_of
 from kernels.reference import rope
 from kernels.reference.exponential import exp
 from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
@@ -75,6 +77,16 @@ class ReferenceOperations:
         """Multiply with the weights, unpacked to float32."""
         columns = slice(first_column, first_column + matrix.num_outputs)
         out[:, columns] = x.float() @ self._values(matrix).t()
+
+    def takes_gate(self, num_rows: int, matrix: QuantizedMatrix) -> bool:
+        """Whether rows are few, as for a device."""
+        return num_rows <= most_rows_of(matrix.format)
+
+    def quantized_gate(self, out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
+        """Multiply, not rounded, and gate."""
+        product = torch.empty((len(x), matrix.num_outputs), dtype=torch.float32)
+        self.quantized_matmul(product, x, matrix, 0)
+        self.silu_mul(out, product, in_turns=True)
 
     def takes_product(self, num_rows: int, weight: Tensor) -> bool:  # noqa: ARG002 - any matrix
         """Whether rows are few, as for a device."""
@@ -160,10 +172,10 @@ class ReferenceOperations:
         tables = rows.block_tables.numpy()
         _attend(out, query, pool, layer, tables, tokens, token_rows, positions)
 
-    def silu_mul(self, out: Tensor, gate_up: Tensor) -> None:
+    def silu_mul(self, out: Tensor, gate_up: Tensor, *, in_turns: bool = False) -> None:
         """Gate."""
         gated = np.empty(out.shape, dtype=np.float32)
-        silu_mul(floats(gate_up), gated)
+        silu_mul(floats(gate_up), gated, turn=GATE_TURN if in_turns else None)
         out.copy_(torch.from_numpy(gated))
 
     def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:

@@ -76,13 +76,15 @@ RUNS_AS: Final[Mapping[TensorFormat, TensorFormat]] = {
 class QuantizedUses:
     """What quantised matrices there are: what kernels for them must be ready.
 
-    `layers`, `lm_head`, `embedding`: labels of formats, by where they occur. `num_outputs`,
+    `layers`, `lm_head`, `embedding`: labels of formats, by where they occur; `gates`: of those of
+    layers that have a gate and what it gates in turns, mixtures' too. `num_outputs`,
     `num_weights`: of the largest matrix that rows are multiplied with.
     """
 
     layers: frozenset[str] = frozenset()
     lm_head: frozenset[str] = frozenset()
     embedding: frozenset[str] = frozenset()
+    gates: frozenset[str] = frozenset()
     num_outputs: int = 0
     num_weights: int = 0
 
@@ -174,6 +176,7 @@ class WeightPlan:
             layers=_formats(*multiplied[1:]),
             lm_head=_formats(self.lm_head),
             embedding=_formats(self.embedding),
+            gates=_formats(*(part for part in multiplied if part.in_turns)),
             num_outputs=max((n for n, _ in sizes), default=0),
             num_weights=max((n * k for n, k in sizes), default=0),
         )
@@ -187,7 +190,11 @@ class WeightPlan:
             if isinstance(layer.feedforward, PlannedExperts) and layer.feedforward.is_stacked
             for matrix in layer.feedforward.matrices
         ]
-        return ExpertUses(_formats(*stacks), not all(stack.is_quantised for stack in stacks))
+        return ExpertUses(
+            _formats(*stacks),
+            _formats(*(stack for stack in stacks if stack.in_turns)),
+            has_dense=not all(stack.is_quantised for stack in stacks),
+        )
 
     def place(self, device: torch.device, num_threads: int = 2) -> DeviceWeights:
         """Copy everything to a device, so many matrices at a time; give the file's pages back.

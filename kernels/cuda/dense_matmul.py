@@ -56,7 +56,7 @@ The ladder:
   v2  this. May begin before the launch ahead has ended; asking for the ring itself before the wait
       kept 64 registers across it, and normalised rows of panels of 32 spilled 200 bytes. Compiled
       and simulated.
-Next rungs, to be measured first: x in shared memory for more rows; the gate of quantised weights.
+Next rung, to be measured first: x in shared memory for more rows.
 """
 
 from __future__ import annotations

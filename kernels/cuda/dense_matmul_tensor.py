@@ -24,19 +24,17 @@ so that every slot is a register.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.activation import silu
 from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
 from kernels.cuda.instructions.conversions import (
     CONVERSIONS,
     FULL_WARP,
     PAIR_CONVERSIONS,
-    exp2,
-    reciprocal,
     reciprocal_root,
 )
 from kernels.cuda.instructions.early_launch import (
@@ -54,7 +52,6 @@ from kernels.cuda.variant import Local, Pointer, Scalar
 if TYPE_CHECKING:
     from kernels.cuda.dense_matmul import DenseMatmulVariant
 
-MINUS_LOG2_E = float32(-math.log2(math.e))
 TILE_ROWS = 16
 TILE_BYTES = 2 * TILE_INPUTS  # of a row
 
@@ -317,9 +314,7 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
                     if gates:
                         other = multiply_float32(other, factor)
                 if gates:
-                    # e⁻ˣ of a large −x is ∞, and x · 1/∞ the right zero.
-                    weight = reciprocal(float32(1) + exp2(value * MINUS_LOG2_E))
-                    value = multiply_float32(value * weight, other)
+                    value = multiply_float32(silu(value), other)
                 if row < end_row and output < num_outputs:
                     at = out_row * out_width + output
                     if adds:

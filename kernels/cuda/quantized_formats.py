@@ -33,6 +33,8 @@ PANEL_ROWS: Final = 32
 TILE_INPUTS: Final = 32
 """k's of a tile, and of a block of a model file."""
 SPANS: Final = (32, 64, 128)
+GATE_TURN: Final = PANEL_ROWS // 2
+"""Rows of a gate, and of what it gates, that lie in turns where one product has both."""
 VECTOR_BYTES: Final = 512
 """Of a warp: 16 bytes a lane."""
 LINE_BYTES: Final = 128

@@ -38,6 +38,9 @@ the source's word, and a tensor core's C depends on no other column. So an outpu
 its row of x, on W, on how long its spans are and on the generation of tensor cores, and on nothing
 else: not on M, not on the rows beside it, not on the variant that M asks for.
 
+The gate. With `gates` a panel is 16 rows of a gate and the 16 rows beside them, so that the thread
+that adds up the strands has both sums: silu of the one times the other is what is written.
+
 Experts. With `of_experts` W is the matrices of all experts of a mixture, and a block's rows are a
 tile of pairs (`expert_tiles`): which, and whose, it reads first, so nothing is fetched before that.
 Strands are as many as all experts of a token ask for together.
@@ -85,12 +88,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.quantized_formats import FORMATS, PANEL_ROWS
+from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, PANEL_ROWS
 from kernels.cuda.quantized_matmul_tensor import make_quantized_matmul
-from kernels.cuda.quantized_strands import COLUMNS, WARPS, blocks_of
+from kernels.cuda.quantized_strands import COLUMNS, WARPS, blocks_of, strand_bits_of
 from kernels.cuda.variant import STORAGE_TYPES, Expectation, require_multiple, require_one_of
 
 DTYPES = ("bfloat16", "float16")
+KINDS = (
+    (False, False, False),
+    (True, False, False),
+    (False, True, False),
+    (False, False, True),
+    (False, True, True),
+)
+"""`writes_float32`, `of_experts` and `gates` of the variants that a model has a use for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +110,8 @@ class QuantizedMatmulVariant:
 
     `weights` names the format, `dtype` is that of x and y, `columns` how many rows of x a block
     takes; `writes_float32`: y is not rounded; `of_experts`: rows are those of `expert_tiles`, W all
-    experts' matrices. Raises UnsupportedVariantError for what the kernel is not written for.
+    experts' matrices; `gates`: W has a gate's rows and those it gates, 16 of each in turns. Raises
+    UnsupportedVariantError for what the kernel is not written for.
     """
 
     weights: str
@@ -107,18 +119,26 @@ class QuantizedMatmulVariant:
     columns: int
     writes_float32: bool = False
     of_experts: bool = False
+    gates: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("weights", FORMATS, self.weights)
         require_one_of("dtype", DTYPES, self.dtype)
         require_one_of("columns", COLUMNS, self.columns)
+        if self.gates or self.of_experts:
+            require_one_of("writes_float32", (False,), self.writes_float32)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        output = "_to_float32" if self.writes_float32 else ""
+        output = "_to_float32" if self.writes_float32 else "_gated" if self.gates else ""
         kind = "quantized_experts" if self.of_experts else "quantized_matmul"
         return f"{kind}_{self.weights.lower()}_{self.dtype}_m{self.columns}{output}"
+
+    @property
+    def panel_outputs(self) -> int:
+        """Outputs of a panel."""
+        return GATE_TURN if self.gates else PANEL_ROWS
 
     @property
     def out_dtype(self) -> str:
@@ -164,16 +184,20 @@ class QuantizedMatmulVariant:
     def expectation(self) -> Expectation:
         """At 8 rows two blocks share a multiprocessor, beyond that one has it to itself."""
         resident_blocks = 2 if self.columns == 8 else 1
-        instructions = ("HMMA", "LDG.128", "LOP3", "FFMA")
+        instructions = ("HMMA", "LDG.128", "LOP3", "FFMA", *(("MUFU",) if self.gates else ()))
         registers = 128 if self.columns == 8 else 255
         return Expectation(
             registers, instructions, resident_blocks=resident_blocks, begins_early=True
         )
 
+    def strand_bits(self, num_outputs: int) -> int:
+        """Return log2 of the strands of a matrix for N outputs. It depends on nothing else."""
+        return strand_bits_of(2 * num_outputs if self.gates else num_outputs)
+
     def grid(
         self, num_rows: int, num_outputs: int, num_inputs: int, strand_bits: int
     ) -> tuple[int, int, int]:
-        """Return the launch grid for x [M, K] and W [N, K]; `strand_bits` is `strand_bits_of` N.
+        """Return the launch grid for x [M, K] and N outputs; `strand_bits` is that of N.
 
         M may exceed `columns`: weights are then read once for every `columns` rows, by blocks side
         by side. Raises UnsupportedVariantError.
@@ -182,7 +206,10 @@ class QuantizedMatmulVariant:
             if value < 1:
                 raise UnsupportedVariantError(field, "at least 1", value)
         FORMATS[self.weights].panel_bytes(num_inputs)  # refuses what is no whole spans
-        return (-(-num_rows // self.columns), blocks_of(num_outputs, strand_bits), 1)
+        if self.gates:
+            require_multiple("num_outputs", self.panel_outputs, num_outputs)
+        rows_of_weights = PANEL_ROWS // self.panel_outputs * num_outputs
+        return (-(-num_rows // self.columns), blocks_of(rows_of_weights, strand_bits), 1)
 
     def experts_grid(
         self, num_tiles: int, num_outputs: int, num_inputs: int, strand_bits: int
@@ -191,7 +218,7 @@ class QuantizedMatmulVariant:
 
         Raises UnsupportedVariantError.
         """
-        require_multiple("num_outputs", PANEL_ROWS, num_outputs)
+        require_multiple("num_outputs", self.panel_outputs, num_outputs)
         return self.grid(num_tiles * self.columns, num_outputs, num_inputs, strand_bits)
 
     def kernel(self) -> Callable[..., None]:
@@ -203,16 +230,17 @@ def variants(*, every: bool) -> list[QuantizedMatmulVariant]:
     """Return a spread of the variants, or every one there is."""
     if every:
         return [
-            QuantizedMatmulVariant(weights, dtype, columns, writes_float32, of_experts)
+            QuantizedMatmulVariant(weights, dtype, columns, writes_float32, of_experts, gates)
             for weights in FORMATS
             for dtype in DTYPES
             for columns in COLUMNS
-            for writes_float32, of_experts in ((False, False), (True, False), (False, True))
+            for writes_float32, of_experts, gates in KINDS
         ]
     return [
         QuantizedMatmulVariant("Q8_0", "bfloat16", 8, writes_float32=True),
         QuantizedMatmulVariant("Q4_0_G64", "bfloat16", 16),
         QuantizedMatmulVariant("Q4_1", "float16", 32),
         QuantizedMatmulVariant("Q4_Z_G128", "float16", 8),
+        QuantizedMatmulVariant("Q4_0", "bfloat16", 8, gates=True),
         QuantizedMatmulVariant("Q4_1", "bfloat16", 8, of_experts=True),
     ]

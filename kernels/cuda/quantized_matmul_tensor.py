@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.activation import silu
 from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
 from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, PAIR_CONVERSIONS
 from kernels.cuda.instructions.early_launch import (
@@ -35,7 +36,7 @@ from kernels.cuda.instructions.early_launch import (
     let_next_begin,
     wait_for_previous,
 )
-from kernels.cuda.instructions.exact_float32 import multiply_add
+from kernels.cuda.instructions.exact_float32 import multiply_add, multiply_float32
 from kernels.cuda.instructions.small_integers import (
     READY_BYTES,
     READY_NIBBLES,
@@ -79,7 +80,8 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
     has_minimum, has_zeros, is_bytes = fmt.has_minimum, fmt.has_zeros, fmt.bits == 8
     group_bytes, zeros_at = fmt.group_bytes, fmt.zeros_at
     columns, (ring, input_ring) = variant.columns, variant.rings
-    of_experts = variant.of_experts
+    of_experts, gates = variant.of_experts, variant.gates
+    panel_outputs = variant.panel_outputs
     round_spans = variant.round_spans
     round_tiles = round_spans * span_tiles
     column_tiles = columns // 8
@@ -167,7 +169,7 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         strand_spans = (num_spans + strands - 1) >> strand_bits
         first_span = (warp & (strands - 1)) * strand_spans
         tiles_left = int32(min(strand_spans, num_spans - first_span) * span_tiles)
-        if panel * PANEL_ROWS >= num_outputs:
+        if panel * panel_outputs >= num_outputs:
             tiles_left = int32(0)
 
         # total[t * column_tiles + c]: y of row tile t of W and row tile c of x, as a C fragment;
@@ -193,7 +195,7 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         weight_bytes = num_spans * span_tiles * tile_bytes
         num_lines = (weight_bytes + num_spans * span_bytes + LINE_BYTES - 1) // LINE_BYTES
         if of_experts:
-            panel += expert * ((num_outputs + PANEL_ROWS - 1) // PANEL_ROWS)
+            panel += expert * ((num_outputs + panel_outputs - 1) // panel_outputs)
         panel_at = panel * num_lines * LINE_BYTES
         tile_at = panel_at + first_span * span_tiles * tile_bytes
         scales_at = panel_at + weight_bytes + first_span * span_bytes
@@ -322,7 +324,11 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
                     at = first_sum + (8 * c + j % 2) * ROW_PITCH + 16 * t + 8 * (j // 2)
                     strand_sums[uint32(at)] = total[t * column_tiles + c, j]
         cuda.syncthreads()
-        # Warp w takes the w-th row of x of each tile, for each panel.
+        # Warp w takes the w-th row of x of each tile, for each panel. Where they gate, half of its
+        # lanes do as the other half, and write nothing.
+        place, outputs_of_lane = lane % panel_outputs, num_outputs
+        if gates and lane >= panel_outputs:
+            outputs_of_lane = int64(0)
         if of_experts:
             _, first_row, end_row = tile_of_block(tiles)  # anew, too
         for c in range(column_tiles):
@@ -330,19 +336,25 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
             out_row = row
             if of_experts:
                 out_row = row_of_pair(order, min(row, end_row - 1), 1)
-            output = first_panel * PANEL_ROWS + lane
-            at = int32((8 * c + warp) * ROW_PITCH + lane)
+            output = first_panel * panel_outputs + place
+            at = int32((8 * c + warp) * ROW_PITCH + place)
             at_end = int32(at + WARPS * warp_sums)
             while at < at_end:
                 value = strand_sums[uint32(at)]
+                if gates:
+                    other = strand_sums[uint32(at + panel_outputs)]
                 next_panel = int32(at + warp_sums * strands)
                 at = int32(at + warp_sums)
                 while at < next_panel:
                     value += strand_sums[uint32(at)]
+                    if gates:
+                        other += strand_sums[uint32(at + panel_outputs)]
                     at = int32(at + warp_sums)
-                if row < end_row and output < num_outputs:
+                if gates:
+                    value = multiply_float32(silu(value), other)
+                if row < end_row and output < outputs_of_lane:
                     out[out_row * out_width + output] = from_float32(value)
-                output += PANEL_ROWS
+                output += panel_outputs
 
     def quantized_matmul(
         out: Pointer,
@@ -357,8 +369,8 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         """Multiply `columns` rows of x, from blockIdx.x, with the panels of blockIdx.y.
 
         `out`: [M, N], `out_width` elements from row to row. `x`: [M, K]. `packed`: W [N, K] as
-        `quantized_layout` draws it. `num_rows` M, `num_outputs` N, `num_inputs` K, a multiple of
-        the span.
+        `quantized_layout` draws it, or [2·N, K] where they gate, 16 rows of each in turns.
+        `num_rows` M, `num_outputs` N, `num_inputs` K, a multiple of the span.
         """
         multiply(
             out, x, packed, packed, packed, 1, num_rows, num_outputs, num_inputs, strand_bits,
@@ -380,8 +392,8 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         """Multiply the pairs of tile blockIdx.x with the panels of blockIdx.y of their expert.
 
         `out`: [T·C, N], `out_width` elements from row to row. `x`: [T·C / share, K]. `packed`: the
-        matrices [N, K] of all experts, one behind the other, N being whole panels. `tiles`, `order`
-        as in `expert_tiles`, of `columns` pairs.
+        matrices of all experts as above, one behind the other, each of whole panels. `tiles`,
+        `order` as in `expert_tiles`, of `columns` pairs.
         """
         multiply(
             out, x, packed, tiles, order, share, 0, num_outputs, num_inputs, strand_bits, out_width

@@ -10,35 +10,38 @@
     out, row t       │ 0 … F-1               │
                        ▲ vector v
 
+Where a quantised matrix has both in turns (`quantized_matmul`), so has what it gave: 16 gate
+values, their 16 up values, the next 16 gate values, …
+
 Nothing is read twice and nothing is shared: the speed is the memory's, 3 · 2 bytes an output in a
 16-bit type.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from numba import cuda, float32, int64
 
-from kernels.cuda.instructions.conversions import exp2, reciprocal
+from kernels.cuda.activation import silu
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.elements import LOAD_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
 from kernels.cuda.plain_variants import VectorVariant
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar
-
-MINUS_LOG2_E = float32(-math.log2(math.e))
+from kernels.cuda.quantized_formats import GATE_TURN
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar, require_multiple
 
 
 @dataclass(frozen=True, slots=True)
 class SiluMulVariant(VectorVariant):
-    """The compile-time parameter: `dtype` of `gate_up` and `out`."""
+    """The compile-time parameters: `dtype` of `gate_up` and `out`; whether gates lie `in_turns`."""
+
+    in_turns: bool = False
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        return f"silu_mul_{self.dtype}"
+        return f"silu_mul_{self.dtype}" + ("_in_turns" if self.in_turns else "")
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -51,7 +54,12 @@ class SiluMulVariant(VectorVariant):
         return Expectation(40, ("LDG.128", "STG.128"), begins_early=True)
 
     def grid(self, num_tokens: int, num_features: int) -> tuple[int, int, int]:
-        """Return the launch grid; `num_features` F must be a multiple of the vector's length."""
+        """Return the launch grid; `num_features` F must be a multiple of the vector's length.
+
+        And of a turn. Raises UnsupportedVariantError.
+        """
+        if self.in_turns:
+            require_multiple("num_features", GATE_TURN, num_features)
         return self.row_grid(num_tokens, "num_features", num_features)
 
     def kernel(self) -> Callable[..., None]:
@@ -60,13 +68,18 @@ class SiluMulVariant(VectorVariant):
 
 
 def variants(*, every: bool) -> list[SiluMulVariant]:
-    """Return one of the variants, or every one there is."""
-    return [SiluMulVariant(dtype) for dtype in (STORAGE_TYPES if every else ("bfloat16",))]
+    """Return a spread of the variants, or every one there is."""
+    if not every:
+        return [SiluMulVariant("bfloat16"), SiluMulVariant("float16", in_turns=True)]
+    return [
+        SiluMulVariant(dtype, in_turns) for dtype in STORAGE_TYPES for in_turns in (False, True)
+    ]
 
 
 def make_silu_mul(variant: SiluMulVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     length, threads = VECTOR_LENGTHS[variant.dtype], variant.threads
+    in_turns = variant.in_turns
     load_floats = LOAD_FLOATS[variant.dtype]
     store_floats = STORE_FLOATS[variant.dtype]
 
@@ -79,12 +92,14 @@ def make_silu_mul(variant: SiluMulVariant) -> Callable[..., None]:
         if feature < num_features:
             values = cuda.local.array((2, length), float32)
             gate = token * 2 * num_features + feature
+            up = gate + num_features
+            if in_turns:
+                gate += feature // GATE_TURN * GATE_TURN
+                up = gate + GATE_TURN
             load_floats(values, 0, gate_up, gate)
-            load_floats(values, 1, gate_up, gate + num_features)
+            load_floats(values, 1, gate_up, up)
             for i in range(length):
-                x = values[0, i]
-                # e⁻ˣ of a large -x is ∞, and x · 1/∞ the right zero.
-                values[0, i] = x * reciprocal(float32(1) + exp2(x * MINUS_LOG2_E)) * values[1, i]
+                values[0, i] = silu(values[0, i]) * values[1, i]
             store_floats(out, token * num_features + feature, values, 0)
 
     return silu_mul

@@ -17,7 +17,7 @@ from bench.gpu.cases import dense_matmul as dense_cases
 from bench.gpu.cases import quantized_matmul as quantized_cases
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.expert_tiles import TILE_NUMBERS, most_tiles
-from kernels.cuda.quantized_formats import FORMATS, PANEL_ROWS, TILE_INPUTS
+from kernels.cuda.quantized_formats import FORMATS, TILE_INPUTS
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.reference.dense_matmul import dense_matmul, gated
 from kernels.reference.mixture import sort_pairs
@@ -67,12 +67,12 @@ class _Pairs:
 
 def draw_quantized_experts(variant: QuantizedMatmulVariant, seed: int) -> list[Case]:
     """Rows of tokens, in tiles that overflow; rows of pairs, with 8 short strands."""
-    longest = 2 * variant.round_spans + 1
+    longest, panel = 2 * variant.round_spans + 1, variant.panel_outputs
     return [
         quantized_experts_case(
-            variant, Shape(variant.columns + 5, 2 * PANEL_ROWS, longest, 1, CHOSEN), seed
+            variant, Shape(variant.columns + 5, 2 * panel, longest, 1, CHOSEN), seed
         ),
-        quantized_experts_case(variant, Shape(3, PANEL_ROWS, 3, 3, 1), seed + 1),
+        quantized_experts_case(variant, Shape(3, panel, 3, 3, 1), seed + 1),
     ]
 
 
@@ -80,18 +80,19 @@ def quantized_experts_case(variant: QuantizedMatmulVariant, shape: Shape, seed: 
     """Draw x and all experts' matrices [N, K], N being whole panels and K so many spans."""
     rng = np.random.default_rng(seed)
     pairs = _Pairs.of(rng, shape.num_tokens, variant.columns)
+    num_products = 2 * shape.num_outputs if variant.gates else shape.num_outputs
     matrices = [
-        quantized_cases.draw_matrix(rng, variant.weights, shape.num_outputs, shape.length)
+        quantized_cases.draw_matrix(rng, variant.weights, num_products, shape.length)
         for _ in range(NUM_EXPERTS)
     ]
     matrices[NOBODY].scales[:] = np.nan
     packed = np.stack([quantized_cases.packed_in_poison(variant.weights, m) for m in matrices])
 
     def product(rows: Array, expert: int) -> Array:
-        out: Array = np.empty((len(rows), shape.num_outputs))
+        out: Array = np.empty((len(rows), num_products))
         one = matrices[expert]
         quantized_matmul(rows, one.multiplied, one.scales, one.minima, out)
-        return out
+        return quantized_cases.gated_in_turns(out) if variant.gates else out
 
     num_inputs = FORMATS[variant.weights].span * shape.length
     return _product_case(variant, shape, num_inputs, pairs, packed, product, rng)
@@ -145,7 +146,8 @@ def _product_case(
     exact: Array = np.empty((num_pairs, shape.num_outputs))
     for expert in range(NUM_EXPERTS):
         own = pairs.experts == expert
-        exact[own] = product(rows[row_of_pair[own]], expert)
+        if own.any():
+            exact[own] = product(rows[row_of_pair[own]], expert)
     tolerance = TOLERANCES[variant.out_dtype] * max(1.0, float(np.abs(exact).max()) / 4)
     expected = np.pad(exact, ((0, 0), (0, COLUMNS_BEHIND)), constant_values=np.nan)
     sizes = (shape.num_outputs, num_inputs, shape.strand_bits)

@@ -15,12 +15,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
-from kernels.cuda.quantized_formats import FORMATS, PANEL_ROWS
+from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, PANEL_ROWS
 from kernels.cuda.quantized_layout import QuantizedMatrix, pack_matrix
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import TILES, QuantizedRowsVariant
 from kernels.cuda.quantized_strands import COLUMNS
 from kernels.reference.quantized_matmul import dequantized, quantized_matmul
+from kernels.reference.silu_mul import silu_mul
 
 COLUMNS_BEHIND = 2
 
@@ -29,9 +30,10 @@ def draw_cases(variant: QuantizedMatmulVariant, seed: int) -> list[Case]:
     """Two strands that go round the ring, in a block with panels to spare; and 8 short strands."""
     longest = 2 * variant.round_spans + 1
     columns = variant.columns
+    many, few = (48, 16) if variant.gates else (40, 20)
     return [
-        draw_case(variant, columns - 1, 40, longest, 1, alone=columns - 3, seed=seed),
-        draw_case(variant, columns + 3, 20, 3, 3, alone=columns + 1, seed=seed + 1),
+        draw_case(variant, columns - 1, many, longest, 1, alone=columns - 3, seed=seed),
+        draw_case(variant, columns + 3, few, 3, 3, alone=columns + 1, seed=seed + 1),
     ]
 
 
@@ -47,24 +49,27 @@ def draw_case(
 ) -> Case:
     """Draw x [M, K], K being so many spans, and W; row `alone` is the part."""
     rng = np.random.default_rng(seed)
-    padded = -(-num_outputs // PANEL_ROWS) * PANEL_ROWS
+    num_products = 2 * num_outputs if variant.gates else num_outputs
+    padded = -(-num_products // PANEL_ROWS) * PANEL_ROWS
     matrix = draw_matrix(rng, variant.weights, padded, num_spans)
     num_inputs = matrix.quants.shape[1]
     for values in (matrix.scales, matrix.minima):
         if values is not None:
-            values[num_outputs:] = np.nan
+            values[num_products:] = np.nan
     packed = packed_in_poison(variant.weights, matrix)
 
     magnitudes = np.resize([1.0, 3.0, 0.1], (num_rows, 1))
     x = to_stored(variant.dtype, rng.standard_normal((num_rows, num_inputs)) * magnitudes)
-    exact: Array = np.empty((num_rows, num_outputs))
+    exact: Array = np.empty((num_rows, num_products))
     quantized_matmul(
         to_float64(variant.dtype, x),
-        matrix.multiplied[:num_outputs],
-        matrix.scales[:num_outputs],
-        None if matrix.minima is None else matrix.minima[:num_outputs],
+        matrix.multiplied[:num_products],
+        matrix.scales[:num_products],
+        None if matrix.minima is None else matrix.minima[:num_products],
         exact,
     )
+    if variant.gates:
+        exact = gated_in_turns(exact)
     tolerance = TOLERANCES[variant.out_dtype] * max(1.0, float(np.abs(exact).max()) / 4)
     expected = np.pad(exact, ((0, 0), (0, COLUMNS_BEHIND)), constant_values=np.nan)
     out_width = expected.shape[1]
@@ -85,6 +90,13 @@ def draw_case(
 
     part = case(of_few_rows(variant), slice(alone, alone + 1))
     return dataclasses.replace(case(variant, slice(None)), part=(part, select))
+
+
+def gated_in_turns(product: Array) -> Array:
+    """Return silu of each 16 columns times the 16 beside them."""
+    out: Array = np.empty((len(product), product.shape[1] // 2))
+    silu_mul(product, out, turn=GATE_TURN)
+    return out
 
 
 def of_few_rows(variant: QuantizedMatmulVariant) -> QuantizedMatmulVariant:

@@ -11,6 +11,7 @@ from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to
 from kernels.cuda.copy_blocks import WORDS_A_THREAD, CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.instructions.elements import VECTOR_LENGTHS
+from kernels.cuda.quantized_formats import GATE_TURN
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.silu_mul import SiluMulVariant
 from kernels.reference.embedding import embedding
@@ -21,14 +22,15 @@ from kernels.reference.silu_mul import silu_mul
 def draw_silu_mul(variant: SiluMulVariant, seed: int) -> list[Case]:
     """Rows that take one block of threads and a bit; gates from -10⁴ to 80; the last row alone."""
     rng = np.random.default_rng(seed)
-    features = VECTOR_LENGTHS[variant.dtype] * (variant.threads + 3)
+    features = VECTOR_LENGTHS[variant.dtype] * (variant.threads + 4)
+    turn = GATE_TURN if variant.in_turns else None
     gate_up = rng.standard_normal((3, 2 * features))
     gate_up[0, :4] = [-1e4, -200.0, 80.0, -88.0]
     stored = to_stored(variant.dtype, gate_up)
 
     def case(rows: Array) -> Case:
         out: Array = np.empty((len(rows), features))
-        silu_mul(to_float64(variant.dtype, rows), out)
+        silu_mul(to_float64(variant.dtype, rows), out, turn=turn)
         return Case(
             variant.name,
             {"out": poison(variant.dtype, out.shape), "gate_up": rows},

@@ -128,13 +128,13 @@ class MeteredOperations:
         if not callable(found):
             return found
 
-        def run(*arguments: Any) -> None:
+        def run(*arguments: Any, **named: Any) -> None:
             scratch = None
             if name == "sample":
                 out, _, logits, _ = arguments
                 scratch = torch.empty((len(out), logits.shape[1]), dtype=torch.int64)
             with self._driver.meter.paused():
-                found(*arguments)
+                found(*arguments, **named)
             del scratch
 
         return run

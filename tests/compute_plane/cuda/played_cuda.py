@@ -270,13 +270,13 @@ class WatchedOperations:
         if not callable(found):
             return found
 
-        def run(*arguments: Any) -> None:
+        def run(*arguments: Any, **named: Any) -> None:
             count = WRITTEN.get(name, 1)
             read, written = tensors_of(arguments[count:]), tensors_of(arguments[:count])
-            self._world.run(name, read, written, lambda: run(*arguments))
+            self._world.run(name, read, written, lambda: run(*arguments, **named))
             if self._world.capturing is None:
                 with self._world.paused():
-                    found(*arguments)
+                    found(*arguments, **named)
 
         return run
 

@@ -131,7 +131,7 @@ def test_weights_must_fit_into_what_is_free_on_the_device(
 
 @pytest.mark.usefixtures("device")
 def test_running_out_of_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
     monkeypatch.setattr(executor_build, "build_on", fail)

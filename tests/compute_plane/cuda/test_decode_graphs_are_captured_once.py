@@ -220,7 +220,7 @@ def test_a_failing_capture_is_typed_in_one_line_and_leaves_no_graph():
 def test_a_kernel_that_cannot_be_launched_is_a_failing_capture_too(monkeypatch: pytest.MonkeyPatch):
     executor = torch_executor(driver=RecordingDriver())
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise DriverError("cuLaunchKernel", "CUDA_ERROR_INVALID_VALUE")
 
     monkeypatch.setattr(executor._operations, "silu_mul", refuse)

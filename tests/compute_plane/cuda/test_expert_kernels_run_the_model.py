@@ -222,12 +222,14 @@ OPERATIONS = pytest.mark.parametrize(
     [
         ({"gate_proj": Q8_0, "": Q4_1}, "bfloat16", ("quantized_experts_q8_0_bfloat16_m8",
          "quantized_experts_q4_1_bfloat16_m8", "quantized_experts_q4_1_bfloat16_m8")),
+        ({"": Q4_0}, "float16", ("quantized_experts_q4_0_float16_m8_gated",
+         "quantized_experts_q4_0_float16_m8")),
         ({}, "float16", ("dense_experts_gated_float16_m8_n32",
          "dense_experts_rounded_float16_m8_n32")),
         ({"up_proj": Q4_0}, "bfloat16", ("dense_experts_rounded_bfloat16_m8_n32",
          "quantized_experts_q4_0_bfloat16_m8", "dense_experts_rounded_bfloat16_m8_n32")),
     ],
-    ids=["quantised", "dense", "both"],
+    ids=["apart", "in turns", "dense", "both"],
 )  # fmt: skip
 
 

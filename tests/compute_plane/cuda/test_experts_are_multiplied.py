@@ -169,7 +169,7 @@ def planned(formats: dict[str, TensorFormat], dtype: str = "bfloat16") -> Weight
     ("formats", "uses"),
     [
         ({}, ExpertUses(has_dense=True)),
-        ({"": Q4_1}, ExpertUses(frozenset({"Q4_1"}))),
+        ({"": Q4_1}, ExpertUses(frozenset({"Q4_1"}), frozenset({"Q4_1"}))),
         ({"down": Q8_0}, ExpertUses(frozenset({"Q8_0"}), has_dense=True)),
         ({"gate_proj": Q8_0, "": Q4_1}, ExpertUses(frozenset({"Q4_1", "Q8_0"}))),
         ({"up_proj": Q8_0}, ExpertUses(frozenset({"Q8_0"}), has_dense=True)),

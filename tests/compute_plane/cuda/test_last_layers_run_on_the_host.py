@@ -177,7 +177,7 @@ def test_a_malformed_batch_is_refused_and_changes_neither_part(
 def test_a_device_that_fails_fails_its_step_alone(
     executor: HostLayersExecutor, driver: BatchDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the device is ill")
 
     batch = driver.batch([DrivenSequence(prompt(1))])

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from bench.gpu.cases.quantized_matmul import draw_matrix
 from compute_plane.cuda.dense_kernels import MOST_ROWS, DenseKernels
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.matrices import DenseMatrix, Projection, QuantizedMatrix
 from compute_plane.cuda.operations import Around
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from kernels.cuda.dense_matmul import columns_of
-from kernels.cuda.quantized_formats import packed_bytes
+from kernels.cuda.quantized_formats import GATE_TURN, packed_bytes
+from kernels.cuda.quantized_layout import QuantizedMatrix as StoredMatrix
+from kernels.cuda.quantized_layout import pack_matrix
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.executor.tiny_llama import tiny_spec
 
@@ -29,14 +33,20 @@ SPEC = replace(
 class Recording:
     """Notes what is called; of a device whose products normalise, or do not, or are not there."""
 
-    def __init__(self, *, normalises: bool = True, most_rows: int = MOST_ROWS) -> None:
+    def __init__(
+        self, *, normalises: bool = True, most_rows: int = MOST_ROWS, gated_rows: int = 0
+    ) -> None:
         self.normalises_products = normalises
+        self.gated_rows = gated_rows
         self.most_rows = most_rows
         self.operations = ReferenceOperations()
         self.calls: list[str] = []
 
     def takes_product(self, num_rows: int, weight: torch.Tensor) -> bool:  # noqa: ARG002
         return num_rows <= self.most_rows
+
+    def takes_gate(self, num_rows: int, matrix: QuantizedMatrix) -> bool:  # noqa: ARG002
+        return num_rows <= self.gated_rows
 
     def __getattr__(self, name: str) -> Any:
         self.calls.append(name)
@@ -101,6 +111,29 @@ def test_where_a_product_does_not_normalise_the_norm_goes_before_it():
     assert calls == [normed, added] * 4 + [normed]
     for one, other in zip(found, expected, strict=True):
         assert one.equal(other)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "expected"), [(3, ["quantized_gate"]), (4, ["quantized_matmul", "silu_mul"])]
+)
+def test_a_quantised_gate_is_one_launch_with_its_product_of_few_rows(
+    num_rows: int, expected: list[str]
+) -> None:
+    matrix = draw_matrix(np.random.default_rng(7), "Q8_0", 2 * FEATURES, SIZE // 32)
+    places = np.arange(2 * FEATURES).reshape(2, -1, GATE_TURN).swapaxes(0, 1).reshape(-1)
+    stored = StoredMatrix(matrix.quants[places], matrix.scales[places])
+    packed, order = torch.from_numpy(pack_matrix("Q8_0", stored)), torch.arange(SIZE).flip(0).int()
+    gate = QuantizedMatrix("Q8_0", packed, 2 * FEATURES, SIZE, order, in_turns=True)
+    operations, norm = Recording(most_rows=0, gated_rows=3), torch.ones(SIZE)
+    hidden = Hidden(drawn(num_rows, SIZE))
+
+    found = LayerProducts(operations, EPS).gated(hidden, norm, Projection((gate,)))
+
+    assert operations.take() == ["rms_norm", *expected]
+    normed = torch.nn.functional.rms_norm(hidden.residual, (SIZE,), norm, EPS).flip(1)
+    weights = torch.from_numpy(matrix.quants * np.repeat(matrix.scales.astype("f4"), 32, axis=1))
+    gates, ups = (normed @ weights.t()).split(FEATURES, dim=1)
+    torch.testing.assert_close(found, torch.nn.functional.silu(gates) * ups, atol=1e-4, rtol=1e-4)
 
 
 def test_a_quantised_matrix_between_dense_ones_leaves_its_sum_to_the_next_norm():

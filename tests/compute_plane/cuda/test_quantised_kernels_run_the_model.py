@@ -52,7 +52,8 @@ def kernels_for(
     matrix: QuantizedMatrix, launcher: SimulatedLauncher, dtype: str = "bfloat16"
 ) -> QuantizedKernels:
     label, num_outputs = frozenset([matrix.format]), matrix.num_outputs
-    uses = QuantizedUses(label, label, label, num_outputs, num_outputs * matrix.num_inputs)
+    gates = label if matrix.in_turns else frozenset[str]()
+    uses = QuantizedUses(label, label, label, gates, num_outputs, num_outputs * matrix.num_inputs)
     made = QuantizedKernels(launcher, dtype, uses)
     launcher.prepare(made.variants)
     return made

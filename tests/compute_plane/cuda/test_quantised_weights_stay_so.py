@@ -23,6 +23,7 @@ from compute_plane.model.errors import ModelFileError
 from compute_plane.model.loader import LoadedModel, load_model
 from compute_plane.model.source import DEFAULT
 from compute_plane.model.tensor import RawTensor, TensorFormat, TensorSource
+from kernels.cuda.quantized_formats import GATE_TURN
 from kernels.cuda.quantized_layout import pack_rows, unpack_matrix
 from planes.errors import ConfigError
 from tests.compute_plane.cuda.test_cuda_plane_on_the_cpu import context
@@ -145,6 +146,36 @@ def test_a_joined_matrix_is_packed_as_its_rows_lie_in_the_file() -> None:
         np.repeat(n.astype(np.float32), 32, axis=1) for n in (parts.scales, parts.minima)
     )
     np.testing.assert_array_equal(parts.quants * scales + minima, values)
+
+
+def test_a_gate_lies_in_turns_with_what_it_gates() -> None:
+    formats = {"": TensorFormat.Q4_1}
+    source, plan = tiny_model(SPEC, formats).source, tiny_plan(SPEC, torch.float16, formats)
+    gate_up = plan.place(CPU).layers[0].feedforward.gate_up.gate_in_turns
+    assert gate_up is not None
+    assert plan.quantized.gates == {"Q4_1"}
+    gate, up = (
+        source.tensor(layout.layer_tensor(0, role)).rows() for role in (layout.GATE, layout.UP)
+    )
+    rows = np.concatenate(
+        [
+            part[first : first + GATE_TURN]
+            for first in range(0, SPEC.intermediate_size, GATE_TURN)
+            for part in (gate, up)
+        ]
+    )
+    packed = pack_rows("Q4_1", rows, SPEC.hidden_size)
+    np.testing.assert_array_equal(gate_up.packed.numpy(), packed)
+
+
+def test_a_gate_that_is_no_whole_turns_lies_before_what_it_gates() -> None:
+    spec = replace(SPEC, intermediate_size=104)
+    formats = {"gate_proj": TensorFormat.Q8_0, "up_proj": TensorFormat.Q8_0}
+    plan = tiny_plan(spec, torch.float16, formats)
+    gate_up = plan.place(CPU).layers[0].feedforward.gate_up
+    assert shapes(gate_up.parts) == [("Q8_0", 208, SPEC.hidden_size)]
+    assert gate_up.gate_in_turns is None
+    assert not plan.quantized.gates
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -209,7 +209,7 @@ def test_a_launch_that_fails_takes_nothing_from_the_step_under_way(monkeypatch: 
     tokens = expected[0].generate(expected[1], 1)
     first = executor.launch(driver.batch(rows))
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the device is ill")
 
     with monkeypatch.context() as patch:

@@ -163,7 +163,7 @@ def test_a_fault_of_the_device_that_outlives_a_step_is_a_lost_device(is_cut: boo
         executor.close()
 
 
-def fail(*_: object) -> None:
+def fail(*_: object, **__: object) -> None:
     raise RuntimeError("out of memory")
 
 

@@ -114,7 +114,7 @@ def with_much_asked(batch: ExecutionBatch) -> ExecutionBatch:
     )
 
 
-def fail(*_: object) -> None:
+def fail(*_: object, **__: object) -> None:
     raise RuntimeError("the device is ill")
 
 

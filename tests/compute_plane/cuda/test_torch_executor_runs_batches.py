@@ -160,7 +160,7 @@ def test_no_more_steps_are_under_way_than_there_are_buffers(
 def test_a_step_that_fails_leaves_its_buffers_to_the_next(
     executor: CudaExecutor, driver: BatchDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the device is ill")
 
     batch = driver.batch([DrivenSequence(prompt(1))])

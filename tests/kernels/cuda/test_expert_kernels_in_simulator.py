@@ -39,7 +39,7 @@ from tests.simt import Fault, OutOfBounds, Race
 
 MODULES = (add_experts, dense_matmul, quantized_matmul, route_experts, router_logits)
 QUANTISED = QuantizedMatmulVariant("Q4_1", "bfloat16", 8, of_experts=True)
-ZEROS = QuantizedMatmulVariant("Q8_Z", "float16", 16, of_experts=True)
+ZEROS = QuantizedMatmulVariant("Q8_Z", "float16", 16, of_experts=True, gates=True)
 GATED = DenseMatmulVariant("bfloat16", 8, "gated", of_experts=True)
 ROUNDED = DenseMatmulVariant("float16", 16, "rounded", of_experts=True)
 ROUTE = RouteExpertsVariant(40, 6, normalises=False)

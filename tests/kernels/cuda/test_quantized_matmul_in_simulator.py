@@ -27,6 +27,7 @@ PRECISION = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-16}  # of one 
         (QuantizedMatmulVariant("Q4_1", "float16", 32), 1),
         (QuantizedMatmulVariant("Q8_0", "bfloat16", 16, writes_float32=True), 0),
         (QuantizedMatmulVariant("Q4_Z_G128", "float16", 8), 1),
+        (QuantizedMatmulVariant("Q4_0", "bfloat16", 8, gates=True), 1),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -110,9 +111,10 @@ MINIMA = QuantizedMatmulVariant("Q4_1", "bfloat16", 16)
 BYTES = QuantizedMatmulVariant("Q8_0", "bfloat16", 16)
 ZEROS = QuantizedMatmulVariant("Q4_Z_G64", "bfloat16", 8)
 ZERO_BYTES = QuantizedMatmulVariant("Q8_Z", "float16", 8)
+GATES = QuantizedMatmulVariant("Q8_0", "bfloat16", 8, gates=True)
 SOURCES = {
     variant: Source(quantized_matmul_tensor, "make_quantized_matmul", variant)
-    for variant in (MINIMA, BYTES, ZEROS, ZERO_BYTES)
+    for variant in (MINIMA, BYTES, ZEROS, ZERO_BYTES, GATES)
 }
 
 
@@ -141,10 +143,10 @@ def test_there_is_one_barrier_and_it_can_not_be_left_out():
     ("old", "new"),
     [
         ("if tile < tiles_left:", "if True:"),
-        ("if panel * PANEL_ROWS >= num_outputs:", "if False:"),
+        ("if panel * panel_outputs >= num_outputs:", "if False:"),
         ("min(first_row + 8 * c + group, end_row - 1)", "first_row + 8 * c + group"),
         ("if row < end_row and output", "if output"),
-        ("row < end_row and output < num_outputs", "row < end_row"),
+        ("row < end_row and output < outputs_of_lane", "row < end_row"),
     ],
 )
 def test_what_lies_outside_an_array_is_not_touched_unnoticed(old, new):
@@ -205,7 +207,7 @@ def test_a_second_panel_in_the_place_of_the_first_is_noticed():
     case = draw_case(BYTES, 3, 40, 1, 1, alone=0)
 
     assert case.faults(simulate(case, kernels=SOURCES[BYTES].unbroken())) == []
-    assert is_noticed(case, SOURCES[BYTES].with_replaced("output += PANEL_ROWS", "pass"))
+    assert is_noticed(case, SOURCES[BYTES].with_replaced("output += panel_outputs", "pass"))
 
 
 TURNS = [
@@ -279,3 +281,27 @@ def is_noticed(case: Case, kernels: dict[str, Kernel]) -> bool:
 def test_a_product_the_kernel_is_not_written_for_is_refused_by_name(make, message):
     with pytest.raises(UnsupportedVariantError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("multiply_float32(silu(value), other)", "multiply_float32(value, other)"),
+        ("multiply_float32(silu(value), other)", "silu(value)"),
+        ("other += strand_sums[uint32(at + panel_outputs)]", "pass"),
+        ("other = strand_sums[uint32(at + panel_outputs)]", "other = strand_sums[uint32(at)]"),
+        ("outputs_of_lane = int64(0)", "pass"),
+        ("place, outputs_of_lane = lane % panel_outputs", "place, outputs_of_lane = lane"),
+        ("output += panel_outputs", "output += PANEL_ROWS"),
+        ("output = first_panel * panel_outputs", "output = first_panel * PANEL_ROWS"),
+    ],
+)
+def test_a_gate_that_is_not_that_of_its_output_is_noticed(old, new):
+    # Five panels, four of them in the first block; two strands.
+    case = draw_case(GATES, 3, 80, 2, 1, alone=0)
+    assert is_noticed(case, SOURCES[GATES].with_replaced(old, new))
+
+
+def test_the_unbroken_gate_is_right_on_several_panels():
+    case = draw_case(GATES, 3, 80, 2, 1, alone=0)
+    assert case.faults(simulate(case, kernels=SOURCES[GATES].unbroken())) == []

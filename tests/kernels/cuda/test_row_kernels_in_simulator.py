@@ -42,6 +42,7 @@ MODULES = (copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul)
         SiluMulVariant("bfloat16"),
         SiluMulVariant("float16"),
         SiluMulVariant("float32"),
+        SiluMulVariant("float16", in_turns=True),
     ],
     ids=lambda variant: variant.name,
 )
@@ -133,6 +134,10 @@ def test_a_broken_row_kernel_is_noticed(source, variant, old, new):
         (lambda: RopeWriteKvVariant("float16", 64, 16, "fp8"), "kv_dtype must be one of int8, fl"),
         (lambda: SiluMulVariant("float64"), "dtype must be one of float32"),
         (lambda: SiluMulVariant("bfloat16").grid(1, 12), "num_features must be a multiple of 8"),
+        (
+            lambda: SiluMulVariant("bfloat16", in_turns=True).grid(1, 24),
+            "num_features must be a multiple of 16",
+        ),
         (lambda: EmbeddingVariant("int4"), "dtype must be one of float32"),
         (lambda: EmbeddingVariant("float32").grid(1, 6), "hidden_size must be a multiple of 4"),
         (lambda: CopyBlocksVariant().grid(1, 6), "block_words must be a multiple of 4, got 6"),
