@@ -20,7 +20,7 @@ from bench.gpu.cases.block_pool import layer_strides
 from bench.gpu.decode_rivals import RIVALS, Rival
 from bench.gpu.device import Say, as_graph, current_stream, summary
 from kernels.cuda.attention_decode import DecodeVariant
-from kernels.cuda.attention_variant import LOG2_E
+from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.variant import Variant
 
@@ -194,7 +194,7 @@ class Problem:
         def visit_layers() -> None:
             stream = current_stream(self.device)
             for of_layer in strides:
-                decode.launch(grid, stream, *pointers, *constants, *of_layer)
+                decode.launch(grid, stream, *pointers, *constants, *of_layer, NO_WINDOW)
 
         return visit_layers
 

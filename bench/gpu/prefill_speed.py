@@ -22,7 +22,7 @@ from bench.gpu.device import Say, current_stream, summary
 from bench.gpu.prefill_rivals import RIVALS, Rival
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_tiles import plan_tiles
-from kernels.cuda.attention_variant import LOG2_E
+from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
 from kernels.cuda.launch import LoadedKernel
 
 Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
@@ -174,6 +174,7 @@ class Problem:
             self.query[0].numel(),
             self.tables.shape[1],
             *layer_strides(pool_shape, 0),
+            NO_WINDOW,
         )
 
     def pointers(self) -> tuple[int, ...]:

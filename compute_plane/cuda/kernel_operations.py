@@ -34,7 +34,7 @@ from compute_plane.errors import DeviceUnavailableError
 from kernels.cuda.attention_chunks import num_tickets
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
-from kernels.cuda.attention_variant import LOG2_E
+from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import UnsupportedVariantError
@@ -245,6 +245,7 @@ class KernelOperations:
             query.stride(0),
             block_tables.shape[1],
             *layer_strides(pool, layer),
+            NO_WINDOW,
         )
 
     def attention_prefill(
@@ -266,6 +267,7 @@ class KernelOperations:
             query.stride(0),
             rows.block_tables.shape[1],
             *layer_strides(pool, layer),
+            NO_WINDOW,
         )
 
     def silu_mul(self, out: Tensor, gate_up: Tensor, *, in_turns: bool = False) -> None:

@@ -20,6 +20,12 @@ last merges them in the same order by the same instructions (`attention_merge`).
 
 Between kinds of devices they agree as far as tensor cores and special functions do.
 
+With a *window* of W tokens a row of n has the tokens max(0, n - W) … n - 1 alone: its first tile is
+the one in which that begins, and the others are counted from there. So chunks follow from what is
+seen, and a row's bits from W besides; where W is not less than n they are those without a window.
+Nothing before the first tile is read, neither of tables nor of the pool; tokens of that tile that
+are before the window have scores of -∞ and weights of exactly 0, whatever they hold.
+
 Chunks of a row longer than 16384 tokens grow, so that there are never more than 64: the memory for
 their results and the time to merge them are bounded, and a graph captured for some number of rows
 serves whatever lengths come.
@@ -40,7 +46,7 @@ from functools import lru_cache
 
 from numba import cuda, float32, int32
 
-from kernels.cuda.variant import Scalar, Scalars
+from kernels.cuda.variant import DeviceFunction, Scalar, Scalars
 
 TILE_TOKENS = 16
 SHARERS = 4
@@ -67,11 +73,27 @@ def tiles_of_chunk(num_tiles: int) -> int:
 _device_tiles_of_chunk = cuda.jit(device=True, inline="always")(tiles_of_chunk)
 
 
-@cuda.jit(device=True, inline="always")
-def cut_row(seq_len: Scalar) -> Scalars:
-    """Return, in a kernel, how many tiles a row has and how many a chunk of it, both int32."""
-    num_tiles = int32((seq_len + TILE_TOKENS - 1) // TILE_TOKENS)
-    return num_tiles, int32(_device_tiles_of_chunk(num_tiles))
+def make_cut_row(*, has_window: bool) -> DeviceFunction:
+    """Return what cuts a row in a kernel: cut_row(seq_len, window).
+
+    It gives the first tile that is read, the one behind the last, and how many a chunk has, int32.
+    """
+
+    @cuda.jit(device=True, inline="always")
+    def cut_row(seq_len: Scalar, window: Scalar) -> Scalars:
+        first_tile = int32(max(seq_len - window, 0) // TILE_TOKENS) if has_window else int32(0)
+        end_tile = int32((seq_len + TILE_TOKENS - 1) // TILE_TOKENS)
+        return first_tile, end_tile, int32(_device_tiles_of_chunk(end_tile - first_tile))
+
+    return cut_row
+
+
+def most_tokens_read(longest: int, window: int | None) -> int:
+    """Return how many tokens of a row of up to `longest` are read, at most, as whole tiles go.
+
+    What holds for a row of so many tokens without a window holds for one with a window.
+    """
+    return longest if window is None else min(longest, window + TILE_TOKENS - 1)
 
 
 def num_chunks(num_tokens: int) -> int:

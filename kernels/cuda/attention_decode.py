@@ -2,6 +2,7 @@
 
     out[s, h] = Σ_t softmax_t(scale · query[s, h] · K[t]) · V[t],   t = 0 … seq_lens[s] - 1
 
+With a window of W tokens t begins at max(0, seq_lens[s] - W), and what lies before it is not read.
 Token t of row s lies in block `block_tables[s, t // B]` at slot t % B. The pool is
 [N blocks, L layers, K|V, G kv heads, B slots, D]; a kernel sees one layer of it through three
 numbers, all counted in elements:
@@ -22,6 +23,7 @@ what does the work:
     attention_decode_tensor     16-bit floats, tensor cores
     attention_decode_float32    float32, ordinary cores
     attention_decode_pool       how the former read a pool of 16 bits, or of 8
+    attention_decode_masks      how it leaves tokens out, behind the row and before a window
     attention_decode_layout     how its sums lie in lanes and warps
     attention_chunks            who computes which tokens, what a row's bits depend on, the plan
     attention_partials          how results of warps and chunks merge
@@ -72,7 +74,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kernels.cuda.attention_chunks import BYTES_FOR_BANDWIDTH, SHARERS, TILE_TOKENS, plan_splits
+from kernels.cuda.attention_chunks import (
+    BYTES_FOR_BANDWIDTH,
+    SHARERS,
+    TILE_TOKENS,
+    most_tokens_read,
+    plan_splits,
+)
 from kernels.cuda.attention_decode_float32 import (
     WARP_BYTES_IN_FLIGHT,
     float32_layout,
@@ -105,12 +113,14 @@ class DecodeVariant(AttentionVariant):
 
         out, query       [S, H, D]; rows of `query` are `query_stride` elements apart
         pool             as drawn above
-        block_tables     int32 [S, table_width], read up to the block of the row's last token
+        block_tables     int32 [S, table_width], read up to the block of the row's last token,
+                         from that on in which a window begins
         seq_lens         int32 [S]
         partials         float32, `num_partials` of them; not touched with one split
         tickets          int32, zeros, one for each unit of each row; not touched with one split
         scale_log2e      softmax scale · log2(e), so that powers of two do
         query_stride, table_width, block_stride, key_offset, value_offset
+        window           of a variant that has one: tokens that a query sees, at least 1
     """
 
     OPERATION: ClassVar[str] = "attention_decode"
@@ -138,9 +148,18 @@ class DecodeVariant(AttentionVariant):
         return Expectation(255, instructions, resident_blocks=2, begins_early=True)
 
     def plan(
-        self, num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int
+        self,
+        num_rows: int,
+        num_kv_heads: int,
+        longest: int,
+        num_multiprocessors: int,
+        window: int | None = None,
     ) -> DecodePlan:
-        """Return how to launch; the parameters are those of `plan_splits`."""
+        """Return how to launch, for rows of up to `longest` tokens of which `window` are seen.
+
+        The other parameters are those of `plan_splits`.
+        """
+        longest = most_tokens_read(longest, window)
         splits = self.plan_splits(num_rows, num_kv_heads, longest, num_multiprocessors)
         grid = self.grid(num_rows, num_kv_heads, splits)
         needed = self.num_partials(num_rows, num_kv_heads, longest) if splits > 1 else 0
@@ -149,7 +168,10 @@ class DecodeVariant(AttentionVariant):
     def plan_splits(
         self, num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int
     ) -> int:
-        """Return how many splits to launch with: `attention_chunks.plan_splits` of the units."""
+        """Return how many splits to launch with: `attention_chunks.plan_splits` of the units.
+
+        `longest`: as `attention_chunks.most_tokens_read` has it, and so below.
+        """
         units = num_kv_heads * self._layout.parts
         return plan_splits(num_rows, units, longest, num_multiprocessors, self.least_blocks)
 
@@ -178,9 +200,16 @@ class DecodeVariant(AttentionVariant):
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
         if self.is_float32:
-            return make_float32_decode(self.head_size, self.group, self.block_size)
+            return make_float32_decode(
+                self.head_size, self.group, self.block_size, has_window=self.has_window
+            )
         return make_tensor_decode(
-            self.dtype, self.head_size, self.group, self.block_size, self.kv_dtype
+            self.dtype,
+            self.head_size,
+            self.group,
+            self.block_size,
+            self.kv_dtype,
+            has_window=self.has_window,
         )
 
     @property
@@ -199,4 +228,7 @@ def variants(*, every: bool) -> list[DecodeVariant]:
         DecodeVariant("bfloat16", 128, 4, 16),
         DecodeVariant("float16", 96, 9, 32, "int8"),
         DecodeVariant("float32", 64, 12, 16),
+        DecodeVariant("bfloat16", 128, 4, 16, None, True),
+        DecodeVariant("float16", 64, 2, 32, "int8", True),
+        DecodeVariant("float32", 96, 3, 16, None, True),
     ]

@@ -21,7 +21,8 @@ fit a multiprocessor: up to 48 KB in flight, but none while a warp computes. The
 shuffles, five a score, beside four products: this kernel is for small models and for comparison,
 and has no tensor cores because those round float32 to 11 bits.
 
-Tokens past the row's end are not read: their keys and values are zeros, their scores -∞.
+Tokens past the row's end, or before its window, are not read: their keys and values are zeros,
+their scores -∞.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from functools import cache
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, cut_row
+from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, make_cut_row
 from kernels.cuda.attention_merge import make_merge_chunks
 from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
@@ -76,8 +77,11 @@ def float32_layout(group: int) -> PartialLayout:
     )
 
 
-def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable[..., None]:
+def make_float32_decode(
+    head_size: int, group: int, block_size: int, *, has_window: bool
+) -> Callable[..., None]:
     """Return the kernel for float32; parameters as of `DecodeVariant`."""
+    cut_row = make_cut_row(has_window=has_window)
     layout = float32_layout(group)
     functions = make_partial_functions(layout, "float32", head_size, group)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
@@ -112,6 +116,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
         block_stride: Scalar,
         key_offset: Scalar,
         value_offset: Scalar,
+        window: Scalar,
     ) -> None:
         """Attend with unit blockIdx.y, a part of a group, of row blockIdx.x; see DecodeVariant."""
         let_next_begin()
@@ -145,17 +150,17 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
         clear(total, total_peak, total_mass)
 
         seq_len = int32(seq_lens[row])
-        num_tiles, chunk_tiles = cut_row(seq_len)
+        first_tile, end_tile, chunk_tiles = cut_row(seq_len, window)
         chunk = split
-        while chunk * chunk_tiles < num_tiles:
+        while first_tile + chunk * chunk_tiles < end_tile:
             for h in range(heads):
                 peak[h] = NO_PEAK
                 mass[h] = float32(0)
                 for d in range(4):
                     sums[h, d] = float32(0)
 
-            end = int32(min(num_tiles, (chunk + 1) * chunk_tiles))
-            tile = int32(chunk * chunk_tiles + warp)
+            end = int32(min(end_tile, first_tile + (chunk + 1) * chunk_tiles))
+            tile = int32(first_tile + chunk * chunk_tiles + warp)
             while tile < end:
                 first_token = int32(tile * TILE_TOKENS)
                 block = int64(block_tables[row * table_width + first_token // block_size])
@@ -164,12 +169,16 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
                 # As many turns as hold a token of the row. That is not known to the compiler, which
                 # otherwise has the reads of all turns in registers at once.
                 num_tokens = int32(min(TILE_TOKENS, seq_len - first_token))
+                num_before = int32(seq_len - first_token - window)  # the window, if above zero
                 while num_tokens > 0:
-                    # Of the turn's tokens, this lane's own are valid up to here.
+                    # Of the turn's tokens, this lane's own are valid up to here, and from here on.
                     num_valid = int32(num_tokens - token_of_lane)
+                    first_valid = int32(num_before - token_of_lane)
                     # All reads first, so that they are under way together.
                     for t in range(READS_AT_ONCE):
                         wanted = has_dims and t * tokens_of_read < num_valid
+                        if has_window:
+                            wanted = wanted and t * tokens_of_read >= first_valid
                         element = place + t * tokens_of_read * head_size
                         load(keys, t, pool, key_offset + element, wanted)
                         load(values, t, pool, value_offset + element, wanted)
@@ -182,6 +191,8 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
                             for step in range(steps):
                                 score += cuda.shfl_xor_sync(FULL_WARP, score, 1 << step)
                             is_valid = t * tokens_of_read < num_valid
+                            if has_window:
+                                is_valid = is_valid and t * tokens_of_read >= first_valid
                             scores[t] = score if is_valid else MINUS_INFINITY
                             top = maximum(top, scores[t])
                         for step in range(halves):
@@ -197,6 +208,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
                             for d in range(4):
                                 sums[h, d] += weight * word_to_float32(values[t, d])
                     num_tokens = int32(num_tokens - tokens_of_turn)
+                    num_before = int32(num_before - tokens_of_turn)
                     place += tokens_of_turn * head_size
                 tile = int32(tile + SHARERS)
 
@@ -208,7 +220,7 @@ def make_float32_decode(head_size: int, group: int, block_size: int) -> Callable
             merge_warps(sums, peak, mass, total, total_peak, total_mass, partials, row, unit, chunk)
             chunk = int32(chunk + splits)
 
-        num_chunks = int32((num_tiles + chunk_tiles - 1) // chunk_tiles)
+        num_chunks = int32((end_tile - first_tile + chunk_tiles - 1) // chunk_tiles)
         if splits == 1 or merge_chunks(total, total_mass, partials, tickets, row, unit, num_chunks):
             write_out(out, total, total_mass, row, unit)
 

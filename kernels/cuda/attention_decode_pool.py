@@ -85,6 +85,7 @@ class DecodePool:
                                                         8 · quad_row
         load_scales(scales, pool, element)              of the token at `element` and 8 further
         clear_values(values, num_valid, quad)           zeros from token `num_valid` of the tile on
+        clear_first_values(values, num_before, quad)    zeros up to that token
         key_tile(keys, m), value_tile(values, m)        the operand A of product m
     """
 
@@ -104,6 +105,7 @@ class DecodePool:
     load_values: DeviceFunction
     load_scales: DeviceFunction
     clear_values: DeviceFunction
+    clear_first_values: DeviceFunction
     key_tile: DeviceFunction
     value_tile: DeviceFunction
 
@@ -166,13 +168,23 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> DecodePool:
         pass
 
     @cuda.jit(device=True, inline="always")
+    def clear_token(values: Local, j: Scalar) -> None:
+        for s in range(strips):
+            for word in range(4):
+                values[4 * s + j, word] = uint32(0)
+
+    @cuda.jit(device=True, inline="always")
     def clear_values(values: Local, num_valid: Scalar, quad: Scalar) -> None:
         if num_valid < TILE_TOKENS:
             for j in range(4):
                 if j // 2 * 8 + j % 2 >= num_valid - quad * 2:
-                    for s in range(strips):
-                        for word in range(4):
-                            values[4 * s + j, word] = uint32(0)
+                    clear_token(values, j)
+
+    @cuda.jit(device=True, inline="always")
+    def clear_first_values(values: Local, num_before: Scalar, quad: Scalar) -> None:
+        for j in range(4):
+            if j // 2 * 8 + j % 2 < num_before - quad * 2:
+                clear_token(values, j)
 
     @cuda.jit(device=True, inline="always")
     def key_tile(keys: Local, m: Scalar) -> tuple[Scalar, Scalar, Scalar, Scalar]:
@@ -207,6 +219,7 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> DecodePool:
         load_values=load_values_of,
         load_scales=load_scales,
         clear_values=clear_values,
+        clear_first_values=clear_first_values,
         key_tile=key_tile,
         value_tile=value_tile,
     )
@@ -255,7 +268,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
                 load_pair(keys, half * strips + s, pool, element)
 
     @cuda.jit(device=True, inline="always")
-    def clear_values(values: Local, num_valid: Scalar, quad: Scalar) -> None:
+    def clear_values(_values: Local, _end: Scalar, _quad: Scalar) -> None:
         pass  # their scales are 0
 
     @cuda.jit(device=True, inline="always")
@@ -293,6 +306,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
         load_values=load_values_of,
         load_scales=load_scales,
         clear_values=clear_values,
+        clear_first_values=clear_values,
         key_tile=key_tile,
         value_tile=value_tile,
     )

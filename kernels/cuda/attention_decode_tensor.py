@@ -46,8 +46,9 @@ and 2·i + 1 as rows 8 … 15, so its words are halves of two neighbouring token
 Head size 96 has one strip of 64 and one of 32, read by 8 bytes a lane: 4 dimensions, 2 tiles. The
 sums (C) are drawn in `attention_decode_layout`.
 
-Slots past the row's end hold anything, NaN included. Their scores are replaced by -∞; their weight
-is then 0, but 0 · NaN is NaN, so in the one tile where the row ends their values become zeros.
+Slots past the row's end hold anything, NaN included, and so may those before a window. In the one
+tile where the row ends, and the one where the window begins, they are left out
+(`attention_decode_masks`).
 
 What limits it (an argument; `make gpu` measures). The pool is read once, so memory should be the
 limit: 4.8 TB/s over 132 multiprocessors are 36 KB a microsecond each, which at 700 ns latency needs
@@ -70,13 +71,13 @@ tokens take half the time; placing bytes adds some 110 instructions to a tile at
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, cut_row
+from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, make_cut_row
 from kernels.cuda.attention_decode_layout import HEADS_OF_TILE, tensor_layout
+from kernels.cuda.attention_decode_masks import make_decode_masks
 from kernels.cuda.attention_decode_pool import make_decode_pool
 from kernels.cuda.attention_merge import make_merge_chunks
 from kernels.cuda.attention_partials import THREADS, make_partial_functions
@@ -90,16 +91,21 @@ from kernels.cuda.instructions.tiles import MULTIPLY_TILES, transpose_tile
 from kernels.cuda.lanes import lane_and_warp
 from kernels.cuda.variant import Pointer, Scalar
 
-MINUS_INFINITY = float32(-math.inf)
-
 
 def make_tensor_decode(
-    dtype: str, head_size: int, group: int, block_size: int, kv_dtype: str | None = None
+    dtype: str,
+    head_size: int,
+    group: int,
+    block_size: int,
+    kv_dtype: str | None = None,
+    *,
+    has_window: bool,
 ) -> Callable[..., None]:
     """Return the kernel for 16-bit floats; parameters as of `DecodeVariant`."""
+    cut_row = make_cut_row(has_window=has_window)
     pool_ = make_decode_pool(dtype, kv_dtype, head_size, block_size)
     load_query, load_keys, load_values = pool_.load_query, pool_.load_keys, pool_.load_values
-    clear_values, key_tile, value_tile = pool_.clear_values, pool_.key_tile, pool_.value_tile
+    key_tile, value_tile = pool_.key_tile, pool_.value_tile
     has_scales, has_offsets = pool_.has_scales, pool_.has_offsets
     load_scales, first_scale = pool_.load_scales, pool_.first_scale
     head_elements, key_dims = pool_.head_elements, pool_.key_dims
@@ -111,6 +117,8 @@ def make_tensor_decode(
     multiply_keys, multiply_values = MULTIPLY_TILES[dtype], MULTIPLY_TILES[pool_.value_dtype]
     pack = PAIR_CONVERSIONS[pool_.value_dtype].pack
     head_tiles = layout.slots
+    masks = make_decode_masks(pool_, head_tiles)
+    hide_from, hide_before = masks.hide_from, masks.hide_before
     minus_offset = (MINUS_OFFSET, MINUS_OFFSET, MINUS_OFFSET, MINUS_OFFSET)
     states, total_shape = 2 * head_tiles, layout.entries * THREADS  # heads that a lane has peaks of
     products = head_size // 16  # tiles of dimensions
@@ -143,6 +151,7 @@ def make_tensor_decode(
         block_stride: Scalar,
         key_offset: Scalar,
         value_offset: Scalar,
+        window: Scalar,
     ) -> None:
         """Attend with the group of kv head blockIdx.y of row blockIdx.x; see DecodeVariant."""
         let_next_begin()
@@ -198,7 +207,7 @@ def make_tensor_decode(
         # the wait for that tile's keys: where it is asked for right before it is needed, the reads
         # start only when the lookup has come back.
         seq_len = int32(seq_lens[row])
-        num_tiles, chunk_tiles = cut_row(seq_len)
+        first_tile, end_tile, chunk_tiles = cut_row(seq_len, window)
         table = int32(row * table_width)
         stride = int32(block_stride)
         of_head = kv_head * head_elements
@@ -206,10 +215,10 @@ def make_tensor_decode(
         first_value = kept(value_offset + of_head + quad * 2 * head_size + quad_row * 8)
         key_scale = kept(key_offset + of_head + first_scale + 4 * quad_row)
         value_scale = kept(value_offset + of_head + first_scale + 4 * quad_row)
-        next_tile = int32(split * chunk_tiles + warp)
-        next_end = int32((split + 1) * chunk_tiles)
+        next_tile = int32(first_tile + split * chunk_tiles + warp)
+        next_end = int32(first_tile + (split + 1) * chunk_tiles)
         block = int32(0)
-        if next_tile < num_tiles:
+        if next_tile < end_tile:
             block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
             slot = next_tile * TILE_TOKENS % block_size
             element = multiply_add_wide(block, stride, first_key) + slot * head_size
@@ -220,11 +229,11 @@ def make_tensor_decode(
             element = multiply_add_wide(block, stride, value_scale) + slot * 4
             load_scales(value_scales, pool, element)
             next_tile, next_end = following(next_tile, next_end, splits, chunk_tiles)
-            if next_tile < num_tiles:
+            if next_tile < end_tile:
                 block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
 
         chunk = split
-        while chunk * chunk_tiles < num_tiles:
+        while first_tile + chunk * chunk_tiles < end_tile:
             for j in range(states):
                 peak[j] = NO_PEAK
                 mass[j] = float32(0)
@@ -234,10 +243,10 @@ def make_tensor_decode(
             for n in range(head_tiles):
                 for c in range(4):
                     offsets[n, c] = float32(0)
-            end = int32(min(num_tiles, (chunk + 1) * chunk_tiles))
-            tile = int32(chunk * chunk_tiles + warp)
+            end = int32(min(end_tile, first_tile + (chunk + 1) * chunk_tiles))
+            tile = int32(first_tile + chunk * chunk_tiles + warp)
             while tile < end:
-                has_next = next_tile < num_tiles
+                has_next = next_tile < end_tile
 
                 # scores = K · Qᵀ
                 for n in range(head_tiles):
@@ -262,15 +271,12 @@ def make_tensor_decode(
                 # Online softmax of each head over the tile's 16 tokens.
                 num_valid = int32(seq_len - tile * TILE_TOKENS)
                 if num_valid < TILE_TOKENS:
-                    valid_of_lane = int32(num_valid - quad_row)
-                    for half in range(2):
-                        if valid_of_lane <= int32(8 * half):
-                            key_factors[half] = float32(1)
-                            value_factors[half] = float32(0)
-                            for n in range(head_tiles):
-                                scores[n, 2 * half] = MINUS_INFINITY
-                                scores[n, 2 * half + 1] = MINUS_INFINITY
-                    clear_values(values, num_valid, quad)
+                    hide_from(scores, key_factors, value_factors, values, num_valid, quad_row, quad)
+                num_before = int32(num_valid - window)
+                if has_window and num_before > 0:
+                    hide_before(
+                        scores, key_factors, value_factors, values, num_before, quad_row, quad
+                    )
                 rises = False
                 for n in range(head_tiles):
                     for i in range(4):
@@ -327,7 +333,7 @@ def make_tensor_decode(
                     element = multiply_add_wide(block, stride, value_scale) + slot * 4
                     load_scales(value_scales, pool, element)
                     next_tile, next_end = following(next_tile, next_end, splits, chunk_tiles)
-                    if next_tile < num_tiles:
+                    if next_tile < end_tile:
                         block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
                 tile = int32(tile + SHARERS)
 
@@ -343,7 +349,7 @@ def make_tensor_decode(
                 sums, peak, mass, total, total_peak, total_mass, partials, row, kv_head, chunk
             )
             chunk = int32(chunk + splits)
-        num_chunks = int32((num_tiles + chunk_tiles - 1) // chunk_tiles)
+        num_chunks = int32((end_tile - first_tile + chunk_tiles - 1) // chunk_tiles)
         if splits == 1 or merge_chunks(
             total, total_mass, partials, tickets, row, kv_head, num_chunks
         ):

@@ -10,12 +10,16 @@ another request with the same prefix or this very step wrote them:
               query tokens                            ▓▓▓▓▓▓▓▓▓▓▓▓     query_len = 12
     flat      query, out [T, H, D]     … row s-1 │ cu_query_lens[s] … │ row s+1 …
 
+With a window of W tokens k begins at max(0, position - W + 1), and what lies before the windows of
+all query tokens is not read.
+
 The pool is drawn in `attention_decode`; a kernel sees one layer of it through `block_stride`,
 `key_offset` and `value_offset`. This file is the face; what does the work:
 
     attention_prefill_tensor     16-bit floats, tensor cores
     attention_prefill_float32    float32, ordinary cores
     attention_prefill_pool       how the latter read a pool of 16 bits, or of 8
+    attention_prefill_window     which keys both read and see
     attention_tiles              which block of threads takes which tokens: the plan
 
 The pool may have eight bits a number (`kv_dtype`; drawn in `quantized_kv`): then it is bytes, and
@@ -38,8 +42,9 @@ size, nor on how the prompt was cut into chunks: keys are taken in groups that b
 first token, each query is masked by its own position, and a group that is masked altogether adds
 exact zeros. (A last bit could differ only where a sum is -0.) One exception: 0 · NaN is NaN, so
 a NaN or infinity among the values *of the row itself* may reach queries of the same row that stand
-before it. Slots past a row's end, blocks of others and the table behind a row's last block may hold
-anything.
+before it, or that it is out of the window of. Slots past a row's end and before the window of its
+first query token, blocks of others and the table behind a row's last block or before that window
+may hold anything.
 
 Rows of a few query tokens leave most of a tile empty, and a long row of them is not split over
 blocks of threads: single tokens are for `attention_decode`, which does both.
@@ -74,13 +79,16 @@ class PrefillVariant(AttentionVariant):
         out             [T, H, D], dense; only rows of query tokens are written
         query           [T, H, D], tokens `query_stride` elements apart
         pool            [N, L, K|V, G, B, D]
-        block_tables    int32 [S, table_width], read up to the block of the row's last token
+        block_tables    int32 [S, table_width], read up to the block of the row's last token; what
+                        stands before that in which the first query token's window begins is of
+                        no account
         seq_lens        int32 [S]
         cu_query_lens   int32 [S + 1]: row s has the tokens cu_query_lens[s] to …[s + 1] - 1
         tile_rows       int32 [tiles], see `attention_tiles`; -1: nothing to do
         tile_tokens     int32 [tiles]: the first query token of the tile, counted in its row
         scale_log2e     softmax scale · log2(e), so that powers of two do; above zero
         query_stride, table_width, block_stride, key_offset, value_offset
+        window          of a variant that has one: tokens that a query sees, at least 1
     """
 
     OPERATION: ClassVar[str] = "attention_prefill"
@@ -117,9 +125,16 @@ class PrefillVariant(AttentionVariant):
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
         if self.is_float32:
-            return float32_kernel.make_float32_prefill(self.head_size, self.group, self.block_size)
+            return float32_kernel.make_float32_prefill(
+                self.head_size, self.group, self.block_size, has_window=self.has_window
+            )
         return tensor_kernel.make_tensor_prefill(
-            self.dtype, self.head_size, self.group, self.block_size, self.kv_dtype
+            self.dtype,
+            self.head_size,
+            self.group,
+            self.block_size,
+            self.kv_dtype,
+            has_window=self.has_window,
         )
 
 
@@ -133,4 +148,7 @@ def variants(*, every: bool) -> list[PrefillVariant]:
         PrefillVariant("float16", 96, 1, 32, "float8"),
         PrefillVariant("float32", 128, 8, 32),
         PrefillVariant("bfloat16", 128, 4, 16, "int8"),
+        PrefillVariant("bfloat16", 128, 4, 16, None, True),
+        PrefillVariant("float16", 64, 2, 32, "float8", True),
+        PrefillVariant("float32", 64, 3, 16, None, True),
     ]

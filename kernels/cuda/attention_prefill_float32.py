@@ -16,7 +16,8 @@ Keys and values have one buffer each. The copies of one run while the other is c
                      W B         W B         W B
 
 Each barrier says two things: what was copied is there for everybody, and everybody has left the
-buffer that the next copies overwrite. Tokens past the row's end arrive as zeros and are not read.
+buffer that the next copies overwrite. Tokens past the row's end, or before all windows of the tile,
+arrive as zeros and are not read.
 
 Vectors of 16 bytes trade places within a row of keys, v at v ^ (r % 8) in row r, so that eight
 lanes that read the same vector of eight keys hit different eighths of 128 bytes.
@@ -29,11 +30,11 @@ exact, for tests and small models.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
+from kernels.cuda.attention_prefill_window import MINUS_INFINITY, make_prefill_window
 from kernels.cuda.attention_tiles import find_tile, keys_seen
 from kernels.cuda.instructions.async_copies import commit_copies, copy_async, wait_for_copies
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
@@ -47,10 +48,10 @@ WARP_ROWS = 4
 TILE_ROWS = WARPS * WARP_ROWS
 TILE_KEYS = 32  # the lanes of a warp
 
-MINUS_INFINITY = float32(-math.inf)
 
-
-def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callable[..., None]:
+def make_float32_prefill(
+    head_size: int, group: int, block_size: int, *, has_window: bool
+) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     most_tokens = TILE_ROWS // group  # of a tile
     vectors = head_size // 4  # of a token's row
@@ -61,6 +62,9 @@ def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callabl
     block_shift = block_size.bit_length() - 1
     query_vectors = TILE_ROWS * vectors
     weight_elements = TILE_ROWS * TILE_KEYS
+    window_ = make_prefill_window(TILE_KEYS, has_window=has_window)
+    first_seen_of, is_read, sees = window_.first_seen, window_.is_read, window_.sees
+    is_hidden, no_peak = window_.is_hidden, window_.no_peak
 
     @cuda.jit(device=True, inline="always")
     def start_copies(
@@ -71,6 +75,7 @@ def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callabl
         first_entry: int,
         block_stride: int,
         offset: int,
+        first_seen: int,
         seq_len: int,
         first_key: int,
     ) -> None:
@@ -85,7 +90,8 @@ def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callabl
             source = int64(block_tables[entry]) * block_stride + offset + slot
             place = vector ^ (key & 7) if is_swizzled else vector
             element = int32(key * head_size + 4 * place)
-            copy_async(target, element, pool, source, token < seq_len)
+            is_wanted = token < seq_len and is_read(token, first_seen)
+            copy_async(target, element, pool, source, is_wanted)
         commit_copies()
 
     def attention_prefill(
@@ -103,6 +109,7 @@ def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callabl
         block_stride: Scalar,
         key_offset: Scalar,
         value_offset: Scalar,
+        window: Scalar,
     ) -> None:
         """Attend with kv head blockIdx.x for tile blockIdx.y; arguments as in PrefillVariant."""
         row = int64(tile_rows[cuda.blockIdx.y])
@@ -117,7 +124,9 @@ def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callabl
         )
         num_tiles = int32((context + end_token - 1) // TILE_KEYS + 1)
         first_place = int32(first_token * group + warp * WARP_ROWS)
-        _, visible_keys = keys_seen(first_place, WARP_ROWS, group, context, end_token)
+        first_position, visible_keys = keys_seen(first_place, WARP_ROWS, group, context, end_token)
+        first_seen = first_seen_of(context, first_token, window)
+        first_tile = int32(first_seen // TILE_KEYS)
 
         queries = cuda.shared.array(query_elements, float32, alignment=16)
         keys = cuda.shared.array(tile_elements, float32, alignment=16)
@@ -129,7 +138,7 @@ def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callabl
         peak = cuda.local.array(WARP_ROWS, float32)
         mass = cuda.local.array(WARP_ROWS, float32)  # of the lane's keys
         for r in range(WARP_ROWS):
-            peak[r] = MINUS_INFINITY
+            peak[r] = no_peak
             mass[r] = float32(0)
             for i in range(dims):
                 sums[r, i] = float32(0)
@@ -145,19 +154,22 @@ def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callabl
         key_offset += head_offset
         value_offset += head_offset
         start_copies(
-            keys, True, pool, block_tables, first_entry, block_stride, key_offset, seq_len, 0
-        )
+            keys, True, pool, block_tables, first_entry, block_stride, key_offset, first_seen,
+            seq_len, first_tile * TILE_KEYS,
+        )  # fmt: skip
 
         warp_weights = int32(warp * (WARP_ROWS * TILE_KEYS))
-        for t in range(num_tiles):
+        # Two, for the compiler makes something else of one that is not from 0 on, if it were 0.
+        tiles = range(first_tile, num_tiles) if has_window else range(num_tiles)
+        for t in tiles:
             wait_for_copies()
             cuda.syncthreads()
             first_key = int32(t * TILE_KEYS)
             start_copies(
                 values, False, pool, block_tables, first_entry, block_stride, value_offset,
-                seq_len, first_key,
+                first_seen, seq_len, first_key,
             )  # fmt: skip
-            if first_key < visible_keys:
+            if sees(first_key, first_position, visible_keys, window):
                 for r in range(WARP_ROWS):
                     scores[r] = float32(0)
                 for vector in range(vectors):
@@ -173,7 +185,7 @@ def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callabl
                 for r in range(WARP_ROWS):
                     place = first_place + r
                     score = scores[r] * scale_log2e
-                    if first_key + lane > context + place // group:
+                    if is_hidden(first_key + lane, context + place // group, window):
                         score = MINUS_INFINITY
                     top = maximum(peak[r], score)
                     for bit in range(5):
@@ -191,9 +203,9 @@ def make_float32_prefill(head_size: int, group: int, block_size: int) -> Callabl
             if t + 1 < num_tiles:
                 start_copies(
                     keys, True, pool, block_tables, first_entry, block_stride, key_offset,
-                    seq_len, int32(first_key + TILE_KEYS),
+                    first_seen, seq_len, int32(first_key + TILE_KEYS),
                 )  # fmt: skip
-            if first_key < visible_keys:
+            if sees(first_key, first_position, visible_keys, window):
                 for first in range(0, TILE_KEYS, 4):
                     for r in range(WARP_ROWS):
                         load_vector(words, 0, weights, warp_weights + r * TILE_KEYS + first)

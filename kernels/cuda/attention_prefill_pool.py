@@ -92,7 +92,7 @@ class PrefillPool:
         key_place(lane), value_place(lane)            where the lane's row of the first read lies,
                                                       in the keys and in the values of a stage
         copy_scales(tiles, element, pool, block_tables, first_entry, block_stride, key_offset,
-                    value_offset, kv_head, first_key, last_key)
+                    value_offset, kv_head, first_key, first_seen, last_key)
                                                       start copying a tile's scales to `element` on
         add_keys(scores, words, left, tiles, place, step)
                                                       scores += queries of 16 dimensions · keys
@@ -121,12 +121,15 @@ class PrefillPool:
 
 
 def make_prefill_pool(
-    dtype: str, kv_dtype: str | None, head_size: int, block_size: int
+    dtype: str, kv_dtype: str | None, head_size: int, block_size: int, is_read: DeviceFunction
 ) -> PrefillPool:
-    """Return the functions for a pool of `kv_dtype`, or of the model's own dtype."""
+    """Return the functions for a pool of `kv_dtype`, or of the model's own dtype.
+
+    `is_read`: as of `PrefillWindow`.
+    """
     if kv_dtype is None:
         return _make_16_bits(dtype, head_size, block_size)
-    return _make_8_bits(dtype, kv_dtype, head_size, block_size)
+    return _make_8_bits(dtype, kv_dtype, head_size, block_size, is_read)
 
 
 def _make_column(flips: int) -> DeviceFunction:
@@ -236,7 +239,9 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> PrefillPool:
     )
 
 
-def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> PrefillPool:
+def _make_8_bits(
+    dtype: str, kv_dtype: str, head_size: int, block_size: int, is_read: DeviceFunction
+) -> PrefillPool:
     shift, mask = SWIZZLES_8_BITS[head_size]
     column = _make_column({64: 4, 96: 2, 128: 8}[head_size])
     steps, keys = head_size // 16, TILE_KEYS[head_size]
@@ -261,7 +266,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
     def copy_scales(
         tiles: Pointer, element: Scalar, pool: Pointer, block_tables: Pointer, first_entry: Scalar,
         block_stride: Scalar, key_offset: Scalar, value_offset: Scalar, kv_head: Scalar,
-        first_key: Scalar, last_key: Scalar,
+        first_key: Scalar, first_seen: Scalar, last_key: Scalar,
     ) -> None:  # fmt: skip
         number = int32(cuda.threadIdx.x)  # first those of the keys, then those of the values
         if number < 2 * keys:
@@ -270,7 +275,8 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
             place = int32(kv_head * head_elements + first_scale + 4 * (key % block_size))
             source = int64(block_tables[entry]) * block_stride + place
             source += key_offset if number < keys else value_offset
-            copy_word_async(tiles, element + 4 * number, pool, source, key <= last_key)
+            is_wanted = key <= last_key and is_read(key, first_seen)
+            copy_word_async(tiles, element + 4 * number, pool, source, is_wanted)
 
     @cuda.jit(device=True, inline="always")
     def add_keys(

@@ -22,7 +22,8 @@ values of a tile each; copies run one tile ahead of the arithmetic:
                           stage the next copies, started right behind, will overwrite
 
 One barrier a tile is enough. Keys past the row's end arrive as zeros and are not read: a score is
-masked anyway, but a value of NaN would make NaN of a weight of zero.
+masked anyway, but a value of NaN would make NaN of a weight of zero. So do keys before the window
+of the tile's first token, where the loop begins.
 
 *A tile.* scores = Q · Kᵀ, weights = 2^(scale · scores - peak), sums += weights · V. A fragment of
 scores, packed, is a fragment of weights (see `instructions.tiles`), so nothing passes through
@@ -31,7 +32,8 @@ what the values are weighted with, rounded as it is, needs no shuffles, and spar
 which float32 weights would wait for being added. The peak follows the largest score only once that
 is ahead by 8, since any peak serves that keeps powers of two in range: then the sums have to be
 rescaled at the first tile and hardly ever again. A warp leaves out tiles of keys behind its last
-token; only those that reach past its first are masked.
+token, or before its first one's window; only those that reach past the first, or before the window
+of the last, are masked.
 
 *Shared memory*, and how tiles come from there, is the affair of `attention_prefill_pool`.
 
@@ -64,12 +66,12 @@ for longer contexts, and decode.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.attention_prefill_pool import TILE_KEYS, make_prefill_pool, sum_columns
+from kernels.cuda.attention_prefill_window import MINUS_INFINITY, make_prefill_window
 from kernels.cuda.attention_tiles import find_tile, keys_seen
 from kernels.cuda.attention_variant import SLACK
 from kernels.cuda.instructions.async_copies import commit_copies, copy_async, wait_for_copies
@@ -95,14 +97,23 @@ TILE_ROWS = WARPS * WARP_ROWS
 PARKED_STEPS, PARKED_STEPS_8_BITS = {64: 0, 96: 0, 128: 4}, {64: 0, 96: 0, 128: 7}
 
 ONE_TWICE = {"bfloat16": 0x3F80_3F80, "float16": 0x3C00_3C00}
-MINUS_INFINITY = float32(-math.inf)
 
 
 def make_tensor_prefill(
-    dtype: str, head_size: int, group: int, block_size: int, kv_dtype: str | None = None
+    dtype: str,
+    head_size: int,
+    group: int,
+    block_size: int,
+    kv_dtype: str | None = None,
+    *,
+    has_window: bool,
 ) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
-    pool_ = make_prefill_pool(dtype, kv_dtype, head_size, block_size)
+    keys = TILE_KEYS[head_size]
+    window_ = make_prefill_window(keys, has_window=has_window)
+    first_seen_of, is_read, sees = window_.first_seen, window_.is_read, window_.sees
+    is_cut, is_hidden, no_peak = window_.is_cut, window_.is_hidden, window_.no_peak
+    pool_ = make_prefill_pool(dtype, kv_dtype, head_size, block_size, is_read)
     query_words, store_row = pool_.query_words, pool_.store_row
     key_place_of, value_place_of = pool_.key_place, pool_.value_place
     copy_scales, add_keys, add_values = pool_.copy_scales, pool_.add_keys, pool_.add_values
@@ -115,7 +126,6 @@ def make_tensor_prefill(
     resident = steps - parked
     columns = sum_columns(head_size)
     mass = columns - 1
-    keys = TILE_KEYS[head_size]
     key_tiles = keys // 8
     half_stage = keys * head_size  # elements: first the keys, then the values
     vectors = head_size // vector_elements  # of a token's row
@@ -148,6 +158,7 @@ def make_tensor_prefill(
         block_stride: Scalar,
         key_offset: Scalar,
         value_offset: Scalar,
+        window: Scalar,
     ) -> None:
         """Attend with kv head blockIdx.x for tile blockIdx.y; arguments as in PrefillVariant."""
         tile = cuda.blockIdx.y
@@ -187,7 +198,7 @@ def make_tensor_prefill(
                 both = query_words(query, elements[r] + 16 * step, lane & 3)
                 for half in range(2):
                     queries[r // 2 * resident + step, 2 * half + r % 2] = both[half]
-            peak[r] = MINUS_INFINITY
+            peak[r] = no_peak
         for m in range(2):
             for step in range(parked):
                 for i in range(2):
@@ -214,8 +225,10 @@ def make_tensor_prefill(
         first_entry = int32(row * table_width)
         last_key = int32(seq_len - 1)
         num_tiles = int32((context + end_token - 1) // keys + 1)
+        first_seen = first_seen_of(context, first_token, window)
 
-        for t in range(int32(-1), num_tiles):  # one step early, to start the first copies
+        # One step early, to start the first copies.
+        for t in range(int32(first_seen // keys - 1), num_tiles):
             wait_for_copies()
             cuda.syncthreads()
             next_tile = int32(t + 1)
@@ -227,7 +240,7 @@ def make_tensor_prefill(
                         entry = int32(first_entry + (min(key, last_key) >> block_shift))
                         base = int64(block_tables[entry]) * block_stride + copy_source
                         source = base + first % block_size * head_size
-                        is_wanted = key <= last_key
+                        is_wanted = key <= last_key and is_read(key, first_seen)
                         element = target + first * head_size
                         copy_async(tiles, element, pool, source + key_offset, is_wanted)
                         element += half_stage
@@ -236,11 +249,11 @@ def make_tensor_prefill(
                     copy_scales(
                         tiles, int64((next_tile & 1) * stage + 2 * half_stage), pool, block_tables,
                         first_entry, block_stride, key_offset, value_offset, kv_head,
-                        int32(next_tile * keys), last_key,
+                        int32(next_tile * keys), first_seen, last_key,
                     )  # fmt: skip
                 commit_copies()
             first_key = int32(t * keys)
-            if t >= 0 and first_key < visible_keys:
+            if t >= 0 and sees(first_key, first_position, visible_keys, window):
                 # scores[2 tiles of rows, keys / 8] = Q · Kᵀ
                 base = int32((t & 1) * stage)
                 for n in range(score_fragments):
@@ -265,14 +278,14 @@ def make_tensor_prefill(
                             for r in range(4):
                                 scores[r // 2 * key_tiles + n, r % 2 * 2 + i] *= scale
 
-                if int32(first_key + keys - 1) > first_position:
+                if is_cut(first_key, first_position, visible_keys, window):
                     row_place = tile_tokens[tile] * group + warp * WARP_ROWS + (lane >> 2)
                     for r in range(4):
                         position = context + int32(row_place + 8 * r) // group
                         reach = int32(position - first_key - 2 * (lane & 3))
                         for n in range(key_tiles):
                             for i in range(2):
-                                if 8 * n + i > reach:
+                                if is_hidden(8 * n + i, reach, window):
                                     fragment = r // 2 * key_tiles + n
                                     scores[fragment, r % 2 * 2 + i] = MINUS_INFINITY
 

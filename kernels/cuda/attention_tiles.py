@@ -10,9 +10,9 @@ tiles:
     row 3   ████████ ████████
 
 The tile with the most keys to read comes first and the shortest last, so that no long one is left
-running alone at the end. Entries of row -1 do nothing: the list may be longer than the tiles are
-many, so that a graph captured for one length serves every batch that fits. No bit of the output
-depends on the list's order.
+running alone at the end. (By all keys before it: layers with a window share the list.) Entries of
+row -1 do nothing: the list may be longer than the tiles are many, so that a graph captured for one
+length serves every batch that fits. No bit of the output depends on the list's order.
 """
 
 from __future__ import annotations

@@ -22,9 +22,11 @@ LOG2_E = math.log2(math.e)
 # most 2⁸ above what they would be with the true peak, which a float16 holds.
 SLACK = float32(8)
 
-# scale_log2e, query_stride, table_width, block_stride, key_offset, value_offset: the softmax's
-# scale · log2(e), so that powers of two do, and where things lie, counted in elements.
-PLACES = ("float32", *5 * ("int64",))
+# scale_log2e, query_stride, table_width, block_stride, key_offset, value_offset, window: the
+# softmax's scale · log2(e), so that powers of two do; where things lie, counted in elements; how
+# many tokens are seen.
+PLACES = ("float32", *5 * ("int64",), "int32")
+NO_WINDOW = 0  # what kernels without windows are given for one
 
 
 def require_supported(dtype: str, head_size: int, group: int) -> None:
@@ -42,6 +44,9 @@ class AttentionVariant:
     16-bit floats only. `head_size` D; `group` query heads per kv head; `block_size` B. Raises
     UnsupportedVariantError for what the kernels are not written for.
 
+    `has_window`: a token sees the last `window` tokens up to itself, and what lies before is not
+    read; `window`, an argument of the launch, is at least 1. Other kernels do not look at it.
+
     Every tensor begins at a multiple of 16 bytes, and so does every row of `query`. The pool may be
     as large as a device's memory, and so may `query` and `out`; S · table_width and the elements of
     a block stay below 2³¹.
@@ -54,6 +59,7 @@ class AttentionVariant:
     group: int
     block_size: int
     kv_dtype: str | None = None
+    has_window: bool = False
 
     def __post_init__(self) -> None:
         require_supported(self.dtype, self.head_size, self.group)
@@ -64,7 +70,8 @@ class AttentionVariant:
     def name(self) -> str:
         """Entry point of the machine code."""
         shape = f"d{self.head_size}_g{self.group}_b{self.block_size}"
-        return f"{self.OPERATION}_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}"
+        window = "_window" if self.has_window else ""
+        return f"{self.OPERATION}_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}{window}"
 
     @property
     def is_float32(self) -> bool:
@@ -81,10 +88,11 @@ class AttentionVariant:
         return (element, element, pool_pointer(self.dtype, self.kv_dtype), "int32*", "int32*")
 
 
-def every_shape() -> list[tuple[str, int, int, int, str | None]]:
+def every_shape() -> list[tuple[str, int, int, int, str | None, bool]]:
     """Return the parameters of every variant there is, in the order of the fields."""
     return [
-        (dtype, head_size, group, block_size, kv_dtype)
+        (dtype, head_size, group, block_size, kv_dtype, has_window)
+        for has_window in (False, True)
         for dtype, kv_dtype in POOL_DTYPES
         for head_size in HEAD_SIZES
         for group in range(1, MAX_GROUP + 1)

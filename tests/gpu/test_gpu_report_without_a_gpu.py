@@ -82,7 +82,7 @@ class SimulatedKernel:
 
     CTYPES: ClassVar = {
         "float32*": ctypes.c_float, "int32*": ctypes.c_int32, "float32": np.float32,
-        "int64": np.int64,
+        "int32": np.int32, "int64": np.int64,
     }  # fmt: skip
 
     def __init__(self, variant, sizes: dict[int, int]) -> None:

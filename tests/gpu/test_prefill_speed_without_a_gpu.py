@@ -18,7 +18,7 @@ from tests.simt import launch
 SHAPE = PrefillShape(2, 2, 3, PrefillVariant("float32", 64, 2, 16), num_kv_heads=1)
 
 CTYPES = {"float32*": ctypes.c_float, "int32*": ctypes.c_int32}
-SCALARS = {"float32": np.float32, "int64": np.int64}
+SCALARS = {"float32": np.float32, "int32": np.int32, "int64": np.int64}
 
 
 class SimulatedKernel:

@@ -8,10 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
-from bench.gpu.cases.block_pool import LAYER, BlockPool, draw_pool, with_raised_keys
-from kernels.cuda.attention_chunks import MIN_CHUNK_TILES, TILE_TOKENS
+from bench.gpu.cases.block_pool import (
+    LAYER,
+    BlockPool,
+    before_hidden,
+    draw_pool,
+    with_raised_keys,
+)
+from kernels.cuda.attention_chunks import MIN_CHUNK_TILES, TILE_TOKENS, most_tokens_read
 from kernels.cuda.attention_decode import DecodeVariant
-from kernels.cuda.attention_variant import LOG2_E
+from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
 from kernels.reference.paged_attention import paged_attention
 
 CHUNK_TOKENS = MIN_CHUNK_TILES * TILE_TOKENS  # of rows as short as these
@@ -21,15 +27,26 @@ def draw_cases(variant: DecodeVariant, seed: int) -> list[Case]:
     """Return the case with the lengths where mistakes live, unsplit, and one of split rows.
 
     Part of the first is its longest row, of three chunks, alone and split in three. The second has
-    rows of all chunks, one, none, and fewer than blocks.
+    rows of all chunks, one, none, and fewer than blocks. Where there is a window, rows have three
+    chunks still; another case has windows that end within a block, and one of one token.
     """
     size = variant.block_size
     # One token, block edges, padding, chunks.
     lengths = (size, 2 * size + 3, 1, 0, size - 1, size + 1, 2, 2 * CHUNK_TOKENS + 5 * size + 5)
     of_split = (2 * CHUNK_TOKENS + 1, CHUNK_TOKENS, 0, 3)
+    if not variant.has_window:
+        return [
+            draw_case(variant, lengths, seed=seed, alone=len(lengths) - 1, splits_alone=3),
+            draw_case(variant, of_split, seed=seed, alone=0, splits=2),
+        ]
+    longest, of_short = 2 * CHUNK_TOKENS + 9, (size + 3, 1, 0, 3 * size, 5 * size + 7)
     return [
-        draw_case(variant, lengths, seed=seed, alone=len(lengths) - 1, splits_alone=3),
-        draw_case(variant, of_split, seed=seed, alone=0, splits=2),
+        draw_case(
+            variant, lengths, seed=seed, window=longest, alone=len(lengths) - 1, splits_alone=3
+        ),
+        draw_case(variant, of_split, seed=seed, window=CHUNK_TOKENS + 1, alone=0, splits=2),
+        draw_case(variant, of_short, seed=seed, window=size - 5, alone=3, splits_alone=2),
+        draw_case(variant, of_short, seed=seed, window=1),
     ]
 
 
@@ -42,8 +59,9 @@ def draw_case(
     splits: int = 1,
     alone: int | None = None,
     splits_alone: int = 1,
+    window: int | None = None,
 ) -> Case:
-    """Draw a case; row `alone`, if given, is its part.
+    """Draw a case; row `alone`, if given, is its part. `window`: of a variant that has one.
 
     `query` is [S, H + 1, D], of which the kernel is given the first H heads of each row, so that
     rows do not follow each other densely. `out` is [S, H, D].
@@ -58,7 +76,7 @@ def draw_case(
     num_heads = num_kv_heads * variant.group
     query = rng.standard_normal((len(seq_lens), num_heads + 1, variant.head_size))
     stored_query = to_stored(variant.dtype, query)
-    case = make_case(variant, stored_query, pool, splits=splits)
+    case = make_case(variant, stored_query, pool, splits=splits, window=window)
     if alone is None:
         return case
     row = slice(alone, alone + 1)
@@ -67,21 +85,34 @@ def draw_case(
         stored_query[row],
         dataclasses.replace(pool, tables=pool.tables[row], seq_lens=pool.seq_lens[row]),
         splits=splits_alone,
+        window=window,
     )
     return dataclasses.replace(case, part=(part, lambda outputs: {"out": outputs["out"][row]}))
 
 
-def make_case(variant: DecodeVariant, query: Array, pool: BlockPool, *, splits: int = 1) -> Case:
+def make_case(
+    variant: DecodeVariant,
+    query: Array,
+    pool: BlockPool,
+    *,
+    splits: int = 1,
+    window: int | None = None,
+) -> Case:
     """Return the case of some queries and rows: one launch.
 
-    Split, `tickets` must hold zeros again.
+    Split, `tickets` must hold zeros again. Where there is a window, all before it is hidden.
     """
+    if window is not None:
+        pool = before_hidden(pool, np.maximum(pool.seq_lens - window, 0).tolist())
     num_rows, num_heads = query.shape[0], query.shape[1] - 1
     num_kv_heads = num_heads // variant.group
     scale = variant.head_size**-0.5
-    scalars = (scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides)
+    scalars = (
+        scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides,
+        NO_WINDOW if window is None else window,
+    )  # fmt: skip
     out_shape = (num_rows, num_heads, variant.head_size)
-    longest, is_split = int(pool.seq_lens.max()), splits > 1
+    longest, is_split = most_tokens_read(int(pool.seq_lens.max()), window), splits > 1
     num_partials = variant.num_partials(num_rows, num_kv_heads, longest) if is_split else 0
     grid = variant.grid(num_rows, num_kv_heads, splits)
     tickets = np.zeros(grid[0] * grid[1] if is_split else 0, np.int32)
@@ -105,7 +136,9 @@ def make_case(variant: DecodeVariant, query: Array, pool: BlockPool, *, splits: 
         {
             "out": Expected(
                 variant.dtype,
-                attend_exactly(to_float64(variant.dtype, query)[:, :num_heads], pool, scale),
+                attend_exactly(
+                    to_float64(variant.dtype, query)[:, :num_heads], pool, scale, window
+                ),
                 TOLERANCES[variant.dtype],
             ),
             **({"tickets": Expected("int32", np.zeros_like(tickets), 0.0)} if is_split else {}),
@@ -114,7 +147,7 @@ def make_case(variant: DecodeVariant, query: Array, pool: BlockPool, *, splits: 
     )
 
 
-def attend_exactly(query: Array, pool: BlockPool, scale: float) -> Array:
+def attend_exactly(query: Array, pool: BlockPool, scale: float, window: int | None = None) -> Array:
     """Return the specification's answer for queries [S, H, D] in float64; zeros for empty rows."""
     rows = np.flatnonzero(pool.seq_lens).astype(np.int32)
     out = np.zeros_like(query)
@@ -122,7 +155,7 @@ def attend_exactly(query: Array, pool: BlockPool, scale: float) -> Array:
     num_kv_heads = pool.pool.shape[3]
     paged_attention(
         query[rows], pool.exact, LAYER, pool.tables, rows, pool.seq_lens[rows] - 1, scale,
-        0, len(rows) * num_kv_heads, attended,
+        0, len(rows) * num_kv_heads, attended, window,
     )  # fmt: skip
     out[rows] = attended
     return out

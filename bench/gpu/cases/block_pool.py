@@ -3,7 +3,7 @@
 Rows have different lengths, maybe none (padding); their blocks lie scattered, and the first two
 rows share their first block if both fill it. Slots past a row's end, blocks nobody owns and the
 other layer hold NaN (in a pool of eight bits their scales do); block ids far outside the pool stand
-behind the end of each table.
+behind the end of each table. With windows, so it is before the first token that anybody sees.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.gpu.case import Array, to_float64, to_stored
+from bench.gpu.case import Array, poison, to_float64, to_stored
 from kernels.cuda.quantized_kv import decode_heads, encode_heads
 
 NO_BLOCK = 2**30  # an id no pool has
@@ -106,6 +106,26 @@ def draw_pool(
         codes[...] = np.where(np.isnan(values), unknown, codes)
     lengths = np.array(seq_lens, np.int32)
     return BlockPool(dtype, pool, tables, lengths, head_size, kv_dtype)
+
+
+def before_hidden(pool: BlockPool, firsts: Sequence[int]) -> BlockPool:
+    """Return the pool as hostile before the first tokens that rows see as behind their ends.
+
+    `firsts`: of each row, the first token that is seen; its length, if none is.
+    """
+    block_size = pool.exact.shape[4]
+    tables, is_seen = pool.tables.copy(), np.zeros((len(pool.pool), block_size), np.bool_)
+    for row, (first, end) in enumerate(zip(firsts, pool.seq_lens, strict=True)):
+        tokens = np.arange(first, end)
+        is_seen[pool.tables[row, tokens // block_size], tokens % block_size] = True
+        tables[row, : first // block_size] = NO_BLOCK
+    stored = pool.pool.copy()
+    if pool.kv_dtype is None:
+        stored.swapaxes(1, 4)[~is_seen] = poison(pool.dtype, ())
+    else:  # any bytes, and no number for a scale
+        scales = stored[..., block_size * pool.head_size :].view(np.float32)
+        scales.swapaxes(1, 4)[~is_seen] = np.nan
+    return dataclasses.replace(pool, pool=stored, tables=tables)
 
 
 def with_raised_keys(pool: BlockPool) -> BlockPool:

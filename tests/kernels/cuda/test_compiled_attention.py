@@ -19,13 +19,22 @@ from tests.ptx.launcher import read_program
 from tests.ptx.loops import instructions_for_a_product, loop_of, machine_loop, traffic_of
 
 PREFILL, DECODE = PrefillVariant("bfloat16", 64, 3, 16), DecodeVariant("bfloat16", 64, 3, 16)
+WINDOWS = [  # kernels with windows, of all kinds that read a pool in ways of their own
+    PrefillVariant("bfloat16", 64, 3, 16, None, True),
+    DecodeVariant("bfloat16", 64, 3, 16, None, True),
+    *(
+        pytest.param(kind(dtype, 64, 3, 32, kv_dtype, True), marks=pytest.mark.slow)
+        for kind in (PrefillVariant, DecodeVariant)
+        for dtype, kv_dtype in (("float32", None), ("float16", "int8"), ("bfloat16", "float8"))
+    ),
+]
 
 # Of HMMA m16n8k16 a scheduler starts one in 8 cycles or more, 13 at 250 TFLOP/s: so many
 # instructions may go with one, itself included.
 MOST_FOR_A_PRODUCT = 13
 
 
-@pytest.mark.parametrize("variant", [DECODE, PREFILL], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", [DECODE, PREFILL, *WINDOWS], ids=lambda variant: variant.name)
 def test_compiled_attention_gives_what_the_specification_says(variant):
     for case in draw_cases(variant):
         outputs = run_compiled(case)
@@ -193,7 +202,7 @@ def test_reads_that_begin_within_a_sector_are_counted():
     (one,) = case.launches
     meter = Meter()
     arguments = [case.arrays[x].copy() if isinstance(x, str) else x for x in one.arguments]
-    arguments[-2] += 8  # the keys' offset, by 16 bytes
+    arguments[-3] += 8  # the keys' offset, by 16 bytes
 
     launch(text_of(DECODE), one.grid, arguments, written=(0, 5), meter=meter)
 

@@ -12,6 +12,7 @@ from kernels.cuda import (
     attention_chunks,
     attention_decode,
     attention_decode_float32,
+    attention_decode_masks,
     attention_decode_pool,
     attention_decode_tensor,
     attention_merge,
@@ -29,18 +30,23 @@ FLOAT32_HALF = DecodeVariant("float32", 64, 2, 16)
 INT8 = DecodeVariant("bfloat16", 64, 3, 16, "int8")
 FLOAT8 = DecodeVariant("float16", 96, 1, 16, "float8")
 TWO_SLOTS = DecodeVariant("bfloat16", 64, 16, 32, "int8")
+WINDOW = DecodeVariant("bfloat16", 64, 3, 16, None, True)
+WINDOW_INT8 = DecodeVariant("bfloat16", 64, 3, 16, "int8", True)
+WINDOW_FLOAT32 = DecodeVariant("float32", 64, 2, 16, None, True)
 
 # Where the warp's first tile is looked up, and where the one after the next.
-FIRST_TILE = "if next_tile < num_tiles:\n            block"
-LATER_TILE = "if next_tile < num_tiles:\n" + 24 * " "
+FIRST_TILE = "if next_tile < end_tile:\n            block"
+LATER_TILE = "if next_tile < end_tile:\n" + 24 * " "
 
 # What follows lines of the loop where the next tile is read.
 IF, LOAD = "\n" + 16 * " " + "if", "\n" + 20 * " " + "load"
 
 # A factory → the module it is in, and those that call it.
 FACTORIES: dict[str, tuple[ModuleType, ...]] = {
+    "make_cut_row": (attention_chunks, attention_decode_tensor, attention_decode_float32),
     "make_tensor_decode": (attention_decode_tensor, attention_decode),
     "make_float32_decode": (attention_decode_float32, attention_decode),
+    "make_decode_masks": (attention_decode_masks, attention_decode_tensor),
     "_make_load_values": (attention_decode_pool, attention_decode_pool),
     "_make_16_bits": (attention_decode_pool, attention_decode_pool),
     "_make_8_bits": (attention_decode_pool, attention_decode_pool),
@@ -195,15 +201,15 @@ BREAKAGES = [
     (TENSOR, 69, 2, "make_merge_chunks", "peak[slot] = top", "pass"),
 ]  # fmt: skip
 MORE_BREAKAGES = [
-    (TENSOR, 3, 1, "make_tensor_decode", "scores[n, 2 * half] = MINUS_INFINITY", "pass"),
+    (TENSOR, 3, 1, "make_decode_masks", "scores[n, 2 * half] = MINUS_INFINITY", "pass"),
     (TENSOR, 20, 1, "make_partial_functions", "mass[j] * peak[j]", "mass[j]"),
-    (INT8, 3, 1, "make_tensor_decode", "value_factors[half] = float32(0)", "pass"),
+    (INT8, 3, 1, "make_decode_masks", "value_factors[half] = float32(0)", "pass"),
     (FLOAT8, 16, 1, "_make_load_values", "narrower = 4 *", "narrower = 8 *"),
-    (TENSOR, 3, 1, "make_tensor_decode", "scores[n, 2 * half + 1] = MINUS_INFINITY", "pass"),
+    (TENSOR, 3, 1, "make_decode_masks", "scores[n, 2 * half + 1] = MINUS_INFINITY", "pass"),
     (TENSOR, 16, 1, "make_tensor_decode", "a, (weights[n, 0], w", "a, (weights[n, 1], w"),
     (TENSOR, 69, 1, "make_tensor_decode", "(splits - 1) * chunk", "splits * chunk"),
     (NARROW_STRIP, 16, 1, "_make_load_values", "narrower = 4 *", "narrower = 8 *"),
-    (INT8, 3, 1, "make_tensor_decode", "key_factors[half] = float32(1)", "pass"),
+    (INT8, 3, 1, "make_decode_masks", "key_factors[half] = float32(1)", "pass"),
     (INT8, 16, 1, "make_tensor_decode", "unit * key_scales[half]", "unit * key_scales[0]"),
     (INT8, 16, 1, "make_tensor_decode", "high *= value_factors[half]", "pass"),
     (INT8, 16, 1, "make_tensor_decode", "scores[n, i] = starts[n, i]", "scores[n, i] = 0"),
@@ -248,6 +254,81 @@ def test_broken_arithmetic_gives_a_wrong_answer(
     case = draw_case(variant, (tokens,), num_kv_heads=1, splits=splits)
 
     assert case.errors(simulate(case))["out"] > 2 * case.expected["out"].tolerance
+
+
+# Variant, tokens, window, splits, factory, old, new.
+WINDOW_BREAKAGES = [
+    (WINDOW, 40, 20, 1, "make_tensor_decode", "num_valid - window", "num_valid - window - 1"),
+    (WINDOW, 40, 20, 1, "make_decode_masks", "> int32(8 * half)", ">= int32(8 * half)"),
+    (
+        WINDOW,
+        40,
+        20,
+        1,
+        "make_decode_masks",
+        "clear_first_values(values, num_before, quad)",
+        "pass",
+    ),
+    (WINDOW_INT8, 40, 20, 1, "make_decode_masks", "value_factors[half] = float32(0)", "pass"),
+    (WINDOW_FLOAT32, 40, 20, 1, "make_float32_decode", "wanted = wanted and", "_ ="),
+    (WINDOW_FLOAT32, 40, 20, 1, "make_float32_decode", "is_valid = is_valid and", "_ ="),
+]
+MORE_WINDOW_BREAKAGES = [
+    (WINDOW, 40, 20, 1, "_make_16_bits", "num_before - quad * 2", "num_before - quad"),
+    (WINDOW, 40, 20, 1, "make_decode_masks", "num_before - quad_row", "num_before - quad"),
+    (WINDOW, 150, 100, 1, "make_tensor_decode", "end_tile, first_tile + (c", "end_tile, (c"),
+    (WINDOW_FLOAT32, 40, 20, 1, "make_float32_decode", "num_before - tokens_of_turn", "num_before"),
+    (WINDOW_FLOAT32, 41, 20, 1, "make_float32_decode", "num_before - token_of_lane", "num_before"),
+    (
+        WINDOW_FLOAT32,
+        150,
+        100,
+        1,
+        "make_float32_decode",
+        "end_tile, first_tile + (c",
+        "end_tile, (c",
+    ),
+]
+
+
+def test_every_breakage_of_a_window_is_of_a_piece_of_the_source():
+    for *_, factory, old, _ in [*WINDOW_BREAKAGES, *MORE_WINDOW_BREAKAGES]:
+        text = inspect.getsource(getattr(FACTORIES[factory][0], factory))
+        assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {factory}"
+
+
+@pytest.mark.parametrize(
+    ("variant", "tokens", "window", "splits", "factory", "old", "new"),
+    [
+        *WINDOW_BREAKAGES,
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_WINDOW_BREAKAGES),
+    ],
+)
+def test_a_window_that_is_cut_wrongly_gives_a_wrong_answer(
+    variant, tokens, window, splits, factory, old, new, break_source
+):
+    case = draw_case(variant, (tokens,), num_kv_heads=1, splits=splits, window=window)
+    assert case.faults(simulate(case)) == []
+
+    break_source(factory, old, new)
+
+    assert case.errors(simulate(case))["out"] > 2 * case.expected["out"].tolerance
+
+
+@pytest.mark.parametrize(
+    ("factory", "old", "new"),
+    [
+        ("make_cut_row", "seq_len - window", "seq_len - window - TILE_TOKENS"),
+        ("make_cut_row", "seq_len - window", "0"),
+        # More chunks to merge than there are.
+        ("make_tensor_decode", "end_tile - first_tile +", "end_tile +"),
+    ],
+)
+def test_what_lies_before_a_window_is_out_of_bounds(factory, old, new, break_source):
+    break_source(factory, old, new)
+
+    with pytest.raises(OutOfBounds):
+        simulate(draw_case(WINDOW, (150,), num_kv_heads=1, splits=2, window=100))
 
 
 @pytest.mark.parametrize(

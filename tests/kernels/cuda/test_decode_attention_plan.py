@@ -9,6 +9,8 @@ from kernels.cuda.attention_chunks import (
     LEAST_GAIN,
     MAX_CHUNKS,
     SHARERS,
+    TILE_TOKENS,
+    most_tokens_read,
     num_chunks,
     num_tickets,
     plan_splits,
@@ -133,6 +135,27 @@ def test_partials_have_room_for_as_many_chunks_as_a_row_up_to_the_longest_can_ha
         needed = max(num_chunks(length) for length in range(1, min(longest, 20_000) + 1))
         assert variant.num_partials(1, 1, longest) == needed * of_one
     assert variant.num_partials(32, 8, 8192) * 4 == 32 * 8 * 32 * 6 * 128 * 4  # 25 MB
+
+
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 256, 257, 4096, 20_000])
+def test_a_row_with_a_window_has_no_more_chunks_than_are_planned_for(window):
+    for length in (1, 16, 255, 256, 257, 4096, 5000, 20_001, 40_000):
+        first_tile, end_tile = max(length - window, 0) // TILE_TOKENS, -(-length // TILE_TOKENS)
+        chunks = num_chunks((end_tile - first_tile) * TILE_TOKENS)
+        assert chunks <= num_chunks(most_tokens_read(length, window)) <= MAX_CHUNKS
+    assert most_tokens_read(window, window) == window
+
+
+def test_rows_are_planned_by_their_window_not_by_their_length():
+    variant = DecodeVariant("bfloat16", 64, 4, 16, None, True)
+
+    plan = variant.plan(1, 8, 32768, H200, 1024)
+
+    read = 1024 + TILE_TOKENS - 1
+    assert plan == variant.plan(1, 8, read, H200) == variant.plan(1, 8, 131072, H200, 1024)
+    assert plan.grid[2] == variant.plan_splits(1, 8, read, H200) > 1
+    assert plan.num_partials == variant.num_partials(1, 8, read)
+    assert variant.plan(1, 8, 600, H200, 1024) == variant.plan(1, 8, 600, H200)
 
 
 @pytest.mark.parametrize("num_multiprocessors", [1, 68, H200])

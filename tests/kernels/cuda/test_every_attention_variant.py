@@ -10,7 +10,7 @@ from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.attention_variant import BLOCK_SIZES, DTYPES, HEAD_SIZES, MAX_GROUP
 from kernels.cuda.errors import UnsupportedVariantError
-from kernels.cuda.quantized_kv import QUANTIZED_DTYPES
+from kernels.cuda.quantized_kv import POOL_DTYPES, QUANTIZED_DTYPES
 from tests.kernels.cuda.simulation import simulate
 
 
@@ -19,19 +19,21 @@ def short_chunks(monkeypatch):
     monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 4)
 
 
-def draw_decode(variant):
+def draw_decode(variant, window=None):
     """A row of two chunks, an empty one, one that ends within a block."""
-    lengths = (65, 0, variant.block_size - 1)
+    lengths = (65 if window is None else 40 + 64, 0, variant.block_size - 1)
     splits = 1 + variant.group % 3
     return attention_decode.draw_case(
-        variant, lengths, num_kv_heads=1, seed=variant.group, splits=splits
+        variant, lengths, num_kv_heads=1, seed=variant.group, splits=splits, window=window
     )
 
 
-def draw_prefill(variant):
+def draw_prefill(variant, window=None):
     """A row over two tiles and more, one without queries, two tokens over three tiles of keys."""
     rows = ((variant.tile_tokens + 1, variant.tile_tokens + 40), (0, 20), (2, 69))
-    return attention_prefill.draw_case(variant, rows, num_kv_heads=1, seed=variant.group)
+    return attention_prefill.draw_case(
+        variant, rows, num_kv_heads=1, seed=variant.group, window=window
+    )
 
 
 DRAWERS = [
@@ -61,6 +63,20 @@ def test_every_group_equals_the_specification_in_eight_bits(kind, draw, kv_dtype
     # The model's dtype and the block size take turns.
     dtype = ("bfloat16", "float16")[(group + head_size // 32) % 2]
     case = draw(kind(dtype, head_size, group, BLOCK_SIZES[group // 2 % 2], kv_dtype))
+
+    assert case.faults(simulate(case, seed=group)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "draw"), DRAWERS)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), POOL_DTYPES)
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+@pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
+def test_every_group_equals_the_specification_with_a_window(
+    kind, draw, dtype, kv_dtype, head_size, group
+):
+    block_size = BLOCK_SIZES[(group + head_size // 32) % 2]
+    case = draw(kind(dtype, head_size, group, block_size, kv_dtype, True), window=37 + group)
 
     assert case.faults(simulate(case, seed=group)) == []
 

@@ -14,7 +14,7 @@ from kernels.cuda.errors import DriverError
 from kernels.cuda.launch import LoadedKernel
 
 VARIANT = DecodeVariant("bfloat16", 64, 3, 16)
-ARGUMENTS = (16, 32, 48, 64, 80, 96, 112, 0.5, 192, 8, 4096, 0, 1024)
+ARGUMENTS = (16, 32, 48, 64, 80, 96, 112, 0.5, 192, 8, 4096, 0, 1024, 0)
 
 
 class Status(IntEnum):
@@ -68,7 +68,7 @@ class RecordingDriver:
 
 def packed(parameters):
     """The arguments that a launch passes."""
-    types = (*[ctypes.c_void_p] * 7, ctypes.c_float, *[ctypes.c_int64] * 5)
+    types = (*[ctypes.c_void_p] * 7, ctypes.c_float, *[ctypes.c_int64] * 5, ctypes.c_int32)
     addresses = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
     return [kind.from_address(addresses[i]).value for i, kind in enumerate(types)]
 
@@ -132,7 +132,7 @@ def test_an_empty_grid_launches_nothing():
 def test_a_missing_argument_is_refused_before_the_driver_sees_it():
     kernel = LoadedKernel(VARIANT, b"image", driver=RecordingDriver())
 
-    with pytest.raises(TypeError, match="takes 13 arguments, got 12"):
+    with pytest.raises(TypeError, match="takes 14 arguments, got 13"):
         kernel.launch(VARIANT.grid(1, 1), 0, *ARGUMENTS[:-1])
 
 

@@ -35,7 +35,7 @@ FAR = 2**32 + 2**12  # neither 32 bits with a sign nor without hold a multiple o
 LARGEST_BLOCK = 2**31 - 2**12  # its stride is 32 bits with a sign, where the third begins is not
 
 # Where the scalars stand among the arguments, from the end.
-BLOCK_STRIDE, QUERY_STRIDE = -3, -5
+BLOCK_STRIDE, QUERY_STRIDE = -4, -6
 WRITTEN_BLOCK_STRIDE = -7  # of `rope_write_kv`
 
 
@@ -68,13 +68,15 @@ def faults(case: Case, run) -> list[str]:
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"), [("bfloat16", None), ("bfloat16", "int8"), ("float32", None)]
 )
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("kind", [DecodeVariant, PrefillVariant])
-def test_attention_finds_blocks_and_queries(kind, dtype, kv_dtype, run):
-    variant = kind(dtype, 64, 2, 16, kv_dtype)
+def test_attention_finds_blocks_and_queries(kind, window, dtype, kv_dtype, run):
+    variant = kind(dtype, 64, 2, 16, kv_dtype, window is not None)
     if kind is DecodeVariant:
-        case = attention_decode.draw_case(variant, (18, 3), num_kv_heads=1)
+        case = attention_decode.draw_case(variant, (18, 3), num_kv_heads=1, window=window)
     else:
-        case = attention_prefill.draw_case(variant, ((2, 18), (1, 3)), num_kv_heads=1)
+        rows = ((2, 18), (1, 3))
+        case = attention_prefill.draw_case(variant, rows, num_kv_heads=1, window=window)
 
     case = spread(spread(case, "pool", BLOCK_STRIDE, LARGEST_BLOCK), "query", QUERY_STRIDE)
     assert case.arrays["block_tables"].max() > 2

@@ -11,6 +11,7 @@ from kernels.cuda import (
     attention_prefill_float32,
     attention_prefill_pool,
     attention_prefill_tensor,
+    attention_prefill_window,
 )
 from kernels.cuda.attention_prefill import PrefillVariant
 from tests.kernels.cuda.simulation import SYNCHRONISATION, simulate
@@ -22,10 +23,14 @@ NARROW = PrefillVariant("float16", 96, 2, 16)
 FLOAT32 = PrefillVariant("float32", 64, 2, 16)
 INT8 = PrefillVariant("bfloat16", 64, 2, 16, "int8")
 INT8_NARROW = PrefillVariant("float16", 96, 2, 16, "int8")
+WINDOW = PrefillVariant("bfloat16", 128, 2, 16, None, True)
+WINDOW_INT8 = PrefillVariant("bfloat16", 128, 2, 16, "int8", True)
+WINDOW_FLOAT32 = PrefillVariant("float32", 64, 2, 16, None, True)
 
 MODULES = {
     "make_tensor_prefill": attention_prefill_tensor,
     "make_float32_prefill": attention_prefill_float32,
+    "make_prefill_window": attention_prefill_window,
     "_make_column": attention_prefill_pool,
     "_make_multiply_both": attention_prefill_pool,
     "_make_value_place": attention_prefill_pool,
@@ -34,11 +39,15 @@ MODULES = {
 }
 
 
+KERNELS = (attention_prefill_tensor, attention_prefill_float32)
+"""Modules that have some of the factories under names of their own."""
+
+
 def factories_of(variant) -> list[str]:
     """Return the factories that a kernel's source is of, the kernel's own first."""
     if variant.dtype == "float32":
-        return ["make_float32_prefill"]
-    shared = ["_make_column", "_make_multiply_both", "_make_value_place"]
+        return ["make_float32_prefill", "make_prefill_window"]
+    shared = ["make_prefill_window", "_make_column", "_make_multiply_both", "_make_value_place"]
     return ["make_tensor_prefill", *shared, "_make_8_bits" if variant.kv_dtype else "_make_16_bits"]
 
 
@@ -54,7 +63,9 @@ def remake(monkeypatch):
         module = MODULES[factory]
         names = dict(vars(module))
         exec(compile(text, inspect.getfile(module), "exec"), names)
-        monkeypatch.setattr(module, factory, names[factory])
+        for user in (module, *KERNELS):
+            if hasattr(user, factory):
+                monkeypatch.setattr(user, factory, names[factory])
 
     return from_text
 
@@ -158,7 +169,7 @@ def test_an_index_outside_an_array_is_out_of_bounds(variant, old, new, break_sou
 
 
 def test_a_product_that_some_lanes_skip_is_a_fault(break_source):
-    break_source(BFLOAT16, "first_key < visible_keys:", "first_key < visible_keys and lane > 0:")
+    break_source(BFLOAT16, "t >= 0 and sees(", "lane > 0 and t >= 0 and sees(")
 
     with pytest.raises(Divergence):
         simulate(draw_case(BFLOAT16, ((1, 5),), num_kv_heads=1))
@@ -167,26 +178,26 @@ def test_a_product_that_some_lanes_skip_is_a_fault(break_source):
 BREAKAGES = [
     # Values behind the row's end are NaN.
     (BFLOAT16, "is_wanted = key <= last_key", "is_wanted = True"),
-    (BFLOAT16, "> reach:", "> reach + 1:"),
+    (BFLOAT16, "key > position", "key > position + 1"),
     (BFLOAT16, "columns * 2 + i // 2]", "columns * 2]"),
     (PARKED, "m * parked + step - resident", "m * parked"),
     # The scale of a value behind the row's end is NaN.
-    (INT8, "source, key <= last_key", "source, True"),
+    (INT8, "pool, source, is_wanted", "pool, source, True"),
     (INT8, "% 2 * 2 + i] *= scale", "% 2 * 2 + i] *= float32(1)"),
     (INT8, "scores[n, j + 1] * high", "scores[n, j + 1] * low"),
-    (FLOAT32, "token < seq_len)", "True)"),
-    (FLOAT32, "first_key + lane > context", "first_key + lane > 1 + context"),
+    (FLOAT32, "token < seq_len", "True"),
+    (FLOAT32, "key > position", "key > position + 1"),
 ]
 MORE_BREAKAGES = [
     (BFLOAT16, "multiply(sums, m * stride + n, a, first)", "multiply(sums, n, a, first)"),
     (PARKED, "step // flips * flips * 16", "0"),
-    (BFLOAT16, "- 1) > first_position:", "- 1) > first_position + keys:"),
+    (BFLOAT16, "- 1) > first_position", "- 1) > first_position + keys"),
     (BFLOAT16, "rises |= shrink[r] != float32(1)", "rises |= t == 0"),
     (BFLOAT16, "swizzled = vector ^ (", "swizzled = vector + 0 * ("),
     (BFLOAT16, "(lane >> 3 & 1) ^ (", "(lane >> 4) ^ ("),
     (BFLOAT16, "lane & 15) * head_size", "lane & 7) * head_size"),
     (BFLOAT16, "source + value_offset", "source + key_offset"),
-    (BFLOAT16, "first_key < visible_keys", "first_key + keys < visible_keys"),
+    (BFLOAT16, "visible_keys\n\n    @cuda", "visible_keys - keys\n\n    @cuda"),
     (BFLOAT16, "top, 1 << bit", "top, 2 << bit"),
     (BFLOAT16, "a, ones)", "a, (ones[0], uint32(0)))"),
     (PARKED, "first % block_size * head_size", "0"),
@@ -206,7 +217,11 @@ MORE_BREAKAGES = [
     (FLOAT32, "mass[r] * shrink + weight", "mass[r] + weight"),
     (FLOAT32, "sums[r, i] *= shrink", "pass"),
     (FLOAT32, "top, 1 << bit", "top, 1"),
-    (FLOAT32, "visible_keys:\n                for first", "32:\n                for first"),
+    (
+        FLOAT32,
+        "visible_keys, window):\n                for first",
+        "32, window):\n                for first",
+    ),
 ]
 
 
@@ -219,3 +234,65 @@ def test_broken_arithmetic_gives_a_wrong_answer(variant, old, new, break_source)
     case = small_case(variant)
 
     assert case.errors(simulate(case))["out"] > 2 * case.expected["out"].tolerance
+
+
+def window_case(variant):
+    """A row whose first tokens alone see the first tile of keys, and none its first keys."""
+    row, window = ((8, 100), 34) if variant.is_float32 else ((20, 60), 20)
+    return draw_case(variant, (row,), num_kv_heads=1, window=window)
+
+
+WINDOW_BREAKAGES = [
+    (WINDOW, "key <= int32(position - window)", "key < int32(position - window)"),
+    (WINDOW, "or first_key < int32(visible_keys - window)", ""),
+    (WINDOW, "NO_PEAK if has_window else MINUS_INFINITY", "MINUS_INFINITY"),
+    (WINDOW, "key >= first if", "key >= first - 1 if"),
+    (WINDOW_FLOAT32, "key <= int32(position - window)", "key <= int32(position - window) + 1"),
+]
+MORE_WINDOW_BREAKAGES = [
+    (WINDOW, "int32(first_position - window) + 1", "int32(first_position - window) + 40"),
+    (WINDOW_INT8, "key >= first if", "key >= first - 1 if"),
+    (WINDOW_INT8, "NO_PEAK if has_window else MINUS_INFINITY", "MINUS_INFINITY"),
+    (WINDOW_FLOAT32, "key >= first if", "key >= first - 1 if"),
+    (WINDOW_FLOAT32, "NO_PEAK if has_window else MINUS_INFINITY", "MINUS_INFINITY"),
+    (WINDOW_FLOAT32, "int32(first_position - window) + 1", "int32(first_position - window) + 9"),
+    (WINDOW_FLOAT32, "seq_len, first_tile * TILE_KEYS", "seq_len, 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "old", "new"),
+    [
+        *WINDOW_BREAKAGES,
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_WINDOW_BREAKAGES),
+    ],
+)
+def test_a_window_that_is_cut_wrongly_gives_a_wrong_answer(variant, old, new, break_source):
+    case = window_case(variant)
+    break_source(variant, old, new)
+
+    assert case.errors(simulate(case))["out"] > 2 * case.expected["out"].tolerance
+
+
+@pytest.mark.parametrize("variant", [WINDOW, WINDOW_INT8, WINDOW_FLOAT32], ids=lambda v: v.name)
+def test_the_cases_of_windows_pass_with_the_kernels_as_they_are(variant):
+    case = window_case(variant)
+
+    assert case.faults(simulate(case)) == []
+
+
+@pytest.mark.parametrize(
+    ("variant", "old", "new"),
+    [
+        (WINDOW, "first_token + 1 - window", "first_token + 1 - window - keys"),
+        (WINDOW, "key >= first if has_window else True", "True"),
+        (WINDOW_INT8, "pool, source, is_wanted", "pool, source, key <= last_key"),  # of scales
+        (WINDOW_FLOAT32, "first_token + 1 - window", "first_token + 1 - window - keys"),
+        (WINDOW_FLOAT32, "key >= first if has_window else True", "True"),
+    ],
+)
+def test_a_block_before_the_window_that_is_read_is_out_of_bounds(variant, old, new, break_source):
+    break_source(variant, old, new)
+
+    with pytest.raises(OutOfBounds):
+        simulate(window_case(variant))
