@@ -99,10 +99,14 @@ class KernelOperations:
             self._rope = RopeWriteKvVariant(
                 dtype, spec.head_dim, block_size, kv_dtype, spec.has_qkv_bias, spec.has_head_norms
             )
-            self._decode = DecodeVariant(dtype, spec.head_dim, group, block_size, kv_dtype)
-            self._prefill = PrefillVariant(dtype, spec.head_dim, group, block_size, kv_dtype)
-            # Asked for in each layer of a step that no graph holds.
-            self._plan_decode = lru_cache(maxsize=64)(self._decode.plan)
+            # By whether a layer has a window, of those that there are.
+            shape = (dtype, spec.head_dim, group, block_size, kv_dtype)
+            windows = {spec.window_of(layer) for layer in range(spec.num_layers)}
+            kinds = sorted({window is not None for window in windows})
+            self._decode = {kind: DecodeVariant(*shape, kind) for kind in kinds}
+            self._prefill = {kind: PrefillVariant(*shape, kind) for kind in kinds}
+            # Asked for in each layer of a step that no graph holds; the same for both kinds.
+            self._plan_decode = lru_cache(maxsize=64)(self._decode[kinds[0]].plan)
             self._quantized = QuantizedKernels(launcher, dtype, quantized)
             self._dense = DenseKernels(launcher, spec, dtype, is_dense=has_dense)
             self.experts = ExpertKernels(launcher, spec, dtype, experts)
@@ -126,14 +130,14 @@ class KernelOperations:
         """Every kernel that may be launched."""
         return [
             self._embedding, *self._silu.values(), self._norm, self._add_norm, self._rope,
-            self._decode, self._prefill, self._copy, *self._logits.variants,
+            *self._decode.values(), *self._prefill.values(), self._copy, *self._logits.variants,
             *self._quantized.variants, *self._dense.variants, *self.experts.variants,
         ]  # fmt: skip
 
     @property
     def tile_tokens(self) -> int:
         """Query tokens of a prefill tile."""
-        return self._prefill.tile_tokens
+        return next(iter(self._prefill.values())).tile_tokens
 
     # --- the layers ---
 
@@ -225,14 +229,15 @@ class KernelOperations:
         block_tables: Tensor,
         seq_lens: Tensor,
         longest: int,
+        window: int | None = None,
     ) -> None:
         """Attend with one token a row; split over more blocks of threads where rows are few."""
         plan = self._plan_decode(
-            query.shape[0], pool.shape[3], longest, self._launcher.num_multiprocessors
+            query.shape[0], pool.shape[3], longest, self._launcher.num_multiprocessors, window
         )
         partials = torch.empty(plan.num_partials, dtype=torch.float32, device=query.device)
         self._launcher.launch(
-            self._decode,
+            self._decode[window is not None],
             plan.grid,
             out,
             query,
@@ -245,16 +250,23 @@ class KernelOperations:
             query.stride(0),
             block_tables.shape[1],
             *layer_strides(pool, layer),
-            NO_WINDOW,
+            NO_WINDOW if window is None else window,
         )
 
     def attention_prefill(
-        self, out: Tensor, query: Tensor, pool: Tensor, layer: int, rows: PrefillRows
+        self,
+        out: Tensor,
+        query: Tensor,
+        pool: Tensor,
+        layer: int,
+        rows: PrefillRows,
+        window: int | None = None,
     ) -> None:
         """Attend with the last tokens of each row, tile by tile."""
+        variant = self._prefill[window is not None]
         self._launcher.launch(
-            self._prefill,
-            self._prefill.grid(pool.shape[3], len(rows.tile_rows)),
+            variant,
+            variant.grid(pool.shape[3], len(rows.tile_rows)),
             out,
             query,
             pool,
@@ -267,7 +279,7 @@ class KernelOperations:
             query.stride(0),
             rows.block_tables.shape[1],
             *layer_strides(pool, layer),
-            NO_WINDOW,
+            NO_WINDOW if window is None else window,
         )
 
     def silu_mul(self, out: Tensor, gate_up: Tensor, *, in_turns: bool = False) -> None:

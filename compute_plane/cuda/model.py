@@ -1,7 +1,7 @@
 """The walk of a step's tokens through a model.
 
     embedding → for each layer:  norm → QKV → biases, norms of heads, rotate, write K and V
-                                 → attention → O, add
+                                 → attention, with the layer's window → O, add
                                  norm → gate, up → SiLU · up → down, add  (`expert_products`)
               → for the tokens whose logits are wanted:  norm → logits
 
@@ -123,6 +123,7 @@ class LlamaModel:
         """
         spec, operations, pool = self._spec, self._operations, self._pool
         num_tokens, num_decode = qkv.shape[0], step.num_decode
+        window = spec.window_of(index)
         queries = self._empty(num_tokens, spec.num_heads, spec.head_dim)
         operations.rope_write_kv(
             queries, pool, index, qkv, *turns, step.kv_slots, self._changes[index]
@@ -137,10 +138,11 @@ class LlamaModel:
                 step.decode_tables,
                 step.decode_lens,
                 step.longest,
+                window,
             )
         if step.prefill is not None:
             operations.attention_prefill(
-                attended[num_decode:], queries[num_decode:], pool, index, step.prefill
+                attended[num_decode:], queries[num_decode:], pool, index, step.prefill, window
             )
         return attended.view(num_tokens, spec.query_size)
 

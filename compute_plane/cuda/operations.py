@@ -266,8 +266,11 @@ class DeviceOperations(Protocol):
         block_tables: Tensor,
         seq_lens: Tensor,
         longest: int,
+        window: int | None = None,
     ) -> None:
         """Attend with one query token a row to the row's seq_lens[s] tokens, itself the last.
+
+        With a `window` to the last `window` of them, at least 1; no block before it is read.
 
         `out`, `query`: [S, H, D]. `block_tables`: int32 [S, M], read up to the block of the row's
         last token. `seq_lens`: int32 [S]; 0 gives zeros. `longest`: no row is longer; it decides
@@ -276,9 +279,15 @@ class DeviceOperations(Protocol):
         ...
 
     def attention_prefill(
-        self, out: Tensor, query: Tensor, pool: Tensor, layer: int, rows: PrefillRows
+        self,
+        out: Tensor,
+        query: Tensor,
+        pool: Tensor,
+        layer: int,
+        rows: PrefillRows,
+        window: int | None = None,
     ) -> None:
-        """Attend with each query token to all tokens of its row up to itself.
+        """Attend with each query token to all tokens of its row up to itself, or `window` of them.
 
         `out`, `query`: [T, H, D], the tokens of `rows` one row after the other.
         """

@@ -7,6 +7,7 @@ kernels of a device do, whatever its own dtype is.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -151,6 +152,7 @@ class ReferenceOperations:
         block_tables: Tensor,
         seq_lens: Tensor,
         longest: int,
+        window: int | None = None,
     ) -> None:
         """Attend with one token a row."""
         lengths = seq_lens.numpy()
@@ -158,10 +160,17 @@ class ReferenceOperations:
             raise ValueError(f"a row has {lengths.max()} tokens, longest is {longest}")
         out.zero_()
         rows = np.flatnonzero(lengths).astype(np.int32)
-        _attend(out, query, pool, layer, block_tables.numpy(), rows, rows, lengths[rows] - 1)
+        queries = _Queries(rows, rows, lengths[rows] - 1, window)
+        _attend(out, query, pool, layer, block_tables.numpy(), queries)
 
     def attention_prefill(
-        self, out: Tensor, query: Tensor, pool: Tensor, layer: int, rows: PrefillRows
+        self,
+        out: Tensor,
+        query: Tensor,
+        pool: Tensor,
+        layer: int,
+        rows: PrefillRows,
+        window: int | None = None,
     ) -> None:
         """Attend with the last tokens of each row."""
         firsts, lengths = rows.cu_query_lens.numpy(), rows.seq_lens.numpy()
@@ -169,8 +178,8 @@ class ReferenceOperations:
         token_rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         tokens = np.arange(len(token_rows), dtype=np.int32)
         positions = tokens - firsts[token_rows] + (lengths - counts)[token_rows]
-        tables = rows.block_tables.numpy()
-        _attend(out, query, pool, layer, tables, tokens, token_rows, positions)
+        queries = _Queries(tokens, token_rows, positions, window)
+        _attend(out, query, pool, layer, rows.block_tables.numpy(), queries)
 
     def silu_mul(self, out: Tensor, gate_up: Tensor, *, in_turns: bool = False) -> None:
         """Gate."""
@@ -264,27 +273,46 @@ def _on_host(changes: HeadChanges) -> rope.HeadChanges:
     return rope.HeadChanges(bias, norms, changes.eps)
 
 
+@dataclass(frozen=True, slots=True)
+class _Queries:
+    """Which tokens attend to what: [T] each.
+
+    `tokens`: of the query. `rows`: theirs. Each sees the positions up to its own, or with a
+    `window` the last of them.
+    """
+
+    tokens: Array
+    rows: Array
+    positions: Array
+    window: int | None
+
+    def are_read(self, block_tables: Array, block_size: int) -> Array:
+        """Return which entries of the tables [S, M] are blocks that some token sees."""
+        firsts = np.zeros_like(self.positions)
+        if self.window is not None:
+            firsts = np.maximum(self.positions + 1 - self.window, 0)
+        num_rows, width = block_tables.shape
+        first_blocks = np.full(num_rows, width, dtype=np.int64)
+        end_blocks = np.zeros(num_rows, dtype=np.int64)
+        np.minimum.at(first_blocks, self.rows, firsts // block_size)
+        np.maximum.at(end_blocks, self.rows, self.positions // block_size + 1)
+        places = np.arange(width)
+        return (places >= first_blocks[:, None]) & (places < end_blocks[:, None])
+
+
 def _attend(
-    out: Tensor,
-    query: Tensor,
-    pool: Tensor,
-    layer: int,
-    block_tables: Array,
-    tokens: Array,
-    token_rows: Array,
-    positions: Array,
+    out: Tensor, query: Tensor, pool: Tensor, layer: int, block_tables: Array, queries: _Queries
 ) -> None:
-    """Attend with `tokens` [T] of `query`, each to positions 0 … positions[t] of its row.
+    """Attend with some tokens of `query`.
 
     The blocks that are read become a pool of one layer in float32, and tables of their numbers
     there: a converted copy of the whole pool would be too much.
     """
+    tokens = queries.tokens
     if not len(tokens):
         return
     num_kv_heads, head_dim = pool.shape[3], query.shape[2]
-    num_blocks = np.zeros(len(block_tables), dtype=np.int64)
-    np.maximum.at(num_blocks, token_rows, positions // block_size_of(pool, head_dim) + 1)
-    is_read = np.arange(block_tables.shape[1]) < num_blocks[:, None]
+    is_read = queries.are_read(block_tables, block_size_of(pool, head_dim))
     blocks, numbers = np.unique(block_tables[is_read], return_inverse=True)
     tables = np.zeros(block_tables.shape, dtype=np.int32)
     tables[is_read] = numbers
@@ -296,12 +324,13 @@ def _attend(
         few,
         0,
         tables,
-        token_rows,
-        positions.astype(np.int32),
+        queries.rows,
+        queries.positions.astype(np.int32),
         1 / math.sqrt(head_dim),
         0,
         len(tokens) * num_kv_heads,
         attended,
+        queries.window,
     )
     out[index] = torch.from_numpy(attended).to(out.dtype)
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 MAX_POOL_BYTES_PER_TOKEN: Final = 4
 """Of the simulated executor's pool: one int32 a token."""
 
-COMPUTES_WINDOWS: Final = frozenset({"cpu"})
-"""Executors in which a layer may have a window; with the others contexts end where one would."""
+COMPUTES_WINDOWS: Final = frozenset({"cpu", "cuda"})
+"""Executors in which a layer may have a window; with others contexts end where one would."""
 
 log = structlog.get_logger()
 

@@ -84,6 +84,37 @@ def test_attention_of_prefills_and_of_decodes_is_the_paged_attention_of_the_refe
     assert not decoded[2].any()
 
 
+@pytest.mark.parametrize("window", [1, 3, 5, 40])
+def test_attention_with_a_window_reads_no_block_before_it(window: int) -> None:
+    blocks = pool()
+    lengths, counts = int32(11, 6), [4, 2]
+    tables = torch.tensor([[4, 2, 9], [7, 3, 0]], dtype=torch.int32)
+    known = tables.clone()
+    for row, (length, count) in enumerate(zip(lengths.tolist(), counts, strict=True)):
+        known[row, : max(length - count + 1 - window, 0) // BLOCK_SIZE] = -7
+    query = drawn(6, HEADS, HEAD_DIM, seed=3)
+    rows = PrefillRows(known, lengths, int32(0, 4, 6), int32(0, 1), int32(0, 0))
+    found = torch.empty_like(query)
+    OPERATIONS.attention_prefill(found, query, blocks, 2, rows, window)
+
+    expected = np.empty(query.shape, dtype=np.float32)
+    token_rows = np.repeat(np.arange(2, dtype=np.int32), counts)
+    positions = np.array([7, 8, 9, 10, 4, 5], dtype=np.int32)
+    paged_attention(
+        floats(query), floats(blocks), 2, tables.numpy(), token_rows, positions,
+        HEAD_DIM**-0.5, 0, 6 * KV_HEADS, expected, window,
+    )  # fmt: skip
+    assert found.equal(torch.from_numpy(expected))
+
+    last, decoded = query[[3, 5, 0]], torch.empty(3, HEADS, HEAD_DIM)
+    padded = torch.cat([tables, torch.full((1, 3), -7, dtype=torch.int32)])
+    for row, length in enumerate(lengths.tolist()):
+        padded[row, : max(length - window, 0) // BLOCK_SIZE] = -7
+    OPERATIONS.attention_decode(decoded, last, blocks, 2, padded, int32(11, 6, 0), 11, window)
+    assert decoded[:2].equal(found[[3, 5]])
+    assert not decoded[2].any()
+
+
 def test_a_row_longer_than_the_longest_that_was_planned_for_is_an_error() -> None:
     query = drawn(1, HEADS, HEAD_DIM)
     with pytest.raises(ValueError, match="a row has 5 tokens, longest is 4"):

@@ -65,11 +65,17 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
     return record(tiny, tmp_path_factory.mktemp("windows"), tiny.model(**of_model), config, keys)
 
 
-@pytest.mark.parametrize("files", ["directory", "gguf"])
-def test_texts_beyond_the_window_are_those_of_transformers(recorded: Recorded, files: str) -> None:
+@pytest.mark.parametrize(
+    ("files", "target"),
+    [("directory", CPU), ("gguf", CPU), ("directory", STAND_IN)],
+    ids=["directory", "gguf", "on the CUDA executor"],
+)
+def test_texts_beyond_the_window_are_those_of_transformers(
+    recorded: Recorded, files: str, target: Target
+) -> None:
     model = load_model(str(getattr(recorded, files)))
     assert model.spec.window < LENGTH < model.spec.context_length
-    assert_same(recorded, model, CPU)
+    assert_same(recorded, model, target)
 
 
 def built(model: LoadedModel, executor: str, tmp_path):
@@ -81,20 +87,7 @@ def built(model: LoadedModel, executor: str, tmp_path):
     return build_executor(executor, context)
 
 
-def test_contexts_of_the_cuda_executor_end_at_the_window(tiny, tmp_path):
-    """There texts as long as the window are transformers'."""
-    config = MISTRAL | {"sliding_window": LENGTH}
-    recorded = record(tiny, tmp_path, tiny.model(), config, {KEY: LENGTH})
-    model = load_model(str(recorded.directory))
-    with capture_logs() as logs:
-        made = built(model, "cuda", tmp_path)
-    assert made.context_length == LENGTH < model.spec.context_length
-    (line,) = [line for line in logs if "max_model_len" in line]
-    assert (line["log_level"], line["max_model_len"]) == ("warning", LENGTH)
-    assert_same(recorded, model, STAND_IN)
-
-
-@pytest.mark.parametrize(("executor", "length"), [("cpu", 512), ("cuda", 64)])
+@pytest.mark.parametrize(("executor", "length"), [("cpu", 512), ("cuda", 512)])
 def test_a_plane_tells_how_long_contexts_of_its_executor_are(tiny, tmp_path, executor, length):
     directory = tiny.directory(
         tmp_path / "m", tiny.model(), config=MISTRAL | {"sliding_window": 64}
@@ -129,9 +122,12 @@ def test_contexts_of_an_executor_of_ones_own_end_at_the_window_and_it_is_told_of
     model = load_model(
         str(tiny.directory(tmp_path / "m", tiny.model(), config=MISTRAL | {"sliding_window": 64}))
     )
-    made = built(model, f"{__name__}:FACTORY", tmp_path)
+    with capture_logs() as logs:
+        made = built(model, f"{__name__}:FACTORY", tmp_path)
     made.executor.close()
     assert made.context_length == 64
+    (line,) = [line for line in logs if "max_model_len" in line]
+    assert (line["log_level"], line["max_model_len"]) == ("warning", 64)
     for spec in (seen[0].spec, seen[0].model.spec):
         assert (spec.window, spec.layers_with_window, spec.context_length) == (
             None,
