@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from bench.gpu.case import TOLERANCES
 from bench.gpu.cases.block_pool import layer_strides
 from bench.gpu.decode_rivals import RIVALS, Rival
 from bench.gpu.device import Say, as_graph, current_stream, summary
+from kernels.cuda.attention_chunks import most_tokens_read
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
 from kernels.cuda.launch import LoadedKernel
@@ -37,18 +38,29 @@ Timer = Callable[[Callable[[], object], int], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`rows` sequences of `context` tokens. `least_fraction`: of the copy, what it should reach."""
+    """`rows` sequences of `context` tokens. `least_fraction`: of the copy, what it should reach.
+
+    `window`: tokens that a query sees, of a variant that has one.
+    """
 
     rows: int
     context: int
     variant: DecodeVariant
     num_kv_heads: int = 8
     least_fraction: float | None = None
+    window: int | None = None
 
     @property
     def name(self) -> str:
         """Rows × context and the kernel."""
-        return f"{self.rows} × {self.context}, {self.num_kv_heads} kv heads, {self.variant.name}"
+        seen = "" if self.window is None else f" ({self.window} seen)"
+        sizes = f"{self.rows} × {self.context}{seen}, {self.num_kv_heads} kv heads"
+        return f"{sizes}, {self.variant.name}"
+
+    @property
+    def most_tokens_read(self) -> int:
+        """Of a row, as whole tiles go."""
+        return most_tokens_read(self.context, self.window)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -66,6 +78,8 @@ SHAPES = (
     Shape(64, 4096, DecodeVariant("bfloat16", 128, 8, 16)),
     Shape(64, 4096, DecodeVariant("float16", 128, 4, 32)),
     Shape(64, 2048, DecodeVariant("float32", 128, 4, 16)),
+    Shape(64, 8192, replace(_USUAL, has_window=True), window=4096),
+    Shape(8, 16384, replace(_USUAL, has_window=True), window=1024),
 )
 
 
@@ -95,7 +109,7 @@ def measure_decode(
     """
     problem = Problem(shape, device)
     splits = shape.variant.plan_splits(
-        shape.rows, shape.num_kv_heads, shape.context, num_multiprocessors
+        shape.rows, shape.num_kv_heads, shape.most_tokens_read, num_multiprocessors
     )
     visit_layers = as_graph(problem.launcher(load, splits), device)
     times = timer(visit_layers, REPEATS)
@@ -122,9 +136,12 @@ def measure_decode(
 def measure_rivals(
     problem: Problem, timer: Timer, say: Say, *, rivals: Mapping[str, Rival] = RIVALS
 ) -> dict[str, Any]:
-    """Return the figures of each rival on the same rows, or the reason where there are none."""
+    """Return the figures of each rival on the same rows, or the reason where there are none.
+
+    Of shapes with a window there are none.
+    """
     figures: dict[str, Any] = {}
-    for name, make in rivals.items():
+    for name, make in rivals.items() if problem.shape.window is None else ():
         try:
             visit, num_bytes = make(problem)
             times = timer(as_graph(visit, problem.device), REPEATS)
@@ -158,7 +175,8 @@ class Problem:
         self.token_bytes = 2 * shape.num_kv_heads * variant.head_size * dtype.itemsize
         layer_bytes = num_blocks * variant.block_size * self.token_bytes
         self.layers = max(1, math.ceil(WORKING_SET_BYTES / layer_bytes))
-        self.bytes_read = int(self.seq_lens.sum()) * self.token_bytes * self.layers
+        tokens_seen = self.seq_lens.clamp(max=shape.window or shape.context)
+        self.bytes_read = int(tokens_seen.sum()) * self.token_bytes * self.layers
         pool_shape = (
             num_blocks, self.layers, 2, shape.num_kv_heads, variant.block_size, variant.head_size,
         )  # fmt: skip
@@ -176,7 +194,8 @@ class Problem:
 
         shape, variant = self.shape, self.shape.variant
         size = (shape.rows, shape.num_kv_heads)
-        count = variant.num_partials(*size, shape.context) if splits > 1 else 0
+        count = variant.num_partials(*size, shape.most_tokens_read) if splits > 1 else 0
+        window = NO_WINDOW if shape.window is None else shape.window
         grid = variant.grid(*size, splits)
         # Kept by the problem, because a pointer keeps nothing.
         device = self.out.device
@@ -194,7 +213,7 @@ class Problem:
         def visit_layers() -> None:
             stream = current_stream(self.device)
             for of_layer in strides:
-                decode.launch(grid, stream, *pointers, *constants, *of_layer, NO_WINDOW)
+                decode.launch(grid, stream, *pointers, *constants, *of_layer, window)
 
         return visit_layers
 
@@ -225,10 +244,12 @@ class Problem:
         return faults
 
     def gathered(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a row, [G, tokens, D], copied out of the pool."""
+        """Return keys and values of a row that it sees, [G, tokens, D], copied out of the pool."""
         blocks = self.pool[self.tables[row].long(), layer]  # [M, 2, G, B, D]
         length = int(self.seq_lens[row])
-        keys, values = (blocks[:, i].transpose(0, 1).flatten(1, 2)[:, :length] for i in (0, 1))
+        first = 0 if self.shape.window is None else max(0, length - self.shape.window)
+        seen = slice(first, length)
+        keys, values = (blocks[:, i].transpose(0, 1).flatten(1, 2)[:, seen] for i in (0, 1))
         return keys, values
 
     def error_of_last_layer(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import types
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -125,11 +126,11 @@ def small_measurement(monkeypatch):
             queue_work()
         return [1000.0] * repeats
 
-    def measure(make_kernel):
+    def measure(make_kernel, shape=SHAPE):
         def load(variant):
             return make_kernel(variant, sizes)
 
-        return measure_decode(SHAPE, load, timer, print, num_multiprocessors=4, device="cpu")
+        return measure_decode(shape, load, timer, print, num_multiprocessors=4, device="cpu")
 
     return measure
 
@@ -155,6 +156,17 @@ def test_a_measurement_counts_the_bytes_of_all_tokens_and_checks_the_answer(smal
     assert result["microseconds_per_layer"] == 500_000
     assert result["max_error_of_checked_rows"] <= 1e-5
     assert result["faults"] == []
+
+
+def test_a_measurement_with_a_window_counts_the_bytes_of_what_is_seen(small_measurement):
+    variant = replace(SHAPE.variant, has_window=True)
+    result = small_measurement(SimulatedKernel, replace(SHAPE, variant=variant, window=70))
+
+    assert result["shape"].startswith("2 × 80 (70 seen), 1 kv heads, ")
+    assert result["bytes"] == 2 * (70 + 70) * 2 * 64 * 4
+    assert result["max_error_of_checked_rows"] <= 1e-5
+    assert result["faults"] == []
+    assert result["rivals"] == {}
 
 
 def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(small_measurement):
