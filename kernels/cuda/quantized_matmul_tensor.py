@@ -1,4 +1,4 @@
-"""The kernel of `quantized_matmul`: a warp's strand of a panel, and the sum of the strands.
+"""The kernel of `quantized_matmul`: a warp's strand of a panel.
 
 In a warp, W is the A operand of the tensor cores and x the B operand: two tiles of 16 rows of W
 against `columns` / 8 tiles of 8 rows of x, so that a widened weight serves all of them. A lane has,
@@ -28,15 +28,14 @@ from typing import TYPE_CHECKING
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.activation import silu
 from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
-from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, PAIR_CONVERSIONS
+from kernels.cuda.instructions.conversions import FULL_WARP, PAIR_CONVERSIONS
 from kernels.cuda.instructions.early_launch import (
     fetch_ahead,
     let_next_begin,
     wait_for_previous,
 )
-from kernels.cuda.instructions.exact_float32 import multiply_add, multiply_float32
+from kernels.cuda.instructions.exact_float32 import multiply_add
 from kernels.cuda.instructions.small_integers import (
     READY_BYTES,
     READY_NIBBLES,
@@ -55,21 +54,17 @@ from kernels.cuda.instructions.vectors import (
 from kernels.cuda.quantized_formats import (
     FORMATS,
     LINE_BYTES,
-    PANEL_ROWS,
     TILE_INPUTS,
     VECTOR_BYTES,
 )
 from kernels.cuda.quantized_strands import WARPS
+from kernels.cuda.quantized_sums import make_add_strands
 from kernels.cuda.variant import Local, Pointer, Scalar
 
 if TYPE_CHECKING:
     from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 
 ONES = {"bfloat16": 0x3F803F80, "float16": 0x3C003C00}  # two ones in a word
-
-# Floats from one row of x to the next in the shared sums of a warp: 4 more than the 32 rows of W,
-# so that the lanes of a warp, which write rows 2·quad of x, hit different banks.
-ROW_PITCH = PANEL_ROWS + 4
 
 
 def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None]:
@@ -80,15 +75,13 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
     has_minimum, has_zeros, is_bytes = fmt.has_minimum, fmt.has_zeros, fmt.bits == 8
     group_bytes, zeros_at = fmt.group_bytes, fmt.zeros_at
     columns, (ring, input_ring) = variant.columns, variant.rings
-    of_experts, gates = variant.of_experts, variant.gates
-    panel_outputs = variant.panel_outputs
+    of_experts, panel_outputs = variant.of_experts, variant.panel_outputs
     round_spans = variant.round_spans
     round_tiles = round_spans * span_tiles
     column_tiles = columns // 8
     num_totals = 2 * column_tiles
     ring_vectors, ring_inputs = ring * num_vectors, input_ring * column_tiles
-    warp_sums = columns * ROW_PITCH
-    block_sums = WARPS * warp_sums
+    add_strands = make_add_strands(variant)
     ones = ONES[variant.dtype]
     multiply_tiles = MULTIPLY_TILES[variant.dtype]
     widen_nibbles = WIDEN_NIBBLES[variant.dtype, fmt.offset]
@@ -98,7 +91,6 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
     make_ready = READY_BYTES[variant.dtype] if is_bytes else READY_NIBBLES[variant.dtype]
     load_scales = load_constant_vector if has_minimum else load_constant_pair
     low, high = PAIR_CONVERSIONS["float16"].low, PAIR_CONVERSIONS["float16"].high
-    from_float32 = CONVERSIONS[variant.out_dtype][1]
 
     @cuda.jit(device=True, inline="always")
     def ask_for_weights(
@@ -313,48 +305,10 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
             for c in range(column_tiles):
                 inputs_at[c] += round_tiles * TILE_INPUTS
 
-        # The strands' sums: laid down [warp, row of x, row of W], then added in the order of the
-        # strands by threads that are neighbours in y.
-        strand_sums = cuda.shared.array(block_sums, float32)
-        warp = cuda.threadIdx.x >> 5  # anew, so that no register keeps it through the loop
-        first_sum = int32(warp * warp_sums + 2 * quad * ROW_PITCH + group)
-        for c in range(column_tiles):
-            for t in range(2):
-                for j in range(4):
-                    at = first_sum + (8 * c + j % 2) * ROW_PITCH + 16 * t + 8 * (j // 2)
-                    strand_sums[uint32(at)] = total[t * column_tiles + c, j]
-        cuda.syncthreads()
-        # Warp w takes the w-th row of x of each tile, for each panel. Where they gate, half of its
-        # lanes do as the other half, and write nothing.
-        place, outputs_of_lane = lane % panel_outputs, num_outputs
-        if gates and lane >= panel_outputs:
-            outputs_of_lane = int64(0)
-        if of_experts:
-            _, first_row, end_row = tile_of_block(tiles)  # anew, too
-        for c in range(column_tiles):
-            row = first_row + 8 * c + warp
-            out_row = row
-            if of_experts:
-                out_row = row_of_pair(order, min(row, end_row - 1), 1)
-            output = first_panel * panel_outputs + place
-            at = int32((8 * c + warp) * ROW_PITCH + place)
-            at_end = int32(at + WARPS * warp_sums)
-            while at < at_end:
-                value = strand_sums[uint32(at)]
-                if gates:
-                    other = strand_sums[uint32(at + panel_outputs)]
-                next_panel = int32(at + warp_sums * strands)
-                at = int32(at + warp_sums)
-                while at < next_panel:
-                    value += strand_sums[uint32(at)]
-                    if gates:
-                        other += strand_sums[uint32(at + panel_outputs)]
-                    at = int32(at + warp_sums)
-                if gates:
-                    value = multiply_float32(silu(value), other)
-                if row < end_row and output < outputs_of_lane:
-                    out[out_row * out_width + output] = from_float32(value)
-                output += panel_outputs
+        add_strands(
+            out, total, tiles, order, lane, first_row, end_row, first_panel, num_outputs, strands,
+            out_width,
+        )  # fmt: skip
 
     def quantized_matmul(
         out: Pointer,

@@ -123,5 +123,28 @@ class Source:
         return {self._variant.name: names[self._factory_name](self._variant)}
 
 
+class Sources:
+    """The sources of one kernel that is written in several files, the factory's the first."""
+
+    def __init__(self, *sources: Source) -> None:
+        self._sources = sources
+
+    def count(self, piece: str) -> int:
+        """Return how often a piece is in them."""
+        return sum(source.text.count(piece) for source in self._sources)
+
+    def with_replaced(self, old: str, new: str) -> dict[str, Kernel]:
+        """Return the kernel with one piece replaced, wherever it is."""
+        assert self.count(old) == 1, f"{old!r} is {self.count(old)} times in the sources"
+        (source,) = (source for source in self._sources if old in source.text)
+        return source.with_replaced(old, new)
+
+    def unbroken(self) -> dict[str, Kernel]:
+        """Return the kernel made again from all of them."""
+        for source in self._sources[1:]:
+            source.unbroken()
+        return self._sources[0].unbroken()
+
+
 def _statement(line: str) -> str:
     return line.split("#")[0].strip()

@@ -23,6 +23,7 @@ from kernels.cuda import (
     expert_tiles,
     quantized_matmul,
     quantized_matmul_tensor,
+    quantized_sums,
     route_experts,
     router_logits,
 )
@@ -34,7 +35,7 @@ from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.route_experts import RouteExpertsVariant
 from kernels.cuda.router_logits import RouterLogitsVariant, tokens_of
 from kernels.reference.mixture import sort_pairs
-from tests.kernels.cuda.simulation import Source, simulate
+from tests.kernels.cuda.simulation import Source, Sources, simulate
 from tests.simt import Fault, OutOfBounds, Race
 
 MODULES = (add_experts, dense_matmul, quantized_matmul, route_experts, router_logits)
@@ -153,7 +154,10 @@ def rounded_case() -> Case:
     return dense_experts_case(ROUNDED, Shape(9, 21, 2, 2, 1), seed=2)
 
 
-QUANTISED_SOURCE = Source(quantized_matmul_tensor, "make_quantized_matmul", QUANTISED)
+QUANTISED_SOURCE = Sources(
+    Source(quantized_matmul_tensor, "make_quantized_matmul", QUANTISED),
+    Source(quantized_matmul_tensor, "make_quantized_matmul", QUANTISED, quantized_sums),
+)
 QUANTISED_TILES = Source(
     quantized_matmul_tensor, "make_quantized_matmul", QUANTISED, library=expert_tiles
 )

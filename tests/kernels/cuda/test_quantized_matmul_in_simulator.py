@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ import pytest
 from bench.gpu.case import Case, to_float64
 from bench.gpu.cases.quantized_matmul import COLUMNS_BEHIND, draw_case, draw_cases
 from bench.gpu.numerics import check_case
-from kernels.cuda import quantized_matmul, quantized_matmul_tensor
+from kernels.cuda import quantized_matmul, quantized_matmul_tensor, quantized_sums
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_formats import FORMATS
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_strands import columns_of, strand_bits_of
-from tests.kernels.cuda.simulation import Kernel, Source, simulate
+from tests.kernels.cuda.simulation import Kernel, Source, Sources, simulate
 from tests.simt import Fault, OutOfBounds, Race
 
 PRECISION = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-16}  # of one rounding, relative
@@ -112,8 +113,14 @@ BYTES = QuantizedMatmulVariant("Q8_0", "bfloat16", 16)
 ZEROS = QuantizedMatmulVariant("Q4_Z_G64", "bfloat16", 8)
 ZERO_BYTES = QuantizedMatmulVariant("Q8_Z", "float16", 8)
 GATES = QuantizedMatmulVariant("Q8_0", "bfloat16", 8, gates=True)
+
+
+def source_of(variant: QuantizedMatmulVariant, library: ModuleType | None = None) -> Source:
+    return Source(quantized_matmul_tensor, "make_quantized_matmul", variant, library)
+
+
 SOURCES = {
-    variant: Source(quantized_matmul_tensor, "make_quantized_matmul", variant)
+    variant: Sources(source_of(variant), source_of(variant, quantized_sums))
     for variant in (MINIMA, BYTES, ZEROS, ZERO_BYTES, GATES)
 }
 
@@ -129,8 +136,8 @@ def long_case(variant: QuantizedMatmulVariant) -> Case:
 
 
 def test_there_is_one_barrier_and_it_can_not_be_left_out():
-    case, source = narrow_case(MINIMA), SOURCES[MINIMA]
-    *_, barrier = source.synchronisations()
+    case, source = narrow_case(MINIMA), source_of(MINIMA, quantized_sums)
+    (barrier,) = source.synchronisations()
 
     for same in (case, long_case(MINIMA)):
         assert same.faults(simulate(same, kernels=source.unbroken())) == []
@@ -189,7 +196,7 @@ that they are pieces of the source still."""
 
 def test_every_breakage_is_of_a_piece_of_the_source():
     for variant, old, _ in [*BREAKAGES, *MORE_BREAKAGES]:
-        assert SOURCES[variant].text.count(old) == 1, old
+        assert SOURCES[variant].count(old) == 1, old
 
 
 @pytest.mark.parametrize(
@@ -232,7 +239,7 @@ that they are pieces of the source still."""
 
 def test_every_turn_is_of_a_piece_of_the_source():
     for variant, old, _ in [*TURNS, *MORE_TURNS]:
-        assert SOURCES[variant].text.count(old) == 1, old
+        assert SOURCES[variant].count(old) == 1, old
 
 
 @pytest.mark.parametrize(
@@ -251,11 +258,12 @@ def test_a_ring_that_turns_wrongly_is_noticed(variant, old, new):
 )
 def test_numbers_behind_the_last_span_are_not_asked_for(condition):
     """There are those of the next panel, or what fills its line, or nothing: the array's end."""
-    case, text = long_case(ZEROS), SOURCES[ZEROS].text
+    case, source = long_case(ZEROS), source_of(ZEROS)
+    text = source.text
     assert f"if {condition}" in text
     broken = text.replace(f"if {condition}", "if True:")
 
-    assert is_noticed(case, SOURCES[ZEROS].with_replaced(text, broken))
+    assert is_noticed(case, source.with_replaced(text, broken))
 
 
 def is_noticed(case: Case, kernels: dict[str, Kernel]) -> bool:
