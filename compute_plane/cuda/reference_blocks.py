@@ -54,3 +54,9 @@ def read_blocks(pool: Tensor, layer: int, blocks: Array, head_dim: int) -> Array
         values: Array = pool[index].float().numpy()
         return values
     return decode_heads(EIGHT_BITS[pool.dtype], pool.view(torch.uint8)[index].numpy(), head_dim)
+
+
+def floats(tensor: Tensor) -> Array:
+    """Return a tensor as float32: its own memory if it is float32, else converted."""
+    array: Array = tensor.float().numpy()
+    return array

@@ -6,8 +6,6 @@ kernels of a device do, whatever its own dtype is.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -28,7 +26,8 @@ from compute_plane.cuda.operations import (
     PrefillRows,
     SamplingColumns,
 )
-from compute_plane.cuda.reference_blocks import block_size_of, read_blocks, write_tokens
+from compute_plane.cuda.reference_attention import Queries, attend
+from compute_plane.cuda.reference_blocks import floats, write_tokens
 from compute_plane.cuda.reference_experts import ReferenceExperts
 from kernels.cuda.quantized_formats import GATE_TURN
 from kernels.cuda.quantized_layout import unpack_matrix
@@ -37,7 +36,6 @@ from kernels.reference import rope
 from kernels.reference.exponential import exp
 from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
 from kernels.reference.logprobs import log_softmax, most_likely
-from kernels.reference.paged_attention import paged_attention
 from kernels.reference.philox import uniform
 from kernels.reference.quantized_matmul import dequantized
 from kernels.reference.rms_norm import rms_norm
@@ -160,8 +158,8 @@ class ReferenceOperations:
             raise ValueError(f"a row has {lengths.max()} tokens, longest is {longest}")
         out.zero_()
         rows = np.flatnonzero(lengths).astype(np.int32)
-        queries = _Queries(rows, rows, lengths[rows] - 1, window)
-        _attend(out, query, pool, layer, block_tables.numpy(), queries)
+        queries = Queries(rows, rows, lengths[rows] - 1, window)
+        attend(out, query, pool, layer, block_tables.numpy(), queries)
 
     def attention_prefill(
         self,
@@ -178,8 +176,8 @@ class ReferenceOperations:
         token_rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         tokens = np.arange(len(token_rows), dtype=np.int32)
         positions = tokens - firsts[token_rows] + (lengths - counts)[token_rows]
-        queries = _Queries(tokens, token_rows, positions, window)
-        _attend(out, query, pool, layer, rows.block_tables.numpy(), queries)
+        queries = Queries(tokens, token_rows, positions, window)
+        attend(out, query, pool, layer, rows.block_tables.numpy(), queries)
 
     def silu_mul(self, out: Tensor, gate_up: Tensor, *, in_turns: bool = False) -> None:
         """Gate."""
@@ -258,12 +256,6 @@ class ReferenceOperations:
         return self._unpacked[matrix]
 
 
-def floats(tensor: Tensor) -> Array:
-    """Return a tensor as float32: its own memory if it is float32, else converted."""
-    array: Array = tensor.float().numpy()
-    return array
-
-
 def _on_host(changes: HeadChanges) -> rope.HeadChanges:
     """Return changes of heads as the specification has them."""
     norms = None
@@ -271,68 +263,6 @@ def _on_host(changes: HeadChanges) -> rope.HeadChanges:
         norms = floats(changes.norms[0]), floats(changes.norms[1])
     bias = None if changes.bias is None else floats(changes.bias)
     return rope.HeadChanges(bias, norms, changes.eps)
-
-
-@dataclass(frozen=True, slots=True)
-class _Queries:
-    """Which tokens attend to what: [T] each.
-
-    `tokens`: of the query. `rows`: theirs. Each sees the positions up to its own, or with a
-    `window` the last of them.
-    """
-
-    tokens: Array
-    rows: Array
-    positions: Array
-    window: int | None
-
-    def are_read(self, block_tables: Array, block_size: int) -> Array:
-        """Return which entries of the tables [S, M] are blocks that some token sees."""
-        firsts = np.zeros_like(self.positions)
-        if self.window is not None:
-            firsts = np.maximum(self.positions + 1 - self.window, 0)
-        num_rows, width = block_tables.shape
-        first_blocks = np.full(num_rows, width, dtype=np.int64)
-        end_blocks = np.zeros(num_rows, dtype=np.int64)
-        np.minimum.at(first_blocks, self.rows, firsts // block_size)
-        np.maximum.at(end_blocks, self.rows, self.positions // block_size + 1)
-        places = np.arange(width)
-        return (places >= first_blocks[:, None]) & (places < end_blocks[:, None])
-
-
-def _attend(
-    out: Tensor, query: Tensor, pool: Tensor, layer: int, block_tables: Array, queries: _Queries
-) -> None:
-    """Attend with some tokens of `query`.
-
-    The blocks that are read become a pool of one layer in float32, and tables of their numbers
-    there: a converted copy of the whole pool would be too much.
-    """
-    tokens = queries.tokens
-    if not len(tokens):
-        return
-    num_kv_heads, head_dim = pool.shape[3], query.shape[2]
-    is_read = queries.are_read(block_tables, block_size_of(pool, head_dim))
-    blocks, numbers = np.unique(block_tables[is_read], return_inverse=True)
-    tables = np.zeros(block_tables.shape, dtype=np.int32)
-    tables[is_read] = numbers
-    few = read_blocks(pool, layer, blocks, head_dim)
-    attended = np.empty((len(tokens), *query.shape[1:]), dtype=np.float32)
-    index = torch.from_numpy(tokens).long()
-    paged_attention(
-        floats(query[index]),
-        few,
-        0,
-        tables,
-        queries.rows,
-        queries.positions.astype(np.int32),
-        1 / math.sqrt(head_dim),
-        0,
-        len(tokens) * num_kv_heads,
-        attended,
-        queries.window,
-    )
-    out[index] = torch.from_numpy(attended).to(out.dtype)
 
 
 def _check_needs(columns: SamplingColumns, vocab: int) -> None:

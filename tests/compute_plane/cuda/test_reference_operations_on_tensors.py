@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from compute_plane.cuda.operations import PrefillRows
-from compute_plane.cuda.reference_operations import ReferenceOperations, floats
+from compute_plane.cuda.reference_blocks import floats
+from compute_plane.cuda.reference_operations import ReferenceOperations
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rope import rope_write_kv
 
