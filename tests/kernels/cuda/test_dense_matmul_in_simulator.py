@@ -69,7 +69,9 @@ def test_a_weight_multiplied_before_the_product_costs_what_one_rounding_does():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "variant", dense_matmul.variants(every=True), ids=lambda variant: variant.name
+    "variant",
+    [variant for variant in dense_matmul.variants(every=True) if not variant.of_experts],
+    ids=lambda variant: variant.name,
 )
 def test_every_product_is_right(variant):
     for case in draw_cases(variant, 2):
