@@ -26,7 +26,7 @@ from control_plane.core.structured_outputs import FIELD, StructuredOutputs
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.errors import QueueFullError
 from control_plane.structured.grammar_texts import grammar_of, grammars_of_tool
-from control_plane.structured.refusals import reason_of
+from control_plane.structured.refusals import NO_TOKENS, reason_of
 from control_plane.structured.vocabulary import Vocabulary
 from planes.errors import ValidationError
 
@@ -206,7 +206,20 @@ def _compiled(vocabulary: LLTokenizer, grammar: str, kind: str) -> tuple[LLMatch
     allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error():
         raise ValueError(reason_of(matcher.get_error(), has_places=kind == "grammar"))
+    if not _may_begin(matcher, allowed):
+        raise ValueError(NO_TOKENS)
     return matcher, allowed
+
+
+def _may_begin(matcher: LLMatcher, allowed: bytes) -> bool:
+    """Whether a text may begin with a token that is allowed.
+
+    Where the library sees but one, it may have left out a byte in front of it, which no token has.
+    """
+    if int.from_bytes(allowed).bit_count() != 1:
+        return True
+    place = next(place for place, bits in enumerate(allowed) if bits)
+    return matcher.deep_copy().consume_token(8 * place + allowed[place].bit_length() - 1)
 
 
 def _check_tools(calls: ToolCalls, vocabulary: LLTokenizer) -> None:

@@ -11,13 +11,17 @@ MAX_ERROR_CHARACTERS: Final = 300
 LIBRARY: Final = "the grammar library says"
 """Before its own words, where there are none here for what it says."""
 
+NO_TOKENS: Final = "what it wants next has characters that the model has no tokens for"
+
 _WORDS: Final = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
         (
             r"NoExtensionBias",
-            "no text can keep to it: it leads back to itself, or contradicts itself",
+            "no text can keep to it: it leads back to itself, contradicts itself, or has "
+            "characters that the model has no tokens for",
         ),
+        (r"forced bytes: got", NO_TOKENS),
         (r"schema too large", "it is too large, or its alternatives multiply"),
         (
             r"fuel exhausted|lexer configuration .* too big|class too large|too many expressions",

@@ -71,9 +71,26 @@ class Vocabulary:
         """Return the tokens of a piece of an answer that a grammar leaves no choice about.
 
         Where the model's tokenizer would spell it with other bytes (a space in front), the longest
-        tokens first.
+        tokens first. Of a piece with a byte that no token has (SmolLM2's lack some), those before
+        it: what would come behind it does not follow.
         """
         tokens: list[int] = self._tokenizer.encode_plain(text)
-        if self._made is None or b"".join(self.tokens[i] for i in tokens) == text.encode():
+        if self._made is None or self._are_all(tokens, text):
             return tokens
-        return self._made.greedy_tokenize(text)
+        tokens = self._made.greedy_tokenize(text)
+        if self._are_all(tokens, text):
+            return tokens
+        return self._beginning_of(tokens, text.encode())
+
+    def _are_all(self, tokens: Sequence[int], text: str) -> bool:
+        return b"".join(self.tokens[i] for i in tokens) == text.encode()
+
+    def _beginning_of(self, tokens: Sequence[int], content: bytes) -> list[int]:
+        """Return the first tokens, those that are what the content begins with."""
+        place, beginning = 0, []
+        for token in tokens:
+            if not content.startswith(self.tokens[token], place):
+                break
+            place += len(self.tokens[token])
+            beginning.append(token)
+        return beginning

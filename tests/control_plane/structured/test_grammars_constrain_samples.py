@@ -97,6 +97,49 @@ def test_a_choice_may_have_any_character(grammars):
     assert one.is_complete
 
 
+class WithoutAByte(SimpleTokenizer):
+    """No token has the byte F2, as in vocabularies whose texts had none of its characters."""
+
+    def encode_plain(self, text: str) -> list[int]:
+        return [byte for byte in text.encode() if byte != 0xF2]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id == 0xF2 else super().token_bytes(token_id)
+
+
+@pytest.fixture(scope="module")
+def without_a_byte() -> Grammars:
+    return Grammars(WithoutAByte(), vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        StructuredOutputs(regex="\U000a9698x"),
+        StructuredOutputs(choice=("\U000a9698", "\U000a9699")),
+        StructuredOutputs(grammar='start: "\U000a9698"+'),
+    ],
+    ids=lambda structure: structure.kind,
+)
+def test_a_form_that_no_token_begins_is_refused(without_a_byte, structure):
+    with pytest.raises(ValidationError, match="characters that the model has no tokens"):
+        constraints(without_a_byte, structure)
+
+
+def test_a_text_that_no_token_continues_ends_in_an_error_that_says_so(without_a_byte):
+    (one,) = constraints(without_a_byte, StructuredOutputs(regex="ab\U000a9698c"))
+    say(one, "a")
+    one.constrainer.advance([(one, [ord("b")])])
+    assert one.error is not None
+    assert "characters that the model has no tokens for" in one.error
+    assert not one.is_complete
+
+
+def test_what_no_token_says_is_left_out_where_there_is_a_choice(without_a_byte):
+    (one,) = constraints(without_a_byte, StructuredOutputs(choice=("\U000a9698", "no")))
+    assert allowed(one) == "n"
+
+
 def test_an_ignored_end_comes_only_where_it_must(grammars):
     structure = StructuredOutputs(regex="a{1,3}")
     (one,) = constraints(grammars, structure, ignore_eos=True)
