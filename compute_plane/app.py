@@ -109,6 +109,7 @@ class ComputePlane:
             vocab_size=spec.vocab_size,
             context_length=spec.context_length,
             num_host_blocks=built.num_host_blocks,
+            embedding_size=spec.hidden_size if built.gives_embeddings else 0,
         )
         facts = PlaneFacts(
             spec=spec,
@@ -202,4 +203,5 @@ def _assets(model: LoadedModel, context_length: int) -> PlaneAssets:
         add_bos_token=assets.add_bos_token,
         context_length=context_length,
         model_name=assets.model_name,
+        text_end_token_ids=assets.text_end_token_ids,
     )

@@ -54,6 +54,7 @@ class PlaneAssets:
     add_bos_token: bool
     context_length: int
     model_name: str
+    text_end_token_ids: tuple[int, ...] = ()
 
 
 def software_version() -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.cuda.embeddings import RESULT
 from compute_plane.executor.interface import (
     ExecutionBatch,
     ExecutionOutput,
@@ -48,6 +49,7 @@ def answer(
         sample_logprobs=_sample_logprobs(batch, plan, results, vocab_size),
         prompt_top_logprobs=top_of_prompts,
         block_digests=block_digests,
+        embeddings=results.get(RESULT),
     )
 
 

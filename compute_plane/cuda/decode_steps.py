@@ -140,7 +140,7 @@ class DecodeSteps:
         most = max(num_rows, num_samples)
         if batch.prompt_logprob_rows or not (num_rows and num_samples) or most > MOST_ROWS:
             return None
-        if have_masks(batch.sampling):
+        if batch.embeddings or have_masks(batch.sampling):
             return None
         rung = self._graphs.rung(most)
         kv_slots = None if rung is None else self._checks.kv_slots(batch)

@@ -28,6 +28,7 @@ from compute_plane.cuda.block_pools import plan_copies
 from compute_plane.cuda.columns import Layout
 from compute_plane.cuda.decode_graphs import DecodeGraphs
 from compute_plane.cuda.decode_steps import DecodeSteps, DecodeUnderWay, TakenStep
+from compute_plane.cuda.embeddings import embedding_columns, run_embeddings
 from compute_plane.cuda.last_samples import LastSamples
 from compute_plane.cuda.model import LlamaModel
 from compute_plane.cuda.sampling_columns import SamplingPlan, plan_sampling
@@ -155,6 +156,7 @@ class CudaExecutor:
             **layout.columns(),
             **plan.columns,
             **self._last.columns(batch, layout, plan),
+            **embedding_columns(batch, layout),
             "block_pairs": copies.pairs,
         }
         berth = self._ring.take()
@@ -163,7 +165,7 @@ class CudaExecutor:
                 inputs = self._ring.upload(berth, Layout.of(columns), columns)
                 self._last.fill_in(inputs)
                 self._pools.run(copies, inputs["block_pairs"], self._operations)
-                done = self._compute(layout, plan, inputs, berth)
+                done = self._compute(layout, plan, inputs, berth, len(batch.embeddings))
             digests = [self._pools.digest(block) for block in batch.digest_blocks]
         except BaseException:  # whatever it is: a berth that is not freed is lost
             berth.abandon()
@@ -186,16 +188,23 @@ class CudaExecutor:
         plan: SamplingPlan,
         inputs: dict[str, torch.Tensor],
         berth: Berth,
+        num_embeddings: int,
     ) -> Event:
         """Queue layers, logits, samples and the copy of the results; return when they are there."""
         spec, step = self._spec, layout.tensors(inputs)
-        results_of = results_layout(plan, spec.vocab_size, keep_logits=self._keep_logits)
+        results_of = results_layout(
+            plan,
+            spec.vocab_size,
+            keep_logits=self._keep_logits,
+            embeddings=(num_embeddings, spec.hidden_size),
+        )
         buffer = self._driver.device_buffer(results_of.num_bytes)
         results = results_of.tensors(buffer)
         hidden = self._model.run(step)
         for group in plan.groups:
             logits = self._model.logits(hidden, inputs["out_tokens"][group.out_tokens])
             run_group(group, logits, inputs, results, self._operations)
+        run_embeddings(self._model, hidden, inputs, results)
         done = berth.fetch(results_of, buffer)
         self._last.keep(results["tokens"], plan)
         return done

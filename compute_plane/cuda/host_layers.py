@@ -48,10 +48,7 @@ def rows_for_the_host(hidden: Hidden) -> Tensor:
 
     That is what the host goes on in: nothing is rounded on the way.
     """
-    rows = hidden.residual.float()
-    if hidden.added is not None:
-        rows = torch.add(rows, hidden.added.float())
-    return rows.view(-1).view(torch.uint8)
+    return hidden.sums().view(-1).view(torch.uint8)
 
 
 class HostLayersExecutor:

@@ -1,9 +1,10 @@
 """The step that takes the most memory, run once on padding, before there is a pool to compute on.
 
 It has as many tokens as a batch may have and as many logits as exist at once, all of them adjusted,
-sampled and listed with log-probabilities, room for results of every token, and room for the longest
-inputs: histories and block tables. Its tokens have no place in a pool: keys and values are written
-nowhere and read from one block of zeros. What torch holds afterwards is what steps need.
+sampled and listed with log-probabilities, as many embeddings as a batch may ask for, room for
+results of every token, and room for the longest inputs: histories and block tables. Its tokens have
+no place in a pool: keys and values are written nowhere and read from one block of zeros. What torch
+holds afterwards is what steps need.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from compute_plane.cuda.batch_layout import BatchLayout
 from compute_plane.cuda.block_pools import BlockPools
 from compute_plane.cuda.columns import Layout
 from compute_plane.cuda.decode_wants import ROOM
+from compute_plane.cuda.embeddings import largest_embedding_columns, run_embeddings
 from compute_plane.cuda.host_layers import rows_for_the_host
 from compute_plane.cuda.model import LlamaModel
 from compute_plane.cuda.operations import MAX_LOGPROBS, PADDING_SLOT
 from compute_plane.cuda.sampling_columns import LOGITS_ROWS, plan_sampling
 from compute_plane.cuda.sampling_step import results_layout, run_group
 from compute_plane.cuda.staging import StagingRing
+from compute_plane.executor.batch_checks import max_embeddings
 from compute_plane.executor.interface import (
     MAX_STEPS_UNDER_WAY,
     ExecutionBatch,
@@ -84,7 +87,9 @@ def run_largest_step(
     shape = PoolShape(batch.block_tables.size, block_size, spec.vocab_size, 0)
     layout = BatchLayout(batch, shape, max_tokens=max_tokens, tile_tokens=operations.tile_tokens)
     plan = _plan(batch, layout, spec.vocab_size)
-    columns = {**layout.columns(), **(plan.columns if has_head else {})}
+    columns = layout.columns()
+    if has_head:
+        columns |= {**plan.columns, **largest_embedding_columns(max_tokens)}
     columns["kv_slots"] = np.full_like(columns["kv_slots"], PADDING_SLOT)
     for tables in {"decode_tables", "prefill_tables"} & columns.keys():
         columns[tables] = np.zeros_like(columns[tables])
@@ -97,13 +102,23 @@ def run_largest_step(
         inputs = ring.upload(ring.take(), inputs_of, columns)
         if has_head:
             of_all_tokens = _plan(with_prompt_logprobs(batch), layout, spec.vocab_size)
-            most_bytes = results_layout(of_all_tokens, spec.vocab_size, keep_logits=False).num_bytes
-            buffers = [driver.device_buffer(most_bytes) for _ in range(MAX_STEPS_UNDER_WAY)]
-            results = results_layout(plan, spec.vocab_size, keep_logits=False).tensors(buffers[0])
+            num_embeddings = min(sizes.max_rows, max_embeddings(spec.hidden_size))
+            most_of, results_of = (
+                results_layout(
+                    wants,
+                    spec.vocab_size,
+                    keep_logits=False,
+                    embeddings=(num_embeddings, spec.hidden_size),
+                )
+                for wants in (of_all_tokens, plan)
+            )
+            buffers = [driver.device_buffer(most_of.num_bytes) for _ in range(MAX_STEPS_UNDER_WAY)]
+            results = results_of.tensors(buffers[0])
             hidden = model.run(layout.tensors(inputs))
             for group in plan.groups:
                 logits = model.logits(hidden, inputs["out_tokens"][group.out_tokens])
                 run_group(group, logits, inputs, results, operations)
+            run_embeddings(model, hidden, inputs, results)
         else:
             rows_for_the_host(model.run(layout.tensors(inputs)))
     driver.synchronize()

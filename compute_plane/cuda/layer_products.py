@@ -44,6 +44,11 @@ class Hidden:
             None if added is None else added.index_select(0, tokens),
         )
 
+    def sums(self) -> Tensor:
+        """Return the sums of both parts, float32 [T, E]: nothing is rounded on the way."""
+        rows = self.residual.float()
+        return rows if self.added is None else torch.add(rows, self.added.float())
+
 
 class LayerProducts:
     """Queues products on a device's operations. `eps`: of all norms."""

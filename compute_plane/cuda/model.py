@@ -4,6 +4,7 @@
                                  → attention, with the layer's window → O, add
                                  norm → gate, up → SiLU · up → down, add  (`expert_products`)
               → for the tokens whose logits are wanted:  norm → logits
+              → for those whose hidden states are wanted:  norm in float32  (`embeddings`)
 
 All tokens of the step go through a layer together, so all keys and values of a layer are written
 before any is read. Products of few rows with dense matrices are the operations', with norm, gate
@@ -113,6 +114,15 @@ class LlamaModel:
             hidden = hidden.rows(tokens)
         # 16-bit logits would tie where the model does not.
         return self._products.logits(hidden, self._final_norm, self._weights.lm_head)
+
+    def embedded(self, hidden: Hidden) -> Tensor:
+        """Queue rows of hidden states behind the final norm, not scaled as logits, float32 [R, E].
+
+        In float32 whatever the layers compute in.
+        """
+        rows = hidden.sums()
+        scale = torch.rsqrt(rows.square().mean(dim=1, keepdim=True) + self._spec.rms_norm_eps)
+        return rows * scale * self._weights.final_norm.float()
 
     def _attended(
         self, index: int, qkv: Tensor, step: StepTensors, turns: tuple[Angles, Tensor]

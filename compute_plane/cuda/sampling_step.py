@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from compute_plane.cuda.columns import Layout
+from compute_plane.cuda.embeddings import RESULT
 from compute_plane.cuda.masks import apply_masks
 from compute_plane.cuda.operations import (
     MAX_LOGPROBS,
@@ -35,8 +36,17 @@ PENALTY_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def results_layout(plan: SamplingPlan, vocab_size: int, *, keep_logits: bool) -> Layout:
-    """Return the columns that come back; those of log-probabilities are empty if none asks."""
+def results_layout(
+    plan: SamplingPlan,
+    vocab_size: int,
+    *,
+    keep_logits: bool,
+    embeddings: tuple[int, int] = (0, 0),
+) -> Layout:
+    """Return the columns that come back; those of log-probabilities are empty if none asks.
+
+    `embeddings`: how many hidden states are wanted, and how many numbers each has.
+    """
     num_samples, num_prompts = len(plan.sample_order), len(plan.prompt_order)
     num_asked = num_samples if any(group.has_logprobs for group in plan.groups) else 0
     int32, float32 = np.int32, np.float32
@@ -56,6 +66,8 @@ def results_layout(plan: SamplingPlan, vocab_size: int, *, keep_logits: bool) ->
         }
     if keep_logits:
         arrays["logits"] = (float32, (num_samples, vocab_size))
+    if embeddings[0]:
+        arrays[RESULT] = (np.float64, embeddings)
     return Layout(arrays)
 
 

@@ -6,7 +6,7 @@ limit and the given value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,12 +14,18 @@ import numpy as np
 
 from compute_plane.errors import InvalidBatch, UnsupportedBatch
 from compute_plane.executor.constraints import check_constraints
-from compute_plane.executor.interface import BoolArray
+from compute_plane.executor.interface import BoolArray, EmbeddingPart
 from compute_plane.executor.sampling_checks import check_num_logprobs, check_sampling
 from compute_plane.executor.step import Int64Array, SlotStart, StepBatch
 
 SWAP: Final = "swap"
 """The feature of planes with a host pool."""
+
+EMBEDDINGS: Final = "embeddings"
+"""The feature of planes whose executor gives hidden states."""
+
+MAX_EMBEDDING_BYTES: Final = 32 << 20
+"""Of one reply, which has room for as much again."""
 
 FEATURES: Final = (
     "block_digests",
@@ -41,7 +47,10 @@ FEATURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SlotLimits:
-    """What a batch must keep to: sizes of the plane and of its model."""
+    """What a batch must keep to: sizes of the plane and of its model.
+
+    `embedding_size`: numbers of a row's hidden states; 0: the executor gives none.
+    """
 
     max_slots: int
     max_rows: int
@@ -51,6 +60,7 @@ class SlotLimits:
     vocab_size: int
     context_length: int
     num_host_blocks: int = 0
+    embedding_size: int = 0
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -62,10 +72,22 @@ class SlotLimits:
         """Most blocks of one block table."""
         return -(-self.max_sequence_tokens // self.block_size)
 
+    @property
+    def max_embeddings(self) -> int:
+        """Most rows of a batch whose hidden states may be wanted."""
+        return max_embeddings(self.embedding_size) if self.embedding_size else 0
+
 
 def features_of(limits: SlotLimits) -> tuple[str, ...]:
     """Return the optional parts of a batch that a plane of these limits executes."""
-    return (*FEATURES, SWAP) if limits.num_host_blocks else FEATURES
+    swap = (SWAP,) if limits.num_host_blocks else ()
+    embeddings = (EMBEDDINGS,) if limits.embedding_size else ()
+    return (*FEATURES, *swap, *embeddings)
+
+
+def max_embeddings(embedding_size: int) -> int:
+    """Return how many rows of a batch may give their hidden states."""
+    return MAX_EMBEDDING_BYTES // (8 * embedding_size)
 
 
 def refuse_where(wrong: BoolArray, field: str, message: Callable[[int], str]) -> None:
@@ -93,6 +115,7 @@ def check_columns(batch: StepBatch, limits: SlotLimits) -> None:
     _check_samples(batch, limits)
     _check_prompt_logprobs(batch)
     check_constraints(batch, limits)
+    _check_embeddings(batch, limits)
     check_range("released", batch.released, limits.max_slots)
     _check_copies(batch, limits)
     _check_swaps(batch, limits)
@@ -205,19 +228,46 @@ def _check_samples(batch: StepBatch, limits: SlotLimits) -> None:
 
 
 def _check_prompt_logprobs(batch: StepBatch) -> None:
-    seen: set[int] = set()
+    _check_asked_rows("prompt_logprobs", [request.row for request in batch.prompt_logprobs], batch)
     for index, request in enumerate(batch.prompt_logprobs):
-        field = f"prompt_logprobs[{index}]"
-        if not 0 <= request.row < batch.slots.size:
+        check_num_logprobs(f"prompt_logprobs[{index}].num_logprobs", request.num_logprobs)
+
+
+def _check_embeddings(batch: StepBatch, limits: SlotLimits) -> None:
+    wants = batch.embeddings
+    if not wants:
+        return
+    if not limits.embedding_size:
+        raise UnsupportedBatch(
+            "embeddings: the executor of this plane gives no hidden states", field="embeddings"
+        )
+    _check_asked_rows("embeddings", [want.row for want in wants], batch)
+    for index, want in enumerate(wants):
+        field = f"embeddings[{index}]"
+        if want.part is EmbeddingPart.UNSAID:
+            raise InvalidBatch(f"{field}.part must be LAST or SUM", field=f"{field}.part")
+        if batch.draft_counts.size and batch.draft_counts[want.row]:
+            raise InvalidBatch(f"{field}.row has drafts", field=f"{field}.row")
+    most = limits.max_embeddings
+    if len(wants) > most:
+        raise InvalidBatch(
+            f"embeddings has {len(wants)} entries, a batch has at most {most}", field="embeddings"
+        )
+
+
+def _check_asked_rows(name: str, rows: Sequence[int], batch: StepBatch) -> None:
+    """Check that something is asked of rows of the batch, of each once at most."""
+    seen: set[int] = set()
+    for index, row in enumerate(rows):
+        field = f"{name}[{index}].row"
+        if not 0 <= row < batch.slots.size:
             raise InvalidBatch(
-                f"{field}.row must be below the number of rows ({batch.slots.size}), "
-                f"got {request.row}",
-                field=f"{field}.row",
+                f"{field} must be below the number of rows ({batch.slots.size}), got {row}",
+                field=field,
             )
-        if request.row in seen:
-            raise InvalidBatch(f"{field}.row repeats {request.row}", field=f"{field}.row")
-        seen.add(request.row)
-        check_num_logprobs(f"{field}.num_logprobs", request.num_logprobs)
+        if row in seen:
+            raise InvalidBatch(f"{field} repeats {row}", field=field)
+        seen.add(row)
 
 
 def _check_copies(batch: StepBatch, limits: SlotLimits) -> None:

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.executor.embeddings import EmbeddedTokens, EmbeddingSums
 from compute_plane.executor.interface import (
     CopyKind,
     ExecutionBatch,
     ExecutionOutput,
     Float32Array,
+    Float64Array,
 )
 from compute_plane.executor.llama_table import LOGITS_ROWS, PIECE_TOKENS, LlamaTable
 from compute_plane.executor.logits_groups import LogitsGroup, group_logits, wanted_tokens
@@ -37,7 +39,7 @@ from kernels.cpu.catalogue import sample
 from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.operands import LOGITS, LOGITS_STRIDE, VOCAB
 from kernels.cpu.operation import StepWord
-from kernels.cpu.sample_record import sampling_scratch_bytes
+from kernels.cpu.sample_record import SAMPLE_WORDS, sampling_scratch_bytes
 from planes.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ HiddenRows = Callable[[], Float32Array]
 DEFAULT_MAX_TOKENS: Final = 16384
 MAX_WANTS: Final = 1024
 """Samples drawn from one group of logits rows."""
+NO_SAMPLES: Final = np.zeros((0, SAMPLE_WORDS), dtype=np.int64)
 
 
 class CpuExecutor:
@@ -154,6 +157,10 @@ class CpuExecutor:
             self._team.run(self._entries(pieces, len(groups)))
         del arrays  # the headers point to them
         output = samples.output(logits)
+        if batch.embeddings:
+            wants = EmbeddedTokens.of(batch, layout)
+            found = self._embed(wants, tokens, len(pieces) + len(groups))
+            output = replace(output, embeddings=found)
         if batch.digest_blocks:
             digests = [self._pool.digest(block) for block in batch.digest_blocks]
             output = replace(output, block_digests=digests)
@@ -244,6 +251,19 @@ class CpuExecutor:
 
     def _group_entries(self, header: int) -> list[Entry]:
         return [(record, header) for record in (*self._llama.after, self._sample)]
+
+    def _embed(
+        self, wants: EmbeddedTokens, tokens: SortedTokens, first_header: int
+    ) -> Float64Array:
+        """Return the hidden states that are wanted of the step that has just run, [E, hidden]."""
+        llama, sums = self._llama, EmbeddingSums(wants, self._spec.hidden_size)
+        places = tokens.places(wants.tokens)
+        for number, first in enumerate(range(0, len(places), LOGITS_ROWS), first_header):
+            out_tokens = np.ascontiguousarray(places[first : first + LOGITS_ROWS])
+            self._headers.describe_logits(number, out_tokens=out_tokens, samples=NO_SAMPLES)
+            self._team.run([(llama.embed, self._headers.address(number))])
+            sums.add(first, llama.embedded[: len(out_tokens)])
+        return sums.taken()
 
     def _run_keeping_logits(
         self, pieces: list[Piece], groups: list[LogitsGroup], num_samples: int

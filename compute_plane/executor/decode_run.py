@@ -90,6 +90,7 @@ class DecodeRun:
                 batch.copies
                 or batch.prompt_logprob_rows
                 or batch.digest_blocks
+                or batch.embeddings
                 or batch.is_prefill.any()
             )
         )
@@ -106,7 +107,7 @@ class DecodeRun:
             )
             == self._columns
             and not (batch.swap_out or batch.swap_in or batch.digest_blocks.size)
-            and not (batch.starts or batch.copies or batch.prompt_logprobs)
+            and not (batch.starts or batch.copies or batch.prompt_logprobs or batch.embeddings)
             and not (batch.token_counts.size or batch.token_ids.size)
             and not (batch.draft_counts.size or batch.draft_ids.size or batch.constraints)
             and not (batch.sampled_slots.size or batch.released.size)

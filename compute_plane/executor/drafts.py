@@ -145,6 +145,9 @@ class DraftedStep:
                     )
                     for constraint in batch.constraints
                 ],
+                embeddings=[
+                    want._replace(row=int(first_rows[want.row])) for want in batch.embeddings
+                ],
             ),
             sent.row_of[rows],
             sent.sample_of[samples],
@@ -195,6 +198,7 @@ class DraftedStep:
             batch,
             sampled_rows=self.sent.batch.sampled_rows.astype(np.int32),
             prompt_logprob_rows=[request.row for request in self.sent.batch.prompt_logprobs],
+            embeddings=self.sent.batch.embeddings,
         )
         output = replace(
             output,

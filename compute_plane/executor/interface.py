@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
 UInt8Array = npt.NDArray[np.uint8]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -105,6 +106,24 @@ class BlockCopy:
     kind: CopyKind = CopyKind.WITHIN
 
 
+class EmbeddingPart(IntEnum):
+    """Which hidden states of a row are wanted; the numbers are the wire's."""
+
+    UNSAID = 0
+    """No executor is asked for it."""
+    LAST = 1
+    """Those of its last token."""
+    SUM = 2
+    """The sum of those of all tokens that it computes."""
+
+
+class EmbeddingWant(NamedTuple):
+    """The hidden states of row `row` are wanted, behind the final norm (as the head reads them)."""
+
+    row: int
+    part: EmbeddingPart
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutionBatch:
     """One step, complete.
@@ -123,6 +142,8 @@ class ExecutionBatch:
     query_len, one fewer where the token after the row's last is unknown);
     `prompt_num_logprobs[i]`: the most likely tokens wanted beside each; empty: none for any.
     `digest_blocks`: blocks whose content is wanted as a digest once the step is over.
+    `embeddings`: rows whose hidden states are wanted, no row twice; given to executors with
+    `gives_embeddings` only.
     `copies` run first, in order. Then in every layer all KV writes before any attention read, so
     rows may share blocks that one of them fills.
 
@@ -146,6 +167,7 @@ class ExecutionBatch:
     prompt_logprob_targets: Sequence[Int32Array] = ()
     prompt_num_logprobs: Sequence[int] = ()
     digest_blocks: Sequence[int] = ()
+    embeddings: Sequence[EmbeddingWant] = ()
     input_sources: Int32Array | None = None
 
 
@@ -179,6 +201,9 @@ class ExecutionOutput:
     per target of `prompt_logprob_targets[i]`; `prompt_top_logprobs[i]`: the most likely tokens at
     the same places, where some were asked for (else this may be empty as a whole).
     `block_digests`: 64 bits for each of `digest_blocks`, equal where the blocks' bytes are.
+    `embeddings`: [E, hidden], one row for each of `embeddings` of the batch, if there are any: not
+    scaled as logits are, summed as `compute_plane.executor.embeddings` says. Rows that have one
+    that is not finite fail.
     """
 
     next_tokens: Int32Array
@@ -188,13 +213,16 @@ class ExecutionOutput:
     sample_logprobs: Sequence[SampleLogprobs] = ()
     prompt_top_logprobs: Sequence[TopLogprobs] = ()
     block_digests: Sequence[int] = ()
+    embeddings: Float64Array | None = None
 
 
 @runtime_checkable
 class GPUExecutor(Protocol):
     """Runs batches on one device. Called by one thread only, the device thread.
 
-    The name is the public one of the seed documents; the device need not be a GPU.
+    The name is the public one of the seed documents; the device need not be a GPU. One that has an
+    attribute `gives_embeddings` that is true is asked for hidden states (`ExecutionBatch`), others
+    are not.
     """
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:

@@ -6,6 +6,7 @@
                      (or a mixture of experts: `expert_records`; of Gemma what is added is
                      normalised before, and the gate is GELU)
     after    norm of the rows whose logits are wanted → logits                  once 64 rows
+    embed    norm of the rows whose hidden states are wanted                    once 64 rows
 
 A table may hold the last layers of a model alone: then the hidden rows of a step's tokens, which
 the embedding would have written, are given.
@@ -50,7 +51,14 @@ from kernels.cpu.catalogue import (
     rope_angles,
     sampled_rows,
 )
-from kernels.cpu.operands import Attention, EmbeddingRecord, RopeAngles, RopeWrite, RowInput
+from kernels.cpu.operands import (
+    Attention,
+    EmbeddingRecord,
+    RopeAngles,
+    RopeWrite,
+    RowFormat,
+    RowInput,
+)
 from kernels.cpu.operation import StepWord
 
 if TYPE_CHECKING:
@@ -79,6 +87,8 @@ class LlamaTable:
     `max_tokens`: of one step. `before`, `layers`, `after`: addresses of records, in order;
     `prompt_layers`: the layers for pieces of prompt tokens, the same ones unless
     `tells_prompts_apart`. `hidden`: float32 [max_tokens, hidden], of all tokens of a step.
+    `embed`: address of the record that normalises those that leave the plane, into `embedded`:
+    float32 [LOGITS_ROWS, hidden].
     `logits`: float32 [LOGITS_ROWS, vocabulary]. `scratch_bytes`: what a worker needs. Weights and
     pool, of the same layers, must outlive it.
     """
@@ -143,6 +153,8 @@ class LlamaTable:
         if not self.tells_prompts_apart:
             self.prompt_layers = self.layers
         self.after = tuple(self._after(weights, generated.products))
+        self.embedded = self._float_rows(LOGITS_ROWS, spec.hidden_size)
+        self.embed = self._embed(weights)
         self.scratch_bytes = max(
             rope_scratch_bytes(spec.head_dim),
             attention_scratch_bytes(spec.head_dim, rows_per_item(group)),
@@ -244,6 +256,16 @@ class LlamaTable:
                 weights.lm_head, self.logits.ctypes.data, self._spec.vocab_size
             ),
         ]
+
+    def _embed(self, weights: PackedWeights) -> int:
+        operands = {
+            **self._norm_operands(weights.embedding_norm),
+            RowInput.ROWS_WORD: StepWord.NUM_OUT_ROWS,
+            RowInput.K: self._spec.hidden_size,
+            RowInput.FORMAT: RowFormat.FLOAT32,
+            RowInput.OUT: self.embedded.ctypes.data,
+        }
+        return self.table.add(sampled_rows, StepWord.OUT_CHUNKS, operands)
 
     # --- attention ---
 

@@ -130,7 +130,8 @@ class PackedWeights:
     """The weights of a model, or of its last layers and all behind them.
 
     `memory`: the region all addresses lie in; they are good as long as it lives. `embedding`: None
-    where the layers before these run elsewhere. `final_norm`: address of float32 [hidden].
+    where the layers before these run elsewhere. `final_norm`: address of float32 [hidden], the norm
+    before the head, scaled as logits are; `embedding_norm`: of the same, unscaled.
     `lm_head` is `embedding` if the embeddings are tied and it is there. `elements`: (stored,
     runs as) to the number of weights. `conversions`: of the matrices that do not run in their
     file's format.
@@ -140,6 +141,7 @@ class PackedWeights:
     embedding: PackedMatrix | None
     layers: tuple[PackedLayer, ...]
     final_norm: int
+    embedding_norm: int
     lm_head: PackedMatrix
     elements: Counter[tuple[TensorFormat, TensorFormat]]
     conversions: tuple[Conversion, ...]

@@ -58,7 +58,9 @@ def pack_weights(
     layers = [
         plan_layer(plan, spec, source, layer) for layer in range(first_layer, spec.num_layers)
     ]
-    final_norm = plan.vector(source.tensor(layout.FINAL_NORM))
+    final_norm = embedding_norm = plan.vector(source.tensor(layout.FINAL_NORM))
+    if spec.logits_scale != 1:
+        embedding_norm = plan.vector(source.tensor(layout.FINAL_NORM))
     lm_head = embedding if spec.tie_embeddings else None
     if lm_head is None:
         name = layout.EMBEDDING if spec.tie_embeddings else layout.LM_HEAD
@@ -88,6 +90,7 @@ def pack_weights(
         embedding=packed_embedding,
         layers=tuple(layer.moved(base) for layer in layers),
         final_norm=base + final_norm,
+        embedding_norm=base + embedding_norm,
         lm_head=packed_head,
         elements=plan.elements,
         conversions=conversions,

@@ -90,6 +90,7 @@ class BuiltExecutor:
     `num_blocks`: of its pool; None: as many as the context says.
     `tells_prompts_apart`: as in Describe. `device`: what it runs on, where it is not the processor.
     `context_length`: how many positions it computes exactly; None: as many as the model has.
+    `gives_embeddings`: whether it gives hidden states.
     """
 
     name: str
@@ -104,6 +105,7 @@ class BuiltExecutor:
     device: DeviceDescription | None = None
     num_blocks: int | None = None
     context_length: int | None = None
+    gives_embeddings: bool = True
 
 
 def build_executor(name: str, context: ExecutorContext) -> BuiltExecutor:
@@ -200,7 +202,8 @@ def _build_custom(name: str, context: ExecutorContext) -> BuiltExecutor:
             field="executor",
         )
     numerics_id = getattr(executor, "numerics_id", None) or f"custom/{name}"
-    return BuiltExecutor(name, executor, str(numerics_id))
+    gives_embeddings = bool(getattr(executor, "gives_embeddings", False))
+    return BuiltExecutor(name, executor, str(numerics_id), gives_embeddings=gives_embeddings)
 
 
 def _import_factory(name: str) -> Callable[[ExecutorContext], object]:

@@ -107,6 +107,11 @@ def _without_dead(batch: StepBatch, is_live: BoolArray, sample_of: Int64Array) -
             for constraint in batch.constraints
             if is_live[constraint.row]
         ],
+        embeddings=[
+            want._replace(row=int(new_row[want.row]))
+            for want in batch.embeddings
+            if is_live[want.row]
+        ],
     )
 
 

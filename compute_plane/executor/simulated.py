@@ -6,8 +6,9 @@ the same text as each request alone. It needs no model file and no arithmetic; t
 want to try the planes, use it.
 
 It has no logits. Temperature, top-p, top-k and min-p only enter the key of a draw, bias and
-penalties do nothing, and log-probabilities are numbers made of the same hash: in the shape that was
-asked for, and the same in any schedule. Where a mask does not allow the token, the hash picks one.
+penalties do nothing, and log-probabilities and hidden states are numbers made of the same hash: in
+the shape that was asked for, and the same in any schedule. Where a mask does not allow the token,
+the hash picks one.
 
 Array letters: N blocks, B block size, T tokens, S rows, M table width.
 """
@@ -22,9 +23,11 @@ import numpy as np
 
 from compute_plane.executor.interface import (
     CopyKind,
+    EmbeddingPart,
     ExecutionBatch,
     ExecutionOutput,
     Float32Array,
+    Float64Array,
     Int32Array,
     SampleLogprobs,
     SamplingRow,
@@ -113,6 +116,7 @@ class SimulatedExecutor:
                 for logprobs, count in zip(prompt_logprobs, batch.prompt_num_logprobs, strict=False)
             ],
             block_digests=[block_digest(self.pool[block]) for block in batch.digest_blocks],
+            embeddings=self._embeddings(batch) if batch.embeddings else None,
         )
 
     def capture_decode_graph(self, batch_size: int) -> None:
@@ -128,6 +132,17 @@ class SimulatedExecutor:
         num_blocks = -(-seq_len // self._block_size)
         return self.pool[batch.block_tables[row, :num_blocks]].reshape(-1)[:seq_len]
 
+    def _embeddings(self, batch: ExecutionBatch) -> Float64Array:
+        """Return numbers that depend on a text up to a token, or the sums of such."""
+        found = np.zeros((len(batch.embeddings), SPEC.hidden_size))
+        for values, want in zip(found, batch.embeddings, strict=True):
+            tokens = self._read(batch, want.row)
+            is_sum = want.part is EmbeddingPart.SUM
+            count = int(batch.query_lens[want.row]) if is_sum else 1
+            for end in range(len(tokens) - count + 1, len(tokens) + 1):
+                values += hidden_states(tokens[:end])
+        return found
+
     def _logprobs(self, batch: ExecutionBatch, row: int, targets: Int32Array) -> Float32Array:
         """Return a number per target that depends on it and on everything before it."""
         tokens = self._read(batch, row)
@@ -136,6 +151,13 @@ class SimulatedExecutor:
             _logprob(tokens[: first + i + 1], target) for i, target in enumerate(targets.tolist())
         ]
         return np.array(logprobs, dtype=np.float32)
+
+
+def hidden_states(tokens: Int32Array) -> Float64Array:
+    """Return the "hidden states" of the last of some tokens, [2], within 1 of 0 and never 0."""
+    digest = hashlib.blake2b(np.ascontiguousarray(tokens, dtype="<i4").tobytes(), digest_size=8)
+    numbers = np.frombuffer(digest.digest(), dtype="<u2")[: SPEC.hidden_size].astype(np.float64)
+    return (2 * numbers - 65535) / 65536
 
 
 def _logprob(tokens: Int32Array, target: int) -> float:

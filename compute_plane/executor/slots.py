@@ -20,6 +20,7 @@ from compute_plane.executor.batch_checks import SlotLimits, check_columns
 from compute_plane.executor.copy_stage import ReplacedEntry, StagedCopy, stage_copies
 from compute_plane.executor.decode_run import DecodeRun, PreparedStep
 from compute_plane.executor.drafts import DraftedStep, check_drafts, lay_drafts, take_back
+from compute_plane.executor.embeddings import check_embeddings
 from compute_plane.executor.interface import (
     BoolArray,
     ExecutionBatch,
@@ -210,6 +211,7 @@ class SlotTable:
             ],
             prompt_num_logprobs=[request.num_logprobs for request in batch.prompt_logprobs],
             digest_blocks=batch.digest_blocks.tolist(),
+            embeddings=batch.embeddings,
             input_sources=None if ahead is None else ahead.sources(lines[rows], memory),
         )
 
@@ -224,6 +226,7 @@ class SlotTable:
         batch = prepared.batch
         if batch is None or output is None:
             return nothing_run(prepared)
+        output = check_embeddings(batch, output, self.limits.embedding_size)
         failed = check_output(batch, output, self.limits.vocab_size)
         if prepared.drafted is not None:
             return self._complete_drafted(prepared, prepared.drafted, batch, output, failed)
@@ -296,6 +299,7 @@ class SlotTable:
         if batch is None:
             raise ValueError("a step without rows is never launched")
         rows, is_dead = prepared.rows, ahead.is_dead
+        output = check_embeddings(batch, output, self.limits.embedding_size)
         failed = check_output(batch, output, self.limits.vocab_size) | is_dead
         result = step_result(prepared, batch, output, failed)
         result = without_dead_rows(result, prepared, is_dead)

@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from compute_plane.errors import BatchRefused
 from compute_plane.executor.interface import (
+    EmbeddingWant,
     Float32Array,
+    Float64Array,
     Int32Array,
     LogitBias,
     SampleLogprobs,
@@ -147,6 +149,7 @@ class StepBatch:
     draft_counts: Int64Array = field(default_factory=lambda: EMPTY)
     draft_ids: Int64Array = field(default_factory=lambda: EMPTY)
     constraints: Sequence[RowConstraint] = ()
+    embeddings: Sequence[EmbeddingWant] = ()
 
 
 class RowFailureReason(enum.Enum):
@@ -179,12 +182,21 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class RowEmbedding:
+    """The hidden states that were wanted of a row, [hidden]."""
+
+    row: int
+    values: Float64Array
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step gave. `sampled_token_ids`: [K], entries of failed rows mean nothing.
 
     `sample_logprobs`: of the samples that asked and whose row did not fail. `block_digests`: one
     for each of the batch's `digest_blocks`. `kept_drafts`: [K], empty in a step without drafts;
-    `draft_logprobs`: of these, where the sample asked.
+    `draft_logprobs`: of these, where the sample asked. `embeddings`: of the rows for which they
+    were asked and that did not fail.
     """
 
     sampled_token_ids: Int32Array
@@ -194,6 +206,7 @@ class StepResult:
     block_digests: Sequence[int] = ()
     kept_drafts: Int64Array = field(default_factory=lambda: EMPTY)
     draft_logprobs: Sequence[SampleLogprobs] = ()
+    embeddings: Sequence[RowEmbedding] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from compute_plane.executor.decode_run import PreparedStep
+from compute_plane.executor.embeddings import row_embeddings
 from compute_plane.executor.interface import (
     BoolArray,
     ExecutionBatch,
@@ -86,6 +87,7 @@ def step_result(
         prompt_logprobs(batch, output, rows),
         sample_logprobs(batch, output, rows, failed),
         output.block_digests,
+        embeddings=row_embeddings(batch, output, rows),
     )
 
 
@@ -130,6 +132,7 @@ def without_dead_rows(result: StepResult, prepared: PreparedStep, is_dead: BoolA
             ),
         ],
         prompt_logprobs=[item for item in result.prompt_logprobs if item.row not in dead],
+        embeddings=[item for item in result.embeddings if item.row not in dead],
     )
 
 

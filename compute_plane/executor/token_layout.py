@@ -122,7 +122,7 @@ def _num_different(values: Int64Array) -> int:
 
 
 def _check_requests(batch: ExecutionBatch, shape: PoolShape) -> None:
-    """Check what is asked of the rows: samples, prompt log-probabilities, block copies."""
+    """Check what is asked of the rows: samples, log-probabilities, hidden states, block copies."""
     num_rows = len(batch.query_lens)
     _check_range("sampled_rows", batch.sampled_rows, num_rows)
     if len(batch.sampling) != len(batch.sampled_rows):
@@ -144,6 +144,8 @@ def _check_requests(batch: ExecutionBatch, shape: PoolShape) -> None:
                 field="prompt_logprob_targets",
             )
         _check_range("prompt_logprob_targets", targets, shape.vocab_size)
+    if batch.embeddings:
+        _check_range("embeddings", np.array([want.row for want in batch.embeddings]), num_rows)
     check_copies(batch.copies, shape)
 
 

@@ -17,6 +17,8 @@ class ModelAssets:
     `eos_token_ids`: every token that ends a generation, the usual one first.
     `add_bos_token`: whether a prompt starts with `bos_token_id`. Whoever encodes puts it there and
     asks the library not to add special tokens; `bos_token_id` is then never None.
+    `text_end_token_ids`: what the tokenizer puts behind a text that is not to be gone on with: one
+    that an embedding is made of. Who encodes puts them there, too.
     All ids are below the width of the logits.
     """
 
@@ -27,3 +29,4 @@ class ModelAssets:
     pad_token_id: int | None
     add_bos_token: bool
     model_name: str
+    text_end_token_ids: tuple[int, ...] = ()

@@ -19,6 +19,7 @@ from compute_plane.model.gguf_windows import SLIDING_WINDOW, read_windows
 from compute_plane.model.mapped_file import forget_pages
 from compute_plane.model.mixture import gguf_intermediate_size, gguf_mixture
 from compute_plane.model.multipliers import Multipliers, with_multipliers
+from compute_plane.model.pooling import gguf_pooling
 from compute_plane.model.spec import (
     MAX_LAYERS,
     ModelSpec,
@@ -98,6 +99,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         rotary_dim=_rotary_dim(file, keys, prefix, head_dim),
         layers_without_rope=_layers_without_rope(keys, architecture, min(num_layers, MAX_LAYERS)),
         mixture=mixture,
+        pooling=gguf_pooling(file.path, keys, prefix),
     )
     window, layers = read_windows(
         file.path, keys, prefix, min(num_layers, MAX_LAYERS), context_length

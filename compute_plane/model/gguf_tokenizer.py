@@ -72,6 +72,7 @@ def read_gguf_assets(file: GgufFile, spec: ModelSpec) -> ModelAssets:
         pad_token_id=_token_id(file, keys, "tokenizer.ggml.padding_token_id", len(tokens)),
         add_bos_token=add_bos,
         model_name=spec.name[:MAX_MODEL_NAME_BYTES],
+        text_end_token_ids=_text_end(file, keys, len(tokens)),
     )
 
 
@@ -84,7 +85,7 @@ def _word_split(file: GgufFile, keys: GgufMetadata) -> WordSplit | None:
             f"tokenizer {printable(model)} is not supported; supported are {BYTE_LEVEL} "
             f"(byte-level BPE) and {SENTENCE_PIECE} (SentencePiece's BPE)",
         )
-    refused = ["add_eos_token", "remove_extra_whitespaces"]
+    refused = ["remove_extra_whitespaces"]
     if model == BYTE_LEVEL:
         refused.append("add_space_prefix")
     for key in refused:
@@ -152,6 +153,18 @@ def _token_id(file: GgufFile, keys: GgufMetadata, key: str, num_tokens: int) -> 
     if token is not None and not 0 <= token < num_tokens:
         raise ModelFileError(file.path, f"{key} must be below {num_tokens}, got {token}")
     return token
+
+
+def _text_end(file: GgufFile, keys: GgufMetadata, num_tokens: int) -> tuple[int, ...]:
+    """Return what encoding puts behind a text."""
+    if not keys.boolean("tokenizer.ggml.add_eos_token"):
+        return ()
+    token = _token_id(file, keys, END_KEYS[0], num_tokens)
+    if token is None:
+        raise ModelFileError(
+            file.path, f"tokenizer.ggml.add_eos_token is set, but {END_KEYS[0]} is not"
+        )
+    return (token,)
 
 
 def _end_tokens(

@@ -18,6 +18,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 DEFAULT_TEMPLATE = "default"
+ANY_TEXT = "a"
 
 MAX_TOKENIZER_BYTES = 128 << 20
 MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
@@ -55,14 +56,16 @@ def read_hf_assets(directory: Path, config: JsonObject, spec: ModelSpec) -> Mode
     if own_end is not None:
         ends.append(own_end)
     bos = special("bos")
+    first, last = _around(tokenizer)
     return ModelAssets(
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(directory, settings),
         bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys(ends)),
         pad_token_id=special("pad"),
-        add_bos_token=_adds_bos(settings, tokenizer, bos),
+        add_bos_token=_adds_bos(settings, first, bos),
         model_name=spec.name,
+        text_end_token_ids=_text_end(settings, last, own_end),
     )
 
 
@@ -144,11 +147,33 @@ def _ids(document: JsonObject, key: str, spec: ModelSpec) -> list[int]:
     return list(ids)
 
 
-def _adds_bos(settings: JsonObject, tokenizer: Tokenizer, bos: int | None) -> bool:
+def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the tokens that the post-processor puts in front of a text and behind it."""
+    plain = tokenizer.encode(ANY_TEXT, add_special_tokens=False).ids
+    whole = tokenizer.encode(ANY_TEXT).ids
+    for first in range(len(whole) - len(plain) + 1):
+        if plain and whole[first : first + len(plain)] == plain:
+            return whole[:first], whole[first + len(plain) :]
+    return tokenizer.encode("").ids, []  # nobody can tell: the text has no token
+
+
+def _text_end(settings: JsonObject, last: list[int], end: int | None) -> tuple[int, ...]:
+    """Return what encoding puts behind a text: as the tokenizer does, or else the settings say.
+
+    transformers makes a post-processor of the settings where the file has none.
+    """
+    if last or not settings.boolean("add_eos_token"):
+        return tuple(last)
+    if end is None:
+        raise ModelFileError(settings.path, "add_eos_token is true, but there is no EOS token")
+    return (end,)
+
+
+def _adds_bos(settings: JsonObject, first: list[int], bos: int | None) -> bool:
     """Tell whether encoding puts BOS in front: as the settings say, else as the tokenizer does."""
     declared = settings.boolean("add_bos_token")
     if declared is None:
-        return bos is not None and tokenizer.encode("").ids[:1] == [bos]
+        return bos is not None and first[:1] == [bos]
     if declared and bos is None:
         raise ModelFileError(settings.path, "add_bos_token is true, but there is no BOS token")
     return declared

@@ -111,7 +111,8 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
     head_dim = _head_dim(config, kind, hidden_size, num_heads)
     turning = of_layer_type(config, FULL_ATTENTION) if model_type == GEMMA3 else config
     scaling = rope_scaling(turning, context_length, yarn_is_longrope=model_type == PHI3)
-    ties = config.boolean("tie_word_embeddings")
+    # A model without a head has the embedding for one, as GGUF files of such models have it.
+    ties = True if _is_headless(config, kind) else config.boolean("tie_word_embeddings")
     spec = ModelSpec(
         name=name,
         architecture=kind.architecture,
@@ -229,12 +230,18 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         for other in MODEL_TYPES.values()
         if other.architecture == kind.architecture
     ]
-    if architectures is not None and not (
-        isinstance(architectures, list) and any(name in names for name in architectures)
+    if (
+        architectures is not None
+        and not (isinstance(architectures, list) and any(name in names for name in architectures))
+        and not _is_headless(config, kind)
     ):
         raise UnsupportedModelError(
             config.path,
             f"architectures must name {' or '.join(names)}, got {printable(repr(architectures))}",
+        )
+    if config.boolean("is_causal") is False:
+        raise UnsupportedModelError(
+            config.path, "attention that is not causal is not supported (is_causal = false)"
         )
     if model_type == GRANITE4:
         _refuse_hybrids(config)
@@ -247,6 +254,18 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         raise UnsupportedModelError(
             config.path, f"{key} must be {expected}, got {printable(activation)}"
         )
+
+
+def _is_headless(config: JsonObject, kind: ModelType) -> bool:
+    """Whether the files hold the model up to its final norm, as embedding models' may."""
+    architectures = config.raw("architectures")
+    if not isinstance(architectures, list):
+        return False
+    return any(
+        other.class_name.replace("ForCausalLM", "Model") in architectures
+        for other in MODEL_TYPES.values()
+        if other.architecture == kind.architecture
+    )
 
 
 def _refuse_hybrids(config: JsonObject) -> None:

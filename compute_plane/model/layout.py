@@ -49,6 +49,7 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError, pr
 from compute_plane.model.spec import ModelSpec, faults_of
 from compute_plane.model.tensor import IntArray, RawTensor, RunOfRows, TensorFormat
 
+PREFIX = "model."
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"

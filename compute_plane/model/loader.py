@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compute_plane.model.assets import ModelAssets
@@ -17,6 +17,7 @@ from compute_plane.model.group_config import read_group_quantization
 from compute_plane.model.hf_assets import read_hf_assets
 from compute_plane.model.hf_config import read_hf_spec
 from compute_plane.model.json_file import JsonObject
+from compute_plane.model.pooling import directory_pooling
 from compute_plane.model.safetensors import open_safetensors
 from compute_plane.model.source import ModelLocation, locate_model
 from compute_plane.model.spec import ModelSpec
@@ -70,6 +71,7 @@ def _load_directory(location: ModelLocation) -> LoadedModel:
     config = JsonObject.read(location.path / CONFIG)
     name = location.name or printable(location.path.resolve().name)
     spec = read_hf_spec(config, name)
+    spec = replace(spec, pooling=directory_pooling(location.path))
     spec, source = open_safetensors(location.path, spec, read_group_quantization(config))
     assets = read_hf_assets(location.path, config, spec)
     return LoadedModel(spec, assets, source, location.path, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -98,6 +98,7 @@ def open_safetensors(
                 )
             if not name.endswith(DERIVED_SUFFIX):
                 stored[name] = entry
+    stored = {_with_prefix(name, stored): entry for name, entry in stored.items()}
     buffers = list({id(entry.buffer): entry.buffer for entry in stored.values()}.values())
     where = files[0] if len(files) == 1 else directory
     tensors = {}
@@ -263,6 +264,16 @@ def _indexed(directory: Path, index: JsonObject) -> list[Path]:
                 f"weight_map must name files of this directory, got {printable(repr(name))}",
             )
     return [directory / name for name in names]
+
+
+def _with_prefix(name: str, names: Container[str]) -> str:
+    """Return what a tensor of a directory with these names is called in one of a whole model.
+
+    Directories of a model without its head, as embedding models are published, leave a prefix out.
+    """
+    if name == layout.LM_HEAD or layout.EMBEDDING.removeprefix(layout.PREFIX) not in names:
+        return name
+    return layout.PREFIX + name
 
 
 def _is_tied(tensors: Mapping[str, RawTensor], spec: ModelSpec) -> bool:

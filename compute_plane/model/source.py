@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from compute_plane.model import pooling
 from compute_plane.model.errors import ModelReferenceError, printable
 from compute_plane.model.group_config import OWN_FILES
 
@@ -26,6 +27,7 @@ HUB_FILES = [
     "chat_template.jinja",
     "*.safetensors",
     "*.safetensors.index.json",
+    pooling.CONFIG,
     *OWN_FILES,
 ]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w./-]+\.gguf)?", re.ASCII)

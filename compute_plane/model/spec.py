@@ -168,7 +168,8 @@ class ModelSpec:
     None: 1/√head_dim. `logits_scale`: what logits are. (`compute_plane.model.multipliers`, which
     changes `rms_norm_eps` too.) `window`: how many positions a token sees in `layers_with_window`,
     the last ones up to its own (`compute_plane.model.windows`). `local_rope_theta`: the base of
-    `layers_with_local_rope`, which have no scaling; None: there are none.
+    `layers_with_local_rope`, which have no scaling; None: there are none. `pooling`: what an
+    embedding is made of (`compute_plane.model.pooling`); empty: the files do not say.
     """
 
     name: str
@@ -197,6 +198,7 @@ class ModelSpec:
     layers_with_window: frozenset[int] = frozenset()
     local_rope_theta: float | None = None
     layers_with_local_rope: frozenset[int] = frozenset()
+    pooling: str = ""
 
     def window_of(self, layer: int) -> int | None:
         """Return how many positions a token sees in a layer; None: all up to its own."""

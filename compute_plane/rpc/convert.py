@@ -8,7 +8,12 @@ from typing import Final
 import numpy as np
 
 from compute_plane import errors
-from compute_plane.executor.interface import LogitBias, SampleLogprobs
+from compute_plane.executor.interface import (
+    EmbeddingPart,
+    EmbeddingWant,
+    LogitBias,
+    SampleLogprobs,
+)
 from compute_plane.executor.step import (
     EMPTY,
     BlockMove,
@@ -38,6 +43,12 @@ REFUSAL_REASON: Final[dict[type[errors.BatchRefused], compute_pb2.RefusalReason.
 ROW_FAILURE_REASON: Final = {
     RowFailureReason.NOT_FINITE: compute_pb2.ROW_FAILURE_REASON_NOT_FINITE,
     RowFailureReason.POISONED: compute_pb2.ROW_FAILURE_REASON_POISONED,
+}
+
+
+EMBEDDING_PART: Final = {
+    compute_pb2.EMBEDDING_PART_LAST: EmbeddingPart.LAST,
+    compute_pb2.EMBEDDING_PART_SUM: EmbeddingPart.SUM,
 }
 
 
@@ -83,6 +94,10 @@ def batch_from_proto(batch: compute_pb2.ExecutionBatch) -> StepBatch:
                 entry.row, np.frombuffer(entry.allowed_tokens, np.uint8), entry.num_drafts
             )
             for entry in batch.constraints
+        ],
+        embeddings=[
+            EmbeddingWant(request.row, EMBEDDING_PART.get(request.part, EmbeddingPart.UNSAID))
+            for request in batch.embeddings
         ],
     )
 
@@ -162,6 +177,9 @@ def reply_to_proto(reply: StepReply) -> compute_pb2.ExecutionOutput:
         output.kept_drafts.extend(result.kept_drafts.tolist())
         output.draft_logprobs.extend(map(_sample_logprobs, result.draft_logprobs))
         output.block_digests.extend(result.block_digests)
+        for embedding in result.embeddings:
+            values = embedding.values.astype("<f8", copy=False)
+            output.embeddings.add(row=embedding.row, values=values.tobytes())
         for entry in result.prompt_logprobs:
             output.prompt_logprobs.add(
                 row=entry.row,
@@ -209,6 +227,7 @@ def facts_to_proto(facts: PlaneFacts) -> compute_pb2.DescribeResponse:
             weight_format=spec.weight_format,
             num_parameters=spec.num_parameters,
             sha256=facts.model_sha256,
+            pooling=spec.pooling,
         ),
         numerics_id=facts.numerics_id,
         executor=facts.executor,
@@ -230,6 +249,7 @@ def facts_to_proto(facts: PlaneFacts) -> compute_pb2.DescribeResponse:
             max_tokens=limits.max_tokens,
             preferred_prefill_chunk=facts.preferred_prefill_chunk,
             max_message_bytes=facts.max_message_bytes,
+            max_embeddings=limits.max_embeddings,
         ),
         max_batches_in_flight=facts.max_batches_in_flight,
         features=facts.features,
@@ -248,6 +268,7 @@ def assets_to_proto(assets: PlaneAssets) -> compute_pb2.GetModelAssetsResponse:
         add_bos_token=assets.add_bos_token,
         context_length=assets.context_length,
         model_name=assets.model_name,
+        text_end_token_ids=assets.text_end_token_ids,
     )
     if assets.tokenizer_json is not None:
         response.tokenizer_json = assets.tokenizer_json

@@ -21,7 +21,14 @@ from compute_plane.cuda.operations import MAX_LOGPROBS, DrawNeeds
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.sampling_columns import needs_of
 from compute_plane.cuda.staging import FIRST_BYTES
-from compute_plane.executor.interface import MAX_STEPS_UNDER_WAY, LogitBias, Penalties, SamplingRow
+from compute_plane.executor.interface import (
+    MAX_STEPS_UNDER_WAY,
+    EmbeddingPart,
+    EmbeddingWant,
+    LogitBias,
+    Penalties,
+    SamplingRow,
+)
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
 from compute_plane.memory.sizing import MIB
 from planes.errors import ConfigError
@@ -68,6 +75,7 @@ def prompts(driver: BatchDriver, num_tokens: int) -> object:
         prompt_logprob_rows=list(range(8)),
         prompt_logprob_targets=[int32(row.tokens[1:]) for row in rows],
         prompt_num_logprobs=[20] * 8,
+        embeddings=[EmbeddingWant(row, EmbeddingPart.SUM) for row in range(8)],
     )  # fmt: skip
 
 

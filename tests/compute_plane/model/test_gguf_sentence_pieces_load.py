@@ -166,7 +166,6 @@ def test_a_vocabulary_that_cannot_be_is_refused_by_file_and_key(write, pieces, w
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("add_eos_token", True),
         ("remove_extra_whitespaces", True),
         ("precompiled_charsmap", [1, 2]),
     ],

@@ -252,6 +252,14 @@ INVALID = {
         constraints((0, bytes(32) + b"\xf8")),  # but tokens that do not exist
         "constraints[0].allowed_tokens",
     ),
+    "hidden states of no row": (
+        {"embeddings": [compute_pb2.EmbeddingRequest(row=2, part=1)]},
+        "embeddings[0].row",
+    ),
+    "hidden states of no known part": (
+        {"embeddings": [compute_pb2.EmbeddingRequest(row=1, part=3)]},
+        "embeddings[0].part",
+    ),
     "a digest of no block": ({"digest_blocks": [1 << 20]}, "digest_blocks[0]"),
 }
 

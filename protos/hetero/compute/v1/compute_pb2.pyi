@@ -24,6 +24,27 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EmbeddingPart:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EmbeddingPartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EmbeddingPart.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EMBEDDING_PART_UNSPECIFIED: _EmbeddingPart.ValueType  # 0
+    EMBEDDING_PART_LAST: _EmbeddingPart.ValueType  # 1
+    """that of the row's last token"""
+    EMBEDDING_PART_SUM: _EmbeddingPart.ValueType  # 2
+    """the sum of those of all tokens that the row computes"""
+
+class EmbeddingPart(_EmbeddingPart, metaclass=_EmbeddingPartEnumTypeWrapper): ...
+
+EMBEDDING_PART_UNSPECIFIED: EmbeddingPart.ValueType  # 0
+EMBEDDING_PART_LAST: EmbeddingPart.ValueType  # 1
+"""that of the row's last token"""
+EMBEDDING_PART_SUM: EmbeddingPart.ValueType  # 2
+"""the sum of those of all tokens that the row computes"""
+Global___EmbeddingPart: _TypeAlias = EmbeddingPart  # noqa: Y015
+
 class _RowFailureReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -32,7 +53,7 @@ class _RowFailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowF
     DESCRIPTOR: _descriptor.EnumDescriptor
     ROW_FAILURE_REASON_UNSPECIFIED: _RowFailureReason.ValueType  # 0
     ROW_FAILURE_REASON_NOT_FINITE: _RowFailureReason.ValueType  # 1
-    """NaN or infinite logits"""
+    """NaN or infinite logits, or hidden states"""
     ROW_FAILURE_REASON_POISONED: _RowFailureReason.ValueType  # 2
     """the slot failed earlier"""
 
@@ -40,7 +61,7 @@ class RowFailureReason(_RowFailureReason, metaclass=_RowFailureReasonEnumTypeWra
 
 ROW_FAILURE_REASON_UNSPECIFIED: RowFailureReason.ValueType  # 0
 ROW_FAILURE_REASON_NOT_FINITE: RowFailureReason.ValueType  # 1
-"""NaN or infinite logits"""
+"""NaN or infinite logits, or hidden states"""
 ROW_FAILURE_REASON_POISONED: RowFailureReason.ValueType  # 2
 """the slot failed earlier"""
 Global___RowFailureReason: _TypeAlias = RowFailureReason  # noqa: Y015
@@ -140,7 +161,8 @@ class DescribeResponse(_message.Message):
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the optional parts of ExecutionBatch this plane executes, e.g. "copies", "swap",
-        "prompt_logprobs", "top_k", "drafts", "constraints", "draft_constraints" (of rows with drafts).
+        "prompt_logprobs", "top_k", "drafts", "constraints", "draft_constraints" (of rows with drafts),
+        "embeddings".
         Others are refused.
         """
 
@@ -189,6 +211,7 @@ class ModelDescription(_message.Message):
     WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     vocab_size: _builtins.int
@@ -206,6 +229,10 @@ class ModelDescription(_message.Message):
     num_parameters: _builtins.int
     sha256: _builtins.str
     """Hex SHA-256 of the model file or of the sorted list of its files' digests; empty: not computed."""
+    pooling: _builtins.str
+    """How an embedding of a text is made of its tokens' hidden states, as the model files say it:
+    "mean", "last", or something else by its name ("cls"). Empty: they do not say.
+    """
     def __init__(
         self,
         *,
@@ -222,10 +249,11 @@ class ModelDescription(_message.Message):
         weight_format: _builtins.str = ...,
         num_parameters: _builtins.int = ...,
         sha256: _builtins.str = ...,
+        pooling: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_length", b"context_length", "dtype", b"dtype", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "name", b"name", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "sha256", b"sha256", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_length", b"context_length", "dtype", b"dtype", "head_dim", b"head_dim", "hidden_size", b"hidden_size", "name", b"name", "num_heads", b"num_heads", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "pooling", b"pooling", "sha256", b"sha256", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -279,12 +307,15 @@ class BatchLimits(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PREFERRED_PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_EMBEDDINGS_FIELD_NUMBER: _builtins.int
     max_slots: _builtins.int
     max_rows: _builtins.int
     max_tokens: _builtins.int
     preferred_prefill_chunk: _builtins.int
     """Longest useful prefill row, by measurement or design of the executor."""
     max_message_bytes: _builtins.int
+    max_embeddings: _builtins.int
+    """0: none"""
     def __init__(
         self,
         *,
@@ -293,10 +324,11 @@ class BatchLimits(_message.Message):
         max_tokens: _builtins.int = ...,
         preferred_prefill_chunk: _builtins.int = ...,
         max_message_bytes: _builtins.int = ...,
+        max_embeddings: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_message_bytes", b"max_message_bytes", "max_rows", b"max_rows", "max_slots", b"max_slots", "max_tokens", b"max_tokens", "preferred_prefill_chunk", b"preferred_prefill_chunk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_embeddings", b"max_embeddings", "max_message_bytes", b"max_message_bytes", "max_rows", b"max_rows", "max_slots", b"max_slots", "max_tokens", b"max_tokens", "preferred_prefill_chunk", b"preferred_prefill_chunk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,6 +362,7 @@ class GetModelAssetsResponse(_message.Message):
     ADD_BOS_TOKEN_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     MODEL_NAME_FIELD_NUMBER: _builtins.int
+    TEXT_END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     tokenizer_json: _builtins.bytes
     """A tokenizer.json as the `tokenizers` library reads it."""
     chat_template: _builtins.str
@@ -346,6 +379,10 @@ class GetModelAssetsResponse(_message.Message):
 
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def text_end_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What encoding puts behind a text of which an embedding is made; not behind other prompts."""
+
     def __init__(
         self,
         *,
@@ -358,10 +395,11 @@ class GetModelAssetsResponse(_message.Message):
         add_bos_token: _builtins.bool = ...,
         context_length: _builtins.int = ...,
         model_name: _builtins.str = ...,
+        text_end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_pad_token_id", b"_pad_token_id", "bos_token_id", b"bos_token_id", "pad_token_id", b"pad_token_id", "simple", b"simple", "tokenizer", b"tokenizer", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_pad_token_id", b"_pad_token_id", "add_bos_token", b"add_bos_token", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "context_length", b"context_length", "eos_token_ids", b"eos_token_ids", "model_name", b"model_name", "pad_token_id", b"pad_token_id", "simple", b"simple", "tokenizer", b"tokenizer", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_pad_token_id", b"_pad_token_id", "add_bos_token", b"add_bos_token", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "context_length", b"context_length", "eos_token_ids", b"eos_token_ids", "model_name", b"model_name", "pad_token_id", b"pad_token_id", "simple", b"simple", "text_end_token_ids", b"text_end_token_ids", "tokenizer", b"tokenizer", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015
@@ -500,6 +538,7 @@ class ExecutionBatch(_message.Message):
     DIGEST_BLOCKS_FIELD_NUMBER: _builtins.int
     DRAFT_COUNTS_FIELD_NUMBER: _builtins.int
     DRAFT_IDS_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     step_id: _builtins.int
@@ -585,6 +624,10 @@ class ExecutionBatch(_message.Message):
     def draft_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """flat, sum(draft_counts)"""
 
+    @_builtins.property
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbeddingRequest]:
+        """Rows whose hidden states are wanted. Not of rows with drafts."""
+
     def __init__(
         self,
         *,
@@ -611,10 +654,11 @@ class ExecutionBatch(_message.Message):
         digest_blocks: _abc.Iterable[_builtins.int] | None = ...,
         draft_counts: _abc.Iterable[_builtins.int] | None = ...,
         draft_ids: _abc.Iterable[_builtins.int] | None = ...,
+        embeddings: _abc.Iterable[Global___EmbeddingRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_step", b"acked_step", "constraints", b"constraints", "copies", b"copies", "digest_blocks", b"digest_blocks", "draft_counts", b"draft_counts", "draft_ids", b"draft_ids", "epoch", b"epoch", "new_block_counts", b"new_block_counts", "new_block_ids", b"new_block_ids", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "query_lens", b"query_lens", "released", b"released", "sampled_rows", b"sampled_rows", "sampled_slots", b"sampled_slots", "session", b"session", "slots", b"slots", "starts", b"starts", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_step", b"acked_step", "constraints", b"constraints", "copies", b"copies", "digest_blocks", b"digest_blocks", "draft_counts", b"draft_counts", "draft_ids", b"draft_ids", "embeddings", b"embeddings", "epoch", b"epoch", "new_block_counts", b"new_block_counts", "new_block_ids", b"new_block_ids", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "query_lens", b"query_lens", "released", b"released", "sampled_rows", b"sampled_rows", "sampled_slots", b"sampled_slots", "session", b"session", "slots", b"slots", "starts", b"starts", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -856,6 +900,32 @@ class PromptLogprobsRequest(_message.Message):
 Global___PromptLogprobsRequest: _TypeAlias = PromptLogprobsRequest  # noqa: Y015
 
 @_typing.final
+class EmbeddingRequest(_message.Message):
+    """Hidden states of a row behind the model's final norm, where its head would read them: what the
+    model makes of the text so far. At most one a row.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    part: Global___EmbeddingPart.ValueType
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        part: Global___EmbeddingPart.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "row", b"row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbeddingRequest: _TypeAlias = EmbeddingRequest  # noqa: Y015
+
+@_typing.final
 class ExecutionOutput(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -871,6 +941,7 @@ class ExecutionOutput(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     KEPT_DRAFTS_FIELD_NUMBER: _builtins.int
     DRAFT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     step_id: _builtins.int
@@ -908,6 +979,10 @@ class ExecutionOutput(_message.Message):
         that of the token that follows them.
         """
 
+    @_builtins.property
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowEmbedding]:
+        """One entry per entry of the batch's embeddings, in their order, but for those of failed rows."""
+
     def __init__(
         self,
         *,
@@ -923,14 +998,41 @@ class ExecutionOutput(_message.Message):
         timings: Global___StepTimings | None = ...,
         kept_drafts: _abc.Iterable[_builtins.int] | None = ...,
         draft_logprobs: _abc.Iterable[Global___SampleLogprobs] | None = ...,
+        embeddings: _abc.Iterable[Global___RowEmbedding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_digests", b"block_digests", "draft_logprobs", b"draft_logprobs", "epoch", b"epoch", "kept_drafts", b"kept_drafts", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "row_failures", b"row_failures", "sample_logprobs", b"sample_logprobs", "sampled_token_ids", b"sampled_token_ids", "session", b"session", "step_id", b"step_id", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_digests", b"block_digests", "draft_logprobs", b"draft_logprobs", "embeddings", b"embeddings", "epoch", b"epoch", "kept_drafts", b"kept_drafts", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "row_failures", b"row_failures", "sample_logprobs", b"sample_logprobs", "sampled_token_ids", b"sampled_token_ids", "session", b"session", "step_id", b"step_id", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecutionOutput: _TypeAlias = ExecutionOutput  # noqa: Y015
+
+@_typing.final
+class RowEmbedding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    values: _builtins.bytes
+    """ModelDescription.hidden_size numbers, float64, little-endian. Of a sum each token's numbers are
+    rounded to multiples of 2^-28 first, so that sums below 2^25 are exact: a text gives the same
+    sum however it was cut into rows.
+    """
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["row", b"row", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowEmbedding: _TypeAlias = RowEmbedding  # noqa: Y015
 
 @_typing.final
 class RowFailure(_message.Message):
