@@ -214,6 +214,8 @@ class ControlPlane:
                 max_unread_tokens=self._config.max_unread_tokens,
                 on_drain=self._tell_health,
                 watch=self._instruments.watch(connected.plane.model),
+                pooling=self._config.pooling,
+                text_end=connected.assets.text_end_token_ids,
             )
         )
         self._grpc.attach(frontend)

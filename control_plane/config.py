@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control_plane.config_checks import check_together
+from control_plane.core.embedding import POOLINGS
 from control_plane.core.interface import MOST_DRAFTS
 from control_plane.text.answers.formats import AUTO, REASONING_PARSERS, TOOL_CALL_PARSERS
 from control_plane.text.template_kwargs import read_template_kwargs
@@ -183,6 +184,11 @@ class ControlPlaneConfig(SchedulingLimits):
         AUTO,
         help="split reasoning off answers of chats; auto: if the chat template knows <think>",
         choices=REASONING_PARSERS,
+    )
+    pooling: str = setting(
+        AUTO,
+        help="what embeddings are made of; auto: as the model's files say, or else its last token",
+        choices=POOLINGS,
     )
     max_unread_tokens: int = setting(
         2048,

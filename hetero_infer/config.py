@@ -99,6 +99,7 @@ class EngineConfig(SchedulingLimits):
     max_tokens_per_batch: int = as_in(ComputePlaneConfig, "max_tokens_per_batch")
     pipeline_depth: int = as_in(ControlPlaneConfig, "pipeline_depth")
     compute_grace: float = as_in(ControlPlaneConfig, "compute_grace")
+    pooling: str = as_in(ControlPlaneConfig, "pooling")
     record: str | None = as_in(ControlPlaneConfig, "record")
     shutdown_timeout: float = as_in(ControlPlaneConfig, "shutdown_timeout")
     log_level: str = setting(

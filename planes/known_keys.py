@@ -60,6 +60,7 @@ CONTROL_PLANE_KEYS: Final = frozenset(
         "metrics_compat",
         "otlp_traces_endpoint",
         "pipeline_depth",
+        "pooling",
         "prefill_chunk",
         "prefix_cache",
         "prompt_lookup_min",

@@ -37,6 +37,10 @@ class Lease:
             self._is_released = True
             self._meter.end()
 
+    def share(self) -> LeaseShare:
+        """Return what a part of the request holds: its tokens count here, it ends nothing."""
+        return LeaseShare(self)
+
     def __enter__(self) -> Self:
         return self
 
@@ -47,6 +51,22 @@ class Lease:
         trace: TracebackType | None,
     ) -> None:
         self.release()
+
+
+class LeaseShare(Lease):
+    """A part of a request under way, whose lease others hold."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: Lease) -> None:
+        self._whole = whole
+
+    def book(self, num_tokens: int) -> None:
+        """Count tokens, as those of the whole."""
+        self._whole.book(num_tokens)
+
+    def release(self) -> None:
+        """Do nothing: the whole goes on."""
 
 
 @dataclass(frozen=True, slots=True)

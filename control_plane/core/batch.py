@@ -6,6 +6,7 @@ parts) without session, epoch and acknowledgement: those belong to the link.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -65,6 +66,13 @@ class RowConstraint(NamedTuple):
     num_drafts: int = 0
 
 
+class EmbeddingRequest(NamedTuple):
+    """A row's hidden states are wanted: those of its last token, or the sum of all its tokens'."""
+
+    row: int
+    is_sum: bool
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """The rows of one step and the slot changes before them.
@@ -94,6 +102,7 @@ class StepBatch:
     draft_counts: list[int] = field(default_factory=list)
     draft_ids: list[int] = field(default_factory=list)
     constraints: tuple[RowConstraint, ...] = ()
+    embeddings: tuple[EmbeddingRequest, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -141,6 +150,13 @@ class PromptLogprobs(NamedTuple):
     entries: tuple[TokenLogprobs, ...]
 
 
+class RowEmbedding(NamedTuple):
+    """The hidden states that were wanted of a row, float64."""
+
+    row: int
+    values: array[float]
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step produced.
@@ -149,7 +165,8 @@ class StepResult:
     refused whole and changed nothing. `sample_logprobs`: sample → its log-probabilities, for the
     samples that asked and did not fail. `kept_drafts[k]`: drafts that come before the token of
     sample k; empty: none for any; `draft_logprobs`: theirs, by sample. `prompt_logprobs`: of the
-    rows for which they were asked.
+    rows for which they were asked. `embeddings`: of the rows for which they were asked and that did
+    not fail.
     Microseconds: `execute_us` the plane computed, `idle_us` it had nothing to compute before that,
     `waited_us` the result waited for the engine thread.
     """
@@ -165,3 +182,4 @@ class StepResult:
     kept_drafts: list[int] = field(default_factory=list)
     draft_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    embeddings: tuple[RowEmbedding, ...] = ()

@@ -114,7 +114,7 @@ class Book:
         """Check a new request and make its first sequence."""
         self._check(request)
         search = self._search(request)
-        if len(request.output_tokens) >= request.max_tokens:
+        if request.embedding is None and len(request.output_tokens) >= request.max_tokens:
             raise SchedulerError(f"request {request.id} has all its {request.max_tokens} tokens")
         num_samples = request.params.n
         request.samples = [

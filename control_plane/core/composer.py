@@ -56,7 +56,7 @@ class StepComposer:
         running.begin_step()
         max_rows = self._config.max_batch_size
         max_tokens = self._config.max_total_tokens
-        step = Step(step_id)
+        step = Step(step_id, self._config.embedding_size)
         candidates = list(running.decoding.values())
         has_prefill_work = len(running.prefilling) > 0 or len(self._queue) > 0
         if has_prefill_work and self._steps_without_prefill >= self._config.prefill_patience:
@@ -180,6 +180,8 @@ class StepComposer:
                 return
             if seq.seq_id not in self._running.prefilling:  # preempted by a row before
                 continue
+            if not self._takes(step, seq):
+                return
             num_missing = seq.num_tokens - seq.num_computed_tokens
             num_tokens = min(num_missing, budget)
             new_block_ids = self._running.grow(seq, seq.num_computed_tokens + num_tokens)
@@ -204,6 +206,8 @@ class StepComposer:
             if budget == 0 or running.slots.num_free == 0:
                 return
             seq = queue.peek()
+            if not self._takes(step, seq):
+                return
             arrival = arrivals.look_up(seq)
             if arrival is None:
                 return
@@ -228,6 +232,10 @@ class StepComposer:
         queue = self._queue
         return len(queue) > 0 and (before is None or queue.peek().order < before.order)
 
+    def _takes(self, step: Step, seq: Sequence) -> bool:
+        """Whether the result of a step has room for what a sequence wants of it."""
+        return seq.request.embedding is None or step.num_embeddings < self._config.max_embeddings
+
     def _token_budget(self, step: Step) -> int:
         """Return how many tokens one more row of prefill may have in the step."""
         config = self._config
@@ -248,6 +256,9 @@ class StepComposer:
         running.num_kv_tokens += num_tokens
         running.remember(seq, first)
         if not samples:
+            return
+        if seq.request.embedding is not None:  # this was the last row of it
+            running.drain(seq)
             return
         seq.num_pending_tokens += 1
         if seq.num_computed_tokens == seq.max_computed_tokens:

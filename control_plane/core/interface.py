@@ -25,7 +25,13 @@ OPTIONAL_PARAMETERS = (
 )
 """Fields of `GenerationParams` that take more of a scheduler than one answer of sampled tokens."""
 
-MAY_BE_NONE = ("num_host_blocks", "speculative_tokens", "grammar_drafts")
+MAY_BE_NONE = (
+    "num_host_blocks",
+    "speculative_tokens",
+    "grammar_drafts",
+    "embedding_size",
+    "max_embeddings",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class SchedulerConfig:
     `speculative_tokens`: tokens a decode row may guess (`control_plane.core.drafting`); 0: none.
     `prompt_lookup_min`: tokens that must have stood in the text before for a guess.
     `grammar_drafts`: tokens a constrained decode row may guess by its constraint; 0: none.
+    `embedding_size`: numbers of a row's hidden states; `max_embeddings`: rows of one step that may
+    give them. 0: the compute plane gives none.
     """
 
     max_batch_size: int = 32
@@ -63,6 +71,8 @@ class SchedulerConfig:
     speculative_tokens: int = 0
     prompt_lookup_min: int = 3
     grammar_drafts: int = 0
+    embedding_size: int = 0
+    max_embeddings: int = 0
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -181,12 +191,13 @@ class EndsSamples(Protocol):
 class KeepsParameters(Protocol):
     """A scheduler that keeps to more than the parameters every scheduler must keep to.
 
-    Others are given no request with a value of their own for one of `OPTIONAL_PARAMETERS`.
+    Others are given no request with a value of their own for one of `OPTIONAL_PARAMETERS`, and none
+    with an `embedding`.
     """
 
     @property
     def keeps(self) -> frozenset[str]:
-        """Those of `OPTIONAL_PARAMETERS` that it keeps to."""
+        """Those of `OPTIONAL_PARAMETERS` that it keeps to, and `EMBEDDINGS` if it makes them."""
         ...
 
 

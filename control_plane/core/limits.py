@@ -29,17 +29,19 @@ class RequestLimits:
     def check(self, num_prompt_tokens: int, max_tokens: int, num_beams: int = 1) -> None:
         """Refuse what can never run; `num_beams` sequences of that length must run together.
 
-        The error's field is `prompt` if the prompt is too long whatever `max_tokens` is, else
-        `max_tokens`. Raises ValidationError for an empty prompt, ContextLengthError for too many
-        tokens, RequestNeverFitsError for a request that the pool could not hold even alone.
+        `max_tokens` 0: nothing is generated. The error's field is `prompt` if the prompt is too
+        long whatever `max_tokens` is, else `max_tokens`. Raises ValidationError for an empty
+        prompt, ContextLengthError for too many tokens, RequestNeverFitsError for a request that the
+        pool could not hold even alone.
         """
         if num_prompt_tokens < 1:
             raise ValidationError("the prompt must have at least 1 token, got 0", field="prompt")
         longest = self.max_model_len
-        if num_prompt_tokens >= longest:
+        if num_prompt_tokens + min(max_tokens, 1) > longest:
+            room = f"{longest - 1} and one to generate" if max_tokens else f"{longest}"
             raise ContextLengthError(
                 f"the prompt has {_spell_tokens(num_prompt_tokens)}, max_model_len ({longest}) "
-                f"leaves room for at most {longest - 1} and one to generate",
+                f"leaves room for at most {room}",
                 field="prompt",
             )
         if num_prompt_tokens + max_tokens > longest:
@@ -60,7 +62,7 @@ class RequestLimits:
     def num_blocks_for(self, num_prompt_tokens: int, max_tokens: int, num_beams: int = 1) -> int:
         """Return the KV blocks that a request takes when it is at its longest, alone."""
         # The last token is never computed.
-        num_each = -(-(num_prompt_tokens + max_tokens - 1) // self.block_size)
+        num_each = -(-(num_prompt_tokens + max(max_tokens, 1) - 1) // self.block_size)
         num_shared = num_prompt_tokens // self.block_size if self.shares_prompts else 0
         return num_shared + (num_each - num_shared) * num_beams
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from control_plane.core.batch import TokenLogprobs
 from control_plane.core.beam import BeamSearch
 from control_plane.core.constraint import Constraint
+from control_plane.core.embedding import Embedding
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.prefix_cache import TokenChain
 from control_plane.core.prompt_lookup import PromptLookup
@@ -83,6 +84,8 @@ class Request:
     `constraints`: what each of its samples may say, behind the tokens that it has; empty: anything.
     `open_tokens`: what each may say in its first `params.min_tokens`: all that does not end it, as
     `RowConstraint` has it; empty: anything.
+    `embedding`: of its prompt, with which it ends then: nothing is generated, and `params` are
+    `NOTHING_GENERATED`; None: it generates.
     """
 
     id: int
@@ -105,6 +108,7 @@ class Request:
     search: BeamSearch | None = None
     constraints: tuple[Constraint, ...] = ()
     open_tokens: bytes = b""
+    embedding: Embedding | None = None
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
@@ -254,6 +258,8 @@ class Sequence:
         self.max_computed_tokens = request.max_total_len - 1
         self.max_tokens = request.params.max_tokens
         self.is_beam = self.group.search is not None
+        if request.embedding is not None:
+            self.max_computed_tokens = len(request.input_tokens)
         if self.is_beam:
             self.max_computed_tokens += 1  # how a beam ends is for its search to say
             self.output_tokens = []

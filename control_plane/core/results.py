@@ -41,6 +41,8 @@ class Results:
         if step.has_constraints:
             self._advance(step, result, events)
         self._accept(step, result, events)
+        if result.embeddings:
+            self._take_embeddings(step, result, events)
         for seq in step.unsampled:
             seq.num_in_flight -= 1
             if seq.draining and seq.num_in_flight == 0:
@@ -158,6 +160,17 @@ class Results:
             first = len(known) + 1 - first_position
             if first >= 0:
                 known.extend(entries[first : len(seq.request.input_tokens) - first_position])
+
+    def _take_embeddings(self, step: Step, result: StepResult, events: list[RequestOutput]) -> None:
+        """Take hidden states into the embeddings of their requests; whole ones end those."""
+        for row, values in result.embeddings:
+            seq = step.rows[row]
+            embedding = seq.request.embedding
+            if seq.is_done or seq.discards or embedding is None:
+                continue
+            embedding.take(*step.tokens_of(row), values)
+            if embedding.num_tokens == len(seq.request.input_tokens):
+                events.append(self._book.finish(seq, FinishReason.STOP))
 
     # Failures
 

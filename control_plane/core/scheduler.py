@@ -16,6 +16,7 @@ from control_plane.core.beams import Beams
 from control_plane.core.book import Book
 from control_plane.core.composer import StepComposer
 from control_plane.core.drafting import Drafting
+from control_plane.core.embedding import EMBEDDINGS
 from control_plane.core.host_pool import HostPool
 from control_plane.core.interface import (
     OPTIONAL_PARAMETERS,
@@ -81,7 +82,7 @@ class Scheduler:
         self._last_step = 0
         self._num_steps = 0
 
-    keeps: Final = frozenset(OPTIONAL_PARAMETERS)
+    keeps: Final = frozenset((*OPTIONAL_PARAMETERS, EMBEDDINGS))
     """`control_plane.core.interface.KeepsParameters`."""
 
     # Requests

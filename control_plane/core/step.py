@@ -7,6 +7,7 @@ from collections.abc import Sequence as Series
 from control_plane.core.batch import (
     BlockCopy,
     BlockMove,
+    EmbeddingRequest,
     PromptLogprobsRequest,
     RowConstraint,
     SlotStart,
@@ -22,6 +23,8 @@ from planes.errors import SchedulerError
 class Step:
     """The rows of one step: decode rows first, then prefill rows.
 
+    `embedding_size`: numbers of hidden states that are wanted of a row.
+
     `rows[i]` is the sequence of row i, `sampled[k]` that of sample k: each decode row's, in their
     order, then those of prefill rows. `unsampled`: sequences in it without a sample: a part of a
     prompt is computed, or a slot only started. `fills`:
@@ -34,12 +37,14 @@ class Step:
 
     __slots__ = (
         "_copies",
+        "_embeddings",
         "_new_blocks",
         "_prefill_lens",
         "_prefill_sampled_rows",
         "_prompt_logprobs",
         "_starts",
         "drafts",
+        "embedding_size",
         "fills",
         "guesses",
         "has_constraints",
@@ -54,8 +59,9 @@ class Step:
         "unsampled",
     )
 
-    def __init__(self, step_id: int) -> None:
+    def __init__(self, step_id: int, embedding_size: int = 0) -> None:
         self.step_id = step_id
+        self.embedding_size = embedding_size
         self.num_decode_rows = 0
         self.num_prefill_tokens = 0
         self.has_twins = False
@@ -74,6 +80,7 @@ class Step:
         self._prefill_lens: list[int] = []
         self._prefill_sampled_rows: list[int] = []
         self._prompt_logprobs: list[PromptLogprobsRequest] = []
+        self._embeddings: list[EmbeddingRequest] = []
 
     @property
     def num_prefill_rows(self) -> int:
@@ -89,6 +96,15 @@ class Step:
     def num_places(self) -> int:
         """Rows, or samples where a row has several: neither may exceed the batch size."""
         return max(len(self.rows), len(self.sampled))
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows whose hidden states are wanted."""
+        return len(self._embeddings)
+
+    def tokens_of(self, row: int) -> tuple[int, int]:
+        """Return position and number of the tokens that a prefill row computes."""
+        return self.positions[row], self._prefill_lens[row - self.num_decode_rows]
 
     @property
     def is_empty(self) -> bool:
@@ -122,13 +138,20 @@ class Step:
             self._new_blocks.append((len(self.rows), block_ids))
 
     def add_prefill_row(self, seq: Sequence, num_tokens: int, *, samples: bool) -> None:
-        """Compute the sequence's next `num_tokens`, and sample after the last if it `samples`."""
-        if samples:
+        """Compute the sequence's next `num_tokens`, and sample after the last if it `samples`.
+
+        One that ends with its prompt gives hidden states instead.
+        """
+        request = seq.request
+        if request.embedding is not None:
+            if samples or request.embedding.is_sum:
+                self._embeddings.append(EmbeddingRequest(len(self.rows), request.embedding.is_sum))
+            self.unsampled.append(seq)
+        elif samples:
             self._prefill_sampled_rows.append(len(self.rows))
             self.sampled.append(seq)
         else:
             self.unsampled.append(seq)
-        request = seq.request
         count = request.params.num_prompt_logprobs
         if count is not None and seq.sample_index == 0 and request.awaits_prompt_logprobs:
             self._prompt_logprobs.append(PromptLogprobsRequest(len(self.rows), count))
@@ -166,6 +189,7 @@ class Step:
                 f"step {self.step_id} has drafts {self.drafts}, its result keeps "
                 f"{result.kept_drafts} of them"
             )
+        self._check_embeddings(result)
         for failure in result.row_failures:
             if not 0 <= failure.row < len(self.rows):
                 raise SchedulerError(
@@ -178,6 +202,19 @@ class Step:
                     f"step {self.step_id} has {len(self.rows)} rows, "
                     f"its result has log-probabilities of row {logprobs.row}"
                 )
+
+    def _check_embeddings(self, result: StepResult) -> None:
+        if not (self._embeddings or result.embeddings):
+            return
+        failed = {failure.row for failure in result.row_failures}
+        asked = [request.row for request in self._embeddings if request.row not in failed]
+        given = [entry.row for entry in result.embeddings if entry.row not in failed]
+        sizes = {len(entry.values) for entry in result.embeddings}
+        if given != asked or not sizes <= {self.embedding_size}:
+            raise SchedulerError(
+                f"step {self.step_id} wants {self.embedding_size} hidden states of rows {asked}, "
+                f"its result has {sorted(sizes)} of rows {given}"
+            )
 
     def output(
         self,
@@ -217,6 +254,7 @@ class Step:
                 draft_counts=draft_counts,
                 draft_ids=[token for _, ids in sorted(self.drafts.items()) for token in ids],
                 constraints=self._constraints() if self.has_constraints else (),
+                embeddings=tuple(self._embeddings),
             ),
             decode_request_ids=request_ids[:num_decodes],
             prefill_request_ids=request_ids[num_decodes:],

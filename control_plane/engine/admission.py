@@ -11,6 +11,7 @@ import operator
 import secrets
 from collections.abc import Mapping, Sequence
 
+from control_plane.core.embedding import EMBEDDINGS, NOTHING_GENERATED, Embedding, Pooling
 from control_plane.core.errors import ContextLengthError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
@@ -119,10 +120,37 @@ class Admission:
             request.open_tokens = self._open_tokens(request)
         return request
 
-    def check_room(self, num_prompt_tokens: int, params: GenerationParams) -> None:
+    def make_embedding_request(
+        self,
+        token_ids: Sequence[int],
+        pooling: Pooling,
+        *,
+        arrival_time: float,
+        options: RequestOptions = PLAIN,
+    ) -> Request:
+        """Check tokens and return a new request that ends with its prompt, and gives its embedding.
+
+        A mean needs all tokens computed, whatever is cached. Raises as `make_request`.
+        """
+        options.validate()
+        return Request(
+            id=next(self._ids),
+            input_tokens=self._check_tokens(token_ids, NOTHING_GENERATED, embeds=True),
+            params=NOTHING_GENERATED,
+            arrival_time=arrival_time,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
+            uses_cache=pooling is not Pooling.MEAN,
+            name=options.name,
+            embedding=Embedding(pooling),
+        )
+
+    def check_room(
+        self, num_prompt_tokens: int, params: GenerationParams, *, embeds: bool = False
+    ) -> None:
         """Raise ValidationError or RequestNeverFitsError for what could never be computed.
 
-        A `max_tokens` that nobody gave needs room for one.
+        A `max_tokens` that nobody gave needs room for one. `embeds`: an embedding is wanted.
         """
         max_tokens = 1 if isinstance(params.max_tokens, DefaultInt) else params.max_tokens
         refusals: list[tuple[int, EngineError]] = []
@@ -130,6 +158,8 @@ class Admission:
             limits = one._limits
             try:
                 one._check_search(params)
+                if embeds:
+                    one._check_embeds()
                 limits.check(num_prompt_tokens, max_tokens, params.beam_width or 1)
             except EngineError as error:
                 refusals.append((limits.num_blocks * limits.block_size, error))
@@ -137,10 +167,12 @@ class Admission:
                 return
         raise max(refusals, key=lambda refusal: refusal[0])[1]  # what the largest pool says
 
-    def has_room(self, num_prompt_tokens: int, params: GenerationParams) -> bool:
+    def has_room(
+        self, num_prompt_tokens: int, params: GenerationParams, *, embeds: bool = False
+    ) -> bool:
         """Whether a request of that size could ever be computed."""
         try:
-            self.check_room(num_prompt_tokens, params)
+            self.check_room(num_prompt_tokens, params, embeds=embeds)
         except EngineError:
             return False
         return True
@@ -164,6 +196,14 @@ class Admission:
             )
         wanted = max(int(params.max_tokens), params.min_tokens)
         return dataclasses.replace(params, max_tokens=min(wanted, room))
+
+    def _check_embeds(self) -> None:
+        """Refuse embeddings where the compute plane gives none."""
+        if self._features is not None and EMBEDDINGS not in self._features:
+            raise ValidationError(
+                f"embeddings are not made by this compute plane, which lacks {EMBEDDINGS}",
+                field="prompt",
+            )
 
     def _check_search(self, params: GenerationParams) -> None:
         """Refuse samples and beams that the compute plane, or its slots, cannot have."""
@@ -270,13 +310,15 @@ class Admission:
                 field=field,
             )
 
-    def _check_tokens(self, token_ids: Sequence[int], params: GenerationParams) -> list[int]:
+    def _check_tokens(
+        self, token_ids: Sequence[int], params: GenerationParams, *, embeds: bool = False
+    ) -> list[int]:
         """Return the tokens as plain integers, whatever kind a caller or a tokenizer gives."""
         try:
             if isinstance(token_ids, bytes | bytearray | memoryview):
                 raise TypeError("bytes are neither")
             # First: a mistake may have millions.
-            self.check_room(len(token_ids), params)
+            self.check_room(len(token_ids), params, embeds=embeds)
             tokens = [int(operator.index(token)) for token in token_ids]
         except TypeError as error:
             raise ValidationError(

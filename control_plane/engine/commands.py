@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from control_plane.core.embedding import EMBEDDINGS
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.interface import (
     OPTIONAL_PARAMETERS,
@@ -89,19 +90,21 @@ class CommandDesk:
             if self._scheduler.get_stats().num_queued_requests >= limit:
                 raise QueueFullError(f"{limit} requests wait already (max_queued_requests)")
             self._check_grace()
-            self._check_parameters(request.params)
+            self._check_parameters(request)
             self._scheduler.add_request(request)
         except EngineError as error:
             self._ledger.refuse(request, error)
         else:
             self._ledger.admit(request)
 
-    def _check_parameters(self, params: GenerationParams) -> None:
+    def _check_parameters(self, request: Request) -> None:
         """Refuse what a scheduler of a user's own would pass over in silence."""
         scheduler = self._scheduler
         keeps = scheduler.keeps if isinstance(scheduler, KeepsParameters) else frozenset()
+        if request.embedding is not None and EMBEDDINGS not in keeps:
+            raise ValidationError("this engine's scheduler makes no embeddings", field="prompt")
         for name in OPTIONAL_PARAMETERS:
-            value = getattr(params, name)
+            value = getattr(request.params, name)
             if name in keeps or value == getattr(_PLAIN, name):
                 continue
             field = value.name if name == "structured_outputs" else name

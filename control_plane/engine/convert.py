@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
+
 from control_plane.core.batch import (
     BlockMove,
     PromptLogprobs,
+    RowEmbedding,
     RowFailure,
     SlotStart,
     StepBatch,
@@ -17,6 +21,7 @@ from control_plane.text.assets import ModelAssets
 from planes.errors import SchedulerError
 from protos.hetero.compute.v1 import compute_pb2
 
+FLOAT64_BYTES = 8
 MIN_POSITIVE = 2.0**-126
 """The wire has float32, and less would become 0 there, which is no legal value of top_p and means
 another repetition_penalty. Long before that, the nucleus is the most likely token alone, and no
@@ -66,6 +71,13 @@ def batch_to_proto(
         constraints=[
             compute_pb2.RowConstraint(row=row, allowed_tokens=allowed, num_drafts=num_drafts)
             for row, allowed, num_drafts in batch.constraints
+        ],
+        embeddings=[
+            compute_pb2.EmbeddingRequest(
+                row=row,
+                part=compute_pb2.EMBEDDING_PART_SUM if is_sum else compute_pb2.EMBEDDING_PART_LAST,
+            )
+            for row, is_sum in batch.embeddings
         ],
     )
 
@@ -129,7 +141,17 @@ def result_from_proto(output: compute_pb2.ExecutionOutput, *, waited_us: int = 0
         kept_drafts=list(output.kept_drafts),
         draft_logprobs=_draft_logprobs_from_proto(output) if output.draft_logprobs else {},
         prompt_logprobs=tuple(map(_prompt_logprobs_from_proto, output.prompt_logprobs)),
+        embeddings=tuple(map(_embedding_from_proto, output.embeddings)),
     )
+
+
+def _embedding_from_proto(entry: compute_pb2.RowEmbedding) -> RowEmbedding:
+    """Take the numbers of a row; of bytes that are no float64 those in front of them."""
+    values = array("d")
+    values.frombytes(entry.values[: len(entry.values) // FLOAT64_BYTES * FLOAT64_BYTES])
+    if sys.byteorder == "big":
+        values.byteswap()
+    return RowEmbedding(entry.row, values)
 
 
 def _logprobs_from_proto(entry: compute_pb2.SampleLogprobs) -> TokenLogprobs:
@@ -193,6 +215,9 @@ def description_from_proto(response: compute_pb2.DescribeResponse) -> PlaneDescr
         num_host_blocks=response.num_host_blocks,
         tells_prompts_apart=response.tells_prompts_apart,
         features=frozenset(response.features),
+        hidden_size=model.hidden_size,
+        max_embeddings=limits.max_embeddings,
+        pooling=model.pooling,
     )
 
 
@@ -208,4 +233,5 @@ def assets_from_proto(response: compute_pb2.GetModelAssetsResponse) -> ModelAsse
         eos_token_ids=tuple(response.eos_token_ids),
         pad_token_id=response.pad_token_id if response.HasField("pad_token_id") else None,
         add_bos_token=response.add_bos_token,
+        text_end_token_ids=tuple(response.text_end_token_ids),
     )

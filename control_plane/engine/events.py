@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,7 +31,8 @@ class RequestEnd:
 
     `finish_reason`: of the first sample, and of every sample that had not ended. `cached_tokens`:
     tokens of the prompt that were found computed. `history`: every state it entered, and when on
-    the engine's monotonic clock; empty if it was refused.
+    the engine's monotonic clock; empty if it was refused. `embedding`: of a completed request that
+    asked for it, float64 [hidden size], not normalised.
     """
 
     state: RequestState
@@ -39,6 +41,7 @@ class RequestEnd:
     error: EngineError | None = None
     cached_tokens: int = 0
     history: tuple[StateChange, ...] = ()
+    embedding: array[float] | None = None
 
 
 class RequestUpdate(NamedTuple):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from control_plane.access.principal import Lease, current_principal
@@ -14,25 +13,25 @@ from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import MemoryStats
 from control_plane.core.request import Request
 from control_plane.core.request_options import PLAIN, RequestOptions
-from control_plane.engine.admission import Admission
 from control_plane.engine.continued import end_of_continued
+from control_plane.engine.embedder import Embedder
+from control_plane.engine.embedding import (
+    EmbeddingDesk,
+    EmbeddingParams,
+    Input,
+    TextEmbedding,
+)
+from control_plane.engine.engine_parts import EngineParts
 from control_plane.engine.events import RequestInfo
-from control_plane.engine.gate import Gate
 from control_plane.engine.generation import Generation
-from control_plane.engine.inbox import RequestDoor
 from control_plane.engine.plane import PlaneDescription
 from control_plane.engine.sample_text import SampleText
-from control_plane.engine.stream_hub import StreamHub
-from control_plane.engine.streams import DEFAULT_MAX_UNREAD_TOKENS, RequestStream, TextDelta
+from control_plane.engine.streams import RequestStream, TextDelta
 from control_plane.engine.text_service import MAX_INLINE_TOKENS, ChatPrompt, TextService
-from control_plane.engine.watch import WatchMaker, watch_nothing
 from control_plane.errors import EngineStoppedError, RequestNotFoundError
-from control_plane.structured.grammars import Grammars
 from control_plane.telemetry import EngineMetrics
-from control_plane.text.answers.recognition import AnswerFormats
 from control_plane.text.answers.text_form import PLAIN as PLAIN_TEXT
 from control_plane.text.answers.text_form import TextForm
-from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.tokenizer import Tokenizer
 
 __all__ = ["ChatPrompt", "EngineFrontend", "EngineParts", "Generation", "TextDelta"]
@@ -41,34 +40,6 @@ T = TypeVar("T")
 
 INSPECT_PATIENCE_S = 10.0
 """The engine answers between two turns, each of which waits for one step at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What a front end works with; `metrics` and `memory_stats` read the engine's last turn.
-
-    `chat_template`: None if the model has none. `answer_formats`: how answers of conversations come
-    apart; None: they are text. `max_unread_tokens`: of one sample, before its
-    reader is too slow. `on_drain` is called when the server begins to drain by a client's word.
-    `wants_principal`: requests are made in somebody's name (`control_plane.access`), or refused.
-    `watch`: makes who looks on while a request is answered.
-    """
-
-    plane: PlaneDescription
-    tokenizer: Tokenizer
-    admission: Admission
-    grammars: Grammars
-    inbox: RequestDoor
-    hub: StreamHub
-    gate: Gate
-    metrics: Callable[[], EngineMetrics]
-    memory_stats: Callable[[], MemoryStats]
-    chat_template: ChatTemplate | None = None
-    answer_formats: AnswerFormats | None = None
-    max_unread_tokens: int = DEFAULT_MAX_UNREAD_TOKENS
-    on_drain: Callable[[], None] | None = None
-    wants_principal: bool = False
-    watch: WatchMaker = watch_nothing
 
 
 class EngineFrontend:
@@ -83,6 +54,16 @@ class EngineFrontend:
             parts.chat_template,
             parts.answer_formats,
             vocab_size=parts.plane.vocab_size,
+        )
+        desk = EmbeddingDesk(
+            parts.admission, parts.plane, text_end=parts.text_end, pooling=parts.pooling
+        )
+        self._embedder = Embedder(
+            desk,
+            self._text,
+            lambda request, lease: self._begin(
+                request, self._open_stream(request, PLAIN_TEXT), lease
+            ),
         )
 
     @property
@@ -179,14 +160,38 @@ class EngineFrontend:
         else:
             stream = await asyncio.to_thread(self._open_stream, request, form)
             parts.gate.check()
+        return self._begin(request, stream, lease)
+
+    def _begin(self, request: Request, stream: RequestStream, lease: Lease | None) -> Generation:
+        """Hand a request to the engine, unless it is at its end already."""
         generation = Generation(request, stream, abandon=self._abandon, lease=lease)
         end = end_of_continued(request, stream, self._clock())
         if end is not None:
             stream.push(end)
         else:
-            parts.hub.open(request.id, stream, options.name)
-            parts.inbox.submit(request)
+            self._parts.hub.open(request.id, stream, request.name)
+            self._parts.inbox.submit(request)
         return generation
+
+    async def embed(
+        self,
+        inputs: Sequence[Input],
+        params: EmbeddingParams,
+        options: RequestOptions = PLAIN,
+    ) -> list[TextEmbedding]:
+        """Return an embedding for each input, text or token ids.
+
+        Texts get the end that the model's tokenizer puts behind them. To its principal a call is
+        one request, however many inputs it has. Raises EngineError as `submit`.
+        """
+        arrival_time = self._clock()
+        with self._place() as lease:
+            if lease is not None:
+                options = current_principal().scope(options)
+            self._parts.gate.check()
+            return await self._embedder.embed(
+                inputs, params, options, lease, arrival_time=arrival_time
+            )
 
     def _open_stream(self, request: Request, form: TextForm) -> RequestStream:
         """Make the stream of a request, which knows the text of its first tokens."""
@@ -289,13 +294,13 @@ class EngineFrontend:
             )
 
     @contextlib.contextmanager
-    def _place(self) -> Iterator[None]:
+    def _place(self) -> Iterator[Lease | None]:
         """Count work that generates nothing among the principal's requests while it lasts."""
         if not self._parts.wants_principal:
-            yield
+            yield None
             return
-        with current_principal().lease():
-            yield
+        with current_principal().lease() as lease:
+            yield lease
 
     # Administration
 

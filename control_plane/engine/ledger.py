@@ -209,7 +209,16 @@ class Ledger:
         history = _ending_in(tuple(request.history), state)
         reason = reason or FinishReason.ERROR
         self._ended.append(_describe(request, history, now, state, reason))
-        return RequestEnd(state, reason, timings, error, request.cached_tokens, history)
+        embedding = request.embedding
+        return RequestEnd(
+            state,
+            reason,
+            timings,
+            error,
+            request.cached_tokens,
+            history,
+            embedding.pooled if embedding and state is RequestState.COMPLETED else None,
+        )
 
     def metrics(self, stats: SchedulerStats, *, memory_utilization: float) -> EngineMetrics:
         """Close the account of the turn and sum up."""

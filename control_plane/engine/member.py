@@ -28,7 +28,9 @@ class PlaneFacts:
 
     def takes(self, request: Request) -> bool:
         """Whether the plane could ever compute the request."""
-        return self.admission.has_room(request.num_prompt_tokens, request.params)
+        return self.admission.has_room(
+            request.num_prompt_tokens, request.params, embeds=request.embedding is not None
+        )
 
 
 class Member:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from control_plane.config import SchedulingLimits
+from control_plane.core.embedding import EMBEDDINGS
 from control_plane.core.interface import MOST_DRAFTS, SchedulerConfig
 from control_plane.errors import ModelNotFoundError, PlaneMismatchError
 from planes.transport import PROTOCOL_VERSION
@@ -36,7 +37,9 @@ PROMPT_LOGPROBS = "prompt_logprobs"
 class PlaneDescription:
     """The answer of `Describe`, as far as decisions depend on it.
 
-    `num_host_blocks`, `tells_prompts_apart`, `features`: as in `DescribeResponse`.
+    `num_host_blocks`, `tells_prompts_apart`, `features`: as in `DescribeResponse`; `pooling`: as in
+    `ModelDescription`. `max_embeddings`: rows of a batch that may give hidden states, of
+    `hidden_size` numbers each.
     """
 
     protocol_version: int
@@ -64,6 +67,9 @@ class PlaneDescription:
     num_host_blocks: int = 0
     tells_prompts_apart: bool = False
     features: frozenset[str] = frozenset()
+    hidden_size: int = 0
+    max_embeddings: int = 0
+    pooling: str = ""
 
     def check(self) -> None:
         """Raise PlaneMismatchError unless this control plane can work with the plane."""
@@ -171,6 +177,8 @@ def effective_limits(
         speculative_tokens=limits.speculative_tokens if DRAFTS in plane.features else 0,
         prompt_lookup_min=limits.prompt_lookup_min,
         grammar_drafts=foresees * MOST_DRAFTS,
+        embedding_size=plane.hidden_size,
+        max_embeddings=plane.max_embeddings if EMBEDDINGS in plane.features else 0,
         **values,
     )
     return config, lowered

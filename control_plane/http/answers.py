@@ -15,6 +15,7 @@ from control_plane.core.request import FinishReason
 from control_plane.core.request_options import RequestOptions
 from control_plane.engine.frontend import EngineFrontend, Generation, TextDelta
 from control_plane.errors import RequestCancelledError
+from control_plane.groups import first_error
 from control_plane.http.usage import TokenCounts
 from control_plane.text.answers.text_form import PLAIN, TextForm
 from planes.errors import EngineError
@@ -85,7 +86,7 @@ class Answers:
                     group.create_task(self._read_one(index, take))
         # A group of whatever the parts raised; they are the same kind of thing as one alone.
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            raise first_error(errors) from None
 
     async def _read_one(self, index: int, take: Take) -> None:
         generation, first = self._generations[index], index * self._num_samples
@@ -160,11 +161,3 @@ def _finish_reason(reason: FinishReason) -> str:
     if word is None:
         raise RequestCancelledError("the request was cancelled by the server")
     return word
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first single exception of a group."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

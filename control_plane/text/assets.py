@@ -20,7 +20,8 @@ class ModelAssets:
     """Tokenizer data, chat template and special ids.
 
     Exactly one of `tokenizer_json` and `simple_vocab_size` is set. `chat_template` is Jinja2
-    source, None where the model has none.
+    source, None where the model has none. `text_end_token_ids`: what comes behind a text of which
+    an embedding is made.
     """
 
     model_name: str
@@ -31,6 +32,7 @@ class ModelAssets:
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
     add_bos_token: bool = False
+    text_end_token_ids: tuple[int, ...] = ()
 
 
 def make_tokenizer(assets: ModelAssets) -> Tokenizer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import struct
 import threading
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -41,6 +42,11 @@ def expected_text(prompt: str, num_tokens: int, seed: int = 0, sample: int = 0) 
     for _ in range(num_tokens):
         tokens.append(next_token(tokens, seed, sample))
     return bytes(tokens[-num_tokens:]).decode()
+
+
+def hidden_states(tokens: list[int]) -> list[float]:
+    """What the fake plane says of the last of some tokens; it depends on all of them."""
+    return [float(len(tokens)), float(sum(tokens)), float(tokens[-1])]
 
 
 @dataclass
@@ -76,6 +82,8 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
     features: tuple[str, ...] = ("copies", "sampled_slots")
     tells_prompts_apart: bool = False
     numerics_id: str = "fake/1"
+    pooling: str = ""
+    text_end: tuple[int, ...] = ()  # behind texts of which embeddings are made
     loses_answer_to_open: bool = False  # the next one
     stands_after: int | None = None  # batches, from which on it answers nothing until it is killed
     num_descriptions: int = 0  # given so far
@@ -123,6 +131,8 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
                 vocab_size=259,
                 context_length=self.context_length,
                 dtype="float32",
+                hidden_size=3,
+                pooling=self.pooling,
             ),
             numerics_id=self.numerics_id,
             executor="simulated",
@@ -133,7 +143,10 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
             features=(*self.features, "swap") if self.num_host_blocks else self.features,
             tells_prompts_apart=self.tells_prompts_apart,
             limits=compute_pb2.BatchLimits(
-                max_slots=self.max_slots, max_rows=self.max_rows, max_tokens=4096
+                max_slots=self.max_slots,
+                max_rows=self.max_rows,
+                max_tokens=4096,
+                max_embeddings=self.max_rows,
             ),
             max_batches_in_flight=self.max_batches_in_flight,
             epoch=self.epoch,
@@ -148,6 +161,7 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
             bos_token_id=256,
             context_length=self.context_length,
             model_name=self.model,
+            text_end_token_ids=self.text_end,
         )
 
     def Open(self, request, context):
@@ -223,17 +237,9 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
             for position in range(first, first + batch.query_lens[row]):
                 block = self.block(slot.blocks[position // BLOCK_SIZE])
                 block[position % BLOCK_SIZE] = slot.tokens[position]
-        for request in batch.prompt_logprobs:
-            first, count = batch.positions[request.row] + 1, request.num_logprobs
-            positions = range(first, first + batch.query_lens[request.row])
-            tops = range(ord("a"), ord("a") + count)
-            output.prompt_logprobs.add(
-                row=request.row,
-                first_position=first,
-                logprobs=[-float(position) for position in positions],
-                top_token_ids=[token for _ in positions for token in tops],
-                top_logprobs=[-float(position) for position in positions for _ in tops],
-            )
+        self.add_prompt_logprobs(batch, output)
+        for request in batch.embeddings:
+            self.embed(request, batch, output)
         targets = batch.sampled_slots or [batch.slots[row] for row in batch.sampled_rows]
         for sample, (row, target) in enumerate(zip(batch.sampled_rows, targets, strict=True)):
             slot = self.slots[target]
@@ -256,6 +262,37 @@ class FakePlane(compute_pb2_grpc.ComputeServiceServicer):
             slot.tokens.append(token)
             output.sampled_token_ids.append(token)
         return output
+
+    def add_prompt_logprobs(self, batch, output):
+        for request in batch.prompt_logprobs:
+            first, count = batch.positions[request.row] + 1, request.num_logprobs
+            positions = range(first, first + batch.query_lens[request.row])
+            tops = range(ord("a"), ord("a") + count)
+            output.prompt_logprobs.add(
+                row=request.row,
+                first_position=first,
+                logprobs=[-float(position) for position in positions],
+                top_token_ids=[token for _ in positions for token in tops],
+                top_logprobs=[-float(position) for position in positions for _ in tops],
+            )
+
+    def embed(self, request, batch, output):
+        slot = self.slots[batch.slots[request.row]]
+        first = batch.positions[request.row]
+        end = first + batch.query_lens[request.row]
+        blocks = [self.block(number) for number in slot.blocks]
+        read = [blocks[p // BLOCK_SIZE][p % BLOCK_SIZE] for p in range(end)]
+        if self.poisoned_prompt and bytes(read).startswith(self.poisoned_prompt):
+            output.row_failures.add(
+                row=request.row,
+                reason=compute_pb2.ROW_FAILURE_REASON_NOT_FINITE,
+                message="NaN hidden states",
+            )
+            return
+        is_sum = request.part == compute_pb2.EMBEDDING_PART_SUM
+        ends = range(first + 1 if is_sum else end, end + 1)
+        values = [sum(each) for each in zip(*(hidden_states(read[:n]) for n in ends), strict=True)]
+        output.embeddings.add(row=request.row, values=struct.pack("<3d", *values))
 
     def block(self, number):
         return self.pool.setdefault(number, [None] * BLOCK_SIZE)

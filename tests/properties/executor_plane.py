@@ -36,6 +36,7 @@ class ExecutorPlane:
             block_size=block_size,
             vocab_size=spec.vocab_size,
             context_length=spec.context_length,
+            embedding_size=spec.hidden_size,
         )
         sessions = SessionLedger()
         self._session = sessions.open("test", take_over=False).session

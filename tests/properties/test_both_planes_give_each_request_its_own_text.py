@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 from compute_plane.executor.batch_checks import SlotLimits
 from compute_plane.executor.interface import SamplingRow
 from compute_plane.executor.sessions import SessionLedger
-from compute_plane.executor.simulated import EOS_TOKEN_ID, VOCAB_SIZE, SimulatedExecutor, draw
+from compute_plane.executor.simulated import (
+    EOS_TOKEN_ID,
+    SPEC,
+    VOCAB_SIZE,
+    SimulatedExecutor,
+    draw,
+)
 from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import StepBatch as ReceivedBatch
 from compute_plane.executor.step import StepHeader, StepReply
@@ -50,6 +56,7 @@ class Plane:
             block_size=block_size,
             vocab_size=VOCAB_SIZE,
             context_length=512,
+            embedding_size=SPEC.hidden_size,
         )
         self.slots = SlotTable(limits)
         self.executor = SimulatedExecutor(num_blocks=num_blocks, block_size=block_size)

@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 
 from control_plane.core.batch import SlotStart, StepBatch
+from control_plane.core.embedding import EMBEDDINGS
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.interface import (
     OPTIONAL_PARAMETERS,
@@ -236,7 +237,7 @@ def test_an_own_scheduler_is_given_what_it_says_that_it_keeps_to(drive):
 
 
 def test_our_scheduler_keeps_to_every_parameter():
-    assert Scheduler.keeps == frozenset(OPTIONAL_PARAMETERS)
+    assert Scheduler.keeps == frozenset((*OPTIONAL_PARAMETERS, EMBEDDINGS))
     assert set(OPTIONAL_PARAMETERS) <= {field.name for field in fields(GenerationParams)}
 
 
