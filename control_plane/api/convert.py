@@ -58,7 +58,9 @@ def prompt_from_proto(request: inference_pb2.GenerateRequest) -> str | Sequence[
 
 
 def options_from_proto(
-    request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, *, name: str
+    request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest | inference_pb2.EmbedRequest,
+    *,
+    name: str,
 ) -> RequestOptions:
     """Return what changes no token of the request. It is not checked yet."""
     return RequestOptions(priority=request.priority, cache_salt=request.cache_salt, name=name)

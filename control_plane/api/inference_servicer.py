@@ -18,6 +18,11 @@ from control_plane.api.conversation import (
     tool_choice_from_proto,
 )
 from control_plane.api.convert import options_from_proto, params_from_proto, prompt_from_proto
+from control_plane.api.convert_embeddings import (
+    embedding_params_from_proto,
+    embeddings_to_proto,
+    inputs_from_proto,
+)
 from control_plane.api.engine_access import EngineAccess
 from control_plane.api.forced_calls import calls_in_params
 from control_plane.api.interceptors import current_request_id
@@ -34,7 +39,7 @@ _Request = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Generates text.
+    """Generates and embeds text.
 
     Methods raise EngineError; `RequestInterceptor` turns it into a status. The streaming methods
     write to their context rather than yield: a cancelled coroutine is told so at its `await`,
@@ -77,6 +82,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             raise ValidationError("generate or chat must be given", field="request")
         original: _Request = request.generate if kind == "generate" else request.chat
         await self._stream(original, context, request.received_token_ids)
+
+    async def Embed(
+        self,
+        request: inference_pb2.EmbedRequest,
+        context: _Context,  # noqa: ARG002 - its end is that of this task
+    ) -> inference_pb2.EmbedResponse:
+        """Embed all texts of a call."""
+        engine = self._access.require(request.model)
+        request_id = current_request_id()
+        found = await engine.embed(
+            inputs_from_proto(request),
+            embedding_params_from_proto(request),
+            options_from_proto(request, name=request_id),
+        )
+        return embeddings_to_proto(found, request_id=request_id, model=engine.plane.model)
 
     async def _answer(
         self,

@@ -10,7 +10,7 @@ from protos.hetero.inference.v1 import inference_pb2 as pb
 FILE = pb.DESCRIPTOR
 
 SERVICES = {
-    "InferenceService": {"Generate", "GenerateStream", "Chat", "ChatStream", "Resume"},
+    "InferenceService": {"Generate", "GenerateStream", "Chat", "ChatStream", "Resume", "Embed"},
     "ModelService": {"ListModels", "GetModelInfo"},
     "TokenizerService": {"Tokenize", "Detokenize", "ApplyChatTemplate"},
     "AdminService": {

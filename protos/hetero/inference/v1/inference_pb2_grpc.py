@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """Generating text. Cancelling a call, losing the connection or passing the deadline aborts its
-    request.
+    """Generating and embedding text. Cancelling a call, losing the connection or passing the deadline
+    aborts its request.
     """
 
     def __init__(self, channel):
@@ -61,11 +61,16 @@ class InferenceServiceStub:
                 request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
                 response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/hetero.inference.v1.InferenceService/Embed',
+                request_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
-    """Generating text. Cancelling a call, losing the connection or passing the deadline aborts its
-    request.
+    """Generating and embedding text. Cancelling a call, losing the connection or passing the deadline
+    aborts its request.
     """
 
     def Generate(self, request, context):
@@ -106,6 +111,15 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Makes embeddings of texts: of the hidden states of a text's last token or the mean of all
+        tokens', as the model's files or the server's --pooling say. Nothing is generated. Each text is a
+        request of its own where requests are listed, the call is one to limits of a token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -134,6 +148,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.FromString,
                     response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.SerializeToString,
             ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'hetero.inference.v1.InferenceService', rpc_method_handlers)
@@ -143,8 +162,8 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """Generating text. Cancelling a call, losing the connection or passing the deadline aborts its
-    request.
+    """Generating and embedding text. Cancelling a call, losing the connection or passing the deadline
+    aborts its request.
     """
 
     @staticmethod
@@ -272,6 +291,33 @@ class InferenceService:
             '/hetero.inference.v1.InferenceService/Resume',
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
             protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero.inference.v1.InferenceService/Embed',
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            protos_dot_hetero_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class InferenceServiceStub:
-    """Generating text. Cancelling a call, losing the connection or passing the deadline aborts its
-    request.
+    """Generating and embedding text. Cancelling a call, losing the connection or passing the deadline
+    aborts its request.
     """
 
     @_typing.overload
@@ -50,11 +50,16 @@ class InferenceServiceStub:
     seed that `started` told, continues identically. They count to max_tokens and are not sent
     again; offsets go on. Only for one sample and no beams.
     """
+    Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
+    """Makes embeddings of texts: of the hidden states of a text's last token or the mean of all
+    tokens', as the model's files or the server's --pooling say. Nothing is generated. Each text is a
+    request of its own where requests are listed, the call is one to limits of a token.
+    """
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
-    """Generating text. Cancelling a call, losing the connection or passing the deadline aborts its
-    request.
+    """Generating and embedding text. Cancelling a call, losing the connection or passing the deadline
+    aborts its request.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -73,10 +78,15 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     seed that `started` told, continues identically. They count to max_tokens and are not sent
     again; offsets go on. Only for one sample and no beams.
     """
+    Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Makes embeddings of texts: of the hidden states of a text's last token or the mean of all
+    tokens', as the model's files or the server's --pooling say. Nothing is generated. Each text is a
+    request of its own where requests are listed, the call is one to limits of a token.
+    """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Generating text. Cancelling a call, losing the connection or passing the deadline aborts its
-    request.
+    """Generating and embedding text. Cancelling a call, losing the connection or passing the deadline
+    aborts its request.
     """
 
     @_abc_1.abstractmethod
@@ -122,6 +132,17 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Goes on with a stream that broke, behind the tokens the client has: the same request, with the
         seed that `started` told, continues identically. They count to max_tokens and are not sent
         again; offsets go on. Only for one sample and no beams.
+        """
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _inference_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]:
+        """Makes embeddings of texts: of the hidden states of a text's last token or the mean of all
+        tokens', as the model's files or the server's --pooling say. Nothing is generated. Each text is a
+        request of its own where requests are listed, the call is one to limits of a token.
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
