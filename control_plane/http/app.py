@@ -49,7 +49,7 @@ _MAX_COMPARED = 64
 """Characters of a path that is unknown: comparing takes time."""
 
 _LIKENESS = 0.8
-"""Of an unknown path to the one that was meant: /v1/embeddings is none of ours, /health is."""
+"""Of an unknown path to the one that was meant: /v1/moderations is none of ours, /health is."""
 
 _REFUSALS = {
     400: "what is asked for is wrong, or not supported",

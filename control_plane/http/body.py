@@ -79,6 +79,9 @@ async def read_body(request: Request, backend: Backend, model: type[BaseModel]) 
             headers={"Connection": "close"},
         )
     max_model_len = backend.max_model_len
+    most_tokens = model.max_tokens_of_body if issubclass(model, Wire) else 0
+    if max_model_len is not None:
+        max_model_len = max(max_model_len, most_tokens)
     with backend.held.body(max_model_len) as body:
         try:
             if declared is not None:

@@ -13,11 +13,11 @@ from control_plane.http.fields import (
     Samples,
     SamplingFields,
     StreamFields,
-    TokenId,
     one_of,
     wrong,
 )
 from control_plane.http.logprobs import CompletionLogprobs
+from control_plane.http.prompt_schema import KINDS, Text, TokenIds, all_of, kind_of_prompt
 from control_plane.http.usage import CompletionUsage
 from planes.default_int import DefaultInt
 
@@ -28,35 +28,20 @@ MAX_CHOICES = 2048
 DEFAULT_MAX_TOKENS = DefaultInt(16)
 """OpenAI's."""
 
-_TokenIds: TypeAlias = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
-
-
-def _kind_of_prompt(given: object) -> str:
-    """Tell the four kinds of prompts apart by their first member."""
-    if isinstance(given, str):
-        return "~text"
-    if not isinstance(given, list):
-        return ""
-    first = given[0] if given else ""
-    if isinstance(first, list):
-        return "~token_lists"
-    return "~tokens" if isinstance(first, int) else "~texts"
-
-
 Prompt: TypeAlias = Annotated[
-    Annotated[str, Field(min_length=1), Tag("~text")]
+    Annotated[Text, Tag("~text")]
     | Annotated[
-        list[Annotated[str, Field(min_length=1)]],
+        list[Text],
         Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
         Tag("~texts"),
     ]
-    | Annotated[_TokenIds, Tag("~tokens")]
+    | Annotated[TokenIds, Tag("~tokens")]
     | Annotated[
-        list[_TokenIds],
+        list[TokenIds],
         Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
         Tag("~token_lists"),
     ],
-    one_of(_kind_of_prompt, "a string, token ids, or a list of either"),
+    one_of(kind_of_prompt, KINDS),
 ]
 
 
@@ -99,12 +84,7 @@ class CompletionRequest(SamplingFields, StreamFields, HarmlessFields):
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """Every prompt."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if isinstance(prompt[0], int):
-            return [prompt]
-        return prompt
+        return all_of(self.prompt)
 
 
 class CompletionChoice(BaseModel):

@@ -32,6 +32,7 @@ API_PATHS = frozenset(
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/responses",
+        "/v1/embeddings",
         "/tokenize",
         "/detokenize",
         "/tokenizer_info",

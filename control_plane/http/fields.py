@@ -7,7 +7,7 @@ them and a mistake is named as the caller spelled it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -102,6 +102,9 @@ class Wire(BaseModel):
                 raise PydanticCustomError("wrong", "{message}", {"message": message})
             return {name: value for name, value in given.items() if value is not None}
         return given
+
+    max_tokens_of_body: ClassVar[int] = 0
+    """Tokens that a body may have where that is more than one prompt of the model may."""
 
     def prepare(self) -> None:
         """Do now what takes long for a long body: this is its thread, and not the event loop."""

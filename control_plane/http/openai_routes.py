@@ -18,6 +18,8 @@ from control_plane.http.chat_answer_schema import ChatChunk, ChatCompletion
 from control_plane.http.chat_schema import ChatRequest
 from control_plane.http.completion_schema import Completion, CompletionChunk, CompletionRequest
 from control_plane.http.completions import answer_completion
+from control_plane.http.embedding_schema import EmbeddingList, EmbeddingsRequest
+from control_plane.http.embeddings import answer_embeddings
 from control_plane.http.errors import ErrorResponse
 from control_plane.http.model_schema import Model, ModelList, describe_model
 from control_plane.http.reply import Connection, Reply
@@ -25,7 +27,7 @@ from control_plane.http.responses_answer_schema import Response as ModelResponse
 from control_plane.http.responses_answer_schema import ResponseEvent
 from control_plane.http.responses_schema import ResponseRequest
 
-BodyT = TypeVar("BodyT", CompletionRequest, ChatRequest, ResponseRequest)
+BodyT = TypeVar("BodyT", CompletionRequest, ChatRequest, ResponseRequest, EmbeddingsRequest)
 
 _REF = "#/components/schemas/"
 
@@ -65,6 +67,11 @@ def openai_routes(backend: Backend) -> APIRouter:
     async def create_response(body: ResponseRequest) -> Response:
         """Go on with a conversation, as OpenAI's newer API spells it."""
         return reply(responses.answer_response, body)
+
+    @router.post("/embeddings", response_model=EmbeddingList)
+    async def create_embeddings(body: EmbeddingsRequest) -> Response:
+        """Make an embedding of each text."""
+        return reply(answer_embeddings, body)
 
     return router
 

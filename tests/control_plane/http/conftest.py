@@ -8,9 +8,11 @@ characters of several bytes; the log-probability of token t is -t/1000, and ever
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import random
+from array import array
 from dataclasses import dataclass, field
 
 import httpx
@@ -75,6 +77,11 @@ def drawn(constraint, seed: str) -> list[int]:
     return tokens
 
 
+def embedding_of(tokens: list[int]) -> list[float]:
+    """What the scripted engine makes of a text."""
+    return [float(len(tokens)), float(sum(tokens)), float(tokens[-1])]
+
+
 def logprobs_of(token_id: int, count: int) -> TokenLogprobs:
     return TokenLogprobs(-token_id / 1000, (122, 121)[:count], (-0.25, -1.5)[:count])
 
@@ -120,6 +127,9 @@ class ScriptedEngine:
             return
         self.publish(request)
         params, prompt = request.params, request.input_tokens
+        if request.embedding is not None:
+            await self.embed(request)
+            return
         if params.num_prompt_logprobs is not None:
             of_prompt = tuple(logprobs_of(t, params.num_prompt_logprobs) for t in prompt[1:])
             self.publish(request, prompt_logprobs=of_prompt)
@@ -137,6 +147,16 @@ class ScriptedEngine:
             for index in list(answers):
                 self.add(request, index, turn, answers)
             turn += 1
+
+    async def embed(self, request) -> None:
+        """End a request with numbers that depend on its prompt."""
+        if self.hold is not None and await self.is_ended_at_hold(request):
+            return
+        await asyncio.sleep(0)
+        end = end_of(FinishReason.STOP, RequestState.COMPLETED)
+        values = array("d", embedding_of(request.input_tokens))
+        end = dataclasses.replace(end, embedding=values)
+        self.publish(request, end=end, finish_reason=FinishReason.STOP)
 
     async def is_ended_at_hold(self, request) -> bool:
         if self.error is not None:
@@ -200,7 +220,7 @@ def make_plane(**changes) -> PlaneDescription:
         "context_length": 4096, "numerics_id": "scripted/1", "executor": "scripted",
         "device": "none", "block_size": 16, "num_blocks": 64, "max_slots": 8, "max_rows": 8,
         "max_tokens": 512, "preferred_prefill_chunk": 0, "max_batches_in_flight": 2,
-        "software_version": "0", "epoch": 1, "current_session": 0,
+        "software_version": "0", "epoch": 1, "current_session": 0, "hidden_size": 3,
     }  # fmt: skip
     return PlaneDescription(**(facts | changes))
 

@@ -335,7 +335,7 @@ def test_a_path_that_is_nearly_one_is_told_which_one(on_loop, path, meant):
 def test_unknown_paths_methods_and_models_have_openais_shape(on_loop):
     async def test(served):
         client = served.client
-        for path in ("/", "/v1", "/v1/embeddings", "/docs", "/redoc"):
+        for path in ("/", "/v1", "/v1/moderations", "/docs", "/redoc"):
             error = error_of(await client.get(path), 404)
             assert error["message"] == (
                 f"Invalid URL (GET {path}). The routes are listed at /openapi.json."

@@ -23,6 +23,7 @@ from control_plane.text.bounds import (
 from tests.control_plane.http.conftest import MODEL, error_of
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 FLAT_TOOL = {"type": "function", "name": "f"}
@@ -44,6 +45,8 @@ def test_the_bounds_follow_from_the_longest_request():
             "messages[0].content",
         ),
         (COMPLETIONS, {"prompt": ["a"] * 257}, "prompt"),
+        (EMBEDDINGS, {"input": ["a"] * 2049}, "input"),
+        (EMBEDDINGS, {"input": [[1]] * 2049}, "input"),
         (COMPLETIONS, {"prompt": "a", "metadata": {str(i): "" for i in range(17)}}, "metadata"),
         (COMPLETIONS, {"prompt": "a", **dict.fromkeys(map(str, range(5000)), 0)}, None),
         (RESPONSES, {"input": [HI] * (MAX_MESSAGES + 1)}, "input"),

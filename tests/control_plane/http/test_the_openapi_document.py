@@ -10,12 +10,14 @@ import pytest
 
 from control_plane.http.chat_schema import ChatRequest
 from control_plane.http.completion_schema import CompletionRequest
+from control_plane.http.embedding_schema import EmbeddingsRequest
 from control_plane.http.fields import HarmlessFields
 from control_plane.http.responses_schema import ResponseRequest
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs/openai-http.md"
 
-POSTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+POSTS = (*STREAMING, "/v1/embeddings", "/tokenize", "/detokenize")
 
 ODD = [
     None, True, False, 0, -1, 1, 3, 2**31, 2**64, -(2**63), 0.5, 1e308, -0.0, "", "x", "漢\u0000",
@@ -69,7 +71,7 @@ def test_it_lists_every_route_with_its_body_answers_and_errors(on_loop):
         assert operation["requestBody"]["required"]
         answer = operation["responses"]["200"]["content"]
         assert "$ref" in answer["application/json"]["schema"]
-        assert ("text/event-stream" in answer) == path.startswith("/v1")
+        assert ("text/event-stream" in answer) == (path in STREAMING)
         for status in ("400", "404", "413", "415", "429", "503"):
             error = operation["responses"][status]["content"]["application/json"]["schema"]
             assert error["$ref"].endswith("/ErrorResponse")
@@ -83,7 +85,7 @@ def test_the_list_of_harmless_fields_is_what_the_documentation_says():
     assert names == set(HarmlessFields.model_fields)
     said = text.partition("**With effect.**")[2].partition("**Harmless.**")[0]
     names = set(re.findall(r"`([a-z_]+)`", said)) - {"none", "auto"}
-    models = (CompletionRequest, ChatRequest, ResponseRequest)
+    models = (CompletionRequest, ChatRequest, ResponseRequest, EmbeddingsRequest)
     fields = {name for model in models for name in model.model_fields}
     # Fields with one legal value, the one that changes nothing.
     fields -= {"modalities", "truncation", "background"}
@@ -110,6 +112,7 @@ def test_odd_values_in_any_field_are_answered_or_refused(on_loop, path):
             "max_completion_tokens": 4,
         },
         "/v1/responses": {"input": "Hi", "max_output_tokens": 4},
+        "/v1/embeddings": {"input": "Hi"},
         "/tokenize": {"prompt": "Hi"},
         "/detokenize": {"tokens": [72]},
     }[path]

@@ -102,6 +102,7 @@ WORK = {
     "/detokenize": {"tokens": [72]},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/responses": {"input": "Hi"},
+    "/v1/embeddings": {"input": ["Hi", "there"]},
     "/v1/completions": {"prompt": "Hi"},
 }
 
