@@ -215,7 +215,7 @@ class ControlPlane:
                 on_drain=self._tell_health,
                 watch=self._instruments.watch(connected.plane.model),
                 pooling=self._config.pooling,
-                text_end=connected.assets.text_end_token_ids,
+                text_end=connected.text_end,
             )
         )
         self._grpc.attach(frontend)

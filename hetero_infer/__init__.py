@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput, GPUExecutor
     from compute_plane.executor.registry import ExecutorContext
     from control_plane.core.batch import SlotStart, StepBatch, StepResult
+    from control_plane.core.embedding_params import TextEmbedding
     from control_plane.core.errors import (
         ContextLengthError,
         OutOfBlocksError,
@@ -114,6 +115,7 @@ __all__ = [
     "StructuredOutputs",
     "CompletedRequest",
     "CompletedSample",
+    "TextEmbedding",
     "EngineMetrics",
     "MemoryStats",
     "Request",
@@ -204,6 +206,7 @@ _MODULES = {
     "compute_plane.executor.interface": ("ExecutionBatch", "ExecutionOutput", "GPUExecutor"),
     "compute_plane.executor.registry": ("ExecutorContext",),
     "control_plane.core.batch": ("SlotStart", "StepBatch", "StepResult"),
+    "control_plane.core.embedding_params": ("TextEmbedding",),
     "control_plane.core.errors": (
         "OutOfBlocksError",
         "ContextLengthError",

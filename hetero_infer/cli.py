@@ -10,31 +10,39 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
 from compute_plane.config import ComputePlaneConfig
-from control_plane.config import ControlPlaneConfig, SchedulingLimits
+from control_plane.config import ControlPlaneConfig
 from hetero_infer.commands.client_options import (
     LOGPROBS,
     NOT_CHATTED,
     chat_options,
     complete_options,
+    embed_options,
     message_of,
 )
 from hetero_infer.commands.command_line import UsageError, read_arguments
-from hetero_infer.commands.options import options_of, refuse_root_flags, with_options
-from hetero_infer.commands.target import ChatSettings, CompleteSettings
+from hetero_infer.commands.headings import heading_of
+from hetero_infer.commands.options import (
+    merged,
+    options_of,
+    refuse_flags,
+    refuse_root_flags,
+    with_options,
+)
+from hetero_infer.commands.target import ChatSettings, CompleteSettings, EmbedSettings
 from hetero_infer.config import EngineConfig, ServeConfig, Settings
 from hetero_infer.generation_config import GenerationConfig
 from hetero_infer.replay.settings import ReplaySettings
 from hetero_infer.standard_output import WRITE_FAILURES, drop_output, flushed, let_all_text_out
 from planes.errors import ConfigError, EngineError, ValidationError
 from planes.errors import MemoryError as EngineMemoryError
-from planes.settings import Layers, Setting, resolve, settings_of
+from planes.settings import Layers, resolve, settings_of
 
 PROGRAM = "hetero-infer"
 EXIT_FAILURE = 1
@@ -79,20 +87,6 @@ OTHERS = {"bench": _add_bench, "token": _add_token, "health": _add_health}
 """The commands that most starts have nothing to do with."""
 
 
-def _heading(item: Setting) -> str:
-    """Say under which heading of the help a setting stands."""
-    if item.kind is bool:
-        return "Switches"
-    for heading, cls in (
-        ("Generation", GenerationConfig),
-        ("Scheduling", SchedulingLimits),
-        ("Serving and logs", ControlPlaneConfig),
-    ):
-        if any(item.name == other.name for other in settings_of(cls)):
-            return heading
-    return "Model, device and KV pool"
-
-
 GENERATION = {item.name for item in settings_of(GenerationConfig)}
 SERVE_ONLY = {item.name for item in settings_of(ServeConfig)} - {
     item.name for item in settings_of(EngineConfig)
@@ -102,8 +96,8 @@ COMPUTE_ONLY = {item.name for item in settings_of(ComputePlaneConfig)} - {
     item.name for item in settings_of(ControlPlaneConfig)
 }
 
-ENGINE_OPTIONS = options_of(ServeConfig, _heading)
-ALL_OPTIONS = [*options_of(GenerationConfig, _heading), *ENGINE_OPTIONS]
+ENGINE_OPTIONS = options_of(ServeConfig, heading_of)
+ALL_OPTIONS = [*options_of(GenerationConfig, heading_of), *ENGINE_OPTIONS]
 REPLAY_OPTIONS = options_of(ReplaySettings, lambda _: "Replay")
 
 ConfigFile = Annotated[
@@ -149,17 +143,19 @@ def root(  # noqa: D103 - its docstring would be the help text
 @with_options(ENGINE_OPTIONS)
 def serve_command(context: typer.Context, *, config: ConfigFile = None, **flags: object) -> Action:
     """Run both planes until SIGTERM."""
-    return _serve_action(_merge(context.obj, {**flags, "config": config}))
+    return _serve_action(merged(context.obj, {**flags, "config": config}))
 
 
 @app.command(name="chat")
-@with_options(chat_options(_heading))
+@with_options(chat_options(heading_of))
 def chat_command(context: typer.Context, *, config: ConfigFile = None, **flags: object) -> Action:
     """Talk to the model, in the terminal or one turn a line from a pipe; /help there says more."""
 
     def run() -> int:
-        given = _merge(context.obj, {**flags, "config": config})
-        _refuse(given, {*SERVE_ONLY, *NOT_CHATTED, "input"} - CLIENT, "means nothing to `chat`")
+        given = merged(context.obj, {**flags, "config": config})
+        refuse_flags(
+            given, {*SERVE_ONLY, *NOT_CHATTED, "input"} - CLIENT, "means nothing to `chat`"
+        )
         from hetero_infer.commands.chat import chat
 
         return chat(_settings(given), resolve(ChatSettings, Layers(flags=given)), given)
@@ -168,7 +164,7 @@ def chat_command(context: typer.Context, *, config: ConfigFile = None, **flags: 
 
 
 @app.command(name="complete")
-@with_options(complete_options(_heading))
+@with_options(complete_options(heading_of))
 def complete_command(
     context: typer.Context,
     *,
@@ -182,12 +178,28 @@ def complete_command(
     """Complete many prompts, so many at once; results as JSON Lines. Run again, it goes on."""
 
     def run() -> int:
-        given = _merge(context.obj, {**flags, "config": config})
-        _refuse(given, {*SERVE_ONLY, "input"} - CLIENT, "means nothing to `complete`")
+        given = merged(context.obj, {**flags, "config": config})
+        refuse_flags(given, {*SERVE_ONLY, "input"} - CLIENT, "means nothing to `complete`")
         from hetero_infer.commands.complete import complete
 
         target = resolve(CompleteSettings, Layers(flags=given))
         return complete(files or [], _settings(given), target, given)
+
+    return run
+
+
+@app.command(name="embed")
+@with_options(embed_options(heading_of))
+def embed_command(context: typer.Context, *, config: ConfigFile = None, **flags: object) -> Action:
+    """Make embeddings of texts; results as JSON Lines."""
+
+    def run() -> int:
+        given = merged(context.obj, {**flags, "config": config})
+        own = {item.name for item in settings_of(EmbedSettings)}
+        refuse_flags(given, {*SERVE_ONLY, *GENERATION} - own, "means nothing to `embed`")
+        from hetero_infer.commands.embed import embed
+
+        return embed(_settings(given), resolve(EmbedSettings, Layers(flags=given)), given)
 
     return run
 
@@ -244,23 +256,11 @@ def _settings(flags: dict[str, object]) -> Settings:
     return settings
 
 
-def _merge(before: dict[str, object], behind: dict[str, object]) -> dict[str, object]:
-    """Return the flags before a command and those behind it, which count more."""
-    return {**before, **{name: value for name, value in behind.items() if value is not None}}
-
-
-def _refuse(flags: dict[str, object], idle: Iterable[str], why: str) -> None:
-    """Raise ValidationError for a flag that would do nothing; a shared file may have its key."""
-    for name in idle:
-        if flags.get(name) is not None:
-            raise ValidationError(f"--{name.replace('_', '-')} {why}", field=name)
-
-
 def _generate_action(flags: dict[str, object], *, as_json: bool, is_quiet: bool) -> Action:
     def run() -> int:
-        _refuse(flags, SERVE_ONLY, "only means something to `serve`")
+        refuse_flags(flags, SERVE_ONLY, "only means something to `serve`")
         if not as_json:
-            _refuse(flags, LOGPROBS, "is told with --json only")
+            refuse_flags(flags, LOGPROBS, "is told with --json only")
         from hetero_infer.commands.generate import generate
 
         return generate(_settings(flags), as_json=as_json, is_quiet=is_quiet)
@@ -270,12 +270,14 @@ def _generate_action(flags: dict[str, object], *, as_json: bool, is_quiet: bool)
 
 def _serve_action(flags: dict[str, object]) -> Action:
     def run() -> int:
-        _refuse(flags, GENERATION, "means nothing to `serve`: requests say it")
+        refuse_flags(flags, GENERATION, "means nothing to `serve`: requests say it")
         from hetero_infer.commands.serve import serve
 
         config = _settings(flags).resolve(ServeConfig)
         if config.compute is not None:
-            _refuse(flags, COMPUTE_ONLY, "means nothing with --compute: that plane has its own")
+            refuse_flags(
+                flags, COMPUTE_ONLY, "means nothing with --compute: that plane has its own"
+            )
         return serve(config)
 
     return run

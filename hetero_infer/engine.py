@@ -14,11 +14,13 @@ from typing import Self
 
 import structlog
 
+from control_plane.core.embedding_params import EmbeddingParams, TextEmbedding, inputs_of
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import MemoryStats
 from control_plane.core.request_options import RequestOptions
 from control_plane.engine.bring_up import RETRY_PAUSE_S, ConnectedPlane, learn, make_loop
 from control_plane.engine.compute_client import ComputeClient
+from control_plane.engine.embedding import EmbeddingDesk
 from control_plane.engine.events import RequestInfo, RequestUpdate
 from control_plane.engine.loop import EngineLoop, LoopOptions
 from control_plane.engine.plugins import CoreFactories, KVCacheFactory, SchedulerFactory
@@ -29,6 +31,7 @@ from control_plane.text.tokenizer import Tokenizer
 from hetero_infer.completed import CompletedRequest, Pending
 from hetero_infer.compute_beside import ComputeBeside
 from hetero_infer.config import EngineConfig
+from hetero_infer.embedding_run import EmbeddingRun
 from planes.errors import ConfigError, ValidationError
 from planes.logs import configure_logging
 
@@ -78,6 +81,7 @@ class InferenceEngine:
         self._pid = os.getpid()
         self._pending: dict[int, Pending] = {}
         self._completed: list[CompletedRequest] = []
+        self._embedding: EmbeddingRun | None = None
         if not structlog.is_configured():
             configure_logging(
                 plane="control",
@@ -99,6 +103,10 @@ class InferenceEngine:
             connected = self._connect(tokenizer)
             self._tokenizer = connected.tokenizer
             self._admission = connected.make_admission()
+            self._desk = EmbeddingDesk(
+                self._admission, connected.plane, text_end=connected.text_end,
+                pooling=config.pooling,
+            )  # fmt: skip
             self._grammars = connected.make_grammars()
             self._loop = self._make_loop(connected, factories)
             resources.callback(self._loop.close)
@@ -192,6 +200,39 @@ class InferenceEngine:
         self._loop.inbox.submit(request)
         return request.id
 
+    def embed(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> list[TextEmbedding]:
+        """Return an embedding of each input, text or token ids, in their order.
+
+        `dimensions`: the first so many numbers; None: all. `normalize`: to a length of 1.
+        `priority`, `cache_salt`: as of `submit_request`. Runs the engine; what ends meanwhile of
+        requests that were submitted comes with the next `step` or `run`.
+
+        Raises as `submit_request`, RequestFailedError, and as `run`.
+        """
+        self._check_open()
+        params, desk, given = EmbeddingParams(dimensions, normalize), self._desk, inputs_of(inputs)
+        desk.check(given, params)
+        options = RequestOptions(priority=priority, cache_salt=cache_salt)
+        requests = desk.make_requests(desk.tokens_of(given), options, arrival_time=time.monotonic())
+        run = self._embedding = EmbeddingRun(requests, self._loop.inbox)
+        try:
+            while not run.is_over:
+                self._check_open()
+                run.submit_some()
+                self._advance()
+        finally:
+            self._embedding = None
+            run.leave()
+        return run.embeddings(params)
+
     def cancel_request(self, request_id: int) -> None:
         """Ask for the end of a request; it ends as cancelled in a later `step`."""
         self._check_open()
@@ -272,6 +313,8 @@ class InferenceEngine:
         for update in updates:
             pending = self._pending.get(update.request_id)
             if pending is None:
+                if self._embedding is not None:
+                    self._embedding.take(update)
                 continue
             pending.take(update)
             if update.end is not None:

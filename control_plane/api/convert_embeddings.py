@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from control_plane.engine.embedding import FIELD, EmbeddingParams, Input, TextEmbedding
+from control_plane.core.embedding_params import FIELD, EmbeddingParams, Input, TextEmbedding
 from planes.errors import ValidationError
 from protos.hetero.inference.v1 import inference_pb2
 
@@ -39,7 +39,9 @@ def embeddings_to_proto(
         request_id=request_id,
         model=model,
         embeddings=[
-            inference_pb2.Embedding(values=one.values, prompt_tokens=one.num_tokens)
+            inference_pb2.Embedding(
+                values=one.values, prompt_tokens=one.num_tokens, cached_tokens=one.cached_tokens
+            )
             for one in found
         ],
         usage=inference_pb2.Usage(

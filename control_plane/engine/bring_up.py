@@ -42,8 +42,9 @@ It is said once more each time the wait has become twice as long.
 class ConnectedPlane:
     """A compute plane that answered: what it is, and what follows for the control plane.
 
-    `tokenizer`: the model's or the caller's own; `eos_token_ids` are that one's. `prefix_cache`:
-    whether blocks are to be found again.
+    `tokenizer`: the model's or the caller's own; `eos_token_ids` are that one's, and `text_end` is
+    what it puts behind texts that are embedded. `prefix_cache`: whether blocks are to be found
+    again.
     """
 
     plane: PlaneDescription
@@ -52,6 +53,7 @@ class ConnectedPlane:
     eos_token_ids: tuple[int, ...]
     limits: SchedulerConfig
     prefix_cache: bool = True
+    text_end: tuple[int, ...] = ()
 
     def make_admission(self) -> Admission:
         """Return what turns prompts into requests for this plane's model."""
@@ -128,8 +130,10 @@ def learn(
     assets = client.get_assets()
     if tokenizer is None:
         tokenizer, eos_token_ids = make_tokenizer(assets), assets.eos_token_ids
+        text_end = assets.text_end_token_ids
     else:
         eos_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        text_end = ()
     if tokenizer.vocab_size > plane.vocab_size:
         raise PlaneMismatchError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model's logits only "
@@ -147,7 +151,9 @@ def learn(
             effective=limit.effective,
         )
     _tell_idle_drafts(limits, config, plane)
-    return ConnectedPlane(plane, assets, tokenizer, eos_token_ids, config, limits.prefix_cache)
+    return ConnectedPlane(
+        plane, assets, tokenizer, eos_token_ids, config, limits.prefix_cache, text_end
+    )
 
 
 def _tell_idle_drafts(

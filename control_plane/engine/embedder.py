@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from control_plane.access.principal import Lease
+from control_plane.core.embedding_params import EmbeddingParams, Input, TextEmbedding
 from control_plane.core.request import Request
 from control_plane.core.request_options import RequestOptions
-from control_plane.engine.embedding import (
-    EmbeddingDesk,
-    EmbeddingParams,
-    Input,
-    TextEmbedding,
-    embedding_of,
-    named_input,
-)
+from control_plane.engine.embedding import MAX_AT_ONCE, EmbeddingDesk, embedding_of, named_input
 from control_plane.engine.generation import Generation
 from control_plane.engine.text_service import TextService
 from control_plane.groups import first_error
-
-MAX_AT_ONCE: Final = 64
-"""Texts of a call that the engine has; others wait here and leave the queue to everybody."""
 
 Begin = Callable[[Request, Lease | None], Generation]
 

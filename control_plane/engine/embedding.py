@@ -10,10 +10,17 @@ import contextlib
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from control_plane.core.embedding import AUTO, Pooling
+from control_plane.core.embedding_params import (
+    FIELD,
+    MAX_INPUTS,
+    EmbeddingParams,
+    Input,
+    TextEmbedding,
+)
 from control_plane.core.errors import ContextLengthError
 from control_plane.core.request import Request
 from control_plane.core.request_options import RequestOptions
@@ -23,34 +30,12 @@ from control_plane.engine.plane import PlaneDescription
 from control_plane.errors import RequestCancelledError
 from planes.errors import EngineError, ValidationError
 
-FIELD: Final = "inputs"
-MAX_INPUTS: Final = 2048
 MAX_TOKENS: Final = 300_000
-"""Of all texts of a call; both are OpenAI's."""
+"""Of all texts of a call; OpenAI's."""
+MAX_AT_ONCE: Final = 64
+"""Texts of a call that the engine has; the others leave its queue to everybody."""
 MAX_NUMBERS: Final = 4_100_000
 """Of all embeddings of an answer: as float32, which they are, they fit into a gRPC message."""
-
-Input = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingParams:
-    """What is made of hidden states.
-
-    `dimensions`: the first so many numbers; None: all. `normalize`: to a length of 1, what is left.
-    """
-
-    dimensions: int | None = None
-    normalize: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class TextEmbedding:
-    """The embedding of one text, float32, and its tokens, those found in the prefix cache too."""
-
-    values: array[float]
-    num_tokens: int
-    cached_tokens: int
 
 
 def pooling_of(configured: str, said: str) -> Pooling:
@@ -120,6 +105,17 @@ class EmbeddingDesk:
     def with_end(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokens of a text as the model wants it for an embedding."""
         return [*tokens, *self._text_end]
+
+    def tokens_of(self, inputs: Sequence[Input]) -> list[Sequence[int]]:
+        """Return the tokens of each input, on this thread."""
+        found: list[Sequence[int]] = []
+        for index, given in enumerate(inputs):
+            with named_input(index, len(inputs)):
+                if isinstance(given, str):
+                    found.append(self.with_end(self._admission.tokenize(given)))
+                else:
+                    found.append(given)
+        return found
 
     def make_requests(
         self, texts: Sequence[Sequence[int]], options: RequestOptions, *, arrival_time: float

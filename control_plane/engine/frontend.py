@@ -9,18 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from control_plane.access.principal import Lease, current_principal
+from control_plane.core.embedding_params import EmbeddingParams, Input, TextEmbedding
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.kv_cache import MemoryStats
 from control_plane.core.request import Request
 from control_plane.core.request_options import PLAIN, RequestOptions
 from control_plane.engine.continued import end_of_continued
 from control_plane.engine.embedder import Embedder
-from control_plane.engine.embedding import (
-    EmbeddingDesk,
-    EmbeddingParams,
-    Input,
-    TextEmbedding,
-)
+from control_plane.engine.embedding import EmbeddingDesk
 from control_plane.engine.engine_parts import EngineParts
 from control_plane.engine.events import RequestInfo
 from control_plane.engine.generation import Generation

@@ -7,7 +7,7 @@ import base64
 import sys
 from array import array
 
-from control_plane.engine.embedding import FIELD
+from control_plane.core.embedding_params import FIELD
 from control_plane.http.backend import LoadedEngine
 from control_plane.http.edge import current_request_id
 from control_plane.http.embedding_schema import EmbeddingsRequest

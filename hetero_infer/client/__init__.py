@@ -22,7 +22,8 @@ from hetero_infer.client.answers import (
     StateReached,
     ToolCallDelta,
 )
-from hetero_infer.client.asynchronous import AsyncClient, AsyncStream
+from hetero_infer.client.async_stream import AsyncStream
+from hetero_infer.client.asynchronous import AsyncClient
 from hetero_infer.client.attempts import RESUMABLE
 from hetero_infer.client.blocking import Client, Stream
 from hetero_infer.client.conversation import Message, Tool, ToolCall

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 
+from control_plane.core.embedding_params import TextEmbedding
 from control_plane.core.generation_params import GenerationParams
 from control_plane.telemetry import EngineMetrics
 from hetero_infer.channel import Route
 from hetero_infer.client import calls
-from hetero_infer.client.answers import Answer, Delta, Event
+from hetero_infer.client.answers import Answer
+from hetero_infer.client.async_stream import AsyncStream
 from hetero_infer.client.attempts import DEFAULT_RETRIES, Attempts, Deadline
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
-from hetero_infer.client.progress import BROKEN_OFF, StreamProgress
+from hetero_infer.client.progress import StreamProgress
 from hetero_infer.client.requests import ChatRequest, TextRequest, prompt_of
 from hetero_infer.client.server_values import ChatPrompt, ModelInfo, PoolStats, ServedRequest
 from hetero_infer.client.services import (
@@ -27,12 +28,11 @@ from hetero_infer.client.services import (
     Services,
     parse_target,
 )
-from hetero_infer.client.streaming import StreamFacts, StreamingMethods
+from hetero_infer.client.streaming import StreamingMethods
 from hetero_infer.client.tool_choice import AnyToolChoice
 from hetero_infer.client.unreached import error_of
 from hetero_infer.wire_errors import ServerLostError
 from planes.address import Address
-from planes.errors import EngineError
 from planes.tls_files import ClientFiles
 
 T = TypeVar("T")
@@ -113,6 +113,32 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
             parallel_tool_calls,
         )
         return await self._run(calls.generate(request), timeout_s)
+
+    async def embed(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        priority: int = 0,
+        cache_salt: str = "",
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> list[TextEmbedding]:
+        """Return an embedding of each input, text or token ids, in their order.
+
+        `dimensions`: the first so many numbers; None: all. `normalize`: to a length of 1. The
+        others as of `generate`.
+        """
+        call = calls.embed(
+            inputs,
+            dimensions=dimensions,
+            normalize=normalize,
+            priority=priority,
+            cache_salt=cache_salt,
+            model=model,
+        )
+        return await self._run(call, timeout_s)
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, timeout_s: float = RPC_TIMEOUT_S
@@ -238,107 +264,3 @@ class AsyncClient(StreamingMethods["AsyncStream"]):
     def _check_open(self) -> None:
         if self._is_closed:
             raise ServerLostError(CLIENT_CLOSED)
-
-
-class AsyncStream(StreamFacts):
-    """The events of one request; as `Stream`, for an event loop.
-
-    `close`, the end of an `async with` block, giving the stream up, or cancelling the task that
-    reads aborts the request.
-    """
-
-    def __init__(self, client: AsyncClient, progress: StreamProgress) -> None:
-        super().__init__(progress)
-        self._client = client
-        self._call: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_closed = False
-
-    async def texts(self) -> AsyncIterator[str]:
-        """Yield the pieces of the first sample's text, none of them empty."""
-        async for event in self:
-            if isinstance(event, Delta) and event.index == 0 and event.text:
-                yield event.text
-
-    async def answer(self) -> Answer:
-        """Read what is left and return the whole answer.
-
-        Of a resumed answer, text and tokens that came over this stream.
-        """
-        async for _ in self:
-            pass
-        return self._progress.whole_answer()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._progress.is_finished and not self._is_closed:
-            try:
-                response = await self._read()
-            except EngineError as error:
-                if self._is_closed:
-                    break
-                self._call = None
-                self._client._check_open()
-                pause_s = self._progress.pause_after(error)
-            else:
-                event = self._progress.take(response)
-                if event is not None:
-                    return event
-                continue
-            await asyncio.sleep(pause_s)
-        await self._end()
-        raise StopAsyncIteration
-
-    async def close(self) -> None:
-        """Abort the request if it is under way; nothing more comes. Any task may call it."""
-        self._is_closed = True
-        if self._call is not None:
-            self._call.cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    def __del__(self) -> None:
-        call = getattr(self, "_call", None)
-        # gRPC keeps a call that nobody reads. The loop may be another thread's, or over.
-        if call is not None and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call.cancel)
-
-    async def _read(self) -> Any:  # noqa: ANN401 - the message
-        """Wait for the next message. Raises EngineError where there is none."""
-        try:
-            if self._call is None:
-                self._loop = asyncio.get_running_loop()
-                self._call = self._client._open_stream(self._progress)
-            response = await self._call.read()
-        except grpc.RpcError as error:
-            raise error_of(error, self._client._route) from None
-        except asyncio.CancelledError:
-            # Another task closed the stream; unless this one itself is cancelled, too.
-            task = asyncio.current_task()
-            if self._is_closed and (task is None or not task.cancelling()):
-                raise ServerLostError(BROKEN_OFF) from None
-            raise
-        if response is grpc.aio.EOF:  # type: ignore[attr-defined] # the stub lacks it
-            raise ServerLostError(BROKEN_OFF)
-        return response
-
-    async def _end(self) -> None:
-        """Let go of the call. After its last message only its status is awaited."""
-        call, self._call = self._call, None
-        if call is None:
-            return
-        if self._progress.is_finished and not self._is_closed:
-            with contextlib.suppress(grpc.RpcError):  # everything has been said
-                await call.read()
-        call.cancel()

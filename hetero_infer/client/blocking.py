@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
+from control_plane.core.embedding_params import TextEmbedding
 from control_plane.core.generation_params import GenerationParams
 from control_plane.telemetry import EngineMetrics
 from hetero_infer.channel import Route
@@ -109,6 +110,32 @@ class Client(StreamingMethods["Stream"]):
             parallel_tool_calls,
         )
         return self._run(calls.generate(request), timeout_s)
+
+    def embed(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        priority: int = 0,
+        cache_salt: str = "",
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> list[TextEmbedding]:
+        """Return an embedding of each input, text or token ids, in their order.
+
+        `dimensions`: the first so many numbers; None: all. `normalize`: to a length of 1. The
+        others as of `generate`.
+        """
+        call = calls.embed(
+            inputs,
+            dimensions=dimensions,
+            normalize=normalize,
+            priority=priority,
+            cache_salt=cache_salt,
+            model=model,
+        )
+        return self._run(call, timeout_s)
 
     def tokenize(
         self, text: str, *, add_special_tokens: bool = True, timeout_s: float = RPC_TIMEOUT_S

@@ -5,12 +5,14 @@ Pure: `Client` and `AsyncClient` make them, each in its way.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message as ProtoMessage
 
+from control_plane.core.embedding_params import TextEmbedding, inputs_of
 from control_plane.telemetry import EngineMetrics
 from hetero_infer.client.answers import Answer
 from hetero_infer.client.arguments import check_flag, check_text, object_of, tokens_of
@@ -22,6 +24,7 @@ from hetero_infer.client.convert_answers import (
     states_from_proto,
 )
 from hetero_infer.client.convert_requests import (
+    embed_request_to_proto,
     messages_to_proto,
     object_to_proto,
     request_to_proto,
@@ -50,6 +53,34 @@ def generate(request: Request) -> Call[Answer]:
     """Ask for a whole answer. Raises ValidationError for what cannot be sent."""
     method = "Generate" if isinstance(request, TextRequest) else "Chat"
     return Call("Inference", method, request_to_proto(request), answer_from_proto)
+
+
+def embed(
+    inputs: Sequence[str | Sequence[int]],
+    *,
+    dimensions: int | None,
+    normalize: bool,
+    priority: int,
+    cache_salt: str,
+    model: str,
+) -> Call[list[TextEmbedding]]:
+    """Ask for embeddings. Raises ValidationError for what cannot be sent."""
+    message = embed_request_to_proto(
+        inputs_of(inputs),
+        dimensions=dimensions,
+        normalize=normalize,
+        priority=priority,
+        cache_salt=cache_salt,
+        model=model,
+    )
+
+    def read(answer: inference_pb2.EmbedResponse) -> list[TextEmbedding]:
+        return [
+            TextEmbedding(array("f", one.values), one.prompt_tokens, one.cached_tokens)
+            for one in answer.embeddings
+        ]
+
+    return Call("Inference", "Embed", message, read)
 
 
 def model_info(model: str) -> Call[ModelInfo]:

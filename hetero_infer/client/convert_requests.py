@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from control_plane.api.convert_structure import structure_to_proto
+from control_plane.core.embedding_params import FIELD, Input
 from control_plane.core.generation_params import GenerationParams
 from control_plane.text.answers.tool_choice import ToolChoice
 from hetero_infer.client.conversation import Message, Tool
@@ -70,6 +71,37 @@ def _add_options(
         message.cache_salt = request.cache_salt
     with _Refusal("model", request.model):
         message.model = request.model
+
+
+def embed_request_to_proto(
+    inputs: Iterable[Input],
+    *,
+    dimensions: int | None,
+    normalize: bool,
+    priority: int,
+    cache_salt: str,
+    model: str,
+) -> inference_pb2.EmbedRequest:
+    """Return the message that asks for embeddings. Raises ValidationError as above."""
+    message = inference_pb2.EmbedRequest()
+    for index, given in enumerate(inputs):
+        with _Refusal(f"{FIELD}[{index}]", given):
+            if isinstance(given, str):
+                message.inputs.add(text=given)
+            else:
+                message.inputs.add().token_ids.ids.extend(given)
+                message.inputs[-1].token_ids.SetInParent()
+    for name, value in (
+        ("dimensions", dimensions),
+        ("normalize", normalize),
+        ("priority", priority),
+        ("cache_salt", cache_salt),
+        ("model", model),
+    ):
+        if value is not None:
+            with _Refusal(name, value):
+                setattr(message, name, value)
+    return message
 
 
 def resume_to_proto(request: Request, received: Iterable[int]) -> inference_pb2.ResumeRequest:

@@ -1,4 +1,4 @@
-"""The options of the commands that talk to a server: `chat` and `complete`."""
+"""The options of the commands that talk to a server: `chat`, `complete` and `embed`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hetero_infer.commands.target import (
     ChatSettings,
     ClientSettings,
     CompleteSettings,
+    EmbedSettings,
 )
 from hetero_infer.config import EngineConfig
 from hetero_infer.generation_config import GenerationConfig
@@ -49,6 +50,11 @@ def complete_options(heading: Heading) -> list[inspect.Parameter]:
     ]
 
 
+def embed_options(heading: Heading) -> list[inspect.Parameter]:
+    """Return the options of `embed`. `heading`: as above."""
+    return [*options_of(EmbedSettings, _heading), *options_of(EngineConfig, heading)]
+
+
 def refuse_engine_flags(flags: Mapping[str, object]) -> None:
     """Raise ValidationError for a flag of an engine beside --target."""
     for item in settings_of(EngineConfig):
@@ -74,13 +80,18 @@ def message_of(error: UsageError) -> str:
         return f"{message}; a prompt is given by --input" if is_no_command else message
     takers = [
         f"`{command}`"
-        for command, settings in (("chat", ChatSettings), ("complete", CompleteSettings))
+        for command, settings in (
+            ("chat", ChatSettings),
+            ("complete", CompleteSettings),
+            ("embed", EmbedSettings),
+        )
         if any(option == item.flag for item in settings_of(settings))
     ]
     if not takers:
         return message
     verb = "take" if len(takers) > 1 else "takes"
-    place = f"{' and '.join(takers)} {verb} it, behind the name of the command"
+    names = " and ".join([", ".join(takers[:-1]), takers[-1]] if takers[1:] else takers)
+    place = f"{names} {verb} it, behind the name of the command"
     return f"{error.message}: {place}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -140,3 +140,15 @@ def refuse_root_flags(flags: Mapping[str, object], command: str) -> None:
                 "behind it",
                 field=name,
             )
+
+
+def merged(before: dict[str, object], behind: dict[str, object]) -> dict[str, object]:
+    """Return the flags before a command and those behind it, which count more."""
+    return {**before, **{name: value for name, value in behind.items() if value is not None}}
+
+
+def refuse_flags(flags: dict[str, object], idle: Iterable[str], why: str) -> None:
+    """Raise ValidationError for a flag that would do nothing; a shared file may have its key."""
+    for name in idle:
+        if flags.get(name) is not None:
+            raise ValidationError(f"--{name.replace('_', '-')} {why}", field=name)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hetero_infer.commands.client_options import refuse_engine_flags
-from hetero_infer.commands.target import ClientSettings
+from hetero_infer.commands.target import TargetSettings
 from hetero_infer.config import EngineConfig, Settings
 from hetero_infer.local_planes import (
     compute_socket,
@@ -133,7 +133,7 @@ def _keep_alive(
 
 @contextlib.contextmanager
 def server_of(
-    settings: Settings, target: ClientSettings, flags: Mapping[str, object], notices: Notices
+    settings: Settings, target: TargetSettings, flags: Mapping[str, object], notices: Notices
 ) -> Iterator[Server]:
     """Return the server that the command line names, or start one. Raises EngineError."""
     target.validate()
@@ -142,8 +142,7 @@ def server_of(
         yield Server(parse_address(target.target, key="target"), target.token, target.tls)
         return
     config = settings.resolve(EngineConfig)
-    own_flags = [] if target.chat_template is None else [f"--chat-template={target.chat_template}"]
     with contextlib.ExitStack() as stack:
         with notices.progress(STARTING):
-            server = stack.enter_context(own_server(config, notices.log, *own_flags))
+            server = stack.enter_context(own_server(config, notices.log, *target.own_flags))
         yield server

@@ -48,6 +48,11 @@ class TargetSettings:
         """What the server is shown. Raises ConfigError for a file that cannot be read."""
         return api_token() if self.token_file is None else _first_line(self.token_file)
 
+    @property
+    def own_flags(self) -> list[str]:
+        """What a control plane that is started for the command is told besides."""
+        return []
+
     def validate(self) -> None:
         """Raise ConfigError for what means nothing together."""
         tls = self.tls
@@ -90,6 +95,11 @@ class ClientSettings(TargetSettings):
     )
 
     @property
+    def own_flags(self) -> list[str]:
+        """What a control plane that is started for the command is told besides."""
+        return [] if self.chat_template is None else [f"--chat-template={self.chat_template}"]
+
+    @property
     def template_kwargs(self) -> Mapping[str, Any]:
         """Variables that every conversation is asked with."""
         return json_object(self.chat_template_kwargs or "")
@@ -116,6 +126,18 @@ class ChatGenerationConfig(GenerationConfig):
     """One answer of a chat: longer than one short text."""
 
     max_tokens: int = setting(512, help="tokens of one answer at most", minimum=1, maximum=1 << 30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedSettings(TargetSettings):
+    """`embed`."""
+
+    input: str | None = setting(None, help="the text; default: one text a line of --input-file")
+    input_file: str | None = setting(None, help="file with one text a line; -, the default: stdin")
+    dimensions: int | None = setting(
+        None, help="numbers of each embedding, the first ones; default: all", minimum=1
+    )
+    normalize: bool = setting(True, help="bring embeddings to a length of 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ def test_a_bad_variable_and_a_bad_key_are_named_together(capsys, tmp_path, monke
         (["--max-tokenz", "3"], "No such option: --max-tokenz"),
         (
             ["--target", "unix:a", "--input", "x"],
-            "No such option: --target: `chat` and `complete` take it, behind the name of the",
+            "No such option: --target: `chat`, `complete` and `embed` take it, behind the name",
         ),
         (["--concurrency", "9"], "No such option: --concurrency: `complete` takes it, behind"),
         (["serve", "--target", "a"], "No such option: --target"),

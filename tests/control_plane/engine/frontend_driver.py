@@ -35,7 +35,7 @@ async def running_frontend(event_loop, address, *, limits=None, **parts):
             gate=gate,
             metrics=lambda: loop.metrics,
             memory_stats=lambda: loop.memory_stats,
-            **{"text_end": connected.assets.text_end_token_ids, **parts},
+            **{"text_end": connected.text_end, **parts},
         )
     )
     gate.set_linked(is_linked=True)

@@ -11,11 +11,12 @@ from control_plane.access.limits import Limits, Meter
 from control_plane.access.principal import Principal, acting_as
 from control_plane.config import SchedulingLimits
 from control_plane.core.embedding import Pooling
+from control_plane.core.embedding_params import EmbeddingParams
 from control_plane.core.errors import ContextLengthError
 from control_plane.core.request import RequestState
 from control_plane.core.request_options import RequestOptions
 from control_plane.engine import embedder, embedding
-from control_plane.engine.embedding import EmbeddingParams, pooling_of
+from control_plane.engine.embedding import pooling_of
 from control_plane.errors import (
     DrainingError,
     RequestCancelledError,
