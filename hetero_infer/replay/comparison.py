@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from control_plane.core.embedding import EMBEDDINGS
 from control_plane.engine.plane import CONSTRAINTS, DRAFT_CONSTRAINTS, DRAFTS
 from control_plane.engine.recording_tables import FilledPlace
 from hetero_infer.replay.recorded_state import kept_drafts
@@ -35,8 +37,8 @@ class Difference:
 
     `session`: the number of the recorded session in its file, from 1; `step`: of that session.
     `row`, `slot`: None where the whole step is meant. `what`: "token", "log-probability",
-    "prompt log-probability", "KV block", "row failure" or "refusal". `block`: the id of the KV
-    block; `note`: the place in words, the tokens of a block.
+    "prompt log-probability", "hidden states", "KV block", "row failure" or "refusal". `block`: the
+    id of the KV block; `note`: the place in words, the tokens of a block.
     """
 
     session: int
@@ -92,10 +94,15 @@ def rules_for(
 
 
 def check_features(batch: compute_pb2.ExecutionBatch, plane: compute_pb2.DescribeResponse) -> None:
-    """Raise ConfigError for a batch with drafts or constraints where the plane takes none."""
+    """Raise ConfigError for a batch that asks for what the plane does not do."""
     if batch.constraints and CONSTRAINTS not in plane.features:
         raise ConfigError(
             f"step {batch.step_id} has constraints, which the compute plane does not keep to",
+            field="compute",
+        )
+    if batch.embeddings and EMBEDDINGS not in plane.features:
+        raise ConfigError(
+            f"step {batch.step_id} wants hidden states, which the compute plane does not give",
             field="compute",
         )
     if batch.draft_ids and DRAFTS not in plane.features:
@@ -280,6 +287,27 @@ def prompt_logprobs(answers: Answers, rules: Rules) -> Iterator[Difference]:
                     note=f"of the token at position {position}",
                 )
                 break
+
+
+def embeddings(answers: Answers, rules: Rules) -> Iterator[Difference]:
+    """Yield the rows that give other hidden states: relative to their length, by the tolerance."""
+    now = {entry.row: entry.values for entry in answers.replayed.embeddings}
+    for entry in answers.recorded.embeddings:
+        replayed = now.get(entry.row)
+        if replayed is None or replayed == entry.values or answers.is_failed(entry.row):
+            continue
+        was, values = (
+            struct.unpack(f"<{len(data) // 8}d", data) for data in (entry.values, replayed)
+        )
+        gap = math.dist(was, values) / (math.hypot(*was) or 1.0)
+        if gap > rules.tolerance:
+            yield answers.difference(
+                entry.row,
+                "hidden states",
+                f"{was[0]:.9g}, …",
+                f"{values[0]:.9g}, …",
+                note=f"{gap:.2g} of their length apart",
+            )
 
 
 def digests(answers: Answers) -> Iterator[tuple[FilledPlace | None, Difference]]:

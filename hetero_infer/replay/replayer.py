@@ -166,6 +166,7 @@ class Replayer:
         rules = self._rules
         found = list(comparison.row_failures(answers))
         found += comparison.prompt_logprobs(answers, rules)
+        found += comparison.embeddings(answers, rules)
         off = list(comparison.logprobs(answers, rules))
         off += comparison.draft_logprobs(answers, rules)
         if rules.is_exact:

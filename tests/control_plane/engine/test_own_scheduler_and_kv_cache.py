@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from control_plane.core.batch import SlotStart, StepBatch
-from control_plane.core.embedding import EMBEDDINGS
+from control_plane.core.embedding import EMBEDDINGS, NOTHING_GENERATED, Embedding, Pooling
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.interface import (
     OPTIONAL_PARAMETERS,
@@ -17,7 +17,7 @@ from control_plane.core.interface import (
     SchedulerStats,
 )
 from control_plane.core.kv_cache import MemoryStats
-from control_plane.core.request import FinishReason, RequestState
+from control_plane.core.request import FinishReason, Request, RequestState
 from control_plane.core.scheduler import Scheduler
 from control_plane.core.tool_calls import ToolCalls
 from control_plane.engine.plugins import CoreFactories
@@ -234,6 +234,16 @@ def test_an_own_scheduler_is_given_what_it_says_that_it_keeps_to(drive):
     request_id = driver.submit("hello", 3, n=2)
     driver.run()
     assert driver.ends[request_id].error is None
+
+
+def test_an_own_scheduler_that_makes_no_embeddings_is_asked_for_none(drive):
+    driver = drive(factories=CoreFactories(scheduler=OneAtATime))
+    request = Request(7, [1, 2], NOTHING_GENERATED, embedding=Embedding(Pooling.LAST))
+    driver.loop.inbox.submit(request)
+    driver.run()
+    error = driver.ends[7].error
+    assert isinstance(error, ValidationError)
+    assert error.message == "this engine's scheduler makes no embeddings"
 
 
 def test_our_scheduler_keeps_to_every_parameter():

@@ -50,12 +50,19 @@ class RecordedRun:
         )
         self._num_requests = 0
 
-    def ask(self, prompts: Sequence[Prompt] = PROMPTS) -> list:
-        """Run prompts to their ends; everything that was published about them."""
+    def ask(
+        self, prompts: Sequence[Prompt] = PROMPTS, requests: Sequence[Request] | None = None
+    ) -> list:
+        """Run prompts, or requests, to their ends; everything that was published about them."""
         self.news.clear()
-        for text, params in prompts:
-            self._num_requests += 1
-            self.loop.inbox.submit(Request(self._num_requests, list(text.encode()), params))
+        if requests is None:
+            requests = [
+                Request(self._num_requests + number, list(text.encode()), params)
+                for number, (text, params) in enumerate(prompts, start=1)
+            ]
+        self._num_requests += len(requests)
+        for request in requests:
+            self.loop.inbox.submit(request)
         for _ in range(500):
             self.loop.step()
             if not self.loop.has_pending_work:

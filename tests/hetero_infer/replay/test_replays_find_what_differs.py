@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.core.embedding import NOTHING_GENERATED, Embedding, Pooling
 from control_plane.core.generation_params import GenerationParams
+from control_plane.core.request import Request
 from hetero_infer.replay.comparison import rules_for
 from hetero_infer.replay.replay_plane import PlaneLostError, ReplayPlane
 from planes.errors import ConfigError
@@ -115,6 +117,27 @@ def test_a_block_that_is_filled_with_other_bytes_is_named_although_no_token_diff
     assert (found.what, found.block) == ("KV block", filled[0])
     assert int(found.recorded, 16) ^ 1 == int(found.replayed, 16)
     assert "tokens " in found.note
+
+
+def test_hidden_states_that_differ_are_named_and_equal_ones_are_not(planes, other, tmp_path):
+    path = tmp_path / "run"
+    embedding = Embedding(Pooling.MEAN)
+    text = Request(1, list(b"a text of some blocks"), NOTHING_GENERATED, embedding=embedding)
+    run = RecordedRun(planes[0], path)
+    run.ask(requests=[text])
+    run.close()
+    assert replay(other, path).num_differences == 0
+
+    def change(_, batch, output):
+        assert batch.embeddings
+        return dataclasses.replace(output, embeddings=output.embeddings * 1.25)
+
+    tamper(other, change)
+    (found,) = replay(other, path, finds_all=True).differences
+    assert (found.what, found.row, found.note) == (
+        "hidden states", 0, "0.25 of their length apart",
+    )  # fmt: skip
+    assert replay(other, path, finds_all=True, tolerance=0.3).num_differences == 0
 
 
 def test_a_wrong_block_id_in_a_batch_is_found_where_its_block_is_filled(recording, other):
@@ -304,12 +327,17 @@ def a_constraint_behind_a_draft(batch):
     batch.constraints.add(row=0, allowed_tokens=b"\xff", num_drafts=1)
 
 
+def hidden_states(batch):
+    batch.embeddings.add(row=0, part=compute_pb2.EMBEDDING_PART_LAST)
+
+
 @pytest.mark.parametrize(
     ("feature", "add", "said"),
     [
         ("drafts", a_draft, "speculative_tokens"),
         ("constraints", a_constraint, "constraints"),
         ("draft_constraints", a_constraint_behind_a_draft, "grammar_drafts"),
+        ("embeddings", hidden_states, "wants hidden states"),
     ],
 )
 def test_what_a_plane_does_not_take_is_not_replayed_on_it(
