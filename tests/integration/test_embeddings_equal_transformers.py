@@ -125,5 +125,7 @@ def test_a_model_that_gives_no_numbers_fails_the_texts_by_name(tmp_path: Path) -
     )  # fmt: skip
     with InferenceEngine(config) as engine:
         with pytest.raises(RequestFailedError, match="not finite"):
-            engine.embed(["hello"])
+            engine.embed(["hello"] * 200)
+        assert engine.get_metrics().total_requests < 200  # one that fails ends the call
+        engine.run()
         assert engine.get_memory_stats().used_blocks == 0

@@ -45,7 +45,13 @@ def test_a_step_with_them_takes_no_graph_and_waits_for_its_copy() -> None:
     expected = embed(torch_executor(), given, LAST)
     device.take_calls()
     np.testing.assert_array_equal(embed(executor, given, LAST), expected)
+    batch = BatchDriver(executor, num_blocks=60, block_size=4).batch([DrivenSequence(given[0])])
+    output = executor.execute(replace(batch, embeddings=[EmbeddingWant(0, LAST)]))
+    np.testing.assert_array_equal(output.embeddings, expected)
+    assert len(output.next_tokens) == 1
     assert "replay" not in device.take_calls()
+    executor.execute(batch)
+    assert "replay" in device.take_calls()
 
 
 def test_layers_of_16_bits_give_them_in_float32() -> None:

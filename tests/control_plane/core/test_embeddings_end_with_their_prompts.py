@@ -199,6 +199,29 @@ def test_one_that_is_cancelled_under_way_frees_what_it_holds():
     assert plane.kv.get_memory_stats().used_blocks == 0
 
 
+def test_what_comes_of_one_that_was_cancelled_with_its_last_row_sent_ends_nothing():
+    plane = Plane()
+    request = plane.ask(1, range(12))
+    plane.send()
+    plane.scheduler.cancel(1)
+    assert plane.commit() == []
+    assert request.state is RequestState.CANCELLED
+
+
+def test_one_that_borrowed_the_blocks_of_a_failed_row_is_computed_anew():
+    plane = Plane()
+    plane.generate(1, range(12))
+    request = plane.ask(2, range(12))
+    plane.send()
+    assert request.cached_tokens == 8
+    events = plane.commit([RowFailure(0, "no numbers")])
+    assert [event.request_id for event in events] == [1]
+    assert request.state is RequestState.PENDING
+    plane.run()
+    assert plane.asked[-1] == (2, 0, 12, False)
+    assert pooled(request) == [11, 1]
+
+
 def test_no_more_rows_give_hidden_states_than_a_result_has_room_for():
     plane = Plane(max_embeddings=2)
     for number in range(5):

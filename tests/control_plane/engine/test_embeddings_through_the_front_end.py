@@ -275,13 +275,23 @@ def test_they_are_computed_anew_when_the_plane_was_lost(serve, fake_plane) -> No
 
 
 def test_a_call_is_one_request_of_its_token_whose_tokens_are_booked(serve) -> None:
-    meter = Meter(Limits(max_concurrent_requests=1, max_tokens_per_minute=1000), 0.0)
+    ends = []
+
+    class WatchedMeter(Meter):
+        def end(self):
+            super().end()
+            ends.append(self.num_requests)
+
+    meter = WatchedMeter(Limits(max_concurrent_requests=1, max_tokens_per_minute=1000), 0.0)
     principal = Principal("somebody", meter, lambda: 0.0)
 
     async def story(frontend):
         with acting_as(principal):
-            await frontend.embed(["text"] * 100, RAW)
-            assert meter.num_requests == 0
+            call = asyncio.create_task(frontend.embed(["text"] * 100, RAW))
+            await until(lambda: frontend.metrics.completed_requests > 0)
+            assert call.done() or meter.num_requests == 1
+            await call
+            assert ends == [0]
             meter.begin(0.0)
             with pytest.raises(TooManyConcurrentRequestsError):
                 await frontend.embed(["text"], RAW)
