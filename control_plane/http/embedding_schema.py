@@ -77,7 +77,7 @@ class EmbeddingObject(BaseModel):
 
 
 class EmbeddingUsage(BaseModel):
-    """Tokens of all texts; nothing is generated. `cached_tokens`: of them, found computed."""
+    """Tokens of all texts; nothing is generated, so both are the same."""
 
     prompt_tokens: int
     total_tokens: int
