@@ -27,6 +27,7 @@ from tests.compute_plane.executor.tiny_llama import (
     tiny_spec,
     tiny_weights,
 )
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 LAST, SUM = EmbeddingPart.LAST, EmbeddingPart.SUM
 EMBEDS = replace(LIMITS, embedding_size=2)
@@ -94,6 +95,23 @@ def test_hidden_states_are_not_scaled_as_logits_are() -> None:
     for one in (spec, replace(spec, logits_scale=0.25)):
         with tiny_executor(one, tiny_weights(one), pool_for(one, 60, 4)) as executor:
             found.append(embed(executor, given, LAST))
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("part", [LAST, SUM])
+def test_a_step_whose_tokens_are_sorted_by_kind_gives_them_to_their_rows(part) -> None:
+    """As with AMX, where generated tokens come before those of prompts."""
+    spec = tiny_spec()
+    weights, (text, other) = tiny_weights(spec), texts(7, 9, 8)
+    found = []
+    for tells_apart in (False, True):
+        with tiny_executor(spec, weights, pool_for(spec, 60, 4)) as executor:
+            executor._llama.tells_prompts_apart = tells_apart
+            driver = BatchDriver(executor, num_blocks=60, block_size=4)
+            sequences = [DrivenSequence(text), DrivenSequence(other, num_prompt=3)]
+            wants = [EmbeddingWant(0, part), EmbeddingWant(1, part)]
+            batch = replace(driver.batch(sequences), embeddings=wants)
+            found.append(executor.execute(batch).embeddings)
     np.testing.assert_array_equal(*found)
 
 

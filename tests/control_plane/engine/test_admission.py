@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from control_plane.core.embedding import NOTHING_GENERATED, Pooling
 from control_plane.core.errors import ContextLengthError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.limits import RequestLimits
@@ -263,3 +264,25 @@ def test_samples_and_beams_come_in_and_what_can_never_run_does_not():
     params = GenerationParams(max_tokens=2, beam_width=3)
     with pytest.raises(ValidationError, match=r"at most 2 with 18 end tokens.*, got 3"):
         many_ends.make_request([9], params, arrival_time=0.0)
+
+
+def test_an_embedding_ends_with_its_prompt_which_may_be_as_long_as_the_model_takes(admission):
+    request = admission.make_embedding_request([1] * 20, Pooling.LAST, arrival_time=1.0)
+    assert (request.max_tokens, request.uses_cache) == (0, True)
+    assert not admission.make_embedding_request([1], Pooling.MEAN, arrival_time=1.0).uses_cache
+    with pytest.raises(ContextLengthError, match="at most 20"):
+        admission.make_embedding_request([1] * 21, Pooling.LAST, arrival_time=1.0)
+
+
+def test_an_embedding_needs_one_plane_that_gives_hidden_states(admission):
+    limits = RequestLimits(max_model_len=20, block_size=4, num_blocks=5)
+    tokenizer = SimpleTokenizer()
+    without = Admission(
+        tokenizer, limits, vocab_size=259, eos_token_ids=(257,), features=frozenset({"copies"})
+    )
+    assert not without.has_room(3, NOTHING_GENERATED, embeds=True)
+    assert without.has_room(3, NOTHING_GENERATED)
+    with pytest.raises(ValidationError, match="lacks embeddings"):
+        without.make_embedding_request([1], Pooling.LAST, arrival_time=1.0)
+    without.add_alternative(admission)
+    assert without.make_embedding_request([1], Pooling.LAST, arrival_time=1.0).embedding
