@@ -24,7 +24,13 @@ from bench.gpu.cases.dense_matmul import EPS, exact_product
 from bench.gpu.decode_bandwidth import Timer
 from bench.gpu.device import as_graph, current_stream
 from bench.gpu.matmul_bandwidth import REPEATS, WORKING_SET_BYTES, with_rate
-from kernels.cuda.dense_matmul import PANELS, DenseMatmulVariant, columns_of, panel_rows_of
+from kernels.cuda.dense_matmul import (
+    PANELS,
+    DenseMatmulVariant,
+    columns_of,
+    normalises,
+    panel_rows_of,
+)
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.silu_mul import SiluMulVariant
@@ -57,14 +63,16 @@ class DenseShape:
 
     @property
     def normalises(self) -> bool:
-        """What is added to the residual stream does not come from it."""
-        return self.writes != "added"
+        """What is added to the residual stream does not come from it; others do where it pays."""
+        weight_rows = 2 * self.num_outputs if self.writes == "gated" else self.num_outputs
+        return self.writes != "added" and normalises(self.dtype, weight_rows, self.num_inputs)
 
     @property
     def is_taken(self) -> bool:
         """Whether a model's steps take this kernel, not only the other size of panels."""
         gates = self.variant.gates
-        return gates or self.panel_rows == panel_rows_of(self.num_outputs)
+        own = panel_rows_of(self.num_outputs, is_normed=self.normalises)
+        return gates or self.panel_rows == own
 
     @property
     def variant(self) -> DenseMatmulVariant:
@@ -239,6 +247,7 @@ def launches_apart(problem: Problem, load: Load) -> Callable[[], None] | None:
     if not shape.variants_apart:
         return None
     kernels = [load(variant) for variant in shape.variants_apart]
+    norms = kernels[: int(shape.normalises)]
     residual, normed = torch.zeros_like(problem.x), torch.empty_like(problem.x)
     made = problem.empty(problem.matrix_rows)
     norm_rows = (shape.num_rows, 1, 1)
@@ -250,9 +259,10 @@ def launches_apart(problem: Problem, load: Load) -> Callable[[], None] | None:
         norm_pointers = [tensor.data_ptr() for tensor in around_norm]  # kept alive by this function
         gate_arguments = (problem.out.data_ptr(), made.data_ptr(), shape.num_outputs)
         for weights in problem.matrices:
-            kernels[0].launch(norm_rows, stream, *norm_pointers, EPS)
+            for norm in norms:
+                norm.launch(norm_rows, stream, *norm_pointers, EPS)
             torch.mm(normed, weights.t(), out=made)
-            for gate in kernels[1:]:
+            for gate in kernels[len(norms) :]:
                 gate.launch(gate_grid, stream, *gate_arguments)
 
     return visit

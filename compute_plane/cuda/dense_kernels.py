@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from kernels.cuda.dense_matmul import (
     COLUMNS,
     DTYPES,
-    NORMALISED,
     DenseMatmulVariant,
     columns_of,
+    normalises,
     panel_rows_of,
 )
 from kernels.cuda.quantized_formats import PANEL_ROWS, TILE_INPUTS
@@ -43,22 +43,29 @@ class DenseKernels:
         self, launcher: Launcher, spec: ModelSpec, dtype: str, *, is_dense: bool = True
     ) -> None:
         self._launcher = launcher
-        self.normalises = dtype in NORMALISED
+        self._dtype = dtype
         self._products: dict[tuple[Writes, int, int], DenseMatmulVariant] = {}
         if not is_dense or dtype not in DTYPES:
             return
         for writes, num_outputs in _products_of(spec):
-            panel_rows = PANEL_ROWS if writes == "gated" else panel_rows_of(num_outputs)
-            normalises = self.normalises and writes != "added"
+            weight_rows = 2 * num_outputs if writes == "gated" else num_outputs
+            is_normed = writes != "added" and normalises(dtype, weight_rows, spec.hidden_size)
+            panel_rows = PANEL_ROWS
+            if writes != "gated":
+                panel_rows = panel_rows_of(num_outputs, is_normed=is_normed)
             for columns in COLUMNS:
                 self._products[writes, num_outputs, columns] = DenseMatmulVariant(
-                    dtype, columns, writes, normalises, panel_rows
+                    dtype, columns, writes, is_normed, panel_rows
                 )
 
     @property
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
         return list(dict.fromkeys(self._products.values()))
+
+    def normalises(self, weight: Tensor) -> bool:
+        """Whether products with a matrix [N, K] have their norm in them."""
+        return normalises(self._dtype, *weight.shape)
 
     def takes(self, num_rows: int, weight: Tensor) -> bool:
         """Whether there is a kernel for so many rows and a matrix [N, K]."""

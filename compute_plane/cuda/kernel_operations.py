@@ -164,10 +164,9 @@ class KernelOperations:
         """Multiply few rows and gate what that gives."""
         self._quantized.gate(out, x, matrix)
 
-    @property
-    def normalises_products(self) -> bool:
-        """Whether the step's dtype has room for x · weight."""
-        return self._dense.normalises
+    def normalises_product(self, weight: Tensor) -> bool:
+        """Whether the step's dtype has room for x · weight, and it pays."""
+        return self._dense.normalises(weight)
 
     def takes_product(self, num_rows: int, weight: Tensor) -> bool:
         """Whether rows are few enough."""

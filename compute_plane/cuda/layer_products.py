@@ -88,12 +88,13 @@ class LayerProducts:
         num_outputs = projection.num_outputs // (2 if writes == "gated" else 1)
         dtype = torch.float32 if writes == "float32" else residual.dtype
         weight = self._taken(residual, projection)
-        if weight is not None and operations.normalises_products and hidden.added is None:
+        is_normed = weight is not None and operations.normalises_product(weight)
+        if weight is not None and is_normed and hidden.added is None:
             out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
             operations.dense_matmul(out, residual, weight, Around(norm, self._eps, writes))
             return out
         x = self.normalised(hidden, norm)
-        if weight is not None and not operations.normalises_products:
+        if weight is not None and not is_normed:
             out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
             operations.dense_matmul(out, x, weight, Around(writes=writes))
             return out

@@ -202,9 +202,8 @@ class DeviceOperations(Protocol):
         """
         ...
 
-    @property
-    def normalises_products(self) -> bool:
-        """Whether `dense_matmul` normalises."""
+    def normalises_product(self, weight: Tensor) -> bool:
+        """Whether `dense_matmul` normalises what it multiplies with a matrix [N, K]."""
         ...
 
     def takes_product(self, num_rows: int, weight: Tensor) -> bool:

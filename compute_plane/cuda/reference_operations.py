@@ -54,7 +54,6 @@ class ReferenceOperations:
     """`DeviceOperations` in NumPy, on views of the tensors' memory."""
 
     name = "reference"
-    normalises_products = True
     tile_tokens = 16  # the plan is made as for a device, and not needed
 
     def __init__(self) -> None:
@@ -90,6 +89,10 @@ class ReferenceOperations:
     def takes_product(self, num_rows: int, weight: Tensor) -> bool:  # noqa: ARG002 - any matrix
         """Whether rows are few, as for a device."""
         return num_rows <= MOST_ROWS
+
+    def normalises_product(self, weight: Tensor) -> bool:  # noqa: ARG002 - any matrix
+        """Whether it does: always."""
+        return True
 
     def dense_matmul(self, out: Tensor, x: Tensor, weight: Tensor, around: Around) -> None:
         """Multiply, one operation after the other, each rounded: `layer_products` without it."""

@@ -81,7 +81,13 @@ PANELS: Final = (16, 32)
 WRITES: Final = ("rounded", "float32", "added", "gated")
 EXPERTS_WRITE: Final = ("rounded", "gated")
 FEW_PANELS: Final = 96
-"""Fewer panels of 32 rows than that are cut in two: a block for each would leave too many out."""
+"""Fewer panels of 32 rows than that are cut in two: a block for each would leave too many out. Not
+with a norm, of which each panel multiplies x anew: 16 rows × 2048 × 3072 took 11.3 µs instead of
+8.3 (H200, 2026-11-26)."""
+NORMALISED_BYTES: Final = 56 << 20
+"""Of a matrix, up to which a norm in its product takes less than one before it, which is a launch
+of 2.5 µs. Beyond, what x takes in every panel costs more: 75.9 µs instead of 61.2 for 4096 × 14336
+with a gate, 18.9 instead of 16.5 for 4096 × 6144 (H200, 2026-11-26)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,7 @@ class DenseMatmulVariant:
     def ring(self) -> int:
         """Tiles that are on their way to a lane: as many as registers allow."""
         if self.panel_rows == PANELS[0]:
-            return 6
+            return 5 if self.normalises and self.columns == COLUMNS[0] else 6
         return 3 if self.normalises and self.columns == COLUMNS[0] else 4
 
     @property
@@ -204,9 +210,14 @@ class DenseMatmulVariant:
         return make_dense_matmul(self)
 
 
-def panel_rows_of(num_outputs: int) -> int:
+def panel_rows_of(num_outputs: int, *, is_normed: bool = False) -> int:
     """Return the `panel_rows` for N outputs that do not gate; it has no say in a sum's order."""
-    return PANELS[1] if num_outputs > FEW_PANELS * PANELS[1] else PANELS[0]
+    return PANELS[1] if is_normed or num_outputs > FEW_PANELS * PANELS[1] else PANELS[0]
+
+
+def normalises(dtype: str, weight_rows: int, num_inputs: int) -> bool:
+    """Return whether a product with a matrix of so many rows and inputs has its norm in it."""
+    return dtype in NORMALISED and 2 * weight_rows * num_inputs <= NORMALISED_BYTES
 
 
 def columns_of(num_rows: int) -> int:

@@ -44,7 +44,11 @@ from kernels.cuda.instructions.early_launch import (
 )
 from kernels.cuda.instructions.exact_float32 import add_float32, multiply_add, multiply_float32
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES
-from kernels.cuda.instructions.vectors import load_constant_vector, load_vector
+from kernels.cuda.instructions.vectors import (
+    load_constant_vector,
+    load_streamed_vector,
+    load_vector,
+)
 from kernels.cuda.quantized_formats import TILE_INPUTS
 from kernels.cuda.quantized_strands import WARPS
 from kernels.cuda.variant import Local, Pointer, Scalar
@@ -84,12 +88,10 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
     to_float32, from_float32 = CONVERSIONS[variant.out_dtype]
 
     @cuda.jit(device=True, inline="always")
-    def ask(
-        slots: Local, first: Scalar, count: Scalar, source: Pointer, at: Local, ahead: Scalar
-    ) -> None:
-        """Start reading vectors of the tile `ahead` into the slots from `first` on."""
-        for v in range(count):
-            load_constant_vector(slots, first + v, source, at[v] + ahead * TILE_INPUTS)
+    def ask(slots: Local, first: Scalar, weights: Pointer, at: Local, ahead: Scalar) -> None:
+        """Start reading the weights of the tile `ahead` into the slots from `first` on."""
+        for v in range(num_vectors):
+            load_streamed_vector(slots, first + v, weights, at[v] + ahead * TILE_INPUTS)
 
     @cuda.jit(device=True, inline="always")
     def ask_for_inputs(slots: Local, first: Scalar, x: Pointer, at: Local, ahead: Scalar) -> None:
@@ -196,10 +198,12 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         norm_ring = cuda.local.array((ring, 4), uint32)
         for tile in range(ring):
             if tile < tiles_left:
-                ask(weight_ring, tile * num_vectors, num_vectors, weights, weights_at, tile)
+                ask(weight_ring, tile * num_vectors, weights, weights_at, tile)
                 ask_for_inputs(input_ring, tile * column_tiles, x, inputs_at, tile)
                 if normalises:
-                    ask(norm_ring, tile, 1, norm_weight, norm_at, tile)
+                    load_constant_vector(
+                        norm_ring, tile, norm_weight, norm_at[0] + tile * TILE_INPUTS
+                    )
             else:
                 clear(weight_ring, tile * num_vectors, num_vectors)
                 clear(input_ring, tile * column_tiles, column_tiles)
@@ -240,10 +244,12 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
                 # The slots are free: ask for what they get next.
                 ahead = tile + ring
                 if ahead < tiles_left:
-                    ask(weight_ring, tile * num_vectors, num_vectors, weights, weights_at, ahead)
+                    ask(weight_ring, tile * num_vectors, weights, weights_at, ahead)
                     ask_for_inputs(input_ring, tile * column_tiles, x, inputs_at, ahead)
                     if normalises:
-                        ask(norm_ring, tile, 1, norm_weight, norm_at, ahead)
+                        load_constant_vector(
+                            norm_ring, tile, norm_weight, norm_at[0] + ahead * TILE_INPUTS
+                        )
                 else:
                     clear(input_ring, tile * column_tiles, column_tiles)
             tiles_left = int32(tiles_left - ring)

@@ -239,6 +239,7 @@ PLAIN: dict[Any, Any] = {
     **{vectors.LOAD_WORDS[n]: partial(_load_words, n) for n in vectors.LOAD_WORDS},
     **{vectors.STORE_WORDS[n]: partial(_store_words, n) for n in vectors.STORE_WORDS},
     vectors.load_constant_vector: partial(_load_words, 4),
+    vectors.load_streamed_vector: partial(_load_words, 4),
     vectors.load_constant_pair: partial(_load_words, 2),
     vectors.load_constant_word: partial(_load_words, 1),
     vectors.load_word: _load_word,

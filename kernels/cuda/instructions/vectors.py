@@ -36,6 +36,18 @@ def _load(num_words: int, *, is_constant: bool) -> Intrinsic:
     return instruction(types.void, [None] * 4, emit)
 
 
+def _load_streamed(at: Emitter) -> Value:
+    words = at.assembly(
+        "ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {$0,$1,$2,$3}, [$4];",
+        "=r,=r,=r,=r,l",
+        ir.LiteralStructType([I32] * 4),
+        [at.global_address(2, 3)],
+    )
+    for i, register in enumerate(at.row(0, 1, 4)):
+        at.builder.store(at.builder.extract_value(words, i), register)
+    return at.nothing()
+
+
 def _store(num_words: int) -> Intrinsic:
     kind = ir.VectorType(I32, num_words)
 
@@ -73,6 +85,11 @@ LOAD_WORDS: dict[int, Intrinsic] = {
 # The same from global memory that nobody writes while the kernel runs: the read may be moved over
 # any write and goes by the read-only path.
 load_constant_vector = _load(4, is_constant=True)
+
+# load_streamed_vector(words, i, source, element): the same of what is read once, by lanes of which
+# some read 64 bytes of a line and soon the other 64: past the first cache, and whole lines into the
+# second. (H200, 2026-11-26: a matrix of 235 MB is read in 59.1 µs instead of 61.2.)
+load_streamed_vector = instruction(types.void, [None] * 4, _load_streamed)
 
 # load_constant_pair(words, i, source, element), load_constant_word: the same of half a vector and
 # of a quarter, at a multiple of eight bytes or four; words[i, 0 … 1] or words[i, 0] are written,

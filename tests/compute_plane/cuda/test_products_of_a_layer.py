@@ -15,7 +15,7 @@ from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.matrices import DenseMatrix, Projection, QuantizedMatrix
 from compute_plane.cuda.operations import Around
 from compute_plane.cuda.reference_operations import ReferenceOperations
-from kernels.cuda.dense_matmul import columns_of
+from kernels.cuda.dense_matmul import columns_of, normalises
 from kernels.cuda.quantized_formats import GATE_TURN, packed_bytes
 from kernels.cuda.quantized_layout import QuantizedMatrix as StoredMatrix
 from kernels.cuda.quantized_layout import pack_matrix
@@ -36,7 +36,7 @@ class Recording:
     def __init__(
         self, *, normalises: bool = True, most_rows: int = MOST_ROWS, gated_rows: int = 0
     ) -> None:
-        self.normalises_products = normalises
+        self.normalises = normalises
         self.gated_rows = gated_rows
         self.most_rows = most_rows
         self.operations = ReferenceOperations()
@@ -44,6 +44,9 @@ class Recording:
 
     def takes_product(self, num_rows: int, weight: torch.Tensor) -> bool:  # noqa: ARG002
         return num_rows <= self.most_rows
+
+    def normalises_product(self, weight: torch.Tensor) -> bool:  # noqa: ARG002
+        return self.normalises
 
     def takes_gate(self, num_rows: int, matrix: QuantizedMatrix) -> bool:  # noqa: ARG002
         return num_rows <= self.gated_rows
@@ -228,3 +231,17 @@ def test_there_are_kernels_for_two_sixteen_bit_types_and_for_whole_tiles():
     ):
         assert none.variants == []
         assert not none.takes(1, weight)
+
+
+def test_a_large_matrix_has_its_norm_before_it_and_a_small_one_in_its_product():
+    """In between is what was measured on an H200."""
+    for rows, inputs, is_normed in ((3072, 2048, True), (6144, 4096, True), (16384, 2048, False)):
+        assert normalises("bfloat16", rows, inputs) is is_normed
+        assert not normalises("float16", rows, inputs)
+    spec = replace(SPEC, hidden_size=2048, intermediate_size=8192, num_heads=32, num_kv_heads=8,
+                   head_dim=64, vocab_size=128256)  # fmt: skip
+    kernels = DenseKernels(SimulatedLauncher(), spec, "bfloat16")
+    normed = {one.writes: one.normalises for one in kernels.variants if one.columns == 8}
+    assert normed == {"rounded": True, "added": False, "gated": False, "float32": False}
+    assert not kernels.normalises(torch.empty((2 * 8192, 2048), device="meta"))
+    assert kernels.normalises(torch.empty((3072, 2048), device="meta"))

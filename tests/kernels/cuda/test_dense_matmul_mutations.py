@@ -128,14 +128,14 @@ MORE_IN_A_PANEL = [
 TURNS = [
     (NORMED, "int32(tiles_left - ring)", "int32(tiles_left - 2 * ring)"),
     (ADDED, "weights_at[v] += ring * TILE_INPUTS", "pass"),
-    (GATED, "ask(norm_ring, tile, 1, norm_weight, norm_at, ahead)", "pass"),
+    (GATED, "norm_at[0] + ahead * TILE_INPUTS", "norm_at[0]"),
     (ADDED, "if ahead < tiles_left:", "if False:"),
 ]
 MORE_TURNS = [
     (ADDED, "inputs_at[c] += ring * TILE_INPUTS", "pass"),
     (NORMED, "norm_at[0] += ring * TILE_INPUTS", "pass"),
     (ADDED, "ahead = tile + ring", "ahead = tile + ring + 1"),
-    (ADDED, "ask(weight_ring, tile * num_vectors, num_vectors, weights, weights_at, ahead)",
+    (ADDED, "ask(weight_ring, tile * num_vectors, weights, weights_at, ahead)",
      "pass"),
     (ADDED, "ask_for_inputs(input_ring, tile * column_tiles, x, inputs_at, ahead)", "pass"),
     (ADDED, "clear(input_ring, tile * column_tiles, column_tiles)\n            tiles_left",
