@@ -114,8 +114,8 @@ MORE_IN_A_PANEL = [
     (NORMED, "square = add_float32(square, strand_squares[uint32(square_at)])", "pass"),
     (NORMED, "square_at = int32(square_at + columns)\n                    value", "value"),
     (NORMED, "value = multiply_float32(value, factor)", "pass"),
-    (GATED, "exp2(value * MINUS_LOG2_E)", "exp2(value)"),
-    (GATED, "multiply_float32(value * weight, other)", "multiply_float32(weight, other)"),
+    (GATED, "multiply_float32(silu(value), other)", "multiply_float32(value, other)"),
+    (GATED, "multiply_float32(silu(value), other)", "silu(value)"),
     (ADDED, "at = out_row * out_width + output", "at = out_row * num_outputs + output"),
     (LOGITS, "range(0, panel_items, 32 * WARPS)", "range(0, 32 * WARPS, 32 * WARPS)"),
     # Registers hold anything: without a tile, x must be zeros and all else finite.
