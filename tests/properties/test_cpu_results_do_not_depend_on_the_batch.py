@@ -201,8 +201,8 @@ def driver_of(kind: str, target: Target) -> Iterator[BatchDriver]:
     dtype, formats, kv_dtype = KINDS[kind]
     block_size = target.block_size(BLOCK_SIZES[kv_dtype])
     with ExitStack() as stack:
-        if not target.keeps_bits and model_of(kind)[0].window is not None:
-            pytest.skip("the CUDA executor computes neither windows nor Gemma 3")
+        if not target.keeps_bits and model_of(kind)[0].has_output_norms:
+            pytest.skip("the CUDA executor does not compute Gemma 3")
         if target.keeps_bits:
             executor = stack.enter_context(executor_of(kind))
         else:
@@ -231,11 +231,20 @@ def check_prompts(
     each = [alone(driver, prompt) for prompt in prompts]
     told = [story.sequence.tokens for story in each]
     together = in_company(driver, prompts, seed, told, most_rows)
+    others = []
     for one, other in zip(each, together, strict=True):
         assert one.seen.keys() == other.seen.keys()
-        for place, (expected,) in one.seen.items():
-            for logits in other.seen[place]:
-                check_logits(target, logits, expected, KINDS[kind][0])
+        try:
+            for place, (expected,) in one.seen.items():
+                for logits in other.seen[place]:
+                    check_logits(target, logits, expected, KINDS[kind][0])
+        except AssertionError as error:
+            others.append(error)
+    # Where bits are not promised, a near tie between experts goes one way alone and another in
+    # company, and what is said from there on is something else (ADR 0032).
+    has_ties = kind.startswith("mixture") and not target.keeps_bits
+    if len(others) > (len(each) // 4 if has_ties else 0):
+        raise others[0]
 
 
 @pytest.fixture(scope="module", params=KINDS)
