@@ -52,7 +52,7 @@ def test_weights_are_read_once_in_whole_sectors_and_no_banks_are_in_conflict(var
     run_compiled(case, meters={variant.name: meter})
     program = read_program(text_of(variant))
 
-    vector = re.compile(r"ld\.global(\.nc)?\.v4\.")  # not so what is added to
+    vector = re.compile(r"ld\.global(\.nc)?(\.L[12]::\w+)*\.v4\.")  # not so what is added to
     loads = {i for i, one in enumerate(program.instructions) if vector.match(one.opcode)}
     read = traffic_of(program, meter, "global", loads)
     # Of W every row; of x and the norm's weight all for each panel, and nothing for the spare one.
