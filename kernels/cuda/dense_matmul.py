@@ -57,7 +57,10 @@ The ladder:
   v2  this. May begin before the launch ahead has ended; asking for the ring itself before the wait
       kept 64 registers across it, and normalised rows of panels of 32 spilled 200 bytes. Compiled
       and simulated.
-Next rung, to be measured first: x in shared memory for more rows.
+  v3  weights past the first cache, whole lines into the second; norms of large matrices before them
+      (`NORMALISED_BYTES`). On an H200 57.9 µs for 4096 × 14336 with a gate, v2 75.9, torch's
+      product alone 56.1.
+Next rungs: x in shared memory for more rows; what a product takes beyond its reading.
 """
 
 from __future__ import annotations
