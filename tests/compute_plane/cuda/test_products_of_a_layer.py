@@ -187,7 +187,7 @@ def run_products(kernels: DenseKernels, dtype: torch.dtype, num_rows: int, toler
     ):  # fmt: skip
         x, norm = drawn(num_rows, num_inputs, dtype=dtype), None
         weight = drawn(num_outputs * (2 if writes == "gated" else 1), num_inputs, dtype=dtype) / 8
-        if kernels.normalises and writes != "added":
+        if kernels.normalises(weight) and writes != "added":
             norm = drawn(num_inputs, dtype=dtype)
         out_dtype = torch.float32 if writes == "float32" else dtype
         found = drawn(num_rows, num_outputs, dtype=out_dtype)
