@@ -205,7 +205,7 @@ def _parse(arguments: Sequence[str] | None, parts: Sequence[Part]) -> argparse.N
         help="keep what FILE has of parts that came to their end, and do the others",
     )  # fmt: skip
     parser.add_argument(
-        "--commit", metavar="HASH", help="what is checked out, where there is no git to ask"
+        "--commit", metavar="HASH", help="what was checked out, of a copy; git is not asked then"
     )
     parser.add_argument(
         "--only", action="append", choices=[part.name for part in parts], metavar="PART",

@@ -113,30 +113,6 @@ class KernelLoader:
         return outputs
 
 
-class LoaderLauncher:
-    """The operations' way to kernels of a `KernelLoader` (`compute_plane.cuda.launchers`)."""
-
-    def __init__(self, loader: KernelLoader) -> None:
-        import torch
-
-        self._loader = loader
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        properties = torch.cuda.get_device_properties(self.device)
-        self.num_multiprocessors = int(properties.multi_processor_count)
-
-    def prepare(self, variants: Sequence[Variant]) -> None:
-        """Build and load variants. Raises CudaKernelError."""
-        self._loader.prepare(list(variants))
-        for variant in variants:
-            self._loader.load(variant)
-
-    def launch(self, variant: Variant, grid: tuple[int, int, int], *arguments: object) -> None:
-        """Queue a launch; tensors go as the addresses of their memory."""
-        stream = current_stream(self.device.type)
-        passed: list[Any] = [getattr(one, "data_ptr", lambda one=one: one)() for one in arguments]
-        self._loader.load(variant).launch(grid, stream, *passed)
-
-
 def _guarded(array: Array) -> Array:
     """Return the array flat with a guard behind it, in a type that every torch can hold."""
     guard = np.full(GUARD_BYTES, GUARD_BYTE, np.uint8).view(array.dtype)

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.gpu.device import KernelLoader, LoaderLauncher, milliseconds
+from bench.gpu.device import KernelLoader, milliseconds
 from bench.gpu.findings import Findings, PartOptions
 from bench.gpu.one_by_one import one_by_one
 from kernels.cuda.operations import OPERATIONS
@@ -246,8 +246,10 @@ def experts(found: Findings, options: PartOptions) -> None:
 
     from bench.gpu.decode_bandwidth import measure_copy
     from bench.gpu.expert_speed import SHAPES, ExpertShape, measure_experts
+    from compute_plane.cuda.launchers import CudaLauncher
 
-    launcher = LoaderLauncher(KernelLoader(options.machine_code, found.say))
+    device = torch.device("cuda", torch.cuda.current_device())
+    launcher = CudaLauncher(device, options.machine_code)
     copy = measure_copy(milliseconds)
     found.values["experts"] = results = []
 

@@ -81,13 +81,16 @@ def describe_compiler() -> str:
 
 
 def describe_commit(told: str | None = None) -> dict[str, Any]:
-    """Return the commit and whether the tree differs from it; None where there is no git.
+    """Return the commit and whether the tree differs from it; None where no one knows.
 
-    `told`: the commit, where the checkout was copied without its history.
+    `told`: the commit of a checkout that was copied. It goes before git's answer, which would be of
+    whatever repository the copy lies in.
     """
+    if told is not None:
+        return {"commit": told, "tree_has_changes": None}
     commit = _line_of("git", "rev-parse", "HEAD")
     changed = None if commit is None else bool(_line_of("git", "status", "--porcelain"))
-    return {"commit": commit or told, "tree_has_changes": changed}
+    return {"commit": commit, "tree_has_changes": changed}
 
 
 def _version_of(name: str) -> str | None:

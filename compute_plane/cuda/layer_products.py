@@ -9,6 +9,9 @@ SiLU · up are one where gate and up are one quantised matrix, too:
     add      (o, down)   residual += x · Wᵀ          product; what it gave is added by the next norm
     logits               norm · Wᵀ, float32          add and norm, product
 
+A matrix of many bytes has its norm in a launch before its product
+(`kernels.cuda.dense_matmul.NORMALISED_BYTES`).
+
 Which of the two it is depends on the number of rows, the dtype and the matrix alone, so equal
 batches have equal bits.
 """

@@ -8,10 +8,10 @@
               added      out[m, n] += y[m, n]: out is the residual stream
               gated      out[m, n] = silu(y[m, n]) · y[m, N + n], W being [2·N, K]
 
-Made for decode in bfloat16 or float16, M from 1 to 16. A decode layer is six launches with it and
-nine without: each launch has to begin and to drain, some microseconds in which the memory waits,
-and there is no time for that where a layer's weights are read in 30 (1 B parameters) to 100 µs
-(8 B). A library's product of few rows is as fast in itself. The kernel is `dense_matmul_tensor`.
+Made for decode in bfloat16 or float16, M from 1 to 16. A decode layer is six or seven launches with
+it and nine without: each launch has to begin and to drain, some microseconds in which the memory
+waits, and there is no time for that where a layer's weights are read in 30 (1 B parameters) to 100
+µs (8 B). A library's product of few rows is as fast in itself. The kernel is `dense_matmul_tensor`.
 
 Who does what: as in `quantized_matmul`. A block of threads is 8 warps, a warp one panel of 32 or 16
 rows of W and a *strand* of its k's, whole tiles of 32; strands are as many as `strand_bits_of` says
