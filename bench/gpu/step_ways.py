@@ -47,19 +47,24 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How steps are computed. `key`: of its times in the report."""
+    """How steps are computed. `key`: of its times in the report.
+
+    `few_rows_only`: only steps of as many rows as our products take. `begin_early`: kernels whose
+    names begin so are launched early.
+    """
 
     name: str
     key: str
     uses_graphs: bool = True
     uses_own_products: bool = True
-    begins_early: bool = False
+    few_rows_only: bool = False
+    begin_early: tuple[str, ...] = ()
 
     def batches_of(self, work: Workload) -> list[int]:
         """Return the sizes of steps that are taken this way."""
         if not self.uses_graphs:
             return [n for n in work.batches if n in work.eager_batches]
-        if not self.uses_own_products:
+        if self.few_rows_only:
             return [n for n in work.batches if n <= MOST_ROWS]
         return list(work.batches)
 
@@ -69,13 +74,37 @@ class Way:
         most_rows = MOST_ROWS if self.uses_own_products else 0
         with (
             patch.object(dense_kernels, "MOST_ROWS", most_rows),
-            patch.object(launchers, "BEGINS_EARLY", self.begins_early),
+            patch.object(launchers, "BEGINS_EARLY", self.begin_early),
         ):
             yield
 
 
 OWN: Final = Way("with graphs", "graphs")
-LIBRARY: Final = Way("with the library's products", "library", uses_own_products=False)
-EARLY: Final = Way("whose launches begin early", "early", begins_early=True)
+LIBRARY: Final = Way(
+    "with the library's products", "library", uses_own_products=False, few_rows_only=True
+)
+EARLY: Final = Way("whose launches begin early", "early", begin_early=("",))
 EAGER: Final = Way("without graphs", "eager", uses_graphs=False)
-WAYS: Final = (OWN, EAGER, EARLY, LIBRARY)
+# Which launches gain by it and which lose. An added product, of 128 blocks at most sizes, comes
+# behind one of more than there are multiprocessors: launched early, its blocks go two by two to
+# where that one's end first, and leave others without any.
+NO_PRODUCT: Final = ("rms_norm", "rope_write_kv", "attention_decode", "silu_mul")
+NOT_ADDED: Final = tuple(
+    f"dense_matmul_{kind}" for kind in ("normed", "rounded", "gated", "float32")
+)
+EARLY_BETWEEN: Final = Way(
+    "of which norms, rotation and attention begin early", "early_between", few_rows_only=True,
+    begin_early=NO_PRODUCT,
+)  # fmt: skip
+EARLY_PRODUCTS: Final = Way(
+    "whose products begin early",
+    "early_products",
+    few_rows_only=True,
+    begin_early=("dense_matmul",),
+)
+EARLY_BUT_ADDED: Final = Way(
+    "whose launches but for added products begin early", "early_but_added", few_rows_only=True,
+    begin_early=(*NO_PRODUCT, *NOT_ADDED),
+)  # fmt: skip
+EARLY_IN_PART: Final = (EARLY_BETWEEN, EARLY_PRODUCTS, EARLY_BUT_ADDED)
+WAYS: Final = (OWN, EAGER, EARLY, LIBRARY, *EARLY_IN_PART)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-BEGINS_EARLY: Final = False
-"""Whether kernels that can are launched before what is ahead of them has ended (ADR 0031)."""
+BEGINS_EARLY: Final[tuple[str, ...]] = ()
+"""Beginnings of the names of kernels that are launched before what is ahead of them has ended, if
+they can; "" is that of all (ADR 0031)."""
 
 
 class Launcher(Protocol):
@@ -61,7 +62,7 @@ class CudaLauncher:
         properties = torch.cuda.get_device_properties(device)
         self.num_multiprocessors = int(properties.multi_processor_count)
         self._capability = (int(properties.major), int(properties.minor))
-        self._has_early_launches = BEGINS_EARLY and self._capability >= EARLY_LAUNCHES
+        self._early = BEGINS_EARLY if self._capability >= EARLY_LAUNCHES else ()
         self._cache_dir = cache_dir
         self._loaded: dict[Variant, LoadedKernel] = {}
         torch.empty(1, device=device)  # makes the context current in this thread
@@ -93,7 +94,8 @@ class CudaLauncher:
                     self._cache_dir,
                     progress=_log_progress,
                 )
-                begins_early = self._has_early_launches and variant.expectation.begins_early
+                can_begin_early = variant.expectation.begins_early
+                begins_early = can_begin_early and variant.name.startswith(self._early)
                 self._loaded[variant] = LoadedKernel(variant, image, begins_early=begins_early)
             except CudaKernelError as error:
                 raise DeviceUnavailableError(

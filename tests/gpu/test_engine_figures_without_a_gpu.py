@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import engine_rival, engine_serving, engine_steps, step_answers, suites
+from bench.gpu import (
+    engine_rival,
+    engine_serving,
+    engine_steps,
+    step_answers,
+    step_ways,
+    suites,
+)
 from bench.gpu.engine_steps import PlaneFlags
 from bench.gpu.findings import Findings, PartOptions
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, TINY, write_model
@@ -19,6 +26,7 @@ from bench.gpu.suites import counted, run_suites
 from compute_plane.cuda import launchers
 from compute_plane.model.loader import load_model
 from hetero_infer.bench.load import StreamRecord
+from kernels.cuda.operations import all_variants
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +92,7 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
-    ways = ("with graphs", "whose launches begin early", "with the library's products")
+    ways = [way.name for way in step_ways.WAYS if way.uses_graphs]
     assert found.failures == [f"decode steps {way}: RuntimeError: capture failed" for way in ways]
     (one,) = found.values["engine_steps"]["batches"]
     assert one["eager"]["median_ms"] > 0
@@ -108,9 +116,24 @@ def test_steps_are_measured_with_and_without_graphs(model):
     assert one["graphs_of_eager"] > 0
     assert one["own_of_library"] > 0
     assert one["own_of_early"] > 0
+    assert all(three[f"own_of_{way.key}"] > 0 for way in step_ways.EARLY_IN_PART)
     assert found.failures == []
     assert "eager" not in three  # only where graphs are compared
     assert len(found.targets) == 3
+
+
+def test_what_begins_early_in_part_is_named_as_kernels_are():
+    kernels = [one.name for one in all_variants(every=True) if one.expectation.begins_early]
+    for way in step_ways.EARLY_IN_PART:
+        for name in way.begin_early:
+            assert any(one.startswith(name) for one in kernels), name
+    added = [one for one in kernels if one.startswith("dense_matmul_added")]
+    others = [one for one in kernels if "dense_matmul" in one and one not in added]
+    assert added
+    assert others
+    but_added = step_ways.EARLY_BUT_ADDED.begin_early
+    assert not any(one.startswith(but_added) for one in added)
+    assert all(one.startswith(but_added) for one in others if one.startswith("dense"))
 
 
 def test_launches_that_begin_early_must_say_what_others_say(model, monkeypatch):
@@ -136,7 +159,7 @@ def test_launches_that_begin_early_must_say_what_others_say(model, monkeypatch):
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
-    assert ways == [False, True]
+    assert ways == [(), ("",)]
     assert found.failures == ["launches that begin early say something else, 3 rows from step 2 on"]
 
 

@@ -245,11 +245,21 @@ def test_kernels_are_loaded_before_they_are_launched_and_only_once(
 
 
 @pytest.mark.parametrize(
-    ("is_on", "major", "expected"),
-    [(True, 9, [True, False]), (True, 8, [False, False]), (False, 9, [False, False])],
+    ("which", "major", "expected"),
+    [
+        (("",), 9, [True, False]),
+        (("attention", "rms_norm"), 9, [True, False]),
+        (("attention",), 9, [False, False]),
+        (("",), 8, [False, False]),
+        ((), 9, [False, False]),
+    ],
 )
 def test_kernels_that_wait_begin_early_where_devices_and_we_let_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on: bool, major: int, expected: list[bool]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    which: tuple[str, ...],
+    major: int,
+    expected: list[bool],
 ) -> None:
     loaded: list[bool] = []
 
@@ -261,7 +271,7 @@ def test_kernels_that_wait_begin_early_where_devices_and_we_let_them(
     monkeypatch.setattr(build, "build", lambda *_, **__: b"")
     monkeypatch.setattr(launchers, "build_ahead", lambda *_, **__: None)
     monkeypatch.setattr(launchers, "LoadedKernel", load)
-    monkeypatch.setattr(launchers, "BEGINS_EARLY", is_on)
+    monkeypatch.setattr(launchers, "BEGINS_EARLY", which)
     launcher = launchers.CudaLauncher(torch.device("cpu"), tmp_path)
     launcher.prepare([NORM, EmbeddingVariant("float32")])
     assert loaded == expected
