@@ -19,7 +19,7 @@ store it, row by row, and needs no shared memory and no instruction to put it in
 
 The ring: tiles of W, x and the norm's weights are asked for a round ahead, and wait in registers. A
 tile is multiplied, then its registers are filled with the one a round later. All of it is unrolled,
-so that every slot is a register.
+so that every slot is a register. What becomes of the sums is in `dense_sums`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,18 @@ from typing import TYPE_CHECKING
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.activation import silu
+from kernels.cuda.dense_sums import make_add_strands
 from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
 from kernels.cuda.instructions.conversions import (
-    CONVERSIONS,
     FULL_WARP,
     PAIR_CONVERSIONS,
-    reciprocal_root,
 )
 from kernels.cuda.instructions.early_launch import (
     fetch_ahead,
     let_next_begin,
     wait_for_previous,
 )
-from kernels.cuda.instructions.exact_float32 import add_float32, multiply_add, multiply_float32
+from kernels.cuda.instructions.exact_float32 import multiply_add, multiply_float32
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES
 from kernels.cuda.instructions.vectors import (
     load_constant_vector,
@@ -64,28 +62,15 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     columns, tiles, ring = variant.columns, variant.panel_tiles, variant.ring
     of_experts = variant.of_experts
-    normalises, gates, adds = (
-        variant.normalises,
-        variant.writes == "gated",
-        variant.writes == "added",
-    )
+    normalises, gates = variant.normalises, variant.gates
     column_tiles = columns // 8
     panel_rows, panel_outputs = TILE_ROWS * tiles, variant.panel_outputs
     num_totals, num_vectors = tiles * column_tiles, 2 * tiles
     weight_slots, input_slots = ring * num_vectors, ring * column_tiles
-    # Where the sums of a pair of rows of x lie, in floats. The lanes of a warp hit different banks:
-    # they write rows 2·quad, so a pair begins 8 banks behind where the one before began; they read
-    # 32 outputs of a row, or 16 of two, which lie side by side then (the gates of both first).
-    row_step, tile_step = (32, 16) if panel_outputs == 32 else (16, 32)
-    pair_pitch = 2 * panel_rows + 8
-    warp_sums = columns // 2 * pair_pitch
-    block_sums = WARPS * warp_sums
-    block_squares = WARPS * columns if normalises else 1
-    panel_items = columns * panel_outputs
     multiply_tiles = MULTIPLY_TILES[variant.dtype]
     pairs = PAIR_CONVERSIONS[variant.dtype]
     pack, low, high = pairs.pack, pairs.low, pairs.high
-    to_float32, from_float32 = CONVERSIONS[variant.out_dtype]
+    add_strands = make_add_strands(variant)
 
     @cuda.jit(device=True, inline="always")
     def ask(slots: Local, first: Scalar, weights: Pointer, at: Local, ahead: Scalar) -> None:
@@ -259,75 +244,10 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
                 inputs_at[c] += ring * TILE_INPUTS
             norm_at[0] += ring * TILE_INPUTS
 
-        # The strands' sums: laid down [warp, row of x, row of W], then added in the order of the
-        # strands by threads that are neighbours in y.
-        strand_sums = cuda.shared.array(block_sums, float32)
-        strand_squares = cuda.shared.array(block_squares, float32)
-        warp = cuda.threadIdx.x >> 5  # anew, so that no register keeps it through the loop
-        first_sum = int32(warp * warp_sums + quad * pair_pitch + group)
-        for c in range(column_tiles):
-            for t in range(tiles):
-                for j in range(4):
-                    at = first_sum + 4 * c * pair_pitch + j % 2 * row_step
-                    at += tile_step * t + 8 * (j // 2)
-                    strand_sums[uint32(at)] = total[t * column_tiles + c, j]
-            if normalises:
-                # A row's squares, of all quads: the same in each of them.
-                row_squares = squares[c]
-                row_squares = add_float32(
-                    row_squares, cuda.shfl_xor_sync(FULL_WARP, row_squares, 1)
-                )
-                row_squares = add_float32(
-                    row_squares, cuda.shfl_xor_sync(FULL_WARP, row_squares, 2)
-                )
-                if quad == 0:
-                    strand_squares[uint32(warp * columns + 8 * c + group)] = row_squares
-        cuda.syncthreads()
-        # Thread i takes the i-th output of a panel, then the i-th of the next panel of the block.
-        if of_experts:
-            _, first_row, end_row = tile_of_block(expert_tiles)  # anew, too
-        for first_item in range(0, panel_items, 32 * WARPS):
-            item = int32(first_item + cuda.threadIdx.x)
-            column = item // panel_outputs
-            row = first_row + column
-            out_row = row
-            if of_experts:
-                out_row = row_of_pair(order, min(row, end_row - 1), 1)
-            output = first_panel * panel_outputs + item % panel_outputs
-            sum_at = column // 2 * pair_pitch + column % 2 * row_step + item % panel_outputs
-            sum_at = int32(sum_at)
-            square_at = column
-            panel = int32(0)
-            while panel < WARPS and item < panel_items:
-                value = strand_sums[uint32(sum_at)]
-                if gates:
-                    other = strand_sums[uint32(sum_at + tile_step)]
-                if normalises:
-                    square = strand_squares[uint32(square_at)]
-                for _ in range(strands - 1):
-                    sum_at = int32(sum_at + warp_sums)
-                    square_at = int32(square_at + columns)
-                    value = add_float32(value, strand_sums[uint32(sum_at)])
-                    if gates:
-                        other = add_float32(other, strand_sums[uint32(sum_at + tile_step)])
-                    if normalises:
-                        square = add_float32(square, strand_squares[uint32(square_at)])
-                sum_at = int32(sum_at + warp_sums)
-                square_at = int32(square_at + columns)
-                if normalises:
-                    factor = reciprocal_root(square / float32(num_inputs) + eps)
-                    value = multiply_float32(value, factor)
-                    if gates:
-                        other = multiply_float32(other, factor)
-                if gates:
-                    value = multiply_float32(silu(value), other)
-                if row < end_row and output < num_outputs:
-                    at = out_row * out_width + output
-                    if adds:
-                        value = add_float32(to_float32(out[at]), value)
-                    out[at] = from_float32(value)
-                output += panel_outputs
-                panel = int32(panel + strands)
+        add_strands(
+            out, total, squares, expert_tiles, order, group, quad, first_row, end_row, first_panel,
+            num_outputs, num_inputs, strands, out_width, eps,
+        )  # fmt: skip
 
     def dense_matmul(
         out: Pointer,

@@ -20,6 +20,7 @@ from kernels.cuda import (
     add_experts,
     dense_matmul,
     dense_matmul_tensor,
+    dense_sums,
     expert_tiles,
     quantized_matmul,
     quantized_matmul_tensor,
@@ -161,8 +162,13 @@ QUANTISED_SOURCE = Sources(
 QUANTISED_TILES = Source(
     quantized_matmul_tensor, "make_quantized_matmul", QUANTISED, library=expert_tiles
 )
-GATED_SOURCE = Source(dense_matmul_tensor, "make_dense_matmul", GATED)
-ROUNDED_SOURCE = Source(dense_matmul_tensor, "make_dense_matmul", ROUNDED)
+GATED_SOURCE, ROUNDED_SOURCE = (
+    Sources(
+        Source(dense_matmul_tensor, "make_dense_matmul", variant),
+        Source(dense_matmul_tensor, "make_dense_matmul", variant, dense_sums),
+    )
+    for variant in (GATED, ROUNDED)
+)
 LOGITS_SOURCE = Source(router_logits, "make_router_logits", LOGITS)
 ADD_SOURCE = Source(add_experts, "make_add_experts", ADD)
 
