@@ -3,8 +3,8 @@
     residual[t, n] += Σ_c weights[t, c] · given[t · C + c, n]
 
 `given` lies by pairs (`expert_tiles`), so a token's C rows are neighbours. The grid is (T tokens,
-pieces of a row); a thread makes one vector of 16 bytes of a token, and has all that its experts
-gave there under way at once:
+pieces of a row); a thread makes one vector of 16 bytes of a token, and has what its experts gave
+there under way at once:
 
     given    │ c = 0: 0 … N-1 │ c = 1: 0 … N-1 │ …       one vector read of each
                  ▲ vector v       ▲ vector v
@@ -30,7 +30,11 @@ from kernels.cuda.plain_variants import VectorVariant
 from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar, require_between
 
 AT_ONCE: Final = 4
-"""Experts whose vectors are under way together: registers are what they lie in."""
+"""Experts whose vectors are under way together at least: the assembler asks for those of more, as
+far as it has registers for them."""
+
+FEW_EXPERTS: Final = 10
+"""Of a token. With more, registers are what limits the threads of a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,9 @@ class AddExpertsVariant(VectorVariant):
 
     @property
     def expectation(self) -> Expectation:
-        """Four vectors of an expert and one of sums, widened."""
-        return Expectation(80, ("LDG.128", "STG.128", "FFMA"), begins_early=True)
+        """Vectors of all experts and one of sums; of 32 experts 3 blocks share a multiprocessor."""
+        registers = 80 if self.experts <= FEW_EXPERTS else 176
+        return Expectation(registers, ("LDG.128", "STG.128", "FFMA"), begins_early=True)
 
     def grid(self, num_tokens: int, hidden_size: int) -> tuple[int, int, int]:
         """Return the launch grid; `hidden_size` N must be a multiple of the vector's length."""

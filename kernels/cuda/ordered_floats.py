@@ -22,11 +22,22 @@ NO_KEY = -1
 
 
 @cuda.jit(device=True, inline="always")
+def rising_word(logit: Scalar) -> Scalar:
+    """Return the 32 bits, uint32, that rise with the logit."""
+    bits = float32_to_word(logit + float32(0))  # −0 + 0 = 0
+    return bits ^ SIGN if bits < SIGN else ~bits
+
+
+@cuda.jit(device=True, inline="always")
+def key_of_word(rising: Scalar, token: Scalar) -> Scalar:
+    """Return the key of a token whose logit has these bits."""
+    return (int64(rising) << ID_BITS) | (LAST_ID - token)
+
+
+@cuda.jit(device=True, inline="always")
 def order_key(logit: Scalar, token: Scalar) -> Scalar:
     """Return the key of a finite logit."""
-    bits = float32_to_word(logit + float32(0))  # −0 + 0 = 0
-    rising = bits ^ SIGN if bits < SIGN else ~bits
-    return (int64(rising) << ID_BITS) | (LAST_ID - token)
+    return key_of_word(rising_word(logit), token)
 
 
 @cuda.jit(device=True, inline="always")

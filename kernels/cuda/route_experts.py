@@ -5,9 +5,10 @@ one launch of one block of threads: T · C is `MAX_PAIRS` at most, and what wait
 layer's largest reads. Specification: `kernels.reference.mixture`.
 
 *Choosing*: a warp takes a token, and then the one so many further on. A lane has the logits of the
-experts lane, lane + 32, … as keys (`ordered_floats`: a logit and its expert, of equals the lower
-number first), so all keys of a token are different. C times the largest of all lanes is taken out;
-lane c keeps the c-th. The weights are a softmax over those, or over all of the token's logits.
+experts lane, lane + 32, … as words that rise with them; with its expert's number each becomes a key
+(`ordered_floats`: of equals the lower number first), so all keys of a token are different. C times
+the largest of all lanes' keys is taken out; lane c keeps the c-th. The weights are a softmax over
+those, or over all of the token's logits.
 
     shared   chosen  │ expert of pair 0 │ of pair 1 │ …        T · C
 
@@ -36,14 +37,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from numba import cuda, float32, int32, int64
+from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.expert_tiles import MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, TILE_NUMBERS
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.exact_float32 import divide_float32
 from kernels.cuda.lanes import lane_and_warp, sum_up_to_lane, warp_sum
-from kernels.cuda.ordered_floats import NO_KEY, logit_of_key, order_key, token_of_key
+from kernels.cuda.ordered_floats import NO_KEY, key_of_word, logit_of_key, rising_word, token_of_key
 from kernels.cuda.variant import Expectation, Pointer, Scalar, require_between
 
 MAX_PAIRS: Final = 2048
@@ -85,8 +86,8 @@ class RouteExpertsVariant:
 
     @property
     def expectation(self) -> Expectation:
-        """A lane has up to 16 keys of two registers."""
-        return Expectation(96, ("SHFL", "MUFU", "BAR"), begins_early=True)
+        """A lane has up to 16 words of logits."""
+        return Expectation(80, ("SHFL", "MUFU", "BAR"), begins_early=True)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -164,30 +165,33 @@ def make_route_experts(variant: RouteExpertsVariant) -> Callable[..., None]:
         places = cuda.shared.array(num_places, int32)
         counts_of_warps = cuda.shared.array(warps, int32)
         tiles_of_warps = cuda.shared.array(warps, int32)
-        keys = cuda.local.array(slots, int64)
+        words = cuda.local.array(slots, uint32)
 
         for token in range(warp, num_tokens, warps):
             row = int64(token) * experts
             for s in range(slots):
                 of_lane = lane + 32 * s
-                keys[s] = int64(NO_KEY)
+                words[s] = uint32(0)
                 if of_lane < experts:
-                    keys[s] = order_key(logits[row + of_lane], of_lane)
+                    words[s] = rising_word(logits[row + of_lane])
+            taken = uint32(0)  # a bit for each of the lane's experts
             peak, own = float32(0), float32(0)
             for c in range(chosen):
                 largest = int64(NO_KEY)
                 for s in range(slots):
-                    largest = max(largest, keys[s])
+                    of_lane = lane + 32 * s
+                    if of_lane < experts and taken & uint32(1 << s) == 0:
+                        largest = max(largest, key_of_word(words[s], of_lane))
                 largest = warp_max(largest)
-                for s in range(slots):
-                    if keys[s] == largest:
-                        keys[s] = int64(NO_KEY)
+                expert = int32(token_of_key(largest))
+                if expert % 32 == lane:
+                    taken |= uint32(1) << uint32(expert // 32)
                 logit = logit_of_key(largest)
                 if c == 0:
                     peak = logit
                 if lane == c:
                     own = logit
-                    expert_of[token * chosen + c] = int32(token_of_key(largest))
+                    expert_of[token * chosen + c] = expert
             power = float32(0)
             if lane < chosen:
                 power = exp2((own - peak) * LOG2_E)

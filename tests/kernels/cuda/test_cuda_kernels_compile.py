@@ -12,13 +12,15 @@ from numba import cuda, float32
 from kernels.cuda import build, check
 from kernels.cuda.disassembly import count_instructions, find_disassembler
 from kernels.cuda.errors import CompileError
-from kernels.cuda.operations import all_variants
+from kernels.cuda.operations import OPERATIONS, all_variants
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.variant import Expectation
 from tests.kernels.cuda import compiled
 
 HOPPER = (9, 0)
 USUAL = Expectation(registers=128)
+LARGE_FAMILIES = ("attention_decode", "attention_prefill", "quantized_matmul")
+"""Of which there are hundreds; `make gpu` compiles what it runs of them."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,15 @@ def test_the_check_passes_for_a_spread_of_variants(monkeypatch, capsys):
     for variant in variants:
         for arch in ("sm_80", "sm_90"):
             assert any(f"{variant.name} " in line and arch in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in LARGE_FAMILIES])
+def test_the_check_passes_for_every_variant(operation, capsys):
+    assert check.main(["--all", "--jobs", "1", "--only", operation]) == 0
+
+    number = 2 * len(OPERATIONS[operation].variants(every=True))
+    assert capsys.readouterr().out.endswith(f"\n{number} of {number} good\n")
 
 
 def test_ptx_is_kept_until_what_it_is_made_from_changes(tmp_path):

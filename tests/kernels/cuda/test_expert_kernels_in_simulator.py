@@ -178,7 +178,8 @@ ADD_SOURCE = Source(add_experts, "make_add_experts", ADD)
     [
         (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE, "largest = warp_max(largest)", "pass"),
         (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE,
-         "if keys[s] == largest:\n                        keys[s] = int64(NO_KEY)", "pass"),
+         "taken |= uint32(1) << uint32(expert // 32)", "pass"),
+        (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE, "if expert % 32 == lane:", "if True:"),
         (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE, "(own - peak) * LOG2_E", "own * LOG2_E"),
         (lambda: draw_cases(ROUTE)[0], ROUTE_SOURCE, "logits[row + of_lane] - peak", "0 - peak"),
         (lambda: draw_cases(NORMALISED)[0], NORMALISED_SOURCE,
