@@ -151,11 +151,11 @@ class ControlPlaneConfig(SchedulingLimits):
         help="http(s)://HOST:PORT of an OpenTelemetry collector that gets a span of every request",
     )
     pipeline_depth: int = setting(
-        3,
-        help="batches under way at once, at most; 1: wait for each; 3: one more than 2 where the "
-        "device waits for them",
+        4,
+        help="batches under way at once, at most; 1: wait for each; 3, 4: more than 2 only where "
+        "the device waits for them",
         minimum=1,
-        maximum=3,
+        maximum=4,
     )
     compute_grace: float = setting(
         30.0,

@@ -24,7 +24,8 @@ class EngineMetrics:
     compute plane last got on with the steps under way, 0 without any.
     Of the last 1024 steps, 0 before any: `plane_step_s`, mean time on the device;
     `plane_idle_share`, of the device's time, that in which it waited for a batch although there was
-    work, 0 to 1; `scheduling_delay_p99_s`, how long a result waited for the engine thread, 99th
+    work, 0 to 1; `plane_queue_s`, mean time that a batch waited at the plane, for the device or to
+    be launched; `scheduling_delay_p99_s`, how long a result waited for the engine thread, 99th
     percentile.
     """
 
@@ -51,6 +52,7 @@ class EngineMetrics:
     scheduling_delay_p99_s: float = 0.0
     num_drafts: int = 0
     num_kept_drafts: int = 0
+    plane_queue_s: float = 0.0
 
 
 class Tally:

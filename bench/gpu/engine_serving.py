@@ -2,7 +2,9 @@
 
 Both planes are processes, started as `serve` starts them. The share of time in which the device had
 nothing to compute is what the plane itself says of its last steps, all of which decode every
-stream; beside it stands the time of a step as the client's tokens show it.
+stream; beside it stands the time of a step as the client's tokens show it, and how long a batch
+waited at the plane: next to nothing where the device waits for batches, a step where it waits for
+those that are there to be launched.
 """
 
 from __future__ import annotations
@@ -110,7 +112,8 @@ async def _measure(found: Findings, address: Address, load: Load) -> None:
             results.append(result)
             found.say(
                 f"{level:3} streams: a step {result['step_ms']:.3f} ms at the client, "
-                f"{result['plane_step_ms']:.3f} in the plane, idle {result['idle_share']:.1%}"
+                f"{result['plane_step_ms']:.3f} in the plane, idle {result['idle_share']:.1%}, "
+                f"a batch waits {result['plane_queue_ms']:.3f} ms there"
             )
             if level == IDLE_STREAMS:
                 name = f"idle share of the device between decode steps of {level} streams"
@@ -135,6 +138,8 @@ async def _figures(client: LoadClient, records: Sequence[StreamRecord]) -> dict[
         "output_tokens_per_second": figures_of(list(records)).output_tokens_per_second,
         "plane_step_ms": 1e3 * metrics["plane_step_s"],
         "idle_share": metrics["plane_idle_share"],
+        "plane_queue_ms": 1e3 * metrics["plane_queue_s"],
+        "scheduling_delay_p99_ms": 1e3 * metrics["scheduling_delay_p99_s"],
     }
 
 

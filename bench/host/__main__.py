@@ -68,6 +68,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="launch the kernels of so many layers one by one; default: a graph; stages only",
     )  # fmt: skip
     parser.add_argument("--step-us", type=float, help="microseconds that the device takes a step")
+    parser.add_argument(
+        "--wake-us", type=float, default=0.0,
+        help="with --step-us: microseconds by which the device is late to wake who waits for it",
+    )  # fmt: skip
     parser.add_argument("--repeat", type=int, default=3, help="runs with --step-us")
     parser.add_argument("--out", type=Path, help="a file for the figures, as JSON")
     return parser.parse_args(arguments)
@@ -107,6 +111,7 @@ def _stages(model: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
 def _serving(model: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
     serving = Serving(
         given.step_us,
+        given.wake_us,
         levels=_levels(given.rows, (1, 32)),
         output_tokens=given.steps or 1200,
         repeat=given.repeat,
@@ -116,7 +121,8 @@ def _serving(model: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
         spent = result["processor_us_of_a_step"].items()
         print(
             f"{result['streams']} streams: a step {result['step_ms']:.3f} ms at the client, "
-            f"{result['device_step_ms']:.3f} on the device, idle {result['idle_share']:.0%}"
+            f"{result['device_step_ms']:.3f} on the device, idle {result['idle_share']:.0%}; "
+            f"a batch waits {result['plane_queue_ms']:.3f} ms at the plane"
         )
         print("    processor µs: " + ", ".join(f"{name} {us:.0f}" for name, us in spent))
     return results

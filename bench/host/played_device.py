@@ -9,6 +9,8 @@ counted.
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,9 @@ from kernels.cuda.variant import Variant
 
 MULTIPROCESSORS = 132
 PLENTY_BYTES = 1 << 36
+PR_SET_TIMERSLACK = 29
+
+_of_thread = threading.local()
 
 
 @dataclass(slots=True)
@@ -45,19 +50,28 @@ class Calls:
 
 
 class PlayedEvent:
-    """A moment on the device's clock."""
+    """A moment on the device's clock. `late_s`: how long a device takes to wake who waits."""
 
-    def __init__(self, at: float) -> None:
+    def __init__(self, at: float, late_s: float) -> None:
         self._at = at
+        self._late_s = late_s
 
     def is_done(self) -> bool:
         return time.perf_counter() >= self._at
 
     def wait(self) -> None:
-        """Sleep, as a thread does that waits for an event without spinning."""
+        """Sleep until then, to some microseconds, and for as long as the device is late."""
+        _sleep_exactly()
         left = self._at - time.perf_counter()
         if left > 0:
-            time.sleep(left)
+            time.sleep(left + self._late_s)
+
+
+def _sleep_exactly() -> None:
+    """Have this thread's sleeps end when they should, where the system can do that."""
+    if not hasattr(_of_thread, "is_exact"):
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        _of_thread.is_exact = True
 
 
 class _Graph:
@@ -74,13 +88,15 @@ class _Graph:
 class PlayedDriver(CpuDriver):
     """Streams, events and graphs of the device. `step_us`: of every step, 0 is at once.
 
-    Without graphs every step is launched kernel by kernel.
+    `wake_us`: how late the device wakes who does not watch it. Without graphs every step is
+    launched kernel by kernel.
     """
 
-    def __init__(self, step_us: float, *, has_graphs: bool = True) -> None:
+    def __init__(self, step_us: float, wake_us: float = 0.0, *, has_graphs: bool = True) -> None:
         super().__init__()
         self.has_graphs = has_graphs
         self.step_us = step_us
+        self.wake_us = wake_us
         self.calls = Calls()
         self._free_at = 0.0
 
@@ -88,13 +104,13 @@ class PlayedDriver(CpuDriver):
         self.calls.copies += 1
         super().copy(target, source)
 
-    def download(self, target: Tensor, source: Tensor) -> Event:
+    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
         """Copy; the step is over when the device is through with it."""
         self.calls.copies += 1
         self.calls.events += 1
-        super().download(target, source)
+        super().download(target, source, is_watched=is_watched)
         self._free_at = max(self._free_at, time.perf_counter()) + self.step_us / 1e6
-        return PlayedEvent(self._free_at)
+        return PlayedEvent(self._free_at, 0.0 if is_watched else self.wake_us / 1e6)
 
     def capture(self, work: Callable[[], None]) -> Graph:
         work()
@@ -164,13 +180,13 @@ class PlayedOperations(KernelOperations):
 
 
 def build_played(
-    context: ExecutorContext, step_us: float, *, has_graphs: bool = True
+    context: ExecutorContext, step_us: float, wake_us: float = 0.0, *, has_graphs: bool = True
 ) -> tuple[BuiltExecutor, PlayedDriver]:
     """Build the CUDA executor on such a device, as `build_cuda` does on a real one."""
     if context.model is None:
         raise ValueError("the CUDA executor needs a model")
     torch.set_num_threads(1)  # what is the device's on a real one is done here, on one core
-    driver = PlayedDriver(step_us, has_graphs=has_graphs)
+    driver = PlayedDriver(step_us, wake_us, has_graphs=has_graphs)
     plan = planned_weights(context, context.model, torch.device("cuda"))
     operations = PlayedOperations(
         CountingLauncher(driver.calls), context.spec, plan.dtype, context.block_size,

@@ -33,9 +33,13 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """So many streams together, `repeat` times, on a device that takes `step_us` for any step."""
+    """So many streams together, `repeat` times, on a device that takes `step_us` for any step.
+
+    `wake_us`: how late it wakes who does not watch it.
+    """
 
     step_us: float
+    wake_us: float = 0.0
     levels: Sequence[int] = (1, 32)
     prompt_tokens: int = 128
     output_tokens: int = 1200
@@ -60,19 +64,23 @@ def measure_serving(model: Path, serving: Serving) -> list[dict[str, Any]]:
         max_batch_size=max(serving.levels),
         log_level="warning",
     )
-    with played_planes(config, serving.step_us) as planes:
+    with played_planes(config, serving) as planes:
         return run_client(_measure(planes, serving))
 
 
 @contextlib.contextmanager
-def played_planes(config: EngineConfig, step_us: float) -> Iterator[StartedPlanes]:
+def played_planes(config: EngineConfig, serving: Serving) -> Iterator[StartedPlanes]:
     """Start both planes, the compute plane on the played device, and end them."""
     with private_directory() as directory:
         compute, control = compute_socket(directory), control_socket(directory)
         with (
             PlaneProcess(
                 "bench.host.plane",
-                [str(step_us), *config.compute_plane_flags(compute)],
+                [
+                    str(serving.step_us),
+                    str(serving.wake_us),
+                    *config.compute_plane_flags(compute),
+                ],
                 environ=child_environment(str(Path.cwd())),
             ) as compute_plane,
             start_control_plane(config, compute, f"--listen={control}") as control_plane,
@@ -111,6 +119,7 @@ async def _once(
         "step_ms": step_ms,
         "idle_share": max(0.0, 1 - serving.step_us / 1e3 / step_ms),
         "plane_idle_share": metrics["plane_idle_share"],
+        "plane_queue_ms": 1e3 * metrics["plane_queue_s"],
         "scheduling_delay_p99_ms": 1e3 * metrics["scheduling_delay_p99_s"],
         "processor_us_of_a_step": {
             party: 1e6 * seconds / serving.output_tokens for party, seconds in spent.items()

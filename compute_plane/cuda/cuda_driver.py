@@ -47,19 +47,18 @@ class PinnedMemory:
 class CudaEvent:
     """A point in a stream of a CUDA device.
 
-    Who waits for it sleeps until the device calls (`blocking`). Otherwise the runtime would look
-    again and again, on a core that the planes need: every step is waited for from its launch to
-    its end. What waking up takes, some ten microseconds, the device does not wait for: the next
-    step is queued already.
+    Who waits for it sleeps until the device calls (`blocking`), which is late, or if `is_watched`
+    has the runtime look again and again, which takes a core (`step_times`).
     """
 
-    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - torch's stream, which has no types
+    def __init__(self, stream: Any, *, is_watched: bool = False) -> None:  # noqa: ANN401 - torch's
         self._device = stream.device
-        self._event = torch.cuda.Event(blocking=True)
+        self._event = torch.cuda.Event(blocking=not is_watched)
         self._event.record(stream)
 
     def is_done(self) -> bool:
         """Ask the driver."""
+        torch.cuda.set_device(self._device)  # as in `CudaDriver.computing`
         return bool(self._event.query())
 
     def wait(self) -> None:
@@ -138,14 +137,14 @@ class CudaDriver:
         with self.computing():
             target.copy_(source, non_blocking=True)
 
-    def download(self, target: Tensor, source: Tensor) -> Event:
+    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
         """Queue a copy to pinned memory on the copy stream."""
         self._copy.wait_stream(self._compute)
         with torch.cuda.stream(self._copy):
             target.copy_(source, non_blocking=True)
         # The memory must not be given to compute's next tensor while it is being read.
         source.record_stream(self._copy)
-        return CudaEvent(self._copy)
+        return CudaEvent(self._copy, is_watched=is_watched)
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Warm up, so that libraries have their workspaces, and capture."""

@@ -29,6 +29,7 @@ from compute_plane.cuda.decode_wants import NOT_RAGGED, DecodeWants, Ragged, key
 from compute_plane.cuda.masks import have_masks
 from compute_plane.cuda.operations import MAX_LOGPROBS
 from compute_plane.cuda.sampling_step import GroupWork, results_layout
+from compute_plane.cuda.step_times import StepTimes
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput
 from compute_plane.executor.sampling_rows import SamplingRows
 from compute_plane.executor.token_layout import check_copies
@@ -67,6 +68,12 @@ class DecodeUnderWay:
     vocab_size: int
     block_digests: Sequence[int]
     done: Event
+    begun_s: float
+
+    @property
+    def begun_ns(self) -> int:
+        """Since when the device has had its graph, beside which the rest is little."""
+        return round(self.begun_s * 1e9)
 
     def wait(self) -> None:
         """Wait for the step; from any thread, also once the berth is another step's."""
@@ -126,6 +133,7 @@ class DecodeSteps:
         self._shape = shape
         self._checks = DecodeChecks(shape, graphs.longest, last, MOST_ROWS)
         self._keep_logits = keep_logits
+        self._times = StepTimes()
         self._hosts: dict[GraphInputs, HostRows] = {}
         self._works: dict[object, _Work] = {}
         self._every: Array = np.arange(MOST_ROWS)
@@ -177,16 +185,19 @@ class DecodeSteps:
             tokens = columns["token_ids"].index_select(0, columns["history_rows"][:num_grown])
             self._sent["history"].index_copy_(0, columns["history_ends"][:num_grown], tokens)
         logits = self._graphs.run(rung)
+        timed = self._times.begin(rung)
         work = self._work(inputs, berth, wants)
         work.group.run(logits, self._sent, self._operations)
-        done = berth.fetch(work.layout, work.memory)
+        done = berth.fetch(work.layout, work.memory, timed)
         if wants.is_in_order:
             self._last.keep_in_order(work.tokens)
         else:
             self._last.keep(work.tokens, wants.plan)
         digests = [self._pools.digest(block) for block in batch.digest_blocks]
         self._ragged = ragged
-        return DecodeUnderWay(batch, wants, berth, self._shape.vocab_size, digests, done)
+        return DecodeUnderWay(
+            batch, wants, berth, self._shape.vocab_size, digests, done, timed.begun_s
+        )
 
     def _host_rows(self, inputs: GraphInputs) -> HostRows:
         host = self._hosts.get(inputs)

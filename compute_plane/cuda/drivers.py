@@ -77,10 +77,11 @@ class Driver(Protocol):
         """
         ...
 
-    def download(self, target: Tensor, source: Tensor) -> Event:
+    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
         """Queue a copy to host memory behind all compute queued so far; return when it is there.
 
-        `source` must not be written before the event, `target` not be read.
+        `source` must not be written before the event, `target` not be read. `is_watched`: who waits
+        for it looks again and again, instead of having the device wake him.
         """
         ...
 
@@ -143,7 +144,7 @@ class CpuDriver:
         """Copy."""
         target.copy_(source)
 
-    def download(self, target: Tensor, source: Tensor) -> Event:
+    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:  # noqa: ARG002
         """Copy."""
         target.copy_(source)
         return _Done()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import torch
 
@@ -62,6 +62,9 @@ class StepUnderWay:
     vocab_size: int
     block_digests: Sequence[int]
     done: Event
+
+    begun_ns: ClassVar[int | None] = None
+    """Its launches are a part of the step."""
 
     def wait(self) -> None:
         """Wait for the step; from any thread, also once the berth is another step's."""

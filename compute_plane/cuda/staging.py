@@ -15,6 +15,7 @@ from torch import Tensor
 
 from compute_plane.cuda.columns import ALIGNMENT, Array, Layout
 from compute_plane.cuda.drivers import Driver, Event
+from compute_plane.cuda.step_times import TimedStep
 from compute_plane.errors import DeviceLostError
 from planes.errors import ExecutionError
 
@@ -71,15 +72,17 @@ class Berth:
         self._num_filled = first + -(-num_bytes // ALIGNMENT) * ALIGNMENT
         return self._inputs[first : first + num_bytes]
 
-    def fetch(self, layout: Layout, results: Tensor) -> Event:
+    def fetch(self, layout: Layout, results: Tensor, timed: TimedStep | None = None) -> Event:
         """Have the device's results copied here, once all that is queued by now is done.
 
-        Return when that is.
+        Return when that is. `timed`: what is known of when it will be.
         """
         if layout.num_bytes > len(self._results):
             self._results = self._driver.host_buffer(_grown(self._results, layout.num_bytes))
         self._layout = layout
-        self._done = self._driver.download(self._results[: layout.num_bytes], results)
+        target, is_watched = self._results[: layout.num_bytes], timed is not None
+        done = self._driver.download(target, results, is_watched=is_watched)
+        self._done = done if timed is None else timed.end(done)
         return self._done
 
     def collect(self) -> dict[str, Array]:

@@ -100,7 +100,7 @@ class DeviceThread:
     def _run(self) -> None:
         item: Item = None
         try:
-            while (item := self._queue.get()) is not None:
+            while (item := self._next()) is not None:
                 if isinstance(item, Work):
                     self._steps.take(item)
                 else:
@@ -113,6 +113,13 @@ class DeviceThread:
             names = {} if at_hand is None else where(at_hand.header)
             log.exception("the device thread failed", **names)
             self._break(at_hand)
+
+    def _next(self) -> Item:
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            self._steps.rest()
+            return self._queue.get()
 
     def _break(self, at_hand: Work | None) -> None:
         """Answer everything begun and queued with the fault, and have the plane ended."""

@@ -252,6 +252,14 @@ only tokens that inputs and histories may lack (`samples_ahead`, `SlotTable`).
 class LaunchedStep(Protocol):
     """A step that a device works on, or will."""
 
+    @property
+    def begun_ns(self) -> int | None:
+        """Since when the device has had all that it works on, of `time.monotonic_ns`.
+
+        None: its launch is a part of the step.
+        """
+        ...
+
     def wait(self) -> None:
         """Wait until it is done, without the interpreter lock; from any thread, also later on."""
         ...

@@ -4,8 +4,9 @@
     thread    prepare, launch n+1 ──▶  answer n   prepare, launch n+2 ──▶  answer n+1
     waiter    waits for n ────▶ done   waits for n+1 ─▶ done
 
-The device thread stays the only one that touches slots, sessions and executor. The waiter only
-waits: where a step is done, it says so to the device thread, behind the batches that came before.
+The device thread stays the only one that touches slots, sessions and executor. While it has a batch
+at hand that the device has no room for, it waits for the device itself. Where it waits for batches,
+the waiter waits for the device: where a step is done, it says so to the device thread.
 
 A batch joins the one under way if nothing about it is unusual. Whatever is — another session, a
 step repeated, a refusal, a token that the host must know first, drafts, a batch without rows, a
@@ -43,7 +44,9 @@ from compute_plane.executor.work import Work, failed, microseconds, refused
 class Flight:
     """A step under way. `ahead`: its samples; None: it has drafts, and is waited for at once.
 
-    `done_ns`: when the waiter saw that it was done.
+    `start_ns`: when it began, at the earliest: its launch, or the device's work if that is known.
+    `fed_ns`: since when the device had work of it. `done_ns`: when the waiter saw that it was done.
+    `is_watched`: whether the waiter waits for it.
     """
 
     work: Work
@@ -51,8 +54,9 @@ class Flight:
     ahead: SamplesAhead | None
     step: LaunchedStep
     start_ns: int
-    launched_ns: int
+    fed_ns: int
     done_ns: int | None = None
+    is_watched: bool = False
 
 
 class StepPipeline:
@@ -80,7 +84,7 @@ class StepPipeline:
         self._under_way: deque[Flight] = deque()
         self._last_end_ns: int | None = None
         self.busy_since_ns: int | None = None
-        self._launched: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
+        self._watched: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._waiter = threading.Thread(target=self._wait, name="device-waiter", daemon=True)
 
     def start(self) -> None:
@@ -89,7 +93,7 @@ class StepPipeline:
 
     def close(self) -> None:
         """End the waiter, once it has waited for what is under way."""
-        self._launched.put(None)
+        self._watched.put(None)
 
     def take(self, work: Work) -> None:
         """Launch one batch, or deliver its answer if that is known already."""
@@ -114,6 +118,12 @@ class StepPipeline:
         finally:
             if not self._under_way:
                 self.busy_since_ns = None
+
+    def rest(self) -> None:
+        """Have the waiter say when the oldest step is done: no batch is there to go on with."""
+        if self._under_way and not self._under_way[0].is_watched:
+            self._under_way[0].is_watched = True
+            self._watched.put(self._under_way[0])
 
     def finish_oldest(self) -> None:
         """Wait for the oldest step under way and deliver its answer."""
@@ -183,12 +193,15 @@ class StepPipeline:
             raise failed(work, error) from error
         has_drafts = prepared.drafted is not None
         ahead = None if has_drafts else self._slots.count_ahead(prepared)
-        flight = Flight(work, prepared, ahead, step, start_ns, self._clock_ns())
+        begun_ns = step.begun_ns
+        flight = (
+            Flight(work, prepared, ahead, step, start_ns, self._clock_ns())
+            if begun_ns is None
+            else Flight(work, prepared, ahead, step, begun_ns, begun_ns)
+        )
         self._under_way.append(flight)
         if has_drafts:
             self.finish_oldest()
-        else:
-            self._launched.put(flight)
 
     def _finish(self, flight: Flight) -> None:
         """Answer a step that is done, unless it was answered since."""
@@ -221,12 +234,12 @@ class StepPipeline:
 
         It may have begun while the step was being launched, so it idled at most as long as told.
         """
-        before_ns = self._last_end_ns or flight.launched_ns
+        before_ns = self._last_end_ns or flight.fed_ns
         start_ns = max(flight.start_ns, self._last_end_ns or 0)
         return StepTimings(
             queue_us=microseconds(start_ns - flight.work.received_ns),
             execute_us=microseconds(end_ns - start_ns),
-            idle_us=microseconds(flight.launched_ns - before_ns),
+            idle_us=microseconds(flight.fed_ns - before_ns),
         )
 
     def _answer(self, work: Work, reply: StepReply) -> None:
@@ -240,7 +253,7 @@ class StepPipeline:
 
     def _wait(self) -> None:
         """Say of each step when it is done; on a thread of its own."""
-        while (flight := self._launched.get()) is not None:
+        while (flight := self._watched.get()) is not None:
             # Whatever a device reports, the device thread gets it with the answer.
             with contextlib.suppress(Exception):
                 flight.step.wait()

@@ -39,6 +39,9 @@ class StepsInTurn:
         """Run one batch, or say why not, and deliver that."""
         work.deliver(self._step(work))
 
+    def rest(self) -> None:
+        """Do nothing: no step is under way."""
+
     def finish_all(self) -> None:
         """Do nothing: every batch taken is answered."""
 

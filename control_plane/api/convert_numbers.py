@@ -74,6 +74,7 @@ def metrics_to_proto(metrics: EngineMetrics) -> inference_pb2.GetMetricsResponse
         scheduling_delay_p99_s=metrics.scheduling_delay_p99_s,
         num_drafts=metrics.num_drafts,
         num_kept_drafts=metrics.num_kept_drafts,
+        plane_queue_s=metrics.plane_queue_s,
     )
 
 

@@ -167,8 +167,9 @@ class StepResult:
     sample k; empty: none for any; `draft_logprobs`: theirs, by sample. `prompt_logprobs`: of the
     rows for which they were asked. `embeddings`: of the rows for which they were asked and that did
     not fail.
-    Microseconds: `execute_us` the plane computed, `idle_us` it had nothing to compute before that,
-    `waited_us` the result waited for the engine thread.
+    Microseconds: `queue_us` the batch waited at the plane, `execute_us` the plane computed,
+    `idle_us` it had nothing to compute before that, `waited_us` the result waited for the engine
+    thread.
     """
 
     step_id: int
@@ -179,6 +180,7 @@ class StepResult:
     execute_us: int = 0
     idle_us: int = 0
     waited_us: int = 0
+    queue_us: int = 0
     kept_drafts: list[int] = field(default_factory=list)
     draft_logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()

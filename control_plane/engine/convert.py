@@ -135,6 +135,7 @@ def result_from_proto(output: compute_pb2.ExecutionOutput, *, waited_us: int = 0
         execute_us=output.timings.execute_us,
         idle_us=output.timings.idle_us,
         waited_us=waited_us,
+        queue_us=output.timings.queue_us,
         sample_logprobs={
             entry.sample: _logprobs_from_proto(entry) for entry in output.sample_logprobs
         },

@@ -6,7 +6,7 @@
 
 Everything here runs on one thread, the engine thread: that of `EngineThread`, or the caller's who
 uses `step`. With a pipeline depth of 2 the plane computes one batch while the next one is put
-together; with 1 each batch is waited for, with 3 a device that waits for batches gets one more
+together; with 1 each batch is waited for, with 3 and 4 a device that waits for batches gets more
 (`steps_in_flight`). The tokens are the same.
 
 The compute plane may vanish at any moment, or not answer in time. Then nothing that was sent
@@ -124,6 +124,7 @@ class EngineLoop:
             last_step_age_s=self._sent.last_step_age_s,
             plane_step_s=figures.plane_step_s or 0.0,
             plane_idle_share=figures.plane_idle_share or 0.0,
+            plane_queue_s=figures.plane_queue_s or 0.0,
             scheduling_delay_p99_s=figures.scheduling_delay_p99_s or 0.0,
         )
 

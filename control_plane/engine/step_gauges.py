@@ -15,13 +15,14 @@ class StepFigures:
     """Figures of the last `NUM_KEPT` steps; None where there was no step.
 
     `plane_step_s`: mean time of a step on the device. `plane_idle_share`: of the device's time,
-    the share in which it waited for a batch although there was work, 0 to 1.
-    `scheduling_delay_p99_s`: how long a result waited for the engine thread, 99 of 100 times at
-    most.
+    the share in which it waited for a batch although there was work, 0 to 1. `plane_queue_s`: mean
+    time that a batch waited at the plane. `scheduling_delay_p99_s`: how long a result waited for
+    the engine thread, 99 of 100 times at most.
     """
 
     plane_step_s: float | None
     plane_idle_share: float | None
+    plane_queue_s: float | None
     scheduling_delay_p99_s: float | None
 
 
@@ -47,13 +48,14 @@ class _Ring:
 
 
 class StepGauges:
-    """Collects on the engine thread, at the price of three list entries a step."""
+    """Collects on the engine thread, at the price of four list entries a step."""
 
-    __slots__ = ("_delays_us", "_idle_us", "_step_us")
+    __slots__ = ("_delays_us", "_idle_us", "_queue_us", "_step_us")
 
     def __init__(self) -> None:
         self._step_us = _Ring()
         self._idle_us = _Ring()
+        self._queue_us = _Ring()
         self._delays_us = _Ring()
 
     def note(self, result: StepResult, *, had_work: bool) -> None:
@@ -63,15 +65,18 @@ class StepGauges:
         """
         self._step_us.add(result.execute_us)
         self._idle_us.add(result.idle_us if had_work else 0)
+        self._queue_us.add(result.queue_us)
         self._delays_us.add(result.waited_us)
 
     def read(self) -> StepFigures:
         """Sum up; any thread."""
         steps, idle, delays = self._step_us.read(), self._idle_us.read(), self._delays_us.read()
+        queued = self._queue_us.read()
         total_us = sum(steps) + sum(idle)
         return StepFigures(
             plane_step_s=sum(steps) / len(steps) / 1e6 if steps else None,
             plane_idle_share=sum(idle) / total_us if total_us else None,
+            plane_queue_s=sum(queued) / len(queued) / 1e6 if queued else None,
             scheduling_delay_p99_s=percentile_99(delays) / 1e6 if delays else None,
         )
 

@@ -22,7 +22,13 @@ DRY_SHARE = 20
 """A device that waited for a twentieth of a step's time, although there was work, ran dry."""
 
 DRY_STEPS = 256
-"""For so many steps behind such a one, a third batch is sent ahead."""
+"""For so many steps behind such a one, a batch more is sent ahead."""
+
+SETTLING_STEPS = 8
+"""So many steps show what a batch more has changed, before there may be another one."""
+
+MOST_FURTHER = 2
+"""Batches beyond the usual ones."""
 
 _log = structlog.get_logger(__name__)
 
@@ -45,8 +51,9 @@ class StepsInFlight:
     every step that came back.
 
     One batch that waits at the plane is enough as long as a step takes longer than its result and
-    the next batch are on their way. Where the device has waited, two are, for some time: of a
-    request that ends, one token more is computed for nothing, and a new one begins a step later.
+    the next batch are on their way. Where the device has waited, there is a further one for some
+    time, and where it waits nevertheless, two: for each, of a request that ends one token more is
+    computed for nothing, and a new one begins a step later.
     """
 
     def __init__(self, clock: Callable[[], float], meter: PlaneMeter | None = None) -> None:
@@ -58,7 +65,9 @@ class StepsInFlight:
         self._patience_s = 0.0  # of the oldest
         self._had_work = False
         self._is_overdue = False
-        self._num_dry = 0  # steps for which the device counts as one that runs dry
+        self._num_further = 0  # batches sent ahead beyond the usual ones
+        self._num_dry = 0  # steps until that is one less
+        self._num_settling = 0  # steps until it may be one more
         self.gauges = StepGauges()
         self.is_stalled = False
         self.num_stalls = 0
@@ -96,16 +105,13 @@ class StepsInFlight:
             num_tokens=sent.cost.num_tokens,
         )
         self.gauges.note(result, had_work=self._had_work)
-        if self._had_work and result.idle_us * DRY_SHARE > result.execute_us:
-            self._num_dry = DRY_STEPS
-        elif self._num_dry:
-            self._num_dry -= 1
+        self._note_idle(is_dry=self._had_work and result.idle_us * DRY_SHARE > result.execute_us)
         self.is_stalled = False
         self._begin_oldest()
 
     def depth(self, most: int) -> int:
         """Return how many batches are to be under way, if there may be `most`."""
-        return most if self._num_dry else min(most, USUAL_DEPTH)
+        return min(most, USUAL_DEPTH + self._num_further)
 
     def note_work(self, *, is_left: bool) -> None:
         """Note after a result whether there is work for the plane to go on with."""
@@ -119,7 +125,7 @@ class StepsInFlight:
         """
         self._steps.clear()
         self._had_work = False
-        self._num_dry = 0
+        self._num_further = self._num_dry = self._num_settling = 0
         if not self._is_overdue:
             self._deadlines.forget()
         self._is_overdue = False
@@ -152,6 +158,21 @@ class StepsInFlight:
             num_pairs=sent.cost.num_pairs,
         )
         raise LinkError(f"step {sent.step_id} is overdue: no result in {self._patience_s:.3g} s")
+
+    def _note_idle(self, *, is_dry: bool) -> None:
+        """Send a batch more ahead of a device that ran dry, and one less after a while."""
+        if is_dry:
+            self._num_dry = DRY_STEPS
+            if self._num_further < MOST_FURTHER and not self._num_settling:
+                self._num_further += 1
+                self._num_settling = SETTLING_STEPS
+                return
+        elif self._num_further:
+            self._num_dry -= 1
+            if self._num_dry == 0:
+                self._num_further -= 1
+                self._num_dry = DRY_STEPS
+        self._num_settling = max(0, self._num_settling - 1)
 
     def _begin_oldest(self) -> None:
         self._progress_at = self._clock()

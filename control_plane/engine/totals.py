@@ -27,6 +27,7 @@ _RULES: dict[str, Callable[[_Many], float]] = {
     "average_latency_s": _mean_by("average_latency_s", "completed_requests"),
     "plane_step_s": _mean_by("plane_step_s", "num_steps"),
     "plane_idle_share": _mean_by("plane_idle_share", "num_steps"),
+    "plane_queue_s": _mean_by("plane_queue_s", "num_steps"),
     "last_step_age_s": lambda many: max(one.last_step_age_s for one in many),
     "scheduling_delay_p99_s": lambda many: max(one.scheduling_delay_p99_s for one in many),
 }

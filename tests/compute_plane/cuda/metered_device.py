@@ -98,9 +98,9 @@ class MeteredDriver(CpuDriver):
         self.meter.ignore(buffer)
         return buffer
 
-    def download(self, target: Tensor, source: Tensor) -> Event:
+    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
         with self.meter.paused():
-            return super().download(target, source)
+            return super().download(target, source, is_watched=is_watched)
 
     def capture(self, work: Callable[[], None]) -> Graph:
         work()

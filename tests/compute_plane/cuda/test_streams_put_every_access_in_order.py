@@ -163,29 +163,29 @@ def test_rows_on_their_way_to_layers_on_the_host_are_in_order(
 class ReadsResultsAtOnce(CudaDriver):
     """The copy stream does not wait for the step."""
 
-    def download(self, target: Tensor, source: Tensor) -> Event:
+    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
         with torch.cuda.stream(self._copy):
             target.copy_(source, non_blocking=True)
         source.record_stream(self._copy)
-        return CudaEvent(self._copy)
+        return CudaEvent(self._copy, is_watched=is_watched)
 
 
 class LetsResultsGo(CudaDriver):
     """Results are given back while they are copied."""
 
-    def download(self, target: Tensor, source: Tensor) -> Event:
+    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
         self._copy.wait_stream(self._compute)
         with torch.cuda.stream(self._copy):
             target.copy_(source, non_blocking=True)
-        return CudaEvent(self._copy)
+        return CudaEvent(self._copy, is_watched=is_watched)
 
 
 class WaitsForTheStepAlone(CudaDriver):
     """The event is that of the step, not of the copy behind it."""
 
-    def download(self, target: Tensor, source: Tensor) -> Event:
-        super().download(target, source)
-        return CudaEvent(self._compute)
+    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
+        super().download(target, source, is_watched=is_watched)
+        return CudaEvent(self._compute, is_watched=is_watched)
 
 
 class CopiesBeside(CudaDriver):

@@ -146,7 +146,7 @@ class RecordingDriver(CpuDriver):
         self.calls.append("copy")
         super().copy(target, source)
 
-    def download(self, target: Tensor, source: Tensor) -> Event:
+    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:  # noqa: ARG002
         self.calls.append("download")
         return PendingCopy(self, target, source.clone())
 

@@ -180,6 +180,7 @@ def test_a_step_took_until_it_was_done_not_until_somebody_had_time_to_answer_it(
     session = sessions.open("test", take_over=False).session
     header = StepHeader(session, sessions.epoch, 1, 0)
     pipeline.take(Work(header, prompts(0), replies.append, 0))  # type: ignore[arg-type]
+    pipeline.rest()
     now_ns = 5_000_000
     executor.steps[0].run()
     answer = calls.get(timeout=TIMEOUT_S)
@@ -200,6 +201,7 @@ def test_word_of_a_step_that_was_answered_meanwhile_ends_no_other_step():
         pipeline.finish_all()
         header = StepHeader(session, sessions.epoch, step_id, 0)
         pipeline.take(Work(header, batch, replies.append, 0))  # type: ignore[arg-type]
+        pipeline.rest()
     calls.get(timeout=TIMEOUT_S)()
     assert len(replies) == len(pipeline.unanswered()) == 1
     executor.steps[1].run()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from control_plane.core.batch import StepBatch, StepResult
@@ -14,8 +16,8 @@ from control_plane.engine.deadlines import (
     StepCost,
     StepDeadlines,
 )
-from control_plane.engine.step_gauges import NUM_KEPT, StepGauges, percentile_99
-from control_plane.engine.steps_in_flight import DRY_STEPS, StepsInFlight
+from control_plane.engine.step_gauges import NUM_KEPT, StepFigures, StepGauges, percentile_99
+from control_plane.engine.steps_in_flight import DRY_STEPS, SETTLING_STEPS, StepsInFlight
 from control_plane.errors import LinkError
 
 DECODE = StepCost(num_tokens=32, num_pairs=32 * 100)
@@ -181,16 +183,13 @@ def test_after_a_loss_that_was_no_stall_the_plane_is_another_process():
 def test_idling_without_work_is_no_idle_share_and_with_work_it_is():
     gauges = StepGauges()
     empty = gauges.read()
-    assert (empty.plane_step_s, empty.plane_idle_share, empty.scheduling_delay_p99_s) == (
-        None,
-        None,
-        None,
-    )
-    gauges.note(StepResult(1, execute_us=900, idle_us=10**9), had_work=False)
-    gauges.note(StepResult(2, execute_us=1000, idle_us=100, waited_us=7), had_work=True)
+    assert empty == StepFigures(None, None, None, None)
+    gauges.note(StepResult(1, execute_us=900, idle_us=10**9, queue_us=3), had_work=False)
+    gauges.note(StepResult(2, execute_us=1000, idle_us=100, waited_us=7, queue_us=5), had_work=True)
     figures = gauges.read()
     assert figures.plane_step_s == pytest.approx(950e-6)
     assert figures.plane_idle_share == pytest.approx(100 / 2000)
+    assert figures.plane_queue_s == pytest.approx(4e-6)
     assert figures.scheduling_delay_p99_s == pytest.approx(7e-6)
 
 
@@ -206,21 +205,37 @@ def test_only_the_last_steps_count():
 
 
 def after(steps: StepsInFlight, step_id: int, *, idle_us: int) -> list[int]:
-    """Let a step of a millisecond come back; how many may be under way then, of at most 1, 2, 3."""
+    """Let a step of a millisecond come back; how many may be under way, of at most 1, 2, 3, 4."""
     steps.add(SchedulerOutput(StepBatch(step_id), [], []))
     steps.take(StepResult(step_id, [], execute_us=1000, idle_us=idle_us))
-    return [steps.depth(most) for most in (1, 2, 3)]
+    return [steps.depth(most) for most in (1, 2, 3, 4)]
 
 
 def test_a_third_batch_goes_ahead_for_some_steps_where_the_device_has_waited_for_work():
     steps = StepsInFlight(lambda: 0.0)
-    assert after(steps, 1, idle_us=500) == [1, 2, 2]  # nobody wanted anything of it
+    assert after(steps, 1, idle_us=500) == [1, 2, 2, 2]  # nobody wanted anything of it
     steps.note_work(is_left=True)
-    assert after(steps, 2, idle_us=50) == [1, 2, 2]
-    assert after(steps, 3, idle_us=51) == [1, 2, 3]
+    assert after(steps, 2, idle_us=50) == [1, 2, 2, 2]
+    assert after(steps, 3, idle_us=51) == [1, 2, 3, 3]
     for step_id in range(4, 3 + DRY_STEPS):
-        assert after(steps, step_id, idle_us=0) == [1, 2, 3]
-    assert after(steps, 3 + DRY_STEPS, idle_us=0) == [1, 2, 2]
-    assert after(steps, 4 + DRY_STEPS, idle_us=900) == [1, 2, 3]
+        assert after(steps, step_id, idle_us=0) == [1, 2, 3, 3]
+    assert after(steps, 3 + DRY_STEPS, idle_us=0) == [1, 2, 2, 2]
+    assert after(steps, 4 + DRY_STEPS, idle_us=900) == [1, 2, 3, 3]
     steps.clear()
-    assert steps.depth(3) == 2
+    assert steps.depth(4) == 2
+
+
+def test_a_fourth_batch_goes_ahead_where_a_third_one_did_not_keep_the_device_at_work():
+    steps = StepsInFlight(lambda: 0.0)
+    steps.note_work(is_left=True)
+    step_ids = itertools.count(1)
+    assert after(steps, next(step_ids), idle_us=100) == [1, 2, 3, 3]
+    for _ in range(SETTLING_STEPS):  # sent before the third one was there
+        assert after(steps, next(step_ids), idle_us=100) == [1, 2, 3, 3]
+    for _ in range(3 * SETTLING_STEPS):
+        assert after(steps, next(step_ids), idle_us=100) == [1, 2, 3, 4]
+    for _ in range(DRY_STEPS - 1):
+        assert after(steps, next(step_ids), idle_us=0) == [1, 2, 3, 4]
+    for _ in range(DRY_STEPS):
+        assert after(steps, next(step_ids), idle_us=0) == [1, 2, 3, 3]
+    assert after(steps, next(step_ids), idle_us=0) == [1, 2, 2, 2]

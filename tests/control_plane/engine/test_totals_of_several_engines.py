@@ -9,7 +9,7 @@ from control_plane.telemetry import EngineMetrics
 POOL = MemoryStats(total_blocks=10, used_blocks=4, free_blocks=6, num_sequences=2, cached_blocks=1)
 NO_SUMS = {
     "memory_utilization", "average_latency_s", "plane_step_s", "plane_idle_share",
-    "last_step_age_s", "scheduling_delay_p99_s",
+    "last_step_age_s", "scheduling_delay_p99_s", "plane_queue_s",
 }  # fmt: skip
 
 

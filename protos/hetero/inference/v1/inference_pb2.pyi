@@ -1758,6 +1758,7 @@ class GetMetricsResponse(_message.Message):
     NUM_PLANE_LOSSES_FIELD_NUMBER: _builtins.int
     NUM_DRAFTS_FIELD_NUMBER: _builtins.int
     NUM_KEPT_DRAFTS_FIELD_NUMBER: _builtins.int
+    PLANE_QUEUE_S_FIELD_NUMBER: _builtins.int
     total_requests: _builtins.int
     completed_requests: _builtins.int
     failed_requests: _builtins.int
@@ -1795,6 +1796,10 @@ class GetMetricsResponse(_message.Message):
     """Tokens of answers that were guessed (speculative_tokens, grammar_drafts)."""
     num_kept_drafts: _builtins.int
     """Of these, those that were right; generated_tokens has them too."""
+    plane_queue_s: _builtins.float
+    """Of the last 1024 steps: how long a batch waited at the plane, for the device or to be launched, on
+    average.
+    """
     def __init__(
         self,
         *,
@@ -1821,10 +1826,11 @@ class GetMetricsResponse(_message.Message):
         num_plane_losses: _builtins.int = ...,
         num_drafts: _builtins.int = ...,
         num_kept_drafts: _builtins.int = ...,
+        plane_queue_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_sequences", b"active_sequences", "average_latency_s", b"average_latency_s", "cached_tokens", b"cached_tokens", "cancelled_requests", b"cancelled_requests", "completed_requests", b"completed_requests", "failed_requests", b"failed_requests", "generated_tokens", b"generated_tokens", "last_step_age_s", b"last_step_age_s", "memory_utilization", b"memory_utilization", "num_drafts", b"num_drafts", "num_kept_drafts", b"num_kept_drafts", "num_plane_losses", b"num_plane_losses", "num_preemptions", b"num_preemptions", "num_stalls", b"num_stalls", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "plane_idle_share", b"plane_idle_share", "plane_step_s", b"plane_step_s", "prompt_tokens", b"prompt_tokens", "scheduling_delay_p99_s", b"scheduling_delay_p99_s", "tokens_per_second", b"tokens_per_second", "total_requests", b"total_requests", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_sequences", b"active_sequences", "average_latency_s", b"average_latency_s", "cached_tokens", b"cached_tokens", "cancelled_requests", b"cancelled_requests", "completed_requests", b"completed_requests", "failed_requests", b"failed_requests", "generated_tokens", b"generated_tokens", "last_step_age_s", b"last_step_age_s", "memory_utilization", b"memory_utilization", "num_drafts", b"num_drafts", "num_kept_drafts", b"num_kept_drafts", "num_plane_losses", b"num_plane_losses", "num_preemptions", b"num_preemptions", "num_stalls", b"num_stalls", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "plane_idle_share", b"plane_idle_share", "plane_queue_s", b"plane_queue_s", "plane_step_s", b"plane_step_s", "prompt_tokens", b"prompt_tokens", "scheduling_delay_p99_s", b"scheduling_delay_p99_s", "tokens_per_second", b"tokens_per_second", "total_requests", b"total_requests", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""A stream breaks while the plane has launched two batches and a third one waits there."""
+"""A stream breaks while the plane has launched two batches and one or two more wait there."""
 
 from __future__ import annotations
 
@@ -51,28 +51,30 @@ class LaunchingHarness(Harness):
         self.executor.device.shutdown()  # type: ignore[attr-defined]
 
 
-@pytest.fixture(autouse=True)
-def three_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[3, 4])
+def depth(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
+    """Batches under way, from the first one on."""
     monkeypatch.setattr(broken, "Harness", LaunchingHarness)
-    monkeypatch.setattr(steps_in_flight, "USUAL_DEPTH", 3)
+    monkeypatch.setattr(steps_in_flight, "USUAL_DEPTH", request.param)
+    return int(request.param)
 
 
-def texts_and_steps() -> tuple[list[str], list[list[int]]]:
+def texts_and_steps(depth: int) -> tuple[list[str], list[list[int]]]:
     """Of the same work without any cut."""
-    with broken.world(pipeline_depth=3) as calm:
+    with broken.world(pipeline_depth=depth) as calm:
         calm.begin()
         return calm.finish(), calm.steps_run()
 
 
 @pytest.mark.parametrize("way", list(Way))
-def test_what_three_batches_sampled_is_heard_once_though_the_stream_broke(way: Way) -> None:
-    undisturbed = texts_and_steps()
-    with broken.world(pipeline_depth=3) as cut:
+def test_what_batches_sampled_is_heard_once_though_the_stream_broke(way: Way, depth: int) -> None:
+    undisturbed = texts_and_steps(depth)
+    with broken.world(pipeline_depth=depth) as cut:
         cut.begin()
         cut.executor.gate.clear()
         cut.proxy.hold(way)
         cut.send()
-        assert len(cut.driver.client._session.unanswered) == 3
+        assert len(cut.driver.client._session.unanswered) == depth
         if way is Way.DOWN:
             cut.executor.gate.set()
             cut.wait_until_run(cut.driver.client._session.unanswered[-1].step_id)
@@ -81,9 +83,9 @@ def test_what_three_batches_sampled_is_heard_once_though_the_stream_broke(way: W
         broken.check(cut, undisturbed)
 
 
-def test_a_stream_cut_again_and_again_loses_nothing_of_three_batches() -> None:
-    undisturbed = texts_and_steps()
-    with broken.world(pipeline_depth=3) as cut:
+def test_a_stream_cut_again_and_again_loses_nothing_of_several_batches(depth: int) -> None:
+    undisturbed = texts_and_steps(depth)
+    with broken.world(pipeline_depth=depth) as cut:
         cut.begin()
         while cut.driver.loop.has_pending_work:
             cut.proxy.cut()

@@ -1,0 +1,154 @@
+"""Waits for steps of a device that is a clock: who sleeps how long, and what is learned of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from compute_plane.cuda.step_times import AWAKE_S, GROWTH, SHRINKING, StepTimes, TimedStep
+
+KIND, OTHER = 8, 32
+STEP_S = 1e-3
+
+
+@dataclass
+class Device:
+    """It works on one step after the other, `late_s` behind their time wake all who sleep.
+
+    `sleeps`: how long each was meant to be. `watched_s`: time in which somebody looked.
+    """
+
+    now_s: float = 100.0
+    late_s: float = 0.0
+    free_at_s: float = 0.0
+    watched_s: float = 0.0
+    sleeps: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.times = StepTimes(lambda: self.now_s, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now_s += seconds + self.late_s
+
+    def launch(self, takes_s: float = STEP_S, kind: int = KIND) -> tuple[TimedStep, End]:
+        self.free_at_s = max(self.free_at_s, self.now_s) + takes_s
+        return self.times.begin(kind), End(self, self.free_at_s)
+
+    def run(self, takes_s: float = STEP_S, kind: int = KIND) -> float:
+        """Let one step run by itself and wait for it; return how late its end was seen."""
+        step, end = self.launch(takes_s, kind)
+        step.end(end).wait()
+        return self.now_s - end.at_s
+
+
+@dataclass
+class End:
+    device: Device
+    at_s: float
+
+    def is_done(self) -> bool:
+        return self.device.now_s >= self.at_s
+
+    def wait(self) -> None:
+        left_s = self.at_s - self.device.now_s
+        if left_s > 0:
+            self.device.watched_s += left_s
+            self.device.now_s = self.at_s
+
+
+def test_the_first_step_of_a_kind_is_watched_and_the_next_ones_slept_through_but_for_their_ends():
+    device = Device()
+    assert device.run() == 0
+    assert (device.sleeps, device.watched_s) == ([], pytest.approx(STEP_S))
+    device.watched_s = 0
+    for _ in range(10):
+        assert device.run() == 0
+    assert device.sleeps == [pytest.approx(STEP_S - AWAKE_S)] * 10
+    assert device.watched_s == pytest.approx(10 * AWAKE_S)
+
+
+def test_a_step_launched_behind_another_one_is_expected_from_the_end_of_that():
+    device = Device()
+    device.run()
+    first, second = device.launch(), device.launch()
+    for step, end in (first, second):
+        step.end(end).wait()
+        assert device.now_s == end.at_s
+    assert device.sleeps == [pytest.approx(STEP_S - AWAKE_S)] * 2
+
+
+def test_sleepers_allow_for_how_late_this_machine_wakes_them():
+    device = Device(late_s=200e-6)
+    late = [device.run() for _ in range(5)]
+    assert late == [0, pytest.approx(150e-6), 0, 0, 0]
+    assert device.sleeps[-1] == pytest.approx(STEP_S - AWAKE_S - 200e-6)
+    device.late_s, device.watched_s = 0.0, 0.0
+    for _ in range(100):
+        assert device.run() == 0
+    assert device.sleeps[-1] == pytest.approx(STEP_S - AWAKE_S, rel=0.01)
+
+
+def test_steps_that_get_shorter_are_overslept_a_few_times_only():
+    device = Device()
+    device.run(8 * STEP_S)
+    late = [device.run() for _ in range(12)]
+    overslept = [seconds for seconds in late if seconds > 0]
+    assert overslept[0] == pytest.approx(7 * STEP_S - AWAKE_S)
+    assert overslept[1] == pytest.approx(8 * SHRINKING * STEP_S - AWAKE_S - STEP_S)
+    assert len(overslept) == 8  # 8 · ¾⁷ > 1 > 8 · ¾⁸
+    assert late[8:] == [0] * 4
+
+
+def test_one_slow_step_lets_nobody_oversleep_the_next_one():
+    device = Device()
+    device.run()
+    assert [device.run(seconds) for seconds in (STEP_S, 20 * STEP_S, STEP_S)] == [0, 0, 0]
+    assert device.sleeps[-1] == pytest.approx(GROWTH * STEP_S - AWAKE_S)
+
+
+def test_kinds_are_expected_each_for_itself():
+    device = Device()
+    for _ in range(3):
+        assert device.run() == device.run(3 * STEP_S, OTHER) == 0
+    assert device.sleeps[-2:] == [
+        pytest.approx(STEP_S - AWAKE_S),
+        pytest.approx(3 * STEP_S - AWAKE_S),
+    ]
+
+
+def test_a_step_that_was_over_when_somebody_came_teaches_nothing_and_is_waited_for_at_once():
+    device = Device()
+    device.run()
+    for _ in range(3):
+        step, end = device.launch()
+        device.now_s += 5 * STEP_S
+        step.end(end).wait()
+    assert device.sleeps == []
+    assert device.run() == 0
+    assert device.sleeps == [pytest.approx(STEP_S - AWAKE_S)]
+
+
+def test_who_asks_again_for_a_step_that_is_over_does_not_sleep():
+    device = Device()
+    device.run()
+    step, end = device.launch()
+    event = step.end(end)
+    event.wait()
+    device.sleeps.clear()
+    event.wait()
+    assert event.is_done()
+    assert device.sleeps == []
+
+
+def test_what_the_device_reports_reaches_who_waits():
+    device = Device()
+    step, _ = device.launch()
+
+    class Broken(End):
+        def is_done(self) -> bool:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        step.end(Broken(device, 0.0)).wait()
