@@ -3,7 +3,7 @@
 A row's tokens are cut into *tiles* of 16, tiles into at most 64 *chunks*, and the tiles of a chunk
 go round among four *sharers*, warps of one block of threads:
 
-    tile        0   1   2   3   4   5   6  …  15 │ 16  17  …          a row of up to 16384 tokens:
+    tile        0   1   2   3   4   5   6  …  15 │ 16  17  …          a row of 2048 to 16384 tokens:
     sharer      0   1   2   3   0   1   2  …   3 │  0   1  …          16 tiles, 256 tokens, a chunk
     chunk                     0                  │      1
 
@@ -28,7 +28,10 @@ are before the window have scores of -∞ and weights of exactly 0, whatever the
 
 Chunks of a row longer than 16384 tokens grow, so that there are never more than 64: the memory for
 their results and the time to merge them are bounded, and a graph captured for some number of rows
-serves whatever lengths come.
+serves whatever lengths come. Those of a row shorter than 2048 tokens shrink, to two tiles a sharer
+at the least, so that there are 8: where few rows decode, that is what blocks there are for it, and
+the time is that in which a sharer's tiles come one after the other. (With one tile a sharer, the
+merge of the sharers would be a pool of 8 bits' limit where many short rows decode.)
 
 *Waves* of the kernel for 16-bit floats, at D 128 and 8 kv heads: 396 blocks are at work at a time.
 128 rows are 1024 blocks, the last 232 of which still are two to a multiprocessor for the most part.
@@ -51,7 +54,11 @@ from kernels.cuda.variant import DeviceFunction, Scalar, Scalars
 TILE_TOKENS = 16
 SHARERS = 4
 MAX_CHUNKS = 64
-MIN_CHUNK_TILES = 16
+CHUNK_TILES = 16
+"""Of the chunks of a row that has neither few nor many."""
+FEW_CHUNKS = 8
+"""A shorter row has as many, which is one round of the merge."""
+LEAST_CHUNK_TILES = 8
 
 # The peak before the first score: below any, but finite, so that no difference of peaks is ∞ - ∞.
 NO_PEAK = float32(-3.0e38)
@@ -59,15 +66,17 @@ NO_PEAK = float32(-3.0e38)
 # What `plan_splits` reckons with; by argument, not measured. A multiprocessor's share of 4.8 TB/s
 # takes 25 KB in flight at 700 ns latency; blocks of threads that merge their warps start no reads.
 BYTES_FOR_BANDWIDTH = 48 * 1024
-# The fence, the ticket and the merge, in the time that a multiprocessor takes for a chunk.
-MERGE_COST = 1
+# The fence, the ticket and the merge, in the time that a multiprocessor takes for a tile.
+MERGE_COST = 16
 # The part of the time that a split must save.
 LEAST_GAIN = 0.1
 
 
 def tiles_of_chunk(num_tiles: int) -> int:
     """Return how many tiles a chunk has in a row of `num_tiles`; a multiple of the sharers."""
-    return max(MIN_CHUNK_TILES, (num_tiles + 4 * MAX_CHUNKS - 1) // (4 * MAX_CHUNKS) * 4)
+    of_few = (num_tiles + 4 * FEW_CHUNKS - 1) // (4 * FEW_CHUNKS) * 4
+    of_many = (num_tiles + 4 * MAX_CHUNKS - 1) // (4 * MAX_CHUNKS) * 4
+    return max(LEAST_CHUNK_TILES, min(CHUNK_TILES, of_few), of_many)
 
 
 _device_tiles_of_chunk = cuda.jit(device=True, inline="always")(tiles_of_chunk)
@@ -103,8 +112,13 @@ def num_chunks(num_tokens: int) -> int:
 
 
 def most_chunks(longest: int) -> int:
-    """Return how many chunks a row of up to `longest` tokens can have."""
-    return min(MAX_CHUNKS, -(-longest // (MIN_CHUNK_TILES * TILE_TOKENS)))
+    """Return how many chunks a row of up to `longest` tokens can have.
+
+    One of less than that may have more than one of just that, if it has few.
+    """
+    num_tiles = -(-longest // TILE_TOKENS)
+    of_few = min(FEW_CHUNKS, -(-num_tiles // LEAST_CHUNK_TILES))
+    return max(of_few, min(MAX_CHUNKS, -(-num_tiles // CHUNK_TILES)))
 
 
 def num_tickets(num_multiprocessors: int) -> int:
@@ -125,17 +139,28 @@ def plan_splits(
     alone, never about bits, so a graph may be captured with that for its number of rows and the
     longest context allowed: blocks that find no chunk end at once.
 
-    See `_fewest_splits`; it depends on the length by its number of chunks alone.
+    See `_fewest_splits`; it depends on lengths by their numbers of chunks alone.
     """
-    blocks, chunks = num_rows * num_kv_heads, num_chunks(longest)
-    if blocks == 0 or chunks == 0 or blocks > num_tickets(num_multiprocessors):
+    blocks = num_rows * num_kv_heads
+    if blocks == 0 or longest == 0 or blocks > num_tickets(num_multiprocessors):
         return 1
-    return _fewest_splits(blocks, chunks, num_multiprocessors, least_blocks)
+    chunks = tuple(num_chunks(longest >> halved) for halved in range(longest.bit_length()))
+    merge_cost = MERGE_COST / tiles_of_chunk(-(-longest // TILE_TOKENS))
+    return _fewest_splits(blocks, chunks, merge_cost, num_multiprocessors, least_blocks)
 
 
 @lru_cache(maxsize=4096)  # asked for in each layer of a step that no graph holds
-def _fewest_splits(blocks: int, chunks: int, num_multiprocessors: int, least_blocks: int) -> int:
-    """Return over how many to split each of so many blocks, of rows of up to `chunks` chunks.
+def _fewest_splits(
+    blocks: int,
+    chunks_of_lengths: tuple[int, ...],
+    merge_cost: float,
+    num_multiprocessors: int,
+    least_blocks: int,
+) -> int:
+    """Return over how many to split each of so many blocks.
+
+    `chunks_of_lengths`: of the longest row, one half as long, and so on. `merge_cost`: of a merge,
+    in chunks of the longest.
 
     The time of a memory-bound kernel is that of its busiest multiprocessor: its blocks that have
     work times a block's chunks. The fewest splits are taken that come close to the least time
@@ -149,15 +174,16 @@ def _fewest_splits(blocks: int, chunks: int, num_multiprocessors: int, least_blo
         busiest = max(-(-working // num_multiprocessors), least_blocks)
         return busiest * -(-chunks // splits)
 
-    lengths = [chunks >> halved for halved in range(chunks.bit_length())]
-    least = [min(cost(splits, length) for splits in range(1, length + 1)) for length in lengths]
+    counts = sorted(set(chunks_of_lengths))
+    least = [min(cost(splits, count) for splits in range(1, count + 1)) for count in counts]
 
     def loss(splits: int) -> float:
-        times = zip(lengths, least, strict=True)
-        return max(cost(splits, length) / best for length, best in times)
+        times = zip(counts, least, strict=True)
+        return max(cost(splits, count) / best for count, best in times)
 
-    losses = [loss(splits) for splits in range(1, chunks + 1)]
+    longest = chunks_of_lengths[0]
+    losses = [loss(splits) for splits in range(1, longest + 1)]
     close = min(losses) / (1 - LEAST_GAIN)
     fewest = next(splits for splits, lost in enumerate(losses, 1) if lost <= close)
-    saves = cost(fewest, chunks) + MERGE_COST <= (1 - LEAST_GAIN) * cost(1, chunks)
+    saves = cost(fewest, longest) + merge_cost <= (1 - LEAST_GAIN) * cost(1, longest)
     return fewest if saves else 1

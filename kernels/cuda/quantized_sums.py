@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32, uint64
 
 from kernels.cuda.activation import silu
 from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
@@ -60,12 +60,13 @@ def make_add_strands(variant: QuantizedMatmulVariant) -> DeviceFunction:
         """
         strand_sums = cuda.shared.array(block_sums, float32)
         warp = cuda.threadIdx.x >> 5  # anew, so that no register keeps it through the loop
-        first_sum = int32(warp * warp_sums + 2 * (lane % 4) * ROW_PITCH + lane // 4)
+        # Unsigned and wide: a register has the place, the rest is in the instructions.
+        first_sum = uint64(warp * warp_sums + 2 * (lane % 4) * ROW_PITCH + lane // 4)
         for c in range(column_tiles):
             for t in range(2):
                 for j in range(4):
-                    at = first_sum + (8 * c + j % 2) * ROW_PITCH + 16 * t + 8 * (j // 2)
-                    strand_sums[uint32(at)] = total[t * column_tiles + c, j]
+                    behind = (8 * c + j % 2) * ROW_PITCH + 16 * t + 8 * (j // 2)
+                    strand_sums[first_sum + uint64(behind)] = total[t * column_tiles + c, j]
         cuda.syncthreads()
         place, outputs_of_lane = lane % panel_outputs, num_outputs
         if gates and lane >= panel_outputs:

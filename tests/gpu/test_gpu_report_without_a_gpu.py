@@ -110,7 +110,8 @@ def small_measurement(monkeypatch):
     monkeypatch.setattr(decode_bandwidth, "WORKING_SET_BYTES", 100_000)
     monkeypatch.setattr(decode_bandwidth, "REPEATS", 1)
     monkeypatch.setattr(decode_bandwidth, "ROUNDS", 1)
-    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 4)
+    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES", "MERGE_COST"):
+        monkeypatch.setattr(attention_chunks, name, 4)
     sizes = {}
 
     def sized_pointer(tensor):

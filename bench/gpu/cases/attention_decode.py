@@ -15,19 +15,19 @@ from bench.gpu.cases.block_pool import (
     draw_pool,
     with_raised_keys,
 )
-from kernels.cuda.attention_chunks import MIN_CHUNK_TILES, TILE_TOKENS, most_tokens_read
+from kernels.cuda.attention_chunks import CHUNK_TILES, TILE_TOKENS, most_tokens_read
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
 from kernels.reference.paged_attention import paged_attention
 
-CHUNK_TOKENS = MIN_CHUNK_TILES * TILE_TOKENS  # of rows as short as these
+CHUNK_TOKENS = CHUNK_TILES * TILE_TOKENS  # at most, of rows as short as these
 
 
 def draw_cases(variant: DecodeVariant, seed: int) -> list[Case]:
     """Return the case with the lengths where mistakes live, unsplit, and one of split rows.
 
-    Part of the first is its longest row, of three chunks, alone and split in three. The second has
-    rows of all chunks, one, none, and fewer than blocks. Where there is a window, rows have three
+    Part of the first is its longest row, of some chunks, alone and split in three. The second has
+    rows of some chunks, one, none, and fewer than blocks. Where there is a window, rows have some
     chunks still; another case has windows that end within a block, and one of one token.
     """
     size = variant.block_size

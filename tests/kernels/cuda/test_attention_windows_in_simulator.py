@@ -22,7 +22,8 @@ from tests.kernels.cuda.simulation import simulate
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
-    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 4)
+    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
+        monkeypatch.setattr(attention_chunks, name, 4)
 
 
 def without_window(variant):

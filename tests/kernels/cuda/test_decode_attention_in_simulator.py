@@ -22,7 +22,8 @@ from tests.kernels.cuda.simulation import simulate
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
-    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 4)
+    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
+        monkeypatch.setattr(attention_chunks, name, 4)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,8 @@ def test_decode_attention_equals_the_specification(variant, seq_lens, splits):
 @pytest.mark.parametrize("token", [65, 73])
 def test_one_score_far_above_all_before_it_is_followed_in_either_half_of_a_tile(token, monkeypatch):
     # The token's tile is not its warp's first, and two to the power of its score is no float32.
-    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 16)
+    monkeypatch.setattr(attention_chunks, "CHUNK_TILES", 16)
+    monkeypatch.setattr(attention_chunks, "FEW_CHUNKS", 1)
     rng = np.random.default_rng(0)
     pool = draw_pool(
         rng, "bfloat16", (80,), num_kv_heads=1, block_size=16, head_size=64, kv_dtype="int8"

@@ -60,7 +60,8 @@ FACTORIES: dict[str, tuple[ModuleType, ...]] = {
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
     """Chunks of 64 tokens: each sharer has one tile of a chunk."""
-    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 4)
+    for name in ("CHUNK_TILES", "LEAST_CHUNK_TILES"):
+        monkeypatch.setattr(attention_chunks, name, 4)
 
 
 @pytest.fixture
@@ -345,7 +346,8 @@ def test_what_lies_before_a_window_is_out_of_bounds(factory, old, new, break_sou
 def test_a_peak_that_rises_in_a_later_tile_is_followed(
     dtype, kv_dtype, old, new, monkeypatch, break_source
 ):
-    monkeypatch.setattr(attention_chunks, "MIN_CHUNK_TILES", 16)  # a sharer has several of a chunk
+    monkeypatch.setattr(attention_chunks, "CHUNK_TILES", 16)
+    monkeypatch.setattr(attention_chunks, "FEW_CHUNKS", 1)  # a sharer has several tiles of a chunk
     case = draw_case(DecodeVariant(dtype, 64, 2, 16, kv_dtype), (150,), num_kv_heads=1)
     break_source("make_tensor_decode", old, old)
     assert case.faults(simulate(case)) == []

@@ -10,6 +10,7 @@ from kernels.cuda.attention_chunks import (
     MAX_CHUNKS,
     SHARERS,
     TILE_TOKENS,
+    most_chunks,
     most_tokens_read,
     num_chunks,
     num_tickets,
@@ -23,9 +24,13 @@ H200 = 132
 
 @pytest.mark.parametrize(
     ("num_tokens", "chunks"),
-    [(0, 0), (1, 1), (256, 1), (257, 2), (16384, 64), (16385, 52), (32768, 64), (1_000_000, 64)],
-)
-def test_a_row_has_chunks_of_256_tokens_and_never_more_than_64(num_tokens, chunks):
+    [
+        (0, 0), (1, 1), (128, 1), (129, 2), (512, 4), (1024, 8),  # 128 tokens a chunk
+        (1025, 6), (1536, 8), (1537, 7),  # 192, 256
+        (2048, 8), (2049, 9), (16384, 64), (16385, 52), (32768, 64), (1_000_000, 64),
+    ],
+)  # fmt: skip
+def test_a_row_has_8_chunks_or_some_of_256_tokens_and_never_more_than_64(num_tokens, chunks):
     assert num_chunks(num_tokens) == chunks
 
 
@@ -39,7 +44,7 @@ def test_every_chunk_has_whole_rounds_of_the_sharers_and_the_last_begins_inside_
 
 
 @pytest.mark.parametrize(
-    ("rows", "longest"), [(64, 4096), (128, 2048), (32, 4096), (256, 131072), (1, 200), (0, 4096)]
+    ("rows", "longest"), [(64, 4096), (128, 2048), (32, 4096), (256, 131072), (1, 128), (0, 4096)]
 )
 def test_a_grid_that_fills_the_device_or_has_one_chunk_is_not_split(rows, longest):
     assert plan_splits(rows, 8, longest, H200, 2) == 1
@@ -131,7 +136,7 @@ def test_partials_have_room_for_as_many_chunks_as_a_row_up_to_the_longest_can_ha
     variant = DecodeVariant("bfloat16", 64, 4, 16)
     of_one = variant.num_partials(1, 1, 1)
 
-    for longest in (1, 256, 257, 8192, 16384, 16385, 131072):
+    for longest in (1, 128, 129, 512, 1024, 1100, 2049, 8192, 16384, 16385, 131072):
         needed = max(num_chunks(length) for length in range(1, min(longest, 20_000) + 1))
         assert variant.num_partials(1, 1, longest) == needed * of_one
     assert variant.num_partials(32, 8, 8192) * 4 == 32 * 8 * 32 * 6 * 128 * 4  # 25 MB
@@ -142,7 +147,7 @@ def test_a_row_with_a_window_has_no_more_chunks_than_are_planned_for(window):
     for length in (1, 16, 255, 256, 257, 4096, 5000, 20_001, 40_000):
         first_tile, end_tile = max(length - window, 0) // TILE_TOKENS, -(-length // TILE_TOKENS)
         chunks = num_chunks((end_tile - first_tile) * TILE_TOKENS)
-        assert chunks <= num_chunks(most_tokens_read(length, window)) <= MAX_CHUNKS
+        assert chunks <= most_chunks(most_tokens_read(length, window)) <= MAX_CHUNKS
     assert most_tokens_read(window, window) == window
 
 
