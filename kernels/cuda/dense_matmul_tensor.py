@@ -108,7 +108,6 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
         eps: Scalar,
     ) -> None:
         """Do what the kernels below say; `expert_tiles`, `order`, `share`: of experts only."""
-        let_next_begin()
         lane = cuda.threadIdx.x & 31  # not a remainder: that of a negative would be thought of
         group = lane // 4
         quad = lane % 4
@@ -197,6 +196,9 @@ def make_dense_matmul(variant: DenseMatmulVariant) -> Callable[..., None]:
 
         scaled = cuda.local.array(4, uint32)
         while tiles_left > 0:
+            if tiles_left <= ring:
+                # All of the strand has been asked for: what comes next may have the memory.
+                let_next_begin()
             for tile in range(ring):
                 for c in range(column_tiles):
                     i = tile * column_tiles + c

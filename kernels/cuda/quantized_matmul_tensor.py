@@ -138,7 +138,6 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         out_width: Scalar,
     ) -> None:
         """Do what the kernels below say; `tiles`, `order`, `share`: of experts only."""
-        let_next_begin()
         lane = cuda.threadIdx.x & 31  # not a remainder: that of a negative would be thought of
         group = lane // 4
         quad = lane % 4
@@ -222,6 +221,9 @@ def make_quantized_matmul(variant: QuantizedMatmulVariant) -> Callable[..., None
         scales = cuda.local.array(4, float32)
         minima = cuda.local.array(4, float32)
         while tiles_left > 0:
+            if tiles_left <= round_tiles:
+                # Most of the strand has been asked for: what comes next may have the memory.
+                let_next_begin()
             for span in range(round_spans):
                 next_span = span + round_spans
                 for j in range(4):

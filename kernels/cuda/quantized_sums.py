@@ -39,6 +39,9 @@ def make_add_strands(variant: QuantizedMatmulVariant) -> DeviceFunction:
     warp_sums = variant.columns * ROW_PITCH
     block_sums = WARPS * warp_sums
     from_float32 = CONVERSIONS[variant.out_dtype][1]
+    # Places are unsigned. Wide ones are one register, and what is beside it in the instructions:
+    # at 8 rows that is what saves a variant from spilling, at 16 rows it makes one spill.
+    to_place = uint64 if variant.columns == 8 else uint32
 
     @cuda.jit(device=True, inline="always")
     def add_strands(
@@ -60,13 +63,13 @@ def make_add_strands(variant: QuantizedMatmulVariant) -> DeviceFunction:
         """
         strand_sums = cuda.shared.array(block_sums, float32)
         warp = cuda.threadIdx.x >> 5  # anew, so that no register keeps it through the loop
-        # Unsigned and wide: a register has the place, the rest is in the instructions.
-        first_sum = uint64(warp * warp_sums + 2 * (lane % 4) * ROW_PITCH + lane // 4)
+        first_sum = to_place(warp * warp_sums + 2 * (lane % 4) * ROW_PITCH + lane // 4)
         for c in range(column_tiles):
             for t in range(2):
                 for j in range(4):
                     behind = (8 * c + j % 2) * ROW_PITCH + 16 * t + 8 * (j // 2)
-                    strand_sums[first_sum + uint64(behind)] = total[t * column_tiles + c, j]
+                    at = to_place(first_sum + to_place(behind))
+                    strand_sums[at] = total[t * column_tiles + c, j]
         cuda.syncthreads()
         place, outputs_of_lane = lane % panel_outputs, num_outputs
         if gates and lane >= panel_outputs:

@@ -155,6 +155,30 @@ def test_every_kernel_that_begins_early_lets_the_next_one_begin_and_waits_once()
         assert (text.count(LET), text.count(WAIT)) == (1, 1), variant.name
 
 
+def test_products_let_the_next_one_begin_in_their_last_round_and_others_at_once():
+    for variant in MODULES:
+        text = text_of(variant)
+        is_product = isinstance(variant, DenseMatmulVariant | QuantizedMatmulVariant)
+        assert (text.index(LET) > text.index(WAIT)) == is_product, variant.name
+
+
+@pytest.mark.parametrize("variant", [GATED, MINIMA], ids=lambda variant: variant.name)
+def test_a_warp_lets_the_next_one_begin_in_the_last_of_its_rounds(variant, monkeypatch):
+    begins = []
+    monkeypatch.setattr(MODULES[variant], "let_next_begin", lambda: begins.append(1))
+    if variant is GATED:
+        case = dense_cases.draw_case(
+            variant, 1, variant.panel_outputs, 3 * variant.ring, 0, alone=0
+        )
+    else:
+        spans = 3 * variant.round_spans
+        case = quantized_cases.draw_case(variant, 1, variant.panel_outputs, spans, 0, alone=0)
+
+    assert case.faults(simulate(case)) == []
+
+    assert len(begins) == 32  # one warp has tiles
+
+
 @pytest.mark.parametrize("variant", [GATED, MINIMA], ids=lambda variant: variant.name)
 def test_text_is_fitted_to_what_the_device_has(variant):
     text = text_of(variant)
@@ -185,7 +209,7 @@ def test_the_assembler_reads_nothing_but_constants_before_the_wait(variant, tmp_
     listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     before, wait, behind = listing.partition("ACQBULK")
     assert wait
-    assert "PREEXIT" in before
+    assert "PREEXIT" in (behind if variant in PRODUCTS else before)
     assert {"CONSTANT" in line for line in re.findall(r"LDG\S+", before)} <= {True}
     assert not re.search(r"STG|ATOM|RED\.", before)
     assert re.search(r"LDG\.E\S*(?<!CONSTANT)\s", behind)  # x
