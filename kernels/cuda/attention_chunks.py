@@ -30,8 +30,9 @@ Chunks of a row longer than 16384 tokens grow, so that there are never more than
 their results and the time to merge them are bounded, and a graph captured for some number of rows
 serves whatever lengths come. Those of a row shorter than 2048 tokens shrink, to two tiles a sharer
 at the least, so that there are 8: where few rows decode, that is what blocks there are for it, and
-the time is that in which a sharer's tiles come one after the other. (With one tile a sharer, the
-merge of the sharers would be a pool of 8 bits' limit where many short rows decode.)
+the time is that in which a sharer's tiles come one after the other. Not where a pool has 8 bits:
+its tiles come in half the time, and merging the sharers twice as often would nearly take what
+instructions there is time for where many short rows decode (docs/cuda-kernel-counts.md).
 
 *Waves* of the kernel for 16-bit floats, at D 128 and 8 kv heads: 396 blocks are at work at a time.
 128 rows are 1024 blocks, the last 232 of which still are two to a multiprocessor for the most part.
@@ -59,6 +60,7 @@ CHUNK_TILES = 16
 FEW_CHUNKS = 8
 """A shorter row has as many, which is one round of the merge."""
 LEAST_CHUNK_TILES = 8
+"""Of 16 bits and of 32; see `least_chunk_tiles`."""
 
 # The peak before the first score: below any, but finite, so that no difference of peaks is ∞ - ∞.
 NO_PEAK = float32(-3.0e38)
@@ -72,17 +74,25 @@ MERGE_COST = 16
 LEAST_GAIN = 0.1
 
 
-def tiles_of_chunk(num_tiles: int) -> int:
-    """Return how many tiles a chunk has in a row of `num_tiles`; a multiple of the sharers."""
+def least_chunk_tiles(kv_dtype: str | None) -> int:
+    """Return how many tiles a chunk has at the least, in a pool of `kv_dtype`."""
+    return LEAST_CHUNK_TILES if kv_dtype is None else CHUNK_TILES
+
+
+def tiles_of_chunk(num_tiles: int, least_tiles: int) -> int:
+    """Return how many tiles a chunk has in a row of `num_tiles`; a multiple of the sharers.
+
+    `least_tiles`: what `least_chunk_tiles` says, here and below.
+    """
     of_few = (num_tiles + 4 * FEW_CHUNKS - 1) // (4 * FEW_CHUNKS) * 4
     of_many = (num_tiles + 4 * MAX_CHUNKS - 1) // (4 * MAX_CHUNKS) * 4
-    return max(LEAST_CHUNK_TILES, min(CHUNK_TILES, of_few), of_many)
+    return max(least_tiles, min(CHUNK_TILES, of_few), of_many)
 
 
 _device_tiles_of_chunk = cuda.jit(device=True, inline="always")(tiles_of_chunk)
 
 
-def make_cut_row(*, has_window: bool) -> DeviceFunction:
+def make_cut_row(least_tiles: int, *, has_window: bool) -> DeviceFunction:
     """Return what cuts a row in a kernel: cut_row(seq_len, window).
 
     It gives the first tile that is read, the one behind the last, and how many a chunk has, int32.
@@ -92,7 +102,8 @@ def make_cut_row(*, has_window: bool) -> DeviceFunction:
     def cut_row(seq_len: Scalar, window: Scalar) -> Scalars:
         first_tile = int32(max(seq_len - window, 0) // TILE_TOKENS) if has_window else int32(0)
         end_tile = int32((seq_len + TILE_TOKENS - 1) // TILE_TOKENS)
-        return first_tile, end_tile, int32(_device_tiles_of_chunk(end_tile - first_tile))
+        chunk_tiles = int32(_device_tiles_of_chunk(end_tile - first_tile, least_tiles))
+        return first_tile, end_tile, chunk_tiles
 
     return cut_row
 
@@ -105,19 +116,19 @@ def most_tokens_read(longest: int, window: int | None) -> int:
     return longest if window is None else min(longest, window + TILE_TOKENS - 1)
 
 
-def num_chunks(num_tokens: int) -> int:
+def num_chunks(num_tokens: int, least_tiles: int) -> int:
     """Return how many chunks a row of `num_tokens` has, 0 to 64."""
     num_tiles = -(-num_tokens // TILE_TOKENS)
-    return -(-num_tiles // tiles_of_chunk(num_tiles))
+    return -(-num_tiles // tiles_of_chunk(num_tiles, least_tiles))
 
 
-def most_chunks(longest: int) -> int:
+def most_chunks(longest: int, least_tiles: int) -> int:
     """Return how many chunks a row of up to `longest` tokens can have.
 
     One of less than that may have more than one of just that, if it has few.
     """
     num_tiles = -(-longest // TILE_TOKENS)
-    of_few = min(FEW_CHUNKS, -(-num_tiles // LEAST_CHUNK_TILES))
+    of_few = min(FEW_CHUNKS, -(-num_tiles // least_tiles))
     return max(of_few, min(MAX_CHUNKS, -(-num_tiles // CHUNK_TILES)))
 
 
@@ -130,7 +141,12 @@ def num_tickets(num_multiprocessors: int) -> int:
 
 
 def plan_splits(
-    num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int, least_blocks: int
+    num_rows: int,
+    num_kv_heads: int,
+    longest: int,
+    num_multiprocessors: int,
+    least_blocks: int,
+    least_tiles: int,
 ) -> int:
     """Return over how many blocks of threads to split each kv head of each row; 1 needs no merge.
 
@@ -144,8 +160,9 @@ def plan_splits(
     blocks = num_rows * num_kv_heads
     if blocks == 0 or longest == 0 or blocks > num_tickets(num_multiprocessors):
         return 1
-    chunks = tuple(num_chunks(longest >> halved) for halved in range(longest.bit_length()))
-    merge_cost = MERGE_COST / tiles_of_chunk(-(-longest // TILE_TOKENS))
+    lengths = [longest >> halved for halved in range(longest.bit_length())]
+    chunks = tuple(num_chunks(length, least_tiles) for length in lengths)
+    merge_cost = MERGE_COST / tiles_of_chunk(-(-longest // TILE_TOKENS), least_tiles)
     return _fewest_splits(blocks, chunks, merge_cost, num_multiprocessors, least_blocks)
 
 

@@ -68,7 +68,7 @@ The ladder:
       one launch a layer less where rows are split. An H200 takes 8.7 µs for one row of 1024 tokens,
       8 kv heads, D 128, in chunks of 256: of which the reading is 1 µs.
   v7  this. A row below 2048 tokens has 8 chunks: of 1024 tokens 64 blocks instead of 32, and two
-      tiles a warp, one after the other, instead of four.
+      tiles a warp, one after the other, instead of four. Not with pools of eight bits.
 All compiled and simulated; gains are stated where they have been measured (`make gpu`).
 """
 
@@ -82,6 +82,8 @@ from kernels.cuda.attention_chunks import (
     BYTES_FOR_BANDWIDTH,
     SHARERS,
     TILE_TOKENS,
+    least_chunk_tiles,
+    most_chunks,
     most_tokens_read,
     plan_splits,
 )
@@ -177,7 +179,14 @@ class DecodeVariant(AttentionVariant):
         `longest`: as `attention_chunks.most_tokens_read` has it, and so below.
         """
         units = num_kv_heads * self._layout.parts
-        return plan_splits(num_rows, units, longest, num_multiprocessors, self.least_blocks)
+        return plan_splits(
+            num_rows,
+            units,
+            longest,
+            num_multiprocessors,
+            self.least_blocks,
+            least_chunk_tiles(self.kv_dtype),
+        )
 
     @property
     def least_blocks(self) -> int:
@@ -195,7 +204,8 @@ class DecodeVariant(AttentionVariant):
 
     def num_partials(self, num_rows: int, num_kv_heads: int, longest: int) -> int:
         """Return how many float32 a launch of more than one split needs in `partials`."""
-        return self._layout.num_partials(num_rows, num_kv_heads, longest)
+        chunks = most_chunks(longest, least_chunk_tiles(self.kv_dtype))
+        return self._layout.num_partials(num_rows, num_kv_heads, chunks)
 
     def grid(self, num_rows: int, num_kv_heads: int, splits: int = 1) -> tuple[int, int, int]:
         """Return the launch grid."""

@@ -33,7 +33,13 @@ from functools import cache
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, make_cut_row
+from kernels.cuda.attention_chunks import (
+    NO_PEAK,
+    SHARERS,
+    TILE_TOKENS,
+    least_chunk_tiles,
+    make_cut_row,
+)
 from kernels.cuda.attention_merge import make_merge_chunks
 from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
@@ -81,7 +87,7 @@ def make_float32_decode(
     head_size: int, group: int, block_size: int, *, has_window: bool
 ) -> Callable[..., None]:
     """Return the kernel for float32; parameters as of `DecodeVariant`."""
-    cut_row = make_cut_row(has_window=has_window)
+    cut_row = make_cut_row(least_chunk_tiles(None), has_window=has_window)
     layout = float32_layout(group)
     functions = make_partial_functions(layout, "float32", head_size, group)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out

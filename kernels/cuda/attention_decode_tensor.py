@@ -75,7 +75,13 @@ from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, TILE_TOKENS, make_cut_row
+from kernels.cuda.attention_chunks import (
+    NO_PEAK,
+    SHARERS,
+    TILE_TOKENS,
+    least_chunk_tiles,
+    make_cut_row,
+)
 from kernels.cuda.attention_decode_layout import HEADS_OF_TILE, tensor_layout
 from kernels.cuda.attention_decode_masks import make_decode_masks
 from kernels.cuda.attention_decode_pool import make_decode_pool
@@ -102,7 +108,7 @@ def make_tensor_decode(
     has_window: bool,
 ) -> Callable[..., None]:
     """Return the kernel for 16-bit floats; parameters as of `DecodeVariant`."""
-    cut_row = make_cut_row(has_window=has_window)
+    cut_row = make_cut_row(least_chunk_tiles(kv_dtype), has_window=has_window)
     pool_ = make_decode_pool(dtype, kv_dtype, head_size, block_size)
     load_query, load_keys, load_values = pool_.load_query, pool_.load_keys, pool_.load_values
     key_tile, value_tile = pool_.key_tile, pool_.value_tile

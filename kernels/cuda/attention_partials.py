@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 from numba import cuda, float32, int64, uint32
 
-from kernels.cuda.attention_chunks import NO_PEAK, SHARERS, most_chunks
+from kernels.cuda.attention_chunks import NO_PEAK, SHARERS
 from kernels.cuda.instructions.conversions import (
     CONVERSIONS,
     PAIR_CONVERSIONS,
@@ -84,10 +84,10 @@ class PartialLayout:
         """Numbers of a chunk's result in a thread."""
         return self.entries + 2 * self.slots
 
-    def num_partials(self, num_rows: int, num_kv_heads: int, longest: int) -> int:
-        """Return how many float32 a split launch leaves for the merge."""
+    def num_partials(self, num_rows: int, num_kv_heads: int, num_chunks: int) -> int:
+        """Return how many float32 a split launch of up to so many chunks leaves for the merge."""
         units = num_kv_heads * self.parts
-        return most_chunks(longest) * num_rows * units * self.record * THREADS
+        return num_chunks * num_rows * units * self.record * THREADS
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ def test_few_rows_are_split_over_more_blocks_of_threads_in_one_launch() -> None:
         torch.zeros(shape, dtype=torch.float16) for shape in ((3, 4, 64), (4, 2, 2, 2, 16, 64))
     )
     tables, lengths = torch.zeros((3, 200), dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
-    for longest in (3000, 200):
+    for longest in (3000, 100):
         operations.attention_decode(query, query, pool, 1, tables, lengths, longest)
     (decode, grid), (_, short_grid) = launcher.launched
     assert [decode] == [variant.name for variant in operations._decode.values()]

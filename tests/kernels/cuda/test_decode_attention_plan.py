@@ -6,10 +6,13 @@ import pytest
 from numba import cuda
 
 from kernels.cuda.attention_chunks import (
+    CHUNK_TILES,
+    LEAST_CHUNK_TILES,
     LEAST_GAIN,
     MAX_CHUNKS,
     SHARERS,
     TILE_TOKENS,
+    least_chunk_tiles,
     most_chunks,
     most_tokens_read,
     num_chunks,
@@ -31,13 +34,24 @@ H200 = 132
     ],
 )  # fmt: skip
 def test_a_row_has_8_chunks_or_some_of_256_tokens_and_never_more_than_64(num_tokens, chunks):
-    assert num_chunks(num_tokens) == chunks
+    assert num_chunks(num_tokens, LEAST_CHUNK_TILES) == chunks
 
 
-def test_every_chunk_has_whole_rounds_of_the_sharers_and_the_last_begins_inside_the_row():
+@pytest.mark.parametrize(
+    ("num_tokens", "chunks"), [(0, 0), (256, 1), (257, 2), (2048, 8), (2049, 9)]
+)
+def test_in_a_pool_of_8_bits_a_short_row_has_chunks_of_256_tokens(num_tokens, chunks):
+    assert num_chunks(num_tokens, least_chunk_tiles("int8")) == chunks
+    of_one = DecodeVariant("bfloat16", 64, 4, 16, "int8").num_partials(1, 1, 1)
+    room = DecodeVariant("bfloat16", 64, 4, 16, "int8").num_partials(1, 1, num_tokens)
+    assert room == chunks * of_one
+
+
+@pytest.mark.parametrize("least", [LEAST_CHUNK_TILES, CHUNK_TILES])
+def test_every_chunk_has_whole_rounds_of_the_sharers_and_the_last_begins_inside_the_row(least):
     for num_tiles in range(1, 20_000, 7):
-        of_chunk = tiles_of_chunk(num_tiles)
-        chunks = num_chunks(16 * num_tiles)
+        of_chunk = tiles_of_chunk(num_tiles, least)
+        chunks = num_chunks(16 * num_tiles, least)
         assert of_chunk % SHARERS == 0
         assert (chunks - 1) * of_chunk < num_tiles <= chunks * of_chunk
         assert chunks <= MAX_CHUNKS
@@ -47,14 +61,14 @@ def test_every_chunk_has_whole_rounds_of_the_sharers_and_the_last_begins_inside_
     ("rows", "longest"), [(64, 4096), (128, 2048), (32, 4096), (256, 131072), (1, 128), (0, 4096)]
 )
 def test_a_grid_that_fills_the_device_or_has_one_chunk_is_not_split(rows, longest):
-    assert plan_splits(rows, 8, longest, H200, 2) == 1
+    assert plan_splits(rows, 8, longest, H200, 2, 8) == 1
 
 
 @pytest.mark.parametrize(
     ("rows", "longest", "splits"), [(8, 8192, 4), (1, 32768, 32), (1, 2048, 8), (16, 4096, 2)]
 )
 def test_a_grid_that_underfills_the_device_is_split_no_further_than_helps(rows, longest, splits):
-    assert plan_splits(rows, 8, longest, H200, 2) == splits
+    assert plan_splits(rows, 8, longest, H200, 2, 8) == splits
 
 
 @pytest.mark.parametrize("longest", [8192, 32768, 131072])
@@ -63,7 +77,7 @@ def test_a_graph_for_long_rows_does_not_flood_the_device_with_blocks_for_short_o
     longest, least_blocks
 ):
     for rows in range(1, 257):
-        splits = plan_splits(rows, 8, longest, H200, least_blocks)
+        splits = plan_splits(rows, 8, longest, H200, least_blocks, 8)
         assert rows * 8 * splits <= 16 * H200  # unsplit, 256 rows are as many; three are at work
 
 
@@ -72,7 +86,7 @@ def test_a_graph_for_long_rows_does_not_flood_the_device_with_blocks_for_short_o
     ("rows", "least_blocks", "splits"), [(8, 3, 8), (16, 3, 4), (32, 3, 2), (16, 2, 2), (24, 2, 2)]
 )
 def test_a_graph_for_long_rows_is_split_as_well_for_short_ones(rows, least_blocks, longest, splits):
-    assert plan_splits(rows, 8, longest, H200, least_blocks) == splits
+    assert plan_splits(rows, 8, longest, H200, least_blocks, 8) == splits
 
 
 def test_the_plan_of_a_variant_counts_the_blocks_that_share_a_group():
@@ -137,7 +151,7 @@ def test_partials_have_room_for_as_many_chunks_as_a_row_up_to_the_longest_can_ha
     of_one = variant.num_partials(1, 1, 1)
 
     for longest in (1, 128, 129, 512, 1024, 1100, 2049, 8192, 16384, 16385, 131072):
-        needed = max(num_chunks(length) for length in range(1, min(longest, 20_000) + 1))
+        needed = max(num_chunks(length, 8) for length in range(1, min(longest, 20_000) + 1))
         assert variant.num_partials(1, 1, longest) == needed * of_one
     assert variant.num_partials(32, 8, 8192) * 4 == 32 * 8 * 32 * 6 * 128 * 4  # 25 MB
 
@@ -146,8 +160,8 @@ def test_partials_have_room_for_as_many_chunks_as_a_row_up_to_the_longest_can_ha
 def test_a_row_with_a_window_has_no_more_chunks_than_are_planned_for(window):
     for length in (1, 16, 255, 256, 257, 4096, 5000, 20_001, 40_000):
         first_tile, end_tile = max(length - window, 0) // TILE_TOKENS, -(-length // TILE_TOKENS)
-        chunks = num_chunks((end_tile - first_tile) * TILE_TOKENS)
-        assert chunks <= most_chunks(most_tokens_read(length, window)) <= MAX_CHUNKS
+        chunks = num_chunks((end_tile - first_tile) * TILE_TOKENS, 8)
+        assert chunks <= most_chunks(most_tokens_read(length, window), 8) <= MAX_CHUNKS
     assert most_tokens_read(window, window) == window
 
 
@@ -171,7 +185,7 @@ def test_every_unit_that_is_split_has_a_ticket(num_multiprocessors):
         blocks
         for blocks in range(1, 2 * tickets)
         for least_blocks in (2, 4)
-        if plan_splits(blocks, 1, 131072, num_multiprocessors, least_blocks) > 1
+        if plan_splits(blocks, 1, 131072, num_multiprocessors, least_blocks, 8) > 1
     ]
 
     assert max(split, default=0) <= tickets
