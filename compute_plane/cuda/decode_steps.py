@@ -29,7 +29,6 @@ from compute_plane.cuda.decode_wants import NOT_RAGGED, DecodeWants, Ragged, key
 from compute_plane.cuda.masks import have_masks
 from compute_plane.cuda.operations import MAX_LOGPROBS
 from compute_plane.cuda.sampling_step import GroupWork, results_layout
-from compute_plane.cuda.step_times import StepTimes
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput
 from compute_plane.executor.sampling_rows import SamplingRows
 from compute_plane.executor.token_layout import check_copies
@@ -133,7 +132,6 @@ class DecodeSteps:
         self._shape = shape
         self._checks = DecodeChecks(shape, graphs.longest, last, MOST_ROWS)
         self._keep_logits = keep_logits
-        self._times = StepTimes()
         self._hosts: dict[GraphInputs, HostRows] = {}
         self._works: dict[object, _Work] = {}
         self._every: Array = np.arange(MOST_ROWS)
@@ -185,7 +183,7 @@ class DecodeSteps:
             tokens = columns["token_ids"].index_select(0, columns["history_rows"][:num_grown])
             self._sent["history"].index_copy_(0, columns["history_ends"][:num_grown], tokens)
         logits = self._graphs.run(rung)
-        timed = self._times.begin(rung)
+        timed = self._ring.times.begin(rung)
         work = self._work(inputs, berth, wants)
         work.group.run(logits, self._sent, self._operations)
         done = berth.fetch(work.layout, work.memory, timed)

@@ -208,6 +208,6 @@ class CudaExecutor:
             logits = self._model.logits(hidden, inputs["out_tokens"][group.out_tokens])
             run_group(group, logits, inputs, results, self._operations)
         run_embeddings(self._model, hidden, inputs, results)
-        done = berth.fetch(results_of, buffer)
+        done = berth.fetch(results_of, buffer, self._ring.times.begin(None))
         self._last.keep(results["tokens"], plan)
         return done

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from compute_plane.cuda.columns import ALIGNMENT, Array, Layout
 from compute_plane.cuda.drivers import Driver, Event
-from compute_plane.cuda.step_times import TimedStep
+from compute_plane.cuda.step_times import StepTimes, TimedStep
 from compute_plane.errors import DeviceLostError
 from planes.errors import ExecutionError
 
@@ -80,7 +80,10 @@ class Berth:
         if layout.num_bytes > len(self._results):
             self._results = self._driver.host_buffer(_grown(self._results, layout.num_bytes))
         self._layout = layout
-        target, is_watched = self._results[: layout.num_bytes], timed is not None
+        target, is_watched = (
+            self._results[: layout.num_bytes],
+            timed is not None and timed.is_watched,
+        )
         done = self._driver.download(target, results, is_watched=is_watched)
         self._done = done if timed is None else timed.end(done)
         return self._done
@@ -124,13 +127,14 @@ class Berth:
 class StagingRing:
     """`num_steps` berths, and the device buffer that inputs are copied to.
 
-    `device_bytes`: of that buffer, at first.
+    `device_bytes`: of that buffer, at first. `times`: what was learned of steps that went by here.
     """
 
     def __init__(self, driver: Driver, num_steps: int, *, device_bytes: int = FIRST_BYTES) -> None:
         self._driver = driver
         self._berths = [Berth(driver) for _ in range(num_steps)]
         self._device_inputs = driver.device_buffer(_rounded(device_bytes))
+        self.times = StepTimes()
         self.num_uploads = 0
         """Uploads so far: what the last one brought is there while this stays."""
 

@@ -10,6 +10,7 @@ for as long as the device surely works, and looks from then on:
 
 Steps of a *kind*, one graph's, take about as long as the one before. What is not known is learned:
 of the first of a kind, by looking all the time; of how late this machine wakes, at every wake.
+Steps without a kind may take any time: whoever waits for them is woken by the driver.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ SHRINKING: Final = 0.75
 """What is expected falls to that after a step that was over sooner; when is not known."""
 FORGETTING: Final = 0.95
 """Of the latest wake, a step."""
+WOKEN_LATE_S: Final = 300e-6
+"""By no more is the driver late, it is assumed: a step without a kind did not end before."""
 
 
 class StepTimes:
@@ -49,14 +52,19 @@ class StepTimes:
         self._last_end_s = 0.0  # of the step before; if that is not known, not later than it was
         self._late_s = 0.0
 
-    def begin(self, kind: int) -> TimedStep:
-        """Note that the device has the work of a step from now on."""
+    def begin(self, kind: int | None) -> TimedStep:
+        """Note that the device has the work of a step from now on; None: of no kind."""
         return TimedStep(self, kind, self._clock())
 
     def wait(self, step: TimedStep, done: Event) -> None:
         """Wait for a step and learn. Raises what the device reports."""
         if step.is_known:
             done.wait()
+            return
+        if step.kind is None:
+            done.wait()
+            step.is_known = True
+            self._last_end_s = max(self._last_end_s, self._clock() - WOKEN_LATE_S)
             return
         began_s = max(step.begun_s, self._last_end_s)
         usual_s = self._usual_s.get(step.kind, 0.0)
@@ -92,9 +100,14 @@ class TimedStep:
     """A step that is queued. `begun_s`: since when the device has it. `is_known`: it is over."""
 
     times: StepTimes
-    kind: int
+    kind: int | None
     begun_s: float
     is_known: bool = False
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether who waits for it looks for its end."""
+        return self.kind is not None
 
     def end(self, done: Event) -> Event:
         """Return an event, the end of this step, that is waited for as described."""

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from compute_plane.cuda.step_times import AWAKE_S, GROWTH, SHRINKING, StepTimes, TimedStep
+from compute_plane.cuda.step_times import (
+    AWAKE_S,
+    GROWTH,
+    SHRINKING,
+    WOKEN_LATE_S,
+    StepTimes,
+    TimedStep,
+)
 
 KIND, OTHER = 8, 32
 STEP_S = 1e-3
@@ -32,7 +39,7 @@ class Device:
         self.sleeps.append(seconds)
         self.now_s += seconds + self.late_s
 
-    def launch(self, takes_s: float = STEP_S, kind: int = KIND) -> tuple[TimedStep, End]:
+    def launch(self, takes_s: float = STEP_S, kind: int | None = KIND) -> tuple[TimedStep, End]:
         self.free_at_s = max(self.free_at_s, self.now_s) + takes_s
         return self.times.begin(kind), End(self, self.free_at_s)
 
@@ -116,6 +123,21 @@ def test_kinds_are_expected_each_for_itself():
         pytest.approx(STEP_S - AWAKE_S),
         pytest.approx(3 * STEP_S - AWAKE_S),
     ]
+
+
+def test_a_step_of_no_kind_is_waited_for_as_the_driver_does_and_the_next_one_begins_behind_it():
+    device = Device()
+    device.run()
+    device.watched_s = 0
+    first, second = device.launch(20 * STEP_S, None), device.launch()
+    assert not first[0].is_watched
+    assert second[0].is_watched
+    first[0].end(first[1]).wait()
+    assert (device.sleeps, device.watched_s) == ([], pytest.approx(20 * STEP_S))  # the driver's
+    device.watched_s = 0
+    second[0].end(second[1]).wait()
+    assert device.sleeps == [pytest.approx(STEP_S - WOKEN_LATE_S - AWAKE_S)]
+    assert device.watched_s == pytest.approx(WOKEN_LATE_S + AWAKE_S)
 
 
 def test_a_step_that_was_over_when_somebody_came_teaches_nothing_and_is_waited_for_at_once():
