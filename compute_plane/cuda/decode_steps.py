@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from compute_plane.cuda.last_samples import LastSamples
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.staging import Berth, StagingRing
+    from compute_plane.cuda.step_times import TimedStep
     from compute_plane.executor.token_layout import PoolShape
 
 Array = npt.NDArray[Any]
@@ -67,12 +68,17 @@ class DecodeUnderWay:
     vocab_size: int
     block_digests: Sequence[int]
     done: Event
-    begun_s: float
+    timed: TimedStep
 
     @property
-    def begun_ns(self) -> int:
+    def begun_ns(self) -> int | None:
         """Since when the device has had its graph, beside which the rest is little."""
-        return round(self.begun_s * 1e9)
+        return self.timed.begun_ns
+
+    @property
+    def ended_ns(self) -> int | None:
+        """When it was over, once it has been waited for."""
+        return self.timed.ended_ns
 
     def wait(self) -> None:
         """Wait for the step; from any thread, also once the berth is another step's."""
@@ -193,9 +199,7 @@ class DecodeSteps:
             self._last.keep(work.tokens, wants.plan)
         digests = [self._pools.digest(block) for block in batch.digest_blocks]
         self._ragged = ragged
-        return DecodeUnderWay(
-            batch, wants, berth, self._shape.vocab_size, digests, done, timed.begun_s
-        )
+        return DecodeUnderWay(batch, wants, berth, self._shape.vocab_size, digests, done, timed)
 
     def _host_rows(self, inputs: GraphInputs) -> HostRows:
         host = self._hosts.get(inputs)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from compute_plane.cuda.block_pools import BlockPools
     from compute_plane.cuda.drivers import Driver, Event
     from compute_plane.cuda.operations import DeviceOperations
+    from compute_plane.cuda.step_times import TimedStep
     from compute_plane.cuda.weights import DeviceWeights
     from compute_plane.model.spec import ModelSpec
 
@@ -62,9 +63,12 @@ class StepUnderWay:
     vocab_size: int
     block_digests: Sequence[int]
     done: Event
+    timed: TimedStep
 
-    begun_ns: ClassVar[int | None] = None
-    """Its launches are a part of the step."""
+    @property
+    def ended_ns(self) -> int | None:
+        """When it was over, once it has been waited for."""
+        return self.timed.ended_ns
 
     def wait(self) -> None:
         """Wait for the step; from any thread, also once the berth is another step's."""
@@ -168,12 +172,13 @@ class CudaExecutor:
                 inputs = self._ring.upload(berth, Layout.of(columns), columns)
                 self._last.fill_in(inputs)
                 self._pools.run(copies, inputs["block_pairs"], self._operations)
-                done = self._compute(layout, plan, inputs, berth, len(batch.embeddings))
+                timed = self._ring.times.begin(None)
+                done = self._compute(layout, plan, inputs, berth, len(batch.embeddings), timed)
             digests = [self._pools.digest(block) for block in batch.digest_blocks]
         except BaseException:  # whatever it is: a berth that is not freed is lost
             berth.abandon()
             raise
-        return StepUnderWay(batch, plan, berth, self._spec.vocab_size, digests, done)
+        return StepUnderWay(batch, plan, berth, self._spec.vocab_size, digests, done, timed)
 
     def _launch_decode(self, taken: TakenStep) -> DecodeUnderWay:
         """Queue a step that goes the short way (`decode_steps`)."""
@@ -192,6 +197,7 @@ class CudaExecutor:
         inputs: dict[str, torch.Tensor],
         berth: Berth,
         num_embeddings: int,
+        timed: TimedStep,
     ) -> Event:
         """Queue layers, logits, samples and the copy of the results; return when they are there."""
         spec, step = self._spec, layout.tensors(inputs)
@@ -208,6 +214,6 @@ class CudaExecutor:
             logits = self._model.logits(hidden, inputs["out_tokens"][group.out_tokens])
             run_group(group, logits, inputs, results, self._operations)
         run_embeddings(self._model, hidden, inputs, results)
-        done = berth.fetch(results_of, buffer, self._ring.times.begin(None))
+        done = berth.fetch(results_of, buffer, timed)
         self._last.keep(results["tokens"], plan)
         return done

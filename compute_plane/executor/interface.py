@@ -250,15 +250,12 @@ only tokens that inputs and histories may lack (`samples_ahead`, `SlotTable`).
 
 
 class LaunchedStep(Protocol):
-    """A step that a device works on, or will."""
+    """A step that a device works on, or will.
 
-    @property
-    def begun_ns(self) -> int | None:
-        """Since when the device has had all that it works on, of `time.monotonic_ns`.
-
-        None: its launch is a part of the step.
-        """
-        ...
+    It may say more, as `time.monotonic_ns`, or None: `begun_ns`, since when the device has had
+    nearly all that it works on, where its launch is no part of it; `ended_ns`, when it was over,
+    once it has been waited for.
+    """
 
     def wait(self) -> None:
         """Wait until it is done, without the interpreter lock; from any thread, also later on."""

@@ -6,7 +6,8 @@
 
 The device thread stays the only one that touches slots, sessions and executor. While it has a batch
 at hand that the device has no room for, it waits for the device itself. Where it waits for batches,
-the waiter waits for the device: where a step is done, it says so to the device thread.
+the waiter waits for the device: where a step is done, it says so to the device thread. (For one
+step both wait if such a batch comes while it runs.)
 
 A batch joins the one under way if nothing about it is unusual. Whatever is — another session, a
 step repeated, a refusal, a token that the host must know first, drafts, a batch without rows, a
@@ -135,7 +136,7 @@ class StepPipeline:
             result = self._result(flight)
         except BatchFailed as failure:
             refusal = failure
-        end_ns = flight.done_ns or self._clock_ns()
+        end_ns = getattr(flight.step, "ended_ns", None) or flight.done_ns or self._clock_ns()
         timings = self._timings(flight, end_ns)
         self._last_end_ns = end_ns
         self.busy_since_ns = end_ns if len(self._under_way) > 1 else None
@@ -193,12 +194,9 @@ class StepPipeline:
             raise failed(work, error) from error
         has_drafts = prepared.drafted is not None
         ahead = None if has_drafts else self._slots.count_ahead(prepared)
-        begun_ns = step.begun_ns
-        flight = (
-            Flight(work, prepared, ahead, step, start_ns, self._clock_ns())
-            if begun_ns is None
-            else Flight(work, prepared, ahead, step, begun_ns, begun_ns)
-        )
+        begun_ns: int | None = getattr(step, "begun_ns", None)
+        fed_ns = self._clock_ns() if begun_ns is None else begun_ns
+        flight = Flight(work, prepared, ahead, step, begun_ns or start_ns, fed_ns)
         self._under_way.append(flight)
         if has_drafts:
             self.finish_oldest()

@@ -65,6 +65,7 @@ class StepsInFlight:
         self._patience_s = 0.0  # of the oldest
         self._had_work = False
         self._is_overdue = False
+        self._most_further = MOST_FURTHER
         self._num_further = 0  # batches sent ahead beyond the usual ones
         self._num_dry = 0  # steps until that is one less
         self._num_settling = 0  # steps until it may be one more
@@ -111,6 +112,7 @@ class StepsInFlight:
 
     def depth(self, most: int) -> int:
         """Return how many batches are to be under way, if there may be `most`."""
+        self._most_further = min(MOST_FURTHER, max(0, most - USUAL_DEPTH))
         return min(most, USUAL_DEPTH + self._num_further)
 
     def note_work(self, *, is_left: bool) -> None:
@@ -163,7 +165,7 @@ class StepsInFlight:
         """Send a batch more ahead of a device that ran dry, and one less after a while."""
         if is_dry:
             self._num_dry = DRY_STEPS
-            if self._num_further < MOST_FURTHER and not self._num_settling:
+            if self._num_further < self._most_further and not self._num_settling:
                 self._num_further += 1
                 self._num_settling = SETTLING_STEPS
                 return

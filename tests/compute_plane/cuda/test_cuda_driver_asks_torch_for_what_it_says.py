@@ -56,13 +56,16 @@ def test_host_memory_from_a_size_on_is_pinned_where_it_is(
     assert len(driver.host_buffer(999)) == 999
 
 
-def test_who_waits_for_a_step_sleeps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_a_step_sleeps_unless_he_watches_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The runtime would look again and again, on a core that the planes need."""
     kinds: list[object] = []
     played = torch.cuda.Event
     monkeypatch.setattr(torch.cuda, "Event", lambda **named: (kinds.append(named), played())[1])
     CudaEvent(world.new_stream())
-    assert kinds == [{"blocking": True}]
+    CudaEvent(world.new_stream(), is_watched=True)
+    assert kinds == [{"blocking": True}, {"blocking": False}]
 
 
 def test_work_is_done_once_for_its_libraries_before_it_is_captured(world: World) -> None:

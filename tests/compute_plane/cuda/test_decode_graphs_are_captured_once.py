@@ -66,8 +66,10 @@ def test_a_graph_is_captured_once_and_replayed_for_every_step_that_it_holds():
     assert (device.take_calls(), executor.graphs.captured) == ([], (2, 4))
     rows = decoding(driver, 3)
     device.take_calls()
+    device.watched.clear()
     driver.generate(rows, 3)
     assert device.take_calls() == 3 * COPY_REPLAY_DOWNLOAD
+    assert device.watched == [True] * 3  # who waits for a graph's step knows how long it takes
 
 
 def test_padded_steps_give_the_tokens_and_log_probabilities_of_eager_ones():

@@ -121,6 +121,7 @@ class RecordingDriver(CpuDriver):
     """
 
     calls: list[str] = field(default_factory=list)
+    watched: list[bool] = field(default_factory=list)
     host_buffers: list[int] = field(default_factory=list)
     bytes_of_capture: list[int] = field(default_factory=list)
     capture_failure: str | None = None
@@ -146,8 +147,9 @@ class RecordingDriver(CpuDriver):
         self.calls.append("copy")
         super().copy(target, source)
 
-    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:  # noqa: ARG002
+    def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
         self.calls.append("download")
+        self.watched.append(is_watched)
         return PendingCopy(self, target, source.clone())
 
     def capture(self, work: Callable[[], None]) -> Graph:

@@ -18,8 +18,6 @@ GARBAGE = 1 << 30
 class DelayedStep:
     """A step that its device has not run yet. `tokens`: of its samples, once it has."""
 
-    begun_ns: int | None = None
-
     def __init__(
         self, executor: DelayedExecutor, batch: ExecutionBatch, before: DelayedStep | None
     ) -> None:

@@ -11,6 +11,11 @@ import numpy as np
 import pytest
 
 from compute_plane.executor.decode_run import DecodeRun, PreparedStep
+from compute_plane.executor.interface import (
+    ExecutionBatch,
+    ExecutionOutput,
+    LaunchedStep,
+)
 from compute_plane.executor.sessions import SessionLedger
 from compute_plane.executor.slots import SlotTable
 from compute_plane.executor.step import (
@@ -166,6 +171,41 @@ def test_the_device_does_not_idle_before_a_step_launched_in_time():
         StepTimings(queue_us=8000, execute_us=1000, idle_us=0),
         StepTimings(queue_us=10000, execute_us=2000, idle_us=2000),
     ]
+
+
+def test_a_device_idles_where_it_is_over_with_a_step_before_the_next_one_has_been_launched():
+    """Steps of a millisecond, of which each takes 1.4 to launch, answered while others wait."""
+
+    class Told:
+        """A step that says itself when the device had it and was over with it."""
+
+        def __init__(self, step: LaunchedStep) -> None:
+            self.step, self.begun_ns, self.ended_ns = step, now_ns, now_ns + 1_000_000
+
+        def wait(self) -> None:
+            self.step.wait()
+
+        def answer(self) -> ExecutionOutput:
+            return self.step.answer()
+
+    class Slow(DelayedExecutor):
+        def launch(self, batch: ExecutionBatch) -> Told:  # type: ignore[override]
+            nonlocal now_ns
+            now_ns += 1_400_000
+            return Told(super().launch(batch))
+
+    now_ns = 0
+    executor = Slow(num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size)
+    sessions, replies = SessionLedger(), list[StepReply]()
+    pipeline = StepPipeline(executor, SlotTable(LIMITS), sessions, lambda _: None, lambda: now_ns)
+    session = sessions.open("test", take_over=False).session
+    for step_id, batch in enumerate([prompts(0), decode(4, 0), decode(5, 0), decode(6, 0)], 1):
+        header = StepHeader(session, sessions.epoch, step_id, 0)
+        pipeline.take(Work(header, batch, replies.append, 0))  # type: ignore[arg-type]
+    pipeline.finish_all()
+    timings = [reply.timings for reply in replies]
+    assert [timing.execute_us for timing in timings if timing] == [1000] * 4
+    assert [timing.idle_us for timing in timings if timing] == [0, 400, 400, 400]
 
 
 def test_a_step_took_until_it_was_done_not_until_somebody_had_time_to_answer_it():
