@@ -86,15 +86,17 @@ values = st.one_of(numbers, numbers, st.sampled_from([None, True, "1", (), b"2"]
 @example(chosen={"beam_width": 2, "n": 3})
 @example(chosen={"max_tokens": 2, "min_tokens": 3})
 @example(chosen={"max_tokens": 3, "min_tokens": 3})
+@example(chosen={"max_tokens": 1, "min_tokens": 2, "beam_width": 0})
 def test_parameters_are_accepted_exactly_if_each_is_in_its_range(chosen):
     wrong = {name for name, value in chosen.items() if not RANGES[name](value)}
     params = GenerationParams(**chosen)
-    if not wrong and params.beam_width is not None and params.n > params.beam_width:
-        wrong = {"n"}
-    if not wrong and params.beam_width is not None:
-        wrong = {name for name in NOT_WITH_BEAMS if getattr(params, name) != PLAIN[name]}
-    if not wrong and "max_tokens" in chosen and params.min_tokens > params.max_tokens:
-        wrong = {"min_tokens"}
+    # Where several are wrong, any of them may be named.
+    if "max_tokens" in chosen and wrong.isdisjoint({"max_tokens", "min_tokens"}):
+        wrong |= {"min_tokens"} if params.min_tokens > params.max_tokens else set()
+    if params.beam_width is not None and "beam_width" not in wrong:
+        if "n" not in wrong and params.n > params.beam_width:
+            wrong.add("n")
+        wrong |= {name for name in NOT_WITH_BEAMS if getattr(params, name) != PLAIN[name]}
     error = refusal(params.validate)
     if error is None:
         assert not wrong
