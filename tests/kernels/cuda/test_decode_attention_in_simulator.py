@@ -50,6 +50,17 @@ def test_decode_attention_equals_the_specification(variant, seq_lens, splits):
     assert case.faults(simulate(case)) == []
 
 
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_a_row_of_1100_tokens_has_the_chunks_of_its_plan(kv_dtype, monkeypatch):
+    # 6 of 12 tiles, or 5 of 16 in a pool of 8 bits.
+    for name, tiles in (("CHUNK_TILES", 16), ("LEAST_CHUNK_TILES", 8)):
+        monkeypatch.setattr(attention_chunks, name, tiles)
+    variant = DecodeVariant("bfloat16", 64, 2, 16, kv_dtype)
+    case = draw_case(variant, (1100, 3), num_kv_heads=1, splits=4)
+
+    assert case.faults(simulate(case)) == []
+
+
 @pytest.mark.parametrize("token", [65, 73])
 def test_one_score_far_above_all_before_it_is_followed_in_either_half_of_a_tile(token, monkeypatch):
     # The token's tile is not its warp's first, and two to the power of its score is no float32.
