@@ -111,7 +111,10 @@ class StepsInFlight:
         self._begin_oldest()
 
     def depth(self, most: int) -> int:
-        """Return how many batches are to be under way, if there may be `most`."""
+        """Return how many batches are to be under way, if there may be `most`.
+
+        No more are counted as further ones from then on.
+        """
         self._most_further = min(MOST_FURTHER, max(0, most - USUAL_DEPTH))
         return min(most, USUAL_DEPTH + self._num_further)
 
