@@ -1,8 +1,8 @@
 """How long steps of each kind take, so that who waits for one is awake when it ends.
 
-A thread that the driver wakes comes late: 85 and 238 µs in two runs on an H200, of steps of a
-millisecond. One that looks again and again is there at once, but takes a core. So a waiter sleeps
-for as long as the device surely works, and looks from then on:
+A thread that the driver wakes comes late: 85 and 238 µs in two runs on an H200, behind half a
+millisecond's work. One that looks again and again is there at once, but takes a core. So a waiter
+sleeps for as long as the device surely works, and looks from then on:
 
     device   │ step n            │ step n+1          │
     waiter    asleep ──────▶ looks asleep ─────▶ looks
