@@ -46,12 +46,16 @@ class SplitVariant(SampleVariant):
         return (splits, num_samples, 1)
 
     def plan_share(self, num_samples: int, vocab: int, num_multiprocessors: int) -> int:
-        """Return how many strips a split has: so few that the splits fill the device."""
+        """Return how many strips a split has.
+
+        So few that the splits fill the device, at once if possible: a block more than there is room
+        for takes as long as all the others. And so few that a row has `LEAST_SPLITS`.
+        """
         warps = self.threads // WARP_THREADS
         most_splits = -(-num_strips(vocab) // warps)
         resident = num_multiprocessors * MOST_THREADS // self.threads
-        wanted = max(LEAST_SPLITS, resident // max(num_samples, 1))
-        return max(most_splits // wanted, 1) * warps
+        at_once = -(-most_splits // max(resident // max(num_samples, 1), 1))
+        return max(min(at_once, (most_splits - 1) // (LEAST_SPLITS - 1)), 1) * warps
 
 
 def num_strips(vocab: int) -> int:

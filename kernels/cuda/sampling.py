@@ -32,7 +32,7 @@ multiprocessors. A pass over a row reads 0.5 MB, from the second cache as long a
 fit there; that gives a multiprocessor 64 bytes a cycle: 8 K cycles if one reads it all, some 60 if
 all share it. The weights of a row take one multiprocessor's float64 units, 64 of them on a data
 centre's device and two on others, 80 K cycles, and 640 if all share them. So few rows wait, for
-memory and for one instruction after the other. Of the compiled code a warp with one strip runs 390
+memory and for one instruction after the other. Of the compiled code a warp with one strip runs 380
 instructions of launch 1, 600 to 830 of 2, 1000 to 1200 of 3, and of 4 230 for greedy, 720 for a
 draw and two to four thousand to find a cut; each is some four cycles, and each read waited for some
 hundreds more.

@@ -92,7 +92,9 @@ def test_the_reference_notices_needs_that_are_too_small(row: SamplingRow, needs:
         ReferenceOperations().sample(out, out, torch.zeros((1, VOCAB)), columns)
 
 
-@pytest.mark.parametrize(("num_samples", "splits"), [(1, 126), (8, 126), (64, 42), (256, 42)])
+@pytest.mark.parametrize(
+    ("num_samples", "splits"), [(1, 126), (8, 126), (16, 63), (32, 32), (256, 32)]
+)
 def test_few_rows_are_divided_among_all_multiprocessors(num_samples: int, splits: int) -> None:
     made, launcher = kernels(runs=False)
     columns = columns_of([CUT] * num_samples)

@@ -69,7 +69,7 @@ class Source:
     """The source of a kernel's factory, to be broken in one place and made a kernel again.
 
     With `library`, a module of device functions that the kernel calls, it is that module's source
-    that is broken.
+    that is broken. It may be the kernel's own module.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class Source:
             of_library = {"__name__": self._library.__name__}
             exec(compile(text, inspect.getfile(self._library), "exec"), of_library)
             names |= {name: value for name, value in of_library.items() if name in names}
-            factory = self._factory
+            if self._library is not self._module:
+                factory = self._factory
         exec(compile(factory, inspect.getfile(self._module), "exec"), names)
         return {self._variant.name: names[self._factory_name](self._variant)}
 

@@ -68,8 +68,9 @@ def test_few_samples_fill_the_device_and_many_have_splits_for_every_lane():
         return row_splits.num_splits(vocab, share)
 
     assert splits(1, 128_256) == splits(8, 128_256) == 126  # a strip a warp
-    assert 32 <= splits(64, 128_256) < splits(8, 128_256)
-    assert splits(256, 128_256) == 42
+    assert [splits(n, 128_256) for n in (16, 32)] == [63, 32]  # all blocks at once
+    assert [splits(n, 128_256) for n in (64, 256)] == [32, 32]
+    assert splits(33, 33 * 8 * 128) == 33
     assert splits(256, 32_000) == 32
     assert splits(3, 1) == 1
 
@@ -107,6 +108,7 @@ MORE_BREAKAGES = [
     (sampling, "int32(best != NOT_FINITE)", "1", [(1, 4)]),
     (sampling, "weight_key(weight, v) < cut", "weight == 0", [(3, 3), (3, 0)]),
     (largest_logits, "is_finite = is_finite and", "is_finite =", [(1, 4)]),
+    (largest_logits, "int32(min(end, vocab // STRIP))", "end", [(0, i) for i in range(8)]),
     (sampling_weights, "weight >= least", "weight > 0", [(5, 0), (5, 2)]),
     (sampling_shortlist, "if number > high:", "if number >= high:", HARD),
     (sampling_shortlist, "if weight >= least:", "if weight > 0:", [(12, 0)] * 6),
@@ -145,6 +147,6 @@ def source_of(module) -> Source:
         sampling_shortlist: ("make_sampling_shortlist", ONE_WARP.shortlist),
     }
     if module in kernels:
-        return Source(module, *kernels[module])
+        return Source(module, *kernels[module], library=module)
     user = sampling if module is weight_search else sampling_shortlist
     return Source(user, *kernels[user], library=module)
