@@ -20,7 +20,7 @@ from bench.gpu.cases.block_pool import layer_strides
 from bench.gpu.decode_rivals import RIVALS, Rival
 from bench.gpu.device import Say, as_graph, current_stream, summary
 from kernels.cuda.attention_chunks import most_tokens_read
-from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.attention_decode import DecodePlan, DecodeVariant
 from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.variant import Variant
@@ -108,16 +108,17 @@ def measure_decode(
     Return times, rates, the error of some rows, and the rivals' figures as `measure_rivals`.
     """
     problem = Problem(shape, device)
-    splits = shape.variant.plan_splits(
-        shape.rows, shape.num_kv_heads, shape.most_tokens_read, num_multiprocessors
+    plan = shape.variant.plan(
+        shape.rows, shape.num_kv_heads, shape.context, num_multiprocessors, shape.window
     )
-    visit_layers = as_graph(problem.launcher(load, splits), device)
+    visit_layers = as_graph(problem.launcher(load, plan), device)
     times = timer(visit_layers, REPEATS)
     error = problem.error_of_last_layer()
     result = {
         "shape": shape.name,
         "kernel": shape.variant.name,
-        "splits": splits,
+        "splits": plan.splits,
+        "split_rows": plan.split_rows,
         "layers": problem.layers,
         "working_set_bytes": problem.pool.numel() * problem.pool.element_size(),
         **_with_rate(times, problem.bytes_read),
@@ -128,7 +129,7 @@ def measure_decode(
     }
     if not error <= TOLERANCES[shape.variant.dtype]:
         result["faults"] = [f"error {error:.3g} exceeds {TOLERANCES[shape.variant.dtype]:.3g}"]
-    elif splits > 1:
+    elif plan.split_rows:
         result["faults"] = problem.faults_of_merging(visit_layers, load)
     return result
 
@@ -188,32 +189,37 @@ class Problem:
         )
         self.out: Tensor = torch.full_like(self.query, math.nan)
 
-    def launcher(self, load: Callable[[Variant], LoadedKernel], splits: int) -> Callable[[], None]:
+    def launcher(
+        self, load: Callable[[Variant], LoadedKernel], plan: DecodePlan
+    ) -> Callable[[], None]:
         """Return what queues the attention of every layer."""
         import torch
 
-        shape, variant = self.shape, self.shape.variant
-        size = (shape.rows, shape.num_kv_heads)
-        count = variant.num_partials(*size, shape.most_tokens_read) if splits > 1 else 0
-        window = NO_WINDOW if shape.window is None else shape.window
-        grid = variant.grid(*size, splits)
+        window = NO_WINDOW if self.shape.window is None else self.shape.window
         # Kept by the problem, because a pointer keeps nothing.
-        device = self.out.device
-        self.partials = torch.full((count,), math.nan, dtype=torch.float32, device=device)
-        self.tickets = torch.zeros(grid[0] * grid[1], dtype=torch.int32, device=device)
-        decode = load(variant)
+        device, num_tickets = self.out.device, plan.split_rows * plan.grid[0]
+        self.partials = torch.full(
+            (plan.num_partials,), math.nan, dtype=torch.float32, device=device
+        )
+        self.tickets = torch.zeros(num_tickets, dtype=torch.int32, device=device)
+        decode = load(self.shape.variant)
         tensors = (
             self.out, self.query, self.pool, self.tables, self.seq_lens, self.partials,
             self.tickets,
         )  # fmt: skip
         pointers = [tensor.data_ptr() for tensor in tensors]
-        constants = (self.scale * LOG2_E, self.query[0].numel(), self.tables.shape[1])
+        constants = (
+            plan.split_rows,
+            self.scale * LOG2_E,
+            self.query[0].numel(),
+            self.tables.shape[1],
+        )
         strides = [layer_strides(self.pool.shape, layer) for layer in range(self.layers)]
 
         def visit_layers() -> None:
             stream = current_stream(self.device)
             for of_layer in strides:
-                decode.launch(grid, stream, *pointers, *constants, *of_layer, window)
+                decode.launch(plan.grid, stream, *pointers, *constants, *of_layer, window)
 
         return visit_layers
 
@@ -226,7 +232,9 @@ class Problem:
         has just written finds NaN, or what is another layer's.
         """
         partials, tickets = self.partials, self.tickets  # these are the launcher's
-        self.launcher(load, 1)()
+        shape = self.shape
+        whole = shape.variant.plan_of(shape.rows, shape.num_kv_heads, shape.most_tokens_read)
+        self.launcher(load, whole)()
         unsplit = self.out.clone()
         wrong = 0
         for _ in range(ROUNDS):

@@ -245,6 +245,7 @@ class KernelOperations:
             seq_lens,
             partials,
             self._tickets,
+            plan.split_rows,
             self._scale_log2e,
             query.stride(0),
             block_tables.shape[1],

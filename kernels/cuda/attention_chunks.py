@@ -35,13 +35,17 @@ its tiles come in half the time, and merging the sharers twice as often would ne
 instructions there is time for where many short rows decode (docs/cuda-kernel-counts.md).
 
 *Waves* of the kernel for 16-bit floats, at D 128 and 8 kv heads: 396 blocks are at work at a time.
-128 rows are 1024 blocks, the last 232 of which still are two to a multiprocessor for the most part.
-64 rows are 512: the last 116 run with 32 KB in flight in each of as many multiprocessors, 3.7 MB,
-while the memory takes 3.4 (4.8 TB/s for 700 ns): enough as long as they do not wait, so the tail, a
-quarter of the work, may be somewhat slower than the rest. Splitting fills it, but each chunk's
-partials of 5 KB, written and read, are 8 % of its 128 KB. One row of 32768 tokens has 64 chunks of
-512 and is split over 32 blocks: 256 blocks, two to a multiprocessor, 97 % of them busy, 64 KB in
-flight, partials 4 %, and the merge.
+128 rows are 1024 blocks, the last 232 of which still are two to a multiprocessor for the most part:
+an H200 gave what a copy gets. 64 rows are 512, and it gave 0.87 of that, with or without a window
+and for groups of 4 as of 8, where at D 64 all 512 are at work at once and it gave all: the last
+116, one to a multiprocessor, a quarter of the work, got three fifths of the bandwidth. To split all
+rows would fill that tail, but each chunk's partials of 5 KB, written and read, are 4 to 8 % of its
+64 or 128 KB. So some rows are split (`plan_tail`), as many as whole ones do not fill the device
+with, here 16 of 64, over three blocks each. They come first in the grid, so that their merges are
+over long before the end, and whole rows begin as they end: at a third of the time, not all at once,
+and to the end there are enough at work. One row of 32768 tokens has 64 chunks of 512 and is split
+over 32 blocks: 256 blocks, two to a multiprocessor, 97 % of them busy, 64 KB in flight, partials
+4 %, and the merge.
 """
 
 from __future__ import annotations
@@ -72,6 +76,8 @@ BYTES_FOR_BANDWIDTH = 48 * 1024
 MERGE_COST = 16
 # The part of the time that a split must save.
 LEAST_GAIN = 0.1
+# Blocks of a row that is split for the tail: short rows have no more chunks.
+MOST_TAIL_SPLITS = FEW_CHUNKS
 
 
 def least_chunk_tiles(kv_dtype: str | None) -> int:
@@ -204,3 +210,33 @@ def _fewest_splits(
     fewest = next(splits for splits, lost in enumerate(losses, 1) if lost <= close)
     saves = cost(fewest, longest) + merge_cost <= (1 - LEAST_GAIN) * cost(1, longest)
     return fewest if saves else 1
+
+
+def plan_tail(
+    num_rows: int,
+    num_units: int,
+    longest: int,
+    num_multiprocessors: int,
+    resident_blocks: int,
+    least_blocks: int,
+) -> tuple[int, int]:
+    """Return over how many blocks of threads to split each unit of how many rows; (1, 0) is none.
+
+    It leaves a multiple of the first number of rows whole. `resident_blocks` are at work on a
+    multiprocessor at a time, `least_blocks` as in `plan_splits`, which is for launches that are at
+    work all at once; the answer is about time alone, too.
+
+    In the time that the memory takes for one block's share, the last wave takes as long as there
+    are blocks in it, and no less than `least_blocks` would of each multiprocessor: fewer have not
+    its bandwidth. So many blocks are made of it, at the least.
+    """
+    resident, needed = (n * num_multiprocessors for n in (resident_blocks, least_blocks))
+    blocks = num_rows * num_units
+    waves, rest = divmod(blocks, resident)
+    if longest == 0 or waves == 0 or rest == 0:
+        return 1, 0
+    unsplit = waves * resident + max(rest, needed)
+    splits = min(-(-needed // rest), MOST_TAIL_SPLITS)
+    split_rows = num_rows - waves * resident // num_units // splits * splits
+    saves = blocks <= (1 - LEAST_GAIN) * unsplit
+    return (splits, split_rows) if saves and split_rows * num_units <= resident else (1, 0)

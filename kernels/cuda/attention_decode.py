@@ -30,14 +30,19 @@ what does the work:
     attention_merge             how the last block merges a row whose chunks are split over blocks
 
 Softmax is online (Milakov and Gimelshein 2018), everything is accumulated in float32. The grid is
-(S rows, U units, splits): a block of threads owns one *unit* of one row, which is a kv head (for
-float32, up to four query heads of one), and of the row's chunks (`attention_chunks`) every
-`splits`-th.
+(U units, splits, planes): a block of threads owns one *unit* of one row, which is a kv head (for
+float32, up to four query heads of one), and where the row is split, of its chunks
+(`attention_chunks`) every `splits`-th. The first rows are split, all, some or none:
+
+    plane of the grid   0          1          …   split_rows              + 1
+    rows                0, split   1, split   …   `splits` of them whole  as many more
+
+so that blocks of split rows begin first, and units of a row, whose keys are neighbours, together.
 
 How to launch it:
 
     plan = variant.plan(num_rows, num_kv_heads, longest, num_multiprocessors)
-    launch at plan.grid
+    launch at plan.grid with plan.split_rows
 
 with room for `plan.num_partials` float32 in `partials` and zeros in `tickets`, which are zeros
 again when the launch is over: one array serves all launches that come one after the other, those of
@@ -67,8 +72,10 @@ The ladder:
   v6  The last block of a row to finish merges its chunks, where a kernel of its own did:
       one launch a layer less where rows are split. An H200 takes 8.7 µs for one row of 1024 tokens,
       8 kv heads, D 128, in chunks of 256: of which the reading is 1 µs.
-  v7  this. A row below 2048 tokens has 8 chunks: of 1024 tokens 64 blocks instead of 32, and two
+  v7  A row below 2048 tokens has 8 chunks: of 1024 tokens 64 blocks instead of 32, and two
       tiles a warp, one after the other, instead of four. Not with pools of eight bits.
+  v8  this. Where whole rows leave a last wave of few blocks, some rows are split: an H200 had 0.87
+      of a copy's bandwidth at 64 × 4096 where without such a wave it had all of it.
 All compiled and simulated; gains are stated where they have been measured (`make gpu`).
 """
 
@@ -86,6 +93,7 @@ from kernels.cuda.attention_chunks import (
     most_chunks,
     most_tokens_read,
     plan_splits,
+    plan_tail,
 )
 from kernels.cuda.attention_decode_float32 import (
     WARP_BYTES_IN_FLIGHT,
@@ -105,9 +113,15 @@ FLOAT32_BLOCKS = 3
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How to launch. `num_partials`: float32 that there must be room for, 0 if nothing is split."""
+    """How to launch.
+
+    The first `split_rows` rows are split over `splits` blocks of threads for each unit.
+    `num_partials`: float32 that there must be room for, 0 if nothing is split.
+    """
 
     grid: tuple[int, int, int]
+    splits: int
+    split_rows: int
     num_partials: int
 
 
@@ -122,8 +136,9 @@ class DecodeVariant(AttentionVariant):
         block_tables     int32 [S, table_width], read up to the block of the row's last token,
                          from that on in which a window begins
         seq_lens         int32 [S]
-        partials         float32, `num_partials` of them; not touched with one split
-        tickets          int32, zeros, one for each unit of each row; not touched with one split
+        partials         float32, `num_partials` of them; not touched where no row is split
+        tickets          int32, zeros, one for each unit of each split row
+        split_rows       how many of the first rows are split; behind them is a multiple of splits
         scale_log2e      softmax scale · log2(e), so that powers of two do
         query_stride, table_width, block_stride, key_offset, value_offset
         window           of a variant that has one: tokens that a query sees, at least 1
@@ -139,7 +154,7 @@ class DecodeVariant(AttentionVariant):
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        return (*self.tensors, "float32*", "int32*", *PLACES)
+        return (*self.tensors, "float32*", "int32*", "int32", *PLACES)
 
     @property
     def expectation(self) -> Expectation:
@@ -163,29 +178,40 @@ class DecodeVariant(AttentionVariant):
     ) -> DecodePlan:
         """Return how to launch, for rows of up to `longest` tokens of which `window` are seen.
 
-        The other parameters are those of `plan_splits`.
+        Of what is at work all at once, all rows are split or none (`attention_chunks.plan_splits`);
+        of more, those that the last wave would be left with (`plan_tail`).
         """
         longest = most_tokens_read(longest, window)
-        splits = self.plan_splits(num_rows, num_kv_heads, longest, num_multiprocessors)
-        grid = self.grid(num_rows, num_kv_heads, splits)
-        needed = self.num_partials(num_rows, num_kv_heads, longest) if splits > 1 else 0
-        return DecodePlan(grid, needed)
+        units = num_kv_heads * self._layout.parts
+        size = (num_rows, units, longest, num_multiprocessors)
+        if num_rows * units > self.resident_blocks * num_multiprocessors:
+            splits, split_rows = plan_tail(*size, self.resident_blocks, self.least_blocks)
+        else:
+            splits = plan_splits(*size, self.least_blocks, least_chunk_tiles(self.kv_dtype))
+            split_rows = num_rows
+        return self.plan_of(num_rows, num_kv_heads, longest, splits, split_rows)
 
-    def plan_splits(
-        self, num_rows: int, num_kv_heads: int, longest: int, num_multiprocessors: int
-    ) -> int:
-        """Return how many splits to launch with: `attention_chunks.plan_splits` of the units.
+    def plan_of(
+        self,
+        num_rows: int,
+        num_kv_heads: int,
+        longest: int,
+        splits: int = 1,
+        split_rows: int | None = None,
+    ) -> DecodePlan:
+        """Return the plan that splits the first `split_rows` rows, all if that is None, like that.
 
         `longest`: as `attention_chunks.most_tokens_read` has it, and so below.
         """
-        units = num_kv_heads * self._layout.parts
-        return plan_splits(
-            num_rows,
-            units,
-            longest,
-            num_multiprocessors,
-            self.least_blocks,
-            least_chunk_tiles(self.kv_dtype),
+        if split_rows is None or splits == 1:
+            split_rows = num_rows if splits > 1 else 0
+        planes, left = divmod(num_rows - split_rows, splits)
+        assert left == 0, "whole rows are a multiple of the splits"
+        return DecodePlan(
+            (num_kv_heads * self._layout.parts, splits, split_rows + planes),
+            splits,
+            split_rows,
+            self.num_partials(split_rows, num_kv_heads, longest),
         )
 
     @property
@@ -198,18 +224,17 @@ class DecodeVariant(AttentionVariant):
         if not self.is_float32:
             element_bytes = 2 if self.kv_dtype is None else 1
             in_flight = SHARERS * 2 * TILE_TOKENS * self.head_size * element_bytes
-        return min(
-            self.expectation.resident_blocks or FLOAT32_BLOCKS, -(-BYTES_FOR_BANDWIDTH // in_flight)
-        )
+        return min(self.resident_blocks, -(-BYTES_FOR_BANDWIDTH // in_flight))
 
-    def num_partials(self, num_rows: int, num_kv_heads: int, longest: int) -> int:
-        """Return how many float32 a launch of more than one split needs in `partials`."""
+    @property
+    def resident_blocks(self) -> int:
+        """Blocks of threads that are at work on a multiprocessor at a time."""
+        return self.expectation.resident_blocks or FLOAT32_BLOCKS
+
+    def num_partials(self, split_rows: int, num_kv_heads: int, longest: int) -> int:
+        """Return how many float32 so many split rows need in `partials`."""
         chunks = most_chunks(longest, least_chunk_tiles(self.kv_dtype))
-        return self._layout.num_partials(num_rows, num_kv_heads, chunks)
-
-    def grid(self, num_rows: int, num_kv_heads: int, splits: int = 1) -> tuple[int, int, int]:
-        """Return the launch grid."""
-        return (num_rows, num_kv_heads * self._layout.parts, splits)
+        return self._layout.num_partials(split_rows, num_kv_heads, chunks)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""

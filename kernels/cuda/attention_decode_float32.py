@@ -41,7 +41,12 @@ from kernels.cuda.attention_chunks import (
     make_cut_row,
 )
 from kernels.cuda.attention_merge import make_merge_chunks
-from kernels.cuda.attention_partials import THREADS, PartialLayout, make_partial_functions
+from kernels.cuda.attention_partials import (
+    THREADS,
+    PartialLayout,
+    make_partial_functions,
+    part_of_block,
+)
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.vectors import load_vector
@@ -116,6 +121,7 @@ def make_float32_decode(
         seq_lens: Pointer,
         partials: Pointer,
         tickets: Pointer,
+        split_rows: Scalar,
         scale_log2e: Scalar,
         query_stride: Scalar,
         table_width: Scalar,
@@ -124,12 +130,12 @@ def make_float32_decode(
         value_offset: Scalar,
         window: Scalar,
     ) -> None:
-        """Attend with unit blockIdx.y, a part of a group, of row blockIdx.x; see DecodeVariant."""
+        """Attend with unit blockIdx.x, a part of a group, of a row; see DecodeVariant."""
         let_next_begin()
         wait_for_previous()
-        row, unit = int64(cuda.blockIdx.x), int64(cuda.blockIdx.y)
+        row, split, splits = part_of_block(split_rows)
+        unit = int64(cuda.blockIdx.x)
         kv_head, part = unit // parts, unit % parts
-        split, splits = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
         lane, warp = lane_and_warp()
         dim = int32(lane % token_lanes * 4)
         token_of_lane = int32(lane // token_lanes)
@@ -223,11 +229,16 @@ def make_float32_decode(
                     mass[h] += cuda.shfl_xor_sync(FULL_WARP, mass[h], 16 >> step)
                     for d in range(4):
                         sums[h, d] += cuda.shfl_xor_sync(FULL_WARP, sums[h, d], 16 >> step)
-            merge_warps(sums, peak, mass, total, total_peak, total_mass, partials, row, unit, chunk)
+            merge_warps(
+                sums, peak, mass, total, total_peak, total_mass,
+                partials, row, unit, chunk, splits > 1, split_rows,
+            )  # fmt: skip
             chunk = int32(chunk + splits)
 
         num_chunks = int32((end_tile - first_tile + chunk_tiles - 1) // chunk_tiles)
-        if splits == 1 or merge_chunks(total, total_mass, partials, tickets, row, unit, num_chunks):
+        if splits == 1 or merge_chunks(
+            total, total_mass, partials, tickets, row, unit, num_chunks, split, splits, split_rows
+        ):
             write_out(out, total, total_mass, row, unit)
 
     return attention_decode

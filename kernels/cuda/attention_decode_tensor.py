@@ -86,7 +86,11 @@ from kernels.cuda.attention_decode_layout import HEADS_OF_TILE, tensor_layout
 from kernels.cuda.attention_decode_masks import make_decode_masks
 from kernels.cuda.attention_decode_pool import make_decode_pool
 from kernels.cuda.attention_merge import make_merge_chunks
-from kernels.cuda.attention_partials import THREADS, make_partial_functions
+from kernels.cuda.attention_partials import (
+    THREADS,
+    make_partial_functions,
+    part_of_block,
+)
 from kernels.cuda.attention_variant import SLACK
 from kernels.cuda.instructions.addresses import kept, multiply_add_wide
 from kernels.cuda.instructions.conversions import FULL_WARP, PAIR_CONVERSIONS, exp2, maximum
@@ -151,6 +155,7 @@ def make_tensor_decode(
         seq_lens: Pointer,
         partials: Pointer,
         tickets: Pointer,
+        split_rows: Scalar,
         scale_log2e: Scalar,
         query_stride: Scalar,
         table_width: Scalar,
@@ -159,11 +164,11 @@ def make_tensor_decode(
         value_offset: Scalar,
         window: Scalar,
     ) -> None:
-        """Attend with the group of kv head blockIdx.y of row blockIdx.x; see DecodeVariant."""
+        """Attend with the group of kv head blockIdx.x of a row; see DecodeVariant."""
         let_next_begin()
         wait_for_previous()
-        row, kv_head = int64(cuda.blockIdx.x), int64(cuda.blockIdx.y)
-        split, splits = int32(cuda.blockIdx.z), int32(cuda.gridDim.z)
+        row, split, splits = part_of_block(split_rows)
+        kv_head = int64(cuda.blockIdx.x)
         lane, warp = lane_and_warp()
         quad_row, quad = int32(lane // 4), int32(lane % 4)
 
@@ -352,13 +357,15 @@ def make_tensor_decode(
                     for c in range(4):
                         sums[m, c] += offsets[m // products, c]
             merge_warps(
-                sums, peak, mass, total, total_peak, total_mass, partials, row, kv_head, chunk
-            )
+                sums, peak, mass, total, total_peak, total_mass,
+                partials, row, kv_head, chunk, splits > 1, split_rows,
+            )  # fmt: skip
             chunk = int32(chunk + splits)
         num_chunks = int32((end_tile - first_tile + chunk_tiles - 1) // chunk_tiles)
         if splits == 1 or merge_chunks(
-            total, total_mass, partials, tickets, row, kv_head, num_chunks
-        ):
+            total, total_mass, partials, tickets, row, kv_head, num_chunks, split, splits,
+            split_rows,
+        ):  # fmt: skip
             write_out(out, total, total_mass, row, kv_head)
 
     return attention_decode

@@ -71,7 +71,7 @@ def make_merge_chunks(layout: PartialLayout) -> DeviceFunction:
         if cuda.threadIdx.x == 0:
             last = int32(num_blocks - 1)
             fence()
-            number[0] = take_ticket(tickets, row * cuda.gridDim.y + unit, last)
+            number[0] = take_ticket(tickets, row * cuda.gridDim.x + unit, last)
             fence()
         cuda.syncthreads()
         return number[0] == int32(num_blocks - 1)
@@ -79,14 +79,15 @@ def make_merge_chunks(layout: PartialLayout) -> DeviceFunction:
     @cuda.jit(device=True, inline="always")
     def merge_chunks(
         total: Pointer, total_mass: Local, partials: Pointer, tickets: Pointer,
-        row: Scalar, unit: Scalar, num_chunks: Scalar,
+        row: Scalar, unit: Scalar, num_chunks: Scalar, split: Scalar, splits: Scalar,
+        split_rows: Scalar,
     ) -> Scalar:  # fmt: skip
         """Merge the row's chunks into `total` and `total_mass`, if this block is the last.
 
         Return whether it is: then the row is to be written. `total` is cleared for a row of no
         chunk. All threads of the block must call it.
         """
-        split, num_blocks = cuda.blockIdx.z, min(int32(cuda.gridDim.z), num_chunks)
+        num_blocks = min(splits, num_chunks)
         is_last = split == 0
         if split < num_blocks:
             is_last = draws_last(tickets, row, unit, num_blocks)
@@ -107,7 +108,7 @@ def make_merge_chunks(layout: PartialLayout) -> DeviceFunction:
                     # again.
                     for k in range(at_once):
                         chunk = min(first_chunk + k, num_chunks - 1)
-                        first = place_of_record(row, unit, chunk, record)
+                        first = place_of_record(row, unit, chunk, split_rows, record)
                         for slot in range(slots):
                             state = first + (entries + slot) * THREADS + cuda.threadIdx.x
                             load_fresh_word(peaks, k * slots + slot, partials, state)

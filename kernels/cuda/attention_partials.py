@@ -22,10 +22,10 @@ read and kept in one access of up to 16 bytes. Lanes are neighbours in shared me
 conflicts. The numbers of a thread belong to `slots` heads, one slot after the other.
 
 *Partials*, the results of chunks when the chunks of a row are split over several blocks, lie in
-memory as the threads own them, [chunks, S, U units, record] in float32, chunks outermost, so that
-they take the room that the longest row has chunks; a unit is what a block of threads works on, a kv
-head or a part of its group. The record of a chunk holds the numbers of all 128 threads, `width`
-sums of a thread beside each other, so that every warp writes and reads whole lines at once:
+memory as the threads own them, [chunks, split rows, U units, record] in float32, chunks outermost,
+so that they take the room that the longest row has chunks; a unit is what a block of threads works
+on, a kv head or a part of its group. The record of a chunk holds the numbers of all 128 threads,
+`width` sums of a thread beside each other, so that every warp writes and reads whole lines at once:
 
     entries / width × [128 threads, width] sums │ slots × [128] peaks │ slots × [128] masses
 """
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.attention_chunks import NO_PEAK, SHARERS
 from kernels.cuda.instructions.conversions import (
@@ -48,7 +48,7 @@ from kernels.cuda.instructions.conversions import (
 )
 from kernels.cuda.instructions.exact_float32 import multiply_add, multiply_float32
 from kernels.cuda.instructions.vectors import LOAD_WORDS, STORE_WORDS
-from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar
+from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar, Scalars
 
 THREADS = 32 * SHARERS  # of a block
 
@@ -84,10 +84,10 @@ class PartialLayout:
         """Numbers of a chunk's result in a thread."""
         return self.entries + 2 * self.slots
 
-    def num_partials(self, num_rows: int, num_kv_heads: int, num_chunks: int) -> int:
-        """Return how many float32 a split launch of up to so many chunks leaves for the merge."""
+    def num_partials(self, split_rows: int, num_kv_heads: int, num_chunks: int) -> int:
+        """Return how many float32 so many rows of up to so many chunks leave for the merge."""
         units = num_kv_heads * self.parts
-        return num_chunks * num_rows * units * self.record * THREADS
+        return num_chunks * split_rows * units * self.record * THREADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,25 @@ def quotient(total: Scalar, mass: Scalar) -> Scalar:
 
 
 @cuda.jit(device=True, inline="always")
-def place_of_record(row: Scalar, unit: Scalar, chunk: Scalar, record: int) -> Scalar:
+def part_of_block(split_rows: Scalar) -> Scalars:
+    """Return the row that this block of threads works on, its split of that, and of how many.
+
+    The first `split_rows` rows have gridDim.y blocks for each unit, the others one: of these
+    gridDim.y share a plane of the grid. The row is int64, the others int32.
+    """
+    plane, place, splits = int32(cuda.blockIdx.z), int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
+    if plane < split_rows:
+        return int64(plane), place, splits
+    row = int64(split_rows + (plane - split_rows) * splits + place)
+    return row, int32(0), int32(1)
+
+
+@cuda.jit(device=True, inline="always")
+def place_of_record(
+    row: Scalar, unit: Scalar, chunk: Scalar, split_rows: Scalar, record: int
+) -> Scalar:
     """Return where in the partials a chunk's results begin, int64."""
-    place = (int64(chunk) * cuda.gridDim.x + row) * cuda.gridDim.y + unit
+    place = (int64(chunk) * split_rows + row) * cuda.gridDim.x + unit
     return place * (record * THREADS)
 
 
@@ -163,7 +179,8 @@ def make_partial_functions(
     def merge_warps(
         sums: Local, peak: Local, mass: Local,
         total: Pointer, total_peak: Local, total_mass: Local,
-        partials: Pointer, row: Scalar, unit: Scalar, chunk: Scalar,
+        partials: Pointer, row: Scalar, unit: Scalar, chunk: Scalar, is_split: Scalar,
+        split_rows: Scalar,
     ) -> None:  # fmt: skip
         """Merge the warps' results into the chunk's, and that into the row's or into `partials`.
 
@@ -204,8 +221,7 @@ def make_partial_functions(
                 store_words(laid_down, warp * words_of_warp + laid, words, 0)
         cuda.syncthreads()
 
-        is_split = cuda.gridDim.z > 1
-        first = place_of_record(row, unit, chunk, record)
+        first = place_of_record(row, unit, chunk, split_rows, record)
         shrink = cuda.local.array(slots, float32)
         share = cuda.local.array(slots, float32)
         for slot in range(slots):
@@ -257,7 +273,7 @@ def make_partial_functions(
         head, dim = place(r, warp, lane)
         head_of_group = unit % parts * heads + head
         is_output = head < heads and head_of_group < group and dim < head_size
-        kv_head_of_all = row * (cuda.gridDim.y // parts) + unit // parts
+        kv_head_of_all = row * (cuda.gridDim.x // parts) + unit // parts
         return is_output, (kv_head_of_all * group + head_of_group) * head_size + dim
 
     @cuda.jit(device=True, inline="always")

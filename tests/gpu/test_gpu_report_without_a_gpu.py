@@ -195,7 +195,9 @@ def test_one_bit_too_many_in_one_of_many_runs_is_a_fault(argument, fault, monkey
             if next(launches) == 6:  # of two layers each: unsplit, two rounds
                 ctypes.c_int32.from_address(arguments[argument]).value += 1
 
-    visit_layers = problem.launcher(lambda _: Constant(), 2)
+    shape = problem.shape
+    split = shape.variant.plan_of(shape.rows, shape.num_kv_heads, shape.context, 2)
+    visit_layers = problem.launcher(lambda _: Constant(), split)
 
     assert problem.faults_of_merging(visit_layers, lambda _: Constant()) == [fault]
 

@@ -30,41 +30,47 @@ def draw_cases(variant: DecodeVariant, seed: int) -> list[Case]:
     """Return the case with the lengths where mistakes live, unsplit, and one of split rows.
 
     Part of the first is its longest row, of some chunks, alone and split in three. The second has
-    rows of some chunks, one, none, and fewer than blocks. Where there is a window, rows have some
-    chunks still; another case has windows that end within a block, and one of one token.
+    rows of some chunks, one, none, and fewer than blocks, and whole ones behind them. Where there
+    is a window, rows have some chunks still; another case has windows that end within a block, and
+    one of one token.
     """
     size = variant.block_size
     # One token, block edges, padding, chunks.
     lengths = (size, 2 * size + 3, 1, 0, size - 1, size + 1, 2, 2 * CHUNK_TOKENS + 5 * size + 5)
-    of_split = (2 * CHUNK_TOKENS + 1, CHUNK_TOKENS, 0, 3)
+    of_split = (2 * CHUNK_TOKENS + 1, CHUNK_TOKENS, 0, 3, size + 2, CHUNK_TOKENS + 1)
     if not variant.has_window:
         return [
             draw_case(variant, lengths, seed=seed, alone=len(lengths) - 1, splits_alone=3),
-            draw_case(variant, of_split, seed=seed, alone=0, splits=2),
+            draw_case(variant, of_split, seed=seed, alone=0, splits=2, split_rows=4),
         ]
     longest, of_short = 2 * CHUNK_TOKENS + 9, (size + 3, 1, 0, 3 * size, 5 * size + 7)
     return [
         draw_case(
             variant, lengths, seed=seed, window=longest, alone=len(lengths) - 1, splits_alone=3
         ),
-        draw_case(variant, of_split, seed=seed, window=CHUNK_TOKENS + 1, alone=0, splits=2),
+        draw_case(
+            variant, of_split, seed=seed, window=CHUNK_TOKENS + 1, alone=0, splits=2, split_rows=4
+        ),
         draw_case(variant, of_short, seed=seed, window=size - 5, alone=3, splits_alone=2),
         draw_case(variant, of_short, seed=seed, window=1),
     ]
 
 
-def draw_case(
+def draw_case(  # noqa: PLR0913
     variant: DecodeVariant,
     seq_lens: Sequence[int],
     *,
     num_kv_heads: int = 2,
     seed: int = 0,
     splits: int = 1,
+    split_rows: int | None = None,
     alone: int | None = None,
     splits_alone: int = 1,
     window: int | None = None,
 ) -> Case:
     """Draw a case; row `alone`, if given, is its part. `window`: of a variant that has one.
+
+    `split_rows`: how many of the first rows are split, all if that is None.
 
     `query` is [S, H + 1, D], of which the kernel is given the first H heads of each row, so that
     rows do not follow each other densely. `out` is [S, H, D].
@@ -79,7 +85,9 @@ def draw_case(
     num_heads = num_kv_heads * variant.group
     query = rng.standard_normal((len(seq_lens), num_heads + 1, variant.head_size))
     stored_query = to_stored(variant.dtype, query)
-    case = make_case(variant, stored_query, pool, splits=splits, window=window)
+    case = make_case(
+        variant, stored_query, pool, splits=splits, split_rows=split_rows, window=window
+    )
     if alone is None:
         return case
     row = slice(alone, alone + 1)
@@ -99,6 +107,7 @@ def make_case(
     pool: BlockPool,
     *,
     splits: int = 1,
+    split_rows: int | None = None,
     window: int | None = None,
 ) -> Case:
     """Return the case of some queries and rows: one launch.
@@ -110,18 +119,17 @@ def make_case(
     num_rows, num_heads = query.shape[0], query.shape[1] - 1
     num_kv_heads = num_heads // variant.group
     scale = variant.head_size**-0.5
+    longest = most_tokens_read(int(pool.seq_lens.max()), window)
+    plan = variant.plan_of(num_rows, num_kv_heads, longest, splits, split_rows)
     scalars = (
-        scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides,
+        plan.split_rows, scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides,
         NO_WINDOW if window is None else window,
     )  # fmt: skip
     out_shape = (num_rows, num_heads, variant.head_size)
-    longest, is_split = most_tokens_read(int(pool.seq_lens.max()), window), splits > 1
-    num_partials = variant.num_partials(num_rows, num_kv_heads, longest) if is_split else 0
-    grid = variant.grid(num_rows, num_kv_heads, splits)
-    tickets = np.zeros(grid[0] * grid[1] if is_split else 0, np.int32)
+    tickets = np.zeros(plan.split_rows * plan.grid[0], np.int32)
     decode = Launch(
         variant,
-        grid,
+        plan.grid,
         ("out", "query", "pool", "block_tables", "seq_lens", "partials", "tickets", *scalars),
     )
     exact = attend_exactly(to_float64(variant.dtype, query)[:, :num_heads], pool, scale, window)
@@ -136,13 +144,13 @@ def make_case(
             "pool": pool.pool,
             "block_tables": pool.tables,
             "seq_lens": pool.seq_lens,
-            "partials": poison("float32", (num_partials,)),
+            "partials": poison("float32", (plan.num_partials,)),
             "tickets": tickets,
         },
         (decode,),
         {
             "out": Expected(variant.dtype, exact, tolerance),
-            **({"tickets": Expected("int32", np.zeros_like(tickets), 0.0)} if is_split else {}),
+            **({"tickets": Expected("int32", np.zeros_like(tickets), 0.0)} if len(tickets) else {}),
         },
         scratch=("partials",),
     )

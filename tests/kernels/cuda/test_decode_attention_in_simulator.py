@@ -105,7 +105,7 @@ def test_any_block_may_be_the_last_of_a_row_and_launches_of_other_splits_share_t
     case = draw_case(variant, lengths, num_kv_heads=1, splits=3)
     (launch,) = case.launches
     launches = tuple(
-        dataclasses.replace(launch, grid=variant.grid(len(lengths), 1, splits))
+        dataclasses.replace(launch, grid=variant.plan_of(len(lengths), 1, 620, splits).grid)
         for splits in (11, 2)
     )
 
@@ -122,6 +122,30 @@ def test_a_row_of_ten_chunks_has_the_same_bits_in_any_number_of_parts():
     )
 
     np.testing.assert_array_equal(simulate(parted, seed=1)["out"], simulate(whole)["out"])
+
+
+@pytest.mark.parametrize(
+    ("variant", "lengths", "splits", "split_rows"),
+    [
+        (DecodeVariant("bfloat16", 64, 2, 16), (133, 5, 69, 0, 17), 2, 1),
+        (DecodeVariant("float32", 96, 5, 16), (69, 1, 17, 0, 65), 3, 2),
+        pytest.param(
+            DecodeVariant("float16", 96, 9, 32, "int8"), (0, 197, 3, 1, 69), 2, 3,
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", None) or str(value),
+)  # fmt: skip
+def test_whole_rows_behind_split_ones_have_their_bits_as_well(variant, lengths, splits, split_rows):
+    whole, parted = (
+        draw_case(variant, lengths, splits=splits, split_rows=of_these)
+        for splits, of_these in ((1, 0), (splits, split_rows))
+    )
+
+    outputs = simulate(parted, seed=1)
+
+    assert parted.faults(outputs) == []
+    np.testing.assert_array_equal(outputs["out"], simulate(whole)["out"])
 
 
 @pytest.mark.parametrize(

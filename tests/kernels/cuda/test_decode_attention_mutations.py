@@ -105,7 +105,7 @@ def test_all_barriers_are_where_results_are_merged():
     assert not any(counts.values())
 
 
-@pytest.mark.parametrize("behind", ["\n        for j in range(states):", "\n\n        is_split"])
+@pytest.mark.parametrize("behind", ["\n        for j in range(states):", "\n\n        first ="])
 def test_a_deleted_barrier_is_a_race_in_every_order_of_threads(behind, break_source):
     break_source("make_partial_functions", "cuda.syncthreads()" + behind, "pass" + behind)
 
@@ -147,7 +147,7 @@ def test_tickets_that_are_not_drawn_to_the_last_are_not_zeros_again(new, break_s
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("row * cuda.gridDim.y + unit, last", "unit, last"),
+        ("row * cuda.gridDim.x + unit, last", "unit, last"),
         ("last = int32(num_blocks - 1)", "last = int32(num_blocks - 2)"),
     ],
 )

@@ -7,6 +7,7 @@ from numba import cuda
 
 from kernels.cuda.attention_chunks import (
     CHUNK_TILES,
+    FEW_CHUNKS,
     LEAST_CHUNK_TILES,
     LEAST_GAIN,
     MAX_CHUNKS,
@@ -18,9 +19,10 @@ from kernels.cuda.attention_chunks import (
     num_chunks,
     num_tickets,
     plan_splits,
+    plan_tail,
     tiles_of_chunk,
 )
-from kernels.cuda.attention_decode import DecodeVariant
+from kernels.cuda.attention_decode import DecodePlan, DecodeVariant
 
 H200 = 132
 
@@ -92,8 +94,8 @@ def test_a_graph_for_long_rows_is_split_as_well_for_short_ones(rows, least_block
 def test_the_plan_of_a_variant_counts_the_blocks_that_share_a_group():
     small, large = (DecodeVariant("float32", 64, group, 16) for group in (4, 16))
 
-    assert large.grid(3, 8, 2) == (3, 32, 2)
-    assert large.plan_splits(1, 8, 2048, H200) == small.plan_splits(4, 8, 2048, H200)
+    assert large.plan_of(3, 8, 2048, 2).grid == (32, 2, 3)
+    assert large.plan(1, 8, 2048, H200).splits == small.plan(4, 8, 2048, H200).splits
     assert large.num_partials(1, 8, 4096) == 4 * small.num_partials(1, 8, 4096)
 
 
@@ -116,9 +118,9 @@ def test_smaller_tiles_need_more_blocks_of_threads_for_the_same_bandwidth(varian
 def test_a_long_row_of_small_tiles_is_split_further():
     large, small = (DecodeVariant("bfloat16", 64, 4, 16, kv_dtype) for kv_dtype in (None, "int8"))
 
-    assert large.plan_splits(1, 8, 32768, H200) == 64
-    assert small.plan_splits(1, 8, 32768, H200) == 64
-    assert DecodeVariant("bfloat16", 128, 4, 16).plan_splits(1, 8, 32768, H200) == 32
+    assert large.plan(1, 8, 32768, H200).splits == 64
+    assert small.plan(1, 8, 32768, H200).splits == 64
+    assert DecodeVariant("bfloat16", 128, 4, 16).plan(1, 8, 32768, H200).splits == 32
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -139,11 +141,10 @@ def test_a_plan_has_room_for_partials_only_where_rows_are_split():
 
     few, many = (variant.plan(rows, 8, 4096, H200) for rows in (4, 128))
 
-    splits = variant.plan_splits(4, 8, 4096, H200)
-    assert splits > 1
-    assert few.grid == variant.grid(4, 8, splits)
+    assert few.splits > 1
+    assert (few.grid, few.split_rows) == ((8, few.splits, 4), 4)
     assert few.num_partials == variant.num_partials(4, 8, 4096)
-    assert (many.grid, many.num_partials) == (variant.grid(128, 8), 0)
+    assert many == DecodePlan(grid=(8, 1, 128), splits=1, split_rows=0, num_partials=0)
 
 
 def test_partials_have_room_for_as_many_chunks_as_a_row_up_to_the_longest_can_have():
@@ -172,9 +173,62 @@ def test_rows_are_planned_by_their_window_not_by_their_length():
 
     read = 1024 + TILE_TOKENS - 1
     assert plan == variant.plan(1, 8, read, H200) == variant.plan(1, 8, 131072, H200, 1024)
-    assert plan.grid[2] == variant.plan_splits(1, 8, read, H200) > 1
+    assert plan.splits > 1
     assert plan.num_partials == variant.num_partials(1, 8, read)
     assert variant.plan(1, 8, 600, H200, 1024) == variant.plan(1, 8, 600, H200)
+
+
+@pytest.mark.parametrize(
+    ("rows", "splits", "split_rows"),
+    [
+        (64, 3, 16),  # 116 blocks were left for the last wave of 396, 48 rows are 384
+        (63, 3, 15),
+        (50, 8, 2),  # a row was left
+        (57, 5, 12),
+        (110, 3, 11),
+        (49, 1, 0),  # less than a wave
+        (99, 1, 0),  # two waves
+        (128, 1, 0),  # 232 were left, nearly two to a multiprocessor
+        (256, 1, 0),  # 68 of 2048
+        (4096, 1, 0),
+    ],
+)
+def test_rows_that_would_leave_the_device_half_empty_at_the_end_are_split(rows, splits, split_rows):
+    variant = DecodeVariant("bfloat16", 128, 4, 16)
+
+    plan = variant.plan(rows, 8, 4096, H200)
+
+    assert (plan.splits, plan.split_rows) == (splits, split_rows)
+    assert plan.num_partials == variant.num_partials(split_rows, 8, 4096)
+    assert (rows - split_rows) // splits * splits == rows - split_rows
+    assert plan.grid == (8, splits, split_rows + (rows - split_rows) // splits)
+
+
+def test_where_more_blocks_are_at_work_at_a_time_none_is_left_to_be_split():
+    assert DecodeVariant("bfloat16", 64, 4, 16).plan(64, 8, 4096, H200).split_rows == 0
+
+
+@pytest.mark.parametrize("num_multiprocessors", [1, 16, 68, H200])
+@pytest.mark.parametrize("units", [1, 8, 40])
+def test_a_split_tail_has_bandwidth_and_tickets_and_ends_earlier(num_multiprocessors, units):
+    for resident, least in ((2, 2), (3, 2), (4, 3)):
+        for rows in range(1, 300):
+            splits, split_rows = plan_tail(rows, units, 2048, num_multiprocessors, resident, least)
+            if split_rows == 0:
+                assert splits == 1
+                continue
+            assert (rows - split_rows) % splits == 0
+            assert split_rows * units <= num_tickets(num_multiprocessors)
+            at_end = split_rows * units * splits
+            assert at_end >= least * num_multiprocessors or splits == FEW_CHUNKS
+            # What is whole fits into the waves that were full.
+            blocks, of_wave = rows * units, resident * num_multiprocessors
+            assert blocks > of_wave
+            assert blocks - split_rows * units <= blocks // of_wave * of_wave
+
+
+def test_no_row_of_no_token_is_split_for_the_tail():
+    assert plan_tail(64, 8, 0, H200, 3, 2) == (1, 0)
 
 
 @pytest.mark.parametrize("num_multiprocessors", [1, 68, H200])

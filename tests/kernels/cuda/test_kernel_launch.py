@@ -14,7 +14,11 @@ from kernels.cuda.errors import DriverError
 from kernels.cuda.launch import LoadedKernel
 
 VARIANT = DecodeVariant("bfloat16", 64, 3, 16)
-ARGUMENTS = (16, 32, 48, 64, 80, 96, 112, 0.5, 192, 8, 4096, 0, 1024, 0)
+ARGUMENTS = (16, 32, 48, 64, 80, 96, 112, 5, 0.5, 192, 8, 4096, 0, 1024, 0)
+
+
+def grid_of(num_rows, num_kv_heads):
+    return VARIANT.plan_of(num_rows, num_kv_heads, 100).grid
 
 
 class Status(IntEnum):
@@ -68,7 +72,8 @@ class RecordingDriver:
 
 def packed(parameters):
     """The arguments that a launch passes."""
-    types = (*[ctypes.c_void_p] * 7, ctypes.c_float, *[ctypes.c_int64] * 5, ctypes.c_int32)
+    numbers = (ctypes.c_int32, ctypes.c_float, *[ctypes.c_int64] * 5, ctypes.c_int32)
+    types = (*[ctypes.c_void_p] * 7, *numbers)
     addresses = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
     return [kind.from_address(addresses[i]).value for i, kind in enumerate(types)]
 
@@ -88,12 +93,12 @@ def test_a_launch_passes_grid_threads_stream_and_typed_arguments():
     driver = RecordingDriver()
     kernel = LoadedKernel(VARIANT, b"image", driver=driver)
 
-    kernel.launch(VARIANT.grid(7, 2), 99, *ARGUMENTS)
+    kernel.launch(grid_of(7, 2), 99, *ARGUMENTS)
 
     name, function, *rest = driver.calls[-1]
     assert (name, function) == ("cuLaunchKernel", "function")
     *geometry, parameters, extra = rest
-    assert geometry == [7, 2, 1, VARIANT.threads, 1, 1, 0, 99]
+    assert geometry == [2, 1, 7, VARIANT.threads, 1, 1, 0, 99]
     assert packed(parameters) == list(ARGUMENTS)
     assert extra == 0
 
@@ -104,9 +109,9 @@ def test_a_launch_that_begins_early_says_so_and_passes_the_same():
     early = LoadedKernel(VARIANT, b"image", begins_early=True, driver=driver)
 
     for stream, num_rows in ((99, 7), (98, 3)):
-        usual.launch(VARIANT.grid(num_rows, 2), stream, *ARGUMENTS)
+        usual.launch(grid_of(num_rows, 2), stream, *ARGUMENTS)
         *geometry, expected, _ = driver.calls[-1][2:]
-        early.launch(VARIANT.grid(num_rows, 2), stream, *ARGUMENTS)
+        early.launch(grid_of(num_rows, 2), stream, *ARGUMENTS)
         name, config, function, parameters, extra = driver.calls[-1]
 
         assert (name, function, extra) == ("cuLaunchKernelEx", "function", 0)
@@ -124,7 +129,7 @@ def test_an_empty_grid_launches_nothing():
     kernel = LoadedKernel(VARIANT, b"image", driver=driver)
     before = len(driver.calls)
 
-    kernel.launch(VARIANT.grid(0, 2), 0, *ARGUMENTS)
+    kernel.launch(grid_of(0, 2), 0, *ARGUMENTS)
 
     assert len(driver.calls) == before
 
@@ -132,8 +137,8 @@ def test_an_empty_grid_launches_nothing():
 def test_a_missing_argument_is_refused_before_the_driver_sees_it():
     kernel = LoadedKernel(VARIANT, b"image", driver=RecordingDriver())
 
-    with pytest.raises(TypeError, match="takes 14 arguments, got 13"):
-        kernel.launch(VARIANT.grid(1, 1), 0, *ARGUMENTS[:-1])
+    with pytest.raises(TypeError, match="takes 15 arguments, got 14"):
+        kernel.launch(grid_of(1, 1), 0, *ARGUMENTS[:-1])
 
 
 def test_an_argument_that_its_parameter_cannot_hold_is_refused_before_the_driver_sees_it():
@@ -141,10 +146,10 @@ def test_an_argument_that_its_parameter_cannot_hold_is_refused_before_the_driver
     kernel = LoadedKernel(VARIANT, b"image", driver=driver)
     before = len(driver.calls)
 
-    for argument, wrong in ((0, -16), (0, 1 << 64), (8, 192.5)):
+    for argument, wrong in ((0, -16), (0, 1 << 64), (9, 192.5)):
         arguments = [*ARGUMENTS[:argument], wrong, *ARGUMENTS[argument + 1 :]]
         with pytest.raises(struct.error):
-            kernel.launch(VARIANT.grid(1, 1), 0, *arguments)
+            kernel.launch(grid_of(1, 1), 0, *arguments)
 
     assert len(driver.calls) == before
 
@@ -160,7 +165,7 @@ def test_a_refusal_of_the_driver_is_typed_and_names_call_and_status(call):
     def load_launch_and_ask():
         driver, is_early = RecordingDriver(refuses=call), call == "cuLaunchKernelEx"
         kernel = LoadedKernel(VARIANT, b"image", begins_early=is_early, driver=driver)
-        kernel.launch(VARIANT.grid(1, 1), 0, *ARGUMENTS)
+        kernel.launch(grid_of(1, 1), 0, *ARGUMENTS)
         kernel.attributes()
 
     with pytest.raises(DriverError, match=f"^{call} failed: CUDA_ERROR_OUT_OF_MEMORY$"):
