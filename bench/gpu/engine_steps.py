@@ -1,8 +1,8 @@
 """How long a decode step of the whole executor takes: with graphs, without, beside the memory.
 
 Steps of few rows are taken with the library's products, too, and the norm, gate and additions
-beside them as launches of their own, as steps of many rows are; and all with launches that begin
-before the one ahead has ended, which must say the same to the bit.
+beside them as launches of their own, as steps of many rows are; and all with launches that wait for
+the one ahead to end (ADR 0031), which must say the same to the bit.
 
 A step must read all weights, and the keys and values of its rows, once: that is what it is compared
 with, at the bandwidth of a device copy measured here. Steps are launched as the plane launches
@@ -29,7 +29,7 @@ from bench.gpu.launch_costs import launch_costs, say_costs
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, LlamaShape, write_model
 from bench.gpu.step_answers import Answers, answers
 from bench.gpu.step_profile import profiled_runs, where_time_goes
-from bench.gpu.step_ways import BLOCK_SIZE, EAGER, EARLY, OWN, WAYS, Way, Workload
+from bench.gpu.step_ways import BLOCK_SIZE, EAGER, LATE, OWN, WAYS, Way, Workload
 from compute_plane.app import ComputePlane
 from compute_plane.config import ComputePlaneConfig
 from compute_plane.cuda.dense_kernels import MOST_ROWS
@@ -76,7 +76,10 @@ def engine_steps_8b(found: Findings, options: PartOptions) -> None:
 
     A layer's launches are as many, and have three and a half times as much to read beside them.
     """
-    work = Workload(batches=(1, 8, 32, 64), repeats=3, eager_batches=())
+    work = Workload(
+        batches=(1, 8, 32, 64), repeats=3, eager_batches=(), profiled_batches=(1, 8, 32, 64),
+        tries_parts=True,
+    )  # fmt: skip
     _measure_on_device(found, options, EIGHT_BILLION, work)
 
 
@@ -143,13 +146,13 @@ def measure_steps(
                     _compare_with_eager(found, result)
                 else:
                     _compare_with_own(found, result, way)
-            if way in (OWN, EARLY):
+            if way in (OWN, LATE):
                 some_rows = {min(MOST_ROWS, max(batches)), max(batches)}  # our products, torch's
                 said[way] = {n: answers(made, n, work.blocks_of_row) for n in some_rows}
             del made  # two models need not find room
     if len(said) > 1:
         for rows, own in said[OWN].items():
-            other = [one != early for one, early in zip(own, said[EARLY][rows], strict=True)]
+            other = [one != late for one, late in zip(own, said[LATE][rows], strict=True)]
             if any(other):
                 found.failures.append(
                     f"launches that begin early say something else, {rows} rows from step "

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-BEGINS_EARLY: Final[tuple[str, ...]] = ()
+BEGINS_EARLY: Final[tuple[str, ...]] = ("",)
 """Beginnings of the names of kernels that are launched before what is ahead of them has ended, if
 they can; "" is that of all (ADR 0031)."""
 

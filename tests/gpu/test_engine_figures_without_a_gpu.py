@@ -92,7 +92,7 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
-    ways = [way.name for way in step_ways.WAYS if way.uses_graphs]
+    ways = [way.name for way in step_ways.WAYS if way.uses_graphs and not way.is_in_part]
     assert found.failures == [f"decode steps {way}: RuntimeError: capture failed" for way in ways]
     (one,) = found.values["engine_steps"]["batches"]
     assert one["eager"]["median_ms"] > 0
@@ -101,8 +101,9 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
 
 def test_steps_are_measured_with_and_without_graphs(model):
     work = engine_steps.Workload(
-        batches=(1, 3), context=20, steps=2, warm_up=1, repeats=2, profiled_batches=()
-    )
+        batches=(1, 3), context=20, steps=2, warm_up=1, repeats=2, profiled_batches=(),
+        tries_parts=True,
+    )  # fmt: skip
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
@@ -115,7 +116,7 @@ def test_steps_are_measured_with_and_without_graphs(model):
     assert one["of_read_time"] == pytest.approx(one["graphs"]["median_ms"] / one["read_ms"])
     assert one["graphs_of_eager"] > 0
     assert one["own_of_library"] > 0
-    assert one["own_of_early"] > 0
+    assert one["own_of_late"] > 0
     assert all(three[f"own_of_{way.key}"] > 0 for way in step_ways.EARLY_IN_PART)
     assert found.failures == []
     assert "eager" not in three  # only where graphs are compared
@@ -159,7 +160,7 @@ def test_launches_that_begin_early_must_say_what_others_say(model, monkeypatch):
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
-    assert ways == [(), ("",)]
+    assert ways == [("",), ()]
     assert found.failures == ["launches that begin early say something else, 3 rows from step 2 on"]
 
 
