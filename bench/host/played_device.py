@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from compute_plane.cuda.drivers import CpuDriver, Event, Graph
 from compute_plane.cuda.kernel_operations import KernelOperations
 from compute_plane.cuda.operations import LogprobColumns, LogprobOutputs, SamplingColumns
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext
-from kernels.cuda.launch import SUCCESS, LoadedKernel
+from kernels.cuda.launch import SUCCESS, BoundLaunch, LoadedKernel
 from kernels.cuda.variant import Variant
 
 MULTIPROCESSORS = 132
@@ -149,6 +150,7 @@ class CountingLauncher:
     def __init__(self, calls: Calls) -> None:
         self._library = _CountingLibrary(calls)
         self._loaded: dict[Variant, LoadedKernel] = {}
+        self._recorded: list[BoundLaunch] | None = None
 
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Compile nothing."""
@@ -161,6 +163,23 @@ class CountingLauncher:
         """Hand the arguments over to nobody."""
         values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in arguments]
         self._loaded[variant].launch(grid, 0, *values)
+        if self._recorded is not None:
+            self._recorded.append(self._loaded[variant].bind(grid, *values))
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """As a CUDA device's launcher does."""
+        recorded: list[BoundLaunch] = []
+        self._recorded = recorded
+        try:
+            work()
+        finally:
+            self._recorded = None
+
+        def again() -> None:
+            for bound in recorded:
+                bound.launch(0)
+
+        return again
 
 
 class PlayedOperations(KernelOperations):
@@ -177,6 +196,24 @@ class PlayedOperations(KernelOperations):
         super().logprobs(out, logits, columns)
         for tensor in (out.token_logprobs, out.top_tokens, out.top_logprobs):
             tensor.zero_()
+
+    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+        sampled: list[tuple[Tensor, Tensor]] = []
+
+        def sample(out: Tensor, is_finite: Tensor, logits: Tensor, how: SamplingColumns) -> None:
+            sampled.append((out, is_finite))
+            PlayedOperations.sample(self, out, is_finite, logits, how)
+
+        with patch.object(self, "sample", sample):
+            again = super().repeated(work)
+
+        def again_with_answers() -> None:
+            again()
+            for out, is_finite in sampled:
+                out.zero_()
+                is_finite.fill_(1)
+
+        return again_with_answers
 
 
 def build_played(

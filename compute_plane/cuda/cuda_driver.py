@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from compute_plane.cuda.drivers import Event, Graph
+from kernels.cuda.errors import DriverError
+from kernels.cuda.launch import SUCCESS
 from planes.errors import MemoryError as OutOfMemoryError
 
 EXACT_BYTES: Final = 64 << 20
@@ -48,13 +51,28 @@ class CudaEvent:
     """A point in a stream of a CUDA device.
 
     Who waits for it sleeps until the device calls (`blocking`), which is late, or if `is_watched`
-    has the runtime look again and again, which takes a core (`step_times`).
+    has the runtime look again and again, which takes a core (`step_times`). `source`: memory that
+    is read until then. `unused`: the runtime's events of this kind that nobody has any more.
     """
 
-    def __init__(self, stream: Any, *, is_watched: bool = False) -> None:  # noqa: ANN401 - torch's
+    def __init__(
+        self,
+        stream: Any,  # noqa: ANN401 - torch's
+        *,
+        is_watched: bool = False,
+        source: Tensor | None = None,
+        unused: list[Any] | None = None,
+    ) -> None:
         self._device = stream.device
-        self._event = torch.cuda.Event(blocking=not is_watched)
+        self._source = source
+        self._unused = unused
+        self._event = unused.pop() if unused else torch.cuda.Event(blocking=not is_watched)
         self._event.record(stream)
+
+    def __del__(self) -> None:
+        """Leave the runtime's event to another one: to make one takes longer than to record it."""
+        if self._unused is not None:
+            self._unused.append(self._event)
 
     def is_done(self) -> bool:
         """Ask the driver."""
@@ -107,6 +125,8 @@ class CudaDriver:
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
         self._compute = torch.cuda.Stream(device)
         self._copy = torch.cuda.Stream(device)
+        self._computed = torch.cuda.Event()
+        self._unused_events: dict[bool, list[Any]] = {False: [], True: []}
         self._computing = _Computing(device, self._compute)
         self._pool: Any = None
         self.num_graphs = 0
@@ -137,14 +157,20 @@ class CudaDriver:
         with self.computing():
             target.copy_(source, non_blocking=True)
 
+    def copy_part(
+        self, target: Tensor, first: int, source: Tensor, begin: int, num_bytes: int
+    ) -> None:
+        """Queue a copy from or to pinned memory, or within the device."""
+        copy_bytes(target, first, source, begin, num_bytes, self._compute)
+
     def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
         """Queue a copy to pinned memory on the copy stream."""
-        self._copy.wait_stream(self._compute)
-        with torch.cuda.stream(self._copy):
-            target.copy_(source, non_blocking=True)
+        self._computed.record(self._compute)
+        self._copy.wait_event(self._computed)
+        copy_bytes(target, 0, source, 0, target.nbytes, self._copy)
         # The memory must not be given to compute's next tensor while it is being read.
-        source.record_stream(self._copy)
-        return CudaEvent(self._copy, is_watched=is_watched)
+        unused = self._unused_events[is_watched]
+        return CudaEvent(self._copy, is_watched=is_watched, source=source, unused=unused)
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """Warm up, so that libraries have their workspaces, and capture."""
@@ -186,6 +212,32 @@ class CudaDriver:
     def synchronize(self) -> None:
         """Wait for all streams."""
         torch.cuda.synchronize(self.device)
+
+
+def copy_bytes(
+    target: Tensor,
+    first: int,
+    source: Tensor,
+    begin: int,
+    num_bytes: int,
+    stream: Any,  # noqa: ANN401 - torch's
+) -> None:
+    """Queue a copy by the driver itself, which takes the host a fraction of what torch's does.
+
+    Of contiguous tensors, from and to bytes of theirs; host memory is pinned.
+    """
+    (status,) = _bindings().cuMemcpyAsync(
+        target.data_ptr() + first, source.data_ptr() + begin, num_bytes, stream.cuda_stream
+    )
+    if status != SUCCESS:
+        raise DriverError("cuMemcpyAsync", getattr(status, "name", str(status)))
+
+
+@cache
+def _bindings() -> Any:  # noqa: ANN401 - untyped
+    from cuda.bindings import driver
+
+    return driver
 
 
 def compute_products_as_told() -> None:

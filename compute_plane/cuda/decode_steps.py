@@ -15,6 +15,7 @@ Array letters: R rows of the graph, S rows, K samples, W width of the batch's bl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -35,7 +36,7 @@ from compute_plane.executor.token_layout import check_copies
 from planes.errors import ValidationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -104,14 +105,19 @@ class TakenStep:
     ragged: Ragged | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
-    """What is done with the logits, and where its results lie on the device, and how."""
+    """What is done with the logits, and where its results lie on the device, and how.
+
+    `again`: what queues it once more with `logits`, as `DeviceOperations.repeated` has it.
+    """
 
     layout: Layout
     memory: Tensor
     tokens: Tensor
     group: GroupWork
+    again: Callable[[], None] | None = None
+    logits: Tensor | None = None
 
 
 class DecodeSteps:
@@ -178,7 +184,7 @@ class DecodeSteps:
         self._upload(inputs, host, batch, berth, is_whole=num_awaited > 0)
         columns = inputs.columns
         if in_order:
-            self._last.put_first(inputs.step.token_ids, len(batch.query_lens))
+            self._last.put_first(self._driver, inputs.step.token_ids, len(batch.query_lens))
         elif num_awaited:
             self._last.put(
                 columns["token_ids"],
@@ -191,7 +197,7 @@ class DecodeSteps:
         logits = self._graphs.run(rung)
         timed = self._ring.times.begin(rung)
         work = self._work(inputs, berth, wants)
-        work.group.run(logits, self._sent, self._operations)
+        self._run(work, logits)
         done = berth.fetch(work.layout, work.memory, timed)
         if wants.is_in_order:
             self._last.keep_in_order(work.tokens)
@@ -321,14 +327,25 @@ class DecodeSteps:
             # All of them: a later step with the same tables may be the first to read the last ones.
             tables = np.ascontiguousarray(tables[:, : inputs.step.decode_tables.shape[1]])
             parts.append(tables.reshape(-1).view(np.uint8))
-        filled = berth.fill_bytes(parts)
+        source, begin, num_bytes = berth.fill_bytes(parts)
         memory.forget()
-        self._driver.copy(memory.columns[first : first + len(filled)], filled)
+        self._driver.copy_part(memory.columns, first, source, begin, num_bytes)
         if sends_tables:
             inputs.take_tables(tables.shape)
         memory.staying = host.staying
         # What can still be written may be another's next time.
         memory.tables_sent = None if batch.block_tables.flags.writeable else batch.block_tables
+
+    def _run(self, work: _Work, logits: Tensor) -> None:
+        """Queue what is done with a graph's logits; the same again if they lie where they did."""
+        group = work.group
+        if not group.is_repeatable:
+            group.run(logits, self._sent, self._operations)
+        elif work.again is not None and work.logits is logits:
+            work.again()
+        else:
+            first = partial(group.run, logits, {}, self._operations)
+            work.again, work.logits = self._operations.repeated(first), logits
 
     def _work(self, inputs: GraphInputs, berth: Berth, wants: DecodeWants) -> _Work:
         """Return what a step in this berth does with the logits."""

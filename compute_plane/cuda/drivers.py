@@ -77,11 +77,21 @@ class Driver(Protocol):
         """
         ...
 
+    def copy_part(
+        self, target: Tensor, first: int, source: Tensor, begin: int, num_bytes: int
+    ) -> None:
+        """Queue the copy of `num_bytes` of `source`, from byte `begin` on, to byte `first` on.
+
+        As `copy`, or within the device; both are contiguous. For every step: it makes no tensors.
+        """
+        ...
+
     def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
         """Queue a copy to host memory behind all compute queued so far; return when it is there.
 
-        `source` must not be written before the event, `target` not be read. `is_watched`: who waits
-        for it looks again and again, instead of having the device wake him.
+        Both are contiguous. `source` must not be written before the event, `target` not be read;
+        the event keeps `source`. `is_watched`: who waits for it looks again and again, instead of
+        having the device wake him.
         """
         ...
 
@@ -108,6 +118,11 @@ class Driver(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has done all that is queued."""
         ...
+
+
+def part_of(tensor: Tensor, first: int, num_bytes: int) -> Tensor:
+    """Return some bytes of a contiguous tensor."""
+    return tensor.view(-1).view(torch.uint8)[first : first + num_bytes]
 
 
 class _Done:
@@ -143,6 +158,12 @@ class CpuDriver:
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copy."""
         target.copy_(source)
+
+    def copy_part(
+        self, target: Tensor, first: int, source: Tensor, begin: int, num_bytes: int
+    ) -> None:
+        """Copy."""
+        self.copy(part_of(target, first, num_bytes), part_of(source, begin, num_bytes))
 
     def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:  # noqa: ARG002
         """Copy."""

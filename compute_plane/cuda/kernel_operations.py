@@ -45,6 +45,8 @@ from kernels.cuda.silu_mul import SiluMulVariant
 from kernels.cuda.weight_search import MAX_VOCAB
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from compute_plane.cuda.experts import ExpertUses
     from compute_plane.cuda.launchers import Launcher
     from compute_plane.cuda.matrices import Matrix
@@ -310,6 +312,10 @@ class KernelOperations:
     def logprobs(self, out: LogprobOutputs, logits: Tensor, columns: LogprobColumns) -> None:
         """Write log-probabilities."""
         self._logits.logprobs(out, logits, columns)
+
+    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record the launches."""
+        return self._launcher.record(work)
 
 
 def layer_strides(pool: Tensor, layer: int) -> tuple[int, int, int]:

@@ -11,11 +11,10 @@ stream, into the inputs that have just arrived.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from planes.errors import ValidationError
 
@@ -23,10 +22,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from compute_plane.cuda.batch_layout import BatchLayout
+    from compute_plane.cuda.drivers import Driver
     from compute_plane.cuda.sampling_columns import SamplingPlan
     from compute_plane.executor.interface import ExecutionBatch
 
 Array = npt.NDArray[Any]
+
+TOKEN_BYTES: Final = 4
 
 
 class LastSamples:
@@ -115,11 +117,13 @@ class LastSamples:
             self._places = np.arange(len(tokens))
         self._is_in_order = True
 
-    def put_first(self, target: Tensor, count: int) -> None:
-        """Queue the copy of the first samples to the first places of `target`."""
+    def put_first(self, driver: Driver, target: Tensor, count: int) -> None:
+        """Queue the copy of the first samples to the first places of `target`.
+
+        A row without finite logits has "sampled" token 0 (`DeviceOperations.sample`).
+        """
         if self._tokens is not None:
-            tokens = self._tokens if len(self._tokens) == count else self._tokens[:count]
-            torch.clamp(tokens, 0, self._vocab_size - 1, out=target[:count])
+            driver.copy_part(target, 0, self._tokens, 0, TOKEN_BYTES * count)
 
     def put(self, target: Tensor, places: Tensor, samples: Tensor) -> None:
         """Queue the copy of some samples to some places of `target`."""

@@ -1,9 +1,9 @@
 """What is done with logits on a CUDA device, by kernels: adjust them, choose tokens, log-probs.
 
 Few rows are divided among all multiprocessors, in launches one behind the other (`kernels.cuda.
-sampling`); what they leave for each other is scratch memory from torch's allocator. What the grids
-are depends on the numbers of samples, ids and multiprocessors alone, and nothing waits for the
-device, so that all of it can be captured.
+sampling`); what they leave for each other lies in scratch memory, the same for all steps, which run
+one after the other. What the grids are depends on the numbers of samples, ids and multiprocessors
+alone, and nothing waits for the device, so that launches can be recorded (`repeated`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class LogitsKernels:
         self._adjust = AdjustLogitsVariant()
         self._sample = SamplingVariant()
         self._logprobs = LogprobsVariant()
+        self._scratch = _Scratch(launcher.device)
 
     @property
     def variants(self) -> list[Variant]:
@@ -80,10 +81,11 @@ class LogitsKernels:
         share, splits, grid = self._split(num_samples, vocab)
         has_sums, has_bins = c.needs.draws, c.needs.cuts
         num_bins = ROW_BINS if has_bins else 0
-        keys = _scratch(out, num_samples, splits)
-        strip_sums = _scratch(out, num_samples if has_sums else 0, num_strips(vocab))
-        bins = _scratch(out, num_samples, num_bins)
-        listed = _scratch(out, num_samples if has_bins else 0, vocab)
+        take = self._scratch.take
+        keys = take("keys", num_samples, splits)
+        strip_sums = take("strip_sums", num_samples if has_sums else 0, num_strips(vocab))
+        bins = take("bins", num_samples, num_bins)
+        listed = take("listed", num_samples if has_bins else 0, vocab)
         how = (c.inverse_temperatures, c.top_ks, c.top_ps, c.min_ps)
         of_logits = (logits, c.logits_rows)
         sizes = (stride, vocab, share)
@@ -119,7 +121,8 @@ class LogitsKernels:
         num_samples, (stride, vocab) = len(columns.tokens), logits_strides(logits)
         share, splits, grid = self._split(num_samples, vocab)
         keys, totals, listed = (
-            _scratch(logits, num_samples, width) for width in (splits, TOTALS, vocab)
+            self._scratch.take(name, num_samples, width)
+            for name, width in (("keys", splits), ("totals", TOTALS), ("listed", vocab))
         )
         of_logits = (logits, columns.logits_rows)
         sizes = (stride, vocab, share)
@@ -158,5 +161,24 @@ def logits_strides(logits: Tensor) -> tuple[int, int]:
     return int(logits.stride(0)), int(logits.shape[1])
 
 
-def _scratch(beside: Tensor, num_samples: int, width: int) -> Tensor:
-    return torch.empty((num_samples, width), dtype=torch.int64, device=beside.device)
+class _Scratch:
+    """Memory for what launches leave each other, by what it is for; as much as was ever wanted."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._views: dict[tuple[str, int, int], Tensor] = {}
+        self._held: dict[str, Tensor] = {}
+
+    def take(self, name: str, num_samples: int, width: int) -> Tensor:
+        """Return int64 [num_samples, width], which the next launch may write, too."""
+        key = name, num_samples, width
+        view = self._views.get(key)
+        if view is None:
+            size = num_samples * width
+            held = self._held.get(name)
+            if held is None or len(held) < size:
+                held = torch.empty(size, dtype=torch.int64, device=self._device)
+                self._held[name] = held
+                self._views.clear()
+            view = self._views[key] = held[:size].view(num_samples, width)
+        return view

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from compute_plane.cuda.expert_operations import ExpertOperations
     from compute_plane.cuda.matrices import Matrix, QuantizedMatrix
 
@@ -322,4 +324,11 @@ class DeviceOperations(Protocol):
 
     def logprobs(self, out: LogprobOutputs, logits: Tensor, columns: LogprobColumns) -> None:
         """Write the log-probabilities of tokens under their rows of `logits` [R, V]."""
+        ...
+
+    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Run `work`, which calls `sample` and `logprobs` alone; return what does it again.
+
+        On the same tensors, and at less cost to the host where there is something to save.
+        """
         ...

@@ -43,6 +43,8 @@ from kernels.reference.sampling import WEIGHT_ONE, draw, first_by_weight, nucleu
 from kernels.reference.silu_mul import silu_mul
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from compute_plane.cuda.matrices import Matrix
 
 Array = npt.NDArray[Any]
@@ -244,6 +246,11 @@ class ReferenceOperations:
             if count:
                 out.top_tokens[k, :count] = torch.from_numpy(best).to(torch.int32)
                 out.top_logprobs[k, :count] = torch.from_numpy(of_row[best])
+
+    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+        """There is nothing to save."""
+        work()
+        return work
 
     def _values(self, matrix: QuantizedMatrix) -> Tensor:
         """Return a matrix unpacked, float32 [N, K]; what was unpacked once is kept.

@@ -144,6 +144,11 @@ class GroupWork:
             else None,
         )  # fmt: skip
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it may go through `DeviceOperations.repeated`."""
+        return self.adjusted is None and self.kept is None
+
     def run(
         self, logits: Tensor, ragged: Mapping[str, Tensor], operations: DeviceOperations
     ) -> None:

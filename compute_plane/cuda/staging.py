@@ -44,33 +44,35 @@ class Berth:
             self._device_results = self._driver.device_buffer(num_bytes)
         return self._device_results
 
-    def fill_bytes(self, parts: Sequence[Array]) -> Tensor:
-        """Write arrays of bytes one behind the other into the host buffer; return its bytes.
+    def fill_bytes(self, parts: Sequence[Array]) -> tuple[Tensor, int, int]:
+        """Write arrays of bytes one behind the other into the host buffer.
 
-        They lie behind what was filled in before: the device may not have copied that yet.
+        Return that, where in it they lie, and how many bytes they are. They lie behind what was
+        filled in before: the device may not have copied that yet.
         """
-        filled = self._room(sum([len(part) for part in parts]))
-        memory: Array = filled.numpy()
-        end = 0
+        num_bytes = sum([len(part) for part in parts])
+        begin, end = self._room(num_bytes), 0
+        memory: Array = self._inputs[begin : begin + num_bytes].numpy()
         for part in parts:
             first, end = end, end + len(part)
             memory[first:end] = part
-        return filled
+        return self._inputs, begin, num_bytes
 
     def fill_inputs(self, layout: Layout, arrays: Mapping[str, Array]) -> Tensor:
         """Write arrays into the host buffer, as above; return its bytes."""
-        filled = self._room(layout.num_bytes)
+        begin = self._room(layout.num_bytes)
+        filled = self._inputs[begin : begin + layout.num_bytes]
         layout.fill(filled, arrays)
         return filled
 
-    def _room(self, num_bytes: int) -> Tensor:
-        """Return so many bytes of the host buffer that were not filled in yet."""
+    def _room(self, num_bytes: int) -> int:
+        """Return where in the host buffer so many bytes lie that were not filled in yet."""
         first = self._num_filled
         if first + num_bytes > len(self._inputs):
             self._outgrown.append(self._inputs)
             self._inputs, first = self._driver.host_buffer(_grown(self._inputs, num_bytes)), 0
         self._num_filled = first + -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        return self._inputs[first : first + num_bytes]
+        return first
 
     def fetch(self, layout: Layout, results: Tensor, timed: TimedStep | None = None) -> Event:
         """Have the device's results copied here, once all that is queued by now is done.

@@ -5,7 +5,8 @@ long as its context. The stream is an argument of every launch, because the call
 `torch.cuda.current_stream()` each time: a stream kept from before would escape graph capture.
 
 Steps that no graph holds launch hundreds of kernels, so a launch is short: its arguments are packed
-by one call into memory that the kernel keeps, beside the addresses that the driver wants of them.
+by one call into memory that the kernel keeps, beside the addresses that the driver wants of them. A
+launch that comes again as it was keeps memory of its own, and nothing is packed (`BoundLaunch`).
 
     values      │ argument 0 │ argument 1 │ …    8 bytes each, of which the driver copies as many
     addresses   │     ↑      │     ↑      │ …    as the parameter has, before its call returns
@@ -14,6 +15,9 @@ by one call into memory that the kernel keeps, beside the addresses that the dri
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from kernels.cuda.errors import DriverError
@@ -48,17 +52,14 @@ class LoadedKernel:
     ) -> None:
         self._driver: Driver = _bindings() if driver is None else driver
         self._packing = argument_packing(variant.arguments)
-        self._num_arguments = count = len(variant.arguments)
-        self._values = (ctypes.c_uint64 * count)()
-        first = ctypes.addressof(self._values)
-        places = range(first, first + count * ARGUMENT_BYTES, ARGUMENT_BYTES)
-        self._addresses = (ctypes.c_void_p * count)(*places)
-        self._parameters = ctypes.addressof(self._addresses)
+        self._num_arguments = len(variant.arguments)
+        self._parameters = _Parameters(self._num_arguments)
         self._threads = variant.threads
         self.name = variant.name
         # PTX is text and must end in a zero byte; behind a cubin one more byte does no harm.
         self._module = self._call("cuModuleLoadData", image + b"\0")
         self._function = self._call("cuModuleGetFunction", self._module, variant.name.encode())
+        self._begins_early = begins_early
         self._early = _early_launch(self._driver, variant.threads) if begins_early else None
 
     def launch(self, grid: tuple[int, int, int], stream: int, *arguments: float) -> None:
@@ -69,20 +70,15 @@ class LoadedKernel:
         a fault that an earlier launch left behind; TypeError and struct.error for arguments that do
         not fit.
         """
-        if len(arguments) != self._num_arguments:
-            message = f"{self.name} takes {self._num_arguments} arguments, got {len(arguments)}"
-            raise TypeError(message)
-        if 0 in grid:
-            return  # the driver refuses an empty grid, and there is nothing to do
-        self._packing.pack_into(self._values, 0, *arguments)
-        if self._early is not None:
-            self._launch_early(self._early, grid, stream)
-            return
-        (status,) = self._driver.cuLaunchKernel(
-            self._function, *grid, self._threads, 1, 1, 0, stream, self._parameters, 0
-        )
-        if status != SUCCESS:
-            raise _refusal("cuLaunchKernel", status)
+        self._pack(self._parameters, arguments)
+        self._queue(self._parameters, self._early, grid, stream)
+
+    def bind(self, grid: tuple[int, int, int], *arguments: float) -> BoundLaunch:
+        """Return a launch that can be queued again and again. Raises as `launch` for arguments."""
+        parameters = _Parameters(self._num_arguments)
+        self._pack(parameters, arguments)
+        early = _early_launch(self._driver, self._threads) if self._begins_early else None
+        return BoundLaunch(partial(self._queue, parameters, early, grid))
 
     def attributes(self) -> dict[str, int]:
         """Return registers, shared and local bytes and the largest block, by the driver."""
@@ -92,10 +88,28 @@ class LoadedKernel:
             for word, name in _ATTRIBUTES.items()
         }
 
-    def _launch_early(self, launch: _Result, grid: tuple[int, int, int], stream: int) -> None:
-        launch.gridDimX, launch.gridDimY, launch.gridDimZ = grid
-        launch.hStream = stream
-        self._call("cuLaunchKernelEx", launch, self._function, self._parameters, 0)
+    def _pack(self, parameters: _Parameters, arguments: Sequence[float]) -> None:
+        if len(arguments) != self._num_arguments:
+            message = f"{self.name} takes {self._num_arguments} arguments, got {len(arguments)}"
+            raise TypeError(message)
+        self._packing.pack_into(parameters.values, 0, *arguments)
+
+    def _queue(
+        self, parameters: _Parameters, early: _Result, grid: tuple[int, int, int], stream: int
+    ) -> None:
+        """Queue a launch of arguments that are packed. `early`: its description; None: in turn."""
+        if 0 in grid:
+            return  # the driver refuses an empty grid, and there is nothing to do
+        if early is not None:
+            early.gridDimX, early.gridDimY, early.gridDimZ = grid
+            early.hStream = stream
+            self._call("cuLaunchKernelEx", early, self._function, parameters.address, 0)
+            return
+        (status,) = self._driver.cuLaunchKernel(
+            self._function, *grid, self._threads, 1, 1, 0, stream, parameters.address, 0
+        )
+        if status != SUCCESS:
+            raise _refusal("cuLaunchKernel", status)
 
     def _call(self, name: str, *arguments: object) -> _Result:
         try:
@@ -105,6 +119,28 @@ class LoadedKernel:
         if status != SUCCESS:
             raise _refusal(name, status)
         return results[0] if results else None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLaunch:
+    """A launch with its arguments. What they point to must outlive it."""
+
+    _queue: Callable[[int], None]
+
+    def launch(self, stream: int) -> None:
+        """Queue it on `stream`. Raises DriverError, as `LoadedKernel.launch`."""
+        self._queue(stream)
+
+
+class _Parameters:
+    """Memory for the arguments of a launch, and the `address` of where the driver finds them."""
+
+    def __init__(self, count: int) -> None:
+        self.values = (ctypes.c_uint64 * count)()
+        first = ctypes.addressof(self.values)
+        places = range(first, first + count * ARGUMENT_BYTES, ARGUMENT_BYTES)
+        self._addresses = (ctypes.c_void_p * count)(*places)
+        self.address = ctypes.addressof(self._addresses)
 
 
 def _early_launch(driver: Driver, threads: int) -> _Result:

@@ -21,7 +21,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from compute_plane.cuda import cuda_driver
 from compute_plane.cuda.cuda_driver import CudaDriver
+from compute_plane.cuda.drivers import part_of
 from compute_plane.cuda.operations import DeviceOperations
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from tests.compute_plane.cuda.memory_order import HOST, Clock, MemoryOrder
@@ -230,6 +232,23 @@ class World(MemoryOrder, TorchFunctionMode):
         if threading.get_ident() not in self.threads_with_device:
             self.races.append("a thread speaks to a device that is not its current one")
 
+    def copy_bytes(
+        self,
+        target: Tensor,
+        first: int,
+        source: Tensor,
+        begin: int,
+        num_bytes: int,
+        stream: Stream,
+    ) -> None:
+        """Play a copy by the driver itself, which torch does not see."""
+        with self.paused():
+            to, of = part_of(target, first, num_bytes), part_of(source, begin, num_bytes)
+            to.copy_(of)
+        self.queue(stream.name)
+        self.touch(of, stream.name, writes=False, what="a copy")
+        self.touch(to, stream.name, writes=True, what="a copy")
+
     def record_stream(self, tensor: Tensor, stream: Stream) -> None:
         self.memory(tensor).recorded.add(stream.name)
 
@@ -264,6 +283,10 @@ class WatchedOperations:
     def __init__(self, world: World) -> None:
         self._world = world
         self._reference = ReferenceOperations()
+
+    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return work
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._reference, name)
@@ -314,6 +337,7 @@ def played_cuda() -> Iterator[World]:
             patch.setattr(torch.cuda, name, function)
         # A function, so that it is bound to the tensor.
         patch.setattr(Tensor, "record_stream", lambda *given: world.record_stream(*given))
+        patch.setattr(cuda_driver, "copy_bytes", world.copy_bytes)
         with world:
             yield world
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -48,6 +48,10 @@ class SimulatedLauncher:
                 written=written,
                 begins_early=variant.expectation.begins_early,
             )
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return work
 
 
 def as_passed(kind: str, argument: Tensor | float) -> np.ndarray | np.generic:

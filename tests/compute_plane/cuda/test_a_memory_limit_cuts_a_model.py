@@ -116,7 +116,8 @@ def test_a_limited_device_has_what_the_limit_leaves_and_torch_is_told(
 ) -> None:
     told, free = [], 70
     played = {
-        "set_device": lambda _: None, "Stream": lambda _: None, "graph_pool_handle": lambda: None,
+        "set_device": lambda _: None, "Stream": lambda _: None, "Event": lambda: None,
+        "graph_pool_handle": lambda: None,
         "mem_get_info": lambda _: (free, 100), "memory_reserved": lambda _: 15,
         "set_per_process_memory_fraction": lambda share, _: told.append(share),
     }  # fmt: skip

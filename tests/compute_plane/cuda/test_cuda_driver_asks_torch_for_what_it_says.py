@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -66,6 +67,38 @@ def test_who_waits_for_a_step_sleeps_unless_he_watches_it(
     CudaEvent(world.new_stream())
     CudaEvent(world.new_stream(), is_watched=True)
     assert kinds == [{"blocking": True}, {"blocking": False}]
+
+
+def test_events_that_nobody_has_any_more_are_recorded_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, _ = played_device(world)
+    made: list[object] = []
+    played = torch.cuda.Event
+    monkeypatch.setattr(torch.cuda, "Event", lambda **named: (made.append(named), played())[1])
+    target, source = driver.host_buffer(16), driver.device_buffer(16)
+    first = driver.download(target, source)
+    second = driver.download(target, source)
+    assert len(made) == 2
+    del first
+    third = driver.download(target, source)
+    assert len(made) == 2
+    watched = driver.download(target, source, is_watched=True)
+    assert made[2] == {"blocking": False}  # one that the device calls for would not do
+    del second, third, watched
+
+
+def test_what_is_read_for_the_host_is_kept_until_it_was_read(world: World) -> None:
+    driver, _ = played_device(world)
+    source = driver.device_buffer(16)
+    kept = weakref.ref(source)
+    event = driver.download(driver.host_buffer(16), source)
+    del source
+    assert kept() is not None
+    event.wait()
+    del event
+    assert kept() is None
+    assert world.races == []
 
 
 def test_work_is_done_once_for_its_libraries_before_it_is_captured(world: World) -> None:

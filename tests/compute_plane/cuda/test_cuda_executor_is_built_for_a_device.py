@@ -229,9 +229,9 @@ def test_kernels_are_loaded_before_they_are_launched_and_only_once(
     def compiled(_: object, capability: tuple[int, int], *__: object, **___: object) -> bytes:
         return bytes(capability)
 
-    streams = iter(SimpleNamespace(cuda_stream=number) for number in (70, 71))
+    streams = iter((70, 71))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: next(streams))
+    monkeypatch.setattr(launchers, "current_stream", lambda _: next(streams))
     monkeypatch.setattr(launchers, "build_ahead", lambda *_, **__: None)
     monkeypatch.setattr(launchers, "LoadedKernel", Kernel)
     monkeypatch.setattr(build, "build", compiled)
@@ -242,6 +242,47 @@ def test_kernels_are_loaded_before_they_are_launched_and_only_once(
         launcher.launch(NORM, (1, 2, 3), given[1:], 5, 0.5)
     of_launch = given.data_ptr() + 4, 5, 0.5
     assert calls == [(NORM, b"\x09\x00"), *(((1, 2, 3), at, *of_launch) for at in (70, 71))]
+
+
+def test_recorded_launches_are_queued_again_on_the_stream_that_is_current_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+
+    class Kernel:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def launch(self, grid: object, stream: int, *values: object) -> None:
+            calls.append((grid, stream, values))
+
+        def bind(self, grid: object, *values: object) -> SimpleNamespace:
+            return SimpleNamespace(launch=lambda stream: self.launch(grid, stream, *values))
+
+    streams = iter((70, 71, 72, 73))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    monkeypatch.setattr(launchers, "current_stream", lambda _: next(streams))
+    monkeypatch.setattr(launchers, "build_ahead", lambda *_, **__: None)
+    monkeypatch.setattr(launchers, "LoadedKernel", Kernel)
+    monkeypatch.setattr(build, "build", lambda *_, **__: b"")
+    launcher = launchers.CudaLauncher(torch.device("cpu"), tmp_path)
+    given = torch.zeros(3)
+
+    def work() -> None:
+        launcher.launch(NORM, (1, 2, 3), given, 5)
+        launcher.launch(NORM, (4, 5, 6), given, 7)
+
+    again = launcher.record(work)
+    first, second = ((1, 2, 3), (given.data_ptr(), 5)), ((4, 5, 6), (given.data_ptr(), 7))
+    expected = [(first[0], 70, first[1]), (second[0], 71, second[1])]
+    assert calls == expected
+    again()
+    assert calls[2:] == [(first[0], 72, first[1]), (second[0], 72, second[1])]
+    launcher.launch(NORM, (9, 9, 9))
+    again_later = len(calls)
+    streams = iter((74,))
+    again()
+    assert len(calls) == again_later + 2  # what came later was not recorded
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,10 @@ def test_what_a_step_fills_in_piece_by_piece_stays_until_its_berth_is_free():
     first_buffer = weakref.ref(berth._inputs)
     pieces = [np.full(count, count % 251, np.uint8) for count in (10, 20, FIRST_BYTES * 3, 5)]
     filled = [berth.fill_bytes([piece]) for piece in pieces]
-    for piece, bytes_of_it in zip(pieces, filled, strict=True):
-        np.testing.assert_array_equal(bytes_of_it.numpy(), piece)
-    assert filled[1].data_ptr() - filled[0].data_ptr() == ALIGNMENT
-    del filled, bytes_of_it
+    for piece, (buffer, begin, num_bytes) in zip(pieces, filled, strict=True):
+        np.testing.assert_array_equal(buffer.numpy()[begin : begin + num_bytes], piece)
+    assert filled[1][1] - filled[0][1] == ALIGNMENT
+    del filled, buffer
     assert first_buffer() is not None
     berth.free()
     assert first_buffer() is None

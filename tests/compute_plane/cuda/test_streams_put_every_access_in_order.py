@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compute_plane.cuda import build
+from compute_plane.cuda import build, cuda_driver
 from compute_plane.cuda.cuda_driver import CudaDriver, CudaEvent
 from compute_plane.cuda.drivers import Event
 from compute_plane.cuda.executor import CudaExecutor
@@ -196,6 +196,16 @@ class CopiesBeside(CudaDriver):
             target.copy_(source, non_blocking=True)
 
 
+class CopiesPartsBeside(CudaDriver):
+    """So do the inputs of steps that a graph holds."""
+
+    def copy_part(
+        self, target: Tensor, first: int, source: Tensor, begin: int, num_bytes: int
+    ) -> None:
+        copy = self._copy
+        cuda_driver.copy_bytes(target, first, source, begin, num_bytes, copy)
+
+
 class TakesMemoryElsewhere(CudaDriver):
     """Buffers belong to the stream that is current by chance."""
 
@@ -210,6 +220,11 @@ class TakesMemoryElsewhere(CudaDriver):
 )
 def test_a_driver_that_forgets_to_wait_is_found_out(world: World, driver: type[CudaDriver]) -> None:
     all_kinds_of_steps(executor_on(world, driver=driver))
+    assert world.races
+
+
+def test_inputs_of_a_graph_that_nobody_waits_for_are_found_out(world: World) -> None:
+    ahead(executor_on(world, 8, driver=CopiesPartsBeside))
     assert world.races
 
 

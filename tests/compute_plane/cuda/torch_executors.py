@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compute_plane.cuda.block_pools import BlockPools
-from compute_plane.cuda.drivers import CpuDriver, Driver, Event, Graph
+from compute_plane.cuda.drivers import CpuDriver, Driver, Event, Graph, part_of
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.operations import DeviceOperations
 from compute_plane.cuda.reference_operations import ReferenceOperations
@@ -146,6 +146,15 @@ class RecordingDriver(CpuDriver):
     def copy(self, target: Tensor, source: Tensor) -> None:
         self.calls.append("copy")
         super().copy(target, source)
+
+    def copy_part(
+        self, target: Tensor, first: int, source: Tensor, begin: int, num_bytes: int
+    ) -> None:
+        if source.dtype == torch.uint8:
+            super().copy_part(target, first, source, begin, num_bytes)
+            return
+        self.calls.append("tokens")  # which stay on the device
+        part_of(target, first, num_bytes).copy_(part_of(source, begin, num_bytes))
 
     def download(self, target: Tensor, source: Tensor, *, is_watched: bool = False) -> Event:
         self.calls.append("download")

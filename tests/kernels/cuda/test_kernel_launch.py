@@ -124,6 +124,25 @@ def test_a_launch_that_begins_early_says_so_and_passes_the_same():
         assert packed(parameters) == packed(expected)
 
 
+@pytest.mark.parametrize("begins_early", [False, True])
+def test_a_bound_launch_passes_what_it_was_bound_to_whatever_was_launched_since(begins_early):
+    driver = RecordingDriver()
+    kernel = LoadedKernel(VARIANT, b"image", begins_early=begins_early, driver=driver)
+    kernel.launch(grid_of(7, 2), 99, *ARGUMENTS)
+    *expected, parameters, _ = driver.calls[-1]
+    before = packed(parameters)
+
+    bound = kernel.bind(grid_of(7, 2), *ARGUMENTS)
+    kernel.launch(grid_of(3, 1), 98, *(0 for _ in ARGUMENTS))
+    for _ in range(2):
+        bound.launch(99)
+        *passed, parameters, _ = driver.calls[-1]
+        assert passed == expected
+        assert packed(parameters) == before
+    with pytest.raises(TypeError, match="takes 15 arguments, got 1"):
+        kernel.bind(grid_of(7, 2), 16)
+
+
 def test_an_empty_grid_launches_nothing():
     driver = RecordingDriver()
     kernel = LoadedKernel(VARIANT, b"image", driver=driver)
