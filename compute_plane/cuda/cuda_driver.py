@@ -204,6 +204,10 @@ class CudaDriver:
             free = min(free, max(0, self._limit_bytes - reserved))
         return int(free)
 
+    def held_bytes(self) -> int:
+        """Return what torch has reserved, the memory of graphs in it."""
+        return int(torch.cuda.memory_reserved(self.device))
+
     def release_unused(self) -> None:
         """Empty torch's caches, once nobody uses what lies in them any more."""
         torch.cuda.synchronize(self.device)

@@ -133,9 +133,9 @@ class DecodeGraphs:
         return left_out
 
     def _held_bytes(self) -> int:
-        """Return how much of the device's memory is held, by whomever."""
+        """Return what is held. Not what others hold: planes alike would capture other graphs."""
         self._driver.release_unused()
-        return self._driver.total_bytes() - (self._driver.free_bytes() or 0)
+        return self._driver.held_bytes()
 
     def inputs(self, num_rows: int) -> GraphInputs:
         """Return where the graph of a rung reads its inputs. Raises GraphReplayError."""

@@ -111,6 +111,13 @@ class Driver(Protocol):
         """
         ...
 
+    def held_bytes(self) -> int:
+        """Return the device memory that is held for tensors and graphs of this process.
+
+        Whatever others on the device take or give back meanwhile.
+        """
+        ...
+
     def release_unused(self) -> None:
         """Give back the device memory that is held and in which no tensor lies."""
         ...
@@ -181,6 +188,10 @@ class CpuDriver:
     def free_bytes(self) -> int | None:
         """Return None: the system's memory is counted elsewhere."""
         return None
+
+    def held_bytes(self) -> int:
+        """Return 0, as `total_bytes`."""
+        return 0
 
     def release_unused(self) -> None:
         """Nothing is held."""

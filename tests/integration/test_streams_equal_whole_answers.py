@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -98,12 +99,23 @@ class Answer:
 class Ways:
     """The four ways of asking one deployment."""
 
-    def __init__(self, server: Server, http: httpx.Client) -> None:
+    def __init__(self, server: Server, http: httpx.Client, *, keeps_bits: bool) -> None:
         self.server = server
+        self.keeps_bits = keeps_bits
+        self._num_salts = itertools.count(1)
         self.tokenizer = inference_pb2_grpc.TokenizerServiceStub(server.channel)
         self.http = http
         self.model = http.get("/v1/models").json()["data"][0]["id"]
         self.num_split_characters = 0
+
+    @property
+    def num_at_once(self) -> int:
+        """Where bits depend on the company, each request is alone."""
+        return NUM_WORKERS if self.keeps_bits else 1
+
+    def salt(self) -> str:
+        """Where they depend on how a prompt is cut, nothing of it is cached."""
+        return "" if self.keeps_bits else str(next(self._num_salts))
 
     def ask(self, case: Case) -> tuple[Answer, Answer, Answer, Answer]:
         return (
@@ -116,7 +128,7 @@ class Ways:
     def whole_of_grpc(self, case: Case) -> Answer:
         stub = self.server.stub
         call = stub.Chat if case.is_chat else stub.Generate
-        response = call(message_of(case), timeout=PATIENCE_S)
+        response = call(message_of(case, self.salt()), timeout=PATIENCE_S)
         answer = Answer(counts=counts_of(response.usage))
         for sample in response.samples or [response]:
             index = sample.index if response.samples else 0
@@ -140,7 +152,7 @@ class Ways:
         stub = self.server.stub
         call = stub.ChatStream if case.is_chat else stub.GenerateStream
         answer, num_tokens = Answer(), {}
-        started, *events, last = call(message_of(case), timeout=PATIENCE_S)
+        started, *events, last = call(message_of(case, self.salt()), timeout=PATIENCE_S)
         assert started.HasField("started")
         for event in events:
             if event.HasField("delta"):
@@ -193,7 +205,7 @@ class Ways:
         return answer
 
     def body_of(self, case: Case) -> dict[str, Any]:
-        params = dict(case.params)
+        params = case.params | {"cache_salt": self.salt()}
         if "include_stop" in params:
             params["include_stop_str_in_output"] = params.pop("include_stop")
         if case.is_chat:
@@ -206,12 +218,12 @@ def path_of(case: Case) -> str:
     return "/v1/chat/completions" if case.is_chat else "/v1/completions"
 
 
-def message_of(case: Case) -> pb.ChatRequest | pb.GenerateRequest:
+def message_of(case: Case, salt: str) -> pb.ChatRequest | pb.GenerateRequest:
     sampling = pb.SamplingParams(**case.params)
     if case.is_chat:
         messages = [pb.ChatMessage(role="user", content=case.text)]
-        return pb.ChatRequest(messages=messages, sampling=sampling)
-    return pb.GenerateRequest(text=case.text, sampling=sampling)
+        return pb.ChatRequest(messages=messages, sampling=sampling, cache_salt=salt)
+    return pb.GenerateRequest(text=case.text, sampling=sampling, cache_salt=salt)
 
 
 def counts_of(usage: pb.Usage) -> tuple[int, int]:
@@ -224,7 +236,7 @@ def http_counts_of(usage: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def ways(deployment) -> Iterator[Ways]:
+def ways(deployment, target) -> Iterator[Ways]:
     limits = httpx.Limits(max_connections=NUM_WORKERS)
     with (
         Server(deployment.control) as server,
@@ -232,12 +244,12 @@ def ways(deployment) -> Iterator[Ways]:
             base_url=f"http://{deployment.http}", timeout=PATIENCE_S, limits=limits
         ) as http,
     ):
-        yield Ways(server, http)
+        yield Ways(server, http, keeps_bits=target.keeps_bits)
 
 
 def test_streams_equal_whole_answers_on_both_surfaces(ways):
     assert len(CASES) >= 50
-    with ThreadPoolExecutor(NUM_WORKERS) as pool:
+    with ThreadPoolExecutor(ways.num_at_once) as pool:
         answers = list(pool.map(ways.ask, CASES))
     for case, (whole, *others) in zip(CASES, answers, strict=True):
         assert set(whole.reasons) == set(range(case.params.get("n", 1)))

@@ -112,6 +112,9 @@ class MeteredDriver(CpuDriver):
     def free_bytes(self) -> int | None:
         return self.num_bytes - self.foreign_bytes - self.meter.reserved
 
+    def held_bytes(self) -> int:
+        return self.meter.reserved
+
     def release_unused(self) -> None:
         self.meter.reserved = sum(self.meter.live.values())
 

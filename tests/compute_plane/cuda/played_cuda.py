@@ -331,6 +331,7 @@ def played_cuda() -> Iterator[World]:
         "graph": world.graph,
         "mem_get_info": lambda *_: (MEMORY_BYTES, MEMORY_BYTES),
         "empty_cache": lambda: None,
+        "memory_reserved": lambda *_: 0,
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, function in played.items():

@@ -178,6 +178,20 @@ def test_memory_that_a_capture_leaves_unused_is_not_counted_for_its_graph():
     assert executor.graphs.capture_ladder(2, 45) == []
 
 
+def test_what_others_on_the_device_take_meanwhile_leaves_no_graph_out():
+    """The numerics id names the graphs: a request goes on on a plane that has the same."""
+
+    class Shared(RecordingDriver):
+        def capture(self, work: Callable[[], None]) -> Graph:
+            assert self.memory is not None
+            self.memory -= 1000
+            return super().capture(work)
+
+    device = Shared(bytes_of_capture=[20, 20], memory=5000)
+    assert torch_executor(driver=device).graphs.capture_ladder(2, 45) == []
+    assert (device.total_bytes(), device.free_bytes()) == (3000, 2960)
+
+
 def test_graphs_are_given_room_for_the_inputs_that_they_share():
     memory = InputMemory(RecordingDriver(), num_rows=4, table_width=3)
     held = memory.columns.nbytes + memory.tables.nbytes

@@ -178,6 +178,9 @@ class RecordingDriver(CpuDriver):
     def free_bytes(self) -> int | None:
         return None if self.memory is None else self.memory - self.graph_bytes
 
+    def held_bytes(self) -> int:
+        return self.graph_bytes
+
     def synchronize(self) -> None:
         self.calls.append("synchronize")
         self.check()
