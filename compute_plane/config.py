@@ -121,7 +121,9 @@ class ComputePlaneConfig:
     max_slots: int = setting(
         1024, help="sequences the plane remembers at once", minimum=1, maximum=1 << 16
     )
-    max_rows: int = setting(1024, help="rows of one batch at most", minimum=1, maximum=1 << 16)
+    max_rows: int = setting(
+        1024, help="rows of one batch at most", minimum=1, maximum=(1 << 16) - 1
+    )
     max_tokens_per_batch: int = setting(
         16384, help="tokens of one batch at most", minimum=1, maximum=1 << 20
     )

@@ -232,7 +232,7 @@ class KernelOperations:
         longest: int,
         window: int | None = None,
     ) -> None:
-        """Attend with one token a row; split over more blocks of threads where rows are few."""
+        """Attend with one token a row; some or all are split where that fills the device."""
         plan = self._plan_decode(
             query.shape[0], pool.shape[3], longest, self._launcher.num_multiprocessors, window
         )

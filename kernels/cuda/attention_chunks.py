@@ -219,12 +219,13 @@ def plan_tail(
     num_multiprocessors: int,
     resident_blocks: int,
     least_blocks: int,
+    least_tiles: int = CHUNK_TILES,
 ) -> tuple[int, int]:
     """Return over how many blocks of threads to split each unit of how many rows; (1, 0) is none.
 
     It leaves a multiple of the first number of rows whole. `resident_blocks` are at work on a
-    multiprocessor at a time, `least_blocks` as in `plan_splits`, which is for launches that are at
-    work all at once; the answer is about time alone, too.
+    multiprocessor at a time, `least_blocks` and `least_tiles` as in `plan_splits`, which is for
+    launches that are at work all at once; the answer is about time alone, too.
 
     In the time that the memory takes for one block's share, the last wave takes as long as there
     are blocks in it, and no less than `least_blocks` would of each multiprocessor: fewer have not
@@ -236,7 +237,9 @@ def plan_tail(
     if longest == 0 or waves == 0 or rest == 0:
         return 1, 0
     unsplit = waves * resident + max(rest, needed)
-    splits = min(-(-needed // rest), MOST_TAIL_SPLITS)
+    splits = min(-(-needed // rest), MOST_TAIL_SPLITS, most_chunks(longest, least_tiles))
+    if splits == 1:
+        return 1, 0
     split_rows = num_rows - waves * resident // num_units // splits * splits
     saves = blocks <= (1 - LEAST_GAIN) * unsplit
     return (splits, split_rows) if saves and split_rows * num_units <= resident else (1, 0)

@@ -184,11 +184,11 @@ class DecodeVariant(AttentionVariant):
         longest = most_tokens_read(longest, window)
         units = num_kv_heads * self._layout.parts
         size = (num_rows, units, longest, num_multiprocessors)
+        least = self.least_blocks, least_chunk_tiles(self.kv_dtype)
         if num_rows * units > self.resident_blocks * num_multiprocessors:
-            splits, split_rows = plan_tail(*size, self.resident_blocks, self.least_blocks)
+            splits, split_rows = plan_tail(*size, self.resident_blocks, *least)
         else:
-            splits = plan_splits(*size, self.least_blocks, least_chunk_tiles(self.kv_dtype))
-            split_rows = num_rows
+            splits, split_rows = plan_splits(*size, *least), num_rows
         return self.plan_of(num_rows, num_kv_heads, longest, splits, split_rows)
 
     def plan_of(

@@ -220,6 +220,32 @@ def test_split_rows_have_the_bits_of_rows_that_are_not_split(
     assert len(grids) == 2
 
 
+def test_rows_of_which_some_are_split_have_the_bits_of_rows_of_which_none_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One multiprocessor, so that few rows leave a last wave that is not full."""
+    random = np.random.default_rng(1)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
+
+    launcher = SimulatedLauncher()
+    launcher.num_multiprocessors = 1
+    query, pool = drawn(4, 2, 64), drawn(60, 2, 2, 1, BLOCK_SIZE, 64)
+    tables = torch.from_numpy(random.permutation(60).astype(np.int32).reshape(4, 15))
+    lengths, found = torch.tensor([240, 1, 130, 200], dtype=torch.int32), []
+    for plan_tail in (attention_decode.plan_tail, lambda *_: (1, 0)):
+        monkeypatch.setattr(attention_decode, "plan_tail", plan_tail)
+        spec = replace(SPEC, num_heads=2, num_kv_heads=1)
+        operations = KernelOperations(launcher, spec, "float32", BLOCK_SIZE)
+        found.append(torch.empty_like(query))
+        operations.attention_decode(found[-1], query, pool, 1, tables, lengths, 640)
+    assert found[0].equal(found[1])
+    (_, split), (_, whole) = launcher.launched
+    assert split == (1, 3, 1 + 1)  # a row over three blocks, and three rows of one
+    assert whole == (1, 1, 4)
+
+
 @pytest.mark.parametrize(
     ("changes", "dtype", "block_size", "field"),
     [

@@ -59,9 +59,7 @@ def test_every_chunk_has_whole_rounds_of_the_sharers_and_the_last_begins_inside_
         assert chunks <= MAX_CHUNKS
 
 
-@pytest.mark.parametrize(
-    ("rows", "longest"), [(64, 4096), (128, 2048), (32, 4096), (256, 131072), (1, 128), (0, 4096)]
-)
+@pytest.mark.parametrize(("rows", "longest"), [(32, 4096), (33, 131072), (1, 128), (0, 4096)])
 def test_a_grid_that_fills_the_device_or_has_one_chunk_is_not_split(rows, longest):
     assert plan_splits(rows, 8, longest, H200, 2, 8) == 1
 
@@ -210,7 +208,7 @@ def test_where_more_blocks_are_at_work_at_a_time_none_is_left_to_be_split():
 
 @pytest.mark.parametrize("num_multiprocessors", [1, 16, 68, H200])
 @pytest.mark.parametrize("units", [1, 8, 40])
-def test_a_split_tail_has_bandwidth_and_tickets_and_ends_earlier(num_multiprocessors, units):
+def test_a_split_tail_has_bandwidth_and_tickets_and_saves_a_tenth(num_multiprocessors, units):
     for resident, least in ((2, 2), (3, 2), (4, 3)):
         for rows in range(1, 300):
             splits, split_rows = plan_tail(rows, units, 2048, num_multiprocessors, resident, least)
@@ -223,12 +221,24 @@ def test_a_split_tail_has_bandwidth_and_tickets_and_ends_earlier(num_multiproces
             assert at_end >= least * num_multiprocessors or splits == FEW_CHUNKS
             # What is whole fits into the waves that were full.
             blocks, of_wave = rows * units, resident * num_multiprocessors
+            last_wave = max(blocks % of_wave, least * num_multiprocessors)
+            assert blocks <= 0.9 * (blocks // of_wave * of_wave + last_wave)
             assert blocks > of_wave
             assert blocks - split_rows * units <= blocks // of_wave * of_wave
 
 
 def test_no_row_of_no_token_is_split_for_the_tail():
     assert plan_tail(64, 8, 0, H200, 3, 2) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "longest", "splits"),
+    [(None, 128, 1), (None, 129, 2), (None, 385, 3), ("int8", 256, 1), ("int8", 257, 2)],
+)
+def test_a_row_is_split_over_no_more_blocks_than_it_has_chunks(kv_dtype, longest, splits):
+    plan = DecodeVariant("bfloat16", 128, 4, 16, kv_dtype).plan(64, 8, longest, H200)
+    assert plan.splits == splits
+    assert (plan.split_rows > 0) == (splits > 1)
 
 
 @pytest.mark.parametrize("num_multiprocessors", [1, 68, H200])
