@@ -80,8 +80,8 @@ class Layout:
         }
 
     def arrays(self, buffer: Tensor) -> dict[str, Array]:
-        """Return the arrays in a host buffer, as copies."""
-        return {name: view.copy() for name, view in self.views(buffer.numpy()).items()}
+        """Return the arrays in a host buffer, as views of one copy."""
+        return self.views(buffer.numpy().copy())
 
     def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
         """Return the arrays in a buffer of bytes as tensors of its memory.

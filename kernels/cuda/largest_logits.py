@@ -90,7 +90,7 @@ def make_largest_logits(variant: LargestLogitsVariant) -> Callable[..., None]:
         largest, token, is_finite = BELOW_ALL, int32(0), True
         strip = int32(split * share + warp)
         end = int32(min((split + 1) * share, strips_of(vocab)))
-        whole = int32(min(end, vocab // STRIP))  # from here on the only one may be ragged
+        whole = int32(min(end, vocab // STRIP))  # behind these there is at most the ragged one
         if strip < whole:
             read_strip(coming, logits, row + strip * STRIP + lane)
         while strip < whole:
@@ -130,8 +130,8 @@ def largest_of_strip(
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Return the largest of `largest` and numbers[i] of token first + 32 · i, and what is finite.
 
-    Of equals the one that there was, then the first: the lowest id. So tokens past the row's end,
-    which come with the number of its last, are never it.
+    Of equals the one that there was, then the first. A lane may so choose a token past the row's
+    end, which comes with the number of its last: `order_key` prefers the lower id of both.
     """
     for i in range(READS):
         is_finite = is_finite and abs(numbers[i]) <= LARGEST_FINITE  # NaN is not

@@ -48,8 +48,9 @@ class SplitVariant(SampleVariant):
     def plan_share(self, num_samples: int, vocab: int, num_multiprocessors: int) -> int:
         """Return how many strips a split has.
 
-        So few that the splits fill the device, at once if possible: a block more than there is room
-        for takes as long as all the others. And so few that a row has `LEAST_SPLITS`.
+        So few that the splits of `largest_logits`, of which the most are at work on a
+        multiprocessor, fill the device, at once if possible: a block more than there is room for
+        takes as long as all the others. And so few that a row has `LEAST_SPLITS`.
         """
         warps = self.threads // WARP_THREADS
         most_splits = -(-num_strips(vocab) // warps)

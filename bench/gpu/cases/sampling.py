@@ -56,7 +56,7 @@ def draw_cases_of_a_launch(variant: SplitVariant, seed: int) -> list[Case]:
 def _small_cases(variant: SamplingVariant, seed: int) -> list[Case]:
     return [
         draw_case(variant, vocab, EVERYTHING, rounds=rounds, seed=seed)
-        for vocab, rounds in ((45, 1), (5_000, 3))
+        for vocab, rounds in ((45, 1), (384, 1), (5_000, 3))
     ]
 
 

@@ -32,6 +32,7 @@ SPREAD = [(setting, (setting * 5 + setting // 8) % 8) for setting in range(len(S
         (ONE_WARP, 300, 1, [(2, 0), (0, 1), (5, 0), (6, 7)]),  # three splits, the last one ragged
         (VARIANT, 380, 1, [(4, 2), (12, 1), (1, 5)]),  # two splits, of two strips and of one
         (ONE_WARP, 400, 3, [(11, 5), (0, 3), (3, 6)]),  # one of three strips, and one of one
+        (ONE_WARP, 384, 3, [(0, 0), (4, 2), (6, 7)]),  # whole strips, as many vocabularies are
     ],
 )
 def test_the_tokens_are_those_of_the_specification(variant, vocab, rounds, pairs):
@@ -70,7 +71,7 @@ def test_few_samples_fill_the_device_and_many_have_splits_for_every_lane():
     assert splits(1, 128_256) == splits(8, 128_256) == 126  # a strip a warp
     assert [splits(n, 128_256) for n in (16, 32)] == [63, 32]  # all blocks at once
     assert [splits(n, 128_256) for n in (64, 256)] == [32, 32]
-    assert splits(33, 33 * 8 * 128) == 33
+    assert splits(33, 33 * 8 * 128) == 33  # two strips a warp would leave lanes without a split
     assert splits(256, 32_000) == 32
     assert splits(3, 1) == 1
 
