@@ -13,8 +13,8 @@ from planes.transport import PROTOCOL_VERSION
 
 BATCHES_IN_TURN: Final = 2
 """Batches of one stream under way: one runs, the next waits ready."""
-MAX_BATCHES_IN_FLIGHT: Final = 4
-"""The same where steps are launched ahead: two are launched, the next two wait ready."""
+MAX_BATCHES_IN_FLIGHT: Final = 8
+"""The same where steps are launched ahead: two are launched, the others wait ready."""
 
 DISTRIBUTION: Final = "hetero-paged-infer"
 

@@ -151,11 +151,11 @@ class ControlPlaneConfig(SchedulingLimits):
         help="http(s)://HOST:PORT of an OpenTelemetry collector that gets a span of every request",
     )
     pipeline_depth: int = setting(
-        4,
-        help="batches under way at once, at most; 1: wait for each; 3, 4: more than 2 only where "
-        "the device waits for them",
+        8,
+        help="batches under way at once, at most; 1: wait for each; from 3 on: more than 2 only "
+        "while the device waits for them",
         minimum=1,
-        maximum=4,
+        maximum=8,
     )
     compute_grace: float = setting(
         30.0,

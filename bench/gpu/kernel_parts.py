@@ -130,7 +130,8 @@ def decode_attention(found: Findings, options: PartOptions) -> None:
         found.failures += [f"{shape.name}: {fault}" for fault in result["faults"]]
         found.say(
             f"{shape.name:<66} {result['gb_per_s']:6.0f} GB/s read, "
-            f"{result['fraction_of_copy']:.2f} of the copy, {result['split_rows']} rows in {result['splits']} splits"
+            f"{result['fraction_of_copy']:.2f} of the copy, "
+            f"{result['split_rows']} rows in {result['splits']} splits"
         )
         if shape.least_fraction is not None:
             fraction = result["fraction_of_copy"]

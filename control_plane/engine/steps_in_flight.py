@@ -19,7 +19,8 @@ USUAL_DEPTH = 2
 """Batches under way while the device does not wait for them: one runs, the next one is there."""
 
 DRY_SHARE = 20
-"""A device that waited for a twentieth of a step's time, although there was work, ran dry."""
+"""A device that waited for a twentieth of a step's time, although there was work, ran dry, unless
+the batch had been there since before the step ahead of it: then the plane was late to launch it."""
 
 DRY_STEPS = 256
 """For so many steps behind such a one, a batch more is sent ahead."""
@@ -27,7 +28,7 @@ DRY_STEPS = 256
 SETTLING_STEPS = 8
 """So many steps show what a batch more has changed, before there may be another one."""
 
-MOST_FURTHER = 2
+MOST_FURTHER = 6
 """Batches beyond the usual ones."""
 
 _log = structlog.get_logger(__name__)
@@ -43,6 +44,14 @@ class _Sent(NamedTuple):
     sent_at: float
 
 
+def _came_late(result: StepResult) -> bool:
+    """Whether the device waited for a batch, and not for its launch alone."""
+    return (
+        result.idle_us * DRY_SHARE > result.execute_us
+        and result.queue_us < result.idle_us + result.execute_us
+    )
+
+
 class StepsInFlight:
     """Steps sent and not answered, in order; engine thread only, except for the properties.
 
@@ -51,9 +60,9 @@ class StepsInFlight:
     every step that came back.
 
     One batch that waits at the plane is enough as long as a step takes longer than its result and
-    the next batch are on their way. Where the device has waited, there is a further one for some
-    time, and where it waits nevertheless, two: for each, of a request that ends one token more is
-    computed for nothing, and a new one begins a step later.
+    the next batch are on their way. Where the device has waited for batches, there is a further one
+    for some time, and where it waits nevertheless, another: for each, of a request that ends one
+    token more is computed for nothing, and a new one begins a step later.
     """
 
     def __init__(self, clock: Callable[[], float], meter: PlaneMeter | None = None) -> None:
@@ -106,7 +115,7 @@ class StepsInFlight:
             num_tokens=sent.cost.num_tokens,
         )
         self.gauges.note(result, had_work=self._had_work)
-        self._note_idle(is_dry=self._had_work and result.idle_us * DRY_SHARE > result.execute_us)
+        self._note_idle(is_dry=self._had_work and _came_late(result))
         self.is_stalled = False
         self._begin_oldest()
 

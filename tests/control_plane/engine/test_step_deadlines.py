@@ -225,6 +225,29 @@ def test_a_third_batch_goes_ahead_for_some_steps_where_the_device_has_waited_for
     assert steps.depth(4) == 2
 
 
+def test_further_batches_go_ahead_one_by_one_up_to_eight_where_the_device_still_waits():
+    steps = StepsInFlight(lambda: 0.0)
+    steps.note_work(is_left=True)
+    depths = []
+    for step_id in range(1, 100):
+        after(steps, step_id, idle_us=100)
+        depths.append(steps.depth(8))
+    assert list(dict.fromkeys(depths)) == [3, 4, 5, 6, 7, 8]
+    assert all(depths.count(depth) == SETTLING_STEPS + 1 for depth in (3, 4, 5, 6, 7))
+
+
+@pytest.mark.parametrize(("queue_us", "depth"), [(1100, 2), (1099, 3)])
+def test_a_batch_that_was_there_before_the_step_ahead_of_it_calls_for_no_further_one(
+    queue_us, depth
+):
+    """The device has waited for its launch then, which more batches would not hasten."""
+    steps = StepsInFlight(lambda: 0.0)
+    steps.note_work(is_left=True)
+    steps.add(SchedulerOutput(StepBatch(1), [], []))
+    steps.take(StepResult(1, [], execute_us=1000, idle_us=100, queue_us=queue_us))
+    assert steps.depth(8) == depth
+
+
 def test_a_fourth_batch_goes_ahead_where_a_third_one_did_not_keep_the_device_at_work():
     steps = StepsInFlight(lambda: 0.0)
     steps.note_work(is_left=True)
