@@ -146,7 +146,6 @@ class DecodeSteps:
         self._keep_logits = keep_logits
         self._hosts: dict[GraphInputs, HostRows] = {}
         self._works: dict[object, _Work] = {}
-        self._every: Array = np.arange(MOST_ROWS)
         self._keys: object = None
         self._wants: DecodeWants | None = None
         self._ragged: Ragged | None = None
@@ -279,7 +278,7 @@ class DecodeSteps:
         sources = batch.input_sources
         if sources is None:
             return 0, False
-        if self._last.are_in_order(sources, self._every[: len(sources)]):
+        if self._last.is_in_order and self._checks.awaits_first(sources):
             return 0, True
         awaited = np.flatnonzero(sources >= 0)
         host.arrays["awaited_tokens"][: len(awaited)] = awaited

@@ -48,9 +48,10 @@ class LastSamples:
         """Samples of the step launched last."""
         return len(self._places)
 
-    def are_in_order(self, sources: Array, every: Array) -> bool:
-        """Whether rows await the first samples one after the other, where `every` is 0, 1, 2, …."""
-        return self._is_in_order and bool((sources == every).all())
+    @property
+    def is_in_order(self) -> bool:
+        """Whether they lie there in the order of the batch."""
+        return self._is_in_order
 
     def places(self, samples: Array) -> Array:
         """Return where samples are among the tokens."""

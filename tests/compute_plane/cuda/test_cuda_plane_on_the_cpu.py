@@ -112,11 +112,11 @@ def test_a_plane_runs_batches_swaps_and_poisons_like_any_other(plane: TorchHarne
     assert [failure.row for failure in output.row_failures] == [0]
 
 
-@pytest.mark.parametrize("depth", [2, 3, 4])
+@pytest.mark.parametrize("depth", [2, 3, 5])
 def test_batches_in_flight_give_the_tokens_of_batches_in_turn(
     plane: TorchHarness, depth: int
 ) -> None:
-    assert plane.describe().max_batches_in_flight == 4
+    assert plane.describe().max_batches_in_flight == 8
     controller = plane.open()
     batches = [prefill(0, 1, 2), *(decode(position) for position in range(4, 8))]
     expected = [controller.run(**parts) for parts in batches]
