@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from compute_plane.cuda.dense_kernels import DenseKernels
+from compute_plane.cuda.dense_kernels import DenseKernels, num_product_parts
 from compute_plane.cuda.expert_kernels import NO_EXPERTS, ExpertKernels
 from compute_plane.cuda.logits_kernels import LogitsKernels
 from compute_plane.cuda.matrices import QuantizedMatrix
@@ -39,7 +39,7 @@ from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_kv import POOL_DTYPES
-from kernels.cuda.rms_norm import RmsNormVariant
+from kernels.cuda.rms_norm import PARTS, RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.silu_mul import SiluMulVariant
 from kernels.cuda.weight_search import MAX_VOCAB
@@ -97,7 +97,11 @@ class KernelOperations:
             self._silu = {in_turns: SiluMulVariant(dtype, in_turns) for in_turns in ways}
             self._silu[False].grid(1, spec.intermediate_size)
             self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False)
-            self._add_norm = RmsNormVariant(dtype, spec.hidden_size)
+            # By the parts that rows to be added come in.
+            self._add_norms = {
+                num_parts: RmsNormVariant(dtype, spec.hidden_size, num_parts=num_parts)
+                for num_parts in ((0,) if dtype == "float32" else (0, *PARTS))
+            }
             self._rope = RopeWriteKvVariant(
                 dtype, spec.head_dim, block_size, kv_dtype, spec.has_qkv_bias, spec.has_head_norms
             )
@@ -131,7 +135,8 @@ class KernelOperations:
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
         return [
-            self._embedding, *self._silu.values(), self._norm, self._add_norm, self._rope,
+            self._embedding, *self._silu.values(), self._norm,
+            *self._add_norms.values(), self._rope,
             *self._decode.values(), *self._prefill.values(), self._copy, *self._logits.variants,
             *self._quantized.variants, *self._dense.variants, *self.experts.variants,
         ]  # fmt: skip
@@ -178,6 +183,14 @@ class KernelOperations:
         """Multiply few rows with weights as they are."""
         self._dense.matmul(out, x, weight, around)
 
+    def num_product_parts(self, num_rows: int, weight: Tensor) -> int:
+        """By how few outputs there are for so many multiprocessors (`dense_kernels`)."""
+        if weight.dtype == torch.float32:
+            return 1
+        num_outputs, num_inputs = weight.shape
+        place = self._launcher.num_multiprocessors
+        return num_product_parts(num_rows, num_outputs, num_inputs, place)
+
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
         """Normalise rows; this variant does not touch its residual."""
         grid = self._norm.grid(x.shape[0])
@@ -187,8 +200,8 @@ class KernelOperations:
         self, out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float
     ) -> None:
         """Add and normalise rows."""
-        grid = self._add_norm.grid(x.shape[0])
-        self._launcher.launch(self._add_norm, grid, out, residual, x, weight, eps)
+        variant = self._add_norms[0 if x.dim() == residual.dim() else len(x)]
+        self._launcher.launch(variant, variant.grid(len(residual)), out, residual, x, weight, eps)
 
     def rope_write_kv(
         self,

@@ -6,7 +6,8 @@ SiLU · up are one where gate and up are one quantised matrix, too:
     rows                 one launch                  otherwise
     normed   (qkv)       norm · Wᵀ                   add and norm, product
     gated    (gate, up)  norm · Wᵀ, SiLU · up        add and norm, product, SiLU · up
-    add      (o, down)   residual += x · Wᵀ          product; what it gave is added by the next norm
+    add      (o, down)   residual += x · Wᵀ          product, perhaps in parts; what it gave is
+                                                     added by the next norm
     logits               norm · Wᵀ, float32          add and norm, product
 
 A matrix of many bytes has its norm in a launch before its product
@@ -24,7 +25,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from compute_plane.cuda.matrices import DenseMatrix, inputs_in_order, project
+from compute_plane.cuda.matrices import (
+    DenseMatrix,
+    inputs_in_order,
+    product_in_parts,
+    project,
+)
 from compute_plane.cuda.operations import Around, Writes
 
 if TYPE_CHECKING:
@@ -34,7 +40,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Hidden:
-    """The residual stream, [T, E] each: the sum of both, if `added` is not part of it already."""
+    """The residual stream, [T, E] each: the sum of both, if `added` is not part of it already.
+
+    `added` may be parts, float32 [P, T, E].
+    """
 
     residual: Tensor
     added: Tensor | None = None
@@ -44,13 +53,15 @@ class Hidden:
         added = self.added
         return Hidden(
             self.residual.index_select(0, tokens),
-            None if added is None else added.index_select(0, tokens),
+            None if added is None else added.index_select(-2, tokens),
         )
 
     def sums(self) -> Tensor:
         """Return the sums of both parts, float32 [T, E]: nothing is rounded on the way."""
-        rows = self.residual.float()
-        return rows if self.added is None else torch.add(rows, self.added.float())
+        rows, added = self.residual.float(), self.added
+        if added is None:
+            return rows
+        return torch.add(rows, added.float() if added.dim() == rows.dim() else added.sum(0))
 
 
 class LayerProducts:
@@ -80,9 +91,18 @@ class LayerProducts:
             )
         weight = self._taken(x, projection)
         if weight is None:
-            hidden.added = project(x, projection, self._operations, x.dtype)
+            hidden.added = self._beside(x, projection)
         else:
             self._operations.dense_matmul(hidden.residual, x, weight, Around(writes="added"))
+
+    def _beside(self, x: Tensor, projection: Projection) -> Tensor:
+        """Return a product that the next norm adds, perhaps in parts."""
+        first, *others = projection.parts
+        if isinstance(first, DenseMatrix) and not others:
+            num_parts = self._operations.num_product_parts(len(x), first.values)
+            if num_parts > 1:
+                return product_in_parts(x, first.values, num_parts)
+        return project(x, projection, self._operations, x.dtype)
 
     def _normed(
         self, hidden: Hidden, norm: Tensor, projection: Projection, writes: Writes

@@ -130,6 +130,15 @@ def dense_product(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return product
 
 
+def product_in_parts(x: Tensor, weight: Tensor, num_parts: int) -> Tensor:
+    """Return float32 [P, T, N], whose sum is x · weightᵀ: each part of so many inputs, in order."""
+    rows = x.view(len(x), num_parts, -1).transpose(0, 1)
+    weights = weight.view(len(weight), num_parts, -1).permute(1, 2, 0)
+    if x.device.type == "cuda":
+        return torch.bmm(rows, weights, out_dtype=torch.float32)
+    return torch.bmm(rows.float(), weights.float())
+
+
 def write_product(out: Tensor, x: Tensor, weight: Tensor) -> None:
     """Write x · weightᵀ; `out`: [T, N], columns of a wider tensor, as in `dense_product`."""
     if x.dtype == out.dtype:

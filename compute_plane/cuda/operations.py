@@ -212,6 +212,13 @@ class DeviceOperations(Protocol):
         """Whether `dense_matmul` takes so many rows with a matrix [N, K] of the model."""
         ...
 
+    def num_product_parts(self, num_rows: int, weight: Tensor) -> int:
+        """Into how many parts the inputs of the library's product with a matrix [N, K] are split.
+
+        Of a product that `add_rms_norm` adds; 1: it is left whole.
+        """
+        ...
+
     def dense_matmul(self, out: Tensor, x: Tensor, weight: Tensor, around: Around) -> None:
         """Write x · Wᵀ with what is `around` it; `x`: [T, K], `weight`: W [N, K] as it is stored.
 
@@ -234,7 +241,8 @@ class DeviceOperations(Protocol):
     ) -> None:
         """Add `x` to `residual`, rounded to its dtype, and normalise the sum into `out`.
 
-        All [T, E], three different arrays; `weight`: [E].
+        All [T, E], three different arrays; `weight`: [E]. `x` may be parts of the number to be
+        added, float32 [P, T, E], with any P that `num_product_parts` says.
         """
         ...
 

@@ -10,6 +10,9 @@ first read to the last write, so that `x`, `residual`, `out` are touched once:
     row t      │ vector 0 │ vector 1 │ … │ vector P-1 │ vector P │ …
     thread          0          1              P-1          0           P threads
 
+`x` may come in parts, [P, T, E] in float32, as products leave them whose inputs were split: they
+are summed in their order, and nothing is rounded before the residual is added.
+
 The squares are summed over a thread's vectors, over the warp by a butterfly, over the warps through
 shared memory in the order of warps: the bits depend on the row alone.
 """
@@ -41,29 +44,35 @@ from kernels.cuda.variant import (
 
 MAX_THREADS = 512
 MAX_HIDDEN_SIZE = 16384
+PARTS = (2, 4)
+"""Of `x`, where it comes in parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RmsNormVariant:
     """The compile-time parameters: `dtype` of all tensors, `hidden_size` E of a row.
 
-    `adds_residual` false leaves the addition out (the first layer): `x` is normalised. Raises
+    `adds_residual` false leaves the addition out (the first layer): `x` is normalised.
+    `num_parts`: of `x`, where it is added; 0: it is one of the tensors, of their dtype. Raises
     UnsupportedVariantError for what the kernel is not written for.
     """
 
     dtype: str
     hidden_size: int
     adds_residual: bool = True
+    num_parts: int = 0
 
     def __post_init__(self) -> None:
         require_one_of("dtype", STORAGE_TYPES, self.dtype)
+        if self.num_parts:
+            require_one_of("num_parts", PARTS if self.adds_residual else (), self.num_parts)
         length = VECTOR_LENGTHS[self.dtype]
         require_multiple("hidden_size", length, self.hidden_size, MAX_HIDDEN_SIZE)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        suffix = "_add" if self.adds_residual else ""
+        suffix = f"_add{self.num_parts or ''}" if self.adds_residual else ""
         return f"rms_norm{suffix}_{self.dtype}_e{self.hidden_size}"
 
     @property
@@ -80,7 +89,8 @@ class RmsNormVariant:
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
         element = STORAGE_TYPES[self.dtype] + "*"
-        return (element, element, element, element, "float32")
+        x = "float32*" if self.num_parts else element
+        return (element, element, x, element, "float32")
 
     @property
     def expectation(self) -> Expectation:
@@ -105,11 +115,17 @@ def variants(*, every: bool) -> list[RmsNormVariant]:
             for dtype in STORAGE_TYPES
             for size in sizes
             for adds in (True, False)
+        ] + [
+            RmsNormVariant(dtype, size, num_parts=parts)
+            for dtype in ("float16", "bfloat16")
+            for size in sizes
+            for parts in PARTS
         ]
     return [
         RmsNormVariant("bfloat16", 576),
         RmsNormVariant("float16", 4096, adds_residual=False),
         RmsNormVariant("float32", 4096),
+        RmsNormVariant("bfloat16", 4096, num_parts=PARTS[-1]),
     ]
 
 
@@ -122,13 +138,15 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
     num_warps = threads // 32
     load_floats, store_floats = LOAD_FLOATS[variant.dtype], STORE_FLOATS[variant.dtype]
     load_constant_floats = LOAD_CONSTANT_FLOATS[variant.dtype]
+    num_parts, part_length = variant.num_parts, VECTOR_LENGTHS["float32"]
+    load_part = LOAD_FLOATS["float32"]
     to_float32, from_float32 = CONVERSIONS[variant.dtype]
 
     def rms_norm(out: Pointer, residual: Pointer, x: Pointer, weight: Pointer, eps: Scalar) -> None:
         """Normalise row blockIdx.x.
 
-        `out`, `residual`, `x`: [T, E], three different arrays; `residual` is updated, or not
-        touched at all where the variant adds none. `weight`: [E].
+        `out`, `residual`, `x`: [T, E], three different arrays, `x` perhaps [P, T, E] in float32;
+        `residual` is updated, or not touched at all where the variant adds none. `weight`: [E].
         """
         let_next_begin()
         wait_for_previous()
@@ -136,11 +154,23 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
         thread = cuda.threadIdx.x
         values = cuda.local.array((rounds, length), float32)
         other = cuda.local.array((1, length), float32)
+        part = cuda.local.array((1, part_length), float32)
+        part_size = int64(cuda.gridDim.x) * hidden_size
         squares = float32(0)
         for r in range(rounds):
             vector = thread + r * threads
             if vector < num_vectors:
-                load_floats(values, r, x, row + vector * length)
+                if num_parts == 0:
+                    load_floats(values, r, x, row + vector * length)
+                else:
+                    for i in range(length):
+                        values[r, i] = float32(0)
+                    for p in range(num_parts):
+                        for q in range(length // part_length):
+                            first = row + vector * length + q * part_length
+                            load_part(part, 0, x, p * part_size + first)
+                            for i in range(part_length):
+                                values[r, q * part_length + i] += part[0, i]
                 if adds_residual:
                     load_floats(other, 0, residual, row + vector * length)
                     for i in range(length):

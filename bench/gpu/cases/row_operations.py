@@ -42,17 +42,27 @@ def draw_silu_mul(variant: SiluMulVariant, seed: int) -> list[Case]:
 
 
 def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
-    """Rows of magnitudes from 1e-3 to 30, and one of zeros; the last row alone."""
+    """Rows of magnitudes from 1e-3 to 30, and one of zeros; the last row alone.
+
+    Sums of parts are those of float32 in the order of the parts.
+    """
     rng = np.random.default_rng(seed)
     shape = (4, variant.hidden_size)
     magnitudes = np.array([[1.0], [1e-3], [0.0], [30.0]])
     x = to_stored(variant.dtype, rng.standard_normal(shape) * magnitudes)
+    if variant.num_parts:
+        parts = rng.standard_normal((variant.num_parts, *shape)) * magnitudes
+        x = parts.astype(np.float32)
     residual = to_stored(variant.dtype, rng.standard_normal(shape) * magnitudes)
     weight = to_stored(variant.dtype, rng.uniform(0.2, 1.5, variant.hidden_size))
     eps = 1e-5
 
     def case(rows: slice) -> Case:
-        total = to_float64(variant.dtype, x[rows])
+        given = x[..., rows, :]
+        if variant.num_parts:
+            total = sum(given[1:], given[0]).astype(np.float64)
+        else:
+            total = to_float64(variant.dtype, given)
         if variant.adds_residual:
             total = total + to_float64(variant.dtype, residual[rows])
             total = to_float64(variant.dtype, to_stored(variant.dtype, total))
@@ -66,7 +76,7 @@ def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
             {
                 "out": poison(variant.dtype, normed.shape),
                 "residual": residual[rows].copy(),
-                "x": x[rows],
+                "x": given.copy(),
                 "weight": weight,
             },
             (Launch(variant, variant.grid(len(total)), ("out", "residual", "x", "weight", eps)),),

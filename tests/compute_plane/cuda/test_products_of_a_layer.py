@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.gpu.cases.quantized_matmul import draw_matrix
-from compute_plane.cuda.dense_kernels import MOST_ROWS, DenseKernels
+from compute_plane.cuda.dense_kernels import MOST_ROWS, DenseKernels, num_product_parts
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.matrices import DenseMatrix, Projection, QuantizedMatrix
 from compute_plane.cuda.operations import Around
@@ -34,16 +34,25 @@ class Recording:
     """Notes what is called; of a device whose products normalise, or do not, or are not there."""
 
     def __init__(
-        self, *, normalises: bool = True, most_rows: int = MOST_ROWS, gated_rows: int = 0
+        self,
+        *,
+        normalises: bool = True,
+        most_rows: int = MOST_ROWS,
+        gated_rows: int = 0,
+        num_parts: int = 1,
     ) -> None:
         self.normalises = normalises
         self.gated_rows = gated_rows
         self.most_rows = most_rows
+        self.num_parts = num_parts
         self.operations = ReferenceOperations()
         self.calls: list[str] = []
 
     def takes_product(self, num_rows: int, weight: torch.Tensor) -> bool:  # noqa: ARG002
         return num_rows <= self.most_rows
+
+    def num_product_parts(self, num_rows: int, weight: torch.Tensor) -> int:  # noqa: ARG002
+        return self.num_parts
 
     def normalises_product(self, weight: torch.Tensor) -> bool:  # noqa: ARG002
         return self.normalises
@@ -100,6 +109,44 @@ def test_products_of_few_rows_are_one_launch_each_and_give_what_several_give(dty
         assert one.dtype == other.dtype
         assert one.equal(other)
     assert found[-1].dtype == torch.float32
+
+
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_a_product_in_parts_is_summed_by_the_norm_that_adds_it(num_parts):
+    """In bfloat16 it is nearer to float32 than a product that was rounded first."""
+    found, calls = a_layer(Recording(most_rows=0, num_parts=num_parts), 20)
+    expected, others = a_layer(Recording(most_rows=0), 20)
+
+    assert calls == others
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+    halves, _ = a_layer(Recording(most_rows=0, num_parts=num_parts), 20, torch.bfloat16)
+    whole, _ = a_layer(Recording(most_rows=0), 20, torch.bfloat16)
+    torch.testing.assert_close(halves[0], whole[0])  # nothing was added yet
+    torch.testing.assert_close(halves[-1], whole[-1], atol=0.5, rtol=0.05)
+    for one in halves:
+        assert one.dtype == (torch.float32 if one is halves[-1] else torch.bfloat16)
+
+
+def test_parts_beside_the_stream_are_chosen_and_summed_by_row():
+    parts, residual = drawn(2, 5, SIZE), drawn(5, SIZE)
+    hidden = Hidden(residual, parts).rows(torch.tensor([3, 1]))
+    assert hidden.sums().equal((residual + parts.sum(0))[[3, 1]])
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_outputs", "num_inputs", "num_parts"),
+    [
+        (17, 4096, 4096, 2), (32, 4096, 4096, 2), (33, 4096, 4096, 1), (32, 4096, 14336, 2),
+        (64, 4096, 14336, 4), (65, 4096, 14336, 1), (32, 2048, 2048, 2), (64, 2048, 2048, 1),
+        (64, 2048, 8192, 4), (32, 576, 1536, 1), (32, 16384, 4096, 1), (64, 8192, 28672, 2),
+    ],
+)  # fmt: skip
+def test_products_are_split_where_their_outputs_leave_room_on_the_device(
+    num_rows, num_outputs, num_inputs, num_parts
+):
+    assert num_product_parts(num_rows, num_outputs, num_inputs, 132) == num_parts
 
 
 def test_more_rows_than_the_kernels_share_go_to_the_library():

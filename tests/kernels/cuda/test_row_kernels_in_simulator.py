@@ -28,6 +28,8 @@ MODULES = (copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul)
         RmsNormVariant("bfloat16", 576),
         RmsNormVariant("float16", 64, adds_residual=False),
         RmsNormVariant("float32", 2056),
+        RmsNormVariant("bfloat16", 576, num_parts=2),
+        RmsNormVariant("float16", 72, num_parts=4),
         RopeWriteKvVariant("bfloat16", 64, 16),
         RopeWriteKvVariant("float16", 96, 32),
         RopeWriteKvVariant("float32", 128, 16),
@@ -76,6 +78,8 @@ def test_the_norms_barrier_can_not_be_left_out():
             simulate(case, kernels=NORM_SOURCE.without(barrier), seed=seed)
 
 
+PARTS = RmsNormVariant("bfloat16", 64, num_parts=2)
+PARTS_SOURCE = Source(rms_norm, "make_rms_norm", PARTS)
 SILU = SiluMulVariant("float32")
 ROPE = RopeWriteKvVariant("float32", 64, 16)
 COPY = CopyBlocksVariant()
@@ -95,6 +99,9 @@ COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
         (NORM_LANES, NORM, "16 >> step", "8 >> step"),
         (NORM_SOURCE, NORM, "total / float32(hidden_size)", "total / float32(hidden_size - 1)"),
         (NORM_SOURCE, NORM, "store_floats(residual, row + vector * length, values, r)", "pass"),
+        (PARTS_SOURCE, PARTS, "p * part_size + first", "first"),
+        (PARTS_SOURCE, PARTS, "* hidden_size\n        squares", "\n        squares"),
+        (PARTS_SOURCE, PARTS, "q * part_length + i] +=", "i] +="),
         (SILU_SOURCE, SILU, "token * 2 * num", "token * num"),
         (SILU_SOURCE, SILU, "feature < num_features", "True"),
         (ROPE_SOURCE, ROPE, "low * cos - high", "low * cos + high"),
@@ -127,6 +134,7 @@ def test_a_broken_row_kernel_is_noticed(source, variant, old, new):
     ("make", "message"),
     [
         (lambda: RmsNormVariant("int8", 64), "dtype must be one of float32, float16, bfloat16"),
+        (lambda: RmsNormVariant("bfloat16", 64, num_parts=3), "num_parts must be one of 2, 4"),
         (lambda: RmsNormVariant("bfloat16", 68), "hidden_size must be a multiple of 8 up to 16384"),
         (lambda: RmsNormVariant("float32", 0), "hidden_size must be a multiple of 4 up to 16384"),
         (lambda: RopeWriteKvVariant("float32", 80, 16), "head_size must be one of 64, 96, 128"),
