@@ -78,7 +78,7 @@ def engine_steps_8b(found: Findings, options: PartOptions) -> None:
     """
     work = Workload(
         batches=(1, 8, 32, 64), repeats=3, eager_batches=(), profiled_batches=(1, 8, 32, 64),
-        tries_parts=True,
+        has_extra=True,
     )  # fmt: skip
     _measure_on_device(found, options, EIGHT_BILLION, work)
 

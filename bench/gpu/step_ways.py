@@ -24,7 +24,7 @@ class Workload:
     `context`: tokens of every row in the first step; it grows by one a step. `warm_up`: steps
     before the clock starts. `eager_batches`: which of them are also taken without graphs;
     `profiled_batches`: of which it is noted where the time of a step with graphs goes.
-    `tries_parts`: steps are taken with only some kernels launched early, too.
+    `has_extra`: there is time for ways that are extra.
     """
 
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
@@ -34,7 +34,7 @@ class Workload:
     repeats: int = 5
     eager_batches: Sequence[int] = GRAPH_BATCHES
     profiled_batches: Sequence[int] = (1, 32)
-    tries_parts: bool = False
+    has_extra: bool = False
 
     @property
     def blocks_of_row(self) -> int:
@@ -52,7 +52,8 @@ class Way:
     """How steps are computed. `key`: of its times in the report.
 
     `few_rows_only`: only steps of as many rows as our products take. `begin_early`: kernels whose
-    names begin so are launched early; not as they are in service if `is_in_part`.
+    names begin so are launched early, but for those that `waits` names. `is_extra`: only where a
+    workload has time for it.
     """
 
     name: str
@@ -61,11 +62,12 @@ class Way:
     uses_own_products: bool = True
     few_rows_only: bool = False
     begin_early: tuple[str, ...] = launchers.BEGINS_EARLY
-    is_in_part: bool = False
+    waits: tuple[str, ...] = launchers.WAITS
+    is_extra: bool = False
 
     def batches_of(self, work: Workload) -> list[int]:
         """Return the sizes of steps that are taken this way."""
-        if self.is_in_part and not work.tries_parts:
+        if self.is_extra and not work.has_extra:
             return []
         if not self.uses_graphs:
             return [n for n in work.batches if n in work.eager_batches]
@@ -80,6 +82,7 @@ class Way:
         with (
             patch.object(dense_kernels, "MOST_ROWS", most_rows),
             patch.object(launchers, "BEGINS_EARLY", self.begin_early),
+            patch.object(launchers, "WAITS", self.waits),
         ):
             yield
 
@@ -90,18 +93,8 @@ LIBRARY: Final = Way(
     "with the library's products", "library", uses_own_products=False, few_rows_only=True
 )
 EAGER: Final = Way("without graphs", "eager", uses_graphs=False)
-# An H200 gained by all launches that begin early at every size, but at 8 B and eight rows 2 % were
-# lost where products alone did. Added products are of fewer blocks than there are multiprocessors,
-# and begin two by two where blocks of the launch ahead end first.
-EARLY_BUT_ADDED: Final = Way(
-    "whose launches but for added products begin early",
-    "early_but_added",
-    few_rows_only=True,
-    begin_early=(
-        "rms_norm", "rope_write_kv", "attention_decode", "silu_mul", "dense_matmul_normed",
-        "dense_matmul_rounded", "dense_matmul_gated", "dense_matmul_float32",
-    ),
-    is_in_part=True,
-)  # fmt: skip
-EARLY_IN_PART: Final = (EARLY_BUT_ADDED,)
-WAYS: Final = (OWN, EAGER, LATE, LIBRARY, *EARLY_IN_PART)
+# Those too that wait because an H200 lost by them (`launchers.WAITS`).
+EARLY: Final = Way(
+    "whose launches all begin early", "early", few_rows_only=True, waits=(), is_extra=True
+)
+WAYS: Final = (OWN, EAGER, LATE, LIBRARY, EARLY)

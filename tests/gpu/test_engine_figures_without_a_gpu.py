@@ -92,7 +92,7 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
-    ways = [way.name for way in step_ways.WAYS if way.uses_graphs and not way.is_in_part]
+    ways = [way.name for way in step_ways.WAYS if way.uses_graphs and not way.is_extra]
     assert found.failures == [f"decode steps {way}: RuntimeError: capture failed" for way in ways]
     (one,) = found.values["engine_steps"]["batches"]
     assert one["eager"]["median_ms"] > 0
@@ -102,7 +102,7 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
 def test_steps_are_measured_with_and_without_graphs(model):
     work = engine_steps.Workload(
         batches=(1, 3), context=20, steps=2, warm_up=1, repeats=2, profiled_batches=(),
-        tries_parts=True,
+        has_extra=True,
     )  # fmt: skip
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
@@ -117,24 +117,24 @@ def test_steps_are_measured_with_and_without_graphs(model):
     assert one["graphs_of_eager"] > 0
     assert one["own_of_library"] > 0
     assert one["own_of_late"] > 0
-    assert all(three[f"own_of_{way.key}"] > 0 for way in step_ways.EARLY_IN_PART)
+    assert three["own_of_early"] > 0
     assert found.failures == []
     assert "eager" not in three  # only where graphs are compared
     assert len(found.targets) == 3
 
 
-def test_what_begins_early_in_part_is_named_as_kernels_are():
-    kernels = [one.name for one in all_variants(every=True) if one.expectation.begins_early]
-    for way in step_ways.EARLY_IN_PART:
-        for name in way.begin_early:
-            assert any(one.startswith(name) for one in kernels), name
-    added = [one for one in kernels if one.startswith("dense_matmul_added")]
-    others = [one for one in kernels if "dense_matmul" in one and one not in added]
-    assert added
-    assert others
-    but_added = step_ways.EARLY_BUT_ADDED.begin_early
-    assert not any(one.startswith(but_added) for one in added)
-    assert all(one.startswith(but_added) for one in others if one.startswith("dense"))
+def test_added_products_with_wide_panels_wait_for_the_launch_ahead_in_service():
+    kernels = [one for one in all_variants(every=True) if one.expectation.begins_early]
+    waiting = {one.name for one in kernels if not launchers.begins_before_end(one)}
+    assert waiting == {
+        f"dense_matmul_added_{dtype}_m{columns}_n32"
+        for dtype in ("bfloat16", "float16")
+        for columns in (8, 16)
+    }
+    with step_ways.EARLY.taken():
+        assert all(launchers.begins_before_end(one) for one in kernels)
+    with step_ways.LATE.taken():
+        assert not any(launchers.begins_before_end(one) for one in kernels)
 
 
 def test_launches_that_begin_early_must_say_what_others_say(model, monkeypatch):
