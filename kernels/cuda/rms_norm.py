@@ -101,7 +101,9 @@ class RmsNormVariant:
 
         A block of 512 threads needs no more than 128 to be launched; what it has in flight counts.
         """
-        return Expectation(120 if self.num_parts else 96, ("LDG.128", "STG.128", "SHFL"), begins_early=True)
+        return Expectation(
+            120 if self.num_parts else 96, ("LDG.128", "STG.128", "SHFL"), begins_early=True
+        )
 
     def grid(self, num_tokens: int) -> tuple[int, int, int]:
         """Return the launch grid."""
