@@ -97,7 +97,7 @@ class RmsNormVariant:
 
     @property
     def expectation(self) -> Expectation:
-        """A thread holds up to eight vectors of float32 at the largest size, and parts on their way.
+        """A thread holds up to eight vectors of float32 at the largest size, and parts under way.
 
         A block of 512 threads needs no more than 128 to be launched; what it has in flight counts.
         """

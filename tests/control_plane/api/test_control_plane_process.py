@@ -211,7 +211,7 @@ def test_log_lines_carry_the_request_id_and_no_prompt(launch):
         (["--compute=unix:x", "--grpc-host=0.0.0.0"], "listen: 0.0.0.0:50051 can be reached"),
         (["--compute=unix:x", "--max-batch-size=0"], "max_batch_size (from --max-batch-size)"),
         (["--compute=unix:x", "--memory-threshold=nan"], "must be finite, got 'nan'"),
-        (["--compute=unix:x", "--pipeline-depth=5"], "at most 4, got 5"),
+        (["--compute=unix:x", "--pipeline-depth=9"], "at most 8, got 9"),
     ],
 )
 def test_a_bad_configuration_is_one_line_and_exit_code_2(capsys, monkeypatch, flags, said):
