@@ -218,11 +218,15 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
         is_mine = head < num_heads + 2 * num_kv_heads
         if has_idle_threads:
             is_mine = is_mine and dim < half
+        # Asked for together: where they are used each would wait for a way to memory of its own. No
+        # position is negative; that it is looked at keeps compilers from asking for it later.
+        position, slot, turns = positions[token], kv_slots[token], False
         values = cuda.local.array((2, length), float32)
         if is_mine:
             first = (token * (num_heads + 2 * num_kv_heads) + head) * head_size + dim
             load_floats(values, 0, qkv, first)
             load_floats(values, 1, qkv, first + half)
+            turns = (head < num_heads + num_kv_heads) & (position >= 0)
             if has_bias:
                 added = cuda.local.array((2, length), float32)
                 load_constant_floats(added, 0, bias, head * head_size + dim)
@@ -253,10 +257,10 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
                         values[j, i] = values[j, i] * factor * weights[j, i]
 
         if is_mine:
-            if head < num_heads + num_kv_heads:
+            if turns:
                 cosine = cuda.local.array((angle_vectors, 4), float32)
                 sine = cuda.local.array((angle_vectors, 4), float32)
-                angle = int64(positions[token]) * half + dim
+                angle = int64(position) * half + dim
                 for i in range(angle_vectors):
                     load_angles(cosine, i, cosines, angle + 4 * i)
                     load_angles(sine, i, sines, angle + 4 * i)
@@ -288,20 +292,18 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
                 for j in range(2):
                     values[j, i] *= inverse
 
-        if is_mine and head >= num_heads:
-            slot = kv_slots[token]
-            if slot >= 0:
-                kv_head = head - num_heads
-                offset = key_offset
-                if kv_head >= num_kv_heads:
-                    kv_head -= num_kv_heads
-                    offset = value_offset
-                place = slot // block_size * block_stride + offset + int64(kv_head) * head_elements
-                target = place + slot % block_size * head_size + dim
-                write_heads(pool, target, values, 0)
-                write_heads(pool, target + half, values, 1)
-                if has_scales and dim == 0:
-                    place += block_size * head_size + slot % block_size * SCALE_BYTES
-                    store_word(pool, place, float32_to_word(scale))
+        if is_mine and head >= num_heads and slot >= 0:
+            kv_head = head - num_heads
+            offset = key_offset
+            if kv_head >= num_kv_heads:
+                kv_head -= num_kv_heads
+                offset = value_offset
+            place = slot // block_size * block_stride + offset + int64(kv_head) * head_elements
+            target = place + slot % block_size * head_size + dim
+            write_heads(pool, target, values, 0)
+            write_heads(pool, target + half, values, 1)
+            if has_scales and dim == 0:
+                place += block_size * head_size + slot % block_size * SCALE_BYTES
+                store_word(pool, place, float32_to_word(scale))
 
     return rope_write_kv

@@ -105,7 +105,7 @@ COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
         (SILU_SOURCE, SILU, "token * 2 * num", "token * num"),
         (SILU_SOURCE, SILU, "feature < num_features", "True"),
         (ROPE_SOURCE, ROPE, "low * cos - high", "low * cos + high"),
-        (ROPE_SOURCE, ROPE, "if slot >= 0", "if slot >= -99"),
+        (ROPE_SOURCE, ROPE, "and slot >= 0:", "and slot >= -99:"),
         (ROPE_SOURCE, ROPE, "offset = value_offset", "pass"),
         (INT8_SOURCE, INT8, "largest, 1 << step", "largest, 1"),
         (INT8_SOURCE, INT8, "largest = max(largest, int32(", "largest = max(0, int32("),
