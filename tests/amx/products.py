@@ -44,16 +44,33 @@ llvmlite.binding.initialize_native_asmparser()
 Combine = Callable[[Builder, Value, Value, list[Value]], None]
 
 
-@emitted(types.void)
-def flush_subnormal_numbers(builder: Builder) -> None:
+@emitted(types.int64)
+def flush_subnormal_numbers(builder: Builder) -> Value:
     """Let float arithmetic from here on take subnormal numbers for zero and make none.
 
-    A signal's handler need not undo it: whom it interrupts gets its own MXCSR back.
+    Returns the MXCSR that was, for `set_mxcsr`: not only a signal's handler comes by here, and who
+    calls it otherwise would keep ours.
     """
-    place = cgutils.alloca_once_value(builder, ir.Constant(I32, ROUND_AND_FLUSH))
+    place = cgutils.alloca_once(builder, I32)
+    _mxcsr(builder, "stmxcsr", place)
+    before = builder.zext(builder.load(place), I64)
+    builder.store(ir.Constant(I32, ROUND_AND_FLUSH), place)
+    _mxcsr(builder, "ldmxcsr", place)
+    return before
+
+
+@emitted(types.void, types.int64)
+def set_mxcsr(builder: Builder, value: Value) -> None:
+    """Let float arithmetic be again as `flush_subnormal_numbers` found it."""
+    place = cgutils.alloca_once(builder, I32)
+    builder.store(builder.trunc(value, I32), place)
+    _mxcsr(builder, "ldmxcsr", place)
+
+
+def _mxcsr(builder: Builder, instruction: str, place: Value) -> None:
     kind = ir.FunctionType(VOID, [I64])
     address = builder.ptrtoint(place, I64)
-    builder.asm(kind, "ldmxcsr ($0)", "r,~{memory}", [address], True)
+    builder.asm(kind, f"{instruction} ($0)", "r,~{memory}", [address], True)
 
 
 def _each_row(

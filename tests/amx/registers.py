@@ -21,7 +21,12 @@ from kernels.cpu.atomics import compare_and_swap
 from kernels.cpu.compiled import inlined, int64_at, uint8_at, uint16_at, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.vector_ir import I8, I16, I64, VOID, Builder, Value, call, i64, load, offset
-from tests.amx.products import flush_subnormal_numbers, multiply_bf16, multiply_int8
+from tests.amx.products import (
+    flush_subnormal_numbers,
+    multiply_bf16,
+    multiply_int8,
+    set_mxcsr,
+)
 
 ROWS: Final = 16
 ROW_BYTES: Final = 64
@@ -198,8 +203,9 @@ def multiply(at: int, total: int, rows: int, columns: int, is_bf16: bool) -> int
     x, y = first + _REGISTER_BYTES * rows, first + _REGISTER_BYTES * columns
     z = first + _REGISTER_BYTES * total
     if is_bf16:
-        flush_subnormal_numbers()
+        before = flush_subnormal_numbers()
         multiply_bf16(x, y, z, num_rows, depth)
+        set_mxcsr(before)
     else:
         multiply_int8(x, y, z, num_rows, depth)
     return _NONE
