@@ -31,6 +31,7 @@ from kernels.cuda.dense_matmul import (
     normalises,
     panel_rows_of,
 )
+from kernels.cuda.fetched_weights import NOTHING, plan_fetch
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.silu_mul import SiluMulVariant
@@ -240,7 +241,10 @@ def torch_matmul(problem: Problem, _load: Load) -> Callable[[], None]:
 
 
 def launches_apart(problem: Problem, load: Load) -> Callable[[], None] | None:
-    """Return the norm, which adds, and the gate as launches of their own around torch's product."""
+    """Return the norm, which adds, and the gate as launches of their own around torch's product.
+
+    The norm fetches what the product reads first, as a layer's does; nothing follows the gate.
+    """
     import torch
 
     shape = problem.shape
@@ -250,7 +254,8 @@ def launches_apart(problem: Problem, load: Load) -> Callable[[], None] | None:
     norms = kernels[: int(shape.normalises)]
     residual, normed = torch.zeros_like(problem.x), torch.empty_like(problem.x)
     made = problem.empty(problem.matrix_rows)
-    norm_rows = (shape.num_rows, 1, 1)
+    fetched = plan_fetch(problem.matrix_rows, shape.num_inputs, problem.x.element_size())
+    norm_grid = RmsNormVariant(shape.dtype, shape.num_inputs).grid(shape.num_rows, fetched)
     around_norm = (normed, residual, problem.x, problem.norm)
     gate_grid = SiluMulVariant(shape.dtype).grid(shape.num_rows, shape.num_outputs)
 
@@ -258,12 +263,14 @@ def launches_apart(problem: Problem, load: Load) -> Callable[[], None] | None:
         stream = current_stream(problem.x.device.type)
         norm_pointers = [tensor.data_ptr() for tensor in around_norm]  # kept alive by this function
         gate_arguments = (problem.out.data_ptr(), made.data_ptr(), shape.num_outputs)
+        nothing = (problem.x.data_ptr(), *NOTHING.arguments)
         for weights in problem.matrices:
+            following = (weights.data_ptr(), *fetched.arguments)
             for norm in norms:
-                norm.launch(norm_rows, stream, *norm_pointers, EPS)
+                norm.launch(norm_grid, stream, *norm_pointers, EPS, *following)
             torch.mm(normed, weights.t(), out=made)
             for gate in kernels[len(norms) :]:
-                gate.launch(gate_grid, stream, *gate_arguments)
+                gate.launch(gate_grid, stream, *gate_arguments, *nothing)
 
     return visit
 

@@ -84,6 +84,7 @@ class Nowhere:
 
     device = torch.device("meta")
     num_multiprocessors = 1
+    fetches_ahead = True
 
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Load nothing."""

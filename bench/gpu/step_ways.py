@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 from unittest.mock import patch
 
 from bench.gpu import step_answers
 from compute_plane.cuda import dense_kernels, launchers
 from compute_plane.cuda.dense_kernels import MOST_ROWS
+from kernels.cuda import fetched_weights
 
 GRAPH_BATCHES: Final = (1, 2, 4, 8)
 """Rows for which graphs are compared with launching every kernel."""
@@ -51,18 +52,20 @@ class Workload:
 class Way:
     """How steps are computed. `key`: of its times in the report.
 
-    `few_rows_only`: only steps of as many rows as our products take. `begin_early`: kernels whose
-    names begin so are launched early, but for those that `waits` names. `is_extra`: only where a
-    workload has time for it.
+    `sizes`: of steps, "few" rows, as many as our products take, "many" or "all". `begin_early`:
+    kernels whose names begin so are launched early, but for those that `waits` names.
+    `fetched_bytes`: of the weights of each of the library's products, ahead of it. `is_extra`: only
+    where a workload has time for it.
     """
 
     name: str
     key: str
     uses_graphs: bool = True
     uses_own_products: bool = True
-    few_rows_only: bool = False
+    sizes: Literal["few", "many", "all"] = "all"
     begin_early: tuple[str, ...] = launchers.BEGINS_EARLY
     waits: tuple[str, ...] = launchers.WAITS
+    fetched_bytes: int = fetched_weights.FETCHED_BYTES
     is_extra: bool = False
 
     def batches_of(self, work: Workload) -> list[int]:
@@ -71,9 +74,11 @@ class Way:
             return []
         if not self.uses_graphs:
             return [n for n in work.batches if n in work.eager_batches]
-        if self.few_rows_only:
-            return [n for n in work.batches if n <= MOST_ROWS]
-        return list(work.batches)
+        return [
+            n
+            for n in work.batches
+            if self.sizes == "all" or (n <= MOST_ROWS) == (self.sizes == "few")
+        ]
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -83,18 +88,23 @@ class Way:
             patch.object(dense_kernels, "MOST_ROWS", most_rows),
             patch.object(launchers, "BEGINS_EARLY", self.begin_early),
             patch.object(launchers, "WAITS", self.waits),
+            patch.object(fetched_weights, "FETCHED_BYTES", self.fetched_bytes),
         ):
             yield
 
 
 OWN: Final = Way("with graphs", "graphs")
 LATE: Final = Way("whose launches wait for the one ahead to end", "late", begin_early=())
-LIBRARY: Final = Way(
-    "with the library's products", "library", uses_own_products=False, few_rows_only=True
-)
+LIBRARY: Final = Way("with the library's products", "library", uses_own_products=False, sizes="few")
 EAGER: Final = Way("without graphs", "eager", uses_graphs=False)
 # Those too that wait because an H200 lost by them (`launchers.WAITS`).
-EARLY: Final = Way(
-    "whose launches all begin early", "early", few_rows_only=True, waits=(), is_extra=True
-)
-WAYS: Final = (OWN, EAGER, LATE, LIBRARY, EARLY)
+EARLY: Final = Way("whose launches all begin early", "early", sizes="few", waits=(), is_extra=True)
+UNFETCHED: Final = Way(
+    "with nothing fetched ahead of the library's products", "unfetched", sizes="many",
+    fetched_bytes=0,
+)  # fmt: skip
+MORE_FETCHED: Final = Way(
+    "with twice as much fetched ahead of them", "more_fetched", sizes="many",
+    fetched_bytes=2 * fetched_weights.FETCHED_BYTES, is_extra=True,
+)  # fmt: skip
+WAYS: Final = (OWN, EAGER, LATE, LIBRARY, EARLY, UNFETCHED, MORE_FETCHED)

@@ -146,6 +146,7 @@ class CountingLauncher:
 
     device = torch.device("cpu")
     num_multiprocessors = MULTIPROCESSORS
+    fetches_ahead = True
 
     def __init__(self, calls: Calls) -> None:
         self._library = _CountingLibrary(calls)

@@ -38,6 +38,7 @@ from kernels.cuda.attention_variant import LOG2_E, NO_WINDOW
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.fetched_weights import NOTHING, FetchPlan
 from kernels.cuda.quantized_kv import POOL_DTYPES
 from kernels.cuda.rms_norm import PARTS, RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from compute_plane.cuda.experts import ExpertUses
     from compute_plane.cuda.launchers import Launcher
     from compute_plane.cuda.matrices import Matrix
+    from compute_plane.cuda.next_product import NextProduct
     from compute_plane.cuda.weight_plan import QuantizedUses
     from compute_plane.model.spec import ModelSpec
     from kernels.cuda.variant import Variant
@@ -191,17 +193,33 @@ class KernelOperations:
         place = self._launcher.num_multiprocessors
         return num_product_parts(num_rows, num_outputs, num_inputs, place)
 
-    def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    def rms_norm(
+        self,
+        out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        then: NextProduct | None = None,
+    ) -> None:
         """Normalise rows; this variant does not touch its residual."""
-        grid = self._norm.grid(x.shape[0])
-        self._launcher.launch(self._norm, grid, out, x, x, weight, eps)
+        fetched, following = self._fetched(then, out)
+        grid = self._norm.grid(len(out), fetched)
+        self._launcher.launch(self._norm, grid, out, x, x, weight, eps, *following)
 
     def add_rms_norm(
-        self, out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float
+        self,
+        out: Tensor,
+        residual: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        then: NextProduct | None = None,
     ) -> None:
         """Add and normalise rows."""
         variant = self._add_norms[0 if x.dim() == residual.dim() else len(x)]
-        self._launcher.launch(variant, variant.grid(len(residual)), out, residual, x, weight, eps)
+        fetched, following = self._fetched(then, out)
+        grid = variant.grid(len(out), fetched)
+        self._launcher.launch(variant, grid, out, residual, x, weight, eps, *following)
 
     def rope_write_kv(
         self,
@@ -297,12 +315,29 @@ class KernelOperations:
             NO_WINDOW if window is None else window,
         )
 
-    def silu_mul(self, out: Tensor, gate_up: Tensor, *, in_turns: bool = False) -> None:
+    def silu_mul(
+        self,
+        out: Tensor,
+        gate_up: Tensor,
+        *,
+        in_turns: bool = False,
+        then: NextProduct | None = None,
+    ) -> None:
         """Gate."""
         num_tokens, num_features = out.shape
         variant = self._silu[in_turns]
-        grid = variant.grid(num_tokens, num_features)
-        self._launcher.launch(variant, grid, out, gate_up, num_features)
+        fetched, following = self._fetched(then, out)
+        grid = variant.grid(num_tokens, num_features, fetched)
+        self._launcher.launch(variant, grid, out, gate_up, num_features, *following)
+
+    def _fetched(
+        self, then: NextProduct | None, out: Tensor
+    ) -> tuple[FetchPlan, tuple[Tensor | int, ...]]:
+        """Return what is fetched beside the rows of `out`, and the arguments that say so."""
+        if then is None or not self._launcher.fetches_ahead:
+            return NOTHING, (out, *NOTHING.arguments)
+        plan = then.fetch_plan(len(out))
+        return plan, (then.weight, *plan.arguments)
 
     def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:
         """Copy whole blocks, as words."""

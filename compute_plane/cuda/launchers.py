@@ -60,6 +60,11 @@ class Launcher(Protocol):
         """What a grid is planned for."""
         ...
 
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether kernels can fetch what they do not read (`instructions.early_launch`)."""
+        ...
+
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Build and load variants, so that the first launch need not."""
         ...
@@ -89,7 +94,7 @@ class CudaLauncher:
         properties = torch.cuda.get_device_properties(device)
         self.num_multiprocessors = int(properties.multi_processor_count)
         self._capability = (int(properties.major), int(properties.minor))
-        self._has_early_launches = self._capability >= EARLY_LAUNCHES
+        self.fetches_ahead = self._capability >= EARLY_LAUNCHES  # as launches can begin early
         self._cache_dir = cache_dir
         self._loaded: dict[Variant, LoadedKernel] = {}
         self._recorded: Recorded | None = None
@@ -139,7 +144,7 @@ class CudaLauncher:
                     self._cache_dir,
                     progress=_log_progress,
                 )
-                begins_early = self._has_early_launches and begins_before_end(variant)
+                begins_early = self.fetches_ahead and begins_before_end(variant)
                 self._loaded[variant] = LoadedKernel(variant, image, begins_early=begins_early)
             except CudaKernelError as error:
                 raise DeviceUnavailableError(

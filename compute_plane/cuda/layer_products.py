@@ -10,6 +10,8 @@ SiLU · up are one where gate and up are one quantised matrix, too:
                                                      added by the next norm
     logits               norm · Wᵀ, float32          add and norm, product
 
+Norm and SiLU · up are told what the library multiplies with behind them (`next_product`).
+
 A matrix of many bytes has its norm in a launch before its product
 (`kernels.cuda.dense_matmul.NORMALISED_BYTES`).
 
@@ -31,6 +33,7 @@ from compute_plane.cuda.matrices import (
     product_in_parts,
     project,
 )
+from compute_plane.cuda.next_product import NextProduct
 from compute_plane.cuda.operations import Around, Writes
 
 if TYPE_CHECKING:
@@ -75,9 +78,14 @@ class LayerProducts:
         """Return the normalised rows times a projection, [T, N]. `norm`: [E]."""
         return self._normed(hidden, norm, projection, "rounded")
 
-    def gated(self, hidden: Hidden, norm: Tensor, projection: Projection) -> Tensor:
-        """Return silu(gate) · up of the normalised rows, [T, F]; `projection`: the gate first."""
-        return self._normed(hidden, norm, projection, "gated")
+    def gated(
+        self, hidden: Hidden, norm: Tensor, projection: Projection, then: Projection
+    ) -> Tensor:
+        """Return silu(gate) · up of the normalised rows, [T, F]; `projection`: the gate first.
+
+        `then`: what they are multiplied with to be added.
+        """
+        return self._normed(hidden, norm, projection, "gated", then)
 
     def logits(self, hidden: Hidden, norm: Tensor, projection: Projection) -> Tensor:
         """Return the normalised rows times a projection, float32 [T, V]."""
@@ -89,7 +97,7 @@ class LayerProducts:
             raise ValueError(
                 "a product is added after a norm, which takes in what was added before"
             )
-        weight = self._taken(x, projection)
+        weight = self._taken(len(x), projection)
         if weight is None:
             hidden.added = self._beside(x, projection)
         else:
@@ -97,58 +105,78 @@ class LayerProducts:
 
     def _beside(self, x: Tensor, projection: Projection) -> Tensor:
         """Return a product that the next norm adds, perhaps in parts."""
-        first, *others = projection.parts
-        if isinstance(first, DenseMatrix) and not others:
-            num_parts = self._operations.num_product_parts(len(x), first.values)
-            if num_parts > 1:
-                return product_in_parts(x, first.values, num_parts)
+        product = self._of_library(len(x), projection, is_added=True)
+        if product is not None and product.num_parts > 1:
+            return product_in_parts(x, product.weight, product.num_parts)
         return project(x, projection, self._operations, x.dtype)
 
     def _normed(
-        self, hidden: Hidden, norm: Tensor, projection: Projection, writes: Writes
+        self,
+        hidden: Hidden,
+        norm: Tensor,
+        projection: Projection,
+        writes: Writes,
+        then: Projection | None = None,
     ) -> Tensor:
         operations, residual = self._operations, hidden.residual
         num_outputs = projection.num_outputs // (2 if writes == "gated" else 1)
         dtype = torch.float32 if writes == "float32" else residual.dtype
-        weight = self._taken(residual, projection)
+        num_rows = len(residual)
+        weight = self._taken(num_rows, projection)
         is_normed = weight is not None and operations.normalises_product(weight)
         if weight is not None and is_normed and hidden.added is None:
-            out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
+            out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
             operations.dense_matmul(out, residual, weight, Around(norm, self._eps, writes))
             return out
-        x = self.normalised(hidden, norm)
+        x = self.normalised(hidden, norm, self._of_library(num_rows, projection))
         if weight is not None and not is_normed:
-            out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
+            out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
             operations.dense_matmul(out, x, weight, Around(writes=writes))
             return out
         gate = projection.gate_in_turns
         if gate is not None and operations.takes_gate(len(x), gate):
-            out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
+            out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
             operations.quantized_gate(out, inputs_in_order(x, gate), gate)
             return out
         product = project(x, projection, operations, dtype)
         if writes != "gated":
             return product
         del x  # its memory serves what follows
-        out = torch.empty((len(residual), num_outputs), dtype=dtype, device=residual.device)
-        operations.silu_mul(out, product, in_turns=gate is not None)
+        out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
+        following = None if then is None else self._of_library(num_rows, then, is_added=True)
+        operations.silu_mul(out, product, in_turns=gate is not None, then=following)
         return out
 
-    def normalised(self, hidden: Hidden, norm: Tensor) -> Tensor:
+    def normalised(self, hidden: Hidden, norm: Tensor, then: NextProduct | None = None) -> Tensor:
         """Queue the norm; what was beside the residual stream is part of it afterwards."""
-        out = torch.empty_like(hidden.residual)
-        if hidden.added is None:
-            self._operations.rms_norm(out, hidden.residual, norm, self._eps)
+        residual, added, eps = hidden.residual, hidden.added, self._eps
+        out = torch.empty_like(residual)
+        if added is None:
+            self._operations.rms_norm(out, residual, norm, eps, then)
         else:
-            self._operations.add_rms_norm(out, hidden.residual, hidden.added, norm, self._eps)
+            self._operations.add_rms_norm(out, residual, added, norm, eps, then)
             hidden.added = None
         return out
 
-    def _taken(self, x: Tensor, projection: Projection) -> Tensor | None:
-        """Return the weights if `dense_matmul` takes them for these rows."""
-        parts = projection.parts
-        if len(parts) == 1 and isinstance(parts[0], DenseMatrix):
-            weight = parts[0].values
-            if self._operations.takes_product(len(x), weight):
-                return weight
-        return None
+    def _taken(self, num_rows: int, projection: Projection) -> Tensor | None:
+        """Return the weights if `dense_matmul` takes them for so many rows."""
+        weight = _dense_weight(projection)
+        if weight is None or not self._operations.takes_product(num_rows, weight):
+            return None
+        return weight
+
+    def _of_library(
+        self, num_rows: int, projection: Projection, *, is_added: bool = False
+    ) -> NextProduct | None:
+        """Return the product of so many rows if the library computes it, and all of it."""
+        weight = _dense_weight(projection)
+        if weight is None or self._operations.takes_product(num_rows, weight):
+            return None
+        num_parts = self._operations.num_product_parts(num_rows, weight) if is_added else 1
+        return NextProduct(weight, num_parts)
+
+
+def _dense_weight(projection: Projection) -> Tensor | None:
+    """Return the weights if they are one dense matrix."""
+    first, *others = projection.parts
+    return first.values if isinstance(first, DenseMatrix) and not others else None

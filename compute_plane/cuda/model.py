@@ -100,7 +100,7 @@ class LlamaModel:
     def _feed_forward(self, hidden: Hidden, layer: DeviceLayer) -> None:
         part, norm = layer.feedforward, layer.mlp_norm
         if isinstance(part, DeviceMlp):
-            gated = self._products.gated(hidden, norm, part.gate_up)
+            gated = self._products.gated(hidden, norm, part.gate_up, part.down)
             self._products.add(hidden, gated, part.down)
         elif self._experts is not None:
             self._experts.add(hidden, norm, part)

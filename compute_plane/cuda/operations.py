@@ -3,7 +3,7 @@
 The arrays are those of `kernels.cuda`, by the same names and layouts; what a kernel needs beside
 them (scratch memory, strides, a plan of its grid) is the implementation's own affair. Whatever is
 called `out` is written, nothing else is, and nothing is kept after the call. An implementation may
-return before the device is done: work is queued on the current stream.
+return before the device is done: work is queued on the current stream. `then`: what comes next.
 
     x, weights, outputs   the model's dtype: float32, bfloat16 or float16
     pool                  that dtype, or eight bits with scales (`block_pools`)
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from compute_plane.cuda.expert_operations import ExpertOperations
     from compute_plane.cuda.matrices import Matrix, QuantizedMatrix
+    from compute_plane.cuda.next_product import NextProduct
 
 MAX_LOGPROBS: Final = 20
 """Most likely tokens listed beside one: the width of the arrays they are written to."""
@@ -232,12 +233,25 @@ class DeviceOperations(Protocol):
         """Those for mixtures of experts."""
         ...
 
-    def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    def rms_norm(
+        self,
+        out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        then: NextProduct | None = None,
+    ) -> None:
         """Normalise the rows of `x` into `out`; both [T, E], `weight` [E]."""
         ...
 
     def add_rms_norm(
-        self, out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float
+        self,
+        out: Tensor,
+        residual: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        then: NextProduct | None = None,
     ) -> None:
         """Add `x` to `residual`, rounded to its dtype, and normalise the sum into `out`.
 
@@ -302,7 +316,14 @@ class DeviceOperations(Protocol):
         """
         ...
 
-    def silu_mul(self, out: Tensor, gate_up: Tensor, *, in_turns: bool = False) -> None:
+    def silu_mul(
+        self,
+        out: Tensor,
+        gate_up: Tensor,
+        *,
+        in_turns: bool = False,
+        then: NextProduct | None = None,
+    ) -> None:
         """Write silu(gate) · up; `gate_up`: [T, 2·F], gate first, or in turns; `out`: [T, F]."""
         ...
 

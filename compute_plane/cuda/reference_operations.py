@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from compute_plane.cuda.matrices import Matrix
+    from compute_plane.cuda.next_product import NextProduct
 
 Array = npt.NDArray[Any]
 
@@ -113,19 +114,32 @@ class ReferenceOperations:
         """Leave every product whole: nothing is gained."""
         return 1
 
-    def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    def rms_norm(
+        self,
+        out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        then: NextProduct | None = None,  # noqa: ARG002 - nothing to be fetched
+    ) -> None:
         """Normalise rows."""
         normed = np.empty(x.shape, dtype=np.float32)
         rms_norm(floats(x), floats(weight), eps, normed)
         out.copy_(torch.from_numpy(normed))
 
     def add_rms_norm(
-        self, out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float
+        self,
+        out: Tensor,
+        residual: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        then: NextProduct | None = None,
     ) -> None:
         """Add and normalise rows."""
         added = floats(x) if x.dim() == residual.dim() else floats(x.sum(0))
         residual.copy_(torch.from_numpy(floats(residual) + added))
-        self.rms_norm(out, residual, weight, eps)
+        self.rms_norm(out, residual, weight, eps, then)
 
     def rope_write_kv(
         self,
@@ -189,7 +203,14 @@ class ReferenceOperations:
         queries = Queries(tokens, token_rows, positions, window)
         attend(out, query, pool, layer, rows.block_tables.numpy(), queries)
 
-    def silu_mul(self, out: Tensor, gate_up: Tensor, *, in_turns: bool = False) -> None:
+    def silu_mul(
+        self,
+        out: Tensor,
+        gate_up: Tensor,
+        *,
+        in_turns: bool = False,
+        then: NextProduct | None = None,  # noqa: ARG002 - as above
+    ) -> None:
         """Gate."""
         gated = np.empty(out.shape, dtype=np.float32)
         silu_mul(floats(gate_up), gated, turn=GATE_TURN if in_turns else None)

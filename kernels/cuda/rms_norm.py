@@ -17,6 +17,9 @@ The weights, which the layer's other weights have driven out of the second cache
 before the launch ahead has ended, and read with the row: behind the barrier their way from memory
 would be added to the kernel's, as it was (an H200 took 1.9 to 2.3 µs for rows of 4096).
 
+Blocks beside those of rows fetch what the next launch reads, if it is a library's product
+(`fetched_weights`).
+
 The squares are summed over a thread's vectors, over the warp by a butterfly, over the warps through
 shared memory in the order of warps: the bits depend on the row alone.
 """
@@ -28,6 +31,7 @@ from dataclasses import dataclass
 
 from numba import cuda, float32, int64, uint32
 
+from kernels.cuda.fetched_weights import ARGUMENTS, NOTHING, FetchPlan, fetch_chunks
 from kernels.cuda.instructions.conversions import CONVERSIONS, reciprocal_root
 from kernels.cuda.instructions.early_launch import fetch_ahead, let_next_begin, wait_for_previous
 from kernels.cuda.instructions.elements import (
@@ -93,7 +97,7 @@ class RmsNormVariant:
         """Types of the kernel's parameters."""
         element = STORAGE_TYPES[self.dtype] + "*"
         x = "float32*" if self.num_parts else element
-        return (element, element, x, element, "float32")
+        return (element, element, x, element, "float32", element, *ARGUMENTS)
 
     @property
     def expectation(self) -> Expectation:
@@ -105,9 +109,9 @@ class RmsNormVariant:
             120 if self.num_parts else 96, ("LDG.128", "STG.128", "SHFL"), begins_early=True
         )
 
-    def grid(self, num_tokens: int) -> tuple[int, int, int]:
-        """Return the launch grid."""
-        return (num_tokens, 1, 1)
+    def grid(self, num_tokens: int, fetched: FetchPlan = NOTHING) -> tuple[int, int, int]:
+        """Return the launch grid. `fetched`: of the next product's weights."""
+        return (num_tokens, 1 + fetched.num_columns(num_tokens, self.threads), 1)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
@@ -150,16 +154,33 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
     load_part = LOAD_FLOATS["float32"]
     to_float32, from_float32 = CONVERSIONS[variant.dtype]
 
-    def rms_norm(out: Pointer, residual: Pointer, x: Pointer, weight: Pointer, eps: Scalar) -> None:
+    def rms_norm(
+        out: Pointer,
+        residual: Pointer,
+        x: Pointer,
+        weight: Pointer,
+        eps: Scalar,
+        next_weights: Pointer,
+        num_chunks: Scalar,
+        chunk_pitch: Scalar,
+        chunk_bytes: Scalar,
+    ) -> None:
         """Normalise row blockIdx.x.
 
         `out`, `residual`, `x`: [T, E], three different arrays, `x` perhaps [P, T, E] in float32;
         `residual` is updated, or not touched at all where the variant adds none. `weight`: [E].
+        `next_weights` and what follows: as in `FetchPlan`.
         """
         let_next_begin()
-        if cuda.threadIdx.x == 0:
+        if cuda.blockIdx.y > 0:
+            block = (cuda.blockIdx.y - 1) * cuda.gridDim.x + cuda.blockIdx.x
+            num_blocks = (cuda.gridDim.y - 1) * cuda.gridDim.x
+            fetch_chunks(next_weights, num_chunks, chunk_pitch, chunk_bytes, block, num_blocks)
+        elif cuda.threadIdx.x == 0:
             fetch_ahead(weight, 0, uint32(weight_bytes))
         wait_for_previous()
+        if cuda.blockIdx.y > 0:
+            return
         row = int64(cuda.blockIdx.x) * hidden_size
         thread = cuda.threadIdx.x
         values = cuda.local.array((rounds, length), float32)

@@ -13,6 +13,9 @@
 Where a quantised matrix has both in turns (`quantized_matmul`), so has what it gave: 16 gate
 values, their 16 up values, the next 16 gate values, …
 
+Blocks behind the pieces of rows fetch what the next launch reads, if it is a library's product
+(`fetched_weights`).
+
 Nothing is read twice and nothing is shared: the speed is the memory's, 3 · 2 bytes an output in a
 16-bit type.
 """
@@ -25,6 +28,7 @@ from dataclasses import dataclass
 from numba import cuda, float32, int64
 
 from kernels.cuda.activation import silu
+from kernels.cuda.fetched_weights import ARGUMENTS, NOTHING, FetchPlan, fetch_chunks
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.elements import LOAD_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
 from kernels.cuda.plain_variants import VectorVariant
@@ -46,21 +50,24 @@ class SiluMulVariant(VectorVariant):
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        return (self.element, self.element, "int64")
+        return (self.element, self.element, "int64", self.element, *ARGUMENTS)
 
     @property
     def expectation(self) -> Expectation:
         """Few registers: as many warps as fit hide the memory's latency."""
         return Expectation(40, ("LDG.128", "STG.128"), begins_early=True)
 
-    def grid(self, num_tokens: int, num_features: int) -> tuple[int, int, int]:
+    def grid(
+        self, num_tokens: int, num_features: int, fetched: FetchPlan = NOTHING
+    ) -> tuple[int, int, int]:
         """Return the launch grid; `num_features` F must be a multiple of the vector's length.
 
-        And of a turn. Raises UnsupportedVariantError.
+        And of a turn. `fetched`: of the next product's weights. Raises UnsupportedVariantError.
         """
         if self.in_turns:
             require_multiple("num_features", GATE_TURN, num_features)
-        return self.row_grid(num_tokens, "num_features", num_features)
+        rows, pieces, _ = self.row_grid(num_tokens, "num_features", num_features)
+        return (rows, pieces + fetched.num_columns(num_tokens, self.threads), 1)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
@@ -83,12 +90,29 @@ def make_silu_mul(variant: SiluMulVariant) -> Callable[..., None]:
     load_floats = LOAD_FLOATS[variant.dtype]
     store_floats = STORE_FLOATS[variant.dtype]
 
-    def silu_mul(out: Pointer, gate_up: Pointer, num_features: Scalar) -> None:
-        """Write one vector of row blockIdx.x. `gate_up`: [T, 2·F]; `out`: [T, F]."""
+    def silu_mul(
+        out: Pointer,
+        gate_up: Pointer,
+        num_features: Scalar,
+        next_weights: Pointer,
+        num_chunks: Scalar,
+        chunk_pitch: Scalar,
+        chunk_bytes: Scalar,
+    ) -> None:
+        """Write one vector of row blockIdx.x. `gate_up`: [T, 2·F]; `out`: [T, F].
+
+        `next_weights` and what follows: as in `FetchPlan`.
+        """
         let_next_begin()
+        first_feature = int64(cuda.blockIdx.y) * threads * length
+        if first_feature >= num_features:
+            pieces = (num_features + threads * length - 1) // (threads * length)
+            block = (cuda.blockIdx.y - pieces) * cuda.gridDim.x + cuda.blockIdx.x
+            num_blocks = (cuda.gridDim.y - pieces) * cuda.gridDim.x
+            fetch_chunks(next_weights, num_chunks, chunk_pitch, chunk_bytes, block, num_blocks)
         wait_for_previous()
         token = int64(cuda.blockIdx.x)
-        feature = (int64(cuda.blockIdx.y) * threads + cuda.threadIdx.x) * length
+        feature = first_feature + cuda.threadIdx.x * length
         if feature < num_features:
             values = cuda.local.array((2, length), float32)
             gate = token * 2 * num_features + feature

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.gpu import (
     engine_rival,
@@ -24,8 +25,10 @@ from bench.gpu.findings import Findings, PartOptions
 from bench.gpu.random_model import EIGHT_BILLION, ONE_BILLION, TINY, write_model
 from bench.gpu.suites import counted, run_suites
 from compute_plane.cuda import launchers
+from compute_plane.cuda.next_product import NextProduct
 from compute_plane.model.loader import load_model
 from hetero_infer.bench.load import StreamRecord
+from kernels.cuda.fetched_weights import NOTHING
 from kernels.cuda.operations import all_variants
 
 
@@ -92,7 +95,7 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
-    ways = [way.name for way in step_ways.WAYS if way.uses_graphs and not way.is_extra]
+    ways = [way.name for way in step_ways.WAYS if way.uses_graphs and way.batches_of(work)]
     assert found.failures == [f"decode steps {way}: RuntimeError: capture failed" for way in ways]
     (one,) = found.values["engine_steps"]["batches"]
     assert one["eager"]["median_ms"] > 0
@@ -101,15 +104,15 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
 
 def test_steps_are_measured_with_and_without_graphs(model):
     work = engine_steps.Workload(
-        batches=(1, 3), context=20, steps=2, warm_up=1, repeats=2, profiled_batches=(),
+        batches=(1, 3, 17), context=20, steps=2, warm_up=1, repeats=2, profiled_batches=(),
         has_extra=True,
     )  # fmt: skip
     found = Findings()
     flags = PlaneFlags("cpu", "float32")
     engine_steps.measure_steps(found, TINY, model, flags, gb_per_s=10.0, work=work)
     figures = found.values["engine_steps"]
-    one, three = figures["batches"]
-    assert (one["rows"], three["rows"]) == (1, 3)
+    one, three, many = figures["batches"]
+    assert (one["rows"], three["rows"], many["rows"]) == (1, 3, 17)
     per_token = TINY.kv_bytes_per_token(4)
     assert three["read_bytes"] - one["read_bytes"] == 2 * 20 * per_token
     assert one["read_ms"] == pytest.approx(one["read_bytes"] / 10e9 * 1e3)
@@ -118,9 +121,13 @@ def test_steps_are_measured_with_and_without_graphs(model):
     assert one["own_of_library"] > 0
     assert one["own_of_late"] > 0
     assert three["own_of_early"] > 0
+    assert many["own_of_unfetched"] > 0
+    assert many["own_of_more_fetched"] > 0
+    assert "own_of_library" not in many
+    assert "own_of_unfetched" not in three
     assert found.failures == []
     assert "eager" not in three  # only where graphs are compared
-    assert len(found.targets) == 3
+    assert len(found.targets) == 4
 
 
 def test_added_products_with_wide_panels_wait_for_the_launch_ahead_in_service():
@@ -135,6 +142,15 @@ def test_added_products_with_wide_panels_wait_for_the_launch_ahead_in_service():
         assert all(launchers.begins_before_end(one) for one in kernels)
     with step_ways.LATE.taken():
         assert not any(launchers.begins_before_end(one) for one in kernels)
+
+
+def test_what_is_fetched_ahead_of_a_product_is_taken_away_by_a_way():
+    product = NextProduct(torch.empty(8192, 4096, dtype=torch.bfloat16))
+    fetched = product.fetch_plan(64).num_bytes
+    with step_ways.UNFETCHED.taken():
+        assert product.fetch_plan(64) == NOTHING
+    with step_ways.MORE_FETCHED.taken():
+        assert product.fetch_plan(64).num_bytes == 2 * fetched
 
 
 def test_launches_that_begin_early_must_say_what_others_say(model, monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from kernels.cuda.copy_blocks import WORDS_A_THREAD, CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.fetched_weights import plan_fetch
 from kernels.cuda.instructions.elements import VECTOR_LENGTHS
 from kernels.cuda.quantized_formats import GATE_TURN
 from kernels.cuda.rms_norm import RmsNormVariant
@@ -17,6 +18,9 @@ from kernels.cuda.silu_mul import SiluMulVariant
 from kernels.reference.embedding import embedding
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.silu_mul import silu_mul
+
+NEXT_CHUNKS, NEXT_INPUTS = 301, 72
+"""Chunks of weights that the next launch would multiply with, and how long each is."""
 
 
 def draw_silu_mul(variant: SiluMulVariant, seed: int) -> list[Case]:
@@ -27,14 +31,22 @@ def draw_silu_mul(variant: SiluMulVariant, seed: int) -> list[Case]:
     gate_up = rng.standard_normal((3, 2 * features))
     gate_up[0, :4] = [-1e4, -200.0, 80.0, -88.0]
     stored = to_stored(variant.dtype, gate_up)
+    next_weights = poison(variant.dtype, (NEXT_CHUNKS, NEXT_INPUTS))
+    fetched = plan_fetch(NEXT_CHUNKS, NEXT_INPUTS, next_weights.itemsize)
 
     def case(rows: Array) -> Case:
         out: Array = np.empty((len(rows), features))
         silu_mul(to_float64(variant.dtype, rows), out, turn=turn)
+        grid = variant.grid(len(rows), features, fetched)
+        arguments = ("out", "gate_up", features, "next_weights", *fetched.arguments)
         return Case(
             variant.name,
-            {"out": poison(variant.dtype, out.shape), "gate_up": rows},
-            (Launch(variant, variant.grid(len(rows), features), ("out", "gate_up", features)),),
+            {
+                "out": poison(variant.dtype, out.shape),
+                "gate_up": rows,
+                "next_weights": next_weights,
+            },
+            (Launch(variant, grid, arguments),),
             {"out": _expected(variant.dtype, out)},
         )
 
@@ -56,6 +68,9 @@ def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
     residual = to_stored(variant.dtype, rng.standard_normal(shape) * magnitudes)
     weight = to_stored(variant.dtype, rng.uniform(0.2, 1.5, variant.hidden_size))
     eps = 1e-5
+    next_weights = poison(variant.dtype, (NEXT_CHUNKS, NEXT_INPUTS))
+    fetched = plan_fetch(NEXT_CHUNKS, NEXT_INPUTS, next_weights.itemsize)
+    arguments = ("out", "residual", "x", "weight", eps, "next_weights", *fetched.arguments)
 
     def case(rows: slice) -> Case:
         given = x[..., rows, :]
@@ -78,8 +93,9 @@ def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
                 "residual": residual[rows].copy(),
                 "x": given.copy(),
                 "weight": weight,
+                "next_weights": next_weights,
             },
-            (Launch(variant, variant.grid(len(total)), ("out", "residual", "x", "weight", eps)),),
+            (Launch(variant, variant.grid(len(total), fetched), arguments),),
             expected,
         )
 

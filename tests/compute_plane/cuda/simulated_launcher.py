@@ -20,6 +20,7 @@ class SimulatedLauncher:
 
     device = torch.device("cpu")
     num_multiprocessors = 132
+    fetches_ahead = True
 
     def __init__(self, *, runs: bool = True) -> None:
         self.runs = runs

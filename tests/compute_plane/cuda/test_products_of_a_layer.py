@@ -13,6 +13,7 @@ from bench.gpu.cases.quantized_matmul import draw_matrix
 from compute_plane.cuda.dense_kernels import MOST_ROWS, DenseKernels, num_product_parts
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.matrices import DenseMatrix, Projection, QuantizedMatrix
+from compute_plane.cuda.next_product import NextProduct
 from compute_plane.cuda.operations import Around
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from kernels.cuda.dense_matmul import columns_of, normalises
@@ -47,6 +48,7 @@ class Recording:
         self.num_parts = num_parts
         self.operations = ReferenceOperations()
         self.calls: list[str] = []
+        self.told: list[NextProduct] = []
 
     def takes_product(self, num_rows: int, weight: torch.Tensor) -> bool:  # noqa: ARG002
         return num_rows <= self.most_rows
@@ -62,7 +64,14 @@ class Recording:
 
     def __getattr__(self, name: str) -> Any:
         self.calls.append(name)
-        return getattr(self.operations, name)
+        operation = getattr(self.operations, name)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            given = (*args, *kwargs.values())
+            self.told += [one for one in given if isinstance(one, NextProduct)]
+            return operation(*args, **kwargs)
+
+        return noted
 
     def take(self) -> list[str]:
         calls, self.calls = self.calls, []
@@ -88,9 +97,10 @@ def a_layer(operations: Recording, num_rows: int, dtype: torch.dtype = torch.flo
         calls.append(operations.take())
         products.add(hidden, found[-1][:, :SIZE].contiguous(), dense(SIZE, SIZE, dtype))
         calls.append(operations.take())
-        found.append(products.gated(hidden, norm, dense(2 * FEATURES, SIZE, dtype)))
+        down = dense(SIZE, FEATURES, dtype)
+        found.append(products.gated(hidden, norm, dense(2 * FEATURES, SIZE, dtype), down))
         calls.append(operations.take())
-        products.add(hidden, found[-1], dense(SIZE, FEATURES, dtype))
+        products.add(hidden, found[-1], down)
         calls.append(operations.take())
     found.append(products.logits(hidden, norm, dense(VOCAB, SIZE, dtype)))
     calls.append(operations.take())
@@ -127,6 +137,20 @@ def test_a_product_in_parts_is_summed_by_the_norm_that_adds_it(num_parts):
     torch.testing.assert_close(halves[-1], whole[-1], atol=0.5, rtol=0.05)
     for one in halves:
         assert one.dtype == (torch.float32 if one is halves[-1] else torch.bfloat16)
+
+
+def test_norm_and_gate_are_told_what_the_library_multiplies_with_behind_them():
+    operations = Recording(most_rows=3, num_parts=2)
+    products = LayerProducts(operations, EPS)
+    qkv, gate_up, down = dense(48, SIZE), dense(2 * FEATURES, SIZE), dense(SIZE, FEATURES)
+    for num_rows in (3, 4):
+        hidden = Hidden(drawn(num_rows, SIZE))
+        products.normed(hidden, drawn(SIZE), qkv)
+        products.gated(hidden, drawn(SIZE), gate_up, down)
+        products.logits(hidden, drawn(SIZE), Projection((*qkv.parts, *gate_up.parts)))
+
+    told = [(one.weight.shape, one.num_parts) for one in operations.told]
+    assert told == [((48, SIZE), 1), ((2 * FEATURES, SIZE), 1), ((SIZE, FEATURES), 2)]
 
 
 def test_parts_beside_the_stream_are_chosen_and_summed_by_row():
@@ -177,7 +201,8 @@ def test_a_quantised_gate_is_one_launch_with_its_product_of_few_rows(
     operations, norm = Recording(most_rows=0, gated_rows=3), torch.ones(SIZE)
     hidden = Hidden(drawn(num_rows, SIZE))
 
-    found = LayerProducts(operations, EPS).gated(hidden, norm, Projection((gate,)))
+    down = dense(SIZE, FEATURES)
+    found = LayerProducts(operations, EPS).gated(hidden, norm, Projection((gate,)), down)
 
     assert operations.take() == ["rms_norm", *expected]
     normed = torch.nn.functional.rms_norm(hidden.residual, (SIZE,), norm, EPS).flip(1)

@@ -1,0 +1,123 @@
+"""Norm and gate have the beginnings of the next product's weights fetched, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from bench.gpu.case import Launch
+from bench.gpu.cases import draw_cases
+from bench.gpu.cases.row_operations import NEXT_CHUNKS, NEXT_INPUTS
+from compute_plane.cuda import next_product
+from compute_plane.cuda.next_product import NextProduct
+from kernels.cuda import fetched_weights, rms_norm, silu_mul
+from kernels.cuda.fetched_weights import FETCHED_BYTES, LINE_BYTES, NOTHING, FetchPlan, plan_fetch
+from kernels.cuda.rms_norm import RmsNormVariant
+from kernels.cuda.silu_mul import SiluMulVariant
+from tests.kernels.cuda.compiled import run_compiled
+from tests.kernels.cuda.simulation import Source, simulate
+from tests.simt import OutOfBounds, Race
+from tests.simt.memory import CheckedArray
+
+NORM, PARTS = RmsNormVariant("bfloat16", 64), RmsNormVariant("float16", 72, num_parts=4)
+SILU = SiluMulVariant("bfloat16")
+
+
+def with_fetch(variant, fetched: FetchPlan):
+    """Return the variant's case with another fetch in its launch."""
+    (case,) = draw_cases(variant)
+    (launch,) = case.launches
+    features = (launch.arguments[2],) if variant is SILU else ()
+    num_rows = len(case.arrays["out"])
+    arguments = (*launch.arguments[:-3], *fetched.arguments)
+    grid = variant.grid(num_rows, *features, fetched)
+    return dataclasses.replace(case, launches=(Launch(variant, grid, arguments),), part=None)
+
+
+@pytest.mark.parametrize("variant", [NORM, PARTS, SILU], ids=lambda variant: variant.name)
+@pytest.mark.parametrize(
+    "fetched",
+    [FetchPlan(NEXT_CHUNKS, NEXT_INPUTS, 48), FetchPlan(2, 3 * NEXT_INPUTS, 144), NOTHING],
+)
+def test_every_chunk_is_fetched_once_and_only_its_beginning(variant, fetched, monkeypatch):
+    monkeypatch.setattr(fetched_weights, "FETCHING_THREADS", 256)  # fewer than there are chunks
+    case = with_fetch(variant, fetched)
+    counts = np.zeros((NEXT_CHUNKS, 2 * NEXT_INPUTS), np.int64).reshape(-1)  # of bytes
+    fetch = CheckedArray.fetch
+
+    def noted(array: CheckedArray, element, num_bytes) -> None:
+        fetch(array, element, num_bytes)
+        if array._flat.size == NEXT_CHUNKS * NEXT_INPUTS:
+            first = 2 * int(element)
+            counts[first : first + int(num_bytes)] += 1
+
+    monkeypatch.setattr(CheckedArray, "fetch", noted)
+    assert case.faults(simulate(case)) == []
+
+    expected = np.zeros_like(counts)
+    for chunk in range(fetched.num_chunks):
+        first = 2 * chunk * fetched.chunk_pitch
+        expected[first : first + fetched.num_bytes] = 1
+    np.testing.assert_array_equal(counts, expected)
+
+
+@pytest.mark.parametrize("variant", [NORM, SILU], ids=lambda variant: variant.name)
+def test_a_chunk_too_many_is_noticed_in_source_and_in_compiled_text(variant):
+    beyond = with_fetch(variant, FetchPlan(NEXT_CHUNKS + 1, NEXT_INPUTS, 48))
+    with pytest.raises(OutOfBounds):
+        simulate(beyond)
+    with pytest.raises(Exception, match="argument"):
+        run_compiled(beyond)
+
+
+@pytest.mark.parametrize(
+    ("variant", "module", "factory", "old", "new", "fault"),
+    [
+        (
+            NORM, rms_norm, "make_rms_norm", "if cuda.blockIdx.y > 0:\n            return",
+            "if False:\n            return", Race,
+        ),
+        (SILU, silu_mul, "make_silu_mul", "if feature < num_features:", "if True:", OutOfBounds),
+    ],
+    ids=["norm", "gate"],
+)  # fmt: skip
+def test_blocks_that_fetch_have_no_rows(variant, module, factory, old, new, fault):
+    (case,) = draw_cases(variant)
+    with pytest.raises(fault):
+        simulate(case, kernels=Source(module, factory, variant).with_replaced(old, new))
+
+
+@pytest.mark.parametrize(
+    ("num_chunks", "length", "expected"),
+    [
+        (28672, 4096, FetchPlan(28672, 4096, 256)),
+        (6144, 4096, FetchPlan(6144, 4096, 1280)),
+        (4 * 4096, 3584, FetchPlan(4 * 4096, 3584, 512)),
+        (128256, 4096, FetchPlan(FETCHED_BYTES // LINE_BYTES, 4096, LINE_BYTES)),
+        (96, 72, FetchPlan(96, 72, 144)),  # all of it
+        (96, 36, NOTHING),  # chunks that begin where no fetch does
+        (0, 64, NOTHING),
+    ],
+)
+def test_what_is_fetched_is_as_much_as_can_be_read_meanwhile(num_chunks, length, expected):
+    assert plan_fetch(num_chunks, length, 2) == expected
+
+
+def test_blocks_that_fetch_are_enough_for_one_chunk_a_thread_where_that_pays():
+    assert NOTHING.num_columns(64, 512) == 0
+    plan = plan_fetch(28672, 4096, 2)
+    assert [plan.num_columns(rows, 512) for rows in (17, 32, 64, 256)] == [4, 2, 1, 1]
+    assert NORM.grid(3) == (3, 1, 1)
+    assert RmsNormVariant("bfloat16", 4096).grid(32, plan) == (32, 3, 1)
+    assert SILU.grid(64, 14336, plan_fetch(16384, 3584, 2)) == (64, 16, 1)
+
+
+def test_a_product_of_many_rows_or_of_scattered_weights_has_nothing_fetched():
+    weight = torch.zeros(40, 64, dtype=torch.bfloat16)
+    assert NextProduct(weight, 2).fetch_plan(64) == plan_fetch(80, 32, 2)
+    assert NextProduct(weight).fetch_plan(next_product.MOST_ROWS + 1) == NOTHING
+    assert NextProduct(weight.t()).fetch_plan(64) == NOTHING
+    assert NextProduct(weight.view(-1)[4:-60].view(39, 64)).fetch_plan(64) == NOTHING
