@@ -125,20 +125,22 @@ def test_a_row_of_ten_chunks_has_the_same_bits_in_any_number_of_parts():
 
 
 @pytest.mark.parametrize(
-    ("variant", "lengths", "splits", "split_rows"),
+    ("variant", "lengths", "num_kv_heads", "splits", "split_rows"),
     [
-        (DecodeVariant("bfloat16", 64, 2, 16), (133, 5, 69, 0, 17), 2, 1),
-        (DecodeVariant("float32", 96, 5, 16), (69, 1, 17, 0, 65), 3, 2),
+        (DecodeVariant("bfloat16", 64, 2, 16), (133, 5, 69, 0, 17), 2, 2, 1),
+        (DecodeVariant("float32", 96, 5, 16), (69, 1, 17, 0, 65), 1, 3, 2),
         pytest.param(
-            DecodeVariant("float16", 96, 9, 32, "int8"), (0, 197, 3, 1, 69), 2, 3,
+            DecodeVariant("float16", 96, 9, 32, "int8"), (0, 197, 3, 1, 69), 2, 2, 3,
             marks=pytest.mark.slow,
         ),
     ],
     ids=lambda value: getattr(value, "name", None) or str(value),
 )  # fmt: skip
-def test_whole_rows_behind_split_ones_have_their_bits_as_well(variant, lengths, splits, split_rows):
+def test_whole_rows_behind_split_ones_have_their_bits_as_well(
+    variant, lengths, num_kv_heads, splits, split_rows
+):
     whole, parted = (
-        draw_case(variant, lengths, splits=splits, split_rows=of_these)
+        draw_case(variant, lengths, num_kv_heads=num_kv_heads, splits=splits, split_rows=of_these)
         for splits, of_these in ((1, 0), (splits, split_rows))
     )
 
