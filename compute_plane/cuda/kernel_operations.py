@@ -334,10 +334,11 @@ class KernelOperations:
         self, then: NextProduct | None, out: Tensor
     ) -> tuple[FetchPlan, tuple[Tensor | int, ...]]:
         """Return what is fetched beside the rows of `out`, and the arguments that say so."""
-        if then is None or not self._launcher.fetches_ahead:
-            return NOTHING, (out, *NOTHING.arguments)
-        plan = then.fetch_plan(len(out))
-        return plan, (then.weight, *plan.arguments)
+        if then is not None and self._launcher.fetches_ahead:
+            plan = then.fetch_plan(len(out))
+            if plan.num_chunks:
+                return plan, (then.weight, *plan.arguments)
+        return NOTHING, (out, *NOTHING.arguments)
 
     def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:
         """Copy whole blocks, as words."""

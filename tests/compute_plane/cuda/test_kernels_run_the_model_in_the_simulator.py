@@ -11,6 +11,7 @@ import torch
 from compute_plane.cuda.block_pools import KV_DTYPES
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.kernel_operations import KernelOperations
+from compute_plane.cuda.next_product import NextProduct
 from compute_plane.cuda.reference_blocks import read_blocks, write_tokens
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from compute_plane.cuda.weights import DTYPES
@@ -201,6 +202,31 @@ def test_what_a_norm_adds_may_come_in_parts(num_parts: int) -> None:
     (residual, out), (expected, normed) = found
     assert residual.equal(expected)
     torch.testing.assert_close(out, normed, atol=0.02, rtol=0.01)
+
+
+def test_rows_are_normed_and_gated_whatever_is_fetched_beside_them() -> None:
+    launcher, size = SimulatedLauncher(), SPEC.hidden_size
+    operations = KernelOperations(launcher, SPEC, "bfloat16", BLOCK_SIZE)
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in ((3, size), size))
+    placed = NextProduct(torch.zeros(3000, 32, dtype=torch.bfloat16), num_parts=2)
+    scattered = NextProduct(torch.zeros(32, 3000, dtype=torch.bfloat16).t())
+    found = []
+    for then, fetches in ((None, True), (placed, True), (scattered, True), (placed, False)):
+        launcher.fetches_ahead = fetches
+        outs = [torch.empty_like(x) for _ in range(2)] + [x.new_empty((3, size // 2))]
+        residual = x.clone()
+        operations.rms_norm(outs[0], x, weight, 1e-5, then)
+        operations.add_rms_norm(outs[1], residual, x, weight, 1e-5, then)
+        operations.silu_mul(outs[2], x, then=then)
+        found.append([*outs, residual])
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert one.equal(other)
+    grids = [[grid for _, grid in launcher.launched[i : i + 3]] for i in range(0, 12, 3)]
+    assert grids[0] == grids[2] == grids[3] == [(3, 1, 1)] * 3
+    assert [rows for rows, _, _ in grids[1]] == [3] * 3
+    assert all(columns > 1 for _, columns, _ in grids[1])
 
 
 def test_few_rows_are_split_over_more_blocks_of_threads_in_one_launch() -> None:
