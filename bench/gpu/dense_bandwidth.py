@@ -32,6 +32,7 @@ from kernels.cuda.dense_matmul import (
     panel_rows_of,
 )
 from kernels.cuda.fetched_weights import NOTHING, plan_fetch
+from kernels.cuda.fitted_ptx import EARLY_LAUNCHES
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.silu_mul import SiluMulVariant
@@ -243,7 +244,7 @@ def torch_matmul(problem: Problem, _load: Load) -> Callable[[], None]:
 def launches_apart(problem: Problem, load: Load) -> Callable[[], None] | None:
     """Return the norm, which adds, and the gate as launches of their own around torch's product.
 
-    The norm fetches what the product reads first, as a layer's does; nothing follows the gate.
+    The norm fetches what the product reads first, where a layer's does; nothing follows the gate.
     """
     import torch
 
@@ -254,7 +255,9 @@ def launches_apart(problem: Problem, load: Load) -> Callable[[], None] | None:
     norms = kernels[: int(shape.normalises)]
     residual, normed = torch.zeros_like(problem.x), torch.empty_like(problem.x)
     made = problem.empty(problem.matrix_rows)
-    fetched = plan_fetch(problem.matrix_rows, shape.num_inputs, problem.x.element_size())
+    fetched = NOTHING
+    if problem.x.device.type == "cuda" and torch.cuda.get_device_capability() >= EARLY_LAUNCHES:
+        fetched = plan_fetch(problem.matrix_rows, shape.num_inputs, problem.x.element_size())
     norm_grid = RmsNormVariant(shape.dtype, shape.num_inputs).grid(shape.num_rows, fetched)
     around_norm = (normed, residual, problem.x, problem.norm)
     gate_grid = SiluMulVariant(shape.dtype).grid(shape.num_rows, shape.num_outputs)

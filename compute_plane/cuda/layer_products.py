@@ -123,13 +123,15 @@ class LayerProducts:
         dtype = torch.float32 if writes == "float32" else residual.dtype
         num_rows = len(residual)
         weight = self._taken(num_rows, projection)
-        is_normed = weight is not None and operations.normalises_product(weight)
-        if weight is not None and is_normed and hidden.added is None:
-            out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
-            operations.dense_matmul(out, residual, weight, Around(norm, self._eps, writes))
-            return out
-        x = self.normalised(hidden, norm, self._of_library(num_rows, projection))
-        if weight is not None and not is_normed:
+        if weight is not None and operations.normalises_product(weight):
+            if hidden.added is None:
+                out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
+                operations.dense_matmul(out, residual, weight, Around(norm, self._eps, writes))
+                return out
+            weight = None  # only a norm by itself adds, and there is no such product without one
+        product = None if weight is not None else self._of_library(num_rows, projection)
+        x = self.normalised(hidden, norm, product)
+        if weight is not None:
             out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
             operations.dense_matmul(out, x, weight, Around(writes=writes))
             return out
@@ -138,13 +140,15 @@ class LayerProducts:
             out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
             operations.quantized_gate(out, inputs_in_order(x, gate), gate)
             return out
-        product = project(x, projection, operations, dtype)
+        outputs = project(x, projection, operations, dtype)
         if writes != "gated":
-            return product
+            return outputs
         del x  # its memory serves what follows
         out = torch.empty((num_rows, num_outputs), dtype=dtype, device=residual.device)
-        following = None if then is None else self._of_library(num_rows, then, is_added=True)
-        operations.silu_mul(out, product, in_turns=gate is not None, then=following)
+        product = None
+        if then is not None and self._taken(num_rows, then) is None:
+            product = self._of_library(num_rows, then, is_added=True)
+        operations.silu_mul(out, outputs, in_turns=gate is not None, then=product)
         return out
 
     def normalised(self, hidden: Hidden, norm: Tensor, then: NextProduct | None = None) -> Tensor:
@@ -168,9 +172,9 @@ class LayerProducts:
     def _of_library(
         self, num_rows: int, projection: Projection, *, is_added: bool = False
     ) -> NextProduct | None:
-        """Return the product of so many rows if the library computes it, and all of it."""
+        """Return the product of so many rows as the library computes it, if that is all of it."""
         weight = _dense_weight(projection)
-        if weight is None or self._operations.takes_product(num_rows, weight):
+        if weight is None:
             return None
         num_parts = self._operations.num_product_parts(num_rows, weight) if is_added else 1
         return NextProduct(weight, num_parts)

@@ -14,9 +14,11 @@ inputs are split (`kernels.cuda.rms_norm.PARTS`):
     grid                 rows of the short kernel, its pieces │ blocks that fetch
                          blockIdx.y   0 … pieces - 1          │ pieces …
 
-Nothing is computed with it, nor waited for. Weights are written by no kernel, so they are asked for
-before the launch ahead has ended (`instructions.early_launch`). Devices before capability 9.0 have
-no such instruction.
+Nothing is computed with it, and what was asked for is not waited for; that all of it is asked for
+is, as for any block of a launch. Weights are written by no kernel, so nothing has to have ended
+before they are (`instructions.early_launch`). Devices before capability 9.0 have no such
+instruction. It is carried out for one lane of a warp after the other, so the chunks of neighbouring
+blocks lie side by side, and not those of neighbouring lanes: all blocks have equally many.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ LINE_BYTES: Final = 128
 UNIT_BYTES: Final = 16
 FETCHED_BYTES: Final = 8 << 20
 """Of a matrix: what an H200 reads in 2 µs, a sixth of its second cache."""
-FETCHING_THREADS: Final = 32768
+FETCHING_BLOCKS: Final = 128
+"""About one a multiprocessor: 28 672 chunks are 224 for each."""
+BLOCK_CHUNKS: Final = 32
+"""Fewer are no work for a block."""
 
 ARGUMENTS: Final = ("int64", "int64", "int64")
 """Types of the parameters that say what is fetched, behind the pointer to the weights."""
@@ -56,9 +61,10 @@ class FetchPlan:
         """The kernel's, behind the pointer to the weights."""
         return self.num_chunks, self.chunk_pitch, self.num_bytes
 
-    def num_columns(self, num_rows: int, threads: int) -> int:
-        """Return how many blocks of `threads` the grid has for that beside each of its rows."""
-        return -(-min(self.num_chunks, FETCHING_THREADS) // (num_rows * threads))
+    def num_columns(self, num_rows: int) -> int:
+        """Return how many blocks the grid has for that beside each of its rows."""
+        blocks = min(FETCHING_BLOCKS, -(-self.num_chunks // BLOCK_CHUNKS))
+        return -(-blocks // max(num_rows, 1))
 
 
 NOTHING: Final = FetchPlan(0, 0, 0)
@@ -67,8 +73,8 @@ NOTHING: Final = FetchPlan(0, 0, 0)
 def plan_fetch(num_chunks: int, chunk_length: int, element_bytes: int) -> FetchPlan:
     """Return what is fetched of chunks that lie one behind the other, a matrix's rows or parts.
 
-    Whole lines of each, about `FETCHED_BYTES` of all: of the first ones where a line of each is
-    more. Nothing of chunks that begin where no fetch does.
+    As many bytes of each as some lines have, `FETCHED_BYTES` of all or less: of the first ones
+    where a line of each is more. Nothing of chunks that begin where no fetch does.
     """
     chunk_bytes = chunk_length * element_bytes
     if chunk_bytes % UNIT_BYTES or not num_chunks or not FETCHED_BYTES:
@@ -88,7 +94,7 @@ def fetch_chunks(
     num_blocks: Scalar,
 ) -> None:
     """Fetch what this thread's share is of `weights`, for one of some blocks that share them."""
-    chunk = int64(block) * cuda.blockDim.x + cuda.threadIdx.x
+    chunk = int64(cuda.threadIdx.x) * num_blocks + block
     while chunk < num_chunks:
         fetch_ahead(weights, chunk * chunk_pitch, uint32(chunk_bytes))
         chunk += int64(num_blocks) * cuda.blockDim.x

@@ -13,9 +13,10 @@ first read to the last write, so that `x`, `residual`, `out` are touched once:
 `x` may come in parts, [P, T, E] in float32, as products leave them whose inputs were split: they
 are summed in their order, and nothing is rounded before the residual is added.
 
-The weights, which the layer's other weights have driven out of the second cache, are asked for
-before the launch ahead has ended, and read with the row: behind the barrier their way from memory
-would be added to the kernel's, as it was (an H200 took 1.9 to 2.3 µs for rows of 4096).
+The weights, which the layer's other weights have driven out of the second cache, are asked for at
+once, before the launch ahead has ended where this one begins early, and read with the row: behind
+the barrier their way from memory would be added to the kernel's, as it was (an H200 took 1.9 to 2.3
+µs for rows of 4096).
 
 Blocks beside those of rows fetch what the next launch reads, if it is a library's product
 (`fetched_weights`).
@@ -111,7 +112,7 @@ class RmsNormVariant:
 
     def grid(self, num_tokens: int, fetched: FetchPlan = NOTHING) -> tuple[int, int, int]:
         """Return the launch grid. `fetched`: of the next product's weights."""
-        return (num_tokens, 1 + fetched.num_columns(num_tokens, self.threads), 1)
+        return (num_tokens, 1 + fetched.num_columns(num_tokens), 1)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""

@@ -67,7 +67,7 @@ class SiluMulVariant(VectorVariant):
         if self.in_turns:
             require_multiple("num_features", GATE_TURN, num_features)
         rows, pieces, _ = self.row_grid(num_tokens, "num_features", num_features)
-        return (rows, pieces + fetched.num_columns(num_tokens, self.threads), 1)
+        return (rows, pieces + fetched.num_columns(num_tokens), 1)
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""

@@ -19,7 +19,7 @@ from kernels.reference.embedding import embedding
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.silu_mul import silu_mul
 
-NEXT_CHUNKS, NEXT_INPUTS = 301, 72
+NEXT_CHUNKS, NEXT_INPUTS = 601, 72
 """Chunks of weights that the next launch would multiply with, and how long each is."""
 
 

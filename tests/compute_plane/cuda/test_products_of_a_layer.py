@@ -152,6 +152,12 @@ def test_norm_and_gate_are_told_what_the_library_multiplies_with_behind_them():
     told = [(one.weight.shape, one.num_parts) for one in operations.told]
     assert told == [((48, SIZE), 1), ((2 * FEATURES, SIZE), 1), ((SIZE, FEATURES), 2)]
 
+    operations.told.clear()
+    added = Hidden(drawn(3, SIZE), drawn(3, SIZE))  # which no product of ours normalises
+    products.normed(added, drawn(SIZE), qkv)
+    assert operations.take()[-1] == "add_rms_norm"
+    assert [one.weight.shape for one in operations.told] == [(48, SIZE)]
+
 
 def test_parts_beside_the_stream_are_chosen_and_summed_by_row():
     parts, residual = drawn(2, 5, SIZE), drawn(5, SIZE)

@@ -8,22 +8,38 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu.case import Launch
+from bench.gpu.case import Case, Launch
 from bench.gpu.cases import draw_cases
 from bench.gpu.cases.row_operations import NEXT_CHUNKS, NEXT_INPUTS
 from compute_plane.cuda import next_product
 from compute_plane.cuda.next_product import NextProduct
-from kernels.cuda import fetched_weights, rms_norm, silu_mul
+from kernels.cuda import fetched_weights, rms_norm
 from kernels.cuda.fetched_weights import FETCHED_BYTES, LINE_BYTES, NOTHING, FetchPlan, plan_fetch
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.silu_mul import SiluMulVariant
-from tests.kernels.cuda.compiled import run_compiled
+from tests.kernels.cuda.compiled import run_compiled, text_of
 from tests.kernels.cuda.simulation import Source, simulate
 from tests.simt import OutOfBounds, Race
 from tests.simt.memory import CheckedArray
 
 NORM, PARTS = RmsNormVariant("bfloat16", 64), RmsNormVariant("float16", 72, num_parts=4)
 SILU = SiluMulVariant("bfloat16")
+
+
+def fetches(case: Case, monkeypatch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:
+    """Return what will count how often bytes are fetched, by the size of the array they are of."""
+    counts: dict[int, np.ndarray] = {}
+    assert len({array.size for array in case.arrays.values()}) >= len(case.arrays) - 2
+    fetch = CheckedArray.fetch
+
+    def noted(array: CheckedArray, element, num_bytes) -> None:
+        fetch(array, element, num_bytes)
+        count = counts.setdefault(array._flat.size, np.zeros(array._flat.nbytes, np.int64))
+        first = array._flat.itemsize * int(element)
+        count[first : first + int(num_bytes)] += 1
+
+    monkeypatch.setattr(CheckedArray, "fetch", noted)
+    return counts
 
 
 def with_fetch(variant, fetched: FetchPlan):
@@ -43,25 +59,26 @@ def with_fetch(variant, fetched: FetchPlan):
     [FetchPlan(NEXT_CHUNKS, NEXT_INPUTS, 48), FetchPlan(2, 3 * NEXT_INPUTS, 144), NOTHING],
 )
 def test_every_chunk_is_fetched_once_and_only_its_beginning(variant, fetched, monkeypatch):
-    monkeypatch.setattr(fetched_weights, "FETCHING_THREADS", 256)  # fewer than there are chunks
+    monkeypatch.setattr(fetched_weights, "FETCHING_BLOCKS", 3)
     case = with_fetch(variant, fetched)
-    counts = np.zeros((NEXT_CHUNKS, 2 * NEXT_INPUTS), np.int64).reshape(-1)  # of bytes
-    fetch = CheckedArray.fetch
+    num_rows = len(case.arrays["out"])
+    assert fetched.num_columns(num_rows) * num_rows * variant.threads < NEXT_CHUNKS
+    counts = fetches(case, monkeypatch)
 
-    def noted(array: CheckedArray, element, num_bytes) -> None:
-        fetch(array, element, num_bytes)
-        if array._flat.size == NEXT_CHUNKS * NEXT_INPUTS:
-            first = 2 * int(element)
-            counts[first : first + int(num_bytes)] += 1
-
-    monkeypatch.setattr(CheckedArray, "fetch", noted)
     assert case.faults(simulate(case)) == []
 
-    expected = np.zeros_like(counts)
+    if variant is not SILU:  # each row's block has all of the norm's weights fetched
+        own = counts.pop(case.arrays["weight"].size)
+        assert (own[: case.arrays["weight"].nbytes] == len(case.arrays["out"])).all()
+    if not fetched.num_chunks:
+        assert not counts
+        return
+    (found,) = counts.values()
+    expected = np.zeros_like(found)
     for chunk in range(fetched.num_chunks):
         first = 2 * chunk * fetched.chunk_pitch
         expected[first : first + fetched.num_bytes] = 1
-    np.testing.assert_array_equal(counts, expected)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("variant", [NORM, SILU], ids=lambda variant: variant.name)
@@ -73,21 +90,20 @@ def test_a_chunk_too_many_is_noticed_in_source_and_in_compiled_text(variant):
         run_compiled(beyond)
 
 
-@pytest.mark.parametrize(
-    ("variant", "module", "factory", "old", "new", "fault"),
-    [
-        (
-            NORM, rms_norm, "make_rms_norm", "if cuda.blockIdx.y > 0:\n            return",
-            "if False:\n            return", Race,
-        ),
-        (SILU, silu_mul, "make_silu_mul", "if feature < num_features:", "if True:", OutOfBounds),
-    ],
-    ids=["norm", "gate"],
-)  # fmt: skip
-def test_blocks_that_fetch_have_no_rows(variant, module, factory, old, new, fault):
-    (case,) = draw_cases(variant)
-    with pytest.raises(fault):
-        simulate(case, kernels=Source(module, factory, variant).with_replaced(old, new))
+def test_a_norms_blocks_that_fetch_have_no_rows():
+    (case,) = draw_cases(NORM)
+    source = Source(rms_norm, "make_rms_norm", NORM)
+    broken = source.with_replaced(
+        "if cuda.blockIdx.y > 0:\n            return", "if False:\n            return"
+    )
+    with pytest.raises(Race):
+        simulate(case, kernels=broken)
+
+
+@pytest.mark.parametrize("variant", [NORM, PARTS, SILU], ids=lambda variant: variant.name)
+def test_what_is_fetched_is_asked_for_before_the_launch_ahead_has_ended(variant):
+    text = text_of(variant)
+    assert 0 < text.rindex("prefetch.L2") < text.index("griddepcontrol.wait")
 
 
 @pytest.mark.parametrize(
@@ -106,12 +122,14 @@ def test_what_is_fetched_is_as_much_as_can_be_read_meanwhile(num_chunks, length,
     assert plan_fetch(num_chunks, length, 2) == expected
 
 
-def test_blocks_that_fetch_are_enough_for_one_chunk_a_thread_where_that_pays():
-    assert NOTHING.num_columns(64, 512) == 0
+def test_blocks_that_fetch_are_about_one_a_multiprocessor_and_none_without_work():
+    assert NOTHING.num_columns(64) == 0
     plan = plan_fetch(28672, 4096, 2)
-    assert [plan.num_columns(rows, 512) for rows in (17, 32, 64, 256)] == [4, 2, 1, 1]
+    assert [plan.num_columns(rows) for rows in (17, 32, 64, 256)] == [8, 4, 2, 1]
+    assert plan_fetch(601, 72, 2).num_columns(3) == 7
     assert NORM.grid(3) == (3, 1, 1)
-    assert RmsNormVariant("bfloat16", 4096).grid(32, plan) == (32, 3, 1)
+    assert NORM.grid(0) == (0, 1, 1)
+    assert RmsNormVariant("bfloat16", 4096).grid(32, plan) == (32, 5, 1)
     assert SILU.grid(64, 14336, plan_fetch(16384, 3584, 2)) == (64, 16, 1)
 
 
