@@ -194,12 +194,7 @@ class KernelOperations:
         return num_product_parts(num_rows, num_outputs, num_inputs, place)
 
     def rms_norm(
-        self,
-        out: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        eps: float,
-        then: NextProduct | None = None,
+        self, out: Tensor, x: Tensor, weight: Tensor, eps: float, then: NextProduct | None = None
     ) -> None:
         """Normalise rows; this variant does not touch its residual."""
         fetched, following = self._fetched(then, out)

@@ -234,12 +234,7 @@ class DeviceOperations(Protocol):
         ...
 
     def rms_norm(
-        self,
-        out: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        eps: float,
-        then: NextProduct | None = None,
+        self, out: Tensor, x: Tensor, weight: Tensor, eps: float, then: NextProduct | None = None
     ) -> None:
         """Normalise the rows of `x` into `out`; both [T, E], `weight` [E]."""
         ...
