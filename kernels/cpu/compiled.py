@@ -20,6 +20,7 @@ from kernels.cpu.emitted import emitted
 from kernels.cpu.machine_code import symbol_of
 from kernels.cpu.operation import Operation, StepWord, operation_named
 from kernels.cpu.vector_ir import F32, I8, I16, I32, I64, Builder, Value, i64, load
+from kernels.uncollected import uncollected
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -83,9 +84,11 @@ def object_code(name: str) -> bytes:
         importlib.import_module(KERNELS + name.partition(".")[0])
     definition = _definitions[name]
     arguments = [types.int64] * definition.num_arguments
-    compiled = numba.cfunc(
+    compile_function = numba.cfunc(
         types.void(*arguments), nopython=True, error_model="numpy", fastmath=definition.fastmath
-    )(definition.function)
+    )
+    with uncollected():
+        compiled = compile_function(definition.function)
     # Around the function Numba has put what turns errors into Python's; kernels have none.
     module = llvmlite.binding.parse_assembly(compiled.inspect_llvm())
     function = compiled.native_name.removeprefix("cfunc.")

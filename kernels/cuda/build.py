@@ -36,6 +36,7 @@ from kernels.cuda import variant as variant_module
 from kernels.cuda.errors import CacheDirectoryError, CompileError, MissingToolchainError
 from kernels.cuda.fitted_ptx import fitted
 from kernels.cuda.variant import Variant
+from kernels.uncollected import uncollected
 
 # PTX is made for this one, whatever it is assembled for: the kernels use nothing newer, and the
 # slower half of a build is done once for all architectures.
@@ -118,14 +119,15 @@ def compile_ptx(variant: Variant, capability: tuple[int, int] = LOWEST_CAPABILIT
 
     signature = types.void(*[_numba_type(types, argument) for argument in variant.arguments])
     try:
-        ptx, _ = cuda.compile(
-            variant.kernel(),
-            signature,
-            device=False,
-            abi="numba",
-            cc=capability,
-            launch_bounds=_launch_bounds(variant),
-        )
+        with uncollected():
+            ptx, _ = cuda.compile(
+                variant.kernel(),
+                signature,
+                device=False,
+                abi="numba",
+                cc=capability,
+                launch_bounds=_launch_bounds(variant),
+            )
     except (NumbaError, NvvmError, CCSupportError, TypeError, AttributeError, ImportError) as error:
         # TypeError: a numba-cuda whose `compile` has other parameters. The last two: one that does
         # not go with its own libraries, such as a NumPy that has lost what it uses.
