@@ -72,6 +72,7 @@ class DecodePool:
     `value_dtype`: of values and weights in their product, `VALUE_DTYPE_8_BITS` or the model's.
     `score_unit`, `sum_unit`: what products with keys and with values are to be multiplied by;
     `weight_unit`: what weights are, with their scales, before.
+    `tile_bytes`: of a tile's keys, and of its values, which lie one behind the other.
     `key_dims`: dimensions of a key that a lane reads beside each other.
     `key_rows`, `value_rows`: of four words, the arrays that hold a lane's share of a tile.
 
@@ -96,6 +97,7 @@ class DecodePool:
     weight_unit: float
     sum_unit: float
     head_elements: int
+    tile_bytes: int
     key_dims: int
     first_scale: int
     key_rows: int
@@ -210,6 +212,7 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> DecodePool:
         weight_unit=1.0,
         sum_unit=1.0,
         head_elements=block_size * head_size,
+        tile_bytes=2 * TILE_TOKENS * head_size,
         key_dims=8,
         first_scale=0,
         key_rows=2 * columns,
@@ -297,6 +300,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
         weight_unit=RAISED[VALUE_DTYPE_8_BITS],
         sum_unit=1 / (PLACINGS[of_values].unit * RAISED[VALUE_DTYPE_8_BITS]),
         head_elements=head_bytes(head_size, block_size),
+        tile_bytes=TILE_TOKENS * head_size,
         key_dims=16,
         first_scale=first_scale,
         key_rows=2 * strips,

@@ -94,7 +94,7 @@ from kernels.cuda.attention_partials import (
 from kernels.cuda.attention_variant import SLACK
 from kernels.cuda.instructions.addresses import kept, multiply_add_wide
 from kernels.cuda.instructions.conversions import FULL_WARP, PAIR_CONVERSIONS, exp2, maximum
-from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
+from kernels.cuda.instructions.early_launch import fetch_ahead, let_next_begin, wait_for_previous
 from kernels.cuda.instructions.exact_float32 import multiply_add
 from kernels.cuda.instructions.placed_bytes import MINUS_OFFSET
 from kernels.cuda.instructions.tiles import MULTIPLY_TILES, transpose_tile
@@ -119,6 +119,7 @@ def make_tensor_decode(
     has_scales, has_offsets = pool_.has_scales, pool_.has_offsets
     load_scales, first_scale = pool_.load_scales, pool_.first_scale
     head_elements, key_dims = pool_.head_elements, pool_.key_dims
+    tile_bytes = uint32(pool_.tile_bytes)
     score_unit, weight_unit = float32(pool_.score_unit), float32(pool_.weight_unit)
     layout = tensor_layout(head_size, group)
     functions = make_partial_functions(layout, dtype, head_size, group, pool_.sum_unit)
@@ -166,11 +167,33 @@ def make_tensor_decode(
     ) -> None:
         """Attend with the group of kv head blockIdx.x of a row; see DecodeVariant."""
         let_next_begin()
-        wait_for_previous()
         row, split, splits = part_of_block(split_rows)
         kv_head = int64(cuda.blockIdx.x)
         lane, warp = lane_and_warp()
         quad_row, quad = int32(lane // 4), int32(lane % 4)
+
+        # The warp's tiles, of all chunks of this block, one behind the other: `tile` is computed
+        # with while `next_tile` is read. Its block was looked up a tile before, on the way through
+        # the wait for that tile's keys: where it is asked for right before it is needed, the reads
+        # start only when the lookup has come back. That of the first tile, and the row's length,
+        # are looked up before the launch ahead has ended, and the tile is fetched meanwhile.
+        seq_len = int32(seq_lens[row])
+        first_tile, end_tile, chunk_tiles = cut_row(seq_len, window)
+        table = int32(row * table_width)
+        stride = int32(block_stride)
+        of_head = kv_head * head_elements
+        next_tile = int32(first_tile + split * chunk_tiles + warp)
+        next_end = int32(first_tile + (split + 1) * chunk_tiles)
+        block = int32(0)
+        if next_tile < end_tile:
+            block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
+            if lane == 0:
+                of_tile = of_head + next_tile * TILE_TOKENS % block_size * head_size
+                element = multiply_add_wide(block, stride, key_offset + of_tile)
+                fetch_ahead(pool, element, tile_bytes)
+                element = multiply_add_wide(block, stride, value_offset + of_tile)
+                fetch_ahead(pool, element, tile_bytes)
+        wait_for_previous()
 
         queries = cuda.local.array(queries_shape, uint32)
         for n in range(head_tiles):
@@ -213,24 +236,11 @@ def make_tensor_decode(
                         multiply_keys(starts, n, minus_offset, b)
         unit = scale_log2e * score_unit
 
-        # The warp's tiles, of all chunks of this block, one behind the other: `tile` is computed
-        # with while `next_tile` is read. Its block was looked up a tile before, on the way through
-        # the wait for that tile's keys: where it is asked for right before it is needed, the reads
-        # start only when the lookup has come back.
-        seq_len = int32(seq_lens[row])
-        first_tile, end_tile, chunk_tiles = cut_row(seq_len, window)
-        table = int32(row * table_width)
-        stride = int32(block_stride)
-        of_head = kv_head * head_elements
         first_key = kept(key_offset + of_head + quad_row * head_size + quad * key_dims)
         first_value = kept(value_offset + of_head + quad * 2 * head_size + quad_row * 8)
         key_scale = kept(key_offset + of_head + first_scale + 4 * quad_row)
         value_scale = kept(value_offset + of_head + first_scale + 4 * quad_row)
-        next_tile = int32(first_tile + split * chunk_tiles + warp)
-        next_end = int32(first_tile + (split + 1) * chunk_tiles)
-        block = int32(0)
         if next_tile < end_tile:
-            block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
             slot = next_tile * TILE_TOKENS % block_size
             element = multiply_add_wide(block, stride, first_key) + slot * head_size
             load_keys(keys, pool, element, lane)

@@ -68,6 +68,9 @@ MAGNITUDE = uint32(0x7FFF_FFFF)  # of a float32's bits
 INFINITY = 0x7F80_0000
 NOT_A_NUMBER = float32(math.nan)
 
+READ_EARLY = (3, 4, 5, 6)
+"""Of the arguments: cosines, sines, positions, kv_slots."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeWriteKvVariant:
@@ -130,9 +133,9 @@ class RopeWriteKvVariant:
     @property
     def expectation(self) -> Expectation:
         """Few registers: as many warps as fit hide the memory's latency."""
-        if self.has_shuffles:
-            return Expectation(64, ("LDG.128", "STG.128", "SHFL"), begins_early=True)
-        return Expectation(64, ("LDG.128", "STG.128"), begins_early=True)
+        shuffles = ("SHFL",) if self.has_shuffles else ()
+        instructions = ("LDG.128", "STG.128", *shuffles)
+        return Expectation(64, instructions, begins_early=True, reads_early=READ_EARLY)
 
     def grid(self, num_tokens: int, num_heads: int, num_kv_heads: int) -> tuple[int, int, int]:
         """Return the launch grid."""
@@ -173,7 +176,7 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
     angle_vectors = length // 4  # vectors of float32 angles for a vector of elements
     load_floats = LOAD_FLOATS[variant.dtype]
     load_constant_floats = LOAD_CONSTANT_FLOATS[variant.dtype]
-    load_angles = LOAD_CONSTANT_FLOATS["float32"]
+    load_angles = LOAD_FLOATS["float32"]
     store_floats = STORE_FLOATS[variant.dtype]
     if kv_dtype is None:
         head_elements, write_heads = block_size * head_size, store_floats
@@ -210,7 +213,6 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
         `key_norm`: [D]; what the variant does not have is not touched.
         """
         let_next_begin()
-        wait_for_previous()
         token = int64(cuda.blockIdx.x)
         pair = cuda.blockIdx.y * threads + cuda.threadIdx.x
         head = pair // head_threads  # among the token's query, key and value heads
@@ -218,15 +220,24 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
         is_mine = head < num_heads + 2 * num_kv_heads
         if has_idle_threads:
             is_mine = is_mine and dim < half
-        # Asked for together: where they are used each would wait for a way to memory of its own. No
-        # position is negative; that it is looked at keeps compilers from asking for it later.
-        position, slot, turns = positions[token], kv_slots[token], False
+        # What a step is given, and angles, before the launch ahead has ended: behind it each would
+        # wait for a way to memory of its own. Ordinary reads: none of them is moved over the wait.
+        position, slot = positions[token], kv_slots[token]
+        turns = is_mine and head < num_heads + num_kv_heads
+        cosine = cuda.local.array((angle_vectors, 4), float32)
+        sine = cuda.local.array((angle_vectors, 4), float32)
+        if turns:
+            angle = int64(position) * half + dim
+            for i in range(angle_vectors):
+                load_angles(cosine, i, cosines, angle + 4 * i)
+                load_angles(sine, i, sines, angle + 4 * i)
+        wait_for_previous()
+
         values = cuda.local.array((2, length), float32)
         if is_mine:
             first = (token * (num_heads + 2 * num_kv_heads) + head) * head_size + dim
             load_floats(values, 0, qkv, first)
             load_floats(values, 1, qkv, first + half)
-            turns = (head < num_heads + num_kv_heads) & (position >= 0)
             if has_bias:
                 added = cuda.local.array((2, length), float32)
                 load_constant_floats(added, 0, bias, head * head_size + dim)
@@ -244,7 +255,7 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
             for step in range(steps):
                 squares += cuda.shfl_xor_sync(FULL_WARP, squares, 1 << step)
             factor = reciprocal_root(squares / float32(head_size) + eps)
-            if is_mine and head < num_heads + num_kv_heads:
+            if turns:
                 weights = cuda.local.array((2, length), float32)
                 if head < num_heads:
                     load_constant_floats(weights, 0, query_norm, dim)
@@ -258,12 +269,6 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
 
         if is_mine:
             if turns:
-                cosine = cuda.local.array((angle_vectors, 4), float32)
-                sine = cuda.local.array((angle_vectors, 4), float32)
-                angle = int64(position) * half + dim
-                for i in range(angle_vectors):
-                    load_angles(cosine, i, cosines, angle + 4 * i)
-                    load_angles(sine, i, sines, angle + 4 * i)
                 for i in range(length):
                     low, high = values[0, i], values[1, i]
                     cos, sin = cosine[i // 4, i % 4], sine[i // 4, i % 4]

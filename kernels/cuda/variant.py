@@ -43,7 +43,8 @@ class Expectation:
     must find registers on one multiprocessor, and it may use what they leave.
 
     `begins_early`: the kernel may be launched before what is ahead of it has ended, since it waits
-    for that before it reads or writes anything (`instructions.early_launch`).
+    for that before it reads or writes anything (`instructions.early_launch`), but for what a step
+    is given: `reads_early` are the positions of those arguments.
     """
 
     registers: int
@@ -51,6 +52,7 @@ class Expectation:
     uses_float64: bool = False
     resident_blocks: int | None = None
     begins_early: bool = False
+    reads_early: tuple[int, ...] = ()
 
 
 class Variant(Protocol):

@@ -51,6 +51,7 @@ def launch(
     *,
     written: Collection[int] = (0,),
     begins_early: bool = False,
+    reads_early: Collection[int] = (),
     meter: Meter | None = None,
 ) -> None:
     """Run the kernel of a PTX text over a grid, in place.
@@ -58,12 +59,14 @@ def launch(
     NumPy arrays among the arguments stand for pointers to their first element, a `Spread` for one
     too large to have; the same array twice is one buffer. Only those whose position is in `written`
     may be written, and they are, when all blocks have run. `begins_early`: what is ahead on the
-    stream may not have ended yet. `meter` counts what is done. Raises a Fault.
+    stream may not have ended yet; neither that nor this kernel writes the arrays at the positions
+    `reads_early`.
+    `meter` counts what is done. Raises a Fault.
     """
     program = read_program(text)
     if len(arguments) != len(program.parameters):
         raise Unsupported(f"{len(arguments)} arguments for {len(program.parameters)} parameters")
-    global_space, starts = _global_space(program, arguments, written)
+    global_space, starts = _global_space(program, arguments, written, reads_early)
     values = {
         name: _bits(kind, starts.get(i, argument))
         for i, ((name, kind), argument) in enumerate(
@@ -100,7 +103,10 @@ def launch(
 
 
 def _global_space(
-    program: Program, arguments: Sequence[Any], written: Collection[int]
+    program: Program,
+    arguments: Sequence[Any],
+    written: Collection[int],
+    given: Collection[int],
 ) -> tuple[Space, dict[int, int]]:
     """Return global memory with the arrays in it, and where each pointer argument points."""
     spreads = {i: _as_spread(i, x) for i, x in enumerate(arguments) if not np.isscalar(x)}
@@ -109,7 +115,8 @@ def _global_space(
         i: first_of.setdefault(spread.values.__array_interface__["data"][0], i)
         for i, spread in spreads.items()
     }
-    may_write = {owner[i] for i in written}
+    are_given = {owner[i] for i in given}
+    may_write = {owner[i] for i in written} - are_given
     pieces: list[Piece] = []
     starts: dict[int, int] = {}
     address, offset = FIRST_GLOBAL, 0
@@ -119,7 +126,7 @@ def _global_space(
         size = spread.values.nbytes // len(spread.starts)
         for start in spread.starts:
             at = starts[i] + start * spread.values.itemsize
-            pieces.append(Piece(f"argument {i}", at, size, offset, i in may_write))
+            pieces.append(Piece(f"argument {i}", at, size, offset, i in may_write, i in are_given))
             offset = _aligned(offset + size + GAP)
             address = max(address, _aligned(at + size + GAP))
     space = Space(

@@ -47,6 +47,8 @@ class Piece:
     size: int
     offset: int
     is_written: bool
+    is_given: bool = False
+    """No launch writes it, so one that begins early may read it before its wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Space:
         self._offsets = np.array([piece.offset for piece in self.pieces], np.int64)
         self._sizes = np.array([piece.size for piece in self.pieces], np.int64)
         self._may_write = np.array([piece.is_written for piece in self.pieces], np.bool_)
+        self._is_given = np.array([piece.is_given for piece in self.pieces], np.bool_)
         # NaN in every type of float.
         self.bytes = np.full(self.stride * copies, 0xFF, np.uint8)
         self.granule = granule
@@ -105,9 +108,6 @@ class Space:
 
         `is_fetched`: into a cache only. Raises OutOfBounds, Misaligned, TooEarly.
         """
-        if self.to_wait is not None and not is_fetched and self.to_wait[lanes.numbers].any():
-            i = int(np.flatnonzero(self.to_wait[lanes.numbers])[0])
-            raise TooEarly(f"{where}: by {_lane(lanes, i)}, which has not waited")
         at = address.astype(np.int64)
         if (at & (size - 1)).any():
             i = int(np.flatnonzero(at & (size - 1))[0])
@@ -118,6 +118,11 @@ class Space:
         if outside.any():
             i = int(np.flatnonzero(outside)[0])
             raise OutOfBounds(f"{where}: {self._place(int(at[i]))} by {_lane(lanes, i)}")
+        if self.to_wait is not None and not is_fetched:
+            is_early = self.to_wait[lanes.numbers]
+            if is_early.any() and (is_early := is_early & ~self._is_given[piece]).any():
+                i = int(np.flatnonzero(is_early)[0])
+                raise TooEarly(f"{where}: by {_lane(lanes, i)}, which has not waited")
         may_write = self._may_write[piece]
         if writes and not may_write.all():
             i = int(np.flatnonzero(~may_write)[0])

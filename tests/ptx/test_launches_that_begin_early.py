@@ -23,10 +23,10 @@ def fetch(size: int, offset: int = 0) -> str:
     return f"cp.async.bulk.prefetch.L2.global [%rd2+{offset}], {size};"
 
 
-def run(*lines: str, begins_early: bool = True) -> list[int]:
+def run(*lines: str, begins_early: bool = True, reads_early: tuple[int, ...] = ()) -> list[int]:
     out, source = np.zeros(32, np.uint32), np.arange(32, dtype=np.uint32)
     text = kernel_text(PLACES + "\n".join(lines), parameters=2)
-    launch(text, (1, 1, 1), [out, source], begins_early=begins_early)
+    launch(text, (1, 1, 1), [out, source], begins_early=begins_early, reads_early=reads_early)
     return out.tolist()
 
 
@@ -35,6 +35,14 @@ def test_what_comes_behind_the_wait_is_as_in_any_launch():
     assert run(let, fetch(128), WAIT, READ, WRITE) == list(range(32))
     assert run(READ, WRITE, begins_early=False) == list(range(32))
     assert run(fetch(16, 112), WAIT) == [0] * 32
+
+
+def test_what_a_step_is_given_may_be_read_before_the_wait_and_nothing_else():
+    assert run(READ, WAIT, WRITE, reads_early=(1,)) == list(range(32))
+    with pytest.raises(TooEarly, match=r"ld\.global"):
+        run(READ, WAIT, WRITE, reads_early=(0,))
+    with pytest.raises(OutOfBounds, match=r"st\.global.* may not be written"):
+        run(READ, WRITE, WAIT, reads_early=(0, 1))
 
 
 @pytest.mark.parametrize(

@@ -35,21 +35,28 @@ def launch(
     *,
     written: Collection[int] = (0,),
     begins_early: bool = False,
+    reads_early: Collection[int] = (),
     seed: int = 0,
 ) -> None:
     """Run `kernel` over the grid, some blocks at a time, with `threads` threads each.
 
     NumPy arrays among the arguments are what pointers are on the device: flat, and only those whose
     position is in `written` may be written; a `Spread` stands for one too large to have.
-    `begins_early`: what is ahead on the stream may not have ended yet. `seed`
-    draws the order of blocks, warps and lanes; blocks take turns at their barriers.
-    Raises a Fault.
+    `begins_early`: what is ahead on the stream may not have ended yet; neither that nor this kernel
+    writes the arrays at the positions `reads_early`. `seed` draws the order of blocks, warps and
+    lanes; blocks take turns at their barriers. Raises a Fault.
     """
     device = Device()
     rebound = _rebind(kernel, twins_of(device))
-    bound = [_argument(i, value, i in written, device) for i, value in enumerate(arguments)]
+    bound = [
+        _argument(i, value, i in written and i not in reads_early, device)
+        for i, value in enumerate(arguments)
+    ]
     if begins_early:
-        bound = [awaited(one) if isinstance(one, CheckedArray) else one for one in bound]
+        bound = [
+            awaited(one) if isinstance(one, CheckedArray) and i not in reads_early else one
+            for i, one in enumerate(bound)
+        ]
     order = random.Random(seed)
 
     def body() -> None:

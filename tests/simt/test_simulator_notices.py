@@ -287,6 +287,27 @@ def test_a_launch_that_begins_early_touches_nothing_before_it_has_waited():
             launch(kernel, ONE_BLOCK, 32, (out, source), begins_early=True)
 
 
+def writes_what_it_may_read(out, source):
+    source[cuda.threadIdx.x] = out[cuda.threadIdx.x] + float32(1)
+    wait_for_previous()
+
+
+def test_what_a_step_is_given_may_be_read_before_the_wait_and_nothing_else():
+    source, out = np.arange(32, dtype=np.float32), zeros(32)
+    early = {"begins_early": True}
+    launch(reads_before_it_waits, ONE_BLOCK, 32, (out, source), reads_early=(1,), **early)
+    np.testing.assert_array_equal(out, source)
+
+    for kernel in (reads_before_it_waits, writes_before_it_waits):
+        with pytest.raises(TooEarly):
+            launch(kernel, ONE_BLOCK, 32, (out, source), reads_early=(2,), **early)
+    with pytest.raises(Unsupported, match=r"argument 1 .* is written"):
+        launch(
+            writes_what_it_may_read, ONE_BLOCK, 32, (out, source),
+            written=(0, 1), reads_early=(0, 1), **early,
+        )  # fmt: skip
+
+
 def fetches_too_far(_out, source):
     fetch_ahead(source, 4, 128)
 

@@ -8,7 +8,11 @@ From capability 9.0 on a launch may say that it begins early (`kernels.cuda.laun
 before it allows that with `let_next_begin`, and has to be there with all of its blocks: so none of
 them waits for a place that the next one holds. A kernel that begins early
 
-- reads and writes nothing before its wait. It may have weights fetched, which no kernel writes.
+- writes nothing before its wait, and reads nothing but what a step is given: lengths, block tables,
+  positions. Copies have put those there before the step's first launch, which no kernel of a step
+  is ahead of: that one begins when they have ended, and no kernel writes them. The variant says
+  which arguments they are (`Expectation.reads_early`), and both simulators hold it to that.
+- may have anything fetched before it. What is still written meanwhile is newest in that very cache.
 - waits with every thread, also those that have nothing to do. A launch ends when its threads have,
   and one that ended without having waited could do so before the one ahead of it, which the next
   one then would not wait for.

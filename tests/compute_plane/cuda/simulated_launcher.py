@@ -16,7 +16,10 @@ BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float8_e4
 
 
 class SimulatedLauncher:
-    """A `Launcher`. `launched`: names and grids, in order. `runs`: not only noted, but run."""
+    """A `Launcher`. `launched`: names and grids, in order. `runs`: not only noted, but run.
+
+    What a kernel reads before it waits for the launch ahead no kernel may have written.
+    """
 
     device = torch.device("cpu")
     num_multiprocessors = 132
@@ -26,6 +29,8 @@ class SimulatedLauncher:
         self.runs = runs
         self.prepared: list[str] = []
         self.launched: list[tuple[str, tuple[int, int, int]]] = []
+        self._written: dict[tuple[int, int], np.ndarray] = {}
+        """By first address and the one behind the last; kept, so that nothing else comes there."""
 
     def prepare(self, variants: Sequence[Variant]) -> None:
         self.prepared += [variant.name for variant in variants]
@@ -41,6 +46,9 @@ class SimulatedLauncher:
         ]
         if self.runs and 0 not in grid:
             written = range(len(passed))
+            self._refuse_written(variant, passed)
+            arrays = [array for array in passed if isinstance(array, np.ndarray)]
+            before = [array.tobytes() for array in arrays]
             launch(
                 variant.kernel(),
                 grid,
@@ -48,7 +56,17 @@ class SimulatedLauncher:
                 passed,
                 written=written,
                 begins_early=variant.expectation.begins_early,
+                reads_early=variant.expectation.reads_early,
             )
+            for array, as_it_was in zip(arrays, before, strict=True):
+                if array.tobytes() != as_it_was:
+                    self._written[np.lib.array_utils.byte_bounds(array)] = array
+
+    def _refuse_written(self, variant: Variant, passed: Sequence[np.ndarray | np.generic]) -> None:
+        for i in variant.expectation.reads_early:
+            first, end = np.lib.array_utils.byte_bounds(passed[i])
+            overlapping = [one for one in self._written if one[0] < end and first < one[1]]
+            assert not overlapping, f"argument {i} of {variant.name} was written by a kernel"
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         work()

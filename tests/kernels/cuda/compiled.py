@@ -128,6 +128,7 @@ def run_compiled(
             [arrays[a] if isinstance(a, str) else a for a in one.arguments],
             written=[i for i, name in enumerate(one.arguments) if name in case.written],
             begins_early=one.variant.expectation.begins_early,
+            reads_early=one.variant.expectation.reads_early,
             meter=(meters or {}).get(one.variant.name),
         )
     return {name: arrays[name] for name in case.written}

@@ -51,6 +51,7 @@ def simulate(
             arguments,
             written=written,
             begins_early=one.variant.expectation.begins_early,
+            reads_early=one.variant.expectation.reads_early,
             seed=seed,
         )
     return {name: arrays[name] for name in case.written}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -28,12 +29,19 @@ from kernels.cuda import (
     silu_mul,
 )
 from kernels.cuda.add_experts import AddExpertsVariant
+from kernels.cuda.attention_chunks import (
+    SHARERS,
+    TILE_TOKENS,
+    least_chunk_tiles,
+    tiles_of_chunk,
+)
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.disassembly import find_disassembler
 from kernels.cuda.fitted_ptx import EARLY_LAUNCHES, fitted
 from kernels.cuda.operations import all_variants
 from kernels.cuda.quantized_formats import FORMATS, packed_bytes
+from kernels.cuda.quantized_kv import head_bytes
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
@@ -72,6 +80,8 @@ PRODUCTS = {
     MINIMA: Source(quantized_matmul_tensor, "make_quantized_matmul", MINIMA),
 }
 ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
+READS_EARLY = {DECODE: 2, ROPE: 6}
+"""A row's length and its first tile's block; position, slot, and two vectors each of two angles."""
 LET, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
 
 
@@ -136,6 +146,51 @@ def test_what_is_fetched_ahead_is_the_first_round_of_the_weights(variant, monkey
 
     assert (fetched[:size] == 1).all()
     assert not fetched[size:].any()
+
+
+@pytest.mark.parametrize(
+    ("variant", "window"),
+    [
+        (DECODE, None),
+        (DecodeVariant("float16", 96, 9, 32, "int8"), None),
+        (DecodeVariant("bfloat16", 64, 2, 16, None, True), 40),
+    ],
+    ids=lambda one: getattr(one, "name", None),
+)
+def test_attention_has_the_first_tile_of_each_warp_fetched(variant, window, monkeypatch):
+    kv_heads, splits = 2, 2
+    case = decode_cases.draw_case(
+        variant, (19, 0, 150, 1), num_kv_heads=kv_heads, splits=splits, window=window
+    )
+    pool, tables, lengths = (case.arrays[name] for name in ("pool", "block_tables", "seq_lens"))
+    stride, *offsets = case.launches[0].arguments[-4:-1]
+    head = head_bytes(variant.head_size, variant.block_size)
+    if variant.kv_dtype is None:
+        head = variant.head_size * variant.block_size
+    expected = np.zeros(pool.size, np.int64)
+    for table, length in zip(tables, lengths, strict=True):
+        first = max(length - window, 0) // TILE_TOKENS if window else 0
+        tiles = -(-int(length) // TILE_TOKENS) - first
+        chunk_tiles = tiles_of_chunk(tiles, least_chunk_tiles(variant.kv_dtype))
+        for split, warp in itertools.product(range(splits), range(SHARERS)):
+            tile = split * chunk_tiles + warp
+            if tile >= tiles:
+                continue
+            block, slot = divmod((first + tile) * TILE_TOKENS, variant.block_size)
+            for offset, kv_head in itertools.product(offsets, range(kv_heads)):
+                at = table[block] * stride + offset + kv_head * head + slot * variant.head_size
+                expected[at : at + TILE_TOKENS * variant.head_size] += 1
+    assert expected.max() == 1
+    fetched, fetch = np.zeros(pool.size, np.int64), CheckedArray.fetch
+
+    def noted(array: CheckedArray, element, num_bytes) -> None:
+        fetch(array, element, num_bytes)
+        assert array._flat.size == pool.size
+        fetched[int(element) : int(element) + int(num_bytes) // pool.itemsize] += 1
+
+    monkeypatch.setattr(CheckedArray, "fetch", noted)
+    assert case.faults(simulate(case)) == []
+    np.testing.assert_array_equal(fetched, expected)
 
 
 @pytest.mark.parametrize("variant", [GATED, MINIMA, ROPE, DECODE], ids=lambda one: one.name)
@@ -203,10 +258,12 @@ def test_text_is_fitted_to_what_the_device_has(variant):
 
 @pytest.mark.parametrize(
     "variant",
-    [GATED, DECODE, *(pytest.param(one, marks=pytest.mark.slow) for one in (MINIMA, ROPE))],
+    [GATED, DECODE, ROPE, pytest.param(MINIMA, marks=pytest.mark.slow)],
     ids=lambda one: one.name,
 )
-def test_the_assembler_reads_nothing_but_constants_before_the_wait(variant, tmp_path):
+def test_the_assembler_reads_nothing_before_the_wait_but_constants_and_what_a_step_is_given(
+    variant, tmp_path
+):
     if find_disassembler() is None:
         pytest.skip("no nvdisasm")
     cubin, _ = build.link(variant.name, text_of(variant), EARLY_LAUNCHES)
@@ -216,6 +273,7 @@ def test_the_assembler_reads_nothing_but_constants_before_the_wait(variant, tmp_
     before, wait, behind = listing.partition("ACQBULK")
     assert wait
     assert "PREEXIT" in (behind if variant in PRODUCTS else before)
-    assert {"CONSTANT" in line for line in re.findall(r"LDG\S+", before)} <= {True}
+    ordinary = [one for one in re.findall(r"LDG\S+", before) if "CONSTANT" not in one]
+    assert len(ordinary) == READS_EARLY.get(variant, 0)
     assert not re.search(r"STG|ATOM|RED\.", before)
     assert re.search(r"LDG\.E\S*(?<!CONSTANT)\s", behind)  # x
