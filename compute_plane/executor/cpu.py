@@ -96,6 +96,7 @@ class CpuExecutor:
         }
         self._sample = self._llama.table.add(sample, StepWord.SAMPLE_CHUNKS, operands)
         self._llama.table.fetch_ahead()
+        self._llama.table.load(ThreadTeam.OPERATIONS, num_threads)
         scratch_bytes = max(self._llama.scratch_bytes, sampling_scratch_bytes(spec.vocab_size))
         per_token = 0 if spec.mixture is None else spec.mixture.experts_per_token
         self._headers = StepHeaders(num_threads, scratch_bytes, per_token)

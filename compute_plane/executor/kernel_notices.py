@@ -20,8 +20,7 @@ class KernelNotices:
 
     def __init__(self) -> None:
         self._num_made = 0
-        self._seconds = 0.0
-        self._began = 0.0
+        self._began = self._ended = 0.0
         self._is_told = False
         self._is_failure_told = False
 
@@ -29,15 +28,14 @@ class KernelNotices:
         """Say, before the first one, that something is compiled."""
         if not self._is_told:
             self._is_told = True
+            self._began = time.monotonic()
             _tell_start(directory)
-        self._began = time.monotonic()
 
     def made(self, name: str) -> None:
-        """Say which kernel it was and how long it took."""
-        seconds = time.monotonic() - self._began
+        """Say which kernel it was."""
+        self._ended = time.monotonic()
         self._num_made += 1
-        self._seconds += seconds
-        log.info("compiled", kernel=name, seconds=round(seconds, 1))
+        log.info("compiled", kernel=name)
 
     def not_kept(self, error: ConfigError) -> None:
         """Say, once, that the next start will compile them again."""
@@ -51,13 +49,14 @@ class KernelNotices:
     def sum_up(self) -> None:
         """Say how many were compiled, if any were; what is compiled later is a new beginning."""
         if self._num_made:
-            log.warning("compiled kernels", kernels=self._num_made, seconds=round(self._seconds, 1))
-        self._num_made, self._seconds, self._is_told = 0, 0.0, False
+            seconds = round(self._ended - self._began, 1)
+            log.warning("compiled kernels", kernels=self._num_made, seconds=seconds)
+        self._num_made, self._is_told = 0, False
 
 
 def _tell_start(directory: Path | None) -> None:
     if directory is None:
-        log.warning("compiling kernels, which takes about half a minute")
+        log.warning("compiling kernels, which takes up to half a minute")
     elif any(directory.iterdir()):
         log.warning(
             "compiling kernels that no earlier start needed; later starts find them",
@@ -65,6 +64,6 @@ def _tell_start(directory: Path | None) -> None:
         )
     else:
         log.warning(
-            "compiling kernels, once, in about half a minute; later starts find them",
+            "compiling kernels, once, in up to half a minute; later starts find them",
             directory=str(directory),
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.cpu.board import MAX_CHUNKS
+from kernels.cpu.load_ahead import load_all
 from kernels.cpu.operation import (
     CHUNKS,
     FETCH,
@@ -27,7 +28,7 @@ class StepTable:
     def __init__(self) -> None:
         self._records: list[Words] = []
         self._reads: list[tuple[int, int] | None] = []
-        self._operations: dict[str, Operation] = {}
+        self._operations: list[Operation] = []  # of each record
         self._kept: list[object] = []
 
     def add(
@@ -40,18 +41,26 @@ class StepTable:
         """Append a record and return its address.
 
         `chunks`: a number, or the header word that holds it. `operands`: word → value; words that
-        are not named are 0. `reads`: address and bytes of the weights it reads, if any. The
-        operation is compiled, or loaded, if it was not yet.
+        are not named are 0. `reads`: address and bytes of the weights it reads, if any. The record
+        can be run once `load` was called.
         """
         record = np.zeros(RECORD_WORDS, dtype=np.int64)
-        record[KERNEL] = operation.address
         record[CHUNKS] = -int(chunks) if isinstance(chunks, StepWord) else min(chunks, MAX_CHUNKS)
         for at, value in operands.items():
             record[at] = value
         self._records.append(record)
         self._reads.append(reads)
-        self._operations[operation.name] = operation
+        self._operations.append(operation)
         return int(record.ctypes.data)
+
+    def load(self, others: Iterable[Operation], num_processes: int) -> None:
+        """Load the operations of all records, and others with them. Raises ConfigError.
+
+        What is not kept is compiled, all together, by up to so many processes.
+        """
+        load_all([*self._operations, *others], num_processes)
+        for record, operation in zip(self._records, self._operations, strict=True):
+            record[KERNEL] = operation.address
 
     def fetch_ahead(self) -> None:
         """Let threads that wait for a record fetch the weights of the next one that reads any.
@@ -71,8 +80,3 @@ class StepTable:
     def num_records(self) -> int:
         """Records of the table."""
         return len(self._records)
-
-    @property
-    def operations(self) -> list[Operation]:
-        """The different operations of the table, in the order of their first use."""
-        return list(self._operations.values())

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ class ThreadTeam:
 
     One thread at a time may call `run`. `close` ends the workers; so does leaving a `with`.
     """
+
+    OPERATIONS: ClassVar = (lead_step, dismiss, work)
+    """What a team runs by itself, whatever its steps are made of."""
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads

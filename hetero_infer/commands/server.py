@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STARTING = (
-    "Starting the planes and loading the model … (the first start compiles kernels once, about "
+    "Starting the planes and loading the model … (the first start compiles kernels once, up to "
     "half a minute)"
 )
 

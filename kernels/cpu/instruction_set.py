@@ -179,6 +179,12 @@ def select_instruction_set(name: str = AUTOMATIC) -> InstructionSet:
     return chosen
 
 
+def adopt(name: str, target: tuple[str, str] | None) -> None:
+    """Choose what another process has chosen, which this one compiles for."""
+    global _selected, _forced
+    _selected, _forced = INSTRUCTION_SETS[name], target
+
+
 def selected_instruction_set() -> InstructionSet:
     """Return the set of this process, choosing the best one if nothing was chosen yet."""
     return _selected or select_instruction_set()

@@ -117,8 +117,12 @@ class Operation:
     @property
     def address(self) -> int:
         """Address of the machine code, which stays there for good. Raises ConfigError."""
-        if self._address is None:
-            self._address = load_code(self.name, self._code())
+        if self._address is None and not self.load_kept():
+            # Numba takes half a second to import.
+            from kernels.cpu.compiled import object_code
+
+            self.take(object_code(self.name))
+        assert self._address is not None
         return self._address
 
     def to_function(self, num_arguments: int) -> Callable[..., None]:
@@ -126,18 +130,23 @@ class Operation:
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * num_arguments)
         return cast("Callable[..., None]", kind(self.address))
 
-    def _code(self) -> bytes:
-        """Return the object file that is kept, or make one and keep it."""
-        is_kept = ":" not in self.name
-        code = find_code(self.name) if is_kept else None
-        if code is None:
-            # Numba takes half a second to import.
-            from kernels.cpu.compiled import object_code
+    def load_kept(self) -> bool:
+        """Load the machine code that is kept; return whether it is loaded. Raises ConfigError."""
+        if self._address is None and self._is_kept:
+            code = find_code(self.name)
+            if code is not None:
+                self._address = load_code(self.name, code)
+        return self._address is not None
 
-            code = object_code(self.name)
-            if is_kept:
-                keep_code(self.name, code)
-        return code
+    def take(self, code: bytes) -> None:
+        """Load an object file that was made of it elsewhere, and keep it. Raises ConfigError."""
+        if self._is_kept:
+            keep_code(self.name, code)
+        self._address = load_code(self.name, code)
+
+    @property
+    def _is_kept(self) -> bool:
+        return ":" not in self.name
 
     def __repr__(self) -> str:
         return f"<operation {self.name}>"

@@ -331,6 +331,32 @@ def test_a_plane_whose_kernels_are_kept_imports_no_compiler():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow  # its first kernel takes seconds
+@pytest.mark.model
+def test_a_plane_that_is_stopped_while_it_compiles_ends_and_so_do_its_compilers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left() -> list[str]:
+        found = []
+        for process_dir in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if str(tmp_path).encode() in (process_dir / "environ").read_bytes():
+                    found.append(process_dir.name)
+        return found
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = ("--max-num-blocks=16", "--num-threads=2", "--log-level=info")
+    with process(f"--listen=unix:{tmp_path}/socket", *flags) as plane:
+        errors = plane.popen.stderr
+        assert errors is not None
+        assert any(json.loads(line)["event"] == "compiled" for line in errors)
+        assert len(left()) == 3
+        plane.popen.send_signal(signal.SIGTERM)
+        status, _ = plane.end()
+        assert status == 0
+        assert left() == []
+
+
 def test_a_plane_tells_its_service_manager_when_it_serves_lives_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,7 +152,7 @@ def test_machine_code_that_has_changed_or_is_of_another_name_counts_as_none(
 def test_what_is_found_torn_is_made_anew(directory: Path) -> None:
     # A handle of its own: the process's is loaded once.
     (directory / "step.dismiss.o").write_bytes(b"torn")
-    Operation("step.dismiss")._code()
+    assert Operation("step.dismiss").address
     assert find_code("step.dismiss")
 
 
@@ -226,7 +226,7 @@ def test_a_start_says_before_that_it_compiles_and_after_how_much(
             r"(compiling kernels[^;]*;|compiled kernels +kernels=\d+)", capsys.readouterr().out
         )
 
-    first = "compiling kernels, once, in about half a minute;"
+    first = "compiling kernels, once, in up to half a minute;"
     more = "compiling kernels that no earlier start needed;"
     assert start("a.b", "a.c") == [first, "compiled kernels               kernels=2"]
     assert start("a.b", "a.c") == []

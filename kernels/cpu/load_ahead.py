@@ -1,0 +1,67 @@
+"""Many operations at once: loaded from where they are kept, or compiled on all cores.
+
+A first start needs some fifteen, of half a second to five each, and the compiler uses one core. So
+several processes compile (`compile_worker`); this one takes what they make, and never has to import
+the compiler itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from kernels.cpu.compile_worker import Worker
+from kernels.cpu.operation import Operation
+
+MAX_WORKERS: Final = 8
+"""Each imports the compiler for itself, and holds some 200 MB; the longest operation takes as long
+as a fifth of all."""
+LEAST_FOR_WORKERS: Final = 4
+"""Operations that are worth it: to start one takes as long as the compiler's import."""
+LONGEST: Final = ("sampling.", "attention.")
+"""What operations begin with that take longest: begun last, they would be waited for."""
+
+
+def load_all(operations: Iterable[Operation], num_processes: int) -> None:
+    """Load operations; those whose machine code is not kept are compiled. Raises as loading one.
+
+    By up to `num_processes`, or by this one.
+    """
+    missing = [one for one in dict.fromkeys(operations) if not one.load_kept()]
+    num_workers = min(num_processes, MAX_WORKERS, len(missing))
+    if num_workers > 1 and len(missing) >= LEAST_FOR_WORKERS:
+        by_name = {one.name: one for one in missing}
+        names = sorted(by_name, key=lambda name: not name.startswith(LONGEST))
+        for name, code in compile_aside(names, num_workers):
+            by_name[name].take(code)
+    for one in missing:
+        _ = one.address  # what no process has made is made here, or says why it cannot be
+
+
+def compile_aside(names: Sequence[str], num_workers: int) -> Iterator[tuple[str, bytes]]:
+    """Yield names and object files as processes make them.
+
+    Not of what a process ended at, nor of anything where none can be started.
+    """
+    left = deque(names)
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+
+        def begin_next(worker: Worker) -> None:
+            if left and worker.begin(left[0]):
+                selector.register(worker.output, selectors.EVENT_READ, (worker, left.popleft()))
+
+        with contextlib.suppress(OSError):  # no more processes, or no memory for one
+            for _ in range(num_workers):
+                begin_next(stack.enter_context(Worker()))
+        while selector.get_map():
+            for key, _ in selector.select():
+                selector.unregister(key.fd)
+                worker, name = key.data
+                code = worker.result()
+                if code is not None:
+                    yield name, code
+                    begin_next(worker)
