@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.memory.sizing import available_memory_bytes
 from kernels.cpu.board import MAX_CHUNKS
-from kernels.cpu.load_ahead import load_all
+from kernels.cpu.load_ahead import WORKER_BYTES, load_all
 from kernels.cpu.operation import (
     CHUNKS,
     FETCH,
@@ -20,6 +21,12 @@ from kernels.cpu.operation import (
 )
 
 Words = npt.NDArray[np.int64]
+
+
+def num_compilers(num_threads: int) -> int:
+    """Return how many processes may compile beside this one, 0 if there is no memory for any."""
+    free_bytes = available_memory_bytes()
+    return num_threads if free_bytes is None else min(num_threads, free_bytes // WORKER_BYTES)
 
 
 class StepTable:
@@ -53,12 +60,13 @@ class StepTable:
         self._operations.append(operation)
         return int(record.ctypes.data)
 
-    def load(self, others: Iterable[Operation], num_processes: int) -> None:
+    def load(self, others: Iterable[Operation], num_threads: int) -> None:
         """Load the operations of all records, and others with them. Raises ConfigError.
 
-        What is not kept is compiled, all together, by up to so many processes.
+        What is not kept is compiled, all together, by as many processes as the plane has threads
+        and there is memory for.
         """
-        load_all([*self._operations, *others], num_processes)
+        load_all([*self._operations, *others], num_compilers(num_threads))
         for record, operation in zip(self._records, self._operations, strict=True):
             record[KERNEL] = operation.address
 

@@ -17,8 +17,9 @@ from kernels.cpu.compile_worker import Worker
 from kernels.cpu.operation import Operation
 
 MAX_WORKERS: Final = 8
-"""Each imports the compiler for itself, and holds some 200 MB; the longest operation takes as long
-as a fifth of all."""
+"""The longest operation takes as long as a fifth of all."""
+WORKER_BYTES: Final = 400 << 20
+"""Memory that there should be for each: it imports the compiler for itself and holds 285 MB."""
 LEAST_FOR_WORKERS: Final = 4
 """Operations that are worth it: to start one takes as long as the compiler's import."""
 LONGEST: Final = ("sampling.", "attention.")
