@@ -34,25 +34,29 @@ def load_all(operations: Iterable[Operation], num_processes: int) -> None:
     missing = [one for one in dict.fromkeys(operations) if not one.load_kept()]
     num_workers = min(num_processes, MAX_WORKERS, len(missing))
     if num_workers > 1 and len(missing) >= LEAST_FOR_WORKERS:
-        by_name = {one.name: one for one in missing}
-        names = sorted(by_name, key=lambda name: not name.startswith(LONGEST))
-        for name, code in compile_aside(names, num_workers):
-            by_name[name].take(code)
+        ordered = sorted(missing, key=lambda one: not one.name.startswith(LONGEST))
+        for one, code in compile_aside(ordered, num_workers):
+            one.take(code)
     for one in missing:
         _ = one.address  # what no process has made is made here, or says why it cannot be
 
 
-def compile_aside(names: Sequence[str], num_workers: int) -> Iterator[tuple[str, bytes]]:
-    """Yield names and object files as processes make them.
+def compile_aside(
+    operations: Sequence[Operation], num_workers: int
+) -> Iterator[tuple[Operation, bytes]]:
+    """Yield operations and their object files as processes make them.
 
-    Not of what a process ended at, nor of anything where none can be started.
+    Not of what a process ended at, nor of anything where none can be started. What another plane
+    has kept meanwhile is loaded instead.
     """
-    left = deque(names)
+    left = deque(operations)
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
 
         def begin_next(worker: Worker) -> None:
-            if left and worker.begin(left[0]):
+            while left and left[0].load_kept():
+                left.popleft()
+            if left and worker.begin(left[0].name):
                 selector.register(worker.output, selectors.EVENT_READ, (worker, left.popleft()))
 
         with contextlib.suppress(OSError):  # no more processes, or no memory for one
@@ -61,8 +65,8 @@ def compile_aside(names: Sequence[str], num_workers: int) -> Iterator[tuple[str,
         while selector.get_map():
             for key, _ in selector.select():
                 selector.unregister(key.fd)
-                worker, name = key.data
+                worker, one = key.data
                 code = worker.result()
                 if code is not None:
-                    yield name, code
+                    yield one, code
                     begin_next(worker)

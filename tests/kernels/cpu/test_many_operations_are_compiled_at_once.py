@@ -14,7 +14,7 @@ import pytest
 from kernels.cpu import compile_worker, compiled, load_ahead, machine_code
 from kernels.cpu.compile_worker import Worker
 from kernels.cpu.load_ahead import compile_aside, load_all
-from kernels.cpu.machine_code import keep_code_in
+from kernels.cpu.machine_code import keep_code, keep_code_in
 from kernels.cpu.operation import Operation
 from planes.errors import ConfigError
 
@@ -61,12 +61,20 @@ def test_processes_compile_what_is_not_kept_and_a_later_start_finds_it(
 
 
 def test_the_longest_are_begun_first(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-    monkeypatch.setattr(load_ahead, "compile_aside", lambda names, _: asked.append(names) or [])
+    asked: list[list[Operation]] = []
+    monkeypatch.setattr(load_ahead, "compile_aside", lambda given, _: asked.append(given) or [])
     monkeypatch.setattr(compiled, "object_code", refuse)
     with pytest.raises(AssertionError, match="nothing is to be compiled"):
         load_all(operations(*NAMES), 2)
-    assert asked == [[NAMES[-1], *NAMES[:-1]]]
+    assert [[one.name for one in some] for some in asked] == [[NAMES[-1], *NAMES[:-1]]]
+
+
+def test_what_another_plane_keeps_meanwhile_is_not_compiled_again(directory: Path) -> None:
+    made = compile_aside(operations(*NAMES), 1)
+    assert next(made)[0].name == NAMES[0]
+    for name in NAMES[1:-1]:
+        keep_code(name, compiled.object_code(name))
+    assert [one.name for one, _ in made] == [NAMES[-1]]
 
 
 @pytest.mark.parametrize(("names", "num_processes"), [(NAMES, 1), (NAMES[:3], 8)])
@@ -96,7 +104,7 @@ def test_without_other_processes_all_is_compiled_here(
 
 
 def test_a_process_that_is_killed_costs_only_what_it_was_at(
-    monkeypatch: pytest.MonkeyPatch,
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[int, str]] = []
     begin = Worker.begin
@@ -108,7 +116,7 @@ def test_a_process_that_is_killed_costs_only_what_it_was_at(
         return begin(worker, name)
 
     monkeypatch.setattr(Worker, "begin", noted)
-    made = [name for name, _ in compile_aside(NAMES, 2)]
+    made = [one.name for one, _ in compile_aside(operations(*NAMES), 2)]
     survivor, (_, lost) = begun[0][0], begun[1]
     assert sorted(made) in (sorted(NAMES), sorted(set(NAMES) - {lost}))
     assert {pid for pid, _ in begun[2:]} == {survivor}
