@@ -139,7 +139,9 @@ def test_blocks_of_eight_bits_replay_within_their_own_tolerance(
     assert report.num_tokens == report.num_compared == NUM_TOKENS
     assert report.rules is not None
     assert report.rules.tolerance == QUANTISED_TOLERANCE
-    assert FLOAT32_TOLERANCE < report.largest_gap < QUANTISED_TOLERANCE
+    assert 0 < report.largest_gap < QUANTISED_TOLERANCE
+    if recorded != replaying:  # the same blocks may give nearly the same logits, as on AVX2
+        assert report.largest_gap > FLOAT32_TOLERANCE
 
 
 def test_one_wrong_weight_is_noticed(planes, cuda_target, tmp_path):

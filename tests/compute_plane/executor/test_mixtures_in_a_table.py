@@ -13,6 +13,9 @@ from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.model.errors import UnsupportedModelError
 from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import TensorFormat
+from kernels.cpu.attention_items import rows_per_item
+from kernels.cpu.attention_sizes import attention_scratch_bytes
+from kernels.cpu.int8_sizes import int8_scratch_bytes
 from kernels.cpu.operation import FETCH, FETCH_BYTES
 from kernels.cpu.routing_sizes import EXPERT_CALL_BYTES, routing_scratch_bytes
 from tests.compute_plane.executor.tiny_llama import (
@@ -36,10 +39,13 @@ def table_of(spec: ModelSpec, formats: dict[str, TensorFormat]):
 
 
 def test_a_worker_has_room_for_the_call_of_an_expert_behind_what_its_product_takes() -> None:
-    """Otherwise a product writes over its own record."""
-    dense = replace(SPEC, mixture=None)
-    _, without = table_of(dense, {"": Q4_1})
-    _, table = table_of(SPEC, {"": Q4_1})
+    """Otherwise a product writes over its own record. So many inputs take more than attention."""
+    wide = replace(SPEC, num_layers=1, intermediate_size=4096)
+    group = wide.num_heads // wide.num_kv_heads
+    of_attention = attention_scratch_bytes(wide.head_dim, rows_per_item(group))
+    assert int8_scratch_bytes(wide.intermediate_size) > of_attention
+    _, without = table_of(replace(wide, mixture=None), {"": Q4_1})
+    _, table = table_of(wide, {"": Q4_1})
     assert table.scratch_bytes >= without.scratch_bytes + EXPERT_CALL_BYTES
 
 
