@@ -21,7 +21,7 @@ from numba.core import cgutils
 from kernels.cpu.compiled import inlined, operation, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.instruction_set import InstructionSet, selected_instruction_set
-from kernels.cpu.int8_packing import Q4_0, Q8_0
+from kernels.cpu.int8_packing import GROUP, Q4_0, Q8_0
 from kernels.cpu.integer_dot import IntegerDot, integer_dot
 from kernels.cpu.operation import FIRST_OPERAND, Operation
 from kernels.cpu.vector_ir import (
@@ -83,7 +83,9 @@ def num_accumulators(chosen: InstructionSet) -> int:
 ACCUMULATORS: Final = num_accumulators(SET)
 
 FMA_OPERATIONS: Final = 2 * 16 * ACCUMULATORS
-DOT_OPERATIONS: Final = 2 * 64 * ACCUMULATORS
+DOT_STEPS: Final = GROUP // 4
+"""Of an iteration: a group of weights, behind which sums of 16 bits are widened."""
+DOT_OPERATIONS: Final = 2 * 64 * ACCUMULATORS * DOT_STEPS
 BF16_DOT_OPERATIONS: Final = 2 * 32 * ACCUMULATORS
 TILE_OPERATIONS: Final = 2 * 16 * 16 * NUM_TILES
 """Of one iteration, of tiles for each element along the sum; multiplying and adding are two."""
@@ -150,13 +152,16 @@ def multiply_and_add(builder: Builder, count: Value, operands: Value, out: Value
 
 def _dots(
     first: Callable[[Builder, Value], Any],
-    start: Callable[[Builder], Value],
-    step: Callable[[Builder, Value, Any, Value], Value],
-    finish: Callable[[Builder, Value], Value],
+    zero: Value,
+    start: Callable[[Value], Any],
+    step: Callable[[Builder, Any, Any, Value], Any],
+    finish: Callable[[Builder, Any, Value], Value],
+    steps: int,
 ) -> Any:  # noqa: ANN401 - Numba's objects
-    """Return void(count, operands, out): `count` times a dot product on every accumulator.
+    """Return void(count, operands, out): `count` times some dot products on every accumulator.
 
-    first(builder, vector) → the operand in registers; step(builder, sums, it, vector) → sums.
+    first(builder, vector) → the operand in registers. start(accumulator) → sums; step(builder,
+    sums, operand, vector) → sums; finish(builder, sums, accumulator) → accumulator.
     """
 
     def emit(builder: Builder, count: Value, operands: Value, out: Value) -> None:
@@ -164,32 +169,37 @@ def _dots(
             first(builder, load(builder, offset(builder, operands, VECTOR_BYTES * i), BYTES))
             for i in range(KEPT)
         ]
-        places = _accumulators(builder, start(builder), ACCUMULATORS)
+        places = _accumulators(builder, zero, ACCUMULATORS)
 
         def body(index: Value) -> None:
-            turn = builder.and_(builder.mul(index, i64(VECTOR_BYTES)), i64(WINDOW_BYTES - 1))
-            at = builder.add(operands, turn)
-            for number, place in enumerate(places):
-                if number % KEPT == 0:
-                    vector = load(builder, offset(builder, at, VECTOR_BYTES * number), BYTES)
-                sums = builder.load(place)
-                builder.store(step(builder, sums, kept[number % KEPT], vector), place)
+            befores = [builder.load(place) for place in places]
+            sums = [start(before) for before in befores]
+            for turn in range(steps):
+                along = builder.add(builder.mul(index, i64(steps)), i64(turn))
+                moved = builder.and_(builder.mul(along, i64(VECTOR_BYTES)), i64(WINDOW_BYTES - 1))
+                at = builder.add(operands, moved)
+                for number in range(ACCUMULATORS):
+                    if number % KEPT == 0:
+                        vector = load(builder, offset(builder, at, VECTOR_BYTES * number), BYTES)
+                    sums[number] = step(builder, sums[number], kept[number % KEPT], vector)
+            for place, before, total in zip(places, befores, sums, strict=True):
+                builder.store(finish(builder, total, before), place)
 
         counted_loop(builder, count, body)
         for number, place in enumerate(places):
-            total = finish(builder, builder.load(place))
-            store(builder, total, offset(builder, out, VECTOR_BYTES * number))
+            store(builder, builder.load(place), offset(builder, out, VECTOR_BYTES * number))
 
     return emitted(types.void, types.int64, types.int64, types.int64)(emit)
 
 
 def _integer_dots(dot: IntegerDot) -> Any:  # noqa: ANN401 - Numba's objects
-    zero = constant(I32X, 0)
     return _dots(
         dot.prepare,
-        lambda builder: dot.start(builder, zero),
+        constant(I32X, 0),
+        lambda before: dot.start(lambda: before),
         dot.step,
-        lambda builder, sums: dot.finish(builder, sums, zero),
+        lambda builder, sums, before: dot.finish(builder, sums, lambda: before),
+        DOT_STEPS,
     )
 
 
@@ -202,9 +212,11 @@ _nibble_dots = _integer_dots(integer_dot(SET, Q4_0))
 _int8_dots = _integer_dots(integer_dot(SET, Q8_0))
 _bf16_dots = _dots(
     lambda builder, vector: builder.bitcast(vector, BF16_PAIRS),
-    lambda _: constant(F32X, 0.0),
+    constant(F32X, 0.0),
+    lambda before: before,
     _bf16_step,
-    lambda _, sums: sums,
+    lambda _, sums, __: sums,
+    1,
 )
 
 

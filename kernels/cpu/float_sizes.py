@@ -19,22 +19,32 @@ class TileSizes:
     """The tiles of an instruction set.
 
     `rows`: of the tiles, largest first, the last is 1; M rows are cut into as many of each as go
-    in. `panels`: of every tile.
+    in. `panels`: of every tile. `sums`: of a row and a panel, that registers hold at once; a tile
+    with more of them is computed a few panels after the other.
     """
 
     rows: tuple[int, ...]
     panels: int
+    sums: int
+
+    def panels_at_once(self, rows: int) -> int:
+        """Return how many panels of a tile of so many rows registers hold the sums of."""
+        return max(1, min(self.panels, self.sums // rows))
 
 
 def tile_sizes(chosen: InstructionSet) -> TileSizes:
     """Return tiles whose accumulators, weights and input fit the set's registers.
 
     512 bits, 32 registers: 8 · 3 accumulators, 3 weights, 1 input. 256 bits, 16 registers, two to
-    a vector of 16 lanes: 2 · 3 · 2 accumulators, 2 weights, 2 inputs. 128 bits: one row of 12.
+    a vector of 16 lanes: 4 · 1 · 2 accumulators, as many as keep two multipliers busy, 2 weights
+    as they are and 2 widened, 1 input; one row, which has fewer, waits for memory. 128 bits: one
+    row of 12.
     """
     if chosen.vector_bits == 512:
-        return TileSizes((8, 4, 1), 3)
-    return TileSizes((2, 1), 3)
+        return TileSizes((8, 4, 1), 3, 24)
+    if chosen.vector_bits == 256:
+        return TileSizes((4, 2, 1), 2, 4)
+    return TileSizes((2, 1), 3, 6)
 
 
 TILE_ROWS: Final = 16

@@ -1,7 +1,7 @@
 """The inner tile of products with floating-point weights, as LLVM IR.
 
 A tile is R rows of input times P panels of 16 columns (`kernels.cpu.float_packing`), summed over
-all k in registers:
+all k in registers, a few panels after the other where there are few registers:
 
                      panel 0        …  panel P − 1
       k ↓           │ w: 16 lanes │    │ w: 16 lanes │      loaded once a k
@@ -78,7 +78,10 @@ def float_tiles(weights: str, row: str, sizes: TileSizes, chosen: InstructionSet
             if count != 1:
                 choice.add_case(i64(count), block)
             builder.position_at_end(block)
-            _tile(builder, weights, row, count, sizes.panels, chosen, operands)
+            at_once = sizes.panels_at_once(count)
+            for p in range(0, sizes.panels, at_once):
+                some = range(p, min(p + at_once, sizes.panels))
+                _panels(builder, weights, row, count, some, sizes.panels, chosen, operands)
             builder.branch(end)
         builder.position_at_end(end)
 
@@ -86,17 +89,17 @@ def float_tiles(weights: str, row: str, sizes: TileSizes, chosen: InstructionSet
     return emit
 
 
-def _tile(
-    builder: Builder, weights: str, row: str, rows: int, panels: int, chosen: InstructionSet,
-    operands: tuple[Value, ...],
+def _panels(
+    builder: Builder, weights: str, row: str, rows: int, panels: range, of_tile: int,
+    chosen: InstructionSet, operands: tuple[Value, ...],
 ) -> None:  # fmt: skip
-    """Emit one tile; `operands`: those of `float_tiles` from x on."""
+    """Emit some of a tile's `of_tile` panels; `operands`: those of `float_tiles` from x on."""
     x, row_stride, k, first, panel_stride, last_panel, out = operands
-    sums = [[cgutils.alloca_once(builder, F32X) for _ in range(panels)] for _ in range(rows)]
+    sums = [[cgutils.alloca_once(builder, F32X) for _ in panels] for _ in range(rows)]
     row_at = [offset(builder, x, builder.mul(row_stride, i64(r))) for r in range(rows)]
     panel_at = [
         offset(builder, first, builder.mul(panel_stride, _at_most(builder, p, last_panel)))
-        for p in range(panels)
+        for p in panels
     ]
     # Here, not where the variables are made: a tile may stand in a loop.
     for accumulator in chain(*sums):
@@ -106,8 +109,10 @@ def _tile(
         _sum_over_pairs(builder, step, row, k, row_at, panel_at, sums)
     else:
         _sum_over_k(builder, weights, k, row_at, panel_at, sums, chosen)
-    for index, accumulator in enumerate(chain(*sums)):
-        store(builder, builder.load(accumulator), offset(builder, out, VECTOR_BYTES * index))
+    for r, of_row in enumerate(sums):
+        for p, accumulator in zip(panels, of_row, strict=True):
+            at = VECTOR_BYTES * (r * of_tile + p)
+            store(builder, builder.load(accumulator), offset(builder, out, at))
 
 
 def _at_most(builder: Builder, index: int, last: Value) -> Value:

@@ -21,7 +21,8 @@ product into one instruction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -47,7 +48,7 @@ from kernels.cpu.int8_weights import (
     tile_of,
     weights_of_tiles,
 )
-from kernels.cpu.integer_dot import integer_dot
+from kernels.cpu.integer_dot import Bias, integer_dot
 from kernels.cpu.vector_ir import (
     BYTES,
     F32,
@@ -102,7 +103,7 @@ def int8_tiles(
             if count != 1:
                 choice.add_case(i64(count), block)
             builder.position_at_end(block)
-            _tile(builder, fmt, count, sizes.panels, chosen, *operands)
+            _tile(builder, fmt, count, sizes, chosen, *operands)
             builder.branch(end)
         builder.position_at_end(end)
 
@@ -111,11 +112,12 @@ def int8_tiles(
 
 
 def _tile(
-    builder: Builder, fmt: Int8Format, rows: int, panels: int, chosen: InstructionSet, x: Value,
-    scales: Value, scaled_sums: Value, sums: Value, groups: Value, weights: Value, second: Value,
-    out: Value, unpacked: Value | None = None,
+    builder: Builder, fmt: Int8Format, rows: int, sizes: TileSizes, chosen: InstructionSet,
+    x: Value, scales: Value, scaled_sums: Value, sums: Value, groups: Value, weights: Value,
+    second: Value, out: Value, unpacked: Value | None = None,
 ) -> None:  # fmt: skip
     """Emit one tile; operands: those of `int8_tiles` from x on."""
+    panels = sizes.panels
     depth, beside = builder.mul(groups, i64(GROUP)), builder.mul(groups, i64(4))
     places = [
         RowPlaces(*(
@@ -126,7 +128,18 @@ def _tile(
     ]  # fmt: skip
     following = builder.mul(panel_bytes_of(builder, fmt, groups), i64(panels))
     panel_places = [offset(builder, weights, builder.mul(second, i64(p))) for p in range(panels)]
-    totals = [[cgutils.alloca_once(builder, F32X) for _ in range(panels)] for _ in range(rows)]
+    in_registers = rows * panels <= sizes.sums
+    totals = [
+        [
+            cgutils.alloca_once(builder, F32X)
+            if in_registers
+            else builder.inttoptr(
+                offset(builder, out, VECTOR_BYTES * (r * panels + p)), F32X.as_pointer()
+            )
+            for p in range(panels)
+        ]
+        for r in range(rows)
+    ]
     unpacked_panels = []
     if unpacked is not None:
         is_pair = builder.icmp_signed("!=", second, i64(0))
@@ -147,12 +160,19 @@ def _tile(
         unpacked_tiles = [unpacked_tile(builder, fmt, at, group) for at in unpacked_panels]
         scaled: list[list[Value]] = []
         for part in range(fmt.parts):
-            biases = [_bias(builder, fmt, chosen, at, part) for at in row_sums]
+            biases = [
+                functools.cache(functools.partial(_bias, builder, fmt, chosen, at, part))
+                for at in row_sums
+            ]
             if unpacked_tiles and fmt.high_bits:
                 weights = unpacked_weights(builder, fmt, unpacked_tiles, part)
             else:
                 weights = weights_of_tiles(builder, tiles, part)
-            integers = _integer_sums(builder, fmt, chosen, weights, values, biases)
+            if chosen.vector_bits == 512:  # registers hold all, so that none is waited for
+                for bias in biases:
+                    bias()
+                weights = iter(list(weights))
+            integers = _integer_sums(builder, fmt, chosen, weights, values, biases, panels)
             if unpacked_tiles:
                 factors = [unpacked_factors(builder, fmt, at, part) for at in unpacked_tiles]
             else:
@@ -167,6 +187,8 @@ def _tile(
                 add_scaled(builder, of_row, products, factors, *at)
 
     counted_loop(builder, groups, body)
+    if not in_registers:
+        return
     for index, total in enumerate(chain(*totals)):
         store(builder, builder.load(total), offset(builder, out, VECTOR_BYTES * index))
 
@@ -239,14 +261,15 @@ def _bias(
 
 def _integer_sums(
     builder: Builder, fmt: Int8Format, chosen: InstructionSet,
-    weights: list[tuple[int, list[Value]]], rows: list[Value], biases: list[Value],
+    weights: Iterable[tuple[int, list[Value]]], rows: list[Value], biases: Sequence[Bias],
+    panels: int,
 ) -> list[list[Value]]:  # fmt: skip
     """Return the biased integer sums of a part of a group, of each row and panel.
 
     `weights`: of each four k's the first and what `weights_of_tiles` has there.
     """
     dot = integer_dot(chosen, fmt)
-    sums = [[dot.start(builder, bias) for _ in weights[0][1]] for bias in biases]
+    sums = [[dot.start(bias) for _ in range(panels)] for bias in biases]
     for at, of_tiles in weights:
         prepared = [dot.prepare(builder, w) for w in of_tiles]
         for row, of_row in zip(rows, sums, strict=True):

@@ -14,6 +14,7 @@ usual K is the second-level cache:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from numba import types
@@ -109,10 +110,8 @@ def unpacked_factors(builder: Builder, fmt: Int8Format, tile: Value, part: int) 
 
 def unpacked_weights(
     builder: Builder, fmt: Int8Format, tiles: list[Value], part: int
-) -> list[tuple[int, list[Value]]]:
-    """Return what `weights_of_tiles` does, of unpacked tiles."""
-    places = [WEIGHTS_AT + k * PANEL_COLUMNS for k in range(GROUP)]
-    return [
-        (k, [load(builder, offset(builder, tile, places[k]), BYTES) for tile in tiles])
-        for k in range(part * fmt.depth, (part + 1) * fmt.depth, 4)
-    ]
+) -> Iterator[tuple[int, list[Value]]]:
+    """Yield what `weights_of_tiles` does, of unpacked tiles."""
+    for k in range(part * fmt.depth, (part + 1) * fmt.depth, 4):
+        place = WEIGHTS_AT + k * PANEL_COLUMNS
+        yield k, [load(builder, offset(builder, tile, place), BYTES) for tile in tiles]

@@ -6,6 +6,7 @@ and n have 6 or 8.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -164,10 +165,11 @@ def _six_bits(builder: Builder, tile: Tile) -> tuple[Value, Value]:
 
 def weights_of_tiles(
     builder: Builder, tiles: list[Tile], part: int
-) -> list[tuple[int, list[Value]]]:
-    """Return the first k of each four of a part of the k's, and their weights in each tile.
+) -> Iterator[tuple[int, list[Value]]]:
+    """Yield the first k of each four of a part of the k's, and their weights in each tile.
 
-    As they are stored: unsigned, `offset` not taken off, but for int8.
+    As they are stored: unsigned, `offset` not taken off, but for int8. They are loaded when they
+    are asked for.
     """
     fmt = tiles[0].fmt
     at = [tile.address for tile in tiles]
@@ -176,10 +178,10 @@ def weights_of_tiles(
         return [load(builder, offset(builder, a, VECTOR_BYTES * index), BYTES) for a in at]
 
     if not fmt.is_nibbles:
-        return [(4 * v, vectors(v)) for v in range(fmt.low_vectors)]
+        yield from ((4 * v, vectors(v)) for v in range(fmt.low_vectors))
+        return
     high_vectors = range(fmt.high_bits) if fmt.parts == 1 else [part]
     upper = [vectors(fmt.low_vectors + index) for index in high_vectors]
-    found = []
     for v in range(fmt.low_vectors):
         stored = vectors(v)
         for is_second in (False, True):
@@ -192,8 +194,7 @@ def weights_of_tiles(
                     builder.or_(low, _upper_bits(builder, fmt, high, turn))
                     for low, high in zip(weights, upper[0], strict=True)
                 ]
-            found.append((4 * v + (GROUP // 2 if is_second else 0), weights))
-    return found
+            yield 4 * v + (GROUP // 2 if is_second else 0), weights
 
 
 def _nibbles(builder: Builder, stored: Value, *, is_second: bool) -> Value:

@@ -11,16 +11,17 @@ sum runs over one group of 32 k's at most.
     512 bits, VNNI   VPDPBUSD, unsigned · signed: int8 weights get 128 added, and the sum begins at
                      −128 · Σ x (`weight_offset`)
     256 bits, VNNI   the same, on halves
-    AVX2             VPMADDUBSW adds pairs of products into 16 bits. Nibbles: 8 steps reach at most
-                     8 · 2 · 15 · 127 = 30480, so the whole group is added up in 16 bits and
-                     widened once. More bits: at most 2 · 63 · 127, widened at every step. int8:
-                     |w| · (x with the sign of w), at most 2 · 128 · 127 = 32512, widened too
+    AVX2             VPMADDUBSW adds pairs of products into 16 bits. As many steps are added up
+                     there as cannot pass 32767 before they are widened: of nibbles all 8, at most
+                     8 · 2 · 15 · 127 = 30480, of five bits 4, of six 2. int8: |w| · (x with the
+                     sign of w), at most 2 · 128 · 127 = 32512, widened at every step
     NEON             SDOT, signed · signed
     generic          even and odd bytes as 16-bit lanes, multiplied and added as such
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,10 @@ from kernels.cpu.vector_ir import (
 )
 
 I16_PAIRS = ir.VectorType(I16, 2 * LANES)
+MOST_16_BITS = 2**15 - 1
+MOST_INPUT = 127
+
+Bias = Callable[[], Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +56,26 @@ class IntegerDot:
     """How a group's sums are formed; the steps of one set of instructions.
 
     `weight_offset`: what `prepare` adds to the weights; the caller takes weight_offset · Σ x off
-    again, in the `bias`. prepare(builder, weights) → weights for `step`, once for all rows.
-    start(builder, bias) → sums of no products. step(builder, sums, weights, x) → sums with those of
-    one vector; x: BYTES. finish(builder, sums, bias) → int32 lanes, bias included.
+    again, in the bias. prepare(builder, weights) → weights for `step`, once for all rows.
+    start(bias) → sums of no products. step(builder, sums, weights, x) → sums with those of one
+    vector; x: BYTES. finish(builder, sums, bias) → int32 lanes, bias included. `bias` returns it,
+    emitted where it is first asked for.
     """
 
     weight_offset: int
     prepare: Callable[[Builder, Value], Any]
-    start: Callable[[Builder, Value], Value]
-    step: Callable[[Builder, Value, Any, Value], Value]
-    finish: Callable[[Builder, Value, Value], Value]
+    start: Callable[[Bias], Any]
+    step: Callable[[Builder, Any, Any, Value], Any]
+    finish: Callable[[Builder, Any, Bias], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class WidenedSums:
+    """Sums of which some are in 16 bits yet: `pairs`, of so many steps. None: there are none."""
+
+    wide: Value | None = None
+    pairs: Value | None = None
+    steps: int = 0
 
 
 def integer_dot(chosen: InstructionSet, fmt: Int8Format) -> IntegerDot:
@@ -71,11 +86,11 @@ def integer_dot(chosen: InstructionSet, fmt: Int8Format) -> IntegerDot:
             return IntegerDot(0, _as_it_is, _from_bias, step, _is_done)
         return IntegerDot(128, _add_128, _from_bias, step, _is_done)
     if chosen.name == "avx2":
-        if fmt.is_nibbles and not fmt.high_bits:
-            return IntegerDot(0, _as_it_is, _from_zero, _maddubs, _widen_pairs)
-        if fmt.is_nibbles:
-            return IntegerDot(0, _as_it_is, _from_bias, _wide_maddubs, _is_done)
-        return IntegerDot(0, _with_magnitude, _from_bias, _signed_maddubs, _is_done)
+        if not fmt.is_nibbles:
+            return IntegerDot(0, _with_magnitude, _from_nothing, _signed_maddubs, _widened)
+        most_steps = MOST_16_BITS // (2 * (2**fmt.bits - 1) * MOST_INPUT)
+        step = functools.partial(_maddubs, most_steps)
+        return IntegerDot(0, _as_it_is, _from_nothing, step, _widened)
     step = _sdot if chosen.name == "neon" else _by_halves
     return IntegerDot(0, _as_it_is, _from_bias, step, _is_done)
 
@@ -94,15 +109,15 @@ def _with_magnitude(builder: Builder, weights: Value) -> tuple[Value, Value]:
     return call(builder, "llvm.abs.v64i8", BYTES, [weights, no_poison]), weights
 
 
-def _from_bias(_: Builder, bias: Value) -> Value:
-    return bias
+def _from_bias(bias: Bias) -> Value:
+    return bias()
 
 
-def _from_zero(_: Builder, __: Value) -> Value:
-    return constant(I16_PAIRS, 0)
+def _from_nothing(_: Bias) -> WidenedSums:
+    return WidenedSums()
 
 
-def _is_done(_: Builder, sums: Value, __: Value) -> Value:
+def _is_done(_: Builder, sums: Value, __: Bias) -> Value:
     return sums
 
 
@@ -114,26 +129,35 @@ def _vpdpbusd_256(builder: Builder, sums: Value, weights: Value, x: Value) -> Va
     return _in_parts(builder, "llvm.x86.avx512.vpdpbusd.256", 2, I32, [sums, weights, x])
 
 
-def _maddubs(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
+def _maddubs(
+    most_steps: int, builder: Builder, sums: WidenedSums, weights: Value, x: Value
+) -> WidenedSums:
     pairs = _in_parts(builder, "llvm.x86.avx2.pmadd.ub.sw", 2, I16, [weights, x])
-    return builder.add(sums, pairs)
+    if sums.pairs is not None:
+        pairs = builder.add(sums.pairs, pairs)
+    added = WidenedSums(sums.wide, pairs, sums.steps + 1)
+    return added if added.steps < most_steps else _widen(builder, added)
 
 
-def _widen_pairs(builder: Builder, sums: Value, bias: Value) -> Value:
-    operands = [sums, constant(I16_PAIRS, 1)]
-    return builder.add(_in_parts(builder, "llvm.x86.avx2.pmadd.wd", 2, I32, operands), bias)
-
-
-def _wide_maddubs(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
-    pairs = _in_parts(builder, "llvm.x86.avx2.pmadd.ub.sw", 2, I16, [weights, x])
-    return _widen_pairs(builder, pairs, sums)
-
-
-def _signed_maddubs(builder: Builder, sums: Value, weights: tuple[Value, Value], x: Value) -> Value:
+def _signed_maddubs(
+    builder: Builder, sums: WidenedSums, weights: tuple[Value, Value], x: Value
+) -> WidenedSums:
     magnitude, signs = weights
     turned = _in_parts(builder, "llvm.x86.avx2.psign.b", 2, I8, [x, signs])
-    pairs = _in_parts(builder, "llvm.x86.avx2.pmadd.ub.sw", 2, I16, [magnitude, turned])
-    return _widen_pairs(builder, pairs, sums)
+    return _maddubs(1, builder, sums, magnitude, turned)
+
+
+def _widen(builder: Builder, sums: WidenedSums) -> WidenedSums:
+    """Return the same sums, none of them in 16 bits."""
+    if sums.pairs is None:
+        return sums
+    operands = [sums.pairs, constant(I16_PAIRS, 1)]
+    wide = _in_parts(builder, "llvm.x86.avx2.pmadd.wd", 2, I32, operands)
+    return WidenedSums(wide if sums.wide is None else builder.add(sums.wide, wide))
+
+
+def _widened(builder: Builder, sums: WidenedSums, bias: Bias) -> Value:
+    return builder.add(_widen(builder, sums).wide, bias())
 
 
 def _sdot(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:

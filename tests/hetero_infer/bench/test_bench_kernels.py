@@ -16,6 +16,7 @@ from hetero_infer.bench.product_cases import product_cases
 from hetero_infer.bench.report import to_object, to_text
 from hetero_infer.bench.roof_kernels import (
     ACCUMULATORS,
+    DOT_STEPS,
     KEPT,
     OPERAND_BYTES,
     OUT_BYTES,
@@ -81,8 +82,8 @@ def test_a_roof_does_as_many_however_many_chunks_a_thread_takes_at_once():
 
 def test_the_integer_roof_does_as_many_as_it_counts(bench):
     operands = bench.random.integers(0, 16, OPERAND_BYTES, np.uint8)
-    count = 40
-    (out,) = run_roof(bench, roof_int8_dot, 1, count, operands)
+    (out,) = run_roof(bench, roof_int8_dot, 1, 5, operands)
+    count = 5 * DOT_STEPS
     signed = operands.astype(np.int64)
     for number in range(ACCUMULATORS):
         kept = signed[64 * (number % KEPT) :][:64]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 from llvmlite import ir
 
 from kernels.cpu.float_packing import pack_float_rows, packed_float_bytes
-from kernels.cpu.float_sizes import BLOCK_ROWS, TileSizes
+from kernels.cpu.float_sizes import BLOCK_ROWS, TileSizes, tile_sizes
 from kernels.cpu.float_tile import float_tiles
 from kernels.cpu.instruction_set import INSTRUCTION_SETS, supported_sets
 from tests.amx.sets import sets_that_run
@@ -199,6 +200,17 @@ LINUX = "x86_64-unknown-linux-gnu"
 def test_a_tile_is_made_of_the_instruction_its_set_is_named_for(
     weights, row, name, cpu, triple, instruction
 ):
-    code = assembly(weights, row, TileSizes((2, 1), 3), name, cpu, triple)
+    code = assembly(weights, row, TileSizes((2, 1), 3, 6), name, cpu, triple)
     assert instruction in code
     assert "call" not in code
+
+
+@pytest.mark.parametrize("weights", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("name", ["avx2", "avx512"])
+def test_sums_of_a_tile_stay_in_registers(weights, name):
+    """One that is kept in memory while k runs down makes many rows three times as slow."""
+    chosen = INSTRUCTION_SETS[name]
+    code = assembly(weights, "F32", tile_sizes(chosen), name, chosen.llvm_cpu, LINUX)
+    assert re.search(r"vfmadd\w+\s", code)
+    stored = re.findall(r"\s(vmov\w+\s+%[yz]mm\d+, -?\d*\(%rsp\))", code)
+    assert len(stored) <= 1  # a mask, or the like
