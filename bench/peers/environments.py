@@ -72,7 +72,7 @@ def install(directory: Path, names: Sequence[str], pip_options: Sequence[str], j
     for environment in ENVIRONMENTS:
         if environment.name not in names:
             continue
-        root = directory / environment.name
+        root = directory.absolute() / environment.name
         if not python_of(directory, environment.name).exists():
             _run([sys.executable, "-m", "venv", str(root)])
         pip = [str(root / "bin" / "pip"), "--disable-pip-version-check"]
