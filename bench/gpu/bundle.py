@@ -30,6 +30,7 @@ from typing import Final
 
 from packaging.utils import canonicalize_name
 
+from bench.gpu import flashinfer_modules
 from bench.gpu.bundled_packages import needed_packages, packages_there
 from bench.gpu.pieces import Pieces
 from kernels.cuda.build import private_directory
@@ -68,6 +69,11 @@ if [ -z "${{CUDA_PATH-}}${{CUDA_HOME-}}" ]; then
         export CUDA_HOME="$(dirname "$(dirname "$(readlink -f "$nvcc")")")"
     fi
 fi
+# Modules that FlashInfer lacks would have it look for nvcc; it writes beside those it has.
+if [ -d "$place/site/flashinfer" ]; then
+    export FLASHINFER_DISABLE_JIT=1
+    export FLASHINFER_WORKSPACE_BASE="${{FLASHINFER_WORKSPACE_BASE:-$place}}"
+fi
 exec "${{PYTHON:-python3}}" -m bench.gpu --out "${{GPU_REPORT:-gpu-report.json}}" \
     --prebuilt "$place/kernels"{commit} "$@"
 """
@@ -84,6 +90,7 @@ site.addsitedir(os.path.dirname(__file__))
 
 Install = Callable[[Mapping[str, str], Path, argparse.Namespace], None]
 BuildKernels = Callable[[Path, str], int]
+AddFlashinfer = Callable[[Path, str, Path], None]
 
 
 def install(packages: Mapping[str, str], site: Path, options: argparse.Namespace) -> None:
@@ -114,6 +121,7 @@ def main(
     *,
     install: Install = install,
     build_kernels: BuildKernels = build_kernels,
+    add_flashinfer: AddFlashinfer = flashinfer_modules.add_to,
 ) -> int:
     """Make a bundle, and return the exit code."""
     options = _parse(arguments)
@@ -128,6 +136,9 @@ def main(
     except metadata.PackageNotFoundError as error:
         print(f"error: {error.name} is not installed here: make test", file=sys.stderr)
         return 1
+    if options.flashinfer:
+        lacking = {*flashinfer_modules.AT_RUN_TIME} - {*packages, *there}
+        packages |= {name: flashinfer_modules.AT_RUN_TIME[name] for name in lacking}
     with tempfile.TemporaryDirectory() as temporary:
         stage = Path(temporary)
         print(f"{len(packages)} packages for Python {options.python} …", flush=True)
@@ -136,6 +147,12 @@ def main(
         except subprocess.CalledProcessError as error:
             print(f"error: pip ended with status {error.returncode}", file=sys.stderr)
             return 1
+        if options.flashinfer:
+            try:
+                add_flashinfer(stage / "site", options.capability, stage / "flashinfer")
+            except (subprocess.CalledProcessError, OSError) as error:
+                print(f"error: FlashInfer's modules: {error}", file=sys.stderr)
+                return 1
         (stage / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE, encoding="utf-8")
         _print_sizes(stage / "site")
         status = build_kernels(private_directory(stage / "kernels"), options.capability)
@@ -226,6 +243,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--compiler", action="store_true",
         help="CUDA's compiler libraries too (180 MB), where there is no toolkit",
+    )  # fmt: skip
+    parser.add_argument(
+        "--flashinfer", action="store_true",
+        help="FlashInfer too, compiled for that GPU (needs a C++ compiler; ten minutes)",
     )  # fmt: skip
     parser.add_argument(
         "--piece-mib", type=float, metavar="N", help="the most that one file may have"

@@ -16,7 +16,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from bench.gpu import __main__ as report
-from bench.gpu import bundle
+from bench.gpu import bundle, flashinfer_modules
 from bench.gpu.bundled_packages import needed_packages, packages_there
 from bench.gpu.pieces import Pieces
 from bench.gpu.suites import FOLDERS, ROOT
@@ -139,13 +139,23 @@ def test_pieces_together_are_what_was_written(tmp_path, limit, sizes):
     assert b"".join(path.read_bytes() for path in pieces.paths) == b"abcdefghij"
 
 
-def made(directory: Path, *flags: str, brings: Sequence[str] = ()) -> int:
+def played_flashinfer(site: Path, capability: str, temporary: Path) -> None:
+    """Put an empty package where FlashInfer would be."""
+    assert capability == "9.0"
+    assert temporary.parent == site.parent
+    (site / "flashinfer").mkdir()
+
+
+def made(
+    directory: Path, *flags: str, brings: Sequence[str] = (), add_flashinfer=played_flashinfer
+) -> int:
     """Make a bundle of one small package, some files and one kernel."""
 
     def install(packages, site, options):
         assert (options.python, options.glibc) == ("3.12", bundle.GLIBC)
         assert "gguf" in packages
         assert "rich" not in packages
+        assert ("flashinfer-python" in packages) == ("--flashinfer" in flags)
         site.mkdir()
         (site / "brought.py").write_text("print('read')")
         (site / "brought.pth").write_text("import brought")
@@ -160,7 +170,9 @@ def made(directory: Path, *flags: str, brings: Sequence[str] = ()) -> int:
         return 0
 
     flags = (str(directory), "--without", "rich,typer", *flags)
-    return bundle.main(flags, install=install, build_kernels=build_kernels)
+    return bundle.main(
+        flags, install=install, build_kernels=build_kernels, add_flashinfer=add_flashinfer
+    )
 
 
 def test_a_bundle_is_unpacked_once_and_the_report_made_with_it(tmp_path, capfd):
@@ -303,3 +315,71 @@ def test_a_python_that_finds_the_packages_reads_their_pth_files(tmp_path):
     command = ["env", f"PYTHONPATH={tmp_path / 'site'}", sys.executable, "-c", "print('ran')"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.split() == ["read", "ran"]
+
+
+def flashinfer_in(site: Path) -> Path:
+    """Make what FlashInfer's package has, empty."""
+    data = site / "flashinfer" / "data"
+    for name in ("csrc", *flashinfer_modules.SOURCES):
+        (data / name).mkdir(parents=True)
+    return data
+
+
+def test_flashinfer_is_brought_with_its_modules_where_it_looks_for_them(tmp_path):
+    """`run` plays pip, the C compiler, and FlashInfer compiling into its workspace."""
+    data = flashinfer_in(tmp_path / "site")
+    commands = []
+
+    def run(command, *, check):
+        assert check
+        commands.append(command)
+        if "pip" in command:
+            target = Path(command[command.index("--target") + 1])
+            (target / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+        elif command[0] == "sh":
+            variables = dict(word.split("=", 1) for word in command[7:-3])
+            assert variables["FLASHINFER_CUDA_ARCH_LIST"] == "9.0a"
+            assert Path(variables["CUDA_HOME"], "lib64", "stubs").is_dir()
+            made = Path(variables["FLASHINFER_WORKSPACE_BASE"], ".cache/flashinfer/0.5.3/90a")
+            (made / "cached_ops" / "page").mkdir(parents=True)
+            (made / "cached_ops" / "page" / "page.so").write_bytes(b"code")
+            (made / "cached_ops" / "page" / "page.cuda.o").touch()
+
+    flashinfer_modules.add_to(tmp_path / "site", "9.0", tmp_path / "temporary", run=run)
+    assert len(commands) == 3
+    assert {"flashinfer-python==0.5.3", "nvidia-cuda-nvcc==13.0.88"} < set(commands[0])
+    assert [str(it.relative_to(data)) for it in sorted(data.rglob("*"))] == [
+        "aot", "aot/page", "aot/page/page.so", "csrc"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [("8.0", "8.0"), ("9.0", "9.0a"), ("12.0", "12.0a")]
+)
+def test_new_devices_get_what_only_they_can_run(capability, name):
+    assert flashinfer_modules.architecture(capability) == name
+
+
+@pytest.mark.parametrize("brought", [True, False])
+def test_a_bundle_with_flashinfer_has_it_compile_nothing(tmp_path, brought):
+    flags = ("--flashinfer",) * brought
+    assert made(tmp_path / "bundle", *flags) == 0
+    python = tmp_path / "python3"
+    python.write_text(
+        '#!/bin/sh\necho "${FLASHINFER_DISABLE_JIT-} ${FLASHINFER_WORKSPACE_BASE-}"\n'
+    )
+    python.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    command = ["sh", str(tmp_path / "bundle" / "run.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    (place,) = tmp_path.glob("hetero-gpu-*")
+    assert done.stdout.strip() == (f"1 {place}" if brought else "")
+
+
+def test_a_bundle_whose_modules_do_not_compile_is_none(tmp_path, capsys):
+    def fail(*_):
+        raise subprocess.CalledProcessError(2, "nvcc")
+
+    assert made(tmp_path / "bundle", "--flashinfer", add_flashinfer=fail) == 1
+    assert "FlashInfer's modules: " in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
