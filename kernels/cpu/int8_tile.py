@@ -128,18 +128,7 @@ def _tile(
     ]  # fmt: skip
     following = builder.mul(panel_bytes_of(builder, fmt, groups), i64(panels))
     panel_places = [offset(builder, weights, builder.mul(second, i64(p))) for p in range(panels)]
-    in_registers = rows * panels <= sizes.sums
-    totals = [
-        [
-            cgutils.alloca_once(builder, F32X)
-            if in_registers
-            else builder.inttoptr(
-                offset(builder, out, VECTOR_BYTES * (r * panels + p)), F32X.as_pointer()
-            )
-            for p in range(panels)
-        ]
-        for r in range(rows)
-    ]
+    totals, in_registers = _totals(builder, rows, sizes, out)
     unpacked_panels = []
     if unpacked is not None:
         is_pair = builder.icmp_signed("!=", second, i64(0))
@@ -191,6 +180,24 @@ def _tile(
         return
     for index, total in enumerate(chain(*totals)):
         store(builder, builder.load(total), offset(builder, out, VECTOR_BYTES * index))
+
+
+def _totals(
+    builder: Builder, rows: int, sizes: TileSizes, out: Value
+) -> tuple[list[list[Value]], bool]:
+    """Return the float sums of each row and panel, as pointers, and whether registers hold them.
+
+    Others are where they end up, at `out`: they are added to once in a group.
+    """
+    in_registers = rows * sizes.panels <= sizes.sums
+
+    def place(row: int, panel: int) -> Value:
+        if in_registers:
+            return cgutils.alloca_once(builder, F32X)
+        address = offset(builder, out, VECTOR_BYTES * (row * sizes.panels + panel))
+        return builder.inttoptr(address, F32X.as_pointer())
+
+    return [[place(r, p) for p in range(sizes.panels)] for r in range(rows)], in_registers
 
 
 def scaled_by(
