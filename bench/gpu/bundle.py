@@ -137,8 +137,9 @@ def main(
         print(f"error: {error.name} is not installed here: make test", file=sys.stderr)
         return 1
     if options.flashinfer:
-        lacking = {*flashinfer_modules.AT_RUN_TIME} - {*packages, *there}
-        packages |= {name: flashinfer_modules.AT_RUN_TIME[name] for name in lacking}
+        needed = flashinfer_modules.AT_RUN_TIME
+        lacking = {*needed} - {*packages, *there} | {flashinfer_modules.PACKAGE}
+        packages |= {name: needed[name] for name in lacking}
     with tempfile.TemporaryDirectory() as temporary:
         stage = Path(temporary)
         print(f"{len(packages)} packages for Python {options.python} …", flush=True)

@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+PACKAGE: Final = "flashinfer-python"
 VERSION: Final = "0.5.3"
 """The newest that torch 2.9 to 2.13 takes without packages of hundreds of megabytes at import."""
 AT_RUN_TIME: Final = {
-    "flashinfer-python": VERSION,
+    PACKAGE: VERSION,
     "apache-tvm-ffi": "0.1.9",
     "nvidia-ml-py": "13.580.82",
     "requests": "2.32.5",
@@ -49,7 +50,8 @@ Run = Callable[..., object]
 def add_to(site: Path, capability: str, temporary: Path, *, run: Run = subprocess.run) -> None:
     """Compile into the `flashinfer` that has been installed in `site`.
 
-    `capability`: of the GPU, like "9.0". Raises CalledProcessError and OSError.
+    `capability`: of the GPU, like "9.0". Raises CalledProcessError and OSError, also where nothing
+    is found of what was compiled.
     """
     tools, workspace = temporary / "tools", temporary / "workspace"
     _install(tools, {**AT_RUN_TIME, **COMPILER}, run)
@@ -67,7 +69,10 @@ def add_to(site: Path, capability: str, temporary: Path, *, run: Run = subproces
     ]  # fmt: skip
     run(command, check=True)
     data = site / "flashinfer" / "data"
-    for module in sorted(workspace.glob(f".cache/flashinfer/{VERSION}/*/cached_ops/*/*.so")):
+    modules = sorted(workspace.glob(f".cache/flashinfer/{VERSION}/*/cached_ops/*/*.so"))
+    if not modules:  # and with no compiler there it would not be noticed before minutes are spent
+        raise FileNotFoundError(f"FlashInfer {VERSION} left no modules in its workspace")
+    for module in modules:
         place = data / "aot" / module.stem
         place.mkdir(parents=True)
         shutil.copy2(module, place)

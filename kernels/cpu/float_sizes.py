@@ -19,8 +19,9 @@ class TileSizes:
     """The tiles of an instruction set.
 
     `rows`: of the tiles, largest first, the last is 1; M rows are cut into as many of each as go
-    in. `panels`: of every tile. `sums`: of a row and a panel, that registers hold at once; a tile
-    with more of them is computed a few panels after the other.
+    in. `panels`: of every tile. `sums`: float sums of a row and a panel that registers hold at
+    once. A tile of floats with more of them is computed a few panels after the other, one of
+    integers keeps them in memory.
     """
 
     rows: tuple[int, ...]

@@ -15,15 +15,15 @@ def int8_tile_sizes(chosen: InstructionSet) -> TileSizes:
     """Return tiles whose sums, weights and input fit the set's registers.
 
     512 bits, 32 registers: 6 · 2 integer and 6 · 2 float sums, 4 weights, 1 input; fewer rows for
-    what is left of a step. Shorter vectors, 2 or 4 to one of 16 lanes: 4 · 1 integer sums, weights
-    and input; float sums are met once in 32 k's, so those of more than `sums` rows stay in memory.
-    16 registers of 128 bits: 1 row.
+    what is left of a step. 256 bits, 16 registers, two to a vector of 16 lanes: 4 · 1 integer sums,
+    weights and input; float sums, which are added to once in 32 k's, stay in memory from 2 rows on.
+    128 bits, 32 registers: 2 · 1 of each sum, as no other was measured; 16 registers: 1 row.
     """
     if chosen.vector_bits == 512:
         return TileSizes((6, 4, 2, 1), 2, 12)
-    if chosen.vector_bits * chosen.vector_registers < 4096:
-        return TileSizes((1,), 1, 1)
-    return TileSizes((4, 2, 1), 1, 1 if chosen.vector_registers == 16 else 2)
+    if chosen.vector_bits == 256:
+        return TileSizes((4, 2, 1), 1, 1)
+    return TileSizes((2, 1), 1, 2) if chosen.vector_registers == 32 else TileSizes((1,), 1, 1)
 
 
 BLOCK_ROWS: Final = 16

@@ -90,8 +90,8 @@ def int8_tiles(
     `sizes.rows`. x, scales, scaled_sums, sums: addresses of the rows' parts
     (`kernels.cpu.matrix_product`). groups: K/32. weights: address of the first panel. second: bytes
     from a panel to the next; 0 where there is but one, which is then computed twice. out: the
-    sums, float32 [rows, panels · 16]. `is_unpacked`: another operand behind these is the address
-    of the panels' scales, and of weights with upper bits (`int8_unpacking`).
+    sums, float32 [rows, panels · 16], aligned to 64 bytes. `is_unpacked`: another operand behind
+    these is the address of the panels' scales, and of weights with upper bits (`int8_unpacking`).
     """
 
     def emit(builder: Builder, rows: Value, *operands: Value) -> None:
@@ -157,10 +157,6 @@ def _tile(
                 weights = unpacked_weights(builder, fmt, unpacked_tiles, part)
             else:
                 weights = weights_of_tiles(builder, tiles, part)
-            if chosen.vector_bits == 512:  # registers hold all, so that none is waited for
-                for bias in biases:
-                    bias()
-                weights = iter(list(weights))
             integers = _integer_sums(builder, fmt, chosen, weights, values, biases, panels)
             if unpacked_tiles:
                 factors = [unpacked_factors(builder, fmt, at, part) for at in unpacked_tiles]
@@ -277,6 +273,8 @@ def _integer_sums(
     """
     dot = integer_dot(chosen, fmt)
     sums = [[dot.start(bias) for _ in range(panels)] for bias in biases]
+    if chosen.vector_bits != 256:  # elsewhere registers hold them all, or never did
+        weights = list(weights)
     for at, of_tiles in weights:
         prepared = [dot.prepare(builder, w) for w in of_tiles]
         for row, of_row in zip(rows, sums, strict=True):

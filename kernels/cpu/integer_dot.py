@@ -70,8 +70,8 @@ class IntegerDot:
 
 
 @dataclass(frozen=True, slots=True)
-class WidenedSums:
-    """Sums of which some are in 16 bits yet: `pairs`, of so many steps. None: there are none."""
+class PartlyWidened:
+    """Sums of which `pairs`, of so many steps, are still in 16 bits. None: there are none."""
 
     wide: Value | None = None
     pairs: Value | None = None
@@ -113,8 +113,8 @@ def _from_bias(bias: Bias) -> Value:
     return bias()
 
 
-def _from_nothing(_: Bias) -> WidenedSums:
-    return WidenedSums()
+def _from_nothing(_: Bias) -> PartlyWidened:
+    return PartlyWidened()
 
 
 def _is_done(_: Builder, sums: Value, __: Bias) -> Value:
@@ -130,33 +130,33 @@ def _vpdpbusd_256(builder: Builder, sums: Value, weights: Value, x: Value) -> Va
 
 
 def _maddubs(
-    most_steps: int, builder: Builder, sums: WidenedSums, weights: Value, x: Value
-) -> WidenedSums:
+    most_steps: int, builder: Builder, sums: PartlyWidened, weights: Value, x: Value
+) -> PartlyWidened:
     pairs = _in_parts(builder, "llvm.x86.avx2.pmadd.ub.sw", 2, I16, [weights, x])
     if sums.pairs is not None:
         pairs = builder.add(sums.pairs, pairs)
-    added = WidenedSums(sums.wide, pairs, sums.steps + 1)
+    added = PartlyWidened(sums.wide, pairs, sums.steps + 1)
     return added if added.steps < most_steps else _widen(builder, added)
 
 
 def _signed_maddubs(
-    builder: Builder, sums: WidenedSums, weights: tuple[Value, Value], x: Value
-) -> WidenedSums:
+    builder: Builder, sums: PartlyWidened, weights: tuple[Value, Value], x: Value
+) -> PartlyWidened:
     magnitude, signs = weights
     turned = _in_parts(builder, "llvm.x86.avx2.psign.b", 2, I8, [x, signs])
     return _maddubs(1, builder, sums, magnitude, turned)
 
 
-def _widen(builder: Builder, sums: WidenedSums) -> WidenedSums:
+def _widen(builder: Builder, sums: PartlyWidened) -> PartlyWidened:
     """Return the same sums, none of them in 16 bits."""
     if sums.pairs is None:
         return sums
     operands = [sums.pairs, constant(I16_PAIRS, 1)]
     wide = _in_parts(builder, "llvm.x86.avx2.pmadd.wd", 2, I32, operands)
-    return WidenedSums(wide if sums.wide is None else builder.add(sums.wide, wide))
+    return PartlyWidened(wide if sums.wide is None else builder.add(sums.wide, wide))
 
 
-def _widened(builder: Builder, sums: WidenedSums, bias: Bias) -> Value:
+def _widened(builder: Builder, sums: PartlyWidened, bias: Bias) -> Value:
     return builder.add(_widen(builder, sums).wide, bias())
 
 

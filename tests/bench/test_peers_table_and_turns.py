@@ -3,11 +3,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from bench.peers import environments
 from bench.peers.__main__ import chosen_lines, parse
 from bench.peers.cases import CASES, Case, Line
 from bench.peers.contention import QuietRule, is_below, parse_stat, repeat_until_quiet
@@ -184,3 +187,23 @@ def test_what_is_not_installed_is_refused_by_name(tmp_path: Path) -> None:
     options = parse(["run", "--cases", "prefill", "--peers", "vllm"])
     with pytest.raises(ConfigError, match="no line is left"):
         chosen_lines(options)
+
+
+def test_what_is_built_in_a_relative_directory_is_named_absolutely(tmp_path, monkeypatch):
+    """CMake looks for its generator from where it builds."""
+    monkeypatch.chdir(tmp_path)
+    commands = []
+
+    def play(command, **_):
+        commands.append(command)
+        if "download" in command:
+            with tarfile.open(Path(command[command.index("--dest") + 1], "x.tar.gz"), "w:gz") as it:
+                (tmp_path / "llama.cpp").mkdir()
+                it.add(tmp_path / "llama.cpp", "x/vendor/llama.cpp")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(environments.subprocess, "run", play)
+    Path(".peers/llamacpp/source").mkdir(parents=True)
+    environments.install(Path(".peers"), ["llamacpp"], [], 1)
+    [ninja] = [word for command in commands for word in command if "MAKE_PROGRAM" in word]
+    assert Path(ninja.partition("=")[2]).is_absolute()

@@ -362,7 +362,9 @@ def test_new_devices_get_what_only_they_can_run(capability, name):
 
 @pytest.mark.parametrize("brought", [True, False])
 def test_a_bundle_with_flashinfer_has_it_compile_nothing(tmp_path, brought):
-    flags = ("--flashinfer",) * brought
+    there = tmp_path / "there"
+    there.write_text("flashinfer-python==0.5.3\n")  # which would compile
+    flags = ("--flashinfer", "--there", str(there)) * brought
     assert made(tmp_path / "bundle", *flags) == 0
     python = tmp_path / "python3"
     python.write_text(

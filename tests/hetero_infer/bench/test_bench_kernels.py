@@ -28,6 +28,7 @@ from hetero_infer.bench.roof_kernels import (
     num_accumulators,
     roof_fma,
     roof_int8_dot,
+    roof_nibble_dot,
     roof_read,
 )
 from hetero_infer.bench.roofs import Roofs, RoofSample
@@ -80,9 +81,10 @@ def test_a_roof_does_as_many_however_many_chunks_a_thread_takes_at_once():
     assert sum(-np.log2(1.0 - ends) - 1.0) == 16
 
 
-def test_the_integer_roof_does_as_many_as_it_counts(bench):
+@pytest.mark.parametrize("roof", [roof_int8_dot, roof_nibble_dot])
+def test_an_integer_roof_does_as_many_as_it_counts(bench, roof):
     operands = bench.random.integers(0, 16, OPERAND_BYTES, np.uint8)
-    (out,) = run_roof(bench, roof_int8_dot, 1, 5, operands)
+    (out,) = run_roof(bench, roof, 1, 5, operands)
     count = 5 * DOT_STEPS
     signed = operands.astype(np.int64)
     for number in range(ACCUMULATORS):

@@ -53,12 +53,17 @@ for maker in makers.values():
     for part in (x.values, x.scales, x.scaled_sums, x.sums):
         of_rows.update(part[:rows])
 values = random.integers(-PAIR_OFFSET, PAIR_OFFSET + 1, (rows, k), np.int8)
+values[5], values[6] = PAIR_OFFSET, -PAIR_OFFSET  # beside the largest weights: sums of 16 bits
 x = Int8Rows.of(values, random.uniform(0.01, 1, (rows, k // 32)).astype(np.float32))
 for label in labels:
     blocks, fmt = random_blocks(label, n, k, random), INT8_FORMATS[label]
     for at in SCALES_AT.get(label, (0,)):
         # In every third column d and m have no exponent: subnormal numbers.
         blocks.reshape(n, -1, fmt.block_bytes)[::3, :, at + 1] &= 0x83
+    column = blocks[1].reshape(-1, fmt.block_bytes)
+    places = [at + byte for at in SCALES_AT.get(label, (0,)) for byte in (0, 1)]
+    scales, column[:] = column[:, places], 0xFF
+    column[:, places] = scales
     packed = packed_weights(label, blocks, k)
     for count in counts:
         out = np.empty((count, n), np.float32)
