@@ -353,6 +353,20 @@ def test_flashinfer_is_brought_with_its_modules_where_it_looks_for_them(tmp_path
     ]  # fmt: skip
 
 
+def test_modules_that_are_nowhere_are_noticed(tmp_path):
+    """Without them and without a compiler FlashInfer would fail where minutes are dear."""
+    data = flashinfer_in(tmp_path / "site")
+
+    def run(command, *, check):
+        if "pip" in command:
+            target = Path(command[command.index("--target") + 1])
+            (target / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+
+    with pytest.raises(FileNotFoundError, match="no modules"):
+        flashinfer_modules.add_to(tmp_path / "site", "9.0", tmp_path / "temporary", run=run)
+    assert (data / "include").exists()
+
+
 @pytest.mark.parametrize(
     ("capability", "name"), [("8.0", "8.0"), ("9.0", "9.0a"), ("12.0", "12.0a")]
 )
