@@ -358,6 +358,7 @@ def test_modules_that_are_nowhere_are_noticed(tmp_path):
     data = flashinfer_in(tmp_path / "site")
 
     def run(command, *, check):
+        assert check
         if "pip" in command:
             target = Path(command[command.index("--target") + 1])
             (target / "nvidia" / "cu13" / "lib").mkdir(parents=True)
