@@ -247,7 +247,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--flashinfer", action="store_true",
-        help="FlashInfer too, compiled for that GPU (needs a C++ compiler; ten minutes)",
+        help="FlashInfer too, compiled for that GPU (needs a C++ compiler; ten to twenty minutes)",
     )  # fmt: skip
     parser.add_argument(
         "--piece-mib", type=float, metavar="N", help="the most that one file may have"

@@ -3,7 +3,7 @@
 FlashInfer compiles what it is asked for when it is asked. `add_to` gives the package in a bundle's
 `site` the modules that the report's rivals load, where FlashInfer itself looks for such as came
 with it (`data/aot`), and takes the headers away that it would compile them from. That takes a C++
-compiler here, CUDA's compiler from wheels, and some ten minutes of two cores.
+compiler here, CUDA's compiler from wheels, and ten to twenty minutes of two cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 PACKAGE: Final = "flashinfer-python"
 VERSION: Final = "0.5.3"
-"""The newest that torch 2.9 to 2.13 takes without packages of hundreds of megabytes at import."""
+"""Whose decode attention has run beside ours, with torch 2.11."""
 AT_RUN_TIME: Final = {
     PACKAGE: VERSION,
     "apache-tvm-ffi": "0.1.9",
@@ -38,7 +38,7 @@ COMPILER: Final = {
     "nvidia-curand": "10.4.0.35",
     "ninja": "1.13.0",
 }
-HEAD_SIZES: Final = (128,)
+HEAD_SIZE: Final = 128
 """Of the shapes that the report has targets for, all in bfloat16."""
 SOURCES: Final = ("cutlass", "include", "spdlog")
 """Of the package's data, what only the compiler reads. Templates in `csrc` are filled in even where
@@ -86,7 +86,7 @@ def architecture(capability: str) -> str:
     return f"{capability}a" if major >= 9 else capability
 
 
-def specifications(head_sizes: Sequence[int] = HEAD_SIZES) -> list[Any]:
+def specifications() -> list[Any]:
     """Return what FlashInfer compiles for the rivals, as it names and configures them itself.
 
     Decode of four query heads a group and more goes through `fa2`'s prompts; prompts through
@@ -103,12 +103,11 @@ def specifications(head_sizes: Sequence[int] = HEAD_SIZES) -> list[Any]:
         page.gen_page_module(),
         *(
             jit.gen_batch_prefill_module(
-                backend, dtype, dtype, dtype, indices, size, size,
+                backend, dtype, dtype, dtype, indices, HEAD_SIZE, HEAD_SIZE,
                 pos_encoding_mode=0, use_sliding_window=False,
                 use_logits_soft_cap=False, use_fp16_qk_reduction=False,
             )
             for backend in backends
-            for size in head_sizes
         ),
     ]  # fmt: skip
 

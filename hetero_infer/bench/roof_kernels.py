@@ -84,8 +84,8 @@ ACCUMULATORS: Final = num_accumulators(SET)
 
 FMA_OPERATIONS: Final = 2 * 16 * ACCUMULATORS
 DOT_STEPS: Final = GROUP // 4
-"""Of an iteration: a group of weights, behind which sums of 16 bits are widened. Where there are
-such, registers do not hold both; what is behind them is loaded and stored once in a group."""
+"""Of an iteration: a group of weights, behind which AVX2 widens its sums of 16 bits. Those take
+its registers; the sums of 32 bits are loaded and stored once in a group."""
 DOT_OPERATIONS: Final = 2 * 64 * ACCUMULATORS * DOT_STEPS
 BF16_DOT_OPERATIONS: Final = 2 * 32 * ACCUMULATORS
 TILE_OPERATIONS: Final = 2 * 16 * 16 * NUM_TILES

@@ -63,6 +63,7 @@ def unpack_tile(
     """Unpack one tile of a panel."""
     packed = tile_of(builder, fmt, panel, groups, group)
     tile = offset(builder, tiles, builder.mul(group, i64(TILE_BYTES)))
+    # All are loaded before the first is stored, which might be where others lie.
     for k, [unpacked] in list(weights_of_tiles(builder, [packed], 0)):
         signed = builder.sub(unpacked, constant(BYTES, fmt.offset))
         store(builder, signed, offset(builder, tile, k * PANEL_COLUMNS))

@@ -273,7 +273,7 @@ def _integer_sums(
     """
     dot = integer_dot(chosen, fmt)
     sums = [[dot.start(bias) for _ in range(panels)] for bias in biases]
-    if chosen.vector_bits != 256:  # elsewhere registers hold them all, or never did
+    if chosen.vector_bits != 256:  # there registers do not hold all of them
         weights = list(weights)
     for at, of_tiles in weights:
         prepared = [dot.prepare(builder, w) for w in of_tiles]

@@ -87,6 +87,7 @@ def _unpack_tile(builder: Builder, tile: Tile, chosen: InstructionSet, out: Valu
         if factors.m is not None:
             store(builder, factors.m, offset(builder, out, MINIMUM_AT))
         if tile.fmt.high_bits:
+            # All are loaded before the first is stored, which might be where others lie.
             for k, [weights] in list(weights_of_tiles(builder, [tile], part)):
                 store(builder, weights, offset(builder, out, WEIGHTS_AT + k * PANEL_COLUMNS))
 

@@ -60,6 +60,7 @@ for label in labels:
     for at in SCALES_AT.get(label, (0,)):
         # In every third column d and m have no exponent: subnormal numbers.
         blocks.reshape(n, -1, fmt.block_bytes)[::3, :, at + 1] &= 0x83
+    # All bits of a column's weights, its scales as they are.
     column = blocks[1].reshape(-1, fmt.block_bytes)
     places = [at + byte for at in SCALES_AT.get(label, (0,)) for byte in (0, 1)]
     scales, column[:] = column[:, places], 0xFF
