@@ -31,7 +31,7 @@ from typing import Final
 from packaging.utils import canonicalize_name
 
 from bench.gpu import flashinfer_modules
-from bench.gpu.bundled_packages import needed_packages, packages_there
+from bench.gpu.bundled_packages import needed_packages, packages_there, pip_command
 from bench.gpu.pieces import Pieces
 from kernels.cuda.build import private_directory
 from kernels.cuda.check import capability
@@ -99,13 +99,10 @@ def install(packages: Mapping[str, str], site: Path, options: argparse.Namespace
     machine = platform.machine()
     tags = [f"manylinux_{glibc_major}_{minor}" for minor in range(glibc_minor, 4, -1)]
     tags += ["manylinux2014", "manylinux2010", "manylinux1"]
-    command = [
-        sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install",
-        "--target", str(site), "--no-deps", "--no-compile", "--only-binary=:all:",
-        "--python-version", options.python, "--implementation", "cp",
+    command = pip_command(
+        site, packages, "--python-version", options.python, "--implementation", "cp",
         *(f"--platform={tag}_{machine}" for tag in tags),
-        *(f"{name}=={version}" for name, version in sorted(packages.items())),
-    ]  # fmt: skip
+    )  # fmt: skip
     subprocess.run(command, check=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
@@ -76,6 +77,15 @@ def needed_packages(
         requirements = map(Requirement, package.requires or ())
         open_ones += (it for it in requirements if _applies(it, environment, one.extras))
     return brought
+
+
+def pip_command(directory: Path, packages: Mapping[str, str], *options: str) -> list[str]:
+    """Return the command that installs these versions, and nothing else, into a folder."""
+    return [
+        sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install",
+        "--target", str(directory), "--no-deps", "--no-compile", "--only-binary=:all:", *options,
+        *(f"{name}=={version}" for name, version in sorted(packages.items())),
+    ]  # fmt: skip
 
 
 def _roots() -> Iterator[Requirement]:

@@ -14,9 +14,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from bench.gpu.bundled_packages import pip_command
 
 PACKAGE: Final = "flashinfer-python"
 VERSION: Final = "0.5.3"
@@ -54,7 +56,7 @@ def add_to(site: Path, capability: str, temporary: Path, *, run: Run = subproces
     is found of what was compiled.
     """
     tools, workspace = temporary / "tools", temporary / "workspace"
-    _install(tools, {**AT_RUN_TIME, **COMPILER}, run)
+    run(pip_command(tools, {**AT_RUN_TIME, **COMPILER}), check=True)
     variables = {
         "CUDA_HOME": _toolkit(tools / "nvidia" / "cu13", run),
         "FLASHINFER_CUDA_ARCH_LIST": architecture(capability),
@@ -121,16 +123,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"compiling {', '.join(spec.name for spec in specs)} …", flush=True)
     importlib.import_module("flashinfer.jit.core").build_jit_specs(specs)
     return 0
-
-
-def _install(directory: Path, packages: Mapping[str, str], run: Run) -> None:
-    """Install packages for this very Python."""
-    command = [
-        sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install",
-        "--target", str(directory), "--no-deps", "--no-compile", "--only-binary=:all:",
-        *(f"{name}=={version}" for name, version in sorted(packages.items())),
-    ]  # fmt: skip
-    run(command, check=True)
 
 
 def _toolkit(directory: Path, run: Run) -> Path:
