@@ -33,9 +33,9 @@ from kernels.cuda.dense_matmul import (
 )
 from kernels.cuda.fetched_weights import NOTHING, plan_fetch
 from kernels.cuda.fitted_ptx import EARLY_LAUNCHES
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.launch import LoadedKernel
 from kernels.cuda.rms_norm import RmsNormVariant
-from kernels.cuda.silu_mul import SiluMulVariant
 from kernels.cuda.variant import Variant
 
 Tensor: TypeAlias = Any  # torch.Tensor; torch is imported where a device is known to be there
@@ -88,7 +88,7 @@ class DenseShape:
     def variants_apart(self) -> tuple[Variant, ...]:
         """Our kernels of a layer without this one, around torch's product."""
         norm = (RmsNormVariant(self.dtype, self.num_inputs),) if self.normalises else ()
-        return (*norm, SiluMulVariant(self.dtype)) if self.variant.gates else norm
+        return (*norm, GateMulVariant(self.dtype)) if self.variant.gates else norm
 
 
 MATRICES = (
@@ -259,8 +259,8 @@ def launches_apart(problem: Problem, load: Load) -> Callable[[], None] | None:
     if problem.x.device.type == "cuda" and torch.cuda.get_device_capability() >= EARLY_LAUNCHES:
         fetched = plan_fetch(problem.matrix_rows, shape.num_inputs, problem.x.element_size())
     norm_grid = RmsNormVariant(shape.dtype, shape.num_inputs).grid(shape.num_rows, fetched)
-    around_norm = (normed, residual, problem.x, problem.norm)
-    gate_grid = SiluMulVariant(shape.dtype).grid(shape.num_rows, shape.num_outputs)
+    around_norm = (normed, residual, problem.x, problem.norm, problem.norm)
+    gate_grid = GateMulVariant(shape.dtype).grid(shape.num_rows, shape.num_outputs)
 
     def visit() -> None:
         stream = current_stream(problem.x.device.type)

@@ -12,7 +12,7 @@ from typing import Any
 from bench.gpu.findings import line_of
 from kernels.cuda.build import compile_ptx, link, toolchain_versions
 from kernels.cuda.errors import CudaKernelError
-from kernels.cuda.silu_mul import SiluMulVariant
+from kernels.cuda.gate_mul import GateMulVariant
 
 ANSWER_S = 15.0
 """What a command that is asked for a line may take: none is worth the report."""
@@ -70,7 +70,7 @@ def describe_machine() -> dict[str, Any]:
 
 def describe_compiler() -> str:
     """Return "works", or in one line why the smallest kernel cannot be compiled here."""
-    variant = SiluMulVariant("float32")
+    variant = GateMulVariant("float32")
     try:
         link(variant.name, compile_ptx(variant), (9, 0))
     except CudaKernelError as error:

@@ -142,7 +142,7 @@ class ExpertProducts:
             for stack in gate_up.stacks:
                 operations.multiply(product, x, stack, routing, first_column=column)
                 column += stack.num_outputs
-            self._operations.silu_mul(gated, product)  # no stack of several is in turns
+            self._operations.gate_mul(gated, product)  # no stack of several is in turns
             del product  # its memory serves what follows
         given = empty(experts.down.num_outputs)
         (down,) = experts.down.stacks
@@ -160,7 +160,7 @@ class ExpertProducts:
         gate_up = multiply_groups(rows, ends, experts.gate_up, self._operations)
         gated = torch.empty((len(rows), gate_up.shape[1] // 2), dtype=x.dtype, device=x.device)
         in_turns = experts.gate_up.of_experts[0].gate_in_turns is not None
-        self._operations.silu_mul(gated, gate_up, in_turns=in_turns)
+        self._operations.gate_mul(gated, gate_up, in_turns=in_turns)
         del rows, gate_up  # their memory serves what follows
         given = multiply_groups(gated, ends, experts.down, self._operations)
         of_tokens = torch.empty_like(given)

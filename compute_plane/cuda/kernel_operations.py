@@ -42,7 +42,7 @@ from kernels.cuda.fetched_weights import NOTHING, FetchPlan
 from kernels.cuda.quantized_kv import POOL_DTYPES
 from kernels.cuda.rms_norm import PARTS, RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
-from kernels.cuda.silu_mul import SiluMulVariant
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.weight_search import MAX_VOCAB
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class KernelOperations:
             self._embedding = EmbeddingVariant(dtype)
             self._embedding.grid(1, spec.hidden_size)  # refuses the sizes that kernels do not take
             ways = (False, True) if quantized.gates else (False,)
-            self._silu = {in_turns: SiluMulVariant(dtype, in_turns) for in_turns in ways}
+            self._silu = {in_turns: GateMulVariant(dtype, in_turns) for in_turns in ways}
             self._silu[False].grid(1, spec.intermediate_size)
             self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False)
             # By the parts that rows to be added come in.
@@ -310,7 +310,7 @@ class KernelOperations:
             NO_WINDOW if window is None else window,
         )
 
-    def silu_mul(
+    def gate_mul(
         self,
         out: Tensor,
         gate_up: Tensor,

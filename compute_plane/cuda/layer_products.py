@@ -148,7 +148,7 @@ class LayerProducts:
         product = None
         if then is not None and self._taken(num_rows, then) is None:
             product = self._of_library(num_rows, then, is_added=True)
-        operations.silu_mul(out, outputs, in_turns=gate is not None, then=product)
+        operations.gate_mul(out, outputs, in_turns=gate is not None, then=product)
         return out
 
     def normalised(self, hidden: Hidden, norm: Tensor, then: NextProduct | None = None) -> Tensor:

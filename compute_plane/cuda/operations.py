@@ -311,7 +311,7 @@ class DeviceOperations(Protocol):
         """
         ...
 
-    def silu_mul(
+    def gate_mul(
         self,
         out: Tensor,
         gate_up: Tensor,

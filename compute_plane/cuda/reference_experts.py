@@ -69,7 +69,7 @@ class ReferenceExperts:
             if gates:
                 gated = torch.empty((count, num_outputs), dtype=x.dtype)
                 in_turns = projection.gate_in_turns is not None
-                self._operations.silu_mul(gated, product, in_turns=in_turns)
+                self._operations.gate_mul(gated, product, in_turns=in_turns)
                 product = gated
             out[pairs, columns] = product
 

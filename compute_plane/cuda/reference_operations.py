@@ -87,7 +87,7 @@ class ReferenceOperations:
         """Multiply, not rounded, and gate."""
         product = torch.empty((len(x), matrix.num_outputs), dtype=torch.float32)
         self.quantized_matmul(product, x, matrix, 0)
-        self.silu_mul(out, product, in_turns=True)
+        self.gate_mul(out, product, in_turns=True)
 
     def takes_product(self, num_rows: int, weight: Tensor) -> bool:  # noqa: ARG002 - any matrix
         """Whether rows are few, as for a device."""
@@ -104,7 +104,7 @@ class ReferenceOperations:
             self.rms_norm(normed, x, around.norm, around.eps)
             x = normed
         if around.writes == "gated":
-            self.silu_mul(out, dense_product(x, weight, x.dtype))
+            self.gate_mul(out, dense_product(x, weight, x.dtype))
         elif around.writes == "added":
             out.copy_(out.float() + dense_product(x, weight, x.dtype).float())
         else:
@@ -203,7 +203,7 @@ class ReferenceOperations:
         queries = Queries(tokens, token_rows, positions, window)
         attend(out, query, pool, layer, rows.block_tables.numpy(), queries)
 
-    def silu_mul(
+    def gate_mul(
         self,
         out: Tensor,
         gate_up: Tensor,

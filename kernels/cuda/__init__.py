@@ -8,7 +8,7 @@
                        (attention_prefill_tensor, _pool, _window and _float32, attention_tiles)
     quantized_kv       a pool of eight bits a number
     rope_write_kv      rotation of queries and keys, keys and values into the pool
-    rms_norm, silu_mul, embedding, copy_blocks
+    rms_norm, gate_mul, embedding, copy_blocks
     adjust_logits      logit bias and penalties
     sampling           the token of each sample (largest_logits, sampling_weights,
                        sampling_shortlist, weight_search, exact_exponential, philox)

@@ -6,7 +6,7 @@
     after     rounded    out[m, n] = y[m, n]
               float32    the same, not rounded: logits
               added      out[m, n] += y[m, n]: out is the residual stream
-              gated      out[m, n] = silu(y[m, n]) · y[m, N + n], W being [2·N, K]
+              gated      out[m, n] = a(y[m, n]) · y[m, N + n], W being [2·N, K]; a: SiLU or GELU
 
 Made for decode in bfloat16 or float16, M from 1 to 16. A decode layer is six or seven launches with
 it and nine without: each launch has to begin and to drain, some microseconds in which the memory
@@ -69,6 +69,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kernels.cuda.activation import ACTIVATIONS, SILU
 from kernels.cuda.dense_matmul_tensor import TILE_ROWS, make_dense_matmul
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_formats import TILE_INPUTS
@@ -101,8 +102,8 @@ class DenseMatmulVariant:
     `dtype` is that of x, W and the norm's weights, `columns` how many rows of x a block takes.
     `writes`, `normalises`: what comes after and before, as above. `panel_rows`: of a panel, 32
     where it gates or of experts. `of_experts`: rows are those of `expert_tiles`, W all experts'
-    matrices; what they give is rounded or gated. Raises UnsupportedVariantError for what the kernel
-    is not written for.
+    matrices; what they give is rounded or gated. `activation`: of the gate, where there is one.
+    Raises UnsupportedVariantError for what the kernel is not written for.
     """
 
     dtype: str
@@ -111,6 +112,7 @@ class DenseMatmulVariant:
     normalises: bool = False
     panel_rows: int = 32
     of_experts: bool = False
+    activation: str = SILU
 
     def __post_init__(self) -> None:
         require_one_of("dtype", NORMALISED if self.normalises else DTYPES, self.dtype)
@@ -118,6 +120,7 @@ class DenseMatmulVariant:
         require_one_of("writes", EXPERTS_WRITE if self.of_experts else WRITES, self.writes)
         if self.of_experts:
             require_one_of("normalises", (False,), self.normalises)
+        require_one_of("activation", ACTIVATIONS if self.gates else (SILU,), self.activation)
         is_wide = self.gates or self.of_experts  # of whose panels there are enough
         require_one_of("panel_rows", PANELS[1:] if is_wide else PANELS, self.panel_rows)
 
@@ -126,7 +129,8 @@ class DenseMatmulVariant:
         """Entry point of the machine code."""
         norm = "normed_" if self.normalises else ""
         kind = "dense_experts" if self.of_experts else "dense_matmul"
-        return f"{kind}_{norm}{self.writes}_{self.dtype}_m{self.columns}_n{self.panel_rows}"
+        writes = self.writes if self.activation == SILU else f"{self.activation}_{self.writes}"
+        return f"{kind}_{norm}{writes}_{self.dtype}_m{self.columns}_n{self.panel_rows}"
 
     @property
     def gates(self) -> bool:
@@ -238,6 +242,7 @@ def variants(*, every: bool) -> list[DenseMatmulVariant]:
             DenseMatmulVariant("bfloat16", 8, "added", panel_rows=16),
             DenseMatmulVariant("float16", 16, "float32"),
             DenseMatmulVariant("bfloat16", 8, "gated", of_experts=True),
+            DenseMatmulVariant("bfloat16", 16, "gated", activation="gelu"),
         ]
     of_experts = [
         DenseMatmulVariant(dtype, columns, writes, of_experts=True)
@@ -245,7 +250,12 @@ def variants(*, every: bool) -> list[DenseMatmulVariant]:
         for columns in COLUMNS
         for writes in EXPERTS_WRITE
     ]
-    return of_experts + [
+    by_gelu = [
+        DenseMatmulVariant(dtype, columns, "gated", activation="gelu")
+        for dtype in DTYPES
+        for columns in COLUMNS
+    ]
+    return [*of_experts, *by_gelu] + [
         DenseMatmulVariant(dtype, columns, writes, is_normed, panel_rows)
         for dtype in DTYPES
         for columns in COLUMNS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from numba import cuda, float32, int32, uint32
 
-from kernels.cuda.activation import silu
+from kernels.cuda.activation import ACTIVATIONS
 from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
 from kernels.cuda.instructions.conversions import CONVERSIONS, FULL_WARP, reciprocal_root
 from kernels.cuda.instructions.exact_float32 import add_float32, multiply_float32
@@ -31,6 +31,7 @@ def make_add_strands(variant: DenseMatmulVariant) -> DeviceFunction:
     """Return the device function, for all threads of a block, with parameters bound."""
     of_experts, normalises = variant.of_experts, variant.normalises
     gates, adds = variant.gates, variant.writes == "added"
+    activation = ACTIVATIONS[variant.activation]
     columns, tiles = variant.columns, variant.panel_tiles
     panel_outputs, column_tiles = variant.panel_outputs, columns // 8
     # Where the sums of a pair of rows of x lie, in floats. The lanes of a warp hit different banks:
@@ -128,7 +129,7 @@ def make_add_strands(variant: DenseMatmulVariant) -> DeviceFunction:
                     if gates:
                         other = multiply_float32(other, factor)
                 if gates:
-                    value = multiply_float32(silu(value), other)
+                    value = multiply_float32(activation(value), other)
                 if row < end_row and output < num_outputs:
                     at = out_row * out_width + output
                     if adds:

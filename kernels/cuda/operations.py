@@ -13,6 +13,7 @@ from kernels.cuda import (
     copy_blocks,
     dense_matmul,
     embedding,
+    gate_mul,
     logprobs,
     quantized_matmul,
     quantized_rows,
@@ -21,7 +22,6 @@ from kernels.cuda import (
     route_experts,
     router_logits,
     sampling,
-    silu_mul,
 )
 from kernels.cuda.variant import Variant
 
@@ -43,6 +43,7 @@ OPERATIONS: dict[str, Operation] = {
     "copy_blocks": copy_blocks,
     "dense_matmul": dense_matmul,
     "embedding": embedding,
+    "gate_mul": gate_mul,
     "logprobs": logprobs,
     "quantized_matmul": quantized_matmul,
     "quantized_rows": quantized_rows,
@@ -51,7 +52,6 @@ OPERATIONS: dict[str, Operation] = {
     "route_experts": route_experts,
     "router_logits": router_logits,
     "sampling": sampling,
-    "silu_mul": silu_mul,
 }
 
 

@@ -39,7 +39,7 @@ its row of x, on W, on how long its spans are and on the generation of tensor co
 else: not on M, not on the rows beside it, not on the variant that M asks for.
 
 The gate. With `gates` a panel is 16 rows of a gate and the 16 rows beside them, so that the thread
-that adds up the strands has both sums: silu of the one times the other is what is written.
+that adds up the strands has both sums, and writes the activation of the one times the other.
 
 Experts. With `of_experts` W is the matrices of all experts of a mixture, and a block's rows are a
 tile of pairs (`expert_tiles`): which, and whose, it reads first, so nothing is fetched before that.
@@ -87,6 +87,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kernels.cuda.activation import ACTIVATIONS, SILU
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, PANEL_ROWS
 from kernels.cuda.quantized_matmul_tensor import make_quantized_matmul
@@ -110,8 +111,9 @@ class QuantizedMatmulVariant:
 
     `weights` names the format, `dtype` is that of x and y, `columns` how many rows of x a block
     takes; `writes_float32`: y is not rounded; `of_experts`: rows are those of `expert_tiles`, W all
-    experts' matrices; `gates`: W has a gate's rows and those it gates, 16 of each in turns. Raises
-    UnsupportedVariantError for what the kernel is not written for.
+    experts' matrices; `gates`: W has a gate's rows and those it gates, 16 of each in turns;
+    `activation`: of that gate. Raises UnsupportedVariantError for what the kernel is not written
+    for.
     """
 
     weights: str
@@ -120,6 +122,7 @@ class QuantizedMatmulVariant:
     writes_float32: bool = False
     of_experts: bool = False
     gates: bool = False
+    activation: str = SILU
 
     def __post_init__(self) -> None:
         require_one_of("weights", FORMATS, self.weights)
@@ -127,11 +130,14 @@ class QuantizedMatmulVariant:
         require_one_of("columns", COLUMNS, self.columns)
         if self.gates or self.of_experts:
             require_one_of("writes_float32", (False,), self.writes_float32)
+        require_one_of("activation", ACTIVATIONS if self.gates else (SILU,), self.activation)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
         output = "_to_float32" if self.writes_float32 else "_gated" if self.gates else ""
+        if self.activation != SILU:
+            output += f"_{self.activation}"
         kind = "quantized_experts" if self.of_experts else "quantized_matmul"
         return f"{kind}_{self.weights.lower()}_{self.dtype}_m{self.columns}{output}"
 
@@ -235,6 +241,11 @@ def variants(*, every: bool) -> list[QuantizedMatmulVariant]:
             for dtype in DTYPES
             for columns in COLUMNS
             for writes_float32, of_experts, gates in KINDS
+        ] + [
+            QuantizedMatmulVariant(weights, dtype, columns, gates=True, activation="gelu")
+            for weights in FORMATS
+            for dtype in DTYPES
+            for columns in COLUMNS
         ]
     return [
         QuantizedMatmulVariant("Q8_0", "bfloat16", 8, writes_float32=True),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from kernels.cuda.activation import silu
+from kernels.cuda.activation import ACTIVATIONS
 from kernels.cuda.expert_tiles import row_of_pair, tile_of_block
 from kernels.cuda.instructions.conversions import CONVERSIONS
 from kernels.cuda.instructions.exact_float32 import multiply_float32
@@ -35,6 +35,7 @@ ROW_PITCH = PANEL_ROWS + 4
 def make_add_strands(variant: QuantizedMatmulVariant) -> DeviceFunction:
     """Return the device function, for all threads of a block, with parameters bound."""
     of_experts, gates = variant.of_experts, variant.gates
+    activation = ACTIVATIONS[variant.activation]
     panel_outputs, column_tiles = variant.panel_outputs, variant.columns // 8
     warp_sums = variant.columns * ROW_PITCH
     block_sums = WARPS * warp_sums
@@ -96,7 +97,7 @@ def make_add_strands(variant: QuantizedMatmulVariant) -> DeviceFunction:
                         other += strand_sums[uint32(at + panel_outputs)]
                     at = int32(at + warp_sums)
                 if gates:
-                    value = multiply_float32(silu(value), other)
+                    value = multiply_float32(activation(value), other)
                 if row < end_row and output < outputs_of_lane:
                     out[out_row * out_width + output] = from_float32(value)
                 output += panel_outputs

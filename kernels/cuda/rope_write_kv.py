@@ -20,7 +20,8 @@ float32, by the specification's own operations.
 
 Some architectures change heads before: a bias is added (`has_bias`), query and key heads are
 normalised (`has_head_norms`; `kernels.reference.rope.HeadChanges`), all of it in float32. For a
-norm the threads of a head add up their squares by shuffles, and are a power of two again.
+norm the threads of a head add up their squares by shuffles, and are a power of two again; its
+weights may be float32 (`has_float32_norms`; `rms_norm` says why).
 
 The grid is (T tokens, pieces of a token); token t's keys and values go to slot kv_slots[t] =
 block · B + offset of the pool [N, L, 2, G, B, D]; a negative slot is padding and writes nothing to
@@ -61,7 +62,7 @@ from kernels.cuda.quantized_kv import (
     pool_suffix,
     require_pool_dtype,
 )
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar, require_one_of
+from kernels.cuda.variant import STORAGE_TYPES, Expectation, Local, Pointer, Scalar, require_one_of
 from kernels.reference.quantized_kv import LARGEST
 
 MAGNITUDE = uint32(0x7FFF_FFFF)  # of a float32's bits
@@ -77,8 +78,9 @@ class RopeWriteKvVariant:
     """The compile-time parameters: `dtype` of `qkv` and `out`, `head_size` D, `block_size` B.
 
     The pool has that dtype too unless `kv_dtype` is given: "int8" or "float8", with 16-bit floats
-    only. `has_bias`, `has_head_norms`: what is done with heads before they are rotated. Raises
-    UnsupportedVariantError for what the kernel is not written for.
+    only. `has_bias`, `has_head_norms`: what is done with heads before they are rotated;
+    `has_float32_norms`: the norms' weights are float32. Raises UnsupportedVariantError for what the
+    kernel is not written for.
     """
 
     dtype: str
@@ -87,19 +89,28 @@ class RopeWriteKvVariant:
     kv_dtype: str | None = None
     has_bias: bool = False
     has_head_norms: bool = False
+    has_float32_norms: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("dtype", STORAGE_TYPES, self.dtype)
         require_one_of("head_size", HEAD_SIZES, self.head_size)
         require_one_of("block_size", BLOCK_SIZES, self.block_size)
         require_pool_dtype(self.dtype, self.kv_dtype)
+        if self.has_float32_norms:
+            require_one_of("has_head_norms", (True,), self.has_head_norms)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
         shape = f"d{self.head_size}_b{self.block_size}"
-        changes = "_bias" * self.has_bias + "_norms" * self.has_head_norms
+        norms = "_float32_norms" if self.has_float32_norms else "_norms"
+        changes = "_bias" * self.has_bias + norms * self.has_head_norms
         return f"rope_write_kv_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}{changes}"
+
+    @property
+    def norm_dtype(self) -> str:
+        """The dtype of the norms' weights."""
+        return "float32" if self.has_float32_norms else self.dtype
 
     @property
     def pairs(self) -> int:
@@ -127,15 +138,20 @@ class RopeWriteKvVariant:
         element = STORAGE_TYPES[self.dtype] + "*"
         pool = pool_pointer(self.dtype, self.kv_dtype)
         pointers = (element, pool, element, "float32*", "float32*", "int32*", "int64*")
-        changes = (element, element, element, "float32")
+        norm = STORAGE_TYPES[self.norm_dtype] + "*"
+        changes = (element, norm, norm, "float32")
         return (*pointers, "int32", "int32", "int64", "int64", "int64", *changes)
 
     @property
     def expectation(self) -> Expectation:
-        """Few registers: as many warps as fit hide the memory's latency."""
+        """Few registers: as many warps as fit hide the memory's latency.
+
+        Weights of 32 bits of norms take some more.
+        """
+        registers = 72 if self.has_float32_norms else 64
         shuffles = ("SHFL",) if self.has_shuffles else ()
         instructions = ("LDG.128", "STG.128", *shuffles)
-        return Expectation(64, instructions, begins_early=True, reads_early=READ_EARLY)
+        return Expectation(registers, instructions, begins_early=True, reads_early=READ_EARLY)
 
     def grid(self, num_tokens: int, num_heads: int, num_kv_heads: int) -> tuple[int, int, int]:
         """Return the launch grid."""
@@ -156,6 +172,11 @@ def variants(*, every: bool) -> list[RopeWriteKvVariant]:
             for dtype, kv_dtype in POOL_DTYPES
             for head_size in HEAD_SIZES
             for block_size in BLOCK_SIZES
+        ] + [
+            RopeWriteKvVariant(dtype, head_size, block_size, kv_dtype, False, True, True)
+            for dtype, kv_dtype in POOL_DTYPES
+            for head_size in (128, 256)
+            for block_size in BLOCK_SIZES
         ]
     return [
         RopeWriteKvVariant("bfloat16", 64, 16),
@@ -163,6 +184,7 @@ def variants(*, every: bool) -> list[RopeWriteKvVariant]:
         RopeWriteKvVariant("float16", 96, 16, "float8"),
         RopeWriteKvVariant("bfloat16", 128, 16, has_bias=True),
         RopeWriteKvVariant("bfloat16", 128, 16, "float8", has_head_norms=True),
+        RopeWriteKvVariant("bfloat16", 256, 16, None, False, True, True),
     ]
 
 
@@ -186,6 +208,19 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
     steps = head_threads.bit_length() - 1  # shuffles over the threads of a head
     has_scales = kv_dtype is not None
     has_bias, has_head_norms = variant.has_bias, variant.has_head_norms
+    load_norm, norm_length = (
+        LOAD_CONSTANT_FLOATS[variant.norm_dtype],
+        VECTOR_LENGTHS[variant.norm_dtype],
+    )
+    pieces = length // norm_length  # of the norm's weights of a vector
+    norms_shape = (2 * pieces, norm_length)
+
+    @cuda.jit(device=True, inline="always")
+    def load_norms(weights: Local, norm: Pointer, dim: Scalar) -> None:
+        """weights[j · pieces + i] = piece i of a vector of the lower half, or of the upper."""
+        for j in range(2):
+            for i in range(pieces):
+                load_norm(weights, j * pieces + i, norm, dim + j * half + i * norm_length)
 
     def rope_write_kv(
         out: Pointer,
@@ -256,16 +291,15 @@ def make_rope_write_kv(variant: RopeWriteKvVariant) -> Callable[..., None]:
                 squares += cuda.shfl_xor_sync(FULL_WARP, squares, 1 << step)
             factor = reciprocal_root(squares / float32(head_size) + eps)
             if turns:
-                weights = cuda.local.array((2, length), float32)
+                weights = cuda.local.array(norms_shape, float32)
                 if head < num_heads:
-                    load_constant_floats(weights, 0, query_norm, dim)
-                    load_constant_floats(weights, 1, query_norm, dim + half)
+                    load_norms(weights, query_norm, dim)
                 else:
-                    load_constant_floats(weights, 0, key_norm, dim)
-                    load_constant_floats(weights, 1, key_norm, dim + half)
+                    load_norms(weights, key_norm, dim)
                 for i in range(length):
                     for j in range(2):
-                        values[j, i] = values[j, i] * factor * weights[j, i]
+                        own = weights[j * pieces + i // norm_length, i % norm_length]
+                        values[j, i] = values[j, i] * factor * own
 
         if is_mine:
             if turns:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels.reference.gate_mul import GATE_MUL
+
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -30,9 +32,8 @@ def dense_matmul(x: Floats, weights: Floats) -> Floats:
     return product
 
 
-def gated(gate_up: Floats) -> Floats:
-    """Return silu(gate) · up; `gate_up`: [T, 2·F], F gate values first."""
-    gate, up = np.split(gate_up, 2, axis=1)
-    with np.errstate(over="ignore"):
-        product: Floats = gate / (1 + np.exp(-gate)) * up
+def gated(gate_up: Floats, activation: str) -> Floats:
+    """Return a(gate) · up; `gate_up`: [T, 2·F], F gate values first."""
+    product = np.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
+    GATE_MUL[activation](gate_up, product)
     return product

@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.interface import Float32Array
+from kernels.reference.gate_halves import gate_and_up
 
 
 def silu_mul(gate_up: Float32Array, out: Float32Array, *, turn: int | None = None) -> None:
     """Write gate / (1 + exp(−gate)) · up, row by row.
 
-    `gate_up`: [T, 2·F]: F gate values, then F up values of each token; or, with a `turn`, so many
-    of each one after the other. `out`: [T, F].
+    `gate_up`: [T, 2·F] as `gate_and_up` has it. `out`: [T, F].
     """
-    num_tokens, num_features = out.shape
-    width = turn or num_features
-    halves = gate_up.reshape(num_tokens, num_features // width, 2, width)
-    gate, up = (halves[:, :, which].reshape(num_tokens, num_features) for which in (0, 1))
+    gate, up = gate_and_up(gate_up, turn)
     with np.errstate(over="ignore"):  # exp of a large −gate is inf, and gate / inf is the right 0
         np.multiply(gate / (np.float32(1) + np.exp(-gate)), up, out=out)

@@ -20,8 +20,8 @@ from bench.gpu.dense_bandwidth import (
     measure_dense,
 )
 from kernels.cuda.dense_matmul import PANELS, panel_rows_of
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
-from kernels.cuda.silu_mul import SiluMulVariant
 from tests.simt import launch
 
 GATED = DenseShape(3, 64, 40, "gated")
@@ -150,7 +150,7 @@ def test_rivals_are_measured_on_the_same_bytes_beside_the_kernel_that_is_taken(m
 
 
 def test_a_gate_and_a_norm_are_launches_of_their_own_elsewhere():
-    assert GATED.variants_apart == (RmsNormVariant("bfloat16", 64), SiluMulVariant("bfloat16"))
+    assert GATED.variants_apart == (RmsNormVariant("bfloat16", 64), GateMulVariant("bfloat16"))
     assert ROUNDED.variants_apart == (RmsNormVariant("bfloat16", 64),)
     assert ADDED.variants_apart == ()
 

@@ -16,8 +16,8 @@ from bench.gpu import needed_kernels, part_process, provenance
 from bench.gpu.cases import draw_cases, with_launched
 from bench.gpu.part_process import Part
 from kernels.cuda import build
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
-from kernels.cuda.silu_mul import SiluMulVariant
 
 HERE = "tests.gpu.parts_that_end_badly"
 
@@ -132,7 +132,7 @@ def test_what_a_killed_part_had_in_temporary_files_is_gone(run):
 def test_machine_code_made_elsewhere_is_taken_over_where_a_plane_looks_for_it(
     run, tmp_path, monkeypatch, capfd
 ):
-    silu, norm = SiluMulVariant("float32"), RmsNormVariant("float32", 256)
+    silu, norm = GateMulVariant("float32"), RmsNormVariant("float32", 256)
     monkeypatch.setattr(needed_kernels, "needed_variants", lambda: [silu, norm])
     carried, cache = tmp_path / "carried", tmp_path / "cache"
     build.store(silu, (9, 0), build.private_directory(carried), b"code")

@@ -38,6 +38,7 @@ from kernels.cuda.attention_prefill import PrefillVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.largest_logits import LargestLogitsVariant
 from kernels.cuda.logprob_sums import LogprobSumsVariant
 from kernels.cuda.logprobs import LogprobsVariant
@@ -50,7 +51,6 @@ from kernels.cuda.router_logits import RouterLogitsVariant
 from kernels.cuda.sampling import SamplingVariant
 from kernels.cuda.sampling_shortlist import SamplingShortlistVariant
 from kernels.cuda.sampling_weights import SamplingWeightsVariant
-from kernels.cuda.silu_mul import SiluMulVariant
 from kernels.cuda.variant import Variant
 
 
@@ -86,7 +86,7 @@ _DRAWERS: dict[type, Callable[[Any, int], list[Case]]] = {
     SamplingShortlistVariant: sampling.draw_cases_of_a_launch,
     SamplingVariant: sampling.draw_cases,
     SamplingWeightsVariant: sampling.draw_cases_of_a_launch,
-    SiluMulVariant: row_operations.draw_silu_mul,
+    GateMulVariant: row_operations.draw_gate_mul,
 }
 
 

@@ -108,7 +108,7 @@ def exact_product(
         x = normalised(x, to_float64(variant.dtype, arrays["norm_weight"]), EPS, stored)
     product: Array = dense_matmul(x, weights)
     if variant.gates:
-        return gated(product)
+        return gated(product, variant.activation)
     if variant.writes == "added":
         product += to_float64(variant.dtype, arrays["out"][:, : len(weights)])
     return product

@@ -122,7 +122,7 @@ def dense_experts_case(variant: DenseMatmulVariant, shape: Shape, seed: int = 0)
 
     def product(rows: Array, expert: int) -> Array:
         found: Array = dense_matmul(rows, to_float64(variant.dtype, stored[expert]))
-        return gated(found) if variant.gates else found
+        return gated(found, variant.activation) if variant.gates else found
 
     return _product_case(variant, shape, num_inputs, pairs, stored, product, rng)
 

@@ -15,13 +15,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
+from kernels.cuda.activation import SILU
 from kernels.cuda.quantized_formats import FORMATS, GATE_TURN, PANEL_ROWS
 from kernels.cuda.quantized_layout import QuantizedMatrix, pack_matrix
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import TILES, QuantizedRowsVariant
 from kernels.cuda.quantized_strands import COLUMNS
+from kernels.reference.gate_mul import GATE_MUL
 from kernels.reference.quantized_matmul import dequantized, quantized_matmul
-from kernels.reference.silu_mul import silu_mul
 
 COLUMNS_BEHIND = 2
 
@@ -69,7 +70,7 @@ def draw_case(
         exact,
     )
     if variant.gates:
-        exact = gated_in_turns(exact)
+        exact = gated_in_turns(exact, variant.activation)
     tolerance = TOLERANCES[variant.out_dtype] * max(1.0, float(np.abs(exact).max()) / 4)
     expected = np.pad(exact, ((0, 0), (0, COLUMNS_BEHIND)), constant_values=np.nan)
     out_width = expected.shape[1]
@@ -92,10 +93,10 @@ def draw_case(
     return dataclasses.replace(case(variant, slice(None)), part=(part, select))
 
 
-def gated_in_turns(product: Array) -> Array:
-    """Return silu of each 16 columns times the 16 beside them."""
+def gated_in_turns(product: Array, activation: str = SILU) -> Array:
+    """Return the activation of each 16 columns times the 16 beside them."""
     out: Array = np.empty((len(product), product.shape[1] // 2))
-    silu_mul(product, out, turn=GATE_TURN)
+    GATE_MUL[activation](product, out, turn=GATE_TURN)
     return out
 
 

@@ -1,8 +1,9 @@
 """Rotation and the write of K and V: scattered slots, padding tokens, far positions.
 
 A pool of eight bits is judged by what it stands for. That must be what the specification makes of
-the exact values, to the code: a rounding that goes the other way is an error of a whole step. One
-head has an infinity in its value, one is all zeros.
+the exact values, to the code: a rounding that goes the other way is an error of a whole step, so
+there are no values so near to a tie that the kernel's float32 might (`_has_ties`). One head has an
+infinity in its value, one is all zeros.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 
 from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to_float64, to_stored
 from bench.gpu.cases.block_pool import LAYER, LAYERS, layer_strides, to_pool, to_values
+from kernels.cuda.quantized_kv import SCALE_BYTES
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.reference.rope import HeadChanges, rope_write_kv
 
@@ -18,6 +20,9 @@ NUM_HEADS, NUM_KV_HEADS = 6, 2
 NUM_BLOCKS = 3
 INFINITY = {"bfloat16": 0x7F80, "float16": 0x7C00}
 EPS = 1e-6
+NEAR = 1e-6
+"""Relative: several roundings of float32."""
+OTHER_SEED = 1 << 16
 
 
 def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
@@ -39,9 +44,9 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
         heads[2, NUM_HEADS] = 0
     width = (NUM_HEADS + 2 * NUM_KV_HEADS) * dim
     bias = to_stored(variant.dtype, 0.5 * rng.standard_normal(width))
-    norms = to_stored(variant.dtype, rng.uniform(0.5, 1.5, (2, dim)))
+    norms = to_stored(variant.norm_dtype, rng.uniform(0.5, 1.5, (2, dim)))
     query_norm, key_norm = norms[0], norms[1].copy()
-    exact_norms = to_float64(variant.dtype, query_norm), to_float64(variant.dtype, key_norm)
+    exact_norms = tuple(to_float64(variant.norm_dtype, norm) for norm in (query_norm, key_norm))
     changes = HeadChanges(
         to_float64(variant.dtype, bias) if variant.has_bias else None,
         exact_norms if variant.has_head_norms else None,
@@ -60,6 +65,8 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
         sines[positions].astype(np.float64), with_spare, LAYER,
         np.where(slots < 0, NUM_BLOCKS * size, slots), exact_out, changes,
     )  # fmt: skip
+    if kv_dtype is not None and _has_ties(variant, with_spare[:-1]):
+        return draw_cases(variant, seed + OTHER_SEED)
     tolerance = TOLERANCES[variant.dtype]
     expected_pool = Expected(variant.dtype, with_spare[:-1], tolerance)
     if kv_dtype is not None:
@@ -103,3 +110,15 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
             },
         )
     ]  # fmt: skip
+
+
+def _has_ties(variant: RopeWriteKvVariant, values: Array) -> bool:
+    """Whether a value's code may change by what float32 rounds; `values`: of the pool, exact."""
+
+    def codes_of(moved: Array) -> Array:
+        return to_pool(variant.dtype, variant.kv_dtype, moved)[..., : -SCALE_BYTES * size]
+
+    size = variant.block_size
+    signs = NEAR * np.where(np.indices(values.shape).sum(axis=0) % 2, 1.0, -1.0)
+    codes = codes_of(values)
+    return any((codes_of(values * (1 + moved)) != codes).any() for moved in (signs, -signs))

@@ -11,19 +11,19 @@ from bench.gpu.case import TOLERANCES, Array, Case, Expected, Launch, poison, to
 from kernels.cuda.copy_blocks import WORDS_A_THREAD, CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.fetched_weights import plan_fetch
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.instructions.elements import VECTOR_LENGTHS
 from kernels.cuda.quantized_formats import GATE_TURN
 from kernels.cuda.rms_norm import RmsNormVariant
-from kernels.cuda.silu_mul import SiluMulVariant
 from kernels.reference.embedding import embedding
+from kernels.reference.gate_mul import GATE_MUL
 from kernels.reference.rms_norm import rms_norm
-from kernels.reference.silu_mul import silu_mul
 
 NEXT_CHUNKS, NEXT_INPUTS = 601, 72
 """Chunks of weights that the next launch would multiply with, and how long each is."""
 
 
-def draw_silu_mul(variant: SiluMulVariant, seed: int) -> list[Case]:
+def draw_gate_mul(variant: GateMulVariant, seed: int) -> list[Case]:
     """Rows that take one block of threads and a bit; gates from -10⁴ to 80; the last row alone."""
     rng = np.random.default_rng(seed)
     features = VECTOR_LENGTHS[variant.dtype] * (variant.threads + 4)
@@ -36,7 +36,7 @@ def draw_silu_mul(variant: SiluMulVariant, seed: int) -> list[Case]:
 
     def case(rows: Array) -> Case:
         out: Array = np.empty((len(rows), features))
-        silu_mul(to_float64(variant.dtype, rows), out, turn=turn)
+        GATE_MUL[variant.activation](to_float64(variant.dtype, rows), out, turn=turn)
         grid = variant.grid(len(rows), features, fetched)
         arguments = ("out", "gate_up", features, "next_weights", *fetched.arguments)
         return Case(
@@ -66,11 +66,14 @@ def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
         parts = rng.standard_normal((variant.num_parts, *shape)) * magnitudes
         x = parts.astype(np.float32)
     residual = to_stored(variant.dtype, rng.standard_normal(shape) * magnitudes)
-    weight = to_stored(variant.dtype, rng.uniform(0.2, 1.5, variant.hidden_size))
+    weight, added_weight = (
+        to_stored(variant.weight_dtype, rng.uniform(0.2, 1.5, variant.hidden_size)) for _ in "12"
+    )
     eps = 1e-5
     next_weights = poison(variant.dtype, (NEXT_CHUNKS, NEXT_INPUTS))
     fetched = plan_fetch(NEXT_CHUNKS, NEXT_INPUTS, next_weights.itemsize)
-    arguments = ("out", "residual", "x", "weight", eps, "next_weights", *fetched.arguments)
+    weights = ("weight", "added_weight")
+    arguments = ("out", "residual", "x", *weights, eps, "next_weights", *fetched.arguments)
 
     def case(rows: slice) -> Case:
         given = x[..., rows, :]
@@ -78,14 +81,20 @@ def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
             total = sum(given[1:], given[0]).astype(np.float64)
         else:
             total = to_float64(variant.dtype, given)
+        if variant.norms_added:
+            normed = np.empty_like(total)
+            rms_norm(total, to_float64(variant.weight_dtype, added_weight), eps, normed)
+            total = normed
         if variant.adds_residual:
             total = total + to_float64(variant.dtype, residual[rows])
             total = to_float64(variant.dtype, to_stored(variant.dtype, total))
         normed = np.empty_like(total)
-        rms_norm(total, to_float64(variant.dtype, weight), eps, normed)
+        rms_norm(total, to_float64(variant.weight_dtype, weight), eps, normed)
         expected = {"out": _expected(variant.dtype, normed)}
         if variant.adds_residual:
-            expected["residual"] = Expected(variant.dtype, total, 0.0)
+            # Sums of what is stored are exact; of what was normalised, a rounding may differ.
+            of_sums = _expected(variant.dtype, total) if variant.norms_added else None
+            expected["residual"] = of_sums or Expected(variant.dtype, total, 0.0)
         return Case(
             variant.name,
             {
@@ -93,6 +102,7 @@ def draw_rms_norm(variant: RmsNormVariant, seed: int) -> list[Case]:
                 "residual": residual[rows].copy(),
                 "x": given.copy(),
                 "weight": weight,
+                "added_weight": added_weight,
                 "next_weights": next_weights,
             },
             (Launch(variant, variant.grid(len(total), fetched), arguments),),

@@ -239,7 +239,7 @@ def test_a_kernel_that_cannot_be_launched_is_a_failing_capture_too(monkeypatch: 
     def refuse(*_: object, **__: object) -> None:
         raise DriverError("cuLaunchKernel", "CUDA_ERROR_INVALID_VALUE")
 
-    monkeypatch.setattr(executor._operations, "silu_mul", refuse)
+    monkeypatch.setattr(executor._operations, "gate_mul", refuse)
     with pytest.raises(GraphCaptureError, match="cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE"):
         executor.capture_decode_graph(4)
 

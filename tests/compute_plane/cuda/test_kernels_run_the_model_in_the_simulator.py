@@ -218,7 +218,7 @@ def test_rows_are_normed_and_gated_whatever_is_fetched_beside_them() -> None:
         residual = x.clone()
         operations.rms_norm(outs[0], x, weight, 1e-5, then)
         operations.add_rms_norm(outs[1], residual, x, weight, 1e-5, then)
-        operations.silu_mul(outs[2], x, then=then)
+        operations.gate_mul(outs[2], x, then=then)
         found.append([*outs, residual])
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):

@@ -183,7 +183,7 @@ def test_a_device_that_fails_fails_its_step_alone(
     batch = driver.batch([DrivenSequence(prompt(1))])
     expected = executor.execute(batch).next_tokens
     with monkeypatch.context() as patch:
-        patch.setattr(executor._operations, "silu_mul", fail)
+        patch.setattr(executor._operations, "gate_mul", fail)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="ill"):
                 executor.execute(batch)

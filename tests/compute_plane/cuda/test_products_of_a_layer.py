@@ -113,7 +113,7 @@ def test_products_of_few_rows_are_one_launch_each_and_give_what_several_give(dty
     expected, others = a_layer(Recording(most_rows=0), MOST_ROWS, dtype)
 
     assert calls == [["dense_matmul"]] * 9
-    layer = [[], ["add_rms_norm", "silu_mul"], []]
+    layer = [[], ["add_rms_norm", "gate_mul"], []]
     assert others == [["rms_norm"], *layer, ["add_rms_norm"], *layer, ["add_rms_norm"]]
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
@@ -194,7 +194,7 @@ def test_where_a_product_does_not_normalise_the_norm_goes_before_it():
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "expected"), [(3, ["quantized_gate"]), (4, ["quantized_matmul", "silu_mul"])]
+    ("num_rows", "expected"), [(3, ["quantized_gate"]), (4, ["quantized_matmul", "gate_mul"])]
 )
 def test_a_quantised_gate_is_one_launch_with_its_product_of_few_rows(
     num_rows: int, expected: list[str]

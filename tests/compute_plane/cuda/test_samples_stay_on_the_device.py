@@ -210,7 +210,7 @@ def test_a_launch_that_fails_takes_nothing_from_the_step_under_way(monkeypatch: 
         raise RuntimeError("the device is ill")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor._operations, "silu_mul", fail)
+        patch.setattr(executor._operations, "gate_mul", fail)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="ill"):
                 executor.launch(driver.batch(rows))

@@ -148,13 +148,13 @@ def test_a_fault_of_the_device_that_outlives_a_step_is_a_lost_device(is_cut: boo
     with pytest.raises(DeviceLostError, match="illegal memory access was encountered"):
         executor.execute(batch)  # found when its results are waited for
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor._operations, "silu_mul", fail)
+        patch.setattr(executor._operations, "gate_mul", fail)
         with pytest.raises(DeviceLostError, match="illegal memory access was encountered") as info:
             executor.execute(batch)
     assert "out of memory" in str(info.value.__context__.__context__)
     device.fault = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor._operations, "silu_mul", fail)
+        patch.setattr(executor._operations, "gate_mul", fail)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="out of memory"):
                 executor.execute(batch)

@@ -166,7 +166,7 @@ def test_a_step_that_fails_leaves_its_buffers_to_the_next(
     batch = driver.batch([DrivenSequence(prompt(1))])
     expected = executor.execute(batch).next_tokens
     with monkeypatch.context() as patch:
-        patch.setattr(executor._operations, "silu_mul", fail)
+        patch.setattr(executor._operations, "gate_mul", fail)
         for _ in range(MAX_STEPS_UNDER_WAY + 1):
             with pytest.raises(RuntimeError, match="ill"):
                 executor.execute(batch)

@@ -15,6 +15,7 @@ from kernels.cuda.adjust_logits import AdjustLogitsVariant
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.embedding import EmbeddingVariant
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.largest_logits import LargestLogitsVariant
 from kernels.cuda.operations import OPERATIONS
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
@@ -22,7 +23,6 @@ from kernels.cuda.quantized_rows import QuantizedRowsVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.route_experts import RouteExpertsVariant
-from kernels.cuda.silu_mul import SiluMulVariant
 from tests.kernels.cuda.compiled import replaced, run_compiled, text_of, without
 from tests.ptx import Fault, Race
 
@@ -46,7 +46,7 @@ DENSE = DenseMatmulVariant("bfloat16", 8, "gated", normalises=True)
         NORM,
         RopeWriteKvVariant("bfloat16", 64, 16),
         ROPE,
-        SiluMulVariant("bfloat16"),
+        GateMulVariant("bfloat16"),
         RouteExpertsVariant(8, 2),
         dataclasses.replace(DENSE, normalises=False, of_experts=True),
         pytest.param(LargestLogitsVariant(), marks=pytest.mark.slow),  # and all that sample

@@ -21,12 +21,12 @@ from kernels.cuda import (
     attention_decode_tensor,
     build,
     dense_matmul_tensor,
+    gate_mul,
     quantized_matmul_tensor,
     rms_norm,
     rope_write_kv,
     route_experts,
     router_logits,
-    silu_mul,
 )
 from kernels.cuda.add_experts import AddExpertsVariant
 from kernels.cuda.attention_chunks import (
@@ -39,6 +39,7 @@ from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.disassembly import find_disassembler
 from kernels.cuda.fitted_ptx import EARLY_LAUNCHES, fitted
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.operations import all_variants
 from kernels.cuda.quantized_formats import FORMATS, packed_bytes
 from kernels.cuda.quantized_kv import head_bytes
@@ -47,7 +48,6 @@ from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
 from kernels.cuda.route_experts import RouteExpertsVariant
 from kernels.cuda.router_logits import RouterLogitsVariant
-from kernels.cuda.silu_mul import SiluMulVariant
 from tests import ptx
 from tests.kernels.cuda.compiled import run_compiled, text_of, without
 from tests.kernels.cuda.simulation import Source, simulate
@@ -65,7 +65,7 @@ MODULES = {
     MINIMA: quantized_matmul_tensor,
     RmsNormVariant("float32", 256): rms_norm,
     RopeWriteKvVariant("bfloat16", 64, 16): rope_write_kv,
-    SiluMulVariant("float32"): silu_mul,
+    GateMulVariant("float32"): gate_mul,
     RouterLogitsVariant("bfloat16", 8): router_logits,
     RouteExpertsVariant(8, 2): route_experts,
     AddExpertsVariant("float32", 2): add_experts,

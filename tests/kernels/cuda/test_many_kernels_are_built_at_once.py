@@ -6,11 +6,11 @@ import pytest
 
 from kernels.cuda import build, build_ahead
 from kernels.cuda.errors import CacheDirectoryError, MissingToolchainError
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
-from kernels.cuda.silu_mul import SiluMulVariant
 
 HOPPER = (9, 0)
-SILU, NORM = SiluMulVariant("float32"), RmsNormVariant("float32", 256, adds_residual=False)
+SILU, NORM = GateMulVariant("float32"), RmsNormVariant("float32", 256, adds_residual=False)
 
 
 @pytest.fixture

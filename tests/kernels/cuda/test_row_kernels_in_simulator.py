@@ -6,17 +6,17 @@ import pytest
 
 from bench.gpu.cases import draw_cases
 from bench.gpu.numerics import check_case
-from kernels.cuda import copy_blocks, embedding, lanes, rms_norm, rope_write_kv, silu_mul
+from kernels.cuda import copy_blocks, embedding, gate_mul, lanes, rms_norm, rope_write_kv
 from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import UnsupportedVariantError
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
-from kernels.cuda.silu_mul import SiluMulVariant
 from tests.kernels.cuda.simulation import Source, simulate
 from tests.simt import Fault, Race
 
-MODULES = (copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul)
+MODULES = (copy_blocks, embedding, gate_mul, rms_norm, rope_write_kv)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,10 @@ MODULES = (copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul)
         RmsNormVariant("float32", 2056),
         RmsNormVariant("bfloat16", 576, num_parts=2),
         RmsNormVariant("float16", 72, num_parts=4),
+        RmsNormVariant("bfloat16", 72, norms_added=True, has_float32_weights=True),
+        RmsNormVariant("float16", 4160, num_parts=2, norms_added=True),
+        RmsNormVariant("float32", 64, norms_added=True),
+        RmsNormVariant("float16", 64, adds_residual=False, has_float32_weights=True),
         RopeWriteKvVariant("bfloat16", 64, 16),
         RopeWriteKvVariant("float16", 96, 32),
         RopeWriteKvVariant("float32", 128, 16),
@@ -41,10 +45,15 @@ MODULES = (copy_blocks, embedding, rms_norm, rope_write_kv, silu_mul)
         RopeWriteKvVariant("float32", 128, 16, has_head_norms=True),
         RopeWriteKvVariant("bfloat16", 64, 16, "int8", has_head_norms=True),
         RopeWriteKvVariant("float32", 64, 16, has_bias=True, has_head_norms=True),
-        SiluMulVariant("bfloat16"),
-        SiluMulVariant("float16"),
-        SiluMulVariant("float32"),
-        SiluMulVariant("float16", in_turns=True),
+        RopeWriteKvVariant("bfloat16", 256, 16, None, False, True, has_float32_norms=True),
+        RopeWriteKvVariant("float16", 256, 32, "float8", False, True, has_float32_norms=True),
+        RopeWriteKvVariant("float32", 256, 32),
+        GateMulVariant("bfloat16"),
+        GateMulVariant("float16"),
+        GateMulVariant("float32"),
+        GateMulVariant("float16", in_turns=True),
+        GateMulVariant("bfloat16", activation="gelu"),
+        GateMulVariant("float32", in_turns=True, activation="gelu"),
     ],
     ids=lambda variant: variant.name,
 )
@@ -66,30 +75,37 @@ def test_every_row_kernel_is_right(variant):
 
 NORM = RmsNormVariant("float32", 256)
 NORM_SOURCE = Source(rms_norm, "make_rms_norm", NORM)
+NORMED = RmsNormVariant("bfloat16", 520, norms_added=True, has_float32_weights=True)
+NORMED_SOURCE = Source(rms_norm, "make_rms_norm", NORMED)
 
 
-def test_the_norms_barrier_can_not_be_left_out():
-    _, barrier = NORM_SOURCE.synchronisations()
-    (case,) = draw_cases(NORM)
+@pytest.mark.parametrize(("source", "variant"), [(NORM_SOURCE, NORM), (NORMED_SOURCE, NORMED)])
+def test_the_norms_barrier_can_not_be_left_out(source, variant):
+    barrier, _ = source.synchronisations()
+    (case,) = draw_cases(variant)
 
-    assert case.faults(simulate(case, kernels=NORM_SOURCE.unbroken())) == []
+    assert case.faults(simulate(case, kernels=source.unbroken())) == []
     for seed in range(3):
         with pytest.raises(Race, match="shared memory"):
-            simulate(case, kernels=NORM_SOURCE.without(barrier), seed=seed)
+            simulate(case, kernels=source.without(barrier), seed=seed)
 
 
 PARTS = RmsNormVariant("bfloat16", 64, num_parts=2)
 PARTS_SOURCE = Source(rms_norm, "make_rms_norm", PARTS)
-SILU = SiluMulVariant("float32")
+ROUNDS = RmsNormVariant("float32", 2056, norms_added=True)
+ROUNDS_SOURCE = Source(rms_norm, "make_rms_norm", ROUNDS)
+GATE = GateMulVariant("float32")
 ROPE = RopeWriteKvVariant("float32", 64, 16)
 COPY = CopyBlocksVariant()
 NORM_LANES = Source(rms_norm, "make_rms_norm", NORM, library=lanes)
-SILU_SOURCE = Source(silu_mul, "make_silu_mul", SILU)
+GATE_SOURCE = Source(gate_mul, "make_gate_mul", GATE)
 INT8 = RopeWriteKvVariant("float16", 96, 16, "int8")
 INT8_SOURCE = Source(rope_write_kv, "make_rope_write_kv", INT8)
 ROPE_SOURCE = Source(rope_write_kv, "make_rope_write_kv", ROPE)
 CHANGED = RopeWriteKvVariant("float16", 96, 16, has_bias=True, has_head_norms=True)
 CHANGED_SOURCE = Source(rope_write_kv, "make_rope_write_kv", CHANGED)
+FLOAT32 = RopeWriteKvVariant("bfloat16", 64, 16, None, False, True, has_float32_norms=True)
+FLOAT32_SOURCE = Source(rope_write_kv, "make_rope_write_kv", FLOAT32)
 COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
 
 
@@ -98,12 +114,17 @@ COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
     [
         (NORM_LANES, NORM, "16 >> step", "8 >> step"),
         (NORM_SOURCE, NORM, "total / float32(hidden_size)", "total / float32(hidden_size - 1)"),
-        (NORM_SOURCE, NORM, "store_floats(residual, row + vector * length, values, r)", "pass"),
+        (NORM_SOURCE, NORM, "store_floats(residual, at, values, r)", "pass"),
         (PARTS_SOURCE, PARTS, "p * part_size + first", "first"),
-        (PARTS_SOURCE, PARTS, "* hidden_size\n        squares", "\n        squares"),
+        (PARTS_SOURCE, PARTS, "int64(cuda.gridDim.x) * hidden_size", "int64(cuda.gridDim.x)"),
+        (NORMED_SOURCE, NORMED, "added_weights, r, added_weight", "added_weights, r, weight"),
+        (NORMED_SOURCE, NORMED, "weight, first + i * weight_length", "weight, first"),
+        (NORMED_SOURCE, NORMED, "eps)\n            squares = float32(0)", "eps)"),
+        (ROUNDS_SOURCE, ROUNDS, "others, r, residual", "others, 0, residual"),
+        (NORMED_SOURCE, NORMED, "* factor * own\n                    add", "\n                    add"),
         (PARTS_SOURCE, PARTS, "q * part_length + i] +=", "i] +="),
-        (SILU_SOURCE, SILU, "token * 2 * num", "token * num"),
-        (SILU_SOURCE, SILU, "feature < num_features", "True"),
+        (GATE_SOURCE, GATE, "token * 2 * num", "token * num"),
+        (GATE_SOURCE, GATE, "feature < num_features", "True"),
         (ROPE_SOURCE, ROPE, "low * cos - high", "low * cos + high"),
         (ROPE_SOURCE, ROPE, "and slot >= 0:", "and slot >= -99:"),
         (ROPE_SOURCE, ROPE, "offset = value_offset", "pass"),
@@ -114,7 +135,9 @@ COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
         (CHANGED_SOURCE, CHANGED, "bias, head * head_size + dim)", "bias, dim)"),
         (CHANGED_SOURCE, CHANGED, "FULL_WARP, squares, 1 << step", "FULL_WARP, squares, 1"),
         (CHANGED_SOURCE, CHANGED, "squares / float32(head_size)", "squares / float32(half)"),
-        (CHANGED_SOURCE, CHANGED, "weights, 0, key_norm", "weights, 0, query_norm"),
+        (CHANGED_SOURCE, CHANGED, "weights, key_norm, dim", "weights, query_norm, dim"),
+        (FLOAT32_SOURCE, FLOAT32, "j * half + i * norm_length", "j * half"),
+        (FLOAT32_SOURCE, FLOAT32, "dim + j * half + i", "dim + i"),
         (COPY_SOURCE, COPY, "if source_block >= 0", "if True"),
         (COPY_SOURCE, COPY, "target_block * block_words + word", "word"),
     ],
@@ -140,10 +163,10 @@ def test_a_broken_row_kernel_is_noticed(source, variant, old, new):
         (lambda: RopeWriteKvVariant("float32", 80, 16), "head_size must be one of 64, 96, 128"),
         (lambda: RopeWriteKvVariant("float32", 64, 8), "block_size must be one of 16, 32"),
         (lambda: RopeWriteKvVariant("float16", 64, 16, "fp8"), "kv_dtype must be one of int8, fl"),
-        (lambda: SiluMulVariant("float64"), "dtype must be one of float32"),
-        (lambda: SiluMulVariant("bfloat16").grid(1, 12), "num_features must be a multiple of 8"),
+        (lambda: GateMulVariant("float64"), "dtype must be one of float32"),
+        (lambda: GateMulVariant("bfloat16").grid(1, 12), "num_features must be a multiple of 8"),
         (
-            lambda: SiluMulVariant("bfloat16", in_turns=True).grid(1, 24),
+            lambda: GateMulVariant("bfloat16", in_turns=True).grid(1, 24),
             "num_features must be a multiple of 16",
         ),
         (lambda: EmbeddingVariant("int4"), "dtype must be one of float32"),

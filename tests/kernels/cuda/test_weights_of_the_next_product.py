@@ -15,15 +15,15 @@ from compute_plane.cuda import next_product
 from compute_plane.cuda.next_product import NextProduct
 from kernels.cuda import fetched_weights, rms_norm
 from kernels.cuda.fetched_weights import FETCHED_BYTES, LINE_BYTES, NOTHING, FetchPlan, plan_fetch
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
-from kernels.cuda.silu_mul import SiluMulVariant
 from tests.kernels.cuda.compiled import run_compiled, text_of
 from tests.kernels.cuda.simulation import Source, simulate
 from tests.simt import OutOfBounds, Race
 from tests.simt.memory import CheckedArray
 
 NORM, PARTS = RmsNormVariant("bfloat16", 64), RmsNormVariant("float16", 72, num_parts=4)
-SILU = SiluMulVariant("bfloat16")
+SILU = GateMulVariant("bfloat16")
 
 
 def fetches(case: Case, monkeypatch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:

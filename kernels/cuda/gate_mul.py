@@ -1,6 +1,6 @@
-"""The gate of the feed-forward layer: out[t, f] = silu(gate[t, f]) · up[t, f] (Shazeer 2020).
+"""The gate of the feed-forward layer: out[t, f] = a(gate[t, f]) · up[t, f] (Shazeer 2020).
 
-    silu(x) = x / (1 + e⁻ˣ)
+a is the model's activation, SiLU or GELU (`activation`).
 
 `gate_up` is [T, 2·F]: F gate values, then F up values of each token; `out` is [T, F]. The grid is
 (T tokens, pieces of a row); a thread makes one vector of 16 bytes:
@@ -27,25 +27,40 @@ from dataclasses import dataclass
 
 from numba import cuda, float32, int64
 
-from kernels.cuda.activation import silu
+from kernels.cuda.activation import ACTIVATIONS, SILU
 from kernels.cuda.fetched_weights import ARGUMENTS, NOTHING, FetchPlan, fetch_chunks
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.elements import LOAD_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
 from kernels.cuda.plain_variants import VectorVariant
 from kernels.cuda.quantized_formats import GATE_TURN
-from kernels.cuda.variant import STORAGE_TYPES, Expectation, Pointer, Scalar, require_multiple
+from kernels.cuda.variant import (
+    STORAGE_TYPES,
+    Expectation,
+    Pointer,
+    Scalar,
+    require_multiple,
+    require_one_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class SiluMulVariant(VectorVariant):
-    """The compile-time parameters: `dtype` of `gate_up` and `out`; whether gates lie `in_turns`."""
+class GateMulVariant(VectorVariant):
+    """The compile-time parameters: `dtype` of `gate_up` and `out`; whether gates lie `in_turns`.
+
+    `activation`: of the gate. Raises UnsupportedVariantError for another one.
+    """
 
     in_turns: bool = False
+    activation: str = SILU
+
+    def __post_init__(self) -> None:
+        VectorVariant.__post_init__(self)
+        require_one_of("activation", ACTIVATIONS, self.activation)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
-        return f"silu_mul_{self.dtype}" + ("_in_turns" if self.in_turns else "")
+        return f"{self.activation}_mul_{self.dtype}" + ("_in_turns" if self.in_turns else "")
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -71,26 +86,34 @@ class SiluMulVariant(VectorVariant):
 
     def kernel(self) -> Callable[..., None]:
         """Make the plain kernel function."""
-        return make_silu_mul(self)
+        return make_gate_mul(self)
 
 
-def variants(*, every: bool) -> list[SiluMulVariant]:
+def variants(*, every: bool) -> list[GateMulVariant]:
     """Return a spread of the variants, or every one there is."""
     if not every:
-        return [SiluMulVariant("bfloat16"), SiluMulVariant("float16", in_turns=True)]
+        return [
+            GateMulVariant("bfloat16"),
+            GateMulVariant("float16", in_turns=True),
+            GateMulVariant("bfloat16", activation="gelu"),
+        ]
     return [
-        SiluMulVariant(dtype, in_turns) for dtype in STORAGE_TYPES for in_turns in (False, True)
+        GateMulVariant(dtype, in_turns, activation)
+        for activation in ACTIVATIONS
+        for dtype in STORAGE_TYPES
+        for in_turns in (False, True)
     ]
 
 
-def make_silu_mul(variant: SiluMulVariant) -> Callable[..., None]:
+def make_gate_mul(variant: GateMulVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     length, threads = VECTOR_LENGTHS[variant.dtype], variant.threads
     in_turns = variant.in_turns
+    activation = ACTIVATIONS[variant.activation]
     load_floats = LOAD_FLOATS[variant.dtype]
     store_floats = STORE_FLOATS[variant.dtype]
 
-    def silu_mul(
+    def gate_mul(
         out: Pointer,
         gate_up: Pointer,
         num_features: Scalar,
@@ -123,7 +146,7 @@ def make_silu_mul(variant: SiluMulVariant) -> Callable[..., None]:
             load_floats(values, 0, gate_up, gate)
             load_floats(values, 1, gate_up, up)
             for i in range(length):
-                values[0, i] = silu(values[0, i]) * values[1, i]
+                values[0, i] = activation(values[0, i]) * values[1, i]
             store_floats(out, token * num_features + feature, values, 0)
 
-    return silu_mul
+    return gate_mul
