@@ -25,7 +25,6 @@ from compute_plane.executor.warm_up import warm_up
 from compute_plane.executor.weight_formats import log_conversions
 from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit
 from compute_plane.model import layout
-from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.tensor import TensorFormat
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.cuda.weights import DeviceWeights
     from compute_plane.model.loader import LoadedModel
-    from compute_plane.model.spec import ModelSpec
 
 PREFILL_CHUNK: Final = 512
 """Prompt tokens of a step."""
@@ -48,7 +46,6 @@ def build_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     DeviceUnavailableError and other ConfigError families for what cannot be had here,
     ModelFileError for the file's faults.
     """
-    _refuse_what_is_not_there(context.spec)
     if context.device != "cpu":
         return _build_on_cuda(context, model)
     log.warning(
@@ -57,17 +54,7 @@ def build_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:
     )
     torch.set_num_threads(context.num_threads)
     plan = planned_weights(context, model, torch.device("cpu"))
-    return build_on(context, model, plan, CpuDriver(), ReferenceOperations())
-
-
-def _refuse_what_is_not_there(spec: ModelSpec) -> None:
-    """Refuse models of an architecture that only the CPU executor computes."""
-    if spec.has_output_norms or spec.gates_by_gelu:
-        raise DeviceUnavailableError(
-            f"executor: cuda does not run {ARCHITECTURES[spec.architecture].title} models, "
-            "--device cpu does",
-            field="executor",
-        )
+    return build_on(context, model, plan, CpuDriver(), ReferenceOperations(context.spec.activation))
 
 
 def _build_on_cuda(context: ExecutorContext, model: LoadedModel) -> BuiltExecutor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kernels.cuda.activation import SILU
 from kernels.cuda.dense_matmul import (
     COLUMNS,
     DTYPES,
@@ -82,18 +83,22 @@ class DenseKernels:
     ) -> None:
         self._launcher = launcher
         self._dtype = dtype
+        # A norm that adds what it has normalised before is a launch of its own.
+        self._can_normalise = not spec.has_output_norms
         self._products: dict[tuple[Writes, int, int], DenseMatmulVariant] = {}
         if not is_dense or dtype not in DTYPES:
             return
         for writes, num_outputs in _products_of(spec):
             weight_rows = 2 * num_outputs if writes == "gated" else num_outputs
-            is_normed = writes != "added" and normalises(dtype, weight_rows, spec.hidden_size)
+            can_normalise = self._can_normalise and writes != "added"
+            is_normed = can_normalise and normalises(dtype, weight_rows, spec.hidden_size)
+            activation = spec.activation if writes == "gated" else SILU
             panel_rows = PANEL_ROWS
             if writes != "gated":
                 panel_rows = panel_rows_of(num_outputs, is_normed=is_normed)
             for columns in COLUMNS:
                 self._products[writes, num_outputs, columns] = DenseMatmulVariant(
-                    dtype, columns, writes, is_normed, panel_rows
+                    dtype, columns, writes, is_normed, panel_rows, activation=activation
                 )
 
     @property
@@ -103,7 +108,7 @@ class DenseKernels:
 
     def normalises(self, weight: Tensor) -> bool:
         """Whether products with a matrix [N, K] have their norm in them."""
-        return normalises(self._dtype, *weight.shape)
+        return self._can_normalise and normalises(self._dtype, *weight.shape)
 
     def takes(self, num_rows: int, weight: Tensor) -> bool:
         """Whether there is a kernel for so many rows and a matrix [N, K]."""
@@ -131,7 +136,7 @@ class DenseKernels:
 def _products_of(spec: ModelSpec) -> Iterator[tuple[Writes, int]]:
     """Yield what becomes of each product of a model, and its outputs."""
     yield "rounded", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    yield "added", spec.hidden_size
+    yield "rounded" if spec.has_output_norms else "added", spec.hidden_size
     if spec.mixture is None:
         yield "gated", spec.intermediate_size
     yield "float32", spec.vocab_size

@@ -118,7 +118,8 @@ def working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> int:
     # What goes to the host is summed in float32, out of both parts of the hidden states.
     handed_over = 2 * hidden + 3 * hidden * FLOAT_BYTES // item_bytes
     widest = max(attention, feed_forward, handed_over)
-    angles = FLOAT_BYTES * spec.context_length * spec.head_dim
+    num_tables = 2 if spec.layers_with_local_rope else 1
+    angles = num_tables * FLOAT_BYTES * spec.context_length * spec.head_dim
     of_experts = expert_working_bytes(spec, item_bytes, max_tokens)
     return RESERVED_BYTES + angles + max_tokens * widest * item_bytes + of_experts
 

@@ -39,10 +39,10 @@ from kernels.cuda.copy_blocks import CopyBlocksVariant
 from kernels.cuda.embedding import EmbeddingVariant
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.fetched_weights import NOTHING, FetchPlan
+from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.quantized_kv import POOL_DTYPES
 from kernels.cuda.rms_norm import PARTS, RmsNormVariant
 from kernels.cuda.rope_write_kv import RopeWriteKvVariant
-from kernels.cuda.gate_mul import GateMulVariant
 from kernels.cuda.weight_search import MAX_VOCAB
 
 if TYPE_CHECKING:
@@ -96,16 +96,25 @@ class KernelOperations:
             self._embedding = EmbeddingVariant(dtype)
             self._embedding.grid(1, spec.hidden_size)  # refuses the sizes that kernels do not take
             ways = (False, True) if quantized.gates else (False,)
-            self._silu = {in_turns: GateMulVariant(dtype, in_turns) for in_turns in ways}
-            self._silu[False].grid(1, spec.intermediate_size)
-            self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False)
+            self._gate = {way: GateMulVariant(dtype, way, spec.activation) for way in ways}
+            self._gate[False].grid(1, spec.intermediate_size)
+            has_float32_norms = spec.norms_begin_at_one and dtype != "float32"
+            of_norms = {"has_float32_weights": has_float32_norms}
+            self._norm = RmsNormVariant(dtype, spec.hidden_size, adds_residual=False, **of_norms)
+            of_norms["norms_added"] = spec.has_output_norms
             # By the parts that rows to be added come in.
             self._add_norms = {
-                num_parts: RmsNormVariant(dtype, spec.hidden_size, num_parts=num_parts)
+                num_parts: RmsNormVariant(dtype, spec.hidden_size, num_parts=num_parts, **of_norms)
                 for num_parts in ((0,) if dtype == "float32" else (0, *PARTS))
             }
             self._rope = RopeWriteKvVariant(
-                dtype, spec.head_dim, block_size, kv_dtype, spec.has_qkv_bias, spec.has_head_norms
+                dtype,
+                spec.head_dim,
+                block_size,
+                kv_dtype,
+                spec.has_qkv_bias,
+                spec.has_head_norms,
+                has_float32_norms and spec.has_head_norms,
             )
             # By whether a layer has a window, of those that there are.
             shape = (dtype, spec.head_dim, group, block_size, kv_dtype)
@@ -115,7 +124,7 @@ class KernelOperations:
             self._prefill = {kind: PrefillVariant(*shape, kind) for kind in kinds}
             # Asked for in each layer of a step that no graph holds; the same for both kinds.
             self._plan_decode = lru_cache(maxsize=64)(self._decode[kinds[0]].plan)
-            self._quantized = QuantizedKernels(launcher, dtype, quantized)
+            self._quantized = QuantizedKernels(launcher, dtype, quantized, spec.activation)
             self._dense = DenseKernels(launcher, spec, dtype, is_dense=has_dense)
             self.experts = ExpertKernels(launcher, spec, dtype, experts)
             if spec.vocab_size > MAX_VOCAB:
@@ -137,7 +146,7 @@ class KernelOperations:
     def variants(self) -> list[Variant]:
         """Every kernel that may be launched."""
         return [
-            self._embedding, *self._silu.values(), self._norm,
+            self._embedding, *self._gate.values(), self._norm,
             *self._add_norms.values(), self._rope,
             *self._decode.values(), *self._prefill.values(), self._copy, *self._logits.variants,
             *self._quantized.variants, *self._dense.variants, *self.experts.variants,
@@ -199,7 +208,7 @@ class KernelOperations:
         """Normalise rows; this variant does not touch its residual."""
         fetched, following = self._fetched(then, out)
         grid = self._norm.grid(len(out), fetched)
-        self._launcher.launch(self._norm, grid, out, x, x, weight, eps, *following)
+        self._launcher.launch(self._norm, grid, out, x, x, weight, weight, eps, *following)
 
     def add_rms_norm(
         self,
@@ -209,12 +218,14 @@ class KernelOperations:
         weight: Tensor,
         eps: float,
         then: NextProduct | None = None,
+        added_weight: Tensor | None = None,
     ) -> None:
-        """Add and normalise rows."""
+        """Add and normalise rows; a variant does not touch what it has not."""
         variant = self._add_norms[0 if x.dim() == residual.dim() else len(x)]
+        weights = weight, weight if added_weight is None else added_weight
         fetched, following = self._fetched(then, out)
         grid = variant.grid(len(out), fetched)
-        self._launcher.launch(variant, grid, out, residual, x, weight, eps, *following)
+        self._launcher.launch(variant, grid, out, residual, x, *weights, eps, *following)
 
     def rope_write_kv(
         self,
@@ -320,7 +331,7 @@ class KernelOperations:
     ) -> None:
         """Gate."""
         num_tokens, num_features = out.shape
-        variant = self._silu[in_turns]
+        variant = self._gate[in_turns]
         fetched, following = self._fetched(then, out)
         grid = variant.grid(num_tokens, num_features, fetched)
         self._launcher.launch(variant, grid, out, gate_up, num_features, *following)

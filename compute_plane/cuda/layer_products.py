@@ -10,6 +10,12 @@ SiLU · up are one where gate and up are one quantised matrix, too:
                                                      added by the next norm
     logits               norm · Wᵀ, float32          add and norm, product
 
+Where what is added is normalised before (Gemma 3), the next norm does both, so that no other one is
+part of a product:
+
+    normed, gated        add what is normalised and norm, product (SiLU or GELU · up in it)
+    add    (o, down)     product, perhaps in parts
+
 Norm and SiLU · up are told what the library multiplies with behind them (`next_product`).
 
 A matrix of many bytes has its norm in a launch before its product
@@ -22,7 +28,7 @@ batches have equal bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,15 +47,23 @@ if TYPE_CHECKING:
     from compute_plane.cuda.operations import DeviceOperations
 
 
+class AddedNorm(NamedTuple):
+    """What is added is normalised before: with `weight` [E] and `eps`."""
+
+    weight: Tensor
+    eps: float
+
+
 @dataclass(slots=True)
 class Hidden:
     """The residual stream, [T, E] each: the sum of both, if `added` is not part of it already.
 
-    `added` may be parts, float32 [P, T, E].
+    `added` may be parts, float32 [P, T, E]; with a `norm` it is normalised before it is added.
     """
 
     residual: Tensor
     added: Tensor | None = None
+    norm: AddedNorm | None = None
 
     def rows(self, tokens: Tensor) -> Hidden:
         """Return a copy of some tokens' rows. `tokens`: [R]."""
@@ -57,6 +71,7 @@ class Hidden:
         return Hidden(
             self.residual.index_select(0, tokens),
             None if added is None else added.index_select(-2, tokens),
+            self.norm,
         )
 
     def sums(self) -> Tensor:
@@ -64,7 +79,14 @@ class Hidden:
         rows, added = self.residual.float(), self.added
         if added is None:
             return rows
-        return torch.add(rows, added.float() if added.dim() == rows.dim() else added.sum(0))
+        added = added.float() if added.dim() == rows.dim() else added.sum(0)
+        return torch.add(rows, added if self.norm is None else normalised(added, *self.norm))
+
+
+def normalised(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return rows, float32 [T, E], normalised in float32. `weight`: [E]."""
+    scale = torch.rsqrt(rows.square().mean(dim=1, keepdim=True) + eps)
+    return (rows * scale).mul_(weight)
 
 
 class LayerProducts:
@@ -81,9 +103,9 @@ class LayerProducts:
     def gated(
         self, hidden: Hidden, norm: Tensor, projection: Projection, then: Projection
     ) -> Tensor:
-        """Return silu(gate) · up of the normalised rows, [T, F]; `projection`: the gate first.
+        """Return activation(gate) · up of the normalised rows, [T, F].
 
-        `then`: what they are multiplied with to be added.
+        `projection`: the gate first. `then`: what they are multiplied with to be added.
         """
         return self._normed(hidden, norm, projection, "gated", then)
 
@@ -91,20 +113,27 @@ class LayerProducts:
         """Return the normalised rows times a projection, float32 [T, V]."""
         return self._normed(hidden, norm, projection, "float32")
 
-    def add(self, hidden: Hidden, x: Tensor, projection: Projection) -> None:
-        """Add rows x [T, K] times a projection to the residual stream."""
+    def add(
+        self, hidden: Hidden, x: Tensor, projection: Projection, norm: Tensor | None = None
+    ) -> None:
+        """Add rows x [T, K] times a projection to the residual stream, normalised by `norm` [E]."""
         if hidden.added is not None:
             raise ValueError(
                 "a product is added after a norm, which takes in what was added before"
             )
         weight = self._taken(len(x), projection)
-        if weight is None:
-            hidden.added = self._beside(x, projection)
-        else:
+        if weight is not None and norm is None:
             self._operations.dense_matmul(hidden.residual, x, weight, Around(writes="added"))
+            return
+        hidden.added = self._beside(x, projection, weight)
+        hidden.norm = None if norm is None else AddedNorm(norm, self._eps)
 
-    def _beside(self, x: Tensor, projection: Projection) -> Tensor:
-        """Return a product that the next norm adds, perhaps in parts."""
+    def _beside(self, x: Tensor, projection: Projection, weight: Tensor | None) -> Tensor:
+        """Return a product that the next norm adds, perhaps in parts. `weight`: as of `_taken`."""
+        if weight is not None:
+            out = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
+            self._operations.dense_matmul(out, x, weight, Around())
+            return out
         product = self._of_library(len(x), projection, is_added=True)
         if product is not None and product.num_parts > 1:
             return product_in_parts(x, product.weight, product.num_parts)
@@ -158,8 +187,9 @@ class LayerProducts:
         if added is None:
             self._operations.rms_norm(out, residual, norm, eps, then)
         else:
-            self._operations.add_rms_norm(out, residual, added, norm, eps, then)
-            hidden.added = None
+            added_weight = None if hidden.norm is None else hidden.norm.weight
+            self._operations.add_rms_norm(out, residual, added, norm, eps, then, added_weight)
+            hidden.added = hidden.norm = None
         return out
 
     def _taken(self, num_rows: int, projection: Projection) -> Tensor | None:

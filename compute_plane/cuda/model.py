@@ -1,8 +1,8 @@
 """The walk of a step's tokens through a model.
 
     embedding → for each layer:  norm → QKV → biases, norms of heads, rotate, write K and V
-                                 → attention, with the layer's window → O, add
-                                 norm → gate, up → SiLU · up → down, add  (`expert_products`)
+                                 → attention, with the layer's window → O (norm), add
+                                 norm → gate, up → SiLU · up → down (norm), add  (`expert_products`)
               → for the tokens whose logits are wanted:  norm → logits
               → for those whose hidden states are wanted:  norm in float32  (`embeddings`)
 
@@ -21,10 +21,15 @@ import torch
 from torch import Tensor
 
 from compute_plane.cuda.expert_products import ExpertProducts
-from compute_plane.cuda.layer_products import Hidden, LayerProducts
+from compute_plane.cuda.layer_products import Hidden, LayerProducts, normalised
 from compute_plane.cuda.operations import HeadChanges
 from compute_plane.cuda.weights import DeviceMlp
-from compute_plane.model.rope import attention_factors, inverse_frequencies, score_factor
+from compute_plane.model.rope import (
+    attention_factors,
+    inverse_frequencies,
+    local_rope,
+    score_factor,
+)
 
 if TYPE_CHECKING:
     from compute_plane.cuda.batch_layout import StepTensors
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
 """Cosines and sines, float32 [positions, D/2] each."""
+Turns: TypeAlias = tuple[Angles, Tensor]
+"""Angles, and each token's place among them."""
 
 
 class LlamaModel:
@@ -57,6 +64,9 @@ class LlamaModel:
         self._pool = pool
         self._operations = operations
         self._angles = rotary_angles(spec, max_positions, pool.device)
+        self._local_angles = self._angles
+        if spec.layers_with_local_rope:
+            self._local_angles = rotary_angles(local_rope(spec), max_positions, pool.device)
         # Of layers that turn nothing: those of one position, at which all tokens are.
         one = torch.full((1, spec.head_dim // 2), float(score_factor(spec)), device=pool.device)
         self._no_angles: Angles = one, torch.zeros_like(one)
@@ -85,23 +95,36 @@ class LlamaModel:
         if self._spec.embedding_scale != 1:
             residual.mul_(self._spec.embedding_scale)
         hidden = Hidden(residual)
-        unturned = self._spec.layers_without_rope
-        turned = still = (self._angles, step.positions)
-        if unturned:
-            still = (self._no_angles, torch.zeros_like(step.positions))
-        for index, layer in enumerate(weights.layers):
+        for index, (layer, turns) in enumerate(zip(weights.layers, self._turns(step), strict=True)):
+            after_attention, after_mlp = layer.output_norms or (None, None)
             qkv = products.normed(hidden, layer.attn_norm, layer.qkv)
-            attended = self._attended(index, qkv, step, still if index in unturned else turned)
+            attended = self._attended(index, qkv, step, turns)
             del qkv  # its memory serves what follows
-            products.add(hidden, attended, layer.o)
-            self._feed_forward(hidden, layer)
+            products.add(hidden, attended, layer.o, after_attention)
+            self._feed_forward(hidden, layer, after_mlp)
         return hidden
 
-    def _feed_forward(self, hidden: Hidden, layer: DeviceLayer) -> None:
+    def _turns(self, step: StepTensors) -> list[Turns]:
+        """Return how the tokens of a step turn, layer by layer."""
+        spec, positions = self._spec, step.positions
+        turned, local = (self._angles, positions), (self._local_angles, positions)
+        still = turned
+        if spec.layers_without_rope:
+            still = (self._no_angles, torch.zeros_like(positions))
+        return [
+            still
+            if index in spec.layers_without_rope
+            else local
+            if index in spec.layers_with_local_rope
+            else turned
+            for index in range(spec.num_layers)
+        ]
+
+    def _feed_forward(self, hidden: Hidden, layer: DeviceLayer, output_norm: Tensor | None) -> None:
         part, norm = layer.feedforward, layer.mlp_norm
         if isinstance(part, DeviceMlp):
             gated = self._products.gated(hidden, norm, part.gate_up, part.down)
-            self._products.add(hidden, gated, part.down)
+            self._products.add(hidden, gated, part.down, output_norm)
         elif self._experts is not None:
             self._experts.add(hidden, norm, part)
 
@@ -120,17 +143,11 @@ class LlamaModel:
 
         In float32 whatever the layers compute in.
         """
-        rows = hidden.sums()
-        scale = torch.rsqrt(rows.square().mean(dim=1, keepdim=True) + self._spec.rms_norm_eps)
-        return rows * scale * self._weights.final_norm.float()
+        weight = self._weights.final_norm.float()
+        return normalised(hidden.sums(), weight, self._spec.rms_norm_eps)
 
-    def _attended(
-        self, index: int, qkv: Tensor, step: StepTensors, turns: tuple[Angles, Tensor]
-    ) -> Tensor:
-        """Queue the attention of a layer; return its heads side by side, [T, H·D].
-
-        `turns`: angles, and each token's place among them.
-        """
+    def _attended(self, index: int, qkv: Tensor, step: StepTensors, turns: Turns) -> Tensor:
+        """Queue the attention of a layer; return its heads side by side, [T, H·D]."""
         spec, operations, pool = self._spec, self._operations, self._pool
         num_tokens, num_decode = qkv.shape[0], step.num_decode
         window = spec.window_of(index)

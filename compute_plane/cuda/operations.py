@@ -169,7 +169,10 @@ class LogprobOutputs:
 
 
 class DeviceOperations(Protocol):
-    """The operations of one device. Called by one thread, the device thread."""
+    """The operations of one device. Called by one thread, the device thread.
+
+    What gates is the activation of the model that they were made for.
+    """
 
     @property
     def name(self) -> str:
@@ -199,7 +202,7 @@ class DeviceOperations(Protocol):
         ...
 
     def quantized_gate(self, out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
-        """Write silu(gate) · up of the products of rows x [T, K]; `out`: [T, N / 2].
+        """Write activation(gate) · up of the products of rows x [T, K]; `out`: [T, N / 2].
 
         `matrix`: gate and up in turns.
         """
@@ -224,7 +227,7 @@ class DeviceOperations(Protocol):
         """Write x · Wᵀ with what is `around` it; `x`: [T, K], `weight`: W [N, K] as it is stored.
 
         `out`: [T, N], float32 for "float32"; "added": the sum with what it has. "gated": [T, N/2],
-        silu of the first half of the columns times the second.
+        the activation of the first half of the columns times the second.
         """
         ...
 
@@ -247,8 +250,12 @@ class DeviceOperations(Protocol):
         weight: Tensor,
         eps: float,
         then: NextProduct | None = None,
+        added_weight: Tensor | None = None,
     ) -> None:
         """Add `x` to `residual`, rounded to its dtype, and normalise the sum into `out`.
+
+        With `added_weight` [E] what is added is `x` normalised, with the same `eps`; then it has
+        one in all calls of a model, or in none.
 
         All [T, E], three different arrays; `weight`: [E]. `x` may be parts of the number to be
         added, float32 [P, T, E], with any P that `num_product_parts` says.
@@ -319,7 +326,10 @@ class DeviceOperations(Protocol):
         in_turns: bool = False,
         then: NextProduct | None = None,
     ) -> None:
-        """Write silu(gate) · up; `gate_up`: [T, 2·F], gate first, or in turns; `out`: [T, F]."""
+        """Write activation(gate) · up; `out`: [T, F].
+
+        `gate_up`: [T, 2·F], gate first, or in turns.
+        """
         ...
 
     def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:

@@ -28,6 +28,7 @@ from torch import Tensor
 from compute_plane.cuda.matrices import write_product
 from compute_plane.cuda.weight_plan import QuantizedUses
 from compute_plane.cuda.weights import DTYPES
+from kernels.cuda.activation import SILU
 from kernels.cuda.quantized_formats import PANEL_ROWS, packed_bytes
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
@@ -46,11 +47,13 @@ SCRATCH_BYTES: Final = 256 << 20
 class QuantizedKernels:
     """Products with quantised matrices and their rows, for the formats of one model.
 
-    `dtype`: of a step, by name. Raises UnsupportedVariantError for a dtype that no kernel is
-    written for.
+    `dtype`: of a step, by name. `activation`: what gates. Raises UnsupportedVariantError for a
+    dtype that no kernel is written for.
     """
 
-    def __init__(self, launcher: Launcher, dtype: str, uses: QuantizedUses) -> None:
+    def __init__(
+        self, launcher: Launcher, dtype: str, uses: QuantizedUses, activation: str = SILU
+    ) -> None:
         self._launcher = launcher
         self._products = {
             (label, columns, is_head): QuantizedMatmulVariant(
@@ -61,7 +64,9 @@ class QuantizedKernels:
             for columns in COLUMNS
         }
         self._gates = {
-            (label, columns): QuantizedMatmulVariant(label, dtype, columns, gates=True)
+            (label, columns): QuantizedMatmulVariant(
+                label, dtype, columns, gates=True, activation=activation
+            )
             for label in sorted(uses.gates)
             for columns in COLUMNS
         }
@@ -98,7 +103,7 @@ class QuantizedKernels:
         return num_rows <= most_rows_of(matrix.format)
 
     def gate(self, out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
-        """Write silu(gate) · up, as in `DeviceOperations`."""
+        """Write activation(gate) · up, as in `DeviceOperations`."""
         variant = self._gates[matrix.format, columns_of(len(x))]
         self._launch(variant, out, x, matrix, out.shape[1], out.shape[1])
 

@@ -6,7 +6,7 @@ kernels of a device do, whatever its own dtype is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -34,13 +34,13 @@ from kernels.cuda.quantized_layout import unpack_matrix
 from kernels.cuda.quantized_strands import most_rows_of
 from kernels.reference import rope
 from kernels.reference.exponential import exp
+from kernels.reference.gate_mul import GATE_MUL
 from kernels.reference.logit_adjustments import Adjustments, adjusted_logits
 from kernels.reference.logprobs import log_softmax, most_likely
 from kernels.reference.philox import uniform
 from kernels.reference.quantized_matmul import dequantized
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.sampling import WEIGHT_ONE, draw, first_by_weight, nucleus
-from kernels.reference.silu_mul import silu_mul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,12 +54,13 @@ SEED_MASK: Final = (1 << 64) - 1
 
 
 class ReferenceOperations:
-    """`DeviceOperations` in NumPy, on views of the tensors' memory."""
+    """`DeviceOperations` in NumPy, on views of the tensors' memory. `activation`: what gates."""
 
     name = "reference"
     tile_tokens = 16  # the plan is made as for a device, and not needed
 
-    def __init__(self) -> None:
+    def __init__(self, activation: Literal["silu", "gelu"] = "silu") -> None:
+        self._gate_mul = GATE_MUL[activation]
         self._unpacked: WeakKeyDictionary[QuantizedMatrix, Tensor] = WeakKeyDictionary()
         self.experts = ReferenceExperts(self)
 
@@ -135,9 +136,14 @@ class ReferenceOperations:
         weight: Tensor,
         eps: float,
         then: NextProduct | None = None,
+        added_weight: Tensor | None = None,
     ) -> None:
         """Add and normalise rows."""
         added = floats(x) if x.dim() == residual.dim() else floats(x.sum(0))
+        if added_weight is not None:
+            normed = np.empty(added.shape, dtype=np.float32)
+            rms_norm(added, floats(added_weight), eps, normed)
+            added = normed
         residual.copy_(torch.from_numpy(floats(residual) + added))
         self.rms_norm(out, residual, weight, eps, then)
 
@@ -213,7 +219,7 @@ class ReferenceOperations:
     ) -> None:
         """Gate."""
         gated = np.empty(out.shape, dtype=np.float32)
-        silu_mul(floats(gate_up), gated, turn=GATE_TURN if in_turns else None)
+        self._gate_mul(floats(gate_up), gated, turn=GATE_TURN if in_turns else None)
         out.copy_(torch.from_numpy(gated))
 
     def copy_blocks(self, target: Tensor, source: Tensor, pairs: Tensor) -> None:

@@ -42,7 +42,7 @@ from compute_plane.cuda.planned_feedforward import (
     plan_mlp,
 )
 from compute_plane.cuda.planned_matrix import DENSE_FORMATS, PlannedMatrix
-from compute_plane.cuda.weights import DeviceLayer, DeviceWeights
+from compute_plane.cuda.weights import DTYPES, DeviceLayer, DeviceWeights
 from compute_plane.executor.weight_formats import (
     AUTO,
     OWN_FORMAT,
@@ -100,6 +100,7 @@ class PlannedLayer:
     feedforward: PlannedMlp | PlannedExperts
     qkv_bias: PlannedMatrix | None
     head_norms: tuple[PlannedMatrix, PlannedMatrix] | None
+    output_norms: tuple[PlannedMatrix, PlannedMatrix] | None
 
     @property
     def vectors(self) -> tuple[PlannedMatrix, ...]:
@@ -107,7 +108,8 @@ class PlannedLayer:
         part = self.feedforward
         others = [] if self.qkv_bias is None else [self.qkv_bias]
         others += [part.router] if isinstance(part, PlannedExperts) else []
-        return (self.attn_norm, self.mlp_norm, *others, *(self.head_norms or ()))
+        norms = (*(self.head_norms or ()), *(self.output_norms or ()))
+        return (self.attn_norm, self.mlp_norm, *others, *norms)
 
     @property
     def matrices(self) -> tuple[PlannedMatrix, ...]:
@@ -225,6 +227,7 @@ class WeightPlan:
             return Projection(tuple(placed[part] for part in parts))
 
         return DeviceWeights(
+            dtype=DTYPES[self.dtype],
             embedding=placed[self.embedding],
             layers=tuple(
                 DeviceLayer(
@@ -235,6 +238,7 @@ class WeightPlan:
                     feedforward=layer.feedforward.at(placed.__getitem__),
                     qkv_bias=None if layer.qkv_bias is None else vector(layer.qkv_bias),
                     head_norms=layer.head_norms and pair(*layer.head_norms),
+                    output_norms=layer.output_norms and pair(*layer.output_norms),
                 )
                 for layer in self.layers
             ),
@@ -290,6 +294,13 @@ def plan_weights(
     def vector(*names: str) -> PlannedMatrix:
         return PlannedMatrix(tuple(map(source.tensor, names)), DENSE_FORMATS[dtype])
 
+    def norm(name: str) -> PlannedMatrix:
+        target = TensorFormat.F32 if spec.norms_begin_at_one else DENSE_FORMATS[dtype]
+        return PlannedMatrix((source.tensor(name),), target)
+
+    def pair_of_norms(names: list[str]) -> tuple[PlannedMatrix, PlannedMatrix] | None:
+        return (norm(names[0]), norm(names[1])) if names else None
+
     def kind_of(tensor: RawTensor) -> tuple[TensorFormat, bytes | None]:
         target, order = format_of(tensor), tensor.input_order
         return target, order.tobytes() if order is not None and target.label in FORMATS else None
@@ -305,7 +316,7 @@ def plan_weights(
         def tensor(role: str) -> RawTensor:
             return source.tensor(name(role))
 
-        biases, norms = layout.qkv_biases(spec, index), layout.head_norms(spec, index)
+        biases = layout.qkv_biases(spec, index)
         feedforward: PlannedMlp | PlannedExperts
         if spec.mixture is None:
             parts = (layout.GATE, layout.UP, layout.DOWN)
@@ -313,13 +324,14 @@ def plan_weights(
         else:
             feedforward = plan_experts(spec.mixture, source, index, format_of, joined)
         return PlannedLayer(
-            attn_norm=vector(name(layout.ATTN_NORM)),
+            attn_norm=norm(name(layout.ATTN_NORM)),
             qkv=joined(*map(tensor, (layout.QUERY, layout.KEY, layout.VALUE))),
             o=joined(tensor(layout.OUTPUT)),
-            mlp_norm=vector(name(layout.MLP_NORM)),
+            mlp_norm=norm(name(layout.MLP_NORM)),
             feedforward=feedforward,
             qkv_bias=vector(*biases) if biases else None,
-            head_norms=(vector(norms[0]), vector(norms[1])) if norms else None,
+            head_norms=pair_of_norms(layout.head_norms(spec, index)),
+            output_norms=pair_of_norms(layout.output_norms(spec, index)),
         )
 
     (embedding,) = joined(source.tensor(layout.EMBEDDING))
@@ -331,7 +343,7 @@ def plan_weights(
         dtype=dtype,
         embedding=embedding,
         layers=tuple(layer(index) for index in range(spec.num_layers)),
-        final_norm=vector(layout.FINAL_NORM),
+        final_norm=norm(layout.FINAL_NORM),
         lm_head=lm_head,
     )
 

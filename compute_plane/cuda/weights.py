@@ -33,8 +33,8 @@ class DeviceLayer:
     """One decoder layer; matrices are [output features, input features], vectors [hidden].
 
     `qkv`: (H + 2·G)·D outputs, the query heads first. `feedforward`: one MLP or a mixture.
-    `qkv_bias`: [(H + 2·G)·D]; `head_norms`: [D] each, for query and for key heads. None where the
-    architecture has none.
+    `qkv_bias`: [(H + 2·G)·D]; `head_norms`: [D] each, for query and for key heads; `output_norms`:
+    of what attention and the MLP give, before it is added. None where the architecture has none.
     """
 
     attn_norm: Tensor
@@ -44,15 +44,19 @@ class DeviceLayer:
     feedforward: DeviceMlp | DeviceExperts
     qkv_bias: Tensor | None = None
     head_norms: tuple[Tensor, Tensor] | None = None
+    output_norms: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceWeights:
     """All weights; `lm_head` has the very matrix `embedding` where they are tied.
 
-    `num_bytes`: held by all of them, a tied matrix once. `conversions`: of the matrices that do not
-    run in their file's format.
+    `dtype`: of a step, and of whatever is not quantised, but for what is more exact: routers, and
+    norms whose weights are more than 1 as they are stored. `num_bytes`: held by all of them, a tied
+    matrix once. `conversions`: of the matrices that do not run in their file's format.
     """
+
+    dtype: torch.dtype
 
     embedding: Matrix
     layers: tuple[DeviceLayer, ...]
@@ -60,8 +64,3 @@ class DeviceWeights:
     lm_head: Projection
     num_bytes: int
     conversions: tuple[Conversion, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of a step: of the vectors, and of whatever is not quantised."""
-        return self.final_norm.dtype

@@ -51,10 +51,13 @@ def converted_tensor(tensor: RawTensor, target: TensorFormat, which: Rows = ALL_
     blocks have the columns in the model's order, those with blocks keep the tensor's `input_order`.
     Raises ModelFileError if a weight is not finite or too large for the format.
     """
-    stored = tensor.rows(which)
     path, name = tensor.path, tensor.stored_name
+    stored, of_stored = tensor.rows(which), tensor.format
+    if tensor.added:  # in float32, whatever it is stored and wanted in
+        values = tensor.to_float32().reshape(tensor.stored.shape[0], -1)
+        stored, of_stored = values[which].view(np.uint8), TensorFormat.F32
     try:
-        rows = convert_rows(stored, tensor.format, target, path=path, name=name)
+        rows = convert_rows(stored, of_stored, target, path=path, name=name)
     except ModelFileError:
         tensor.to_float32()  # raises the same, with the row counted from the tensor's first
         raise

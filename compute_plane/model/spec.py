@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from compute_plane.model.architectures import ARCHITECTURES
 
@@ -223,6 +223,16 @@ class ModelSpec:
     def gates_by_gelu(self) -> bool:
         """Whether the gate of the MLP is GELU, not SiLU."""
         return ARCHITECTURES[self.architecture].gates_by_gelu
+
+    @property
+    def activation(self) -> Literal["silu", "gelu"]:
+        """The name of what gates the MLP."""
+        return "gelu" if self.gates_by_gelu else "silu"
+
+    @property
+    def norms_begin_at_one(self) -> bool:
+        """Whether weights of norms are what is stored and 1, which 16 bits would not hold."""
+        return ARCHITECTURES[self.architecture].norms_begin_at_one
 
     @property
     def num_turning(self) -> int:

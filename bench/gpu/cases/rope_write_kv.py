@@ -46,7 +46,7 @@ def draw_cases(variant: RopeWriteKvVariant, seed: int) -> list[Case]:
     bias = to_stored(variant.dtype, 0.5 * rng.standard_normal(width))
     norms = to_stored(variant.norm_dtype, rng.uniform(0.5, 1.5, (2, dim)))
     query_norm, key_norm = norms[0], norms[1].copy()
-    exact_norms = tuple(to_float64(variant.norm_dtype, norm) for norm in (query_norm, key_norm))
+    exact_norms = to_float64(variant.norm_dtype, norms[0]), to_float64(variant.norm_dtype, norms[1])
     changes = HeadChanges(
         to_float64(variant.dtype, bias) if variant.has_bias else None,
         exact_norms if variant.has_head_norms else None,

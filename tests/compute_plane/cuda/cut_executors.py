@@ -53,5 +53,11 @@ def cut_executor(
     packed = pack_weights(model, source, first_layer=num_device_layers)
     host = CpuExecutor(model, packed, host_pool, num_threads=1, keep_logits=True, max_tokens=512)
     return HostLayersExecutor(
-        spec, weights, pools, operations or ReferenceOperations(), driver, host, max_tokens=512
+        spec,
+        weights,
+        pools,
+        operations or ReferenceOperations(spec.activation),
+        driver,
+        host,
+        max_tokens=512,
     )

@@ -96,11 +96,10 @@ def outputs(made: CudaExecutor) -> tuple[list[ExecutionOutput], torch.Tensor]:
     return found, made._pools.device
 
 
-def values_of(pool: torch.Tensor) -> torch.Tensor:
+def values_of(pool: torch.Tensor, head_dim: int = SPEC.head_dim) -> torch.Tensor:
     """Return the numbers of a whole pool, float32 [N, L, 2, G, B, D]."""
     layers = [
-        read_blocks(pool, layer, np.arange(len(pool)), SPEC.head_dim)
-        for layer in range(pool.shape[1])
+        read_blocks(pool, layer, np.arange(len(pool)), head_dim) for layer in range(pool.shape[1])
     ]
     return torch.from_numpy(np.concatenate(layers, axis=1))
 
@@ -149,6 +148,8 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
         pytest.param("qwen2", "bfloat16", marks=pytest.mark.slow),
         ("qwen3", "int8"),
         pytest.param("qwen3moe", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("gemma3", "bfloat16"),
+        pytest.param("gemma3", "float8", marks=pytest.mark.slow),
     ],
 )
 def test_a_decode_beside_a_prefill_on_kernels_gives_the_reference_s_logits_and_token(
@@ -157,7 +158,11 @@ def test_a_decode_beside_a_prefill_on_kernels_gives_the_reference_s_logits_and_t
     spec = replace(SPEC, architecture=architecture, num_layers=1, num_heads=2, num_kv_heads=1)
     if architecture == "qwen3moe":
         spec = replace(spec, mixture=Mixture(5, 2))
-    found = []
+    if architecture == "gemma3":
+        layers = frozenset({0})
+        spec = replace(spec, head_dim=256, window=2, layers_with_window=layers)
+        spec = replace(spec, local_rope_theta=50.0, layers_with_local_rope=layers)
+    size, found = spec.head_dim, []
     kernels = KernelOperations(
         SimulatedLauncher(), spec, "bfloat16", BLOCK_SIZE, pool_dtype=pool_dtype
     )
@@ -167,13 +172,14 @@ def test_a_decode_beside_a_prefill_on_kernels_gives_the_reference_s_logits_and_t
             block_size=BLOCK_SIZE, operations=operations, keep_logits=True,
         )  # fmt: skip
         pool = made._pools.device
-        content = np.linspace(-1, 1, NUM_BLOCKS * 2 * BLOCK_SIZE * 64, dtype=np.float32)
-        write_tokens(pool, 0, torch.arange(NUM_BLOCKS * BLOCK_SIZE), content.reshape(-1, 2, 1, 64))
+        content = np.linspace(-1, 1, NUM_BLOCKS * 2 * BLOCK_SIZE * size, dtype=np.float32)
+        tokens = torch.arange(NUM_BLOCKS * BLOCK_SIZE)
+        write_tokens(pool, 0, tokens, content.reshape(-1, 2, 1, size))
         driver = BatchDriver(made, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         rows = [DrivenSequence([4, 5, 6]), DrivenSequence([7, 8, 9], num_computed=2)]
         batch = driver.batch(rows)
         batch = replace(batch, sampled_rows=int32([1]), sampling=batch.sampling[1:])
-        found.append((made.execute(batch), values_of(pool)))
+        found.append((made.execute(batch), values_of(pool, size)))
     (expected, expected_pool), (output, values) = found
     # A step of eight bits where a sum of 16 bits was rounded otherwise.
     allowed = {"float8": 0.2, "int8": 0.06}.get(pool_dtype, 0.02)

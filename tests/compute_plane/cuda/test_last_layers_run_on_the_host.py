@@ -60,11 +60,11 @@ def test_it_is_an_executor_that_runs_one_step_after_the_other(executor: HostLaye
     executor.capture_decode_graph(8)  # there is nothing to capture
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "gemma3"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_executor(
     architecture: str,
 ) -> None:
-    """What is a layer's own goes with it: biases, norms of heads, having no rotary positions.
+    """What is a layer's own goes with it: biases, norms, windows, angles or having none.
 
     Multipliers count once, on the side where they belong.
     """
@@ -75,6 +75,10 @@ def test_wherever_it_is_cut_whole_and_in_chunks_it_gives_the_tokens_of_the_cpu_e
         spec = replace(spec, mixture=Mixture(5, 2))
     if architecture == "granite":
         spec = replace(spec, embedding_scale=5.0, score_scale=0.3, logits_scale=0.25)
+    if architecture == "gemma3":
+        local = frozenset({0, 2})
+        spec = replace(spec, window=9, layers_with_window=local, embedding_scale=3.0)
+        spec = replace(spec, local_rope_theta=50.0, layers_with_local_rope=local)
     pool = pool_for(spec, NUM_BLOCKS, BLOCK_SIZE)
     with tiny_executor(spec, tiny_weights(spec), pool, num_threads=1) as cpu:
         expected = driver_of(cpu).generate(sequences(), 6)

@@ -257,6 +257,50 @@ def test_rows_of_the_stream_are_copies_with_what_is_beside_them():
     assert Hidden(hidden.residual).rows(torch.tensor([0])).added is None
 
 
+def test_what_is_normalised_before_it_is_added_has_a_norm_that_adds_it():
+    """Then no product has the norm ahead of it in itself, nor the addition behind it."""
+    norms = drawn(3, SIZE) + 2
+    gate_up, down = dense(2 * FEATURES, SIZE), dense(SIZE, FEATURES)
+    found, calls = [], []
+    for operations in (Recording(normalises=False), Recording(most_rows=0)):
+        products, hidden = LayerProducts(operations, EPS), Hidden(drawn(4, SIZE))
+        x = products.normed(hidden, norms[0], dense(SIZE, SIZE))
+        products.add(hidden, x, dense(SIZE, SIZE), norms[1])
+        gated = products.gated(hidden, norms[0], gate_up, down)
+        products.add(hidden, gated, down, norms[2])
+        some = hidden.rows(torch.tensor([2, 0]))
+        calls.append(operations.take())
+        found.append((some.sums(), products.normalised(some, norms[0]), some))
+
+    few = ["rms_norm", "dense_matmul", "dense_matmul", "add_rms_norm", "dense_matmul"]
+    assert calls == [[*few, "dense_matmul"], ["rms_norm", "add_rms_norm", "gate_mul"]]
+    rms_norm = torch.nn.functional.rms_norm
+    stream = drawn(4, SIZE)
+    x = rms_norm(stream, (SIZE,), norms[0], EPS) @ dense(SIZE, SIZE).parts[0].values.t()
+    stream = stream + rms_norm(x @ dense(SIZE, SIZE).parts[0].values.t(), (SIZE,), norms[1], EPS)
+    both = rms_norm(stream, (SIZE,), norms[0], EPS) @ gate_up.parts[0].values.t()
+    gates, ups = both.split(FEATURES, dim=1)
+    x = torch.nn.functional.silu(gates) * ups @ down.parts[0].values.t()
+    stream = stream + rms_norm(x, (SIZE,), norms[2], EPS)
+    for sums, normed, hidden in found:
+        torch.testing.assert_close(sums, stream[[2, 0]], atol=1e-4, rtol=1e-4)
+        expected = rms_norm(stream[[2, 0]], (SIZE,), norms[0], EPS)
+        torch.testing.assert_close(normed, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(hidden.residual, stream[[2, 0]], atol=1e-4, rtol=1e-4)
+        assert hidden.added is hidden.norm is None
+
+
+def test_kernels_of_a_model_that_normalises_what_it_adds_neither_add_nor_normalise():
+    spec = replace(SPEC, architecture="gemma3")
+    kernels = DenseKernels(SimulatedLauncher(runs=False), spec, "bfloat16")
+
+    assert normalises("bfloat16", SIZE, SIZE)  # other models' products of this size do
+    assert not kernels.normalises(torch.empty(SIZE, SIZE))
+    assert {variant.writes for variant in kernels.variants} == {"rounded", "gated", "float32"}
+    assert not any(variant.normalises for variant in kernels.variants)
+    assert {v.activation for v in kernels.variants if v.gates} == {"gelu"}
+
+
 def run_products(kernels: DenseKernels, dtype: torch.dtype, num_rows: int, tolerance: float):
     """Compare every product of a model of so many rows with the reference's."""
     for writes, num_outputs, num_inputs in (

@@ -66,7 +66,7 @@ def torch_executor(
     for pool in (pools.device, pools.host):
         pool.view(torch.uint8).fill_(0xFF)
     weights = tiny_plan(spec, dtype, formats).place(driver.device)
-    operations = operations or ReferenceOperations()
+    operations = operations or ReferenceOperations(spec.activation)
     return CudaExecutor(spec, weights, pools, operations, driver, keep_logits=keep_logits)
 
 

@@ -1,4 +1,4 @@
-"""Tiny Gemma 3 models from files: the CPU executor's logits and texts are transformers'."""
+"""Tiny Gemma 3 models from files: every executor's logits and texts are transformers'."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 
 from compute_plane.model.loader import load_model
 from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
-from tests.devices import Target
+from tests.devices import STAND_IN, Target
 
+CPU, CUDA = Target("cpu", "cpu"), STAND_IN
 SCALAR = {"query_pre_attn_scalar": 16}
 """GGUF files have no key for it: there it is the size of a head."""
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -63,10 +64,12 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
     return record(tiny, tmp_path_factory.mktemp("gemma"), made, SCALAR | config, keys)
 
 
-@pytest.mark.parametrize("files", ["directory", "gguf"])
+@pytest.mark.parametrize(
+    ("files", "target"), [("directory", CPU), ("gguf", CPU), ("directory", CUDA), ("gguf", CUDA)]
+)
 def test_greedy_texts_and_their_logits_are_those_of_transformers(
-    recorded: Recorded, files: str
+    recorded: Recorded, files: str, target: Target
 ) -> None:
     model = load_model(str(getattr(recorded, files)))
     assert model.spec.window < len(recorded.tokens[1])  # of the shorter text
-    assert_same(recorded, model, Target("cpu", "cpu"))
+    assert_same(recorded, model, target)
