@@ -23,13 +23,14 @@ from tests.simt import OutOfBounds, Race
 from tests.simt.memory import CheckedArray
 
 NORM, PARTS = RmsNormVariant("bfloat16", 64), RmsNormVariant("float16", 72, num_parts=4)
+NORMED = RmsNormVariant("bfloat16", 64, norms_added=True, has_float32_weights=True)
 SILU = GateMulVariant("bfloat16")
 
 
 def fetches(case: Case, monkeypatch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:
     """Return what will count how often bytes are fetched, by the size of the array they are of."""
     counts: dict[int, np.ndarray] = {}
-    assert len({array.size for array in case.arrays.values()}) >= len(case.arrays) - 2
+    assert len({array.size for array in case.arrays.values()}) >= len(case.arrays) - 3
     fetch = CheckedArray.fetch
 
     def noted(array: CheckedArray, element, num_bytes) -> None:
@@ -53,7 +54,7 @@ def with_fetch(variant, fetched: FetchPlan):
     return dataclasses.replace(case, launches=(Launch(variant, grid, arguments),), part=None)
 
 
-@pytest.mark.parametrize("variant", [NORM, PARTS, SILU], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", [NORM, PARTS, NORMED, SILU], ids=lambda variant: variant.name)
 @pytest.mark.parametrize(
     "fetched",
     [FetchPlan(NEXT_CHUNKS, NEXT_INPUTS, 48), FetchPlan(2, 3 * NEXT_INPUTS, 144), NOTHING],
@@ -69,7 +70,8 @@ def test_every_chunk_is_fetched_once_and_only_its_beginning(variant, fetched, mo
 
     if variant is not SILU:  # each row's block has all of the norm's weights fetched
         own = counts.pop(case.arrays["weight"].size)
-        assert (own[: case.arrays["weight"].nbytes] == len(case.arrays["out"])).all()
+        times = (1 + variant.norms_added) * len(case.arrays["out"])  # both, of the same size
+        assert (own[: case.arrays["weight"].nbytes] == times).all()
     if not fetched.num_chunks:
         assert not counts
         return
@@ -100,7 +102,7 @@ def test_a_norms_blocks_that_fetch_have_no_rows():
         simulate(case, kernels=broken)
 
 
-@pytest.mark.parametrize("variant", [NORM, PARTS, SILU], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", [NORM, PARTS, NORMED, SILU], ids=lambda variant: variant.name)
 def test_what_is_fetched_is_asked_for_before_the_launch_ahead_has_ended(variant):
     text = text_of(variant)
     assert 0 < text.rindex("prefetch.L2") < text.index("griddepcontrol.wait")
