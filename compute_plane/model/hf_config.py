@@ -10,6 +10,7 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError, pr
 from compute_plane.model.exact_context import exact_length
 from compute_plane.model.hf_gemma import with_gemma
 from compute_plane.model.hf_rope import of_layer_type, rope_scaling, rope_theta, rotary_share
+from compute_plane.model.hf_text_part import WHOLE_MODELS
 from compute_plane.model.hf_windows import (
     FULL_ATTENTION,
     GEMMA3,
@@ -101,7 +102,8 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         shown = "none" if model_type is None else printable(model_type)
         raise UnsupportedModelError(
             config.path,
-            f"model_type {shown} is not supported; supported are {', '.join(MODEL_TYPES)}",
+            f"model_type {shown} is not supported; supported are "
+            f"{', '.join([*MODEL_TYPES, *WHOLE_MODELS])}",
         )
     kind = MODEL_TYPES[model_type]
     hidden_size = config.integer("hidden_size")

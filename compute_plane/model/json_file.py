@@ -77,6 +77,11 @@ class JsonObject:
         """Return the same object with some members replaced."""
         return JsonObject(self.path, self._members | members, self._where)
 
+    def over(self, members: dict[str, object]) -> JsonObject:
+        """Return the same object with members that it has not, or that are null in it."""
+        own = {key: value for key, value in self._members.items() if value is not None}
+        return JsonObject(self.path, self._members | members | own, self._where)
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The members' keys, in the file's order."""

@@ -16,6 +16,7 @@ from compute_plane.model.gguf_tokenizer import read_gguf_assets
 from compute_plane.model.group_config import read_group_quantization
 from compute_plane.model.hf_assets import read_hf_assets
 from compute_plane.model.hf_config import read_hf_spec
+from compute_plane.model.hf_text_part import text_part
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.pooling import directory_pooling
 from compute_plane.model.safetensors import open_safetensors
@@ -69,10 +70,15 @@ def _load_directory(location: ModelLocation) -> LoadedModel:
     if not _has_config(location.path):
         raise ModelFileError(location.path, f"no Hugging Face directory: it has no {CONFIG}")
     config = JsonObject.read(location.path / CONFIG)
+    of_text = text_part(config)
+    config = config if of_text is None else of_text
     name = location.name or printable(location.path.resolve().name)
     spec = read_hf_spec(config, name)
     spec = replace(spec, pooling=directory_pooling(location.path))
-    spec, source = open_safetensors(location.path, spec, read_group_quantization(config))
+    quantization = read_group_quantization(config)
+    spec, source = open_safetensors(
+        location.path, spec, quantization, is_text_part=of_text is not None
+    )
     assets = read_hf_assets(location.path, config, spec)
     return LoadedModel(spec, assets, source, location.path, None)
 

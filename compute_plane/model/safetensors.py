@@ -21,6 +21,7 @@ from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.group_config import GroupQuantization
 from compute_plane.model.group_parts import take_group_matrices
+from compute_plane.model.hf_text_part import text_tensors
 from compute_plane.model.json_file import JsonObject, parse_object
 from compute_plane.model.mapped_file import forget_pages, map_file
 from compute_plane.model.spec import ModelSpec
@@ -79,13 +80,17 @@ class SafetensorsSource:
 
 
 def open_safetensors(
-    directory: Path, spec: ModelSpec, quantization: GroupQuantization | None = None
+    directory: Path,
+    spec: ModelSpec,
+    quantization: GroupQuantization | None = None,
+    *,
+    is_text_part: bool = False,
 ) -> tuple[ModelSpec, SafetensorsSource]:
     """Open the weights of a directory and check them against its configuration.
 
     Returns the completed spec and the source. The output matrix is tied to the embedding if the
     configuration says so and the files hold no other. `quantization`: of the matrices that have
-    no plain weight. Raises ModelFileError.
+    no plain weight. `is_text_part`: of a model with others. Raises ModelFileError.
     """
     stored: dict[str, StoredTensor] = {}
     files = _files(directory)
@@ -98,6 +103,8 @@ def open_safetensors(
                 )
             if not name.endswith(DERIVED_SUFFIX):
                 stored[name] = entry
+    if is_text_part:
+        stored = text_tensors(stored)
     stored = {_with_prefix(name, stored): entry for name, entry in stored.items()}
     buffers = list({id(entry.buffer): entry.buffer for entry in stored.values()}.values())
     where = files[0] if len(files) == 1 else directory

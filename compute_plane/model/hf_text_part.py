@@ -1,0 +1,101 @@
+"""Directories of models that see images, too: their text part, which is what runs here.
+
+Their config.json has the numbers of the text part in `text_config`, and beside it what all parts
+have in common. Tensors of the text part have a prefix, in files as they are published one, in those
+that are named as transformers names them in memory another:
+
+    language_model.model.layers.0.…     model.language_model.layers.0.…     model.layers.0.… of a text model
+    language_model.lm_head.weight       lm_head.weight                      lm_head.weight
+
+Those of the tower that sees, and of what leads from there to the text part, are not used.
+"""  # noqa: E501 - a table
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.hf_windows import GEMMA3, MISTRAL
+from compute_plane.model.json_file import JsonObject
+
+Stored = TypeVar("Stored")
+
+
+@dataclass(frozen=True, slots=True)
+class WholeModel:
+    """A `model_type` with other parts than text.
+
+    `class_name`: of the model in transformers. `text_type`: the `model_type` of its text part.
+    `defaults`: what a `text_config` means that leaves them out, as published ones do.
+    """
+
+    class_name: str
+    text_type: str
+    defaults: Mapping[str, object]
+
+
+WHOLE_MODELS: Final = {
+    "gemma3": WholeModel(
+        "Gemma3ForConditionalGeneration",
+        GEMMA3,
+        {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "mistral3": WholeModel("Mistral3ForConditionalGeneration", MISTRAL, {}),
+}
+COMMON: Final = (
+    "dtype", "torch_dtype", "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id"
+)  # fmt: skip
+"""What stands beside the text part and counts for it where it says nothing itself."""
+PREFIXES: Final = {"language_model.": "", "model.language_model.": "model."}
+OTHER_PARTS: Final = ("vision_tower.", "multi_modal_projector.")
+
+
+def text_part(config: JsonObject) -> JsonObject | None:
+    """Return the configuration of the text part of a model that has others; None if it has none.
+
+    Raises ModelFileError if it is not there, UnsupportedModelError for a model of another class.
+    """
+    model_type = config.text("model_type")
+    whole = WHOLE_MODELS.get(model_type or "")
+    if whole is None:
+        return None
+    architectures = config.raw("architectures")
+    if architectures is not None and (
+        not isinstance(architectures, list) or whole.class_name not in architectures
+    ):
+        raise UnsupportedModelError(
+            config.path,
+            f"architectures must name {whole.class_name}, got {printable(repr(architectures))}",
+        )
+    part = config.member("text_config")
+    if part is None:
+        raise ModelFileError(config.path, "text_config is missing")
+    common = {key: config.raw(key) for key in COMMON if config.has(key)}
+    part = part.over({**whole.defaults, "model_type": whole.text_type, **common})
+    # Of both flags the whole model's counts, and where it is not there, the embedding is tied. (A
+    # file that has another output matrix has the last word, as everywhere.)
+    ties = config.boolean("tie_word_embeddings")
+    return part.changed({"tie_word_embeddings": True if ties is None else ties})
+
+
+def text_tensors(stored: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Return the tensors of the text part of such a model, named as in a text model.
+
+    What is of no part that is known keeps its name.
+    """
+    found = {}
+    for name, entry in stored.items():
+        if name.removeprefix("model.").startswith(OTHER_PARTS):
+            continue
+        prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
+        found[name if prefix is None else PREFIXES[prefix] + name.removeprefix(prefix)] = entry
+    return found

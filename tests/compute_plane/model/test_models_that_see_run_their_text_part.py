@@ -1,0 +1,161 @@
+"""Directories of models with a vision tower: the text part runs, as transformers runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError
+from compute_plane.model.loader import load_model
+from tests.compute_plane.model.recorded_models import PROMPTS
+from tests.devices import STAND_IN, Target
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
+
+TEXT = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "max_position_embeddings": 512,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+IN_MEMORY = {"language_model.model.": "model.language_model.", "language_model.": ""}
+"""From the names in published files, which transformers writes, to those it has for itself."""
+
+
+def model_that_sees(kind: str, vocab_size: int) -> Any:
+    """Return one of transformers', tiny."""
+    import transformers
+
+    text = TEXT | {"vocab_size": vocab_size}
+    if kind == "gemma3":
+        config = transformers.Gemma3Config(
+            text_config=text, vision_config=VISION, mm_tokens_per_image=4, boi_token_index=0,
+            eoi_token_index=1, image_token_index=2, eos_token_id=2,
+        )  # fmt: skip
+        return transformers.Gemma3ForConditionalGeneration(config)
+    del text["rope_scaling"]
+    of_text = text | {"model_type": "mistral", "sliding_window": None}
+    config = transformers.Mistral3Config(
+        text_config=of_text, vision_config=VISION | {"model_type": "pixtral", "head_dim": 8},
+        image_token_index=2, eos_token_id=2,
+    )  # fmt: skip
+    return transformers.Mistral3ForConditionalGeneration(config)
+
+
+@pytest.fixture(scope="module", params=["gemma3", "mistral3"])
+def made(request, tiny, tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
+    """A directory as transformers writes it, and its logits behind two texts."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("seeing")
+    text = tiny.directory(folder / "text", tiny.model(architecture="gemma3"))
+    vocab_size = json.loads((text / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(5)
+    model = model_that_sees(request.param, vocab_size).eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            weights.normal_(std=0.2 if weights.dim() > 1 and "embed" not in name else 1.0)
+    model.save_pretrained(folder / "hf")
+    shutil.copy(text / "tokenizer.json", folder / "hf")
+    with torch.inference_mode():
+        logits = [model(torch.tensor([prompt])).logits[0, -1].numpy() for prompt in PROMPTS]
+    return folder / "hf", logits
+
+
+def rewritten(directory: Path, target: Path, config: dict[str, Any] | None, names=None) -> Path:
+    """Copy a directory with members of its configuration changed and its tensors renamed."""
+    shutil.copytree(directory, target)
+    stored = json.loads((target / "config.json").read_text()) | (config or {})
+    (target / "config.json").write_text(json.dumps(stored))
+    if names is not None:
+        (file,) = target.glob("*.safetensors")
+        save_file({names(name): tensor for name, tensor in load_file(file).items()}, file)
+    return target
+
+
+def in_memory(name: str) -> str:
+    prefix = next((prefix for prefix in IN_MEMORY if name.startswith(prefix)), "")
+    return IN_MEMORY.get(prefix, "model.") + name.removeprefix(prefix)
+
+
+@pytest.mark.parametrize("names", [None, in_memory], ids=["published", "in memory"])
+@pytest.mark.parametrize("target", [Target("cpu", "cpu"), STAND_IN], ids=["cpu", "cuda"])
+def test_logits_of_texts_are_those_of_transformers(made, names, target, tmp_path: Path) -> None:
+    directory, expected = made
+    # Published configurations leave most of it out, and name the end of texts beside the part.
+    model = load_model(str(rewritten(directory, tmp_path / "m", {"eos_token_id": [2, 7]}, names)))
+    assert model.spec.num_layers == TEXT["num_hidden_layers"]
+    assert set(model.assets.eos_token_ids) >= {2}
+    with target.running(model, num_blocks=8, block_size=16, keep_logits=True) as executor:
+        driver = BatchDriver(executor, num_blocks=8, block_size=16)
+        batch = driver.batch([DrivenSequence(list(prompt)) for prompt in PROMPTS])
+        found = executor.execute(batch).logits
+    np.testing.assert_allclose(found, np.stack(expected), rtol=1e-3, atol=1e-3)
+
+
+def test_what_a_text_part_leaves_out_is_what_transformers_means(tmp_path: Path) -> None:
+    from transformers import Gemma3TextConfig
+
+    from compute_plane.model.hf_config import read_hf_spec
+    from compute_plane.model.hf_text_part import text_part
+    from compute_plane.model.json_file import JsonObject
+
+    published = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    config = {"model_type": "gemma3", "torch_dtype": "bfloat16", "eos_token_id": [1, 106]}
+    part = text_part(JsonObject(tmp_path, config | {"text_config": published}))
+    assert part is not None
+    spec, theirs = read_hf_spec(part, "4B"), Gemma3TextConfig(**published)
+    assert spec.vocab_size == theirs.vocab_size
+    assert (spec.hidden_size, spec.intermediate_size, spec.num_layers) == (2560, 10240, 34)
+    assert (spec.num_heads, spec.num_kv_heads) == (8, theirs.num_key_value_heads)
+    assert spec.num_heads == theirs.num_attention_heads
+    assert spec.head_dim == theirs.head_dim
+    assert spec.context_length == theirs.max_position_embeddings
+    assert spec.window == theirs.sliding_window
+    assert spec.rms_norm_eps == theirs.rms_norm_eps
+    assert spec.tie_embeddings
+    assert spec.embedding_scale == 50.5  # √2560, in bfloat16
+    assert part.raw("eos_token_id") == [1, 106]
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({"text_config": None}, ModelFileError, "text_config is missing"),
+        ({"text_config": 3}, ModelFileError, "text_config must be an object, got 3"),
+        (
+            {"architectures": ["Gemma3ForSequenceClassification"]},
+            UnsupportedModelError,
+            "architectures must name .*3ForConditionalGeneration",
+        ),
+        (
+            {"text_config": {"hidden_size": "x"}},
+            ModelFileError,
+            "text_config.hidden_size must be an integer, got 'x'",
+        ),
+        (
+            {"text_config": TEXT | {"model_type": "other"}},
+            UnsupportedModelError,
+            "model_type other is not supported",
+        ),
+    ],
+)
+def test_a_text_part_that_is_none_is_refused(made, config, error, message, tmp_path: Path) -> None:
+    with pytest.raises(error, match=message):
+        load_model(str(rewritten(made[0], tmp_path / "m", config)))
+
+
+def test_a_tensor_of_no_part_is_named(made, tmp_path: Path) -> None:
+    def strange(name: str) -> str:
+        return name.replace("multi_modal_projector.", "audio_tower.")
+
+    with pytest.raises(ModelFileError, match=r"audio_tower"):
+        load_model(str(rewritten(made[0], tmp_path / "m", None, strange)))
