@@ -6,14 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
-from compute_plane.errors import DeviceUnavailableError
 from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
 from compute_plane.model.rope import attention_factors, inverse_frequencies, local_rope
-from tests.devices import STAND_IN
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 
@@ -144,18 +141,6 @@ def test_numbers_that_cannot_be_are_a_fault_of_the_file(tiny, tmp_path, config, 
 def test_softcapping_in_a_gguf_file_is_refused(tiny, tmp_path, key):
     with pytest.raises(UnsupportedModelError, match=f"gemma3.{key} is not supported"):
         in_gguf(tiny, tmp_path, **{key: 30.0})
-
-
-def test_the_cuda_executor_refuses_it_in_one_line(tiny, tmp_path):
-    model = in_directory(tiny, tmp_path, sliding_window=64)
-    with (
-        capture_logs() as logs,
-        pytest.raises(DeviceUnavailableError, match="cuda does not run Gemma 3 models") as caught,
-        STAND_IN.running(model, num_blocks=8, block_size=16),
-    ):
-        pass
-    assert caught.value.field == "executor"
-    assert logs == []
 
 
 @pytest.mark.parametrize("window", [{}, {"attention__sliding_window": 0}])
