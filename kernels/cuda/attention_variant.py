@@ -12,8 +12,9 @@ from kernels.cuda.quantized_kv import POOL_DTYPES, pool_pointer, pool_suffix, re
 from kernels.cuda.variant import STORAGE_TYPES, require_between, require_one_of
 
 DTYPES = tuple(STORAGE_TYPES)
-HEAD_SIZES = (64, 96, 128)
-MAX_GROUP = 16
+# Query heads per kv head, at most, by head size: at 256 the sums of 16 find no room in registers.
+MOST_GROUPS = {64: 16, 96: 16, 128: 16, 256: 8}
+HEAD_SIZES = tuple(MOST_GROUPS)
 BLOCK_SIZES = (16, 32)
 
 LOG2_E = math.log2(math.e)
@@ -33,7 +34,7 @@ def require_supported(dtype: str, head_size: int, group: int) -> None:
     """Raise UnsupportedVariantError for what attention is not written for."""
     require_one_of("dtype", DTYPES, dtype)
     require_one_of("head_size", HEAD_SIZES, head_size)
-    require_between("group", 1, MAX_GROUP, group)
+    require_between("group", 1, MOST_GROUPS[head_size], group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +89,17 @@ class AttentionVariant:
         return (element, element, pool_pointer(self.dtype, self.kv_dtype), "int32*", "int32*")
 
 
+def every_group() -> list[tuple[int, int]]:
+    """Return all head sizes with all groups that they are written for."""
+    return [(size, group) for size, most in MOST_GROUPS.items() for group in range(1, most + 1)]
+
+
 def every_shape() -> list[tuple[str, int, int, int, str | None, bool]]:
     """Return the parameters of every variant there is, in the order of the fields."""
     return [
         (dtype, head_size, group, block_size, kv_dtype, has_window)
         for has_window in (False, True)
         for dtype, kv_dtype in POOL_DTYPES
-        for head_size in HEAD_SIZES
-        for group in range(1, MAX_GROUP + 1)
+        for head_size, group in every_group()
         for block_size in BLOCK_SIZES
     ]

@@ -11,7 +11,7 @@ import pytest
 from bench.gpu.cases import attention_decode, attention_prefill, draw_cases
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
-from kernels.cuda.attention_variant import HEAD_SIZES, MAX_GROUP
+from kernels.cuda.attention_variant import MOST_GROUPS, every_group
 from kernels.cuda.build import link
 from tests.kernels.cuda.compiled import replaced, run_compiled, text_of, without
 from tests.ptx import Fault, InFlight, Meter, Race, launch
@@ -47,8 +47,7 @@ def test_compiled_attention_gives_what_the_specification_says(variant):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [DecodeVariant, PrefillVariant])
 @pytest.mark.parametrize("pool", ["16 bits", "float32", "int8", "float8"])
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
+@pytest.mark.parametrize(("head_size", "group"), every_group())
 def test_attention_of_every_group_is_right(kind, pool, head_size, group):
     # The dtype of 16 bits and the block size take turns.
     dtype = ("bfloat16", "float16")[(group + head_size // 32) % 2]
@@ -152,9 +151,9 @@ def test_the_cases_of_these_pass_with_the_kernels_as_they_are():
 EVERY_KIND = [
     (kind, dtype, head_size, group, 16, kv_dtype)
     for kind in (DecodeVariant, PrefillVariant)
-    for head_size in HEAD_SIZES
+    for head_size, most_group in MOST_GROUPS.items()
     for dtype, kv_dtype in (("bfloat16", None), ("float16", "int8"), ("bfloat16", "float8"))
-    for group in (3, 16)
+    for group in (3, most_group)
 ]
 SLOW_KINDS = [pytest.param(x[0](*x[1:]), marks=pytest.mark.slow) for x in EVERY_KIND]
 

@@ -8,7 +8,7 @@ from bench.gpu.cases import attention_decode, attention_prefill
 from kernels.cuda import attention_chunks
 from kernels.cuda.attention_decode import DecodeVariant
 from kernels.cuda.attention_prefill import PrefillVariant
-from kernels.cuda.attention_variant import BLOCK_SIZES, DTYPES, HEAD_SIZES, MAX_GROUP
+from kernels.cuda.attention_variant import BLOCK_SIZES, DTYPES, every_group
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.quantized_kv import POOL_DTYPES, QUANTIZED_DTYPES
 from tests.kernels.cuda.simulation import simulate
@@ -46,9 +46,8 @@ DRAWERS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "draw"), DRAWERS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
+@pytest.mark.parametrize(("head_size", "group"), every_group())
 def test_every_variant_equals_the_specification(kind, draw, dtype, head_size, group, block_size):
     case = draw(kind(dtype, head_size, group, block_size))
 
@@ -58,8 +57,7 @@ def test_every_variant_equals_the_specification(kind, draw, dtype, head_size, gr
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "draw"), DRAWERS)
 @pytest.mark.parametrize("kv_dtype", QUANTIZED_DTYPES)
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
+@pytest.mark.parametrize(("head_size", "group"), every_group())
 def test_every_group_equals_the_specification_in_eight_bits(kind, draw, kv_dtype, head_size, group):
     # The model's dtype and the block size take turns.
     dtype = ("bfloat16", "float16")[(group + head_size // 32) % 2]
@@ -71,8 +69,7 @@ def test_every_group_equals_the_specification_in_eight_bits(kind, draw, kv_dtype
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "draw"), DRAWERS)
 @pytest.mark.parametrize(("dtype", "kv_dtype"), POOL_DTYPES)
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("group", range(1, MAX_GROUP + 1))
+@pytest.mark.parametrize(("head_size", "group"), every_group())
 def test_every_group_equals_the_specification_with_a_window(
     kind, draw, dtype, kv_dtype, head_size, group
 ):
@@ -86,9 +83,10 @@ def test_every_group_equals_the_specification_with_a_window(
     ("arguments", "message"),
     [
         (("int8", 64, 1, 16), "dtype must be one of float32, float16, bfloat16, got 'int8'"),
-        (("float32", 80, 1, 16), "head_size must be one of 64, 96, 128, got 80"),
+        (("float32", 80, 1, 16), "head_size must be one of 64, 96, 128, 256, got 80"),
         (("float32", 64, 0, 16), "group must be between 1 and 16, got 0"),
         (("float32", 64, 17, 16), "group must be between 1 and 16, got 17"),
+        (("bfloat16", 256, 9, 16), "group must be between 1 and 8, got 9"),
         (("float32", 64, 1, 8), "block_size must be one of 16, 32, got 8"),
         (("float16", 64, 1, 16, "int4"), "kv_dtype must be one of int8, float8, got 'int4'"),
         (("float32", 64, 1, 16, "int8"), "kv_dtype must be the model's own, since that is no 16-b"),
