@@ -47,6 +47,7 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint8, uint16, uint32
 
+from kernels.cuda.attention_prefill_layout import prefill_layout
 from kernels.cuda.instructions.async_copies import copy_word_async
 from kernels.cuda.instructions.conversions import PAIR_CONVERSIONS
 from kernels.cuda.instructions.eight_bits import WIDEN
@@ -62,12 +63,9 @@ from kernels.cuda.instructions.vectors import load_word, store_word
 from kernels.cuda.quantized_kv import SCALE_BYTES, VALUE_DTYPE_8_BITS, head_bytes
 from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar, Scalars
 
-TILE_KEYS = {64: 64, 96: 32, 128: 32}
-"""Keys of a tile by head size; in 16 bits a stage takes 16 KB, 12 for D 96."""
-
 # (shift, mask) by head size: vector v of row r lies at v ^ (r >> shift & mask).
-SWIZZLES = {64: (0, 7), 96: (1, 3), 128: (0, 7)}
-SWIZZLES_8_BITS = {64: (1, 3), 96: (2, 1), 128: (0, 7)}
+SWIZZLES = {64: (0, 7), 96: (1, 3), 128: (0, 7), 256: (0, 7)}
+SWIZZLES_8_BITS = {64: (1, 3), 96: (2, 1), 128: (0, 7), 256: (0, 7)}
 
 VECTOR_BYTES = 16
 
@@ -142,21 +140,21 @@ def _make_column(flips: int) -> DeviceFunction:
     return column
 
 
-def _make_multiply_both(dtype: str, stride: int) -> DeviceFunction:
-    """Return what multiplies both tiles of rows with the columns of two tiles of 8.
+def _make_multiply_rows(dtype: str, row_tiles: int, stride: int) -> DeviceFunction:
+    """Return what multiplies a warp's tiles of rows with the columns of two tiles of 8.
 
-    The sums of the second tile of rows are `stride` fragments behind those of the first.
+    The sums of a second tile of rows are `stride` fragments behind those of the first.
     """
     multiply = MULTIPLY_TILES[dtype]
 
     @cuda.jit(device=True, inline="always")
-    def multiply_both(sums: Local, n: Scalar, left: Local, first: Scalars, second: Scalars) -> None:
-        for m in range(2):
+    def multiply_rows(sums: Local, n: Scalar, left: Local, first: Scalars, second: Scalars) -> None:
+        for m in range(row_tiles):
             a = (left[m, 0], left[m, 1], left[m, 2], left[m, 3])
             multiply(sums, m * stride + n, a, first)
             multiply(sums, m * stride + n + 1, a, second)
 
-    return multiply_both
+    return multiply_rows
 
 
 def _make_value_place(head_size: int, vector: int, shift: int, mask: int) -> DeviceFunction:
@@ -174,10 +172,10 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> PrefillPool:
     column = _make_column(2 if head_size == 96 else 4)
     vector = VECTOR_BYTES // 2
     steps, vectors = head_size // 16, head_size // vector
-    keys = TILE_KEYS[head_size]
-    key_tiles = keys // 8
-    multiply_keys = _make_multiply_both(dtype, key_tiles)
-    multiply_values = _make_multiply_both(dtype, sum_columns(head_size))
+    layout = prefill_layout(head_size, None)
+    keys, key_tiles = layout.keys, layout.keys // 8
+    multiply_keys = _make_multiply_rows(dtype, layout.row_tiles, key_tiles)
+    multiply_values = _make_multiply_rows(dtype, layout.row_tiles, sum_columns(head_size))
     pack = PAIR_CONVERSIONS[dtype].pack
 
     @cuda.jit(device=True, inline="always")
@@ -243,12 +241,15 @@ def _make_8_bits(
     dtype: str, kv_dtype: str, head_size: int, block_size: int, is_read: DeviceFunction
 ) -> PrefillPool:
     shift, mask = SWIZZLES_8_BITS[head_size]
-    column = _make_column({64: 4, 96: 2, 128: 8}[head_size])
-    steps, keys = head_size // 16, TILE_KEYS[head_size]
+    column = _make_column({64: 4, 96: 2, 128: 8, 256: 8}[head_size])
+    layout = prefill_layout(head_size, kv_dtype)
+    steps, keys = head_size // 16, layout.keys
     key_tiles, block_shift = keys // 8, block_size.bit_length() - 1
     first_scale, head_elements = block_size * head_size, head_bytes(head_size, block_size)
-    multiply_keys = _make_multiply_both(dtype, key_tiles)
-    multiply_values = _make_multiply_both(VALUE_DTYPE_8_BITS, sum_columns(head_size))
+    multiply_keys = _make_multiply_rows(dtype, layout.row_tiles, key_tiles)
+    multiply_values = _make_multiply_rows(
+        VALUE_DTYPE_8_BITS, layout.row_tiles, sum_columns(head_size)
+    )
     widen_keys, widen_values = WIDEN[kv_dtype, dtype], WIDEN[kv_dtype, VALUE_DTYPE_8_BITS]
     pack = PAIR_CONVERSIONS[dtype].pack
 
