@@ -97,12 +97,16 @@ class PrefillVariant(AttentionVariant):
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return float32_kernel.THREADS if self.is_float32 else prefill_layout(self.head_size, self.kv_dtype).threads
+        return (
+            float32_kernel.THREADS
+            if self.is_float32
+            else prefill_layout(self.head_size, self.kv_dtype).threads
+        )
 
     @property
     def tile_tokens(self) -> int:
         """Query tokens of a tile, each with `group` heads."""
-        rows = float32_kernel.TILE_ROWS if self.is_float32 else TILE_ROWS
+        rows = float32_kernel.tile_rows(self.head_size) if self.is_float32 else TILE_ROWS
         return rows // self.group
 
     @property
@@ -115,7 +119,11 @@ class PrefillVariant(AttentionVariant):
         """At least two blocks on a multiprocessor; for tensor cores no register is left over."""
         if self.is_float32:
             return Expectation(168, ("LDGSTS.128", "LDS.128", "FFMA", "SHFL"), resident_blocks=2)
-        return Expectation(255, ("LDGSTS.128", "LDSM", "HMMA", "MUFU"), resident_blocks=2 if self.threads == 128 else 1)
+        return Expectation(
+            255,
+            ("LDGSTS.128", "LDSM", "HMMA", "MUFU"),
+            resident_blocks=2 if self.threads == 128 else 1,
+        )
 
     def grid(self, num_kv_heads: int, num_tiles: int) -> tuple[int, int, int]:
         """Return the launch grid for a tile list of `num_tiles` entries."""

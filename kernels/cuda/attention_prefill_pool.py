@@ -157,14 +157,19 @@ def _make_multiply_rows(dtype: str, row_tiles: int, stride: int) -> DeviceFuncti
     return multiply_rows
 
 
-def _make_value_place(head_size: int, vector: int, shift: int, mask: int) -> DeviceFunction:
-    """Return where a lane's row of the values' first read lies: 16 tokens of two vectors."""
+def _make_place(
+    head_size: int, vector: int, tokens: int, swizzle: tuple[int, int]
+) -> DeviceFunction:
+    """Return where a lane's row of a first read lies, of 32 tokens, or of 16 and two vectors."""
+    shift, mask = swizzle
+    token_bits = tokens.bit_length() - 1
 
     @cuda.jit(device=True, inline="always")
-    def value_place(lane: Scalar) -> Scalar:
-        return (lane & 15) * head_size + vector * ((lane >> 4) ^ (lane >> shift & mask))
+    def place(lane: Scalar) -> Scalar:
+        vector_of_lane = (lane >> token_bits) ^ (lane >> shift & mask)
+        return (lane & tokens - 1) * head_size + vector * vector_of_lane
 
-    return value_place
+    return place
 
 
 def _make_16_bits(dtype: str, head_size: int, block_size: int) -> PrefillPool:
@@ -229,7 +234,7 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> PrefillPool:
         mask=mask,
         query_words=query_words,
         key_place=key_place,
-        value_place=_make_value_place(head_size, vector, shift, mask),
+        value_place=_make_place(head_size, vector, 16, SWIZZLES[head_size]),
         copy_scales=None,
         add_keys=add_keys,
         add_values=add_values,
@@ -251,6 +256,7 @@ def _make_8_bits(
         VALUE_DTYPE_8_BITS, layout.row_tiles, sum_columns(head_size)
     )
     widen_keys, widen_values = WIDEN[kv_dtype, dtype], WIDEN[kv_dtype, VALUE_DTYPE_8_BITS]
+    steps_at_once = 32 // min(keys, 32)  # of which a read has the keys' dimensions
     pack = PAIR_CONVERSIONS[dtype].pack
 
     @cuda.jit(device=True, inline="always")
@@ -258,10 +264,6 @@ def _make_8_bits(
         low = load_word(query, element + 4 * quad)
         high = load_word(query, element + 4 * quad + 2)
         return choose_bytes(low, high, LOWER_HALVES), choose_bytes(low, high, UPPER_HALVES)
-
-    @cuda.jit(device=True, inline="always")
-    def key_place(lane: Scalar) -> Scalar:
-        return lane * head_size + VECTOR_BYTES * (lane >> shift & mask)
 
     @cuda.jit(device=True, inline="always")
     def copy_scales(
@@ -285,10 +287,12 @@ def _make_8_bits(
     ) -> None:
         pairs = cuda.local.array((1, 4), uint32)
         first = column(place, step)
-        for four in range(key_tiles // 4):
-            load_tiles(words, 0, tiles, first + four * 32 * head_size)
-            for two in range(2):
-                widen_keys(pairs, 0, words[0, 2 * two], words[0, 2 * two + 1])
+        for four in range(-(-key_tiles // 4)):
+            if step % steps_at_once == 0:
+                load_tiles(words, 0, tiles, first + four * 32 * head_size)
+            for two in range(2 // steps_at_once):
+                t = 2 * (two + step % steps_at_once)
+                widen_keys(pairs, 0, words[0, t], words[0, t + 1])
                 low, high = (pairs[0, 0], pairs[0, 1]), (pairs[0, 2], pairs[0, 3])
                 multiply_keys(scores, 4 * four + 2 * two, left, low, high)
 
@@ -327,8 +331,8 @@ def _make_8_bits(
         shift=shift,
         mask=mask,
         query_words=query_words,
-        key_place=key_place,
-        value_place=_make_value_place(head_size, VECTOR_BYTES, shift, mask),
+        key_place=_make_place(head_size, VECTOR_BYTES, min(keys, 32), SWIZZLES_8_BITS[head_size]),
+        value_place=_make_place(head_size, VECTOR_BYTES, 16, SWIZZLES_8_BITS[head_size]),
         copy_scales=copy_scales,
         add_keys=add_keys,
         add_values=add_values,
