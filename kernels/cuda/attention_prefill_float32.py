@@ -3,7 +3,7 @@
 A block of threads takes 16 places of (query token, head), counted token by token, four a warp. The
 loop runs over tiles of 32 keys. For the scores a lane owns a key, so that a score needs no shuffle;
 for the sums it owns the dimensions lane, lane + 32, …, and the weights pass through shared memory
-in between:
+in between (at D 256 as below):
 
     scores    lane k:   Σ_d query[place, d] · K[k, d]         queries read by all lanes at once
     weights   [4 places a warp, 32 keys]                      written by key, read by place
@@ -21,6 +21,11 @@ arrive as zeros and are not read.
 
 Vectors of 16 bytes trade places within a row of keys, v at v ^ (r % 8) in row r, so that eight
 lanes that read the same vector of eight keys hit different eighths of 128 bytes.
+
+*D 256.* All of that would be 82 KB of shared memory, and arrays whose sizes are in the code may take
+48. So a tile has 16 keys there and a warp three places: 45 KB. Two lanes share a key: lane k takes
+the even vectors of its dimensions, lane k + 16 the odd ones, so that the queries' two do not meet
+in a bank; a shuffle adds the halves of a score.
 
 What limits it, by argument: shared memory. For 16 multiplications of scores a warp reads one vector
 of keys a lane, four cycles, and four of queries, a cycle each: half the float32 rate. For 64 of the
@@ -44,6 +49,7 @@ from kernels.cuda.variant import Pointer, Scalar
 
 WARPS = 4
 THREADS = 32 * WARPS
+# By head size; keys of a tile are the lanes of a warp, or half as many.
 WARP_ROWS = {64: 4, 96: 4, 128: 4, 256: 3}
 TILE_KEYS = {64: 32, 96: 32, 128: 32, 256: 16}
 

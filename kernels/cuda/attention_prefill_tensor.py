@@ -2,16 +2,17 @@
 
 *Rows.* The query tokens of a tile times the heads of the group are the rows of a matrix, counted
 token by token: place p of a row of the batch is token p // group, head p % group. A block of
-threads takes 128 places, a warp 32 of them, as two tiles of 16 for the tensor cores. Where the
-group does not divide 128 the last places belong to the next tile and are computed for nothing (at
-most 11 of 128).
+threads takes 128 places, a warp 32 of them, as two tiles of 16 for the tensor cores, or for D 256
+one tile (`attention_prefill_layout` says why). Where the group does not divide 128 the last places
+belong to the next tile and are computed for nothing (at most 11 of 128).
 
     place     0 … 31   32 … 63   64 … 95   96 … 127
     warp         0        1         2         3          of its 32 places, lane l has the fragments
                                                          of l // 4, + 8, + 16, + 24: `r` = 0 … 3
+    D 256      0   1    2   3     4   5     6   7        of its 16, of l // 4 and + 8: `r` = 0, 1
 
-*The loop* runs over tiles of 32 keys, 64 for D 64. Two stages of shared memory hold the keys and
-values of a tile each; copies run one tile ahead of the arithmetic:
+*The loop* runs over tiles of 32 keys, 64 for D 64, 16 for D 256. Two stages of shared memory hold
+the keys and values of a tile each; copies run one tile ahead of the arithmetic:
 
     stage 0   copy 0 │ compute 0 │ copy 2    │ compute 2 │
     stage 1          │ copy 1    │ compute 1 │ copy 3    │ …
@@ -37,13 +38,14 @@ of the last, are masked.
 
 *Shared memory*, and how tiles come from there, is the affair of `attention_prefill_pool`.
 
-*Registers* are what the kernel is short of: for D 128 a warp's sums take 128 a thread, its scores
+*Registers* are what the kernel is short of: for D 128 a warp's sums take 136 a thread, its scores
 32, its queries 64. Half of the queries (beside a pool of 8 bits nearly all) are therefore *parked*
 in shared memory, each thread's fragments in vectors of its own; no barrier concerns them. What
 addresses and masks are made of is made again where it is needed, starting from a second read of
 `tile_tokens`: the compiler would keep it in registers through the loop otherwise.
 
-*The argument for 250 TFLOP/s at D 128 on an H200* (not a measurement). Per warp and tile of keys
+*The argument for 250 TFLOP/s at D 128 on an H200* (not a measurement; that at D 256 is in
+`attention_prefill_layout`). Per warp and tile of keys
 there are 132 products of 4096 flop. What the units of a multiprocessor need for four warps, one on
 each scheduler, in cycles:
 
@@ -70,7 +72,7 @@ from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.attention_prefill_layout import TILE_ROWS, prefill_layout
+from kernels.cuda.attention_prefill_layout import LAYOUTS, TILE_ROWS
 from kernels.cuda.attention_prefill_pool import make_prefill_pool, sum_columns
 from kernels.cuda.attention_prefill_window import MINUS_INFINITY, make_prefill_window
 from kernels.cuda.attention_tiles import find_tile, keys_seen
@@ -102,10 +104,11 @@ def make_tensor_prefill(
     has_window: bool,
 ) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
-    layout = prefill_layout(head_size, kv_dtype)
-    keys, parked, threads = layout.keys, layout.parked, layout.threads
+    layout = LAYOUTS[head_size]
+    keys, threads = layout.keys, layout.threads
     row_tiles, warp_rows = layout.row_tiles, layout.warp_rows
     lane_rows = 2 * row_tiles
+    parked = layout.parked if kv_dtype is None else layout.parked_8_bits
     window_ = make_prefill_window(keys, has_window=has_window)
     first_seen_of, is_read, sees = window_.first_seen, window_.is_read, window_.sees
     is_cut, is_hidden, no_peak = window_.is_cut, window_.is_hidden, window_.no_peak
@@ -250,7 +253,7 @@ def make_tensor_prefill(
                 commit_copies()
             first_key = int32(t * keys)
             if t >= 0 and sees(first_key, first_position, visible_keys, window):
-                # scores[2 tiles of rows, keys / 8] = Q · Kᵀ
+                # scores[tiles of rows, keys / 8] = Q · Kᵀ
                 base = int32((t & 1) * stage)
                 for n in range(score_fragments):
                     for i in range(4):
@@ -310,7 +313,7 @@ def make_tensor_prefill(
                         for i in range(4):
                             sums[n, i] *= shrink[n // columns * 2 + i // 2]
 
-                # sums[2 tiles of rows, D / 8 and the mass] += weights · (V, 1)
+                # sums[tiles of rows, D / 8 and the mass] += weights · (V, 1)
                 place = int32(base + value_place)
                 for pair in range(key_tiles // 2):
                     for m in range(row_tiles):
