@@ -22,10 +22,10 @@ arrive as zeros and are not read.
 Vectors of 16 bytes trade places within a row of keys, v at v ^ (r % 8) in row r, so that eight
 lanes that read the same vector of eight keys hit different eighths of 128 bytes.
 
-*D 256.* All of that would be 82 KB of shared memory, and arrays whose sizes are in the code may take
-48. So a tile has 16 keys there and a warp three places: 45 KB. Two lanes share a key: lane k takes
-the even vectors of its dimensions, lane k + 16 the odd ones, so that the queries' two do not meet
-in a bank; a shuffle adds the halves of a score.
+*D 256.* All of that would be 82 KB of shared memory, of 48 that arrays may take whose sizes are in
+the code. So a tile has 16 keys there and a warp three places: 45 KB. Two lanes share a key: lane k
+takes the even vectors of its dimensions, lane k + 16 the odd ones, so that the queries' two do not
+meet in a bank; a shuffle adds the halves of a score.
 
 What limits it, by argument: shared memory. For 16 multiplications of scores a warp reads one vector
 of keys a lane, four cycles, and four of queries, a cycle each: half the float32 rate. For 64 of the

@@ -173,6 +173,13 @@ def test_an_index_outside_an_array_is_out_of_bounds(variant, old, new, break_sou
         simulate(draw_case(variant, ((2, 17),), num_kv_heads=1))
 
 
+def test_a_weight_that_both_lanes_of_a_key_write_is_a_race(break_source):
+    break_source(WIDE_FLOAT32, "if part == 0:", "if part >= 0:")
+
+    with pytest.raises(Race, match="shared memory"):
+        simulate(draw_case(WIDE_FLOAT32, ((1, 5),), num_kv_heads=1))
+
+
 def test_a_product_that_some_lanes_skip_is_a_fault(break_source):
     break_source(BFLOAT16, "t >= 0 and sees(", "lane > 0 and t >= 0 and sees(")
 
@@ -231,7 +238,7 @@ MORE_BREAKAGES = [
     (WIDE, "layout.row_tiles, layout.warp_rows", "layout.row_tiles, 32"),
     (WIDE_INT8, "lane >> token_bits", "lane >> 5"),
     (WIDE_INT8, "96: 2, 128: 8, 256: 8", "96: 2, 128: 8, 256: 4"),
-    (WIDE_FLOAT32, "lane & (tile_keys - 1)", "lane & (tile_keys // 2 - 1)"),
+    (WIDE_FLOAT32, "is_hidden(first_key + lane_key", "is_hidden(first_key + lane"),
     (WIDE_FLOAT32, "parts * step + part", "parts * step"),
     (WIDE_FLOAT32, "range(key_bits):\n                mass", "range(5):\n                mass"),
     (FLOAT32, "(lane & 7)", "(lane & 3)"),
