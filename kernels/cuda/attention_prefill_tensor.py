@@ -45,9 +45,8 @@ addresses and masks are made of is made again where it is needed, starting from 
 `tile_tokens`: the compiler would keep it in registers through the loop otherwise.
 
 *The argument for 250 TFLOP/s at D 128 on an H200* (not a measurement; that at D 256 is in
-`attention_prefill_layout`). Per warp and tile of keys
-there are 132 products of 4096 flop. What the units of a multiprocessor need for four warps, one on
-each scheduler, in cycles:
+`attention_prefill_layout`). Per warp and tile of keys there are 132 products of 4096 flop. What the
+units of a multiprocessor need for four warps, one on each scheduler, in cycles:
 
     tensor cores    132 products; mma.sync does about 62 % of the chip's 4096 flop a cycle   ~ 850
     shared memory   4 · (32 ldmatrix + 8 parked vectors) · 512 bytes at 128 bytes a cycle      640
@@ -233,7 +232,7 @@ def make_tensor_prefill(
             if next_tile < num_tiles:
                 if thread < copiers:
                     target = int64((next_tile & 1) * stage + copy_target)
-                    first_slot = int32(next_tile * keys) & (block_size - 1)
+                    first_slot = int32(next_tile * keys) & (block_size - 1)  # 0, or the other half
                     for first in range(0, keys, copy_rows):
                         key = int32(next_tile * keys + first + copied_token)
                         entry = int32(first_entry + (min(key, last_key) >> block_shift))
