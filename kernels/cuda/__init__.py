@@ -5,7 +5,8 @@
     attention_decode   paged attention of one query token a row (attention_decode_tensor, _pool,
                        _masks and _float32, attention_chunks, attention_partials, attention_merge)
     attention_prefill  the same for prompts: ragged, causal, over cached blocks
-                       (attention_prefill_tensor, _pool, _window and _float32, attention_tiles)
+                       (attention_prefill_tensor, _layout, _pool, _window and _float32,
+                       attention_tiles)
     quantized_kv       a pool of eight bits a number
     rope_write_kv      rotation of queries and keys, keys and values into the pool
     rms_norm, gate_mul, embedding, copy_blocks

@@ -17,8 +17,9 @@ The pool is drawn in `attention_decode`; a kernel sees one layer of it through `
 `key_offset` and `value_offset`. This file is the face; what does the work:
 
     attention_prefill_tensor     16-bit floats, tensor cores
+    attention_prefill_layout     what of it depends on the head size
     attention_prefill_float32    float32, ordinary cores
-    attention_prefill_pool       how the latter read a pool of 16 bits, or of 8
+    attention_prefill_pool       how the former reads a pool of 16 bits, or of 8
     attention_prefill_window     which keys both read and see
     attention_tiles              which block of threads takes which tokens: the plan
 
@@ -50,9 +51,10 @@ Rows of a few query tokens leave most of a tile empty, and a long row of them is
 blocks of threads: single tokens are for `attention_decode`, which does both.
 
 The ladder:
-  v1  this: two tiles of 16 rows a warp, K and V by asynchronous copies in two stages, query
-      fragments in registers, for D 128 half of them in shared memory. Compiled and simulated;
-      `make gpu` measures it. The argument for its speed is in `attention_prefill_tensor`.
+  v1  this: two tiles of 16 rows a warp, one for D 256, K and V by asynchronous copies in two
+      stages, query fragments in registers, for D 128 half of them in shared memory. Compiled and
+      simulated; `make gpu` measures it. The arguments for its speed are in
+      `attention_prefill_tensor` and `attention_prefill_layout`.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ from typing import ClassVar
 
 from kernels.cuda import attention_prefill_float32 as float32_kernel
 from kernels.cuda import attention_prefill_tensor as tensor_kernel
+from kernels.cuda.attention_prefill_layout import LAYOUTS, TILE_ROWS
 from kernels.cuda.attention_variant import PLACES, AttentionVariant, every_shape
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.variant import Expectation
@@ -96,12 +99,12 @@ class PrefillVariant(AttentionVariant):
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return float32_kernel.THREADS if self.is_float32 else tensor_kernel.THREADS
+        return float32_kernel.THREADS if self.is_float32 else LAYOUTS[self.head_size].threads
 
     @property
     def tile_tokens(self) -> int:
         """Query tokens of a tile, each with `group` heads."""
-        rows = float32_kernel.TILE_ROWS if self.is_float32 else tensor_kernel.TILE_ROWS
+        rows = float32_kernel.tile_rows(self.head_size) if self.is_float32 else TILE_ROWS
         return rows // self.group
 
     @property
@@ -111,10 +114,11 @@ class PrefillVariant(AttentionVariant):
 
     @property
     def expectation(self) -> Expectation:
-        """At least two blocks on a multiprocessor; for tensor cores no register is left over."""
+        """On a multiprocessor two blocks, or one of 256 threads; no register is left over."""
         if self.is_float32:
             return Expectation(168, ("LDGSTS.128", "LDS.128", "FFMA", "SHFL"), resident_blocks=2)
-        return Expectation(255, ("LDGSTS.128", "LDSM", "HMMA", "MUFU"), resident_blocks=2)
+        blocks = LAYOUTS[self.head_size].resident_blocks
+        return Expectation(255, ("LDGSTS.128", "LDSM", "HMMA", "MUFU"), resident_blocks=blocks)
 
     def grid(self, num_kv_heads: int, num_tiles: int) -> tuple[int, int, int]:
         """Return the launch grid for a tile list of `num_tiles` entries."""
@@ -151,4 +155,7 @@ def variants(*, every: bool) -> list[PrefillVariant]:
         PrefillVariant("bfloat16", 128, 4, 16, None, True),
         PrefillVariant("float16", 64, 2, 32, "float8", True),
         PrefillVariant("float32", 64, 3, 16, None, True),
+        PrefillVariant("bfloat16", 256, 4, 16, None, True),
+        PrefillVariant("float16", 256, 2, 32, "int8"),
+        PrefillVariant("float32", 256, 4, 16),
     ]

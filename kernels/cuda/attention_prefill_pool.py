@@ -4,9 +4,9 @@
 neighbouring vectors of a row or two) and `ldmatrix` (eight lanes, the same vector of eight rows)
 must hit different eighths of 128 bytes, so vectors trade places in a row, by the row's number:
 
-    D 64, 128    vector v of row r lies at v ^ (r % 8)          D 64:   row 0   0 1 2 3 4 5 6 7
-    D 96         192 bytes: every other row begins half way             row 1   1 0 3 2 5 4 7 6
-                 round already, v ^ (r / 2 % 4) does the rest           row 2   2 3 0 1 6 7 4 5  …
+    D 64, 128, 256   vector v of row r lies at v ^ (r % 8)      D 64:   row 0   0 1 2 3 4 5 6 7
+    D 96             192 bytes: every other row begins half             row 1   1 0 3 2 5 4 7 6
+                     way round, v ^ (r / 2 % 4) does the rest           row 2   2 3 0 1 6 7 4 5  …
 
 A step further on along D flips bits of the place, a step along the rows adds a constant, so that an
 address costs one instruction. `ldmatrix` fetches four 8 × 8 tiles: for keys two halves of 16
@@ -16,11 +16,11 @@ dimensions of 8 keys twice, for values (transposed) 16 keys of 8 dimensions twic
 with its scales, which are copied one by one, since behind the row's end they must be zeros and not
 somebody's NaN:
 
-    keys, `TILE_KEYS` rows of D bytes │ values, as many │ scales of the keys │ scales of the values
+    keys, a tile of rows of D bytes │ values, as many │ scales of the keys │ scales of the values
 
-    D 128   vector v of row r lies at v ^ (r % 8)      128 bytes a row
-    D 96    v ^ (r / 4 % 2)                             96: four rows begin at different quarters
-    D 64    v ^ (r / 2 % 4)                             64: every other row begins half way
+    D 128, 256   vector v of row r lies at v ^ (r % 8)      128 bytes a row, or twice that
+    D 96         v ^ (r / 4 % 2)                             96: four rows begin at other quarters
+    D 64         v ^ (r / 2 % 4)                             64: every other row begins half way
 
 `ldmatrix` moves rows of 16 bytes, whatever they mean: eight of them are 8 keys of 16 dimensions,
 and a lane gets four bytes, of key lane // 4 the dimensions 4·quad to 4·quad + 3, or transposed, of
@@ -29,7 +29,8 @@ the keys 2·quad and 2·quad + 1 the two dimensions 2·(lane // 4) and the next:
     word of a key              d0 d1 d2 d3     widened   d0 d2 │ d1 d3
     word of two keys k and l   k0 k1 l0 l1               k0 l0 │ k1 l1
 
-So one read serves twice the keys or dimensions. A word of a key is the share of both halves of a
+So one read serves twice the keys or dimensions; of a tile of but 16 keys it is two vectors of them,
+for this step along D and the next. A word of a key is the share of both halves of a
 product's 16 columns, in an order that queries are read in, too. A word of two keys is the share of
 two products: of even dimensions and of odd ones, and what a lane sums in the end is
 
@@ -47,6 +48,7 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint8, uint16, uint32
 
+from kernels.cuda.attention_prefill_layout import LAYOUTS
 from kernels.cuda.instructions.async_copies import copy_word_async
 from kernels.cuda.instructions.conversions import PAIR_CONVERSIONS
 from kernels.cuda.instructions.eight_bits import WIDEN
@@ -62,12 +64,9 @@ from kernels.cuda.instructions.vectors import load_word, store_word
 from kernels.cuda.quantized_kv import SCALE_BYTES, VALUE_DTYPE_8_BITS, head_bytes
 from kernels.cuda.variant import DeviceFunction, Local, Pointer, Scalar, Scalars
 
-TILE_KEYS = {64: 64, 96: 32, 128: 32}
-"""Keys of a tile by head size; in 16 bits a stage takes 16 KB, 12 for D 96."""
-
 # (shift, mask) by head size: vector v of row r lies at v ^ (r >> shift & mask).
-SWIZZLES = {64: (0, 7), 96: (1, 3), 128: (0, 7)}
-SWIZZLES_8_BITS = {64: (1, 3), 96: (2, 1), 128: (0, 7)}
+SWIZZLES = {64: (0, 7), 96: (1, 3), 128: (0, 7), 256: (0, 7)}
+SWIZZLES_8_BITS = {64: (1, 3), 96: (2, 1), 128: (0, 7), 256: (0, 7)}
 
 VECTOR_BYTES = 16
 
@@ -142,31 +141,33 @@ def _make_column(flips: int) -> DeviceFunction:
     return column
 
 
-def _make_multiply_both(dtype: str, stride: int) -> DeviceFunction:
-    """Return what multiplies both tiles of rows with the columns of two tiles of 8.
+def _make_multiply_rows(dtype: str, row_tiles: int, stride: int) -> DeviceFunction:
+    """Return what multiplies a warp's tiles of rows with the columns of two tiles of 8.
 
-    The sums of the second tile of rows are `stride` fragments behind those of the first.
+    The sums of a second tile of rows are `stride` fragments behind those of the first.
     """
     multiply = MULTIPLY_TILES[dtype]
 
     @cuda.jit(device=True, inline="always")
-    def multiply_both(sums: Local, n: Scalar, left: Local, first: Scalars, second: Scalars) -> None:
-        for m in range(2):
+    def multiply_rows(sums: Local, n: Scalar, left: Local, first: Scalars, second: Scalars) -> None:
+        for m in range(row_tiles):
             a = (left[m, 0], left[m, 1], left[m, 2], left[m, 3])
             multiply(sums, m * stride + n, a, first)
             multiply(sums, m * stride + n + 1, a, second)
 
-    return multiply_both
+    return multiply_rows
 
 
-def _make_value_place(head_size: int, vector: int, shift: int, mask: int) -> DeviceFunction:
-    """Return where a lane's row of the values' first read lies: 16 tokens of two vectors."""
+def _make_place(head_size: int, vector: int, tokens: int, shift: int, mask: int) -> DeviceFunction:
+    """Return where a lane's row of a first read lies, of 32 tokens, or of 16 and two vectors."""
+    token_bits = tokens.bit_length() - 1
 
     @cuda.jit(device=True, inline="always")
-    def value_place(lane: Scalar) -> Scalar:
-        return (lane & 15) * head_size + vector * ((lane >> 4) ^ (lane >> shift & mask))
+    def place(lane: Scalar) -> Scalar:
+        vector_of_lane = (lane >> token_bits) ^ (lane >> shift & mask)
+        return (lane & tokens - 1) * head_size + vector * vector_of_lane
 
-    return value_place
+    return place
 
 
 def _make_16_bits(dtype: str, head_size: int, block_size: int) -> PrefillPool:
@@ -174,10 +175,10 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> PrefillPool:
     column = _make_column(2 if head_size == 96 else 4)
     vector = VECTOR_BYTES // 2
     steps, vectors = head_size // 16, head_size // vector
-    keys = TILE_KEYS[head_size]
-    key_tiles = keys // 8
-    multiply_keys = _make_multiply_both(dtype, key_tiles)
-    multiply_values = _make_multiply_both(dtype, sum_columns(head_size))
+    layout = LAYOUTS[head_size]
+    keys, key_tiles = layout.keys, layout.keys // 8
+    multiply_keys = _make_multiply_rows(dtype, layout.row_tiles, key_tiles)
+    multiply_values = _make_multiply_rows(dtype, layout.row_tiles, sum_columns(head_size))
     pack = PAIR_CONVERSIONS[dtype].pack
 
     @cuda.jit(device=True, inline="always")
@@ -231,7 +232,7 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> PrefillPool:
         mask=mask,
         query_words=query_words,
         key_place=key_place,
-        value_place=_make_value_place(head_size, vector, shift, mask),
+        value_place=_make_place(head_size, vector, 16, shift, mask),
         copy_scales=None,
         add_keys=add_keys,
         add_values=add_values,
@@ -243,13 +244,17 @@ def _make_8_bits(
     dtype: str, kv_dtype: str, head_size: int, block_size: int, is_read: DeviceFunction
 ) -> PrefillPool:
     shift, mask = SWIZZLES_8_BITS[head_size]
-    column = _make_column({64: 4, 96: 2, 128: 8}[head_size])
-    steps, keys = head_size // 16, TILE_KEYS[head_size]
+    column = _make_column({64: 4, 96: 2, 128: 8, 256: 8}[head_size])
+    layout = LAYOUTS[head_size]
+    steps, keys = head_size // 16, layout.keys
     key_tiles, block_shift = keys // 8, block_size.bit_length() - 1
     first_scale, head_elements = block_size * head_size, head_bytes(head_size, block_size)
-    multiply_keys = _make_multiply_both(dtype, key_tiles)
-    multiply_values = _make_multiply_both(VALUE_DTYPE_8_BITS, sum_columns(head_size))
+    multiply_keys = _make_multiply_rows(dtype, layout.row_tiles, key_tiles)
+    multiply_values = _make_multiply_rows(
+        VALUE_DTYPE_8_BITS, layout.row_tiles, sum_columns(head_size)
+    )
     widen_keys, widen_values = WIDEN[kv_dtype, dtype], WIDEN[kv_dtype, VALUE_DTYPE_8_BITS]
+    steps_at_once = 32 // min(keys, 32)  # of 16 dimensions, in one read of keys
     pack = PAIR_CONVERSIONS[dtype].pack
 
     @cuda.jit(device=True, inline="always")
@@ -257,10 +262,6 @@ def _make_8_bits(
         low = load_word(query, element + 4 * quad)
         high = load_word(query, element + 4 * quad + 2)
         return choose_bytes(low, high, LOWER_HALVES), choose_bytes(low, high, UPPER_HALVES)
-
-    @cuda.jit(device=True, inline="always")
-    def key_place(lane: Scalar) -> Scalar:
-        return lane * head_size + VECTOR_BYTES * (lane >> shift & mask)
 
     @cuda.jit(device=True, inline="always")
     def copy_scales(
@@ -284,10 +285,12 @@ def _make_8_bits(
     ) -> None:
         pairs = cuda.local.array((1, 4), uint32)
         first = column(place, step)
-        for four in range(key_tiles // 4):
-            load_tiles(words, 0, tiles, first + four * 32 * head_size)
-            for two in range(2):
-                widen_keys(pairs, 0, words[0, 2 * two], words[0, 2 * two + 1])
+        for four in range(-(-key_tiles // 4)):
+            if step % steps_at_once == 0:
+                load_tiles(words, 0, tiles, first + four * 32 * head_size)
+            for two in range(2 // steps_at_once):
+                t = 2 * (two + step % steps_at_once)
+                widen_keys(pairs, 0, words[0, t], words[0, t + 1])
                 low, high = (pairs[0, 0], pairs[0, 1]), (pairs[0, 2], pairs[0, 3])
                 multiply_keys(scores, 4 * four + 2 * two, left, low, high)
 
@@ -326,8 +329,8 @@ def _make_8_bits(
         shift=shift,
         mask=mask,
         query_words=query_words,
-        key_place=key_place,
-        value_place=_make_value_place(head_size, VECTOR_BYTES, shift, mask),
+        key_place=_make_place(head_size, VECTOR_BYTES, min(keys, 32), shift, mask),
+        value_place=_make_place(head_size, VECTOR_BYTES, 16, shift, mask),
         copy_scales=copy_scales,
         add_keys=add_keys,
         add_values=add_values,

@@ -2,16 +2,17 @@
 
 *Rows.* The query tokens of a tile times the heads of the group are the rows of a matrix, counted
 token by token: place p of a row of the batch is token p // group, head p % group. A block of
-threads takes 128 places, a warp 32 of them, as two tiles of 16 for the tensor cores. Where the
-group does not divide 128 the last places belong to the next tile and are computed for nothing (at
-most 11 of 128).
+threads takes 128 places, a warp 32 of them, as two tiles of 16 for the tensor cores, or for D 256
+one tile (`attention_prefill_layout` says why). Where the group does not divide 128 the last places
+belong to the next tile and are computed for nothing (at most 11 of 128).
 
     place     0 … 31   32 … 63   64 … 95   96 … 127
     warp         0        1         2         3          of its 32 places, lane l has the fragments
                                                          of l // 4, + 8, + 16, + 24: `r` = 0 … 3
+    D 256      0   1    2   3     4   5     6   7        of its 16, of l // 4 and + 8: `r` = 0, 1
 
-*The loop* runs over tiles of 32 keys, 64 for D 64. Two stages of shared memory hold the keys and
-values of a tile each; copies run one tile ahead of the arithmetic:
+*The loop* runs over tiles of 32 keys, 64 for D 64, 16 for D 256. Two stages of shared memory hold
+the keys and values of a tile each; copies run one tile ahead of the arithmetic:
 
     stage 0   copy 0 │ compute 0 │ copy 2    │ compute 2 │
     stage 1          │ copy 1    │ compute 1 │ copy 3    │ …
@@ -37,15 +38,15 @@ of the last, are masked.
 
 *Shared memory*, and how tiles come from there, is the affair of `attention_prefill_pool`.
 
-*Registers* are what the kernel is short of: for D 128 a warp's sums take 128 a thread, its scores
+*Registers* are what the kernel is short of: for D 128 a warp's sums take 136 a thread, its scores
 32, its queries 64. Half of the queries (beside a pool of 8 bits nearly all) are therefore *parked*
 in shared memory, each thread's fragments in vectors of its own; no barrier concerns them. What
 addresses and masks are made of is made again where it is needed, starting from a second read of
 `tile_tokens`: the compiler would keep it in registers through the loop otherwise.
 
-*The argument for 250 TFLOP/s at D 128 on an H200* (not a measurement). Per warp and tile of keys
-there are 132 products of 4096 flop. What the units of a multiprocessor need for four warps, one on
-each scheduler, in cycles:
+*The argument for 250 TFLOP/s at D 128 on an H200* (not a measurement; that at D 256 is in
+`attention_prefill_layout`). Per warp and tile of keys there are 132 products of 4096 flop. What the
+units of a multiprocessor need for four warps, one on each scheduler, in cycles:
 
     tensor cores    132 products; mma.sync does about 62 % of the chip's 4096 flop a cycle   ~ 850
     shared memory   4 · (32 ldmatrix + 8 parked vectors) · 512 bytes at 128 bytes a cycle      640
@@ -70,7 +71,8 @@ from collections.abc import Callable
 
 from numba import cuda, float32, int32, int64, uint32
 
-from kernels.cuda.attention_prefill_pool import TILE_KEYS, make_prefill_pool, sum_columns
+from kernels.cuda.attention_prefill_layout import LAYOUTS, TILE_ROWS
+from kernels.cuda.attention_prefill_pool import make_prefill_pool, sum_columns
 from kernels.cuda.attention_prefill_window import MINUS_INFINITY, make_prefill_window
 from kernels.cuda.attention_tiles import find_tile, keys_seen
 from kernels.cuda.attention_variant import SLACK
@@ -88,14 +90,6 @@ from kernels.cuda.instructions.vectors import load_vector, load_word, store_vect
 from kernels.cuda.lanes import lane_and_warp
 from kernels.cuda.variant import Pointer, Scalar
 
-WARPS = 4
-THREADS = 32 * WARPS
-WARP_ROWS = 32  # two tiles of 16
-TILE_ROWS = WARPS * WARP_ROWS
-
-# Of 16 dimensions, of the queries, by head size; widening keys and values takes registers, too.
-PARKED_STEPS, PARKED_STEPS_8_BITS = {64: 0, 96: 0, 128: 4}, {64: 0, 96: 0, 128: 7}
-
 ONE_TWICE = {"bfloat16": 0x3F80_3F80, "float16": 0x3C00_3C00}
 
 
@@ -109,7 +103,11 @@ def make_tensor_prefill(
     has_window: bool,
 ) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
-    keys = TILE_KEYS[head_size]
+    layout = LAYOUTS[head_size]
+    keys, threads = layout.keys, layout.threads
+    row_tiles, warp_rows = layout.row_tiles, layout.warp_rows
+    lane_rows = 2 * row_tiles
+    parked = layout.parked if kv_dtype is None else layout.parked_8_bits
     window_ = make_prefill_window(keys, has_window=has_window)
     first_seen_of, is_read, sees = window_.first_seen, window_.is_read, window_.sees
     is_cut, is_hidden, no_peak = window_.is_cut, window_.is_hidden, window_.no_peak
@@ -122,7 +120,6 @@ def make_tensor_prefill(
     most_tokens = TILE_ROWS // group  # of a tile
     block_shift = block_size.bit_length() - 1
     steps = head_size // 16
-    parked = (PARKED_STEPS_8_BITS if has_scales else PARKED_STEPS)[head_size]
     resident = steps - parked
     columns = sum_columns(head_size)
     mass = columns - 1
@@ -130,15 +127,15 @@ def make_tensor_prefill(
     half_stage = keys * head_size  # elements: first the keys, then the values
     vectors = head_size // vector_elements  # of a token's row
     # Rows that are copied at a time, a multiple of 8, so that they are all swizzled alike.
-    copy_rows = THREADS // vectors // 8 * 8
+    copy_rows = threads // vectors // 8 * 8
     copiers = copy_rows * vectors
     # Sizes of arrays.
-    parked_elements = THREADS * vector_elements  # of a fragment
-    shared_elements = 2 * stage + parked * 2 * parked_elements
+    parked_elements = threads * vector_elements  # of a fragment
+    shared_elements = 2 * stage + parked * row_tiles * parked_elements
     element_type = pool_.element
-    resident_fragments = 2 * resident
-    score_fragments = 2 * key_tiles
-    sum_fragments = 2 * columns
+    resident_fragments = row_tiles * resident
+    score_fragments = row_tiles * key_tiles
+    sum_fragments = row_tiles * columns
     one_twice = ONE_TWICE[pool_.value_dtype]
     multiply = MULTIPLY_TILES[pool_.value_dtype]
     pack = PAIR_CONVERSIONS[pool_.value_dtype].pack
@@ -172,24 +169,24 @@ def make_tensor_prefill(
         seq_len, first_query, context, end_token = find_tile(
             row, first_token, most_tokens, seq_lens, cu_query_lens
         )
-        first_place = int32(first_token * group + warp * WARP_ROWS)
-        first_position, visible_keys = keys_seen(first_place, WARP_ROWS, group, context, end_token)
+        first_place = int32(first_token * group + warp * warp_rows)
+        first_position, visible_keys = keys_seen(first_place, warp_rows, group, context, end_token)
 
         tiles = cuda.shared.array(shared_elements, element_type, alignment=16)
         queries = cuda.local.array((resident_fragments, 4), uint32)
-        left = cuda.local.array((2, 4), uint32)
+        left = cuda.local.array((row_tiles, 4), uint32)
         words = cuda.local.array((1, 4), uint32)
         scores = cuda.local.array((score_fragments, 4), float32)
-        weights = cuda.local.array((2, 4), uint32)
+        weights = cuda.local.array((row_tiles, 4), uint32)
         sums = cuda.local.array((sum_fragments, 4), float32)
-        elements = cuda.local.array(4, int64)  # where the queries of `r` begin
-        peak = cuda.local.array(4, float32)
-        shrink = cuda.local.array(4, float32)
+        elements = cuda.local.array(lane_rows, int64)  # where the queries of `r` begin
+        peak = cuda.local.array(lane_rows, float32)
+        shrink = cuda.local.array(lane_rows, float32)
         ones = (uint32(one_twice), uint32(one_twice))
 
         # The queries as fragments of tiles A. Lanes without a token take the last one.
         parking = int64(2 * stage + thread * vector_elements)
-        for r in range(4):
+        for r in range(lane_rows):
             place = int32(first_place + 8 * r + (lane >> 2))
             token = int64(first_query + min(place // group, end_token - 1))
             head = kv_head * group + place % group
@@ -199,7 +196,7 @@ def make_tensor_prefill(
                 for half in range(2):
                     queries[r // 2 * resident + step, 2 * half + r % 2] = both[half]
             peak[r] = no_peak
-        for m in range(2):
+        for m in range(row_tiles):
             for step in range(parked):
                 for i in range(2):
                     element = elements[2 * m + i] + 16 * (resident + step)
@@ -235,11 +232,12 @@ def make_tensor_prefill(
             if next_tile < num_tiles:
                 if thread < copiers:
                     target = int64((next_tile & 1) * stage + copy_target)
+                    first_slot = int32(next_tile * keys) & (block_size - 1)  # 0, or the other half
                     for first in range(0, keys, copy_rows):
                         key = int32(next_tile * keys + first + copied_token)
                         entry = int32(first_entry + (min(key, last_key) >> block_shift))
                         base = int64(block_tables[entry]) * block_stride + copy_source
-                        source = base + first % block_size * head_size
+                        source = base + (first_slot + first % block_size) * head_size
                         is_wanted = key <= last_key and is_read(key, first_seen)
                         element = target + first * head_size
                         copy_async(tiles, element, pool, source + key_offset, is_wanted)
@@ -254,14 +252,14 @@ def make_tensor_prefill(
                 commit_copies()
             first_key = int32(t * keys)
             if t >= 0 and sees(first_key, first_position, visible_keys, window):
-                # scores[2 tiles of rows, keys / 8] = Q · Kᵀ
+                # scores[tiles of rows, keys / 8] = Q · Kᵀ
                 base = int32((t & 1) * stage)
                 for n in range(score_fragments):
                     for i in range(4):
                         scores[n, i] = float32(0)
                 place = int32(base + key_place)
                 for step in range(steps):
-                    for m in range(2):
+                    for m in range(row_tiles):
                         if step < resident:
                             for i in range(4):
                                 left[m, i] = queries[m * resident + step, i]
@@ -275,12 +273,12 @@ def make_tensor_prefill(
                     for n in range(key_tiles):
                         for i in range(2):
                             scale = word_to_float32(load_word(tiles, scales + 32 * n + 4 * i))
-                            for r in range(4):
+                            for r in range(lane_rows):
                                 scores[r // 2 * key_tiles + n, r % 2 * 2 + i] *= scale
 
                 if is_cut(first_key, first_position, visible_keys, window):
-                    row_place = tile_tokens[tile] * group + warp * WARP_ROWS + (lane >> 2)
-                    for r in range(4):
+                    row_place = tile_tokens[tile] * group + warp * warp_rows + (lane >> 2)
+                    for r in range(lane_rows):
                         position = context + int32(row_place + 8 * r) // group
                         reach = int32(position - first_key - 2 * (lane & 3))
                         for n in range(key_tiles):
@@ -291,7 +289,7 @@ def make_tensor_prefill(
 
                 # What stands in `scores` becomes the weights, 2 to the power of score - peak.
                 rises = False
-                for r in range(4):
+                for r in range(lane_rows):
                     top = MINUS_INFINITY
                     for n in range(key_tiles):
                         for i in range(2):
@@ -314,10 +312,10 @@ def make_tensor_prefill(
                         for i in range(4):
                             sums[n, i] *= shrink[n // columns * 2 + i // 2]
 
-                # sums[2 tiles of rows, D / 8 and the mass] += weights · (V, 1)
+                # sums[tiles of rows, D / 8 and the mass] += weights · (V, 1)
                 place = int32(base + value_place)
                 for pair in range(key_tiles // 2):
-                    for m in range(2):
+                    for m in range(row_tiles):
                         for i in range(4):
                             n = m * key_tiles + 2 * pair + i // 2
                             j = i % 2 * 2
@@ -330,7 +328,7 @@ def make_tensor_prefill(
                             first_scale = scales + 32 * (2 * pair + half)
                             low = word_to_float32(load_word(tiles, first_scale))
                             high = word_to_float32(load_word(tiles, first_scale + 4))
-                            for r in range(4):
+                            for r in range(lane_rows):
                                 n, j = r // 2 * key_tiles + 2 * pair + half, r % 2 * 2
                                 both = pack(scores[n, j] * low, scores[n, j + 1] * high)
                                 weights[r // 2, 2 * half + r % 2] = both
@@ -341,8 +339,8 @@ def make_tensor_prefill(
         _, first_query, _, end_token = find_tile(
             row, first_token, most_tokens, seq_lens, cu_query_lens
         )
-        row_place = first_token * group + warp * WARP_ROWS + (lane >> 2)
-        for r in range(4):
+        row_place = first_token * group + warp * warp_rows + (lane >> 2)
+        for r in range(lane_rows):
             place = int32(row_place + 8 * r)
             token = place // group
             if token < end_token:

@@ -27,6 +27,10 @@ from tests.kernels.cuda.simulation import simulate
         (PrefillVariant("bfloat16", 64, 3, 16, "float8"), ((2, 70), (0, 5))),
         (PrefillVariant("float16", 96, 5, 32, "int8"), ((14, 33),)),
         (PrefillVariant("bfloat16", 128, 4, 16, "int8"), ((3, 34),)),
+        # Of 256: blocks of two tiles of keys, rows over more than two, places left over.
+        (PrefillVariant("bfloat16", 256, 5, 32), ((26, 55), (0, 3))),
+        (PrefillVariant("float16", 256, 4, 32, "float8"), ((4, 40),)),
+        (PrefillVariant("float32", 256, 5, 32), ((3, 37),)),
     ],
     ids=lambda value: getattr(value, "name", None) or "rows",
 )
@@ -40,6 +44,10 @@ def test_prefill_attention_equals_the_specification(variant, rows):
     ("variant", "rows"),
     [
         (PrefillVariant("bfloat16", 64, 2, 16), ((17, 34), (1, 3))),
+        (PrefillVariant("bfloat16", 256, 8, 32), ((5, 40), (1, 3))),
+        pytest.param(
+            PrefillVariant("float32", 256, 4, 16), ((4, 20), (1, 3)), marks=pytest.mark.slow
+        ),
         pytest.param(
             PrefillVariant("float32", 64, 4, 16), ((5, 7), (1, 3)), marks=pytest.mark.slow
         ),
@@ -68,19 +76,22 @@ def test_bits_do_not_depend_on_chunks_other_rows_the_tile_list_or_the_order_of_t
     np.testing.assert_array_equal(simulate(backwards, seed=3)["out"], together["out"])
 
 
-def test_bits_do_not_depend_on_the_block_size():
+@pytest.mark.parametrize("head_size", [64, 256])  # tiles of keys of two blocks, and of half a one
+def test_bits_do_not_depend_on_the_block_size(head_size):
     rng = np.random.default_rng(0)
-    coarse = draw_pool(rng, "bfloat16", [41], num_kv_heads=1, block_size=32, head_size=64)
+    coarse = draw_pool(rng, "bfloat16", [41], num_kv_heads=1, block_size=32, head_size=head_size)
     # The same tokens in half blocks.
     halves = np.stack(np.split(coarse.pool, 2, axis=4), axis=1)
     tables = np.stack([2 * coarse.tables, 2 * coarse.tables + 1], axis=-1).reshape(1, -1)
     fine = dataclasses.replace(coarse, pool=halves.reshape(-1, *halves.shape[2:]), tables=tables)
-    query = rng.standard_normal((3, 3, 64)).astype(np.float32)
+    query = rng.standard_normal((3, 3, head_size)).astype(np.float32)
     stored = (query.view(np.uint32) >> 16).astype(np.uint16)
     query_lens = np.array([3], np.int32)
 
     in_32, in_16 = (
-        simulate(make_case(PrefillVariant("bfloat16", 64, 2, size), stored, query_lens, pool))
+        simulate(
+            make_case(PrefillVariant("bfloat16", head_size, 2, size), stored, query_lens, pool)
+        )
         for size, pool in ((32, coarse), (16, fine))
     )
 

@@ -23,6 +23,9 @@ NARROW = PrefillVariant("float16", 96, 2, 16)
 FLOAT32 = PrefillVariant("float32", 64, 2, 16)
 INT8 = PrefillVariant("bfloat16", 64, 2, 16, "int8")
 INT8_NARROW = PrefillVariant("float16", 96, 2, 16, "int8")
+WIDE = PrefillVariant("bfloat16", 256, 3, 32)  # its blocks are of two tiles of keys
+WIDE_INT8 = PrefillVariant("float16", 256, 2, 16, "int8")
+WIDE_FLOAT32 = PrefillVariant("float32", 256, 3, 32)
 WINDOW = PrefillVariant("bfloat16", 128, 2, 16, None, True)
 WINDOW_INT8 = PrefillVariant("bfloat16", 128, 2, 16, "int8", True)
 WINDOW_FLOAT32 = PrefillVariant("float32", 64, 2, 16, None, True)
@@ -32,8 +35,8 @@ MODULES = {
     "make_float32_prefill": attention_prefill_float32,
     "make_prefill_window": attention_prefill_window,
     "_make_column": attention_prefill_pool,
-    "_make_multiply_both": attention_prefill_pool,
-    "_make_value_place": attention_prefill_pool,
+    "_make_multiply_rows": attention_prefill_pool,
+    "_make_place": attention_prefill_pool,
     "_make_16_bits": attention_prefill_pool,
     "_make_8_bits": attention_prefill_pool,
 }
@@ -47,7 +50,7 @@ def factories_of(variant) -> list[str]:
     """Return the factories that a kernel's source is of, the kernel's own first."""
     if variant.dtype == "float32":
         return ["make_float32_prefill", "make_prefill_window"]
-    shared = ["make_prefill_window", "_make_column", "_make_multiply_both", "_make_value_place"]
+    shared = ["make_prefill_window", "_make_column", "_make_multiply_rows", "_make_place"]
     return ["make_tensor_prefill", *shared, "_make_8_bits" if variant.kv_dtype else "_make_16_bits"]
 
 
@@ -92,7 +95,9 @@ def small_case(variant):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "variant", [BFLOAT16, PARKED, NARROW, FLOAT32, INT8, INT8_NARROW], ids=lambda v: v.name
+    "variant",
+    [BFLOAT16, PARKED, NARROW, WIDE, FLOAT32, WIDE_FLOAT32, INT8, INT8_NARROW, WIDE_INT8],
+    ids=lambda v: v.name,
 )
 def test_the_unbroken_source_passes(variant, remake):
     for factory in factories_of(variant):
@@ -168,6 +173,13 @@ def test_an_index_outside_an_array_is_out_of_bounds(variant, old, new, break_sou
         simulate(draw_case(variant, ((2, 17),), num_kv_heads=1))
 
 
+def test_a_weight_that_both_lanes_of_a_key_write_is_a_race(break_source):
+    break_source(WIDE_FLOAT32, "if part == 0:", "if part >= 0:")
+
+    with pytest.raises(Race, match="shared memory"):
+        simulate(draw_case(WIDE_FLOAT32, ((1, 5),), num_kv_heads=1))
+
+
 def test_a_product_that_some_lanes_skip_is_a_fault(break_source):
     break_source(BFLOAT16, "t >= 0 and sees(", "lane > 0 and t >= 0 and sees(")
 
@@ -185,6 +197,15 @@ BREAKAGES = [
     (INT8, "pool, source, is_wanted", "pool, source, True"),
     (INT8, "% 2 * 2 + i] *= scale", "% 2 * 2 + i] *= float32(1)"),
     (INT8, "scores[n, j + 1] * high", "scores[n, j + 1] * low"),
+    # Keys of the first half of a block for those of the second.
+    (WIDE, "int32(next_tile * keys) & (block_size - 1)", "0"),
+    # What a read of keys has of the next 16 dimensions.
+    (WIDE_INT8, "2 * (two + step % steps_at_once)", "2 * two"),
+    (
+        WIDE_FLOAT32,
+        "scores[r] += cuda.shfl_xor_sync",
+        "scores[r] += float32(0) * cuda.shfl_xor_sync",
+    ),
     (FLOAT32, "token < seq_len", "True"),
     (FLOAT32, "key > position", "key > position + 1"),
 ]
@@ -195,12 +216,12 @@ MORE_BREAKAGES = [
     (BFLOAT16, "rises |= shrink[r] != float32(1)", "rises |= t == 0"),
     (BFLOAT16, "swizzled = vector ^ (", "swizzled = vector + 0 * ("),
     (BFLOAT16, "(lane >> 3 & 1) ^ (", "(lane >> 4) ^ ("),
-    (BFLOAT16, "lane & 15) * head_size", "lane & 7) * head_size"),
+    (BFLOAT16, "lane & tokens - 1", "lane & 7"),
     (BFLOAT16, "source + value_offset", "source + key_offset"),
     (BFLOAT16, "visible_keys\n\n    @cuda", "visible_keys - keys\n\n    @cuda"),
     (BFLOAT16, "top, 1 << bit", "top, 2 << bit"),
     (BFLOAT16, "a, ones)", "a, (ones[0], uint32(0)))"),
-    (PARKED, "first % block_size * head_size", "0"),
+    (PARKED, "first_slot + first % block_size", "first_slot"),
     (PARKED, "peak[r] = top", "peak[r] = max(old, float32(-99))"),
     (NARROW, "2 if head_size == 96 else 4", "4"),
     (INT8, "copied_token % block_size", "0"),
@@ -213,6 +234,13 @@ MORE_BREAKAGES = [
     (INT8, "four * 32 * head_size", "0"),
     (INT8, "first + 16 * step + 2 * j", "first + 16 * step + 2 - 2 * j"),
     (INT8_NARROW, "96: 2, 128: 8", "96: 4, 128: 8"),
+    (WIDE, "step // flips * flips * 16", "0"),
+    (WIDE, "layout.row_tiles, layout.warp_rows", "layout.row_tiles, 32"),
+    (WIDE_INT8, "lane >> token_bits", "lane >> 5"),
+    (WIDE_INT8, "96: 2, 128: 8, 256: 8", "96: 2, 128: 8, 256: 4"),
+    (WIDE_FLOAT32, "is_hidden(first_key + lane_key", "is_hidden(first_key + lane"),
+    (WIDE_FLOAT32, "parts * step + part", "parts * step"),
+    (WIDE_FLOAT32, "range(key_bits):\n                mass", "range(5):\n                mass"),
     (FLOAT32, "(lane & 7)", "(lane & 3)"),
     (FLOAT32, "mass[r] * shrink + weight", "mass[r] + weight"),
     (FLOAT32, "sums[r, i] *= shrink", "pass"),
@@ -256,7 +284,7 @@ MORE_WINDOW_BREAKAGES = [
     (WINDOW_FLOAT32, "key >= first if", "key >= first - 1 if"),
     (WINDOW_FLOAT32, "NO_PEAK if has_window else MINUS_INFINITY", "MINUS_INFINITY"),
     (WINDOW_FLOAT32, "int32(first_position - window) + 1", "int32(first_position - window) + 9"),
-    (WINDOW_FLOAT32, "seq_len, first_tile * TILE_KEYS", "seq_len, 0"),
+    (WINDOW_FLOAT32, "seq_len, first_tile * tile_keys", "seq_len, 0"),
 ]
 
 

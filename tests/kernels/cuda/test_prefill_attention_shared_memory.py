@@ -43,10 +43,13 @@ def accesses(monkeypatch):
         ("bfloat16", 64, None),
         ("bfloat16", 96, None),
         ("bfloat16", 128, None),
+        ("bfloat16", 256, None),
         ("float32", 96, None),
+        ("float32", 256, None),
         ("bfloat16", 64, "int8"),
         ("bfloat16", 96, "int8"),
         pytest.param("bfloat16", 128, "int8", marks=pytest.mark.slow),
+        ("bfloat16", 256, "int8"),
     ],
 )
 def test_no_two_lanes_of_a_wide_access_meet_in_a_bank(dtype, head_size, kv_dtype, accesses):

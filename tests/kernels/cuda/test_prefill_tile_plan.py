@@ -7,6 +7,7 @@ import pytest
 
 from kernels.cuda.attention_prefill import MAX_TILES, PrefillVariant
 from kernels.cuda.attention_tiles import NO_ROW, TileListFullError, most_tiles, plan_tiles
+from kernels.cuda.attention_variant import HEAD_SIZES, MOST_GROUPS
 from kernels.cuda.errors import UnsupportedVariantError
 
 
@@ -69,6 +70,15 @@ def test_the_most_tiles_are_enough_for_any_batch_and_needed_by_one():
         bound = most_tiles(int(query_lens.sum()), len(query_lens), 8)
         assert plan_tiles(query_lens, query_lens, 8).num_tiles <= bound
     assert plan_tiles([1, 1, 9], [1, 1, 9], 8).num_tiles == most_tiles(11, 3, 8)
+
+
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+def test_a_tile_has_all_the_tokens_whose_heads_find_places_in_a_block(head_size):
+    in_float32 = 12 if head_size == 256 else 16
+    for dtype, places in (("bfloat16", 128), ("float32", in_float32)):
+        for group in range(1, MOST_GROUPS[head_size] + 1):
+            tokens = PrefillVariant(dtype, head_size, group, 16).tile_tokens
+            assert tokens * group <= places < (tokens + 1) * group
 
 
 def test_a_grid_the_device_cannot_hold_is_refused_by_name():
