@@ -280,4 +280,6 @@ def variants(*, every: bool) -> list[DecodeVariant]:
         DecodeVariant("bfloat16", 128, 4, 16, None, True),
         DecodeVariant("float16", 64, 2, 32, "int8", True),
         DecodeVariant("float32", 96, 3, 16, None, True),
+        DecodeVariant("bfloat16", 256, 4, 16, None, True),
+        DecodeVariant("float16", 256, 8, 32, "int8"),
     ]
