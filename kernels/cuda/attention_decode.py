@@ -168,7 +168,7 @@ class DecodeVariant(AttentionVariant):
         if self.is_float32:
             return Expectation(168, ("LDG.128", "FFMA", "SHFL"), begins_early=True)
         registers, resident_blocks = 255, 2
-        if self.group <= HEADS_OF_TILE:
+        if self.group <= HEADS_OF_TILE and self.head_size < 256:
             registers, resident_blocks = (128, 4) if self.head_size == 64 else (168, 3)
         return Expectation(
             registers,
@@ -264,7 +264,7 @@ class DecodeVariant(AttentionVariant):
     @property
     def _layout(self) -> PartialLayout:
         if self.is_float32:
-            return float32_layout(self.group)
+            return float32_layout(self.head_size, self.group)
         return tensor_layout(self.head_size, self.group)
 
 
@@ -280,4 +280,6 @@ def variants(*, every: bool) -> list[DecodeVariant]:
         DecodeVariant("bfloat16", 128, 4, 16, None, True),
         DecodeVariant("float16", 64, 2, 32, "int8", True),
         DecodeVariant("float32", 96, 3, 16, None, True),
+        DecodeVariant("bfloat16", 256, 4, 16, None, True),
+        DecodeVariant("float16", 256, 8, 32, "int8"),
     ]

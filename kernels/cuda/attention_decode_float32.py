@@ -1,25 +1,28 @@
 """Decode attention for float32: products and sums on the ordinary cores, in float32 throughout.
 
-Who does what. One block of threads works on up to four query heads of one kv head of one row; its
-warps hold their queries and sums in registers and share the row's tokens (`attention_chunks`). A
-larger group is dealt out to `parts` blocks, one beside the other in the grid, which read the same
-tokens at about the same time, so that the second cache can serve all but one.
+Who does what. One block of threads works on up to four query heads of one kv head of one row, three
+at head size 256; its warps hold their queries and sums in registers and share the row's tokens
+(`attention_chunks`). A larger group is dealt out to `parts` blocks, one beside the other in the
+grid, which read the same tokens at about the same time, so that the second cache can serve all but
+one.
 
-A lane owns four neighbouring dimensions of queries, keys, values and sums, 16 bytes:
+A lane owns four neighbouring dimensions of queries, keys, values and sums, 16 bytes, or twice four:
 
     head size 128     lane         0  │ 1 …  31                        one token a read of the warp
                       dimension  0 … 3│ 4 … 127
     head size 96      the same; the lanes 24 … 31 read nothing and hold zeros
     head size 64      lanes 0 … 15: token 2t,   lanes 16 … 31: token 2t + 1          two tokens
+    head size 256     as at 128, and again 128 dimensions further          a token in two reads
 
-so a score is four products in each lane and a sum over the token's lanes, by a butterfly of
-shuffles that leaves the same bits in all of them. At head size 64 the halves of the warp have
-common peaks but sums and masses of their own, which are added at the end of a chunk.
+so a score is four products in each lane, eight at head size 256, and a sum over the token's lanes,
+by a butterfly of shuffles that leaves the same bits in all of them. At head size 64 the halves of
+the warp have common peaks but sums and masses of their own, which are added at the end of a chunk.
 
-Four reads of keys and four of values are under way at a time, 4 KB a warp; three blocks, 12 warps,
-fit a multiprocessor: up to 48 KB in flight, but none while a warp computes. The limit should be the
-shuffles, five a score, beside four products: this kernel is for small models and for comparison,
-and has no tensor cores because those round float32 to 11 bits.
+Four reads of keys and four of values are under way at a time, 4 KB a warp: of four tokens, of eight
+at head size 64, of two at 256. Three blocks, 12 warps, fit a multiprocessor: up to 48 KB in flight,
+but none while a warp computes. The limit should be the shuffles, five a score, beside four products
+or eight: this kernel is for small models and for comparison, and has no tensor cores because those
+round float32 to 11 bits.
 
 Tokens past the row's end, or before its window, are not read: their keys and values are zeros,
 their scores -∞.
@@ -53,21 +56,30 @@ from kernels.cuda.instructions.vectors import load_vector
 from kernels.cuda.lanes import lane_and_warp
 from kernels.cuda.variant import Pointer, Scalar
 
-HEADS_OF_BLOCK = 4
+READ_DIMS = 128  # of a warp that reads one token
+# By vectors of a token that a lane has; queries and sums of four heads of two are beyond the 255
+# registers that capability 8.0 has for the loop's two copies.
+HEADS_OF_BLOCK = {1: 4, 2: 3}
 READS_AT_ONCE = 4
 WARP_BYTES_IN_FLIGHT = 2 * READS_AT_ONCE * 32 * 16  # of keys and of values, 16 a lane
 MINUS_INFINITY = float32(-math.inf)
 
 
+def reads_of_token(head_size: int) -> int:
+    """Return how many vectors of a token a lane has, and in how many reads a warp has them."""
+    return -(-head_size // READ_DIMS)
+
+
 @cache  # as `tensor_layout`
-def float32_layout(group: int) -> PartialLayout:
+def float32_layout(head_size: int, group: int) -> PartialLayout:
     """Return how the sums of a block lie in its threads."""
-    parts = -(-group // HEADS_OF_BLOCK)
+    vectors = reads_of_token(head_size)
+    parts = -(-group // HEADS_OF_BLOCK[vectors])
     heads = -(-group // parts)
 
     @cuda.jit(device=True, inline="always")
     def find(r: Scalar, warp: Scalar) -> tuple[Scalar, Scalar]:
-        """Return where a warp's number r is: a head is an entry, a warp has one dimension."""
+        """Return where a warp's number r is: in entry r, of which a warp has one dimension."""
         return r, warp
 
     @cuda.jit(device=True, inline="always")
@@ -75,16 +87,21 @@ def float32_layout(group: int) -> PartialLayout:
         """Return head and dimension; the dimension is past the end where a lane has none."""
         return r, 4 * lane + warp
 
+    @cuda.jit(device=True, inline="always")
+    def place_of_two(r: Scalar, warp: Scalar, lane: Scalar) -> tuple[Scalar, Scalar]:
+        """Return the same where a head has two entries, of 128 dimensions each."""
+        return r // 2, r % 2 * READ_DIMS + 4 * lane + warp
+
     return PartialLayout(
         parts=parts,
         heads=heads,
-        entries=heads,
+        entries=heads * vectors,
         slots=heads,
         heads_of_slot=1,
-        width={1: 1, 2: 2, 3: 1, 4: 4}[heads],
+        width=math.gcd(heads * vectors, 4),
         are_beside=False,
         find=find,
-        place=place,
+        place=place if vectors == 1 else place_of_two,
     )
 
 
@@ -93,7 +110,7 @@ def make_float32_decode(
 ) -> Callable[..., None]:
     """Return the kernel for float32; parameters as of `DecodeVariant`."""
     cut_row = make_cut_row(least_chunk_tiles(None), has_window=has_window)
-    layout = float32_layout(group)
+    layout = float32_layout(head_size, group)
     functions = make_partial_functions(layout, "float32", head_size, group)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
     merge_chunks = make_merge_chunks(layout)
@@ -101,7 +118,11 @@ def make_float32_decode(
     total_shape = layout.entries * THREADS
     token_lanes = 16 if head_size == 64 else 32
     tokens_of_read = 32 // token_lanes
-    tokens_of_turn = READS_AT_ONCE * tokens_of_read
+    vectors = reads_of_token(head_size)
+    reads = READS_AT_ONCE // vectors  # of tokens, or of two
+    tokens_of_turn = reads * tokens_of_read
+    # Dimensions of a lane, in rows of four: of a head or token one row behind the other.
+    dims, rows_shape = 4 * vectors, (layout.entries, 4)
     steps = token_lanes.bit_length() - 1  # shuffles over the lanes of a token
     halves = tokens_of_read - 1  # shuffles over the tokens of a read: none or one
 
@@ -141,19 +162,20 @@ def make_float32_decode(
         token_of_lane = int32(lane // token_lanes)
         has_dims = dim < head_size
 
-        queries = cuda.local.array((heads, 4), float32)
-        words = cuda.local.array((heads, 4), uint32)
-        for h in range(heads):
-            head = part * heads + h
+        queries = cuda.local.array(rows_shape, float32)
+        words = cuda.local.array(rows_shape, uint32)
+        for i in range(heads * vectors):
+            head = part * heads + i // vectors
             first = row * query_stride + (kv_head * group + head) * head_size + dim
-            load(words, h, query, first, has_dims and head < group)
+            first += i % vectors * READ_DIMS
+            load(words, i, query, first, has_dims and head < group)
             for d in range(4):
-                queries[h, d] = word_to_float32(words[h, d]) * scale_log2e
+                queries[i, d] = word_to_float32(words[i, d]) * scale_log2e
 
         keys = cuda.local.array((READS_AT_ONCE, 4), uint32)
         values = cuda.local.array((READS_AT_ONCE, 4), uint32)
-        scores = cuda.local.array(READS_AT_ONCE, float32)
-        sums = cuda.local.array((heads, 4), float32)
+        scores = cuda.local.array(reads, float32)
+        sums = cuda.local.array(rows_shape, float32)
         peak = cuda.local.array(heads, float32)
         mass = cuda.local.array(heads, float32)
         total = cuda.shared.array(total_shape, float32, alignment=16)
@@ -168,8 +190,8 @@ def make_float32_decode(
             for h in range(heads):
                 peak[h] = NO_PEAK
                 mass[h] = float32(0)
-                for d in range(4):
-                    sums[h, d] = float32(0)
+                for d in range(dims):
+                    sums[h * vectors + (d >> 2), d & 3] = float32(0)
 
             end = int32(min(end_tile, first_tile + (chunk + 1) * chunk_tiles))
             tile = int32(first_tile + chunk * chunk_tiles + warp)
@@ -187,19 +209,22 @@ def make_float32_decode(
                     num_valid = int32(num_tokens - token_of_lane)
                     first_valid = int32(num_before - token_of_lane)
                     # All reads first, so that they are under way together.
-                    for t in range(READS_AT_ONCE):
+                    for i in range(READS_AT_ONCE):
+                        t = i // vectors
                         wanted = has_dims and t * tokens_of_read < num_valid
                         if has_window:
                             wanted = wanted and t * tokens_of_read >= first_valid
                         element = place + t * tokens_of_read * head_size
-                        load(keys, t, pool, key_offset + element, wanted)
-                        load(values, t, pool, value_offset + element, wanted)
+                        element += i % vectors * READ_DIMS
+                        load(keys, i, pool, key_offset + element, wanted)
+                        load(values, i, pool, value_offset + element, wanted)
                     for h in range(heads):
                         top = peak[h]
-                        for t in range(READS_AT_ONCE):
+                        for t in range(reads):
                             score = float32(0)
-                            for d in range(4):
-                                score += queries[h, d] * word_to_float32(keys[t, d])
+                            for d in range(dims):
+                                key = word_to_float32(keys[t * vectors + (d >> 2), d & 3])
+                                score += queries[h * vectors + (d >> 2), d & 3] * key
                             for step in range(steps):
                                 score += cuda.shfl_xor_sync(FULL_WARP, score, 1 << step)
                             is_valid = t * tokens_of_read < num_valid
@@ -212,13 +237,14 @@ def make_float32_decode(
                         shrink = exp2(peak[h] - top)
                         peak[h] = top
                         mass[h] *= shrink
-                        for d in range(4):
-                            sums[h, d] *= shrink
-                        for t in range(READS_AT_ONCE):
+                        for d in range(dims):
+                            sums[h * vectors + (d >> 2), d & 3] *= shrink
+                        for t in range(reads):
                             weight = exp2(scores[t] - top)
                             mass[h] += weight
-                            for d in range(4):
-                                sums[h, d] += weight * word_to_float32(values[t, d])
+                            for d in range(dims):
+                                value = word_to_float32(values[t * vectors + (d >> 2), d & 3])
+                                sums[h * vectors + (d >> 2), d & 3] += weight * value
                     num_tokens = int32(num_tokens - tokens_of_turn)
                     num_before = int32(num_before - tokens_of_turn)
                     place += tokens_of_turn * head_size
@@ -227,7 +253,7 @@ def make_float32_decode(
             for h in range(heads):
                 for step in range(halves):
                     mass[h] += cuda.shfl_xor_sync(FULL_WARP, mass[h], 16 >> step)
-                    for d in range(4):
+                    for d in range(4):  # a head has one row where a read has two tokens
                         sums[h, d] += cuda.shfl_xor_sync(FULL_WARP, sums[h, d], 16 >> step)
             merge_warps(
                 sums, peak, mass, total, total_peak, total_mass,

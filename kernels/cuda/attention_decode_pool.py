@@ -75,6 +75,7 @@ class DecodePool:
     `tile_bytes`: of a tile's keys, and of its values, which lie one behind the other.
     `key_dims`: dimensions of a key that a lane reads beside each other.
     `key_rows`, `value_rows`: of four words, the arrays that hold a lane's share of a tile.
+    `fills_registers`: whether these and the sums leave no room for queries.
 
     Device functions:
 
@@ -102,6 +103,7 @@ class DecodePool:
     first_scale: int
     key_rows: int
     value_rows: int
+    fills_registers: bool
     load_query: DeviceFunction
     load_keys: DeviceFunction
     load_values: DeviceFunction
@@ -217,6 +219,7 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> DecodePool:
         first_scale=0,
         key_rows=2 * columns,
         value_rows=4 * strips,
+        fills_registers=head_size == 256,
         load_query=load_query,
         load_keys=load_keys,
         load_values=load_values_of,
@@ -305,6 +308,7 @@ def _make_8_bits(dtype: str, kv_dtype: str, head_size: int, block_size: int) -> 
         first_scale=first_scale,
         key_rows=2 * strips,
         value_rows=4 * strips,
+        fills_registers=False,
         load_query=load_query,
         load_keys=load_keys,
         load_values=load_values_of,

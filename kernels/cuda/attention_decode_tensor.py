@@ -82,15 +82,12 @@ from kernels.cuda.attention_chunks import (
     least_chunk_tiles,
     make_cut_row,
 )
-from kernels.cuda.attention_decode_layout import HEADS_OF_TILE, tensor_layout
+from kernels.cuda.attention_decode_layout import tensor_layout
 from kernels.cuda.attention_decode_masks import make_decode_masks
 from kernels.cuda.attention_decode_pool import make_decode_pool
+from kernels.cuda.attention_decode_room import make_decode_room
 from kernels.cuda.attention_merge import make_merge_chunks
-from kernels.cuda.attention_partials import (
-    THREADS,
-    make_partial_functions,
-    part_of_block,
-)
+from kernels.cuda.attention_partials import THREADS, make_partial_functions, part_of_block
 from kernels.cuda.attention_variant import SLACK
 from kernels.cuda.instructions.addresses import kept, multiply_add_wide
 from kernels.cuda.instructions.conversions import FULL_WARP, PAIR_CONVERSIONS, exp2, maximum
@@ -114,7 +111,7 @@ def make_tensor_decode(
     """Return the kernel for 16-bit floats; parameters as of `DecodeVariant`."""
     cut_row = make_cut_row(least_chunk_tiles(kv_dtype), has_window=has_window)
     pool_ = make_decode_pool(dtype, kv_dtype, head_size, block_size)
-    load_query, load_keys, load_values = pool_.load_query, pool_.load_keys, pool_.load_values
+    load_keys, load_values = pool_.load_keys, pool_.load_values
     key_tile, value_tile = pool_.key_tile, pool_.value_tile
     has_scales, has_offsets = pool_.has_scales, pool_.has_offsets
     load_scales, first_scale = pool_.load_scales, pool_.first_scale
@@ -122,19 +119,22 @@ def make_tensor_decode(
     tile_bytes = uint32(pool_.tile_bytes)
     score_unit, weight_unit = float32(pool_.score_unit), float32(pool_.weight_unit)
     layout = tensor_layout(head_size, group)
-    functions = make_partial_functions(layout, dtype, head_size, group, pool_.sum_unit)
+    head_tiles = layout.slots
+    room = make_decode_room(pool_, head_size, group, head_tiles)
+    make_queries, query_tile, again = room.make_queries, room.query_tile, room.again
+    load_queries, share_queries = room.load_queries, room.share_queries
+    begin_of_chunk, find_row = room.begin_of_chunk, room.find_row
+    functions = make_partial_functions(layout, dtype, head_size, group, pool_.sum_unit, again)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
-    merge_chunks = make_merge_chunks(layout)
+    merge_chunks = make_merge_chunks(layout, again)
     multiply_keys, multiply_values = MULTIPLY_TILES[dtype], MULTIPLY_TILES[pool_.value_dtype]
     pack = PAIR_CONVERSIONS[pool_.value_dtype].pack
-    head_tiles = layout.slots
     masks = make_decode_masks(pool_, head_tiles)
     hide_from, hide_before = masks.hide_from, masks.hide_before
     minus_offset = (MINUS_OFFSET, MINUS_OFFSET, MINUS_OFFSET, MINUS_OFFSET)
     states, total_shape = 2 * head_tiles, layout.entries * THREADS  # heads that a lane has peaks of
     products = head_size // 16  # tiles of dimensions
-    columns = head_size // 32  # vectors of a query that a lane holds, of two products each
-    queries_shape, sums_shape = (head_tiles * columns, 4), (layout.entries, 4)
+    vectors_shape, sums_shape = (head_tiles, 4), (layout.entries, 4)
     keys_shape, values_shape = (pool_.key_rows, 4), (pool_.value_rows, 4)
 
     @cuda.jit(device=True, inline="always")
@@ -168,7 +168,7 @@ def make_tensor_decode(
         """Attend with the group of kv head blockIdx.x of a row; see DecodeVariant."""
         let_next_begin()
         row, split, splits = part_of_block(split_rows)
-        kv_head = int64(cuda.blockIdx.x)
+        row, kv_head = again(row), again(int64(cuda.blockIdx.x))
         lane, warp = lane_and_warp()
         quad_row, quad = int32(lane // 4), int32(lane % 4)
 
@@ -179,6 +179,8 @@ def make_tensor_decode(
         # are looked up before the launch ahead has ended, and the tile is fetched meanwhile.
         seq_len = int32(seq_lens[row])
         first_tile, end_tile, chunk_tiles = cut_row(seq_len, window)
+        first_tile, end_tile = again(first_tile), again(end_tile)
+        chunk_tiles = again(chunk_tiles)
         table = int32(row * table_width)
         stride = int32(block_stride)
         of_head = kv_head * head_elements
@@ -195,16 +197,11 @@ def make_tensor_decode(
                 fetch_ahead(pool, element, tile_bytes)
         wait_for_previous()
 
-        queries = cuda.local.array(queries_shape, uint32)
-        for n in range(head_tiles):
-            head = HEADS_OF_TILE * n + quad_row
-            first = row * query_stride + (kv_head * group + head) * head_size
-            for c in range(columns):
-                for word in range(4):
-                    queries[n * columns + c, word] = uint32(0)
-                if head < group:
-                    load_query(queries, n * columns + c, query, first, c, quad)
+        queries = make_queries()
+        place, first_head = row * query_stride, kv_head * group
+        load_queries(queries, query, place, first_head, quad_row, quad)
 
+        vectors = cuda.local.array(vectors_shape, uint32)
         keys = cuda.local.array(keys_shape, uint32)
         values = cuda.local.array(values_shape, uint32)
         key_scales = cuda.local.array(2, float32)  # of the tokens quad_row, quad_row + 8
@@ -230,10 +227,9 @@ def make_tensor_decode(
             for i in range(4):
                 starts[n, i] = float32(0)
             if has_offsets:
-                for q in range(n * columns, (n + 1) * columns):
-                    for word in range(0, 4, 2):
-                        b = (queries[q, word], queries[q, word + 1])
-                        multiply_keys(starts, n, minus_offset, b)
+                for m in range(products):
+                    b = query_tile(queries, vectors, n, m, lane)
+                    multiply_keys(starts, n, minus_offset, b)
         unit = scale_log2e * score_unit
 
         first_key = kept(key_offset + of_head + quad_row * head_size + quad * key_dims)
@@ -252,9 +248,10 @@ def make_tensor_decode(
             next_tile, next_end = following(next_tile, next_end, splits, chunk_tiles)
             if next_tile < end_tile:
                 block = block_tables[int32(table + next_tile * TILE_TOKENS // block_size)]
+        share_queries(queries, query, place, first_head, quad_row, quad, warp)
 
         chunk = split
-        while first_tile + chunk * chunk_tiles < end_tile:
+        while begin_of_chunk(chunk, chunk_tiles, first_tile) < end_tile:
             for j in range(states):
                 peak[j] = NO_PEAK
                 mass[j] = float32(0)
@@ -264,8 +261,8 @@ def make_tensor_decode(
             for n in range(head_tiles):
                 for c in range(4):
                     offsets[n, c] = float32(0)
-            end = int32(min(end_tile, first_tile + (chunk + 1) * chunk_tiles))
-            tile = int32(first_tile + chunk * chunk_tiles + warp)
+            end = int32(min(end_tile, begin_of_chunk(chunk + 1, chunk_tiles, first_tile)))
+            tile = int32(begin_of_chunk(chunk, chunk_tiles, first_tile) + warp)
             while tile < end:
                 has_next = next_tile < end_tile
 
@@ -276,8 +273,7 @@ def make_tensor_decode(
                 for m in range(products):
                     a = key_tile(keys, m)
                     for n in range(head_tiles):
-                        q, word = n * columns + m // 2, m % 2 * 2
-                        multiply_keys(scores, n, a, (queries[q, word], queries[q, word + 1]))
+                        multiply_keys(scores, n, a, query_tile(queries, vectors, n, m, lane))
                 for half in range(2):
                     key_factors[half] = unit * key_scales[half] if has_scales else unit
                     value_factors[half] = value_scales[half] * weight_unit if has_scales else unit
@@ -371,6 +367,7 @@ def make_tensor_decode(
                 partials, row, kv_head, chunk, splits > 1, split_rows,
             )  # fmt: skip
             chunk = int32(chunk + splits)
+        row, split = find_row(row, split, split_rows)
         num_chunks = int32((end_tile - first_tile + chunk_tiles - 1) // chunk_tiles)
         if splits == 1 or merge_chunks(
             total, total_mass, partials, tickets, row, kv_head, num_chunks, split, splits,

@@ -37,6 +37,7 @@ from kernels.cuda.attention_partials import (
     place_of_record,
     scaled_sum,
     shares,
+    unchanged,
 )
 from kernels.cuda.instructions.across_blocks import LOAD_FRESH_WORDS, fence, take_ticket
 from kernels.cuda.instructions.conversions import float32_to_word, word_to_float32
@@ -53,7 +54,7 @@ def chunks_at_once(layout: PartialLayout) -> int:
     return 1 << (fitting.bit_length() - 1)
 
 
-def make_merge_chunks(layout: PartialLayout) -> DeviceFunction:
+def make_merge_chunks(layout: PartialLayout, again: DeviceFunction = unchanged) -> DeviceFunction:
     """Return the device function that merges the chunks of a split row, in one layout."""
     entries, slots, record, width = layout.entries, layout.slots, layout.record, layout.width
     entries_of_slot, vectors = entries // slots, entries // layout.width
@@ -92,6 +93,7 @@ def make_merge_chunks(layout: PartialLayout) -> DeviceFunction:
         if split < num_blocks:
             is_last = draws_last(tickets, row, unit, num_blocks)
             if is_last:
+                thread = again(cuda.threadIdx.x)
                 peak = cuda.local.array(slots, float32)
                 mass = cuda.local.array(slots, float32)
                 sums = cuda.local.array(entries, float32)
@@ -110,12 +112,12 @@ def make_merge_chunks(layout: PartialLayout) -> DeviceFunction:
                         chunk = min(first_chunk + k, num_chunks - 1)
                         first = place_of_record(row, unit, chunk, split_rows, record)
                         for slot in range(slots):
-                            state = first + (entries + slot) * THREADS + cuda.threadIdx.x
+                            state = first + (entries + slot) * THREADS + thread
                             load_fresh_word(peaks, k * slots + slot, partials, state)
                             state += slots * THREADS
                             load_fresh_word(masses, k * slots + slot, partials, state)
                         for v in range(vectors):
-                            own = first + v * width * THREADS + cuda.threadIdx.x * width
+                            own = first + v * width * THREADS + thread * width
                             load_fresh(words, k * vectors + v, partials, own)
                     for k in range(at_once):
                         if first_chunk + k < num_chunks:
@@ -138,7 +140,7 @@ def make_merge_chunks(layout: PartialLayout) -> DeviceFunction:
                 for v in range(vectors):
                     for i in range(width):
                         words[v, i] = float32_to_word(sums[v * width + i])
-                    own = v * width * THREADS + cuda.threadIdx.x * width
+                    own = v * width * THREADS + thread * width
                     store_words(total, own, words, v)
         return is_last
 

@@ -122,6 +122,12 @@ def quotient(total: Scalar, mass: Scalar) -> Scalar:
 
 
 @cuda.jit(device=True, inline="always")
+def unchanged(number: Scalar) -> Scalar:
+    """Return the number: a place is computed where the compiler likes."""
+    return number
+
+
+@cuda.jit(device=True, inline="always")
 def part_of_block(split_rows: Scalar) -> Scalars:
     """Return the row that this block of threads works on, its split of that, and of how many.
 
@@ -145,11 +151,17 @@ def place_of_record(
 
 
 def make_partial_functions(
-    layout: PartialLayout, dtype: str, head_size: int, group: int, sum_unit: float = 1.0
+    layout: PartialLayout,
+    dtype: str,
+    head_size: int,
+    group: int,
+    sum_unit: float = 1.0,
+    again: DeviceFunction = unchanged,
 ) -> PartialFunctions:
     """Return the device functions of decode attention in one layout.
 
-    The warps' sums are in units of 1 / `sum_unit`; whatever is merged of them is in ones.
+    The warps' sums are in units of 1 / `sum_unit`; whatever is merged of them is in ones. `again`:
+    `addresses.anew` where places are to be computed in the merge alone.
     """
     parts, heads, find, place = layout.parts, layout.heads, layout.find, layout.place
     entries, slots, record = layout.entries, layout.slots, layout.record
@@ -189,8 +201,8 @@ def make_partial_functions(
         once a chunk and has no registers to spare for, and `total_peak`, `total_mass` [slots] are
         the row's so far. All threads of the block must call it.
         """
-        lane = cuda.threadIdx.x % 32
-        warp = cuda.threadIdx.x // 32
+        thread = again(cuda.threadIdx.x)
+        lane, warp = thread % 32, thread // 32
         peaks = cuda.shared.array((SHARERS, states, 32), float32)
         tops = cuda.shared.array((SHARERS, states, 32), float32)
         masses = cuda.shared.array((SHARERS, states, 32), float32)
@@ -221,7 +233,7 @@ def make_partial_functions(
                 store_words(laid_down, warp * words_of_warp + laid, words, 0)
         cuda.syncthreads()
 
-        first = place_of_record(row, unit, chunk, split_rows, record)
+        first = place_of_record(again(row), again(unit), chunk, split_rows, record)
         shrink = cuda.local.array(slots, float32)
         share = cuda.local.array(slots, float32)
         for slot in range(slots):
@@ -231,7 +243,7 @@ def make_partial_functions(
             for other in range(1, SHARERS):
                 chunk_mass += masses[other, j, lane]
             if is_split:
-                state = first + (entries + slot) * THREADS + cuda.threadIdx.x
+                state = first + (entries + slot) * THREADS + thread
                 partials[state] = chunk_peak
                 partials[state + slots * THREADS] = chunk_mass
             top, shrink[slot], share[slot] = shares(total_peak[slot], chunk_peak)
@@ -240,7 +252,7 @@ def make_partial_functions(
         chunk_sums = cuda.local.array(4, float32)
         for r in range(0, entries, width):
             laid = (warp * entries + r) * 32 + lane * width
-            own = r * THREADS + cuda.threadIdx.x * width
+            own = r * THREADS + thread * width
             for other in range(SHARERS):
                 load_words(words, 0, laid_down, other * words_of_warp + laid)
                 for k in range(width):

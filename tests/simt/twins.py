@@ -206,6 +206,8 @@ def _pair_twins() -> dict[Any, Any]:
 # Twins that need nothing but their arguments.
 PLAIN: dict[Any, Any] = {
     addresses.kept: np.int64,
+    addresses.anew: lambda number: np.int32(int(number)),
+    addresses.multiply_add_int32: lambda a, b, c: np.int32(int(a) * int(b) + int(c)),
     addresses.multiply_add_wide: lambda a, b, c: np.int64(int(a) * int(b) + int(c)),
     conversions.exp2: lambda x: np.exp2(np.float32(x)),
     conversions.reciprocal: lambda x: np.float32(1) / np.float32(x),

@@ -39,6 +39,9 @@ def short_chunks(monkeypatch):
         (DecodeVariant("bfloat16", 64, 3, 16, "int8"), (67,), 2),
         (DecodeVariant("float16", 96, 2, 32, "float8"), (0, 19), 1),
         (DecodeVariant("bfloat16", 128, 9, 32, "float8"), (9,), 1),
+        (DecodeVariant("bfloat16", 256, 3, 32), (0, 67), 2),
+        (DecodeVariant("float16", 256, 8, 16, "int8"), (9,), 1),
+        (DecodeVariant("float32", 256, 4, 16), (19, 0), 2),
         # A warp's later tiles in a block's second half; heads of two slots through three chunks.
         (DecodeVariant("bfloat16", 64, 16, 32, "int8"), (133, 0), 1),
     ],
@@ -133,6 +136,7 @@ def test_a_row_of_ten_chunks_has_the_same_bits_in_any_number_of_parts():
             DecodeVariant("float16", 96, 9, 32, "int8"), (0, 197, 3, 1, 69), 2, 2, 3,
             marks=pytest.mark.slow,
         ),
+        (DecodeVariant("bfloat16", 256, 2, 16), (69, 0, 5), 2, 2, 1),
     ],
     ids=lambda value: getattr(value, "name", None) or str(value),
 )  # fmt: skip
@@ -151,17 +155,19 @@ def test_whole_rows_behind_split_ones_have_their_bits_as_well(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_dtype"),
+    ("dtype", "head_size", "kv_dtype"),
     [
-        ("bfloat16", None),
-        ("float32", None),
-        pytest.param("float16", "int8", marks=pytest.mark.slow),
+        ("bfloat16", 64, None),
+        ("bfloat16", 256, None),
+        ("float32", 64, None),
+        pytest.param("float32", 256, None, marks=pytest.mark.slow),
+        pytest.param("float16", 64, "int8", marks=pytest.mark.slow),
     ],
 )
 def test_a_rows_bits_do_not_depend_on_its_neighbours_the_splits_or_the_order_of_threads(
-    dtype, kv_dtype
+    dtype, head_size, kv_dtype
 ):
-    variant = DecodeVariant(dtype, 64, 2, 16, kv_dtype)
+    variant = DecodeVariant(dtype, head_size, 2, 16, kv_dtype)
     case = draw_case(variant, (69, 3), num_kv_heads=1, alone=0, splits_alone=2)
     alone, select = case.part
 

@@ -14,6 +14,7 @@ from kernels.cuda import (
     attention_decode_float32,
     attention_decode_masks,
     attention_decode_pool,
+    attention_decode_room,
     attention_decode_tensor,
     attention_merge,
     attention_partials,
@@ -30,6 +31,8 @@ FLOAT32_HALF = DecodeVariant("float32", 64, 2, 16)
 INT8 = DecodeVariant("bfloat16", 64, 3, 16, "int8")
 FLOAT8 = DecodeVariant("float16", 96, 1, 16, "float8")
 TWO_SLOTS = DecodeVariant("bfloat16", 64, 16, 32, "int8")
+WIDE = DecodeVariant("bfloat16", 256, 3, 16)
+WIDE_FLOAT32 = DecodeVariant("float32", 256, 2, 16)
 WINDOW = DecodeVariant("bfloat16", 64, 3, 16, None, True)
 WINDOW_INT8 = DecodeVariant("bfloat16", 64, 3, 16, "int8", True)
 WINDOW_FLOAT32 = DecodeVariant("float32", 64, 2, 16, None, True)
@@ -50,6 +53,9 @@ FACTORIES: dict[str, tuple[ModuleType, ...]] = {
     "_make_load_values": (attention_decode_pool, attention_decode_pool),
     "_make_16_bits": (attention_decode_pool, attention_decode_pool),
     "_make_8_bits": (attention_decode_pool, attention_decode_pool),
+    "_make_ample": (attention_decode_room, attention_decode_room),
+    "_make_scarce": (attention_decode_room, attention_decode_room),
+    "make_decode_room": (attention_decode_room, attention_decode_tensor),
     "make_merge_chunks": (attention_merge, attention_decode_tensor, attention_decode_float32),
     "make_partial_functions": (
         attention_partials, attention_decode_tensor, attention_decode_float32,
@@ -80,7 +86,7 @@ def break_source(monkeypatch):
     return replace
 
 
-@pytest.mark.parametrize("variant", [TENSOR, FLOAT32_HALF, INT8], ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", [TENSOR, FLOAT32_HALF, INT8, WIDE], ids=lambda v: v.name)
 def test_the_unbroken_source_passes(variant, break_source):
     for factory in FACTORIES:  # those that others call come first
         break_source(factory, f"def {factory}(", f"def {factory}(")
@@ -89,7 +95,7 @@ def test_the_unbroken_source_passes(variant, break_source):
     assert case.faults(simulate(case)) == []
 
 
-def test_all_barriers_are_where_results_are_merged():
+def test_all_barriers_are_where_results_are_merged_or_queries_shared():
     counts = {
         factory: sum(
             line.strip() in SYNCHRONISATION
@@ -100,6 +106,7 @@ def test_all_barriers_are_where_results_are_merged():
 
     assert counts.pop("make_partial_functions") == 2
     assert counts.pop("make_merge_chunks") == 4
+    assert counts.pop("_make_scarce") == 1
     for factory in ("make_tensor_decode", "make_float32_decode"):
         assert counts.pop(factory) == 1  # waits for the launch ahead
     assert not any(counts.values())
@@ -112,6 +119,14 @@ def test_a_deleted_barrier_is_a_race_in_every_order_of_threads(behind, break_sou
     for seed in range(3):
         with pytest.raises(Race, match="shared memory"):
             simulate(draw_case(TENSOR, (20,), num_kv_heads=1), seed=seed)
+
+
+def test_queries_that_are_not_waited_for_are_a_race_in_every_order_of_threads(break_source):
+    break_source("_make_scarce", "cuda.syncthreads()", "pass")
+
+    for seed in range(3):
+        with pytest.raises(Race, match="shared memory"):
+            simulate(draw_case(WIDE, (20,), num_kv_heads=1), seed=seed)
 
 
 MERGE_STEPS = [
@@ -200,6 +215,8 @@ BREAKAGES = [
     (TWO_SLOTS, 133, 1, "make_tensor_decode", "% block_size" + IF, "% 1" + IF),
     (FLOAT32_HALF, 3, 1, "make_float32_decode", "and t * tokens_of_read < num_valid", ""),
     (TENSOR, 69, 2, "make_merge_chunks", "peak[slot] = top", "pass"),
+    (WIDE, 16, 1, "_make_scarce", "first_head, first, of_warp", "first_head, 0, of_warp"),
+    (WIDE_FLOAT32, 3, 1, "make_float32_decode", "element += i % vectors * READ_DIMS", "pass"),
 ]  # fmt: skip
 MORE_BREAKAGES = [
     (TENSOR, 3, 1, "make_decode_masks", "scores[n, 2 * half] = MINUS_INFINITY", "pass"),
@@ -232,6 +249,9 @@ MORE_BREAKAGES = [
     (TENSOR, 16, 1, "make_partial_functions", "pack(results[k], r", "pack(results[0], r"),
     (TENSOR, 69, 1, "make_partial_functions", "scaled_sum(so_far, o", "scaled_sum(0, o"),
     (TENSOR, 69, 2, "make_merge_chunks", "first_chunk + k < num_chunks", "True"),
+    (WIDE, 16, 1, "_make_scarce", "m % 2 == 0", "m % 4 == 0"),
+    (WIDE, 16, 1, "_make_scarce", "word = m % 2 * 2", "word = 0"),
+    (WIDE_FLOAT32, 3, 1, "make_float32_decode", "first += i % vectors * READ_DIMS", "pass"),
     (FLOAT32_HALF, 3, 2, "make_merge_chunks", "state = k * slots + slot", "state = k * slots"),
 ]  # fmt: skip
 """Noticed by the same comparison as those above: `make test-slow` does them, and `make test` sees
@@ -277,7 +297,7 @@ WINDOW_BREAKAGES = [
 MORE_WINDOW_BREAKAGES = [
     (WINDOW, 40, 20, 1, "_make_16_bits", "num_before - quad * 2", "num_before - quad"),
     (WINDOW, 40, 20, 1, "make_decode_masks", "num_before - quad_row", "num_before - quad"),
-    (WINDOW, 150, 100, 1, "make_tensor_decode", "end_tile, first_tile + (c", "end_tile, (c"),
+    (WINDOW, 150, 100, 1, "make_tensor_decode", "+ 1, chunk_tiles, first_tile)", "+ 1, chunk_tiles, 0)"),
     (WINDOW_FLOAT32, 40, 20, 1, "make_float32_decode", "num_before - tokens_of_turn", "num_before"),
     (WINDOW_FLOAT32, 41, 20, 1, "make_float32_decode", "num_before - token_of_lane", "num_before"),
     (

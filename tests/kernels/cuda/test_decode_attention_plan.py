@@ -97,6 +97,15 @@ def test_the_plan_of_a_variant_counts_the_blocks_that_share_a_group():
     assert large.num_partials(1, 8, 4096) == 4 * small.num_partials(1, 8, 4096)
 
 
+@pytest.mark.parametrize(("group", "parts", "heads"), [(3, 1, 3), (4, 2, 2), (8, 3, 3)])
+def test_a_block_has_up_to_three_heads_of_256_in_float32(group, parts, heads):
+    variant = DecodeVariant("float32", 256, group, 16)
+
+    assert variant.plan_of(3, 8, 2048, 2).grid == (8 * parts, 2, 3)
+    # Of each head a thread has two sums, a peak and a mass.
+    assert variant.num_partials(1, 1, 1) == parts * heads * 4 * 128
+
+
 @pytest.mark.parametrize(
     ("variant", "blocks"),
     [
@@ -106,6 +115,9 @@ def test_the_plan_of_a_variant_counts_the_blocks_that_share_a_group():
         (DecodeVariant("bfloat16", 64, 4, 16), 3),
         (DecodeVariant("bfloat16", 64, 4, 16, "float8"), 4),  # six would be needed
         (DecodeVariant("float32", 64, 4, 16), 3),
+        (DecodeVariant("bfloat16", 256, 4, 16), 1),  # two fit
+        (DecodeVariant("bfloat16", 256, 4, 16, "int8"), 2),
+        (DecodeVariant("float32", 256, 4, 16), 3),
     ],
     ids=lambda value: getattr(value, "name", None) or str(value),
 )
@@ -209,7 +221,7 @@ def test_where_more_blocks_are_at_work_at_a_time_none_is_left_to_be_split():
 @pytest.mark.parametrize("num_multiprocessors", [1, 16, 68, H200])
 @pytest.mark.parametrize("units", [1, 8, 40])
 def test_a_split_tail_has_bandwidth_and_tickets_and_saves_a_tenth(num_multiprocessors, units):
-    for resident, least in ((2, 2), (3, 2), (4, 3)):
+    for resident, least in ((2, 1), (2, 2), (3, 2), (4, 3)):
         for rows in range(1, 300):
             splits, split_rows = plan_tail(rows, units, 2048, num_multiprocessors, resident, least)
             if split_rows == 0:

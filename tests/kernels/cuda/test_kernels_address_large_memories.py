@@ -65,6 +65,12 @@ def faults(case: Case, run) -> list[str]:
     )
 
 
+def spread_pool_and_query(case: Case) -> Case:
+    case = spread(spread(case, "pool", BLOCK_STRIDE, LARGEST_BLOCK), "query", QUERY_STRIDE)
+    assert case.arrays["block_tables"].max() > 2
+    return case
+
+
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"), [("bfloat16", None), ("bfloat16", "int8"), ("float32", None)]
 )
@@ -78,10 +84,14 @@ def test_attention_finds_blocks_and_queries(kind, window, dtype, kv_dtype, run):
         rows = ((2, 18), (1, 3))
         case = attention_prefill.draw_case(variant, rows, num_kv_heads=1, window=window)
 
-    case = spread(spread(case, "pool", BLOCK_STRIDE, LARGEST_BLOCK), "query", QUERY_STRIDE)
-    assert case.arrays["block_tables"].max() > 2
+    assert faults(spread_pool_and_query(case), run) == []
 
-    assert faults(case, run) == []
+
+def test_decode_attention_whose_places_are_of_32_bits_finds_them_too(run):
+    variant = DecodeVariant("bfloat16", 256, 4, 16, None, True)
+    case = attention_decode.draw_case(variant, (18, 3), num_kv_heads=1, splits=2, window=5)
+
+    assert faults(spread_pool_and_query(case), run) == []
 
 
 @pytest.mark.parametrize("kv_dtype", [None, "float8"])

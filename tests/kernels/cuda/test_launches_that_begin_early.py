@@ -59,6 +59,7 @@ ADDED = DenseMatmulVariant("bfloat16", 8, "added", panel_rows=16)
 MINIMA = QuantizedMatmulVariant("Q4_1", "bfloat16", 8)
 ZEROS = QuantizedMatmulVariant("Q4_Z_G64", "bfloat16", 8)
 DECODE = DecodeVariant("bfloat16", 64, 3, 16)
+WIDE_DECODE = DecodeVariant("bfloat16", 256, 4, 16, None, True)
 MODULES = {
     GATED: dense_matmul_tensor,
     ADDED: dense_matmul_tensor,
@@ -72,6 +73,7 @@ MODULES = {
     DenseMatmulVariant("bfloat16", 8, "gated", of_experts=True): dense_matmul_tensor,
     QuantizedMatmulVariant("Q4_1", "bfloat16", 8, of_experts=True): quantized_matmul_tensor,
     DECODE: attention_decode_tensor,
+    WIDE_DECODE: attention_decode_tensor,
     DecodeVariant("float32", 64, 2, 16): attention_decode_float32,
 }
 PRODUCTS = {
@@ -80,7 +82,7 @@ PRODUCTS = {
     MINIMA: Source(quantized_matmul_tensor, "make_quantized_matmul", MINIMA),
 }
 ROPE = RopeWriteKvVariant("bfloat16", 64, 16)
-READS_EARLY = {DECODE: 2, ROPE: 6}
+READS_EARLY = {DECODE: 2, WIDE_DECODE: 2, ROPE: 6}
 """A row's length and its first tile's block; position, slot, and two vectors each of two angles."""
 LET, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
 
@@ -94,7 +96,8 @@ def small_case(variant) -> Case:
     if isinstance(variant, QuantizedMatmulVariant):
         return quantized_cases.draw_case(variant, 3, 20, 3, 1, alone=0)
     if isinstance(variant, DecodeVariant):
-        return decode_cases.draw_case(variant, (19, 0), num_kv_heads=1)
+        window = 17 if variant.has_window else None
+        return decode_cases.draw_case(variant, (19, 0), num_kv_heads=1, window=window)
     return draw_cases(variant)[0]
 
 
@@ -154,6 +157,7 @@ def test_what_is_fetched_ahead_is_the_first_round_of_the_weights(variant, monkey
         (DECODE, None),
         (DecodeVariant("float16", 96, 9, 32, "int8"), None),
         (DecodeVariant("bfloat16", 64, 2, 16, None, True), 40),
+        (WIDE_DECODE, 40),
     ],
     ids=lambda one: getattr(one, "name", None),
 )
@@ -258,7 +262,7 @@ def test_text_is_fitted_to_what_the_device_has(variant):
 
 @pytest.mark.parametrize(
     "variant",
-    [GATED, DECODE, ROPE, pytest.param(MINIMA, marks=pytest.mark.slow)],
+    [GATED, DECODE, WIDE_DECODE, ROPE, pytest.param(MINIMA, marks=pytest.mark.slow)],
     ids=lambda one: one.name,
 )
 def test_the_assembler_reads_nothing_before_the_wait_but_constants_and_what_a_step_is_given(
