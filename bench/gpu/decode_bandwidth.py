@@ -77,6 +77,7 @@ SHAPES = (
     Shape(64, 4096, DecodeVariant("bfloat16", 64, 4, 16)),
     Shape(64, 4096, DecodeVariant("bfloat16", 128, 8, 16)),
     Shape(64, 4096, DecodeVariant("float16", 128, 4, 32)),
+    Shape(64, 4096, DecodeVariant("bfloat16", 256, 2, 16)),
     Shape(64, 2048, DecodeVariant("float32", 128, 4, 16)),
     Shape(64, 8192, replace(_USUAL, has_window=True), window=4096),
     Shape(8, 16384, replace(_USUAL, has_window=True), window=1024),

@@ -82,6 +82,7 @@ SHAPES = (
     PrefillShape(1, 8192, 0, _D64),
     PrefillShape(8, 512, 8192, _D64),
     PrefillShape(1, 8192, 0, PrefillVariant("bfloat16", 96, 4, 16)),
+    PrefillShape(1, 8192, 0, PrefillVariant("bfloat16", 256, 2, 16)),
     PrefillShape(1, 2048, 0, PrefillVariant("float32", 128, 4, 16)),
 )
 
