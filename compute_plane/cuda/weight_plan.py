@@ -9,6 +9,7 @@
     IQ4_NL, IQ4_XS           Q8_0                               "
     INT4, INT8               Q4_0, Q8_0                         "
     UINT4, UINT8             Q4_Z, Q8_Z                         "
+    FP8                      Q8_0                               "
 
 So it is on the CPU engine (`compute_plane.executor.weight_formats`, ADR 0008), but that there the
 formats of five and six bits and the K-quants have kernels of their own (ADR 0028); that a step on

@@ -20,10 +20,12 @@
     UINT4     Q4_1     F32       BF16     scale · zero point is rounded to float16
     INT8      Q8_0     F32       BF16     exact for scales that are float16
     UINT8     Q8_0     F32       BF16     requantised
+    FP8       Q8_0     F32       BF16     requantised
 
-The last four are group-wise quantised checkpoints (`compute_plane.model.group_parts`). A group of
-theirs is 32 · n neighbouring inputs; where a matrix has its columns sorted to make it so, the rows
-that meet it are sorted too (`input_order_of`).
+The last five are group-wise quantised checkpoints (`compute_plane.model.group_parts`,
+`compute_plane.model.float8_matrices`). A group of theirs is 32 · n neighbouring inputs; where a
+matrix has its columns sorted to make it so, the rows that meet it are sorted too
+(`input_order_of`).
 
 The loss of a conversion is the relative root-mean-square error of the weights, measured when a
 model is loaded, over a sample of the rows of every matrix that is converted with a loss (of models
@@ -74,6 +76,7 @@ OWN_FORMAT: Final[Mapping[TensorFormat, TensorFormat]] = {
     TensorFormat.UINT4: TensorFormat.Q4_1,
     TensorFormat.INT8: TensorFormat.Q8_0,
     TensorFormat.UINT8: TensorFormat.Q8_0,
+    TensorFormat.FP8: TensorFormat.Q8_0,
 }
 """What `auto` runs a file's format as."""
 

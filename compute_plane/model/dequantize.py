@@ -110,6 +110,7 @@ _DECODERS: dict[str, Callable[[UInt8Array, Float32Array], None]] = {
     "UINT4": group_blocks.decode_uint4,
     "INT8": group_blocks.decode_int8,
     "UINT8": group_blocks.decode_uint8,
+    "FP8": group_blocks.decode_fp8,
     "Q4_Z": group_blocks.decode_q4_z,
     "Q8_Z": group_blocks.decode_q8_z,
 }

@@ -8,6 +8,7 @@ package treats such a matrix as it treats one of a GGUF file; nothing stores the
     UINT4   22 bytes   s: float32 | z: uint16 | 16 bytes           value = (q − z) · s
     INT8    36 bytes   s: float32 | 32 x int8 q                    value = q · s
     UINT8   38 bytes   s: float32 | z: uint16 | 32 x uint8 q       value = (q − z) · s
+    FP8     36 bytes   s: float32 | 32 x E4M3 q                    value = q · s
 
 Nibbles lie as in GGUF (`compute_plane.model.dequantize`). float32 holds scales of 16 bits, and
 their products with small integers, exactly.
@@ -38,6 +39,20 @@ _HALF: Final = BLOCK // 2
 _WORD: Final = np.dtype("<u8")
 _SIGNS: Final = np.uint64(0x8080808080808080)
 _SIGN: Final = np.uint8(0x80)
+
+
+def _e4m3_values() -> Float32Array:
+    """Return what the codes of E4M3 stand for: s eeee mmm; no infinities, s 1111 111 is NaN."""
+    codes = np.arange(256)
+    exponents, fractions = codes >> 3 & 15, codes & 7
+    magnitudes = np.where(
+        exponents == 0, fractions * 2.0**-9, (8 + fractions) * 2.0 ** (exponents - 10)
+    )
+    magnitudes[(codes & 127) == 127] = np.nan
+    return np.where(codes & 128, -magnitudes, magnitudes).astype(np.float32)
+
+
+_E4M3: Final = _e4m3_values()
 
 
 def block_type(bits: int, *, has_zeros: bool) -> np.dtype[Any]:
@@ -94,6 +109,13 @@ def decode_uint8(rows: UInt8Array, out: Float32Array) -> None:
     values = out.reshape(*blocks.shape, BLOCK)
     differences = blocks["q"].astype(np.int16) - blocks["z"].astype(np.int16)[..., None]
     np.multiply(differences, blocks["s"][..., None], out=values)
+
+
+def decode_fp8(rows: UInt8Array, out: Float32Array) -> None:
+    """Decode rows of FP8 into `out`, float32 [R, C]. Codes that are NaN stay so."""
+    blocks = rows.view(block_type(8, has_zeros=False))
+    values = out.reshape(*blocks.shape, BLOCK)
+    np.multiply(_E4M3[blocks["q"]], blocks["s"][..., None], out=values)
 
 
 def decode_q4_z(rows: UInt8Array, out: Float32Array) -> None:

@@ -15,6 +15,8 @@ The first tools wrote it elsewhere, which is read where config.json says nothing
 quantize_config.json, AutoAWQ into quant_config.json, and those of compressed-tensors under
 `compression_config`.
 
+Matrices of float8 are read as well, and their settings in `compute_plane.model.float8_config`.
+
 Everything else is refused here, by field and value, before a tensor is looked at. Which modules are
 not quantised (`modules_to_not_convert`, `ignore`, negative rules in `dynamic`) need not be read:
 they have a plain `weight`.
@@ -28,12 +30,20 @@ from enum import Enum, auto
 from typing import Final
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.float8_config import (
+    FBGEMM_FP8,
+    FLOAT_FORMATS,
+    FP8,
+    Float8Quantization,
+    read_float_weights,
+    read_fp8,
+)
 from compute_plane.model.json_file import JsonObject
 
 GPTQ: Final = "gptq"
 AWQ: Final = "awq"
 COMPRESSED_TENSORS: Final = "compressed-tensors"
-METHODS: Final = (GPTQ, AWQ, COMPRESSED_TENSORS)
+METHODS: Final = (GPTQ, AWQ, COMPRESSED_TENSORS, FP8, FBGEMM_FP8)
 
 KEYS: Final = ("quantization_config", "compression_config")
 """Of config.json, the one that counts first."""
@@ -72,7 +82,7 @@ class GroupQuantization:
     needs_order: bool = False
 
 
-def read_group_quantization(config: JsonObject) -> GroupQuantization | None:
+def read_group_quantization(config: JsonObject) -> GroupQuantization | Float8Quantization | None:
     """Return what a config.json says, or a tool's own file beside it; None if nothing does.
 
     Raises UnsupportedModelError naming the field, what is supported and the value, ModelFileError
@@ -89,6 +99,8 @@ def read_group_quantization(config: JsonObject) -> GroupQuantization | None:
         return _gptq(section)
     if method == AWQ:
         return _awq(section)
+    if method in (FP8, FBGEMM_FP8):
+        return read_fp8(section)
     return _compressed_tensors(section)
 
 
@@ -156,8 +168,9 @@ def _awq(section: JsonObject) -> GroupQuantization:
     return GroupQuantization(AWQ, bits, _group_size(section, size_key), is_symmetric=False)
 
 
-def _compressed_tensors(section: JsonObject) -> GroupQuantization:
-    _require(section, "format", section.text("format"), ("pack-quantized",))
+def _compressed_tensors(section: JsonObject) -> GroupQuantization | Float8Quantization:
+    kind = section.text("format")
+    _require(section, "format", kind, ("pack-quantized", *FLOAT_FORMATS))
     _require_absent(section, "kv_cache_scheme")
     sparsity = section.member("sparsity_config")
     if sparsity is not None and sparsity.keys:
@@ -173,8 +186,10 @@ def _compressed_tensors(section: JsonObject) -> GroupQuantization:
     weights = None if group is None else group.member("weights")
     if group is None or weights is None:
         raise UnsupportedModelError(section.path, f"{groups.name(names[0])} has no weights")
-    _require_absent(group, "input_activations")
     _require_absent(group, "output_activations")
+    if kind in FLOAT_FORMATS:
+        return read_float_weights(weights)
+    _require_absent(group, "input_activations")
     bits = weights.integer("num_bits")
     _require(weights, "num_bits", bits, (4, 8))
     _require(weights, "type", weights.text("type") or "int", ("int",))

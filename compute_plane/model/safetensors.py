@@ -19,6 +19,8 @@ import numpy as np
 from compute_plane.model import layout
 from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.float8_config import Float8Quantization
+from compute_plane.model.float8_matrices import take_float8_matrices
 from compute_plane.model.group_config import GroupQuantization
 from compute_plane.model.group_parts import take_group_matrices
 from compute_plane.model.hf_text_part import text_tensors
@@ -82,7 +84,7 @@ class SafetensorsSource:
 def open_safetensors(
     directory: Path,
     spec: ModelSpec,
-    quantization: GroupQuantization | None = None,
+    quantization: GroupQuantization | Float8Quantization | None = None,
     *,
     is_text_part: bool = False,
 ) -> tuple[ModelSpec, SafetensorsSource]:
@@ -115,7 +117,10 @@ def open_safetensors(
         untied = dataclasses.replace(spec, tie_embeddings=False)
         shapes_of = layout.stored_shapes(untied, in_gguf=False)
         named = {layout.directory_name(spec, name): shape for name, shape in shapes_of.items()}
-        tensors = take_group_matrices(stored, quantization, named)
+        if isinstance(quantization, Float8Quantization):
+            tensors = take_float8_matrices(stored, quantization, named)
+        else:
+            tensors = take_group_matrices(stored, quantization, named)
     tensors |= {name: _plain(name, entry) for name, entry in stored.items()}
     spec = dataclasses.replace(spec, tie_embeddings=_is_tied(tensors, spec))
     if spec.tie_embeddings:
@@ -144,7 +149,7 @@ def _plain(name: str, stored: StoredTensor) -> RawTensor:
 def read_header(path: Path, dtypes: Sequence[str] = tuple(FLOATS)) -> dict[str, StoredTensor]:
     """Map one safetensors file and return its tensors by name, all checked.
 
-    `dtypes`: the types they may have.
+    `dtypes`: the types they may have. A tensor without dimensions has one of size 1.
     """
     buffer = map_file(path)
     size = len(buffer)
@@ -187,7 +192,7 @@ def _entry(
         raise _unsupported_type(path, name, dtype, dtypes)
     if (
         not isinstance(shape, list)
-        or not 1 <= len(shape) <= MAX_DIMENSIONS
+        or len(shape) > MAX_DIMENSIONS
         or any(type(size) is not int or not 1 <= size <= MAX_SIZE for size in shape)
     ):
         raise ModelFileError(path, f"tensor {shown} has shape {printable(repr(shape))}")
@@ -211,7 +216,7 @@ def _entry(
             path,
             f"tensor {shown} has {end - begin} bytes, shape {shape} as {dtype} needs {expected}",
         )
-    stored = StoredTensor(path, buffer, dtype, tuple(shape), data_start + begin, expected)
+    stored = StoredTensor(path, buffer, dtype, tuple(shape) or (1,), data_start + begin, expected)
     return stored, begin, end
 
 

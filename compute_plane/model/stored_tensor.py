@@ -21,8 +21,9 @@ ARRAY_TYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "BF16": np.dtype("<u2"),
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
+    "F8_E4M3": np.dtype("u1"),
 }
-"""By the file's name of a type; a bfloat16 is its bits."""
+"""By the file's name of a type; a bfloat16 is its bits, and so is a float8."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

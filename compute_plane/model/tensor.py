@@ -26,8 +26,8 @@ ALL_ROWS: Final = slice(None)
 class TensorFormat(Enum):
     """How the elements of a row are stored: blocks of so many elements in so many bytes.
 
-    The integer formats are those in which group-wise quantised checkpoints are handed on, and Q4_Z
-    and Q8_Z what some of them run as (`compute_plane.model.group_blocks`); the others are files'
+    The integer formats and FP8 are those in which quantised checkpoints are handed on, and Q4_Z and
+    Q8_Z what some of them run as (`compute_plane.model.group_blocks`); the others are files'
     own.
     """
 
@@ -50,6 +50,7 @@ class TensorFormat(Enum):
     UINT4 = ("UINT4", 32, 22)
     INT8 = ("INT8", 32, 36)
     UINT8 = ("UINT8", 32, 38)
+    FP8 = ("FP8", 32, 36)
     Q4_Z = ("Q4_Z", 32, 19)
     Q8_Z = ("Q8_Z", 32, 35)
 

@@ -30,8 +30,8 @@ def with_weights(**changes) -> dict:
 
 
 REFUSED = {
-    "quant_method must be gptq, awq or compressed-tensors, got none": {"bits": 4},
-    "quant_method must be gptq, awq or compressed-tensors, got bitsandbytes": GPTQ
+    "quant_method must be gptq, awq, compressed-tensors, fp8 or fbgemm_fp8, got none": {"bits": 4},
+    "quant_method must be gptq, awq, compressed-tensors, fp8 or fbgemm_fp8, got bitsandbytes": GPTQ
     | {"quant_method": "bitsandbytes"},
     "bits must be 4 or 8, got 3": GPTQ | {"bits": 3},
     "group_size must be -1 or a multiple of 32, got 0": GPTQ | {"group_size": 0},
@@ -52,7 +52,7 @@ REFUSED = {
     "quantization_config.bits must be 4, got 8": AWQ | {"bits": 8},
     "version must be gemm, got gemv": AWQ | {"version": "GEMV"},
     "zero_point must be true, got false": AWQ | {"zero_point": False},
-    "quantization_config.format must be pack-quantized, got int-quantized": PACKED
+    "format must be pack-quantized, float-quantized or naive-quantized, got int": PACKED
     | {"format": "int-quantized"},
     "kv_cache_scheme is not supported, got {'num_bits': 8}": PACKED
     | {"kv_cache_scheme": {"num_bits": 8}},
