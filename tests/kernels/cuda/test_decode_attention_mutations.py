@@ -297,7 +297,15 @@ WINDOW_BREAKAGES = [
 MORE_WINDOW_BREAKAGES = [
     (WINDOW, 40, 20, 1, "_make_16_bits", "num_before - quad * 2", "num_before - quad"),
     (WINDOW, 40, 20, 1, "make_decode_masks", "num_before - quad_row", "num_before - quad"),
-    (WINDOW, 150, 100, 1, "make_tensor_decode", "+ 1, chunk_tiles, first_tile)", "+ 1, chunk_tiles, 0)"),
+    (
+        WINDOW,
+        150,
+        100,
+        1,
+        "make_tensor_decode",
+        "+ 1, chunk_tiles, first_tile)",
+        "+ 1, chunk_tiles, 0)",
+    ),
     (WINDOW_FLOAT32, 40, 20, 1, "make_float32_decode", "num_before - tokens_of_turn", "num_before"),
     (WINDOW_FLOAT32, 41, 20, 1, "make_float32_decode", "num_before - token_of_lane", "num_before"),
     (
