@@ -62,7 +62,7 @@ MAX_CHUNKS = 64
 CHUNK_TILES = 16
 """Of the chunks of a row that has neither few nor many."""
 FEW_CHUNKS = 8
-"""A shorter row has as many, which is one round of the merge."""
+"""A shorter row has as many, which is one round of the merge (two at D 256)."""
 LEAST_CHUNK_TILES = 8
 """Of 16 bits and of 32; see `least_chunk_tiles`."""
 

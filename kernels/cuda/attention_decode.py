@@ -25,13 +25,14 @@ what does the work:
     attention_decode_pool       how the former read a pool of 16 bits, or of 8
     attention_decode_masks      how it leaves tokens out, behind the row and before a window
     attention_decode_layout     how its sums lie in lanes and warps
+    attention_decode_room       where it keeps queries, and what it computes anew to have registers
     attention_chunks            who computes which tokens, what a row's bits depend on, the plan
     attention_partials          how results of warps and chunks merge
     attention_merge             how the last block merges a row whose chunks are split over blocks
 
 Softmax is online (Milakov and Gimelshein 2018), everything is accumulated in float32. The grid is
 (U units, splits, planes): a block of threads owns one *unit* of one row, which is a kv head (for
-float32, up to four query heads of one), and where the row is split, of its chunks
+float32, up to four query heads of one, three at D 256), and where the row is split, of its chunks
 (`attention_chunks`) every `splits`-th. The first rows are split, all, some or none:
 
     plane of the grid   0          1          …   split_rows              + 1
@@ -76,9 +77,11 @@ The ladder:
       tiles a warp, one after the other, instead of four. Not with pools of eight bits.
   v8  Where whole rows leave a last wave of few blocks, some rows are split: an H200 had 0.87 of a
       copy's bandwidth at 64 × 4096 where without such a wave it had all of it.
-  v9  this. A row's length and the block of a warp's first tile are looked up before the wait for
+  v9  A row's length and the block of a warp's first tile are looked up before the wait for
       the launch ahead, and the tile is fetched meanwhile (16-bit floats): two ways to memory fewer
       behind the wait.
+  v10 this. Heads of 256 (no other kernel has changed): queries in shared memory, what only the end
+      of a chunk needs computed there, so that a whole tile is under way as at other sizes.
 All compiled and simulated; gains are stated where they have been measured (`make gpu`).
 """
 
@@ -164,7 +167,10 @@ class DecodeVariant(AttentionVariant):
 
     @property
     def expectation(self) -> Expectation:
-        """Registers for three blocks on a multiprocessor, at D 64 four; beyond eight heads two."""
+        """Registers for three blocks on a multiprocessor, at D 64 four; at D 256 two.
+
+        Beyond eight heads two as well.
+        """
         if self.is_float32:
             return Expectation(168, ("LDG.128", "FFMA", "SHFL"), begins_early=True)
         registers, resident_blocks = 255, 2

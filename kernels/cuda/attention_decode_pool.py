@@ -219,7 +219,7 @@ def _make_16_bits(dtype: str, head_size: int, block_size: int) -> DecodePool:
         first_scale=0,
         key_rows=2 * columns,
         value_rows=4 * strips,
-        fills_registers=head_size == 256,
+        fills_registers=head_size == 256,  # 64 of keys, of values and of sums
         load_query=load_query,
         load_keys=load_keys,
         load_values=load_values_of,

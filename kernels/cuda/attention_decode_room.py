@@ -168,9 +168,7 @@ def _make_scarce(load_vectors: DeviceFunction, columns: int, head_tiles: int) ->
         cuda.syncthreads()
 
     @cuda.jit(device=True, inline="always")
-    def query_tile(
-        queries: Pointer, vectors: Local, n: Scalar, m: Scalar, lane: Scalar
-    ) -> Scalars:
+    def query_tile(queries: Pointer, vectors: Local, n: Scalar, m: Scalar, lane: Scalar) -> Scalars:
         if m % 2 == 0:
             load_tiles(vectors, n, queries, (n * columns + m // 2) * VECTOR_WORDS + 4 * lane)
         word = m % 2 * 2

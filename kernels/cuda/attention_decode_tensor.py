@@ -11,7 +11,8 @@ tensor core's tile, and the heads of the group, of which there are few, its 8 co
 A group of up to 8 heads takes one column tile, one of 9 to 16 two (`head_tiles`); columns behind
 the group's end hold zero queries and are never written. Each tile of keys and values is read once
 and multiplied with both: two warps that read the same tile would need fewer registers each, but
-their reads would pass the first cache twice, and hold no more bytes in flight.
+their reads would pass the first cache twice, and hold no more bytes in flight. What lasts longer
+than a tile, queries first of all, is where `attention_decode_room` has room for it.
 
 Fragments, with `quad_row` = lane // 4 and `quad` = lane % 4 (drawn in `instructions.tiles`), of a
 pool of 16 bits; those of 8 bits are drawn in `attention_decode_pool`, which reads both:
@@ -58,15 +59,17 @@ right after the scores, values right after the sums. While a warp waits for its 
 under way too, so without a second set of registers nearly all of its 8 KB are always in flight. At
 168 registers a thread three blocks of four warps fit: 96 KB, almost four times the need; two column
 tiles need up to 255, two blocks fit, 64 KB. At D 64 a tile is half as large, and four blocks fit,
-64 KB. Arithmetic is far from a limit: a tile at D 128 is about 170 instructions of a warp, 45
+64 KB; and at D 256, whose tile is 16 KB a warp, two of them, 128 KB, of which one block alone has
+64. Arithmetic is far from a limit: a tile at D 128 is about 170 instructions of a warp, 45
 cycles of a multiprocessor's four schedulers, while its 8 KB take about 400 cycles to arrive; some
 70 more run where a peak rises, and a dozen where the row ends. Merging the warps once a chunk adds
 about a fifth to that, and two barriers, during which every warp's next tile is already under way.
 Reads are of whole 32-byte sectors, 64 or 128 bytes beside each other.
 
-Of a pool of 8 bits half as many bytes are in flight, 48 KB at D 128 and 32 KB at D 64, and the same
-tokens take half the time; placing bytes adds some 110 instructions to a tile at D 128 (float8 some
-190), so about 60 cycles of arithmetic stand beside 200 of memory (docs/cuda-kernel-counts.md).
+Of a pool of 8 bits half as many bytes are in flight, 64 KB at D 256, 48 KB at D 128 and 32 KB at
+D 64, and the same tokens take half the time; placing bytes adds some 110 instructions to a tile at
+D 128 (float8 some 190), so about 60 cycles of arithmetic stand beside 200 of memory
+(docs/cuda-kernel-counts.md).
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ tickets must not run side by side. A row of length 0 has no chunk; its first blo
 
 What limits it: latency, and how fast one multiprocessor reads from the second cache, where the
 partials still are. As many chunks as registers hold are read at a time, of which the loop over
-tokens has left plenty: 8 at D 128, 40 KB a block. Up to so many cost a round, a row of 64 eight. A
+tokens has left plenty: 8 at D 128, 40 KB a block, and 4 at D 256, 36 KB. Up to so many cost a
+round, a row of 64 eight, or sixteen. A
 kernel of its own, as this once was, took more blocks for the merge but a launch in each layer, of
 which a decode step at few rows has a tenth less now.
 """
