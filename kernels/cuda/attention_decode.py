@@ -284,8 +284,7 @@ def variants(*, every: bool) -> list[DecodeVariant]:
         DecodeVariant("float16", 96, 9, 32, "int8"),
         DecodeVariant("float32", 64, 12, 16),
         DecodeVariant("bfloat16", 128, 4, 16, None, True),
-        DecodeVariant("float16", 64, 2, 32, "int8", True),
         DecodeVariant("float32", 96, 3, 16, None, True),
         DecodeVariant("bfloat16", 256, 4, 16, None, True),
-        DecodeVariant("float16", 256, 8, 32, "int8"),
+        DecodeVariant("float16", 256, 8, 32, "int8", True),
     ]
