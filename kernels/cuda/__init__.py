@@ -3,7 +3,8 @@
     operations         every operation there is, and its variants
     attention_variant  what attention is written for
     attention_decode   paged attention of one query token a row (attention_decode_tensor, _pool,
-                       _masks, _room and _float32, attention_chunks, attention_partials, attention_merge)
+                       _masks, _room and _float32, attention_chunks, attention_partials,
+                       attention_merge)
     attention_prefill  the same for prompts: ragged, causal, over cached blocks
                        (attention_prefill_tensor, _layout, _pool, _window and _float32,
                        attention_tiles)
