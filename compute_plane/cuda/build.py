@@ -25,6 +25,7 @@ from compute_plane.executor.warm_up import warm_up
 from compute_plane.executor.weight_formats import log_conversions
 from compute_plane.memory.sizing import available_memory_bytes, check_weights_fit
 from compute_plane.model import layout
+from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.tensor import TensorFormat
 
 if TYPE_CHECKING:
@@ -218,12 +219,22 @@ def chosen_dtype(context: ExecutorContext, device: torch.device) -> str:
 
     `auto` is float32 on a CPU, where 16 bits are emulated. On a GPU it is float16 for a model that
     is stored so, even if most of it is quantised (a GGUF file never says so: its norms are
-    float32), and bfloat16 for all others.
+    float32), and bfloat16 for all others, and for all models whose hidden states float16 cannot
+    hold. Raises DeviceUnavailableError for those in float16.
     """
+    architecture = ARCHITECTURES[context.spec.architecture]
+    if context.dtype == "float16" and architecture.exceeds_float16:
+        raise DeviceUnavailableError(
+            f"dtype: {architecture.title} models have hidden states that float16 cannot hold; "
+            "bfloat16 and float32 can",
+            field="dtype",
+        )
     if context.dtype != "auto":
         return context.dtype
     if device.type == "cpu":
         return "float32"
+    if architecture.exceeds_float16:
+        return "bfloat16"
     model = context.model
     is_half = model and model.source.tensor(layout.FINAL_NORM).format is TensorFormat.F16
     return "float16" if is_half else "bfloat16"

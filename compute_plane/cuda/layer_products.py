@@ -1,11 +1,11 @@
 """The products of a layer, each with what comes before and after it in the residual stream.
 
 A step of few rows has one launch for each, where its weights are one dense matrix; product and
-SiLU · up are one where gate and up are one quantised matrix, too:
+gate are one where gate and up are one quantised matrix, too:
 
     rows                 one launch                  otherwise
     normed   (qkv)       norm · Wᵀ                   add and norm, product
-    gated    (gate, up)  norm · Wᵀ, SiLU · up        add and norm, product, SiLU · up
+    gated    (gate, up)  norm · Wᵀ, gate             add and norm, product, gate
     add      (o, down)   residual += x · Wᵀ          product, perhaps in parts; what it gave is
                                                      added by the next norm
     logits               norm · Wᵀ, float32          add and norm, product
@@ -13,10 +13,10 @@ SiLU · up are one where gate and up are one quantised matrix, too:
 Where what is added is normalised before (Gemma 3), the next norm does both, so that no other one is
 part of a product:
 
-    normed, gated        add what is normalised and norm, product (SiLU or GELU · up in it)
+    normed, gated        add what is normalised and norm, product (with the gate in it)
     add    (o, down)     product, perhaps in parts
 
-Norm and SiLU · up are told what the library multiplies with behind them (`next_product`).
+Norm and gate are told what the library multiplies with behind them (`next_product`).
 
 A matrix of many bytes has its norm in a launch before its product
 (`kernels.cuda.dense_matmul.NORMALISED_BYTES`).
@@ -80,10 +80,12 @@ class Hidden:
         if added is None:
             return rows
         added = added.float() if added.dim() == rows.dim() else added.sum(0)
-        return torch.add(rows, added if self.norm is None else normalised(added, *self.norm))
+        if self.norm is None:
+            return torch.add(rows, added)
+        return normed_rows(added, *self.norm).add_(rows)
 
 
-def normalised(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+def normed_rows(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return rows, float32 [T, E], normalised in float32. `weight`: [E]."""
     scale = torch.rsqrt(rows.square().mean(dim=1, keepdim=True) + eps)
     return (rows * scale).mul_(weight)

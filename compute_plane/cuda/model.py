@@ -2,7 +2,7 @@
 
     embedding → for each layer:  norm → QKV → biases, norms of heads, rotate, write K and V
                                  → attention, with the layer's window → O (norm), add
-                                 norm → gate, up → SiLU · up → down (norm), add  (`expert_products`)
+                                 norm → gate, up → gated → down (norm), add  (`expert_products`)
               → for the tokens whose logits are wanted:  norm → logits
               → for those whose hidden states are wanted:  norm in float32  (`embeddings`)
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from compute_plane.cuda.expert_products import ExpertProducts
-from compute_plane.cuda.layer_products import Hidden, LayerProducts, normalised
+from compute_plane.cuda.layer_products import Hidden, LayerProducts, normed_rows
 from compute_plane.cuda.operations import HeadChanges
 from compute_plane.cuda.weights import DeviceMlp
 from compute_plane.model.rope import (
@@ -144,7 +144,7 @@ class LlamaModel:
         In float32 whatever the layers compute in.
         """
         weight = self._weights.final_norm.float()
-        return normalised(hidden.sums(), weight, self._spec.rms_norm_eps)
+        return normed_rows(hidden.sums(), weight, self._spec.rms_norm_eps)
 
     def _attended(self, index: int, qkv: Tensor, step: StepTensors, turns: Turns) -> Tensor:
         """Queue the attention of a layer; return its heads side by side, [T, H·D]."""

@@ -28,7 +28,6 @@ from torch import Tensor
 from compute_plane.cuda.matrices import write_product
 from compute_plane.cuda.weight_plan import QuantizedUses
 from compute_plane.cuda.weights import DTYPES
-from kernels.cuda.activation import SILU
 from kernels.cuda.quantized_formats import PANEL_ROWS, packed_bytes
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
@@ -52,7 +51,7 @@ class QuantizedKernels:
     """
 
     def __init__(
-        self, launcher: Launcher, dtype: str, uses: QuantizedUses, activation: str = SILU
+        self, launcher: Launcher, dtype: str, uses: QuantizedUses, activation: str
     ) -> None:
         self._launcher = launcher
         self._products = {

@@ -18,8 +18,9 @@ class Architecture:
     have a mixture of experts in place of one MLP. `has_output_norms`: what attention and MLP give
     is normalised before it is added to the hidden states. `gates_by_gelu`: the gate of the MLP is
     GELU (by tanh), not SiLU. `norms_begin_at_one`: directories have weights of norms as what they
-    are more than 1. `says_scaled_length`: files say how many positions there are after RoPE
-    scaling. `is_in_gguf`: whether GGUF files know the name.
+    are more than 1. `exceeds_float16`: hidden states are larger than a float16 can be.
+    `says_scaled_length`: files say how many positions there are after RoPE scaling. `is_in_gguf`:
+    whether GGUF files know the name.
     """
 
     title: str
@@ -31,6 +32,7 @@ class Architecture:
     has_output_norms: bool = False
     gates_by_gelu: bool = False
     norms_begin_at_one: bool = False
+    exceeds_float16: bool = False
     says_scaled_length: bool = False
     is_in_gguf: bool = True
 
@@ -48,6 +50,7 @@ ARCHITECTURES: Final = {
         has_output_norms=True,
         gates_by_gelu=True,
         norms_begin_at_one=True,
+        exceeds_float16=True,
         says_scaled_length=True,
     ),
     "granitemoehybrid": Architecture("Granite 4", has_multipliers=True, is_in_gguf=False),

@@ -5,8 +5,8 @@ Where a plain checkpoint has `<module>.weight`, [N outputs, K inputs], these hav
     weight             float8 [N, K]
     weight_scale       [], [1], [1, 1], [N], [N, 1] or one of each block, [⌈N / n⌉, ⌈K / k⌉]
     weight_scale_inv   the same by another name: it is multiplied by, too
-    input_scale        what inputs would be divided by, were they rounded; input_scale_ub: at most.
-                       Not used here
+    input_scale        what inputs would be divided by, were they rounded (transformers:
+                       activation_scale); input_scale_ub: at most. Not used here
 
     weight[o, i] = code[o, i] · scale[o / n, i / k]
 
@@ -31,7 +31,7 @@ from compute_plane.model.tensor import Float32Array, RawTensor, Rows, TensorForm
 
 FLOAT8: Final = "F8_E4M3"
 SCALES: Final = ("weight_scale", "weight_scale_inv")
-UNUSED: Final = ("input_scale", "input_scale_ub")
+UNUSED: Final = ("input_scale", "input_scale_ub", "activation_scale")
 CHUNK_ROWS: Final = 64
 
 
@@ -80,12 +80,13 @@ def take_float8_matrices(
     """
     matrices = {}
     for name in [name for name, stored in tensors.items() if stored.dtype == FLOAT8]:
-        codes, shown = tensors.pop(name), f"tensor {printable(name)}"
+        codes = tensors.pop(name)
+        shown = f"tensor {printable(codes.name)}"
         module, _, part = name.rpartition(".")
         if name == layout.EMBEDDING:
             raise UnsupportedModelError(codes.path, f"{shown}: an embedding is not read so")
         if part != layout.WEIGHT or len(shapes.get(name, ())) != 2:
-            raise ModelFileError(codes.path, f"{shown} is of no matrix that the model has")
+            raise ModelFileError(codes.path, f"{shown} is of no single matrix of the model")
         if codes.shape != shapes[name]:
             raise ModelFileError(
                 codes.path,
@@ -104,26 +105,27 @@ def take_float8_matrices(
             tensors.pop(f"{module}.{unused}", None)
         matrices[name] = RawTensor(
             name=name,
-            stored_name=name,
+            stored_name=codes.name,
             path=codes.path,
             format=TensorFormat.FP8,
             shape=codes.shape,
-            stored=_matrix(codes, scale_name, tensors.pop(scale_name), quantization),
+            stored=_matrix(codes, tensors.pop(scale_name), quantization),
         )
     return matrices
 
 
 def _matrix(
-    codes: StoredTensor, name: str, stored: StoredTensor, quantization: Float8Quantization
+    codes: StoredTensor, stored: StoredTensor, quantization: Float8Quantization
 ) -> Float8Matrix:
-    """Put a matrix together; `stored`: its scales, called `name`."""
+    """Put a matrix together; `stored`: its scales."""
+    name = stored.name
     num_outputs, num_inputs = codes.shape
     outputs, inputs = quantization.block
     block = (outputs or num_outputs, inputs or num_inputs)
     expected = -(-num_outputs // block[0]), -(-num_inputs // block[1])
     allowed: set[tuple[int, ...]] = {expected}
     if expected[1] == 1:
-        allowed |= {expected[:1], (1,) * (expected[0] == 1)}
+        allowed.add(expected[:1])
     if stored.dtype not in FLOATS:
         raise ModelFileError(
             stored.path,

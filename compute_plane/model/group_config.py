@@ -82,7 +82,7 @@ class GroupQuantization:
     needs_order: bool = False
 
 
-def read_group_quantization(config: JsonObject) -> GroupQuantization | Float8Quantization | None:
+def read_quantization(config: JsonObject) -> GroupQuantization | Float8Quantization | None:
     """Return what a config.json says, or a tool's own file beside it; None if nothing does.
 
     Raises UnsupportedModelError naming the field, what is supported and the value, ModelFileError

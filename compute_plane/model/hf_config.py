@@ -102,7 +102,7 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         shown = "none" if model_type is None else printable(model_type)
         raise UnsupportedModelError(
             config.path,
-            f"model_type {shown} is not supported; supported are "
+            f"{config.name('model_type')} {shown} is not supported; supported are "
             f"{', '.join([*MODEL_TYPES, *WHOLE_MODELS])}",
         )
     kind = MODEL_TYPES[model_type]

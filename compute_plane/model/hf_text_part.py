@@ -14,20 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.group_config import KEYS
 from compute_plane.model.hf_windows import GEMMA3, MISTRAL
 from compute_plane.model.json_file import JsonObject
-
-Stored = TypeVar("Stored")
+from compute_plane.model.stored_tensor import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
     """A `model_type` with other parts than text.
 
-    `class_name`: of the model in transformers. `text_type`: the `model_type` of its text part.
+    `class_name`: of the model in transformers. `text_type`: the `model_type` of a text part that
+    does not say it.
     `defaults`: what a `text_config` means that leaves them out, as published ones do.
     """
 
@@ -51,10 +52,10 @@ WHOLE_MODELS: Final = {
     ),
     "mistral3": WholeModel("Mistral3ForConditionalGeneration", MISTRAL, {}),
 }
-COMMON: Final = (
-    "dtype", "torch_dtype", "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id"
-)  # fmt: skip
+COMMON: Final = ("dtype", "torch_dtype", *KEYS)
 """What stands beside the text part and counts for it where it says nothing itself."""
+COUNTS_FIRST: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""What counts before what the text part says, as in transformers."""
 PREFIXES: Final = {"language_model.": "", "model.language_model.": "model."}
 OTHER_PARTS: Final = ("vision_tower.", "multi_modal_projector.")
 
@@ -81,21 +82,31 @@ def text_part(config: JsonObject) -> JsonObject | None:
         raise ModelFileError(config.path, "text_config is missing")
     common = {key: config.raw(key) for key in COMMON if config.has(key)}
     part = part.over({**whole.defaults, "model_type": whole.text_type, **common})
+    ids = {key: config.raw(key) for key in COUNTS_FIRST if config.raw(key) is not None}
     # Of both flags the whole model's counts, and where it is not there, the embedding is tied. (A
     # file that has another output matrix has the last word, as everywhere.)
     ties = config.boolean("tie_word_embeddings")
-    return part.changed({"tie_word_embeddings": True if ties is None else ties})
+    return part.changed({**ids, "tie_word_embeddings": True if ties is None else ties})
 
 
-def text_tensors(stored: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Return the tensors of the text part of such a model, named as in a text model.
+def is_of_text(name: str) -> bool:
+    """Tell whether a tensor of such a model is of its text part, or of none that is known."""
+    return not name.removeprefix("model.").startswith(OTHER_PARTS)
 
-    What is of no part that is known keeps its name.
+
+def text_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return tensors of the text part of such a model, named as in a text model.
+
+    What is of no part that is known keeps its name. Raises ModelFileError where two have one name.
     """
-    found = {}
+    found: dict[str, StoredTensor] = {}
     for name, entry in stored.items():
-        if name.removeprefix("model.").startswith(OTHER_PARTS):
-            continue
         prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
-        found[name if prefix is None else PREFIXES[prefix] + name.removeprefix(prefix)] = entry
+        plain = name if prefix is None else PREFIXES[prefix] + name.removeprefix(prefix)
+        if plain in found:
+            raise ModelFileError(
+                entry.path,
+                f"tensor {printable(name)} is there as {printable(found[plain].name)}, too",
+            )
+        found[plain] = entry
     return found

@@ -13,7 +13,7 @@ from compute_plane.model.errors import ModelFileError, printable, system_fault
 from compute_plane.model.gguf import GgufSource, read_gguf_spec
 from compute_plane.model.gguf_header import open_gguf
 from compute_plane.model.gguf_tokenizer import read_gguf_assets
-from compute_plane.model.group_config import read_group_quantization
+from compute_plane.model.group_config import read_quantization
 from compute_plane.model.hf_assets import read_hf_assets
 from compute_plane.model.hf_config import read_hf_spec
 from compute_plane.model.hf_text_part import text_part
@@ -75,7 +75,7 @@ def _load_directory(location: ModelLocation) -> LoadedModel:
     name = location.name or printable(location.path.resolve().name)
     spec = read_hf_spec(config, name)
     spec = replace(spec, pooling=directory_pooling(location.path))
-    quantization = read_group_quantization(config)
+    quantization = read_quantization(config)
     spec, source = open_safetensors(
         location.path, spec, quantization, is_text_part=of_text is not None
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from compute_plane.model.float8_config import Float8Quantization
 from compute_plane.model.float8_matrices import take_float8_matrices
 from compute_plane.model.group_config import GroupQuantization
 from compute_plane.model.group_parts import take_group_matrices
-from compute_plane.model.hf_text_part import text_tensors
+from compute_plane.model.hf_text_part import is_of_text, text_tensors
 from compute_plane.model.json_file import JsonObject, parse_object
 from compute_plane.model.mapped_file import forget_pages, map_file
 from compute_plane.model.spec import ModelSpec
@@ -97,8 +97,9 @@ def open_safetensors(
     stored: dict[str, StoredTensor] = {}
     files = _files(directory)
     dtypes = tuple(FLOATS if quantization is None else ARRAY_TYPES)
+    is_read = is_of_text if is_text_part else _every_tensor
     for path in files:
-        for name, entry in read_header(path, dtypes).items():
+        for name, entry in read_header(path, dtypes, is_read).items():
             if name in stored:
                 raise ModelFileError(
                     path, f"tensor {printable(name)} is also in {stored[name].path.name}"
@@ -134,11 +135,11 @@ def open_safetensors(
 def _plain(name: str, stored: StoredTensor) -> RawTensor:
     """Return a tensor that is stored as it is."""
     if stored.dtype not in FLOATS:
-        raise _unsupported_type(stored.path, name, stored.dtype, tuple(FLOATS))
+        raise _unsupported_type(stored.path, stored.name, stored.dtype, tuple(FLOATS))
     fmt = FLOATS[stored.dtype]
     return RawTensor(
         name=name,
-        stored_name=name,
+        stored_name=stored.name,
         path=stored.path,
         format=fmt,
         shape=stored.shape,
@@ -146,10 +147,19 @@ def _plain(name: str, stored: StoredTensor) -> RawTensor:
     )
 
 
-def read_header(path: Path, dtypes: Sequence[str] = tuple(FLOATS)) -> dict[str, StoredTensor]:
+def _every_tensor(_name: str) -> bool:
+    return True
+
+
+def read_header(
+    path: Path,
+    dtypes: Sequence[str] = tuple(FLOATS),
+    is_read: Callable[[str], bool] = _every_tensor,
+) -> dict[str, StoredTensor]:
     """Map one safetensors file and return its tensors by name, all checked.
 
-    `dtypes`: the types they may have. A tensor without dimensions has one of size 1.
+    `is_read`: of others only where they lie is looked at. `dtypes`: the types they may have. A
+    tensor without dimensions has one of size 1.
     """
     buffer = map_file(path)
     size = len(buffer)
@@ -168,26 +178,48 @@ def read_header(path: Path, dtypes: Sequence[str] = tuple(FLOATS)) -> dict[str, 
     tensors = {}
     spans = []
     for name, entry in header.items():
-        stored, begin, end = _entry(path, buffer, name, entry, data_start, dtypes)
-        tensors[name] = stored
-        spans.append((begin, end, name))
+        members, span = _span(path, name, entry, size - data_start)
+        spans.append((*span, name))
+        if is_read(name):
+            tensors[name] = _entry(path, buffer, name, members, span, data_start, dtypes)
     _check_spans(path, sorted(spans), size - data_start)
     return tensors
+
+
+def _span(
+    path: Path, name: str, entry: object, data_bytes: int
+) -> tuple[dict[str, object], tuple[int, int]]:
+    """Return what a header says of a tensor, and the first and last byte of its data."""
+    shown = printable(name)
+    if not isinstance(entry, dict):
+        raise ModelFileError(path, f"tensor {shown} is not described by an object")
+    offsets = entry.get("data_offsets")
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2
+        or any(type(offset) is not int for offset in offsets)
+        or not 0 <= offsets[0] <= offsets[1] <= data_bytes
+    ):
+        raise ModelFileError(
+            path,
+            f"tensor {shown} has data_offsets {printable(repr(offsets))}, "
+            f"the file has {data_bytes} bytes of data",
+        )
+    return entry, (offsets[0], offsets[1])
 
 
 def _entry(
     path: Path,
     buffer: mmap.mmap,
     name: str,
-    entry: object,
+    entry: Mapping[str, object],
+    span: tuple[int, int],
     data_start: int,
     dtypes: Sequence[str],
-) -> tuple[StoredTensor, int, int]:
-    """Return one tensor with the first and last byte of its data."""
+) -> StoredTensor:
+    """Return one tensor. `span`: the first and last byte of its data."""
     shown = printable(name)
-    if not isinstance(entry, dict):
-        raise ModelFileError(path, f"tensor {shown} is not described by an object")
-    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    dtype, shape = entry.get("dtype"), entry.get("shape")
     if not isinstance(dtype, str) or dtype not in dtypes:
         raise _unsupported_type(path, name, dtype, dtypes)
     if (
@@ -196,18 +228,7 @@ def _entry(
         or any(type(size) is not int or not 1 <= size <= MAX_SIZE for size in shape)
     ):
         raise ModelFileError(path, f"tensor {shown} has shape {printable(repr(shape))}")
-    if (
-        not isinstance(offsets, list)
-        or len(offsets) != 2
-        or any(type(offset) is not int for offset in offsets)
-        or not 0 <= offsets[0] <= offsets[1] <= len(buffer) - data_start
-    ):
-        raise ModelFileError(
-            path,
-            f"tensor {shown} has data_offsets {printable(repr(offsets))}, "
-            f"the file has {len(buffer) - data_start} bytes of data",
-        )
-    begin, end = offsets
+    begin, end = span
     expected = ARRAY_TYPES[dtype].itemsize
     for size in shape:
         expected *= size
@@ -216,8 +237,8 @@ def _entry(
             path,
             f"tensor {shown} has {end - begin} bytes, shape {shape} as {dtype} needs {expected}",
         )
-    stored = StoredTensor(path, buffer, dtype, tuple(shape) or (1,), data_start + begin, expected)
-    return stored, begin, end
+    sizes = tuple(shape) or (1,)
+    return StoredTensor(name, path, buffer, dtype, sizes, data_start + begin, expected)
 
 
 def _unsupported_type(

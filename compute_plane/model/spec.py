@@ -286,6 +286,8 @@ def faults_of(spec: ModelSpec) -> list[str]:
             faults.append(f"{name} must be finite and at least 1, got {theta}")
     if not 0 < spec.rms_norm_eps < 1:
         faults.append(f"rms_norm_eps must be between 0 and 1, got {spec.rms_norm_eps}")
+    if spec.mixture is not None and (spec.has_output_norms or spec.gates_by_gelu):
+        faults.append(f"mixtures of experts are not computed in {spec.architecture} models")
     return faults + _scaling_faults(spec)
 
 

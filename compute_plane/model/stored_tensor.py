@@ -28,8 +28,12 @@ ARRAY_TYPES: Final[Mapping[str, np.dtype[Any]]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """Where a tensor lies: `offset` from the start of its file. `dtype`: one of `ARRAY_TYPES`."""
+    """Where a tensor lies: `offset` from the start of its file.
 
+    `name`: the file's own. `dtype`: one of `ARRAY_TYPES`.
+    """
+
+    name: str
     path: Path
     buffer: mmap.mmap
     dtype: str

@@ -252,6 +252,6 @@ def variants(*, every: bool) -> list[QuantizedMatmulVariant]:
         QuantizedMatmulVariant("Q4_0_G64", "bfloat16", 16),
         QuantizedMatmulVariant("Q4_1", "float16", 32),
         QuantizedMatmulVariant("Q4_Z_G128", "float16", 8),
-        QuantizedMatmulVariant("Q4_0", "bfloat16", 8, gates=True),
+        QuantizedMatmulVariant("Q4_0", "bfloat16", 8, gates=True, activation="gelu"),
         QuantizedMatmulVariant("Q4_1", "bfloat16", 8, of_experts=True),
     ]

@@ -111,6 +111,12 @@ def test_working_memory_grows_with_the_tokens_of_a_step() -> None:
     assert two - one >= 1000 * 2 * widest
 
 
+def test_working_memory_has_angles_for_both_kinds_of_layers() -> None:
+    local = replace(SPEC, local_rope_theta=10.0, layers_with_local_rope=frozenset({0}))
+    table = 4 * SPEC.context_length * SPEC.head_dim  # cosines and sines
+    assert working_bytes(local, 2, 8) - working_bytes(SPEC, 2, 8) == table
+
+
 def test_a_limited_device_has_what_the_limit_leaves_and_torch_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

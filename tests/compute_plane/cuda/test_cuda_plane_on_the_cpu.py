@@ -19,6 +19,8 @@ from compute_plane.errors import DeviceUnavailableError, ExecutorLoadError
 from compute_plane.executor.interface import GPUExecutor
 from compute_plane.executor.registry import BuiltExecutor, ExecutorContext, build_executor
 from compute_plane.executor.simulated import VOCAB_SIZE
+from compute_plane.model import layout
+from compute_plane.model.tensor import TensorFormat
 from planes.errors import ConfigError
 from protos.hetero.compute.v1 import compute_pb2
 from tests.compute_plane.cuda.torch_executors import tiny_model
@@ -206,6 +208,22 @@ def test_it_is_placed_on_the_cpu_only_if_told_so() -> None:
             choose_placement(ComputePlaneConfig(executor=executor, device="cuda"))
     with pytest.raises(DeviceUnavailableError, match="got float16"):
         choose_placement(ComputePlaneConfig(dtype="float16"))
+
+
+def test_a_model_that_float16_cannot_hold_is_in_bfloat16_however_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = torch.device("cuda", 0)
+    for architecture, expected in (("qwen3", "float16"), ("gemma3", "bfloat16")):
+        spec = replace(SPEC, architecture=architecture)
+        model = tiny_model(spec)
+        halves = replace(model.source.tensor(layout.FINAL_NORM), format=TensorFormat.F16)
+        monkeypatch.setattr(model.source, "tensor", lambda _, halves=halves: halves)
+        here = context(tmp_path, spec=spec, model=model)
+        assert build.chosen_dtype(here, gpu) == expected
+    with pytest.raises(DeviceUnavailableError, match="Gemma 3 models have hidden states") as caught:
+        build_executor("cuda", replace(here, dtype="float16"))
+    assert caught.value.field == "dtype"
 
 
 def test_a_gpus_dtype_is_bfloat16_unless_told_otherwise(tmp_path: Path) -> None:

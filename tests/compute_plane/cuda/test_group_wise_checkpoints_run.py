@@ -19,7 +19,7 @@ from compute_plane.executor.registry import build_executor
 from compute_plane.executor.weight_formats import log_conversions
 from compute_plane.model import layout
 from compute_plane.model.assets import ModelAssets
-from compute_plane.model.group_config import read_group_quantization
+from compute_plane.model.group_config import read_quantization
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.safetensors import open_safetensors
@@ -74,7 +74,7 @@ def opened(tmp_path: Path, written: Checkpoint, spec: ModelSpec = SPEC) -> Tenso
     directory.mkdir()
     written.save(directory / "model.safetensors")
     config = JsonObject(directory, {"quantization_config": written.scheme.config()})
-    return open_safetensors(directory, spec, read_group_quantization(config))[1]
+    return open_safetensors(directory, spec, read_quantization(config))[1]
 
 
 class Decoded(ArraySource):

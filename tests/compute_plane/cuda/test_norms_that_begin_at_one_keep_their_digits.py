@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from compute_plane.cuda.kernel_operations import KernelOperations
+from compute_plane.cuda.weight_plan import QuantizedUses
 from compute_plane.model.quantize import converted_tensor
 from compute_plane.model.tensor import TensorFormat
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
@@ -48,6 +49,19 @@ def test_a_step_of_16_bits_has_them_in_float32_and_kernels_that_read_them_so():
     of_norms = [v for v in variants if v.name.startswith("rms_norm")]
     assert {v.weight_dtype for v in of_norms} == {"float32"}
     assert [v.norm_dtype for v in variants if v.name.startswith("rope")] == ["float32"]
+
+
+def test_whatever_gates_does_so_by_the_models_activation():
+    uses = QuantizedUses(layers=frozenset({"Q8_0"}), gates=frozenset({"Q8_0"}))
+    for spec, activation in ((SPEC, "gelu"), (replace(SPEC, architecture="qwen3"), "silu")):
+        made = KernelOperations(SimulatedLauncher(runs=False), spec, "bfloat16", 16, uses)
+        gating = [
+            v for v in made.variants
+            if hasattr(v, "activation") and getattr(v, "gates", hasattr(v, "in_turns"))
+        ]  # fmt: skip
+        kinds = {type(variant).__name__ for variant in gating}
+        assert kinds == {"GateMulVariant", "DenseMatmulVariant", "QuantizedMatmulVariant"}
+        assert {variant.activation for variant in gating} == {activation}
 
 
 def test_a_step_of_32_bits_and_other_models_have_norms_of_the_steps_dtype():

@@ -54,7 +54,7 @@ def kernels_for(
     label, num_outputs = frozenset([matrix.format]), matrix.num_outputs
     gates = label if matrix.in_turns else frozenset[str]()
     uses = QuantizedUses(label, label, label, gates, num_outputs, num_outputs * matrix.num_inputs)
-    made = QuantizedKernels(launcher, dtype, uses)
+    made = QuantizedKernels(launcher, dtype, uses, "silu")
     launcher.prepare(made.variants)
     return made
 
@@ -134,7 +134,7 @@ def test_rows_of_a_quantised_table_are_embedded() -> None:
 
 def test_kernels_and_scratch_memory_are_made_for_what_there_is() -> None:
     plan = tiny_plan(SPEC, torch.bfloat16, {"down": TensorFormat.Q4_0, "embed": TensorFormat.Q8_0})
-    made = QuantizedKernels(SimulatedLauncher(), "bfloat16", plan.quantized)
+    made = QuantizedKernels(SimulatedLauncher(), "bfloat16", plan.quantized, "silu")
     assert [variant.name for variant in made.variants] == [
         "quantized_matmul_q4_0_bfloat16_m8",
         "quantized_matmul_q4_0_bfloat16_m16",
@@ -151,7 +151,7 @@ def test_kernels_and_scratch_memory_are_made_for_what_there_is() -> None:
     assert not tiny_plan(SPEC, torch.bfloat16, {"": TensorFormat.Q4_0}).has_dense
     unquantised = tiny_plan(SPEC, torch.bfloat16).quantized
     assert unquantised == QuantizedUses()
-    assert QuantizedKernels(SimulatedLauncher(), "float32", unquantised).variants == []
+    assert QuantizedKernels(SimulatedLauncher(), "float32", unquantised, "silu").variants == []
 
 
 def test_a_dtype_without_kernels_for_quantised_weights_is_refused() -> None:

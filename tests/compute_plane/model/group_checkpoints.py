@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from compute_plane.model.group_config import read_group_quantization
+from compute_plane.model.group_config import read_quantization
 from compute_plane.model.group_parts import take_group_matrices
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.safetensors import read_header
@@ -209,7 +209,7 @@ def damage(made: Checkpoint, changes: dict) -> Checkpoint:
 
 def read_alone(path: Path, config: JsonObject, shape: tuple[int, ...]) -> RawTensor:
     """Read a matrix that is alone in a file, and called m."""
-    quantization = read_group_quantization(config)
+    quantization = read_quantization(config)
     assert quantization is not None
     stored = read_header(path, tuple(ARRAY_TYPES))
     (tensor,) = take_group_matrices(stored, quantization, {"m.weight": shape}).values()

@@ -98,7 +98,7 @@ HOSTILE_HEADERS = {
     "has shape [4, 0]": {"a": ENTRY | {"shape": [4, 0]}},
     "has shape [4, -1]": {"a": ENTRY | {"shape": [4, -1]}},
     "has shape [True, 4]": {"a": ENTRY | {"shape": [True, 4]}},
-    "has shape []": {"a": ENTRY | {"shape": []}},
+    "shape [] as F32 needs 4": {"a": ENTRY | {"shape": []}},
     "has shape [1000000": {"a": ENTRY | {"shape": [10**4000, 10**4000]}},
     "needs 1125899906842624": {"a": ENTRY | {"shape": [1 << 48]}},
     "has data_offsets [0, 48]": {"a": ENTRY | {"data_offsets": [0, 48]}},

@@ -54,6 +54,7 @@ LAYOUTS = {
         {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [40, 32]},
         (40, 32),
         "weight_scale_inv",
+        beside=("activation_scale",),
     ),
     "fp8 of whole matrices": Layout(
         {"quant_method": "fp8", "activation_scheme": "static"},

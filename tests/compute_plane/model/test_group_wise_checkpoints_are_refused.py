@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from compute_plane.model import layout
 from compute_plane.model.errors import ModelFileError
-from compute_plane.model.group_config import read_group_quantization
+from compute_plane.model.group_config import read_quantization
 from compute_plane.model.group_parts import take_group_matrices
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.loader import load_model
@@ -245,4 +245,4 @@ def test_a_gigantic_matrix_is_refused_before_memory_is_taken_for_it():
         with pytest.raises(
             ModelFileError, match=r"m\.\w+ is a matrix of shape \[64, 8796093022208\]"
         ):
-            take_group_matrices(stored, read_group_quantization(config), {"m.weight": (64, 96)})
+            take_group_matrices(stored, read_quantization(config), {"m.weight": (64, 96)})

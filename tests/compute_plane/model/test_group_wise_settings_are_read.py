@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
-from compute_plane.model.group_config import read_group_quantization
+from compute_plane.model.group_config import read_quantization
 from compute_plane.model.json_file import JsonObject
 from tests.compute_plane.model.group_checkpoints import Scheme
 
@@ -75,7 +75,7 @@ REFUSED = {
 def test_a_quantisation_that_is_not_read_is_refused_by_field_and_value(tmp_path, words):
     config = JsonObject(tmp_path / "config.json", {"quantization_config": REFUSED[words]})
     with pytest.raises(UnsupportedModelError) as caught:
-        read_group_quantization(config)
+        read_quantization(config)
     assert words in caught.value.message
     assert caught.value.message.startswith(f"{tmp_path / 'config.json'}: quantization_config.")
 
@@ -84,7 +84,7 @@ def test_two_names_of_one_setting_must_agree(tmp_path):
     section = GPTQ | {"checkpoint_format": "gptq", "format": "gptq_v2"}
     config = JsonObject(tmp_path / "config.json", {"quantization_config": section})
     with pytest.raises(ModelFileError, match=r"checkpoint_format gptq and .*format gptq_v2 contra"):
-        read_group_quantization(config)
+        read_quantization(config)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_two_names_of_one_setting_must_agree(tmp_path):
 def test_a_setting_that_is_missing_or_of_a_wrong_type_is_the_file_s_fault(tmp_path, section):
     config = JsonObject(tmp_path / "config.json", {"quantization_config": section})
     with pytest.raises(ModelFileError, match=r"quantization_config\.\w+ (is missing|must be)"):
-        read_group_quantization(config)
+        read_quantization(config)
 
 
 JSON = st.recursive(
@@ -119,7 +119,7 @@ def test_any_settings_are_read_or_refused_in_one_line(data):
     place[renamed] = place.pop(key) if renamed != key else data.draw(JSON)
     fault = None
     try:
-        read_group_quantization(JsonObject(Path("c.json"), {"quantization_config": section}))
+        read_quantization(JsonObject(Path("c.json"), {"quantization_config": section}))
     except ModelFileError as error:
         fault = error
     if fault is not None:

@@ -70,14 +70,21 @@ def made(request, tiny, tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
     return folder / "hf", logits
 
 
-def rewritten(directory: Path, target: Path, config: dict[str, Any] | None, names=None) -> Path:
-    """Copy a directory with members of its configuration changed and its tensors renamed."""
+def rewritten(
+    directory: Path, target: Path, config: dict[str, Any] | None, names=None, tensors=None
+) -> Path:
+    """Copy a directory with members of its configuration changed and its tensors renamed.
+
+    `tensors`: makes others of those that there are.
+    """
     shutil.copytree(directory, target)
     stored = json.loads((target / "config.json").read_text()) | (config or {})
     (target / "config.json").write_text(json.dumps(stored))
+    (file,) = target.glob("*.safetensors")
     if names is not None:
-        (file,) = target.glob("*.safetensors")
         save_file({names(name): tensor for name, tensor in load_file(file).items()}, file)
+    if tensors is not None:
+        save_file(tensors(load_file(file)), file)
     return target
 
 
@@ -90,15 +97,74 @@ def in_memory(name: str) -> str:
 @pytest.mark.parametrize("target", [Target("cpu", "cpu"), STAND_IN], ids=["cpu", "cuda"])
 def test_logits_of_texts_are_those_of_transformers(made, names, target, tmp_path: Path) -> None:
     directory, expected = made
-    # Published configurations leave most of it out, and name the end of texts beside the part.
-    model = load_model(str(rewritten(directory, tmp_path / "m", {"eos_token_id": [2, 7]}, names)))
+    model = load_model(str(rewritten(directory, tmp_path / "m", None, names)))
     assert model.spec.num_layers == TEXT["num_hidden_layers"]
-    assert set(model.assets.eos_token_ids) >= {2}
     with target.running(model, num_blocks=8, block_size=16, keep_logits=True) as executor:
         driver = BatchDriver(executor, num_blocks=8, block_size=16)
         batch = driver.batch([DrivenSequence(list(prompt)) for prompt in PROMPTS])
         found = executor.execute(batch).logits
     np.testing.assert_allclose(found, np.stack(expected), rtol=1e-3, atol=1e-3)
+
+
+def test_the_whole_models_end_tokens_count_before_the_text_parts(made, tmp_path: Path) -> None:
+    """transformers writes one of its own into the text part."""
+    text = json.loads((made[0] / "config.json").read_text())["text_config"]
+    for own, outer, expected in ((1, [2, 7], (2, 7)), (5, None, (5,)), (None, 3, (3,))):
+        config = {"eos_token_id": outer, "text_config": text | {"eos_token_id": own}}
+        directory = rewritten(made[0], tmp_path / str(own), config)
+        (directory / "generation_config.json").unlink()
+        assert load_model(str(directory)).assets.eos_token_ids == expected
+
+
+def test_tensors_of_other_parts_may_be_of_any_type(made, tmp_path: Path) -> None:
+    def with_another(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return tensors | {"vision_tower.positions": np.arange(6, dtype=np.float64)}
+
+    load_model(str(rewritten(made[0], tmp_path / "m", None, tensors=with_another)))
+
+
+def test_a_text_part_may_be_quantised(made, tmp_path: Path) -> None:
+    meant = {}
+
+    def quantised(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = {}
+        for name, values in tensors.items():
+            if "language_model" not in name or "_proj" not in name:
+                found[name] = values
+                continue
+            scales = np.abs(values).max(1, keepdims=True) / np.float32(127)
+            q = np.rint(values / scales).astype(np.int8)
+            prefix = name.removesuffix("weight")
+            found[f"{prefix}weight_packed"] = (q.view(np.uint8) ^ np.uint8(128)).view(np.int32)
+            found[f"{prefix}weight_scale"] = scales
+            found[f"{prefix}weight_shape"] = np.array(values.shape)
+            meant[name.removeprefix("language_model.")] = q * scales
+        return found
+
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    settings = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": weights}},
+    }  # fmt: skip
+    config = {"quantization_config": settings}
+    model = load_model(str(rewritten(made[0], tmp_path / "m", config, tensors=quantised)))
+    for name, values in meant.items():
+        found = model.source.tensor(name)
+        assert found.format.label == "INT8"
+        np.testing.assert_allclose(found.to_float32(), values, rtol=1e-6)
+    assert len(meant) == 7 * TEXT["num_hidden_layers"]
+
+
+def test_a_tensor_by_both_names_is_refused(made, tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+
+    def twice(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return tensors | {
+            name.replace("model.", "model.language_model.", 1): tensors[f"language_model.{name}"]
+        }
+
+    with pytest.raises(ModelFileError, match=rf"is there as .*{name}, too"):
+        load_model(str(rewritten(made[0], tmp_path / "m", None, tensors=twice)))
 
 
 def test_what_a_text_part_leaves_out_is_what_transformers_means(tmp_path: Path) -> None:
@@ -144,7 +210,7 @@ def test_what_a_text_part_leaves_out_is_what_transformers_means(tmp_path: Path) 
         (
             {"text_config": TEXT | {"model_type": "other"}},
             UnsupportedModelError,
-            "model_type other is not supported",
+            "text_config.model_type other is not supported",
         ),
     ],
 )

@@ -29,6 +29,7 @@ PRECISION = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-16}  # of one 
         (QuantizedMatmulVariant("Q8_0", "bfloat16", 16, writes_float32=True), 0),
         (QuantizedMatmulVariant("Q4_Z_G128", "float16", 8), 1),
         (QuantizedMatmulVariant("Q4_0", "bfloat16", 8, gates=True), 1),
+        (QuantizedMatmulVariant("Q8_0", "float16", 16, gates=True, activation="gelu"), 1),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
