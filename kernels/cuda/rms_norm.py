@@ -225,6 +225,13 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
         store_floats(residual, at, values, r)
 
     @cuda.jit(device=True, inline="always")
+    def scale(values: Local, r: Scalar, factor: Scalar, weights: Local) -> None:
+        """Multiply values[r] by the row's factor and by the vector's weights."""
+        for i in range(length):
+            own = weights[r * pieces + i // weight_length, i % weight_length]
+            values[r, i] = values[r, i] * factor * own
+
+    @cuda.jit(device=True, inline="always")
     def factor_of(squares: Scalar, sums: Pointer, eps: Scalar) -> Scalar:
         """Return what a row is multiplied by; `squares`: of this thread's share of it.
 
@@ -301,9 +308,7 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
             for r in range(rounds):
                 vector = thread + r * threads
                 if vector < num_vectors:
-                    for i in range(length):
-                        own = added_weights[r * pieces + i // weight_length, i % weight_length]
-                        values[r, i] = values[r, i] * factor * own
+                    scale(values, r, factor, added_weights)
                     add(values, r, residual, others, r, row + vector * length)
                     for i in range(length):
                         squares += values[r, i] * values[r, i]
@@ -312,9 +317,7 @@ def make_rms_norm(variant: RmsNormVariant) -> Callable[..., None]:
         for r in range(rounds):
             vector = thread + r * threads
             if vector < num_vectors:
-                for i in range(length):
-                    own = weights[r * pieces + i // weight_length, i % weight_length]
-                    values[r, i] = values[r, i] * factor * own
+                scale(values, r, factor, weights)
                 store_floats(out, row + vector * length, values, r)
 
     return rms_norm

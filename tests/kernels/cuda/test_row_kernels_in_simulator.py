@@ -92,7 +92,6 @@ def test_the_norms_barrier_can_not_be_left_out(source, variant):
 
 PARTS = RmsNormVariant("bfloat16", 64, num_parts=2)
 PARTS_SOURCE = Source(rms_norm, "make_rms_norm", PARTS)
-ROW_END = "\n" + 20 * " "
 ROUNDS = RmsNormVariant("float32", 2056, norms_added=True)
 ROUNDS_SOURCE = Source(rms_norm, "make_rms_norm", ROUNDS)
 GATE = GateMulVariant("float32")
@@ -122,7 +121,7 @@ COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
         (NORMED_SOURCE, NORMED, "weight, first + i * weight_length", "weight, first"),
         (NORMED_SOURCE, NORMED, "eps)\n            squares = float32(0)", "eps)"),
         (ROUNDS_SOURCE, ROUNDS, "others, r, residual", "others, 0, residual"),
-        (NORMED_SOURCE, NORMED, f"* factor * own{ROW_END}add", f"{ROW_END}add"),
+        (NORMED_SOURCE, NORMED, "scale(values, r, factor, added_weights)", "pass"),
         (PARTS_SOURCE, PARTS, "q * part_length + i] +=", "i] +="),
         (GATE_SOURCE, GATE, "token * 2 * num", "token * num"),
         (GATE_SOURCE, GATE, "feature < num_features", "True"),
