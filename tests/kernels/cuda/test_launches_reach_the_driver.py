@@ -25,18 +25,18 @@ from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.rms_norm import RmsNormVariant
 
 fetched = (2**46, 301, 2**33, 144)
-norm = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 4 8 8 8 8")
-norm.launch((7, 1, 1), 0x7FFF12345678, 0x7F0000000100, 0x7F0000000200, 0, 2**47, 1e-5, *fetched)
+pointers = (0x7F0000000100, 0x7F0000000200, 0, 0x7F0000000300)
+norm = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 8 4 8 8 8 8")
+norm.launch((7, 1, 1), 0x7FFF12345678, *pointers, 2**47, 1e-5, *fetched)
 print(norm.attributes())
 product = LoadedKernel(QuantizedMatmulVariant("Q4_0", "bfloat16", 8), b"8 8 8 8 8 8 4 8")
 product.launch((1, 2, 3), 0, 1, 2, 3, 2**40, -1, 5, -6, 7)
 product.launch((0, 2, 3), 0, 1, 2, 3, 4, 4, 5, 6, 7)
-early = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 4 8 8 8 8", begins_early=True)
+early = LoadedKernel(RmsNormVariant("float32", 256), b"8 8 8 8 8 4 8 8 8 8", begins_early=True)
 for tokens in 7, 8:
-    pointers = 0x7F0000000100, 0x7F0000000200, 0, tokens
-    early.launch((tokens, 1, 1), 0x7FFF12345678, *pointers, 1e-5, *fetched)
+    early.launch((tokens, 1, 1), 0x7FFF12345678, *pointers, tokens, 1e-5, *fetched)
 try:
-    norm.launch((1, 1, 1), 0xBAD, 1, 2, 3, 4, 1.0, *fetched)
+    norm.launch((1, 1, 1), 0xBAD, 1, 2, 3, 4, 5, 1.0, *fetched)
 except DriverError as error:
     print(error)
 """
@@ -64,14 +64,14 @@ def test_grid_block_stream_and_every_argument_arrive_as_the_kernel_takes_them(li
         {"registers": 104, "shared_bytes": 101, "local_bytes": 103, "max_threads": 100}
     )
     assert fault == "cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS"
-    pointers = (0x7F0000000100, 0x7F0000000200, 0, 2**47)
+    pointers = (0x7F0000000100, 0x7F0000000200, 0, 0x7F0000000300, 2**47)
     fetched = [struct.pack("<q", value).hex() for value in (2**46, 301, 2**33, 144)]
     block, rest = "block {} 1 1", "shared 0 stream {} extra (nil)"
 
     def early_launch(tokens):
         yield "attribute 6: 1"  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         yield f"launch 0x2222 grid {tokens} 1 1 {block.format(64)} {rest.format('0x7fff12345678')}"
-        for pointer in (*pointers[:3], tokens):
+        for pointer in (*pointers[:4], tokens):
             yield struct.pack("<Q", pointer).hex()
         yield struct.pack("<f", 1e-5).hex()
         yield from fetched
