@@ -31,7 +31,7 @@ CAPABILITY, ARCHITECTURE = (9, 0), "sm_90"
 _ATTENTION = tuple(
     (dtype, head_size, group, 16, kv_dtype)
     for dtype, kv_dtype in (("bfloat16", None), ("bfloat16", "int8"), ("bfloat16", "float8"))
-    for head_size, group in ((64, 3), (128, 4), (128, 16))
+    for head_size, group in ((64, 3), (128, 4), (128, 16), (256, 4))
 )
 
 _HEAD = (
