@@ -111,14 +111,13 @@ class LlamaModel:
         still = turned
         if spec.layers_without_rope:
             still = (self._no_angles, torch.zeros_like(positions))
-        return [
-            still
-            if index in spec.layers_without_rope
-            else local
-            if index in spec.layers_with_local_rope
-            else turned
-            for index in range(spec.num_layers)
-        ]
+
+        def of(layer: int) -> Turns:
+            if layer in spec.layers_without_rope:
+                return still
+            return local if layer in spec.layers_with_local_rope else turned
+
+        return [of(layer) for layer in range(spec.num_layers)]
 
     def _feed_forward(self, hidden: Hidden, layer: DeviceLayer, output_norm: Tensor | None) -> None:
         part, norm = layer.feedforward, layer.mlp_norm
