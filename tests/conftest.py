@@ -50,7 +50,17 @@ LONGEST_FIRST = (
 )  # fmt: skip
 """What takes long; a worker that gets one of these last keeps the others waiting."""
 
-SHARING_SERVERS = (
+SHARING = (
+    # PTX of the same kernels, each of which takes seconds to compile where none was kept before.
+    (
+        "kernels/cuda/test_cuda_kernels_compile.py",
+        "kernels/cuda/test_compiled_attention.py",
+        "kernels/cuda/test_compiled_kernels.py",
+        "kernels/cuda/test_dense_matmul_traffic.py",
+        "kernels/cuda/test_kernels_address_large_memories.py",
+        "kernels/cuda/test_launches_that_begin_early.py",
+        "kernels/cuda/test_weights_of_the_next_product.py",
+    ),
     # `exact_deployment` of tests/integration: the model in float32.
     (
         "integration/test_echoed_logprobs_equal_transformers.py",
@@ -68,8 +78,8 @@ SHARING_SERVERS = (
         "integration/test_structured_outputs.py",
     ),
 )
-"""Files that one worker runs, because they use the same servers. Any other worker would start its
-own, which takes seconds."""
+"""Files that one worker runs, because they use the same servers or kernels. Any other worker would
+start its own, or compile them at the same time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is missing there is one worker
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a worker whole files, as `--dist loadfile` does, and those that share servers together.
+    """Give a worker whole files, as `--dist loadfile` does, and those that share things together.
 
     None, which is pytest-xdist's own way, if anything else is asked for.
     """
@@ -100,14 +110,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    together = {f"tests/{name}": names[0] for names in SHARING_SERVERS for name in names}
+    together = {f"tests/{name}": names[0] for names in SHARING for name in names}
 
-    class SharedServers(LoadFileScheduling):
+    class TogetherScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             return together.get(file, file)
 
-    return SharedServers(config, log)
+    return TogetherScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
