@@ -47,7 +47,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -p
 	--max-worker-restart 0
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 
-test: .venv/.test ## The tests: 6 minutes on 2 cores.
+test: .venv/.test ## The tests: 5 to 20 minutes on 2 cores, by machine and by what is compiled already.
 	@$(PYTEST) -m "not slow and not gpu" $(TEST_ARGS)
 
 test-slow: .venv/.test ## Full grids and long campaigns.
