@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from compute_plane.cuda.answers import answer
 from compute_plane.cuda.columns import ALIGNMENT, Layout
-from compute_plane.cuda.decode_checks import DecodeChecks
 from compute_plane.cuda.decode_graphs import LADDER
 from compute_plane.cuda.decode_inputs import HostRows
 from compute_plane.cuda.decode_wants import NOT_RAGGED, DecodeWants, Ragged, keys_of
 from compute_plane.cuda.masks import have_masks
 from compute_plane.cuda.operations import MAX_LOGPROBS
 from compute_plane.cuda.sampling_step import GroupWork, results_layout
+from compute_plane.executor.decode_checks import DecodeChecks
 from compute_plane.executor.interface import ExecutionBatch, ExecutionOutput
 from compute_plane.executor.sampling_rows import SamplingRows
 from compute_plane.executor.token_layout import check_copies

@@ -11,7 +11,7 @@ It can also run the last layers of a model alone, of which others have run the f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.executor.cpu_decode import DecodeSteps
 from compute_plane.executor.embeddings import EmbeddedTokens, EmbeddingSums
 from compute_plane.executor.interface import (
     CopyKind,
@@ -108,6 +109,18 @@ class CpuExecutor:
             for is_prompt in (False, True)
             for num_groups in (0, 1)
         }
+        self._decode = DecodeSteps(
+            self._shape,
+            self._headers,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            num_threads=num_threads,
+            most_rows=min(LOGITS_ROWS, PIECE_TOKENS, MAX_WANTS, max_tokens),
+            tells_prompts_apart=self._llama.tells_prompts_apart,
+        )
+        self._decode_entries = np.array(
+            self._entries_of([False], self._decode.headers), dtype=np.int64
+        )
         self._team = ThreadTeam(num_threads)
 
     @property
@@ -132,6 +145,11 @@ class CpuExecutor:
         `hidden_rows`: given where the first layers run elsewhere, and called once the batch is
         checked and its blocks are copied. Whatever it raises ends the step.
         """
+        if hidden_rows is None and self._weights.embedding is not None and not self._keep_logits:
+            answers = self._decode.take(batch)
+            if answers is not None:
+                self._team.run(self._decode_entries)
+                return answers.output()
         layout = lay_out_tokens(batch, self._shape)
         if len(layout.token_ids) > self._max_tokens:
             raise ValidationError(
@@ -236,9 +254,14 @@ class CpuExecutor:
         return self._all_entries([piece.is_prompt for piece in pieces], num_groups)
 
     def _all_entries(self, is_prompt: list[bool], num_groups: int) -> list[Entry]:
-        llama, address = self._llama, self._headers.address
-        num_pieces = len(is_prompt)
-        headers = [address(index) for index in range(num_pieces)]
+        num_headers = len(is_prompt) + num_groups
+        headers = [self._headers.address(index) for index in range(num_headers)]
+        return self._entries_of(is_prompt, headers)
+
+    def _entries_of(self, is_prompt: list[bool], all_headers: Sequence[int]) -> list[Entry]:
+        """Return entries of a step whose pieces have the first headers, its groups the others."""
+        llama, num_pieces = self._llama, len(is_prompt)
+        headers = all_headers[:num_pieces]
         entries = [(record, header) for header in headers for record in llama.before]
         for layer, prompt_layer in zip(llama.layers, llama.prompt_layers, strict=True):
             of_pieces = [prompt_layer if prompt else layer for prompt in is_prompt]
@@ -246,8 +269,8 @@ class CpuExecutor:
                 entries += [(record, header) for record in of_piece.write]
             for of_piece, header in zip(of_pieces, headers, strict=True):
                 entries += [(record, header) for record in of_piece.read]
-        for index in range(num_pieces, num_pieces + num_groups):
-            entries += self._group_entries(address(index))
+        for header in all_headers[num_pieces:]:
+            entries += self._group_entries(header)
         return entries
 
     def _group_entries(self, header: int) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -47,6 +48,12 @@ class StepHeaders:
         self._scratch_bytes = size
         self._experts_per_token = experts_per_token
         self._headers: list[Words] = []
+
+    def others(self) -> StepHeaders:
+        """Return headers beside these, with the same scratch memory: one step runs at a time."""
+        others = copy(self)
+        others._headers = []
+        return others
 
     def address(self, index: int) -> int:
         """Return the address of header `index`."""

@@ -1,30 +1,43 @@
 """What is looked at before a step of decoding rows is launched: nothing wrong becomes an address.
 
 It says no more than whether all is well: what is wrong is said by the ordinary way's checks
-(`batch_layout`, `compute_plane.executor.token_layout`), which take longer. Every step pays for it,
-on a processor that has slept: arrays that a run of steps shares, which nobody can write, are looked
-at once, and what is to be equal is compared as bytes.
+(`token_layout`, `compute_plane.cuda.batch_layout`), which take longer. Every step pays for it,
+often on a processor that has slept: arrays that a run of steps shares, which nobody can write, are
+looked at once, and what is to be equal is compared as bytes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from compute_plane.cuda.last_samples import LastSamples
     from compute_plane.executor.interface import ExecutionBatch
     from compute_plane.executor.token_layout import PoolShape
 
 Array = npt.NDArray[Any]
 
 
-class DecodeChecks:
-    """Checks steps of up to `most_rows` rows. `longest`: tokens of a sequence, at most."""
+class LastStep(Protocol):
+    """The step launched last."""
 
-    def __init__(self, shape: PoolShape, longest: int, last: LastSamples, most_rows: int) -> None:
+    @property
+    def num_samples(self) -> int:
+        """Samples of it that a row may be waiting for."""
+        ...
+
+
+class DecodeChecks:
+    """Checks steps of up to `most_rows` rows.
+
+    `longest`: tokens of a sequence, at most. `last`: None where steps run in turn.
+    """
+
+    def __init__(
+        self, shape: PoolShape, longest: int, last: LastStep | None, most_rows: int
+    ) -> None:
         self._shape = shape
         self._longest = longest
         self._last = last
@@ -81,7 +94,7 @@ class DecodeChecks:
 
     def _are_samples(self, sources: Array) -> bool:
         """Whether sources are samples of the step before, or none."""
-        num_samples = self._last.num_samples
+        num_samples = 0 if self._last is None else self._last.num_samples
         if self.awaits_first(sources):
             return len(sources) <= num_samples
         return bool(sources.min() >= -1 and sources.max() < num_samples)
