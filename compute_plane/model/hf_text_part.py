@@ -52,9 +52,9 @@ WHOLE_MODELS: Final = {
     ),
     "mistral3": WholeModel("Mistral3ForConditionalGeneration", MISTRAL, {}),
 }
-COMMON: Final = ("dtype", "torch_dtype", *KEYS)
+COMMON: Final = ("dtype", "torch_dtype")
 """What stands beside the text part and counts for it where it says nothing itself."""
-COUNTS_FIRST: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+COUNTS_FIRST: Final = ("bos_token_id", "eos_token_id", "pad_token_id", *KEYS)
 """What counts before what the text part says, as in transformers."""
 PREFIXES: Final = {"language_model.": "", "model.language_model.": "model."}
 OTHER_PARTS: Final = ("vision_tower.", "multi_modal_projector.")
@@ -82,11 +82,11 @@ def text_part(config: JsonObject) -> JsonObject | None:
         raise ModelFileError(config.path, "text_config is missing")
     common = {key: config.raw(key) for key in COMMON if config.has(key)}
     part = part.over({**whole.defaults, "model_type": whole.text_type, **common})
-    ids = {key: config.raw(key) for key in COUNTS_FIRST if config.raw(key) is not None}
+    firsts = {key: config.raw(key) for key in COUNTS_FIRST if config.raw(key) is not None}
     # Of both flags the whole model's counts, and where it is not there, the embedding is tied. (A
     # file that has another output matrix has the last word, as everywhere.)
     ties = config.boolean("tie_word_embeddings")
-    return part.changed({**ids, "tie_word_embeddings": True if ties is None else ties})
+    return part.changed({**firsts, "tie_word_embeddings": True if ties is None else ties})
 
 
 def is_of_text(name: str) -> bool:

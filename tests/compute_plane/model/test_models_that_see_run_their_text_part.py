@@ -123,7 +123,8 @@ def test_tensors_of_other_parts_may_be_of_any_type(made, tmp_path: Path) -> None
     load_model(str(rewritten(made[0], tmp_path / "m", None, tensors=with_another)))
 
 
-def test_a_text_part_may_be_quantised(made, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_text", [None, {}], ids=["unsaid", "empty"])
+def test_a_text_part_may_be_quantised(made, tmp_path: Path, of_text: object) -> None:
     meant = {}
 
     def quantised(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -146,7 +147,10 @@ def test_a_text_part_may_be_quantised(made, tmp_path: Path) -> None:
         "quant_method": "compressed-tensors", "format": "pack-quantized",
         "config_groups": {"group_0": {"weights": weights}},
     }  # fmt: skip
-    config = {"quantization_config": settings}
+    config: dict[str, object] = {"quantization_config": settings}
+    if of_text is not None:  # what all parts have in common counts
+        text = json.loads((made[0] / "config.json").read_text())["text_config"]
+        config["text_config"] = text | {"quantization_config": of_text}
     model = load_model(str(rewritten(made[0], tmp_path / "m", config, tensors=quantised)))
     for name, values in meant.items():
         found = model.source.tensor(name)
