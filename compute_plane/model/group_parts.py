@@ -102,21 +102,21 @@ def take_group_matrices(
     matrices = {}
     for module, parts in parts_of.items():
         canonical, part = f"{module}.weight", next(iter(parts))
-        path, shown = parts[part].path, f"tensor {printable(f'{module}.{part}')}"
+        path, shown = parts[part].path, f"tensor {printable(parts[part].name)}"
         if canonical == layout.EMBEDDING:
             raise UnsupportedModelError(path, f"{shown}: an embedding is not read so")
         if len(shapes.get(canonical, ())) != 2:
             raise ModelFileError(path, f"{shown} is of no matrix that the model has")
         if canonical in tensors:
             raise ModelFileError(path, f"{shown} is beside a plain weight")
-        matrix = _Parts(module, parts, quantization, shapes[canonical]).matrix()
+        matrix = _Parts(parts, quantization, shapes[canonical]).matrix()
         bias_name = f"{module}.{layout.BIAS}"
         bias = None if bias_name in shapes else tensors.get(bias_name)
         if bias is not None and bias.dtype in FLOATS and not bias.array().any():
             del tensors[bias_name]
         matrices[canonical] = RawTensor(
             name=canonical,
-            stored_name=f"{module}.{names.scales}",  # for errors: integers are never too large
+            stored_name=parts[names.scales].name,  # for errors: integers are never too large
             path=parts[names.quants].path,
             format=matrix.format,
             shape=shapes[canonical],
@@ -132,12 +132,10 @@ class _Parts:
 
     def __init__(
         self,
-        module: str,
         parts: Mapping[str, StoredTensor],
         quantization: GroupQuantization,
         shape: tuple[int, ...],
     ) -> None:
-        self._module = module
         self._parts = parts
         self._names = PART_NAMES[quantization.method]
         self._quantization = quantization
@@ -287,7 +285,9 @@ class _Parts:
         return stored
 
     def _name(self, part: str) -> str:
-        return printable(f"{self._module}.{part}")
+        """Return the name that the files have for a part, or would have."""
+        prefix, _, _ = next(iter(self._parts.values())).name.rpartition(".")
+        return printable(f"{prefix}.{part}")
 
     def _fault(self, part: str, words: str) -> ModelFileError:
         return ModelFileError(self._parts[part].path, f"tensor {self._name(part)} {words}")

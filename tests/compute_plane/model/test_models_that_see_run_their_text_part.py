@@ -123,6 +123,17 @@ def test_tensors_of_other_parts_may_be_of_any_type(made, tmp_path: Path) -> None
     load_model(str(rewritten(made[0], tmp_path / "m", None, tensors=with_another)))
 
 
+EIGHT_BITS = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {
+        "group_0": {
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+        }
+    },
+}
+
+
 @pytest.mark.parametrize("of_text", [None, {}], ids=["unsaid", "empty"])
 def test_a_text_part_may_be_quantised(made, tmp_path: Path, of_text: object) -> None:
     meant = {}
@@ -142,12 +153,7 @@ def test_a_text_part_may_be_quantised(made, tmp_path: Path, of_text: object) -> 
             meant[name.removeprefix("language_model.")] = q * scales
         return found
 
-    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-    settings = {
-        "quant_method": "compressed-tensors", "format": "pack-quantized",
-        "config_groups": {"group_0": {"weights": weights}},
-    }  # fmt: skip
-    config: dict[str, object] = {"quantization_config": settings}
+    config: dict[str, object] = {"quantization_config": EIGHT_BITS}
     if of_text is not None:  # what all parts have in common counts
         text = json.loads((made[0] / "config.json").read_text())["text_config"]
         config["text_config"] = text | {"quantization_config": of_text}
@@ -157,6 +163,20 @@ def test_a_text_part_may_be_quantised(made, tmp_path: Path, of_text: object) -> 
         assert found.format.label == "INT8"
         np.testing.assert_allclose(found.to_float32(), values, rtol=1e-6)
     assert len(meant) == 7 * TEXT["num_hidden_layers"]
+
+
+def test_a_wrong_part_of_a_quantised_matrix_is_named_as_in_the_file(made, tmp_path: Path) -> None:
+    module = "language_model.model.layers.0.mlp.up_proj"
+
+    def with_a_part(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        scales = np.ones((len(tensors.pop(f"{module}.weight")), 1), np.float32)
+        packed = np.zeros((3, 5), np.int32)
+        return tensors | {f"{module}.weight_packed": packed, f"{module}.weight_scale": scales}
+
+    config = {"quantization_config": EIGHT_BITS}
+    directory = rewritten(made[0], tmp_path / "m", config, tensors=with_a_part)
+    with pytest.raises(ModelFileError, match=rf"tensor {module}\.weight_"):
+        load_model(str(directory))
 
 
 def test_a_tensor_by_both_names_is_refused(made, tmp_path: Path) -> None:
