@@ -8,6 +8,7 @@ that stays; a step puts there what moves on:
     each step               tokens, positions, places in the pool, positions of the samples
     with another table      the address of the block tables
     with long contexts      attention items (`kernels.cpu.attention_items`)
+    where samples have penalties, biases, masks or log-probabilities: their records
     with another run        everything
 
 Whatever else a step may have, and all that is wrong with one, is left to the ordinary way, which
@@ -16,7 +17,7 @@ says what it is.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,19 +38,35 @@ ANY_LENGTH: Final = 2**31 - 1
 """Block tables limit how long sequences are, nothing else here."""
 
 
+class Samples(NamedTuple):
+    """The records of a step's samples, and where their answers are written to."""
+
+    answers: SampleRecords
+    records: Words
+
+
 class _Run:
     """What steps share as long as `query_lens`, `sampled_rows` and `keys` are the same objects."""
 
     def __init__(self, batch: ExecutionBatch, keys: SamplingKeys, every: Words, group: int) -> None:
         self.query_lens, self.sampled_rows, self.keys = batch.query_lens, batch.sampled_rows, keys
         self.out_tokens = every[: len(batch.query_lens)]
-        self.is_plain = _all_are_sampled(batch, self.out_tokens) and _are_plain(keys)
-        if not self.is_plain:
-            return
+        self.all_are_sampled = bool(np.array_equal(batch.sampled_rows, self.out_tokens))
         self.items = attention_items(batch.query_lens, group)
-        self.samples = SampleRecords(batch, ANY_LENGTH)
-        self.records = self.samples.take(self.out_tokens, self.out_tokens)
-        self.positions = self.records[:, SampleWord.POSITION]
+        self._plain: Samples | None = None
+        self._are_plain = _are_plain(keys)
+
+    def samples(self, batch: ExecutionBatch, sampling: SamplingRows, vocab_size: int) -> Samples:
+        """Return the samples of one of its steps. Raises ValidationError, as `SampleRecords`."""
+        made = self._plain
+        if made is None or sampling.masks:
+            answers = SampleRecords(batch, vocab_size)
+            made = Samples(answers, answers.take(self.out_tokens, self.out_tokens))
+            if self._are_plain and not sampling.masks:
+                self._plain = made
+        else:
+            made.records[:, SampleWord.POSITION] = sampling.positions
+        return made
 
     def has(self, batch: ExecutionBatch, keys: SamplingKeys) -> bool:
         """Whether a batch has what all steps of the run share."""
@@ -79,7 +96,7 @@ class DecodeSteps:
         most_rows: int,
         tells_prompts_apart: bool,
     ) -> None:
-        self._block_size = shape.block_size
+        self._shape = shape
         self._headers = headers.others()
         self._group = num_heads // num_kv_heads
         self._num_kv_heads = num_kv_heads
@@ -93,6 +110,7 @@ class DecodeSteps:
         self._kv_places: Words = np.zeros(most_rows, dtype=np.int64)
         self._run: _Run | None = None
         self._described: PieceArrays | None = None
+        self._described_records: Words | None = None
 
     @property
     def headers(self) -> tuple[int, int]:
@@ -100,9 +118,12 @@ class DecodeSteps:
         return self._headers.address(TOKENS_HEADER), self._headers.address(LOGITS_HEADER)
 
     def take(self, batch: ExecutionBatch) -> SampleRecords | None:
-        """Describe a step, and return where its answers will be; None: it goes the ordinary way."""
+        """Describe a step, and return where its answers will be; None: it goes the ordinary way.
+
+        Raises ValidationError for token ids of samples that there are not, as the ordinary way.
+        """
         sampling = batch.sampling
-        if not isinstance(sampling, SamplingRows) or sampling.masks or _asks_for_more(batch):
+        if not isinstance(sampling, SamplingRows) or _asks_for_more(batch):
             return None
         num_rows = len(batch.query_lens)
         if not 0 < num_rows <= self._most_rows or len(sampling) != num_rows:
@@ -116,30 +137,35 @@ class DecodeSteps:
         if run is None or not run.has(batch, sampling.keys):
             run = self._run = _Run(batch, sampling.keys, self._every, self._group)
             self._described = None
-        if not run.is_plain:
+        if not run.all_are_sampled:
             return None
+        samples = run.samples(batch, sampling, self._shape.vocab_size)
         self._tokens[:num_rows] = batch.input_tokens
         self._positions[:num_rows] = batch.positions
         self._kv_places[:num_rows] = kv_places
-        run.positions[:] = sampling.positions
-        self._describe(batch, run, num_rows)
-        return run.samples
+        self._describe_tokens(batch, run, num_rows)
+        if self._described_records is not samples.records:
+            self._headers.describe_logits(
+                LOGITS_HEADER, out_tokens=run.out_tokens, samples=samples.records
+            )
+            self._described_records = samples.records
+        return samples.answers
 
-    def _describe(self, batch: ExecutionBatch, run: _Run, num_rows: int) -> None:
-        """Bring the headers up to date."""
+    def _describe_tokens(self, batch: ExecutionBatch, run: _Run, num_rows: int) -> None:
+        """Bring the header of the tokens up to date."""
         items, merges = share_long_contexts(
             run.items,
             batch.positions,
-            block_size=self._block_size,
+            block_size=self._shape.block_size,
             num_kv_heads=self._num_kv_heads,
             num_threads=self._num_threads,
         )
         before = self._described
-        if before is None:
-            self._headers.describe_logits(
-                LOGITS_HEADER, out_tokens=run.out_tokens, samples=run.records
-            )
-        elif before.block_tables is batch.block_tables and before.items is items:
+        if (
+            before is not None
+            and before.block_tables is batch.block_tables
+            and before.items is items
+        ):
             return
         self._described = PieceArrays(
             self._tokens[:num_rows],
@@ -157,11 +183,6 @@ def _asks_for_more(batch: ExecutionBatch) -> bool:
     return bool(
         batch.copies or batch.prompt_logprob_rows or batch.digest_blocks or batch.embeddings
     ) or (batch.input_sources is not None)
-
-
-def _all_are_sampled(batch: ExecutionBatch, every: Words) -> bool:
-    """Whether there is one sample of each row, in the order of rows."""
-    return bool(np.array_equal(batch.sampled_rows, every))
 
 
 def _are_plain(keys: SamplingKeys) -> bool:

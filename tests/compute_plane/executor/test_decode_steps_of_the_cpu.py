@@ -157,15 +157,30 @@ def test_long_contexts_are_shared_among_threads_as_on_the_ordinary_way(sides):
     ],
     ids=["penalty", "log-probabilities", "bias"],
 )
-def test_samples_that_ask_for_more_go_the_ordinary_way(sides, sampling):
+def test_samples_that_ask_for_more_are_answered_as_on_the_ordinary_way(sides, sampling):
     rows = Rows()
-    batches = [rows.begin([rows.joins(0, 6, sampling)]), *(rows.decode() for _ in range(4))]
+    starts = [rows.joins(0, 6, sampling), rows.joins(1, 3, DRAWN)]
+    batches = [rows.begin(starts), *(rows.decode() for _ in range(12))]
+    for batch in batches:
+        short, ordinary = (side.run(batch) for side in sides)
+        assert short.next_tokens.tolist() == ordinary.next_tokens.tolist()
+        assert len(short.sample_logprobs) == (sampling.num_logprobs is not None)
+        for mine, theirs in zip(short.sample_logprobs, ordinary.sample_logprobs, strict=True):
+            assert (mine.sample, mine.logprob) == (theirs.sample, theirs.logprob)
+            assert mine.top.token_ids.tolist() == theirs.top.token_ids.tolist()
+    assert sides[0].taken == [False, *[True] * 12]
+
+
+def test_rows_of_which_some_are_not_sampled_go_the_ordinary_way(sides):
+    rows = Rows()
+    batches = [rows.begin([rows.joins(0, 6), rows.joins(1, 7)]), rows.decode()]
+    batches += [replace(rows.decode(), sampled_rows=column([1, 0]))]
     short, ordinary = (tokens_of(side, batches) for side in sides)
     assert short == ordinary
-    assert not any(sides[0].taken)
+    assert sides[0].taken == [False, True, False]
 
 
-def test_a_row_that_may_only_be_some_tokens_goes_the_ordinary_way_and_the_run_goes_on(sides):
+def test_a_row_that_may_only_be_some_tokens_is_one_of_them_and_the_run_goes_on(sides):
     rows = Rows()
     only_nine = np.zeros(-(-SPEC.vocab_size // 8), dtype=np.uint8)
     only_nine[1] = 1 << 1
@@ -175,7 +190,7 @@ def test_a_row_that_may_only_be_some_tokens_goes_the_ordinary_way_and_the_run_go
     short, ordinary = (tokens_of(side, batches) for side in sides)
     assert short == ordinary
     assert short[3] == [9]
-    assert sides[0].taken == [False, True, True, False, True, True]
+    assert sides[0].taken == [False, *[True] * 5]
 
 
 @pytest.mark.parametrize(
