@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import re
 from collections.abc import Callable
@@ -100,15 +101,24 @@ def fetch_from_hub(repository: str, file: str | None) -> Path:
     """
     import huggingface_hub  # slow to import and seldom needed
 
+    wanted = HUB_FILES if file is None else [glob.escape(file)]
+    reference = repository if file is None else printable(f"{repository}:{file}")
     try:
-        if file is not None:
-            return Path(huggingface_hub.hf_hub_download(repository, file))
-        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=HUB_FILES))
+        # For one file, too: its own download tries again for half a minute where there is no
+        # network, and says so of each try.
+        found = Path(huggingface_hub.snapshot_download(repository, allow_patterns=wanted))
     except Exception as error:  # noqa: BLE001 - the client lets errors of several network libraries through
         raise ModelReferenceError(
-            f"model {repository}: not in the hub's cache and not to be had from the hub: "
+            f"model {reference}: not in the hub's cache and not to be had from the hub: "
             f"{_first_line(error)}"
         ) from None
+    if file is None:
+        return found
+    if not (found / file).is_file():
+        raise ModelReferenceError(
+            f"model {reference}: no such file in the repository, or in what the cache has of it"
+        )
+    return found / file
 
 
 def _first_line(error: Exception) -> str:

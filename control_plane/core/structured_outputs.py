@@ -56,7 +56,7 @@ class StructuredOutputs:
                 object.__setattr__(self, "json", json.dumps(self.json, allow_nan=False))
             except (TypeError, ValueError, RecursionError) as error:
                 raise self.wrong("json", f"must be a JSON Schema: {error}") from None
-        if isinstance(self.choice, list):
+        if isinstance(self.choice, list) and self.choice:  # an empty list is given, () is not
             object.__setattr__(self, "choice", tuple(self.choice))
 
     def validate(self) -> None:
@@ -99,7 +99,7 @@ class StructuredOutputs:
             isinstance(text, str) and text for text in choice
         ):
             raise self.wrong(
-                "choice", f"must be a list of texts, none of them empty, got {choice!r:.100}"
+                "choice", f"must be one text or more, none of them empty, got {choice!r:.100}"
             )
         if len(choice) > MAX_CHOICES:
             raise self.wrong("choice", f"must have at most {MAX_CHOICES} texts, got {len(choice)}")

@@ -225,7 +225,7 @@ class StructuredFields(Wire):
     regex: str | None = Field(
         None, description="matches the whole answer", json_schema_extra=REGEX_LENGTHS
     )
-    choice: list[str] | None = Field(None, max_length=MAX_CHOICES)
+    choice: list[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
     grammar: str | None = Field(
         None,
         description="of the answer, in Lark's notation",

@@ -46,7 +46,11 @@ def _write(client: Client, texts: list[str], first: int, target: EmbedSettings) 
     try:
         found = client.embed(texts, dimensions=target.dimensions, normalize=target.normalize)
     except EngineError as error:
-        error.message = f"texts {first} to {first + len(texts) - 1}: {error.message}"
+        if getattr(error, "field", None) != "dimensions":  # that is of no text
+            which = (
+                f"texts {first} to {first + len(texts) - 1}" if len(texts) > 1 else f"text {first}"
+            )
+            error.message = f"{which}: {error.message}"
         raise
     for index, one in enumerate(found, start=first):
         values = [float(f"{value:.9g}") for value in one.values]

@@ -98,7 +98,8 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, file):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelReferenceError) as caught:
         fetch_from_hub("org/not-in-the-cache", file)
-    assert caught.value.message.startswith("model org/not-in-the-cache: not in the hub's cache")
+    reference = "org/not-in-the-cache" if file is None else f"org/not-in-the-cache:{file}"
+    assert caught.value.message.startswith(f"model {reference}: not in the hub's cache")
     assert caught.value.message.isprintable()
 
 
@@ -124,3 +125,23 @@ def test_a_repository_is_fetched_with_all_that_says_how_it_is_quantised(tmp_path
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert fetch_from_hub("org/name", None) == tmp_path
     assert {"config.json", "quantize_config.json", "quant_config.json"} < set(wanted)
+
+
+def test_one_file_of_a_repository_is_fetched_alone_and_told_if_it_is_not_there(
+    tmp_path, monkeypatch
+):
+    import huggingface_hub
+
+    wanted = []
+
+    def download(_: str, allow_patterns: list[str]) -> str:
+        wanted.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelReferenceError) as caught:
+        fetch_from_hub("org/name", "b.gguf")
+    assert caught.value.message.startswith("model org/name:b.gguf: no such file")
+    (tmp_path / "a.gguf").touch()
+    assert fetch_from_hub("org/name", "a.gguf") == tmp_path / "a.gguf"
+    assert wanted == ["b.gguf", "a.gguf"]

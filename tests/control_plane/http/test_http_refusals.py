@@ -122,6 +122,12 @@ CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
         (COMPLETIONS, {"structured_outputs": {}}, "structured_outputs", "got none"),
         (
             COMPLETIONS,
+            {"structured_outputs": {"choice": []}},
+            "structured_outputs.choice",
+            "at least 1",
+        ),
+        (
+            COMPLETIONS,
             {"structured_outputs": {"regex": "("}},
             "structured_outputs.regex",
             "not supported",

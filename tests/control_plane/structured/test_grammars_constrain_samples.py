@@ -427,6 +427,7 @@ def test_patterns_in_the_options_of_a_schema_are_bounded_too(grammars):
         (StructuredOutputs(), "got none"),
         (StructuredOutputs(regex="a", json_object=True), "got json_object and regex"),
         (StructuredOutputs(choice=("a", "")), "none of them empty"),
+        (StructuredOutputs(choice=[]), "one text or more"),
         (StructuredOutputs(regex=5), "must be text"),
     ],
 )
