@@ -82,7 +82,7 @@ class DecodeSteps:
     """Describes the steps that it takes in headers of its own, beside `headers`.
 
     `most_rows`: of a step. `tells_prompts_apart`: tokens of prompts are not computed as generated
-    ones are. Keeps alive what its headers point to, as late workers may still read there.
+    ones are. Keeps alive what its headers point to.
     """
 
     def __init__(

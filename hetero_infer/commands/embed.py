@@ -46,7 +46,7 @@ def _write(client: Client, texts: list[str], first: int, target: EmbedSettings) 
     try:
         found = client.embed(texts, dimensions=target.dimensions, normalize=target.normalize)
     except EngineError as error:
-        if getattr(error, "field", None) != "dimensions":  # that is of no text
+        if error.field != "dimensions":  # that is of no text
             which = (
                 f"texts {first} to {first + len(texts) - 1}" if len(texts) > 1 else f"text {first}"
             )

@@ -41,7 +41,7 @@ GREEDY = SamplingKey(temperature=0.0, top_p=1.0, seed=0, sample_index=0)
 class Side:
     """An executor behind a slot table; `taken`: of each step, whether it went the short way."""
 
-    def __init__(self, executor: CpuExecutor) -> None:
+    def __init__(self, executor: CpuExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
         self.executor = executor
         self.table = SlotTable(LIMITS)
         self.taken: list[bool] = []
@@ -53,7 +53,7 @@ class Side:
             self.taken.append(answers is not None)
             return answers
 
-        executor._decode.take = watched  # type: ignore[method-assign,assignment]
+        monkeypatch.setattr(executor._decode, "take", watched)
 
     def run(self, batch: StepBatch) -> ExecutionOutput:
         prepared = self.table.prepare(batch)
@@ -73,7 +73,7 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Side, Side]]:
         tiny_executor(SPEC, WEIGHTS, pools[1]) as ordinary,
     ):
         monkeypatch.setattr(ordinary._decode, "take", lambda _: None)
-        yield Side(short), Side(ordinary)
+        yield Side(short, monkeypatch), Side(ordinary, monkeypatch)
 
 
 class Rows:
@@ -132,17 +132,18 @@ def test_rows_that_join_and_leave_begin_another_run(sides):
     assert sides[0].taken == [False, *[True] * 5, False, *[True] * 13]
 
 
-def test_long_contexts_are_shared_among_threads_as_on_the_ordinary_way(sides):
+def test_long_contexts_are_shared_among_threads_as_on_the_ordinary_way(sides, monkeypatch):
     rows = Rows()
     batches = [rows.begin([rows.joins(0, 250)]), *(rows.decode() for _ in range(12))]
     items: list[int] = []
-    describe = sides[0].executor._decode._headers.describe_tokens
+    headers = sides[0].executor._decode._headers
+    describe = headers.describe_tokens
 
     def described(index, first_token, piece, num_kv_heads):
         items.append(len(piece.items))
         describe(index, first_token, piece, num_kv_heads)
 
-    sides[0].executor._decode._headers.describe_tokens = described
+    monkeypatch.setattr(headers, "describe_tokens", described)
     short, ordinary = (tokens_of(side, batches) for side in sides)
     assert short == ordinary
     assert {1, 2} == set(items)  # it went from one segment to two
