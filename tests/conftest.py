@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import gc
@@ -87,9 +88,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     devices.add_options(parser)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the long ones begin. Workers take files in this order (`--no-loadscope-reorder`)."""
     devices.skip_what_cannot_run(config, items)
+    mark_what_spreads(items)
     root = Path(__file__).parent
     ranks = {root / name: rank for rank, name in enumerate(LONGEST_FIRST)}
 
@@ -118,6 +121,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return together.get(file, file)
 
     return TogetherScheduling(config, log)
+
+
+def mark_what_spreads(items: list[pytest.Item]) -> None:
+    """Mark as wide what a `spread` has beyond its first cases, those that are slow not counted."""
+    seen: collections.Counter[str] = collections.Counter()
+    for item in items:
+        spread = item.get_closest_marker("spread")
+        if spread is None or item.get_closest_marker("slow") is not None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        seen[test] += 1
+        if seen[test] > spread.args[0]:
+            item.add_marker(pytest.mark.wide)
 
 
 def pytest_collection_finish() -> None:

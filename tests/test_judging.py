@@ -80,6 +80,7 @@ def test_a_token_that_is_lost_doubled_or_changed_is_found():
     judge.close()
 
 
+@pytest.mark.wide
 def test_where_bits_are_kept_tokens_are_equal_and_nothing_else_will_do():
     said = Said([5], GenerationParams(temperature=0.0), [1, 2])
     Judge(REFERENCE).check([said], [[1, 2]])

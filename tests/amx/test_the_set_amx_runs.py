@@ -67,7 +67,7 @@ def check(*arguments: str) -> None:
 
 
 def test_all_products_and_attention_are_right() -> None:
-    check("-m", "not slow", *TILES, *FIRST_OF_SHARED)
+    check("-m", "not slow and not wide", *TILES, *FIRST_OF_SHARED)
 
 
 @pytest.mark.slow

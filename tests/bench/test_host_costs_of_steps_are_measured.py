@@ -12,6 +12,7 @@ from bench.host.played_device import PlayedDriver
 from bench.host.stages import COMPUTE, CONTROL, STAGES, WARM_UP
 
 
+@pytest.mark.wide
 def test_every_stage_of_every_decode_step_is_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

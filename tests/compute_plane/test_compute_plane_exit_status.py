@@ -100,6 +100,7 @@ def test_a_fault_of_the_planes_own_code_ends_it_with_another_status_than_zero(mo
     assert run(monkeypatch, lambda plane: plane.on_fault(), is_done=True) == 1
 
 
+@pytest.mark.wide
 def test_a_signal_is_heard_whatever_the_wait_for_it_is_doing():
     done = subprocess.run(
         [sys.executable, "-c", SIGNAL_AT_EVERY_LINE],

@@ -220,6 +220,7 @@ def test_a_port_in_use_is_refused_in_one_line():
     assert lines == [f"compute_plane: listen: cannot listen on {address}: it is in use"]
 
 
+@pytest.mark.wide
 def test_an_address_of_another_machine_and_a_missing_directory_have_lines_of_their_own(
     tmp_path: Path,
 ):
@@ -312,6 +313,7 @@ def test_the_simulated_plane_imports_neither_numba_nor_torch():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.wide
 def test_a_plane_whose_kernels_are_kept_imports_no_compiler():
     code = (
         "import sys\n"

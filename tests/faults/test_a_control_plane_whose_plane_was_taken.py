@@ -46,6 +46,7 @@ def deployment():
         yield made
 
 
+@pytest.mark.wide
 def test_streams_go_on_at_the_control_plane_that_comes_next(deployment):
     expected = hear_all(deployment.address, ASKED)
     with deployment.explained(), Crowd(deployment.address) as crowd:

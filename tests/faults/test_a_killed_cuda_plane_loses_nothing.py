@@ -55,6 +55,7 @@ def stage(cuda_target, tmp_path_factory) -> Iterator[Stage]:
     judge.close()
 
 
+@pytest.mark.wide
 def test_the_plane_says_what_it_is_and_gives_every_token(stage):
     (plane,) = stage.deployment.compute
     described = plane.describe()
@@ -66,6 +67,7 @@ def test_the_plane_says_what_it_is_and_gives_every_token(stage):
         check_answers(stage.judge, crowd.readers, crowd.answers(), stage.calm)
 
 
+@pytest.mark.wide
 def test_no_token_is_lost_and_each_follows_from_those_before_it(stage):
     deployment = stage.deployment
     (plane,) = deployment.compute

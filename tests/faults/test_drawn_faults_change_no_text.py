@@ -67,6 +67,7 @@ CAMPAIGN = settings(
 )
 
 
+@pytest.mark.wide
 @settings(CAMPAIGN, max_examples=3)
 @given(schedules())
 def test_three_schedules_of_faults_change_no_text(one_plane, schedule):

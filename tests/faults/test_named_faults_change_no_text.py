@@ -138,6 +138,7 @@ def test_three_kills_of_the_compute_plane_change_no_text(one_plane, judge, measu
     assert deployment.metrics.num_plane_losses == before + NUM_FAULTS
 
 
+@pytest.mark.wide
 def test_a_kill_between_drafts_changes_no_text(target, judge):
     song = "Row, row, row your boat gently down the stream. " * 4
     # A GPU's text repeats itself later, and is there sooner.

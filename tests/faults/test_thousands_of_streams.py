@@ -96,6 +96,7 @@ QUEUES = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("num_streams", "num_connections", "max_queued"), QUEUES)
 def test_every_one_of_thousands_of_streams_ends_well_or_is_told_to_come_again(
     measured, num_streams, num_connections, max_queued

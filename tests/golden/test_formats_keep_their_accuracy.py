@@ -28,6 +28,7 @@ def model() -> LoadedModel:
     return load_model(DEFAULT)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype", "is_prompt", "allowed"),
     [

@@ -89,6 +89,7 @@ def measure(shape, load, **others):
     return measure_dense(shape, load, timer, device="cpu", **others)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("shape", "matrices", "other_numbers"),
     [(ADDED, 2, 3 * 64 + 2 * 3 * 40), (GATED, 1, 3 * 64 + 3 * 40 + 64)],
@@ -117,6 +118,7 @@ def test_a_measurement_of_a_kernel_that_writes_nothing_is_a_fault(shape, error):
     assert re.fullmatch(rf"error {error} exceeds 0\.0\d+", fault)
 
 
+@pytest.mark.wide
 def test_the_launches_that_are_replaced_give_what_the_kernel_gives(load):
     problem = Problem(GATED, "cpu")
     assert problem.num_matrices == 1

@@ -102,6 +102,7 @@ def test_steps_without_graphs_are_measured_where_graphs_fail(model, monkeypatch)
     assert found.targets == []
 
 
+@pytest.mark.wide
 def test_steps_are_measured_with_and_without_graphs(model):
     work = engine_steps.Workload(
         batches=(1, 3, 17), context=20, steps=2, warm_up=1, repeats=2, profiled_batches=(),
@@ -153,6 +154,7 @@ def test_what_is_fetched_ahead_of_a_product_is_taken_away_by_a_way():
         assert product.fetch_plan(64).num_bytes == 2 * fetched
 
 
+@pytest.mark.wide
 def test_launches_that_begin_early_must_say_what_others_say(model, monkeypatch):
     ways = []
 
@@ -180,6 +182,7 @@ def test_launches_that_begin_early_must_say_what_others_say(model, monkeypatch):
     assert found.failures == ["launches that begin early say something else, 3 rows from step 2 on"]
 
 
+@pytest.mark.wide
 def test_the_whole_engine_is_measured_and_a_rival_that_fails_is_a_line(model, monkeypatch, capsys):
     def missing(*_, **__):
         raise ModuleNotFoundError("No module named 'transformers'")
@@ -259,6 +262,7 @@ def within(seconds: float) -> PartOptions:
     return PartOptions(Path("not used"), seconds)
 
 
+@pytest.mark.wide
 def test_suites_that_do_not_run_are_faults():
     found = Findings()
     golden = "tests/golden/test_formats_keep_their_accuracy.py"
@@ -311,6 +315,7 @@ def test_a_suite_whose_time_is_over_is_counted_and_is_where_another_run_begins(m
     assert (found.values, found.doing, found.go_on_at) == ({"suites": {}}, "tests/later", 0)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("has_workers", [True, False])
 def test_a_file_that_lacks_a_package_or_a_plugin_of_others_takes_no_test_along(
     tmp_path, monkeypatch, has_workers

@@ -32,6 +32,7 @@ class Timer:
         return [1000.0] * repeats
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("shape", [QUANTISED, DENSE], ids=lambda shape: shape.name)
 def test_a_measurement_counts_the_experts_that_have_rows_and_beside_them_torch(shape, monkeypatch):
     monkeypatch.setattr(expert_speed, "WORKING_SET_BYTES", 4 * EXPERT_BYTES[shape.weights] + 1)

@@ -148,6 +148,7 @@ def test_machine_code_made_elsewhere_is_taken_over_where_a_plane_looks_for_it(
     assert f"elsewhere; 1 that are needed are not among them ({norm.name}" in capfd.readouterr().out
 
 
+@pytest.mark.wide
 def test_what_cases_launch_besides_is_needed_too():
     """On a GPU it would be compiled while the watch of its case runs, and on one core."""
     needed = needed_kernels.needed_variants()
@@ -284,6 +285,7 @@ def test_a_figure_that_json_does_not_have_is_a_word(run):
     assert found["parts"]["finds_infinity"]["values"] == {"numerics": [{"error": "inf"}, "nan"]}
 
 
+@pytest.mark.wide
 def test_every_module_of_others_that_is_imported_is_looked_for_beforehand():
     named = {name.partition(".")[0] for name in report.NEEDED}
     starts = [made.run.partition(":")[0] for made in report.PARTS]

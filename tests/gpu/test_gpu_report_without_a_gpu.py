@@ -146,6 +146,7 @@ class Idle:
         pass
 
 
+@pytest.mark.wide
 def test_a_measurement_counts_the_bytes_of_all_tokens_and_checks_the_answer(small_measurement):
     result = small_measurement(SimulatedKernel)
 
@@ -159,6 +160,7 @@ def test_a_measurement_counts_the_bytes_of_all_tokens_and_checks_the_answer(smal
     assert result["faults"] == []
 
 
+@pytest.mark.wide
 def test_a_measurement_with_a_window_counts_the_bytes_of_what_is_seen(small_measurement):
     variant = replace(SHAPE.variant, has_window=True)
     result = small_measurement(SimulatedKernel, replace(SHAPE, variant=variant, window=70))
@@ -264,6 +266,7 @@ def test_what_gets_no_faster_is_timed_soon(monkeypatch):
     assert len(runs) == 6 + 2
 
 
+@pytest.mark.wide
 def test_a_ninth_shape_is_compiled_too():
     """torch runs a function as it is once it has compiled it for eight shapes."""
     # Imported here: it takes seconds, and every worker imports every file.

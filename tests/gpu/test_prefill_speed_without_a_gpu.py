@@ -59,6 +59,7 @@ def measure(monkeypatch):
     return run
 
 
+@pytest.mark.wide
 def test_a_measurement_counts_what_causal_attention_needs_and_checks_the_answers(measure):
     result = measure(SimulatedKernel(), {"torch_sdpa": torch_sdpa})
 

@@ -68,6 +68,7 @@ def test_the_profiler_sees_what_runs_in_the_order_of_its_starts():
     assert all(run.start <= run.end for run in runs)
 
 
+@pytest.mark.wide
 def test_the_report_has_the_profile_of_the_sizes_that_are_to_be_profiled(model, capsys):
     found, profile = measured(model)
     assert found.failures == []
@@ -78,6 +79,7 @@ def test_the_report_has_the_profile_of_the_sizes_that_are_to_be_profiled(model, 
     assert f"{profile['span_us']:.0f} µs with a profiler" in capsys.readouterr().out
 
 
+@pytest.mark.wide
 def test_a_profiler_that_sees_nothing_is_a_line_and_no_fault(model, monkeypatch, capsys):
     def sees_nothing(queue_work, _device):
         queue_work()

@@ -201,6 +201,7 @@ def test_a_switch_may_be_turned_off_again_where_a_file_turns_it_on(capsys, tmp_p
     assert refused(capsys, *argv, "--no-early-stopping").startswith("cache_salt must have at most")
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("flag", ["--version", "--help"])
 @pytest.mark.parametrize(
     ("redirection", "reason"),

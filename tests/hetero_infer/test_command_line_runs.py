@@ -116,6 +116,7 @@ def test_the_log_of_the_planes_is_shown_as_people_read_it_unless_a_format_is_ask
     assert {json.loads(line)["plane"] for line in lines} == {"compute", "control"}
 
 
+@pytest.mark.wide
 def test_a_part_of_ones_own_that_cannot_be_made_is_one_line_and_status_2(environ, tmp_path):
     (tmp_path / "broken_part.py").write_text("def make(config, kv_cache): raise LookupError(7)")
     environ["PYTHONPATH"] += f":{tmp_path}"
@@ -127,6 +128,7 @@ def test_a_part_of_ones_own_that_cannot_be_made_is_one_line_and_status_2(environ
     )
 
 
+@pytest.mark.wide
 def test_several_samples_are_told_one_after_the_other_and_all_in_json(environ):
     arguments = ["--input", "x", "--max-tokens", "7", "--seed", "5", "--ignore-eos", *SIMULATED]
     result = run(environ, *arguments, "--n", "3", "--json")
@@ -159,6 +161,7 @@ def test_a_beam_search_gives_the_best_answers_first(environ):
     assert "n must be at most beam_width (2), got 3" in refused.stderr
 
 
+@pytest.mark.wide
 def test_what_the_server_refuses_is_one_line_with_both_numbers_and_status_2(environ):
     result = run(
         environ, "--input", "Hello", "--max-model-len", "10", "--max-tokens", "6", *SIMULATED
@@ -179,6 +182,7 @@ def test_a_length_that_nobody_gave_is_what_the_context_has_left(environ):
     assert (answer["usage"]["completion_tokens"], answer["finish_reason"]) == (5, "length")
 
 
+@pytest.mark.wide
 def test_a_request_that_never_fits_into_the_pool_is_status_2(environ):
     arguments = ["--max-num-blocks", "2", "--max-tokens", "100", "--json", *SIMULATED]
     result = run(environ, "--input", "Hello", *arguments)
@@ -187,6 +191,7 @@ def test_a_request_that_never_fits_into_the_pool_is_status_2(environ):
     assert re.fullmatch("hetero-infer: error: .*the pool has 2\n", result.stderr)
 
 
+@pytest.mark.wide
 def test_a_compute_plane_that_cannot_start_says_why_in_one_line(environ):
     result = run(environ, "--input", "x", "--quiet", "--model", "/no/such/model.gguf")
     assert result.returncode == 2
@@ -196,6 +201,7 @@ def test_a_compute_plane_that_cannot_start_says_why_in_one_line(environ):
     assert "/no/such/model.gguf" in line
 
 
+@pytest.mark.wide
 def test_a_configuration_file_and_variables_reach_the_planes(environ, tmp_path):
     path = tmp_path / "c.json"
     path.write_text('{"executor": "simulated", "max_tokens": 3, "block_size": 8, "zebra": 1}')
@@ -234,6 +240,7 @@ def test_a_signal_while_text_is_generated_ends_the_planes(environ, interrupt, st
         assert private_directories(environ) == []
 
 
+@pytest.mark.wide
 def test_output_that_nobody_reads_ends_the_planes(environ):
     endless = ["--max-tokens", "30000", "--max-model-len", "40000", "--max-num-blocks", "4000"]
     with started(environ, "--input", "x", "--ignore-eos", *endless, *SIMULATED) as process:

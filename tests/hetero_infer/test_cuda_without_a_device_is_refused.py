@@ -34,6 +34,7 @@ def test_one_text_is_refused_in_one_line(without_devices: dict[str, str]) -> Non
     assert "device: cuda:1: " in line
 
 
+@pytest.mark.wide
 def test_a_server_ends_with_both_planes_and_says_why_once(
     without_devices: dict[str, str],
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from control_plane.core.tool_calls import CallableTool, ToolCalls
 from hetero_infer import EngineConfig, GenerationParams, InferenceEngine, StructuredOutputs
 
+pytestmark = pytest.mark.wide
+
 CODE = """def load(path):
     users = []
     with open(path) as file:

@@ -62,6 +62,7 @@ def test_an_engine_that_nobody_holds_ends_its_compute_plane():
     assert not os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.wide
 def test_a_program_that_closes_nothing_leaves_nothing_behind_and_is_not_warned():
     program = """
         from hetero_infer import EngineConfig, GenerationParams, InferenceEngine
@@ -100,6 +101,7 @@ def test_a_plane_that_dies_before_the_engine_knows_it_is_replaced(monkeypatch, c
     assert "starting another one" in capsys.readouterr().err
 
 
+@pytest.mark.wide
 def test_a_fork_cannot_use_the_engine_and_does_no_harm_to_it():
     program = """
         import os

@@ -16,6 +16,7 @@ MAX_TOKENS = 24
 PATIENCE_S = 300.0
 
 
+@pytest.mark.wide
 @pytest.mark.model
 def test_the_command_line_and_the_python_api_give_the_same_greedy_text():
     flags = ["--max-tokens", str(MAX_TOKENS), "--temperature", "0", "--json"]

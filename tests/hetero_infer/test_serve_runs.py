@@ -101,6 +101,7 @@ def test_lines_of_serve_are_text_where_those_of_planes_are(environ):
             lines.append(line)
 
 
+@pytest.mark.wide
 def test_serve_ends_in_order_when_its_terminal_is_gone(environ):
     terminal, inside = os.openpty()
     with started(environ, *SERVE, stdin=inside) as process:
@@ -133,6 +134,7 @@ def test_serve_starts_its_control_plane_again_where_clients_found_it(environ):
         assert private_directories(environ) == []
 
 
+@pytest.mark.wide
 def test_a_second_signal_to_serve_cuts_the_requests_off_that_it_waits_for(environ):
     endless = ["--max-model-len", "90000", "--max-num-blocks", "9000", "--shutdown-timeout", "600"]
     params = GenerationParams(max_tokens=60000, seed=1, ignore_eos=True)
@@ -159,6 +161,7 @@ def test_a_second_signal_to_serve_cuts_the_requests_off_that_it_waits_for(enviro
         assert private_directories(environ) == []
 
 
+@pytest.mark.wide
 def test_serve_attaches_to_a_compute_plane_and_leaves_it_alone(environ, tmp_path):
     address = Address(path=str(tmp_path / "compute.sock"))
     with start_compute_plane(EngineConfig(executor="simulated"), address) as compute:
@@ -175,6 +178,7 @@ def test_serve_attaches_to_a_compute_plane_and_leaves_it_alone(environ, tmp_path
         assert compute.is_running
 
 
+@pytest.mark.wide
 def test_serve_on_a_port_that_is_taken_is_a_fault_that_names_it(environ):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

@@ -126,6 +126,7 @@ def test_another_number_format_replays_within_its_own_tolerance(planes, cuda_tar
     assert report.largest_gap > FLOAT32_TOLERANCE
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kv_dtypes", [("int8", "int8"), ("float8", "float8"), ("auto", "float8")])
 def test_blocks_of_eight_bits_replay_within_their_own_tolerance(
     planes, cuda_target, tmp_path, kv_dtypes

@@ -22,7 +22,7 @@ from protos.hetero.compute.v1 import compute_pb2
 from tests.devices import STAND_IN, Target
 from tests.hetero_infer.replay.replay_bench import read, write
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.wide]
 
 PROMPT = "The three laws of motion are these: a body at rest stays at rest, and"
 

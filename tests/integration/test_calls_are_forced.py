@@ -24,7 +24,7 @@ from hetero_infer.plane_process import wait_all_ready
 from tests.control_plane.text.known_templates import QWEN
 from tests.integration.asking import PATIENCE_S
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.wide]
 
 MODEL = "SmolLM2-135M-Instruct"
 SCHEMA = {

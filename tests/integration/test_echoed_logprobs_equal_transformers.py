@@ -81,6 +81,7 @@ def check(logprobs: dict[str, list[Any]], run: dict[str, Any], num_tops: int, na
         assert (ours == max(tops.values())) == (token_id == recorded_ids[0])
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("max_tokens", [0, 1])
 @ids_of_runs
 def test_an_echoed_text_has_transformers_log_probabilities(client, model, names, run, max_tokens):
@@ -98,6 +99,7 @@ def test_an_echoed_text_has_transformers_log_probabilities(client, model, names,
         assert name.startswith("bytes:") or text.startswith(name, offset)
 
 
+@pytest.mark.spread(2)
 @ids_of_runs
 def test_token_ids_have_the_same_log_probabilities_as_their_text(client, model, run):
     fields = {"logprobs": 5, "max_tokens": 1}

@@ -88,6 +88,7 @@ def of_transformers(directory: Path, how: str) -> np.ndarray:
     return np.stack(found)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("architecture", "kind", "how", "executor"), CASES)
 def test_they_are_those_of_transformers_and_its_tokenizer(
     tmp_path: Path, architecture: str, kind: str, how: str, executor: str

@@ -116,6 +116,7 @@ def test_over_http_it_is_named_as_vllm_does(deployment):
     assert beyond["message"] == "min_tokens must be at most max_tokens (4), got 5"
 
 
+@pytest.mark.wide
 def test_drafts_change_no_token_of_it(target):
     song = "la " * 40
     says_one_word = {28: 50}  # whatever an executor's numerics make of the others

@@ -73,6 +73,7 @@ SMALL_POOLS = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("num_blocks", "block_size", "swap_space"), SMALL_POOLS)
 def test_twelve_requests_in_a_pool_for_two_say_what_they_say_in_an_ample_one(
     target, judge, ample, num_blocks, block_size, swap_space

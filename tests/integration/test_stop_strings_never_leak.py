@@ -58,6 +58,7 @@ def text_of(tokenizer, run: dict[str, Any], num_tokens: int) -> str:
     return sample.push(run["token_ids"][:num_tokens]).text + sample.finish().text
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["name"])
 def test_no_piece_of_an_answer_leaks_when_it_is_the_stop_string(tokenizer, run):
     token_ids = run["token_ids"][:NUM_TOKENS]

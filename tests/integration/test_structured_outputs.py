@@ -113,6 +113,7 @@ def test_the_client_asks_for_every_kind(deployment):
         assert caught.value.field == "structured_outputs.json"
 
 
+@pytest.mark.wide
 def test_answers_over_grpc_are_those_of_one_token_a_step(deployment, target):
     form = StructuredOutputs(json=SCHEMA)
     params = [

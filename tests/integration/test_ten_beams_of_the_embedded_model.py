@@ -8,7 +8,7 @@ from compute_plane.model.loader import load_model
 from compute_plane.model.source import DEFAULT
 from hetero_infer import GenerationParams, InferenceEngine
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.wide]
 
 PROMPT = "The capital of France is"
 WIDTH, MAX_TOKENS = 10, 8

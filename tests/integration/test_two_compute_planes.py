@@ -109,6 +109,7 @@ def read_all(server: Server, has_begun: threading.Barrier, asked: pb.GenerateReq
     return tokens
 
 
+@pytest.mark.wide
 def test_two_planes_share_the_load_and_give_the_texts_of_one(fleet, judge):
     before = [fleet.compute.num_steps(index) for index in range(2)]
     answers = fleet.server.ask_together(REQUESTS)
@@ -118,6 +119,7 @@ def test_two_planes_share_the_load_and_give_the_texts_of_one(fleet, judge):
     fleet.server.wait_until(lambda: fleet.server.memory.used_blocks == 0)
 
 
+@pytest.mark.wide
 def test_when_one_of_two_planes_is_killed_no_request_is_lost_or_changed(fleet, judge):
     compute, server = fleet.compute, fleet.server
     before = server.metrics

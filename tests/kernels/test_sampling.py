@@ -116,6 +116,7 @@ KEYS = {
 }
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.7, 0.8)])
 def test_draws_along_each_key_fit_their_distribution(key, temperature, top_p) -> None:
@@ -152,6 +153,7 @@ def test_neighbouring_draws_are_independent() -> None:
         assert abs(chi_square / expected - 63) < 3.5 * np.sqrt(2 * 63)
 
 
+@pytest.mark.spread(4)
 @both
 @pytest.mark.parametrize(
     ("top_p", "kept"),

@@ -72,6 +72,7 @@ def open_stream(channel: grpc.Channel) -> grpc.Call:
     return call
 
 
+@pytest.mark.wide
 def test_a_peer_that_is_stopped_is_noticed_by_its_silence(plane):
     """Not by our own deadline: the status is that of a lost connection."""
     address, process = plane
@@ -84,6 +85,7 @@ def test_a_peer_that_is_stopped_is_noticed_by_its_silence(plane):
     assert "ping timeout" in caught.value.details().lower()
 
 
+@pytest.mark.wide
 def test_a_controller_that_is_stopped_does_not_keep_the_plane(plane):
     address, _ = plane
     with (
@@ -150,6 +152,7 @@ class SlowServer:
         self.thread.join(PATIENCE_S)
 
 
+@pytest.mark.wide
 def test_a_burst_of_streams_loses_none_as_cancelled():
     server = SlowServer()
     all_sent = threading.Event()
@@ -236,6 +239,7 @@ def test_no_channel_makes_a_call_again_by_itself():
         assert dict(options)["grpc.enable_retries"] == 0
 
 
+@pytest.mark.wide
 def test_both_ends_of_the_link_ping_each_other():
     for options in (plane_server_options(), plane_channel_options()):
         given = dict(options)

@@ -256,6 +256,7 @@ def driver(target: Target, kind: str) -> Iterator[BatchDriver]:
         yield made
 
 
+@pytest.mark.spread(8)
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 12))
 def test_logits_are_the_same_bits_in_any_company(
@@ -264,6 +265,7 @@ def test_logits_are_the_same_bits_in_any_company(
     check_company(driver, target, kind, seed, count)
 
 
+@pytest.mark.spread(8)
 def test_logits_are_the_same_bits_among_so_many_rows_that_other_products_are_made(
     driver: BatchDriver, target: Target, kind: str
 ) -> None:
@@ -278,6 +280,7 @@ def test_logits_of_the_cuda_executor_are_as_good_as_the_same(cuda_target: Target
         check_company(driver, cuda_target, "float32", seed=1, count=4)
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_the_same_bits_with_any_number_of_threads(kind: str) -> None:
     digests = set()

@@ -209,6 +209,7 @@ def test_no_batch_and_no_answer_differs_from_the_ordinary_way(seed, disturbances
 SEEDS = [range(4), pytest.param(range(4, 20), marks=pytest.mark.slow)]
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("disturbance", DISTURBANCES)
 def test_a_disturbed_run_goes_on_as_the_ordinary_way_does(disturbance, seeds):

@@ -63,6 +63,7 @@ SEEDS = [(3, 9)]
 MORE_SEEDS = [(0, 0), (1, 0), (2, 0), (4, 4), (5, 2)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("seed", "waits_every"),
     [*SEEDS, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_SEEDS)],
@@ -78,6 +79,7 @@ def test_drawn_steps_give_what_they_give_when_launched_eagerly(seed: int, waits_
     assert_same(*found)
 
 
+@pytest.mark.wide
 def test_what_is_drawn_has_all_that_may_happen() -> None:
     batches = drawn_batches(2, 150, asks=True)
     results = pipelined(torch_executor(num_host_blocks=4), batches)
@@ -89,6 +91,7 @@ def test_what_is_drawn_has_all_that_may_happen() -> None:
     assert sum(bool(result.sample_logprobs) for result in results) > 9
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_accesses_to_histories_and_results_are_in_order(seed: int) -> None:
     batches = drawn_batches(seed, 50, asks=True)

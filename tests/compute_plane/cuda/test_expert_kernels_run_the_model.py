@@ -233,6 +233,7 @@ OPERATIONS = pytest.mark.parametrize(
 )  # fmt: skip
 
 
+@pytest.mark.wide
 @OPERATIONS
 def test_experts_on_kernels_add_what_the_reference_operations_add(
     formats: Formats, dtype: str, products: tuple[str, ...]

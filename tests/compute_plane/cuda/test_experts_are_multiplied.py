@@ -131,6 +131,7 @@ CPU = Target("cpu", "cpu")
 CPU_DEVICE = torch.device("cpu")
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("formats", "dtype", "tolerance"),
     [
@@ -261,6 +262,7 @@ def test_working_memory_counts_the_rows_of_a_piece() -> None:
     assert more - many == 4096 * 2 * SPEC.hidden_size * 2
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("dtype", "most_rows", "captured"),
     [

@@ -139,6 +139,7 @@ def test_steps_on_kernels_give_what_the_reference_operations_give(
     assert names == {v.name for v in expected_ones if not getattr(v, "num_parts", 0)}
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("architecture", "pool_dtype"),
     [
@@ -276,6 +277,7 @@ def test_split_rows_have_the_bits_of_rows_that_are_not_split(
     assert len(grids) == 2
 
 
+@pytest.mark.wide
 def test_rows_of_which_some_are_split_have_the_bits_of_rows_of_which_none_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -77,6 +77,7 @@ def on_torch(
     return made
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("layers", LAYERS)
 def test_texts_are_those_of_the_cpu_executor_whole_in_chunks_and_through_graphs(
     layers: str,
@@ -161,6 +162,7 @@ def test_rows_are_split_and_have_room_for_what_a_layer_reads_of_them() -> None:
     assert long_grid == variant.plan(1, 1, read, launcher.num_multiprocessors).grid
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("dtype", "window"),
     [

@@ -186,6 +186,7 @@ def logits_of(
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("spec", "formats", "replays"),
     [

@@ -86,6 +86,7 @@ def test_a_model_of_mixed_formats_gives_the_logits_and_tokens_of_its_decoded_wei
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+@pytest.mark.wide
 @pytest.mark.model
 def test_the_embedded_model_gives_the_logits_and_tokens_of_its_decoded_weights() -> None:
     model = load_model(DEFAULT)

@@ -214,6 +214,7 @@ class TakesMemoryElsewhere(CudaDriver):
             return torch.empty(num_bytes, dtype=torch.uint8)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "driver",
     [ReadsResultsAtOnce, LetsResultsGo, WaitsForTheStepAlone, CopiesBeside, TakesMemoryElsewhere],

@@ -79,6 +79,7 @@ def prompts(driver: BatchDriver, num_tokens: int) -> object:
     )  # fmt: skip
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("utilization", "uses_graphs", "kv_dtype"),
     [
@@ -114,6 +115,7 @@ def test_a_device_is_filled_to_its_share_and_holds_the_largest_steps(
     assert left < 0.1 * limit * uses_graphs + built.kv_pool_bytes / 256 + 64 * 1024
 
 
+@pytest.mark.wide
 def test_a_filled_device_holds_more_rows_than_there_are_logits_and_one_row_as_long_as_can_be(
     tmp_path: Path,
 ) -> None:

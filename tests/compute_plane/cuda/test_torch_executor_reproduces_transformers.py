@@ -87,6 +87,7 @@ def test_all_prompts_at_once_give_the_recorded_tokens(made: MakeDriver) -> None:
     assert made(CpuDriver()).generate(sequences, 64, chunk=256) == list(recorded.values())
 
 
+@pytest.mark.wide
 def test_the_log_probabilities_of_a_text_are_the_recorded_ones(made: MakeDriver) -> None:
     perplexity = json.loads((DATA / "perplexity.json").read_text("utf-8"))
     tokens = np.array(perplexity["token_ids"][:97], dtype=np.int32)

@@ -128,6 +128,7 @@ def test_constraints_stand_beside_drafts_of_other_rows() -> None:
 SONG_LENGTH = 14
 
 
+@pytest.mark.wide
 @settings(max_examples=30)
 @given(data=st.data())
 def test_drafts_keep_to_the_constraint_of_their_own_place(data: st.DataObject) -> None:

@@ -269,6 +269,7 @@ def test_an_operation_that_needs_numba_when_it_runs_is_refused() -> None:
         object_code(make_a_list.name)
 
 
+@pytest.mark.wide
 def test_a_second_start_compiles_nothing_and_imports_no_compiler(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"

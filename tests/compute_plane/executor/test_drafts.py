@@ -75,6 +75,7 @@ def one_by_one() -> tuple[list[list[int]], list[list[Any]]]:
 WANTED_TEXTS, WANTED_LOGPROBS = one_by_one()
 
 
+@pytest.mark.wide
 @given(data=st.data())
 def test_texts_and_logprobs_are_those_of_one_token_a_step(data: st.DataObject) -> None:
     plane, first = started()

@@ -270,6 +270,7 @@ def test_flipped_bits_in_the_header_load_or_are_refused(whole, tmp_path, data):
     outcome(path)
 
 
+@pytest.mark.wide
 def test_every_bit_of_the_lengths_counts_and_types_may_flip(whole, tmp_path):
     """The fields a reader trusts: all 64 bits of the counts, and those around each key's name."""
     content, _ = whole

@@ -65,6 +65,7 @@ def recorded(request, tiny, tmp_path_factory) -> Recorded:
     return record(tiny, tmp_path_factory.mktemp("windows"), tiny.model(**of_model), config, keys)
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize(
     ("files", "target"),
     [("directory", CPU), ("gguf", CPU), ("directory", STAND_IN)],

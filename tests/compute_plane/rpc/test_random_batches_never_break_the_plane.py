@@ -148,6 +148,7 @@ class Neighbour:
         self._tokens.append(token)
 
 
+@pytest.mark.wide
 def test_random_batches_are_run_or_refused_and_the_neighbour_goes_on(shared_plane: Harness):
     controller = shared_plane.open("fuzzer")
     neighbour = Neighbour(controller)

@@ -228,6 +228,7 @@ def test_a_message_with_reasoning_and_calls_is_told_to_the_template_and_gone_on_
     serving(story, [" raining."])
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

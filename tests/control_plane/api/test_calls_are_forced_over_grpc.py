@@ -49,6 +49,7 @@ def test_tools_that_a_choice_calls_strict_are():
     assert tool_choice_from_proto(request) == ToolChoice(strict=("weather",))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL])
 @pytest.mark.parametrize(
     ("choice", "names"),

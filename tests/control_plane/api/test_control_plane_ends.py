@@ -117,6 +117,7 @@ def test_without_its_parent_it_drains_for_a_moment_only(launch, fake_plane):
     fake_plane.may_run.set()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("lost_first", [True, False])
 def test_a_drain_does_not_wait_for_a_compute_plane_that_is_gone(launch, fake_plane, lost_first):
     process = launch("--shutdown-timeout=600", "--compute-grace=600")

@@ -173,6 +173,7 @@ def test_one_port_for_both_is_refused_with_the_names_of_both(launch):
     )
 
 
+@pytest.mark.wide
 def test_an_address_of_another_machine_and_a_missing_directory_have_lines_of_their_own(
     launch, tmp_path
 ):

@@ -75,6 +75,7 @@ def descriptors(pid):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+@pytest.mark.wide
 def test_every_stream_of_a_storm_succeeds_or_is_exhausted_and_nothing_is_left(
     stub, control, compute
 ):
@@ -136,6 +137,7 @@ def test_streams_that_meet_their_deadline_at_any_moment_leave_nothing(stub, cont
     assert outcome(stream(stub, 1)) == "finished"
 
 
+@pytest.mark.wide
 def test_a_reader_that_does_not_read_holds_up_nobody(stub):
     """Its tokens wait at the server, its blocks do not."""
     unread = [stream(stub, i, max_tokens=60) for i in range(15)]

@@ -9,6 +9,7 @@ from hetero_infer.client import Client, Delta, Finished, Started
 from planes.address import parse_address
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("stop", [(), ("never there",)])
 def test_a_resuming_client_reads_the_text_it_would_have_read(
     launch, fake_plane, tmp_path, expected, stop

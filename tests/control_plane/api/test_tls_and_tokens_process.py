@@ -147,6 +147,7 @@ def test_a_hangup_is_no_end_but_a_look_at_the_tokens(served, token):
     served.wait_for_log("file of tokens read again")
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("flags", "what"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
+import pytest
+
 from control_plane.config import SchedulingLimits
 from control_plane.errors import QueueFullError
 
@@ -25,6 +27,7 @@ def test_the_queue_counts_requests_and_not_their_samples(drive):
     assert all(driver.ends[i].error is None for i in (first, *others[:2]))
 
 
+@pytest.mark.wide
 def test_ten_thousand_refusals_leave_no_memory_behind(drive):
     driver = drive(limits=SchedulingLimits(max_num_seqs=1), max_queued_requests=1)
     held = [driver.submit("a", 100)]

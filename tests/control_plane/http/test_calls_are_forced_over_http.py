@@ -56,6 +56,7 @@ def check(calls: list[dict], names: set[str]) -> None:
         assert arguments == {} if function["name"] == "now" else arguments["kind"] in KINDS
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("is_marked", [False, True])
 @pytest.mark.parametrize("template", [QWEN, THINKING, LLAMA, MISTRAL, QWEN_CODER])
 def test_whatever_is_said_is_calls_whole_and_streamed(on_loop, template, is_marked):

@@ -42,6 +42,7 @@ def calls_of(items: list[dict]) -> list[tuple[str, str]]:
     return [(call["name"], call["arguments"]) for call in calls]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL])
 @pytest.mark.parametrize(
     ("choice", "names"),

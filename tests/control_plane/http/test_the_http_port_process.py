@@ -73,6 +73,7 @@ def test_a_stream_under_way_ends_well_when_the_server_is_told_to_stop(launch, fa
     assert line["requests_running"] == 1
 
 
+@pytest.mark.wide
 def test_what_is_no_http_is_answered_with_a_400_and_harms_nobody(launch):
     process = launch("--http-port=0")
     host, _, port = http_address_of(process).partition(":")
@@ -98,6 +99,7 @@ def test_what_is_no_http_is_answered_with_a_400_and_harms_nobody(launch):
     assert "Invalid HTTP" not in log
 
 
+@pytest.mark.wide
 def test_a_port_in_use_is_one_line_and_status_2(launch):
     address = http_address_of(launch("--http-port=0"))
     port = address.rpartition(":")[2]

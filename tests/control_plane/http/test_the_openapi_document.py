@@ -99,6 +99,7 @@ def test_every_reference_in_it_leads_somewhere(on_loop):
     assert not any("ValidationError" in name for name in known)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("path", POSTS)
 def test_odd_values_in_any_field_are_answered_or_refused(on_loop, path):
     document = document_of(on_loop)

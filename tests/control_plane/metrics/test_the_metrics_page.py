@@ -41,6 +41,7 @@ OURS = {
 }  # fmt: skip
 
 
+@pytest.mark.wide
 def test_vllms_names_are_there_twice_with_the_same_numbers(fake_plane, tmp_path):
     async def run() -> Page:
         async with whole_plane(fake_plane, tmp_path, metrics_compat="vllm") as served:
@@ -74,6 +75,7 @@ def test_vllms_names_are_there_twice_with_the_same_numbers(fake_plane, tmp_path)
     assert page.total("process_resident_memory_bytes") > 0
 
 
+@pytest.mark.wide
 def test_several_planes_are_told_apart_and_requests_are_of_all(
     fake_plane, fake_plane_class, tmp_path
 ):
@@ -100,6 +102,7 @@ def test_several_planes_are_told_apart_and_requests_are_of_all(
     assert tokens.labels["engine"] == "all"
 
 
+@pytest.mark.wide
 def test_a_step_that_does_not_end_ages_until_it_does(fake_plane, tmp_path):
     async def run() -> None:
         async with whole_plane(fake_plane, tmp_path) as served:

@@ -122,6 +122,7 @@ EVERY = [
 """`make test` has each format with each way to think, and of the rest each pair with most."""
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("name", "thinking", "is_start", "has_tokens"), EVERY)
 def test_whatever_is_drawn_is_calls_and_nothing_else(
     grammars, name, thinking, is_start, has_tokens

@@ -64,6 +64,7 @@ def goes(made, tokens: list[int]) -> int:
     return len(tokens)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("name", "thinking", "is_start", "has_tokens"), EVERY)
 def test_whatever_is_drawn_keeps_what_is_strict(grammars, name, thinking, is_start, has_tokens):
     is_valid = pytest.importorskip("jsonschema_rs").validator_for(SCHEMA).is_valid

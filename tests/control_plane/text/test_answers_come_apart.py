@@ -201,6 +201,7 @@ FAVOURITES = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("reader", [None, *READERS])
 @pytest.mark.parametrize("thinking", list(Thinking))
 def test_no_cut_changes_what_comes_out(reader, thinking):
@@ -318,6 +319,7 @@ def test_a_long_answer_is_read_in_time_that_grows_with_it():
     assert read(given, [*text])[2] == [("f", f'{{"a": "{argument}"}}')]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("thinking", list(Thinking))
 @pytest.mark.parametrize("start", ["", "x", "<think>", '<tool_call>{"name": "f", "arguments": {}}'])
 def test_space_without_end_is_read_in_time_that_grows_with_it(thinking, start):
@@ -336,6 +338,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("reader", "piece"), [(reader, piece) for reader in HOSTILE for piece in HOSTILE[reader]]
 )

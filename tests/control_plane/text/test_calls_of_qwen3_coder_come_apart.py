@@ -232,6 +232,7 @@ def test_arguments_are_passed_on_while_a_call_goes_on_whatever_stands_between_th
         assert order_of(GIVEN, pieces) == ["So", 0, " and", 1]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "text",
     [

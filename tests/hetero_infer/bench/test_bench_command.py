@@ -91,6 +91,7 @@ def test_starts_are_of_the_command_and_of_both_planes(capsys, tmp_path):
     assert whole["cold"] is None
 
 
+@pytest.mark.wide
 def test_a_command_that_does_not_start_says_why(capsys):
     assert main(["bench", "start", "--model", "/nowhere.gguf"]) == 1
     (line,) = capsys.readouterr().err.splitlines()

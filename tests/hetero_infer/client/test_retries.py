@@ -96,6 +96,7 @@ def asking(request, serve):
     return server, ask
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("refusal", AGAIN)
 def test_who_is_refused_before_the_first_message_asks_again(asking, call, refusal):

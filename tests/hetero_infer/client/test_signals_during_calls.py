@@ -79,6 +79,7 @@ def interruption(request) -> Iterator[type[BaseException]]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("use", [stream, stream_without_closing, generate])
 def test_a_signal_while_a_call_begins_ends_the_call_and_the_program_goes_on(
     serve, monkeypatch, interruption, use: Callable[[Client], None]

@@ -58,6 +58,7 @@ def undisturbed(planes):
         return text.result(), chat
 
 
+@pytest.mark.wide
 def test_streams_of_both_clients_go_on_as_if_nothing_had_happened(planes, undisturbed):
     text, chat = undisturbed
     with Client(planes.address) as client, asyncio.Runner() as runner:

@@ -47,6 +47,7 @@ def test_the_text_of_the_command_line_as_it_is_asked_for(embed):
     assert abs(line["embedding"][0]) != 1.0
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("argv", "stdin", "said"),
     [

@@ -60,6 +60,7 @@ def served() -> Iterator[Served]:
     assert pid_of("compute_plane", server) is pid_of("control_plane", server) is None
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("module", ["compute_plane", "control_plane"])
 def test_a_stream_goes_on_over_the_death_of_either_plane(served: Served, module: str) -> None:
     killed = pid_of(module, served.server)

@@ -118,6 +118,7 @@ async def storm(deployment: Deployment, clients: list[Client], *, num_taken: int
         await asyncio.gather(*reading)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("num_clients", "max_queued"),
     [

@@ -44,6 +44,7 @@ def test_every_method_of_the_four_services_is_among_them():
     assert asked == dict.fromkeys((method.name for method in METHODS), 2)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("count", [2000, pytest.param(50_000, marks=pytest.mark.slow)])
 def test_two_thousand_messages_are_their_callers_fault_and_no_neighbour_notices(ports, count):
     codes = Counter()

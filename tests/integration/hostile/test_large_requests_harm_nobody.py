@@ -134,6 +134,7 @@ def large_bodies(model: str) -> dict[str, tuple[int, bytes]]:
     }
 
 
+@pytest.mark.wide
 def test_large_requests_of_many_small_things_hold_up_nobody(own):
     ports, pid = own
     messages, bodies = large_messages(), large_bodies(ports.model)

@@ -191,6 +191,7 @@ def compare(keeper: Bookkeeper, page: Page) -> None:
     assert {name: page.total(PREFIX + name) for name in counts} == counts
 
 
+@pytest.mark.wide
 def test_a_hundred_mixed_requests_saw_what_the_page_says(deployment):
     with bookkeeper(deployment.address, deployment.control.http_address, "simulated") as keeper:
         ask_by_grpc(keeper)
@@ -222,6 +223,7 @@ def test_a_hundred_mixed_requests_saw_what_the_page_says(deployment):
         compare(keeper, page)
 
 
+@pytest.mark.wide
 def test_vllms_names_have_the_same_numbers(deployment):
     with bookkeeper(deployment.address, deployment.control.http_address, "simulated") as keeper:
         page = settled(keeper)

@@ -38,6 +38,7 @@ def test_the_reference_sees_the_last_positions_and_no_block_before_them() -> Non
     assert np.isnan(out).all()
 
 
+@pytest.mark.spread(32)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 63, 64, 100, 4096])
 @pytest.mark.parametrize(
@@ -54,12 +55,14 @@ def test_windows_are_those_of_the_reference_on_what_the_pool_holds(
     np.testing.assert_array_equal(decoded, result[66::7])
 
 
+@pytest.mark.spread(1)
 def test_a_long_window_is_that_of_the_reference(long_case: Case) -> None:
     result = long_case.attend(long_case.all_spans())
     bound = tolerance(long_case.setting.layout.dtype)
     np.testing.assert_allclose(result, long_case.out, rtol=0, atol=bound)
 
 
+@pytest.mark.spread(2)
 def test_tokens_one_by_one_have_the_bits_of_a_whole_prompt(long_case: Case) -> None:
     whole = long_case.attend([(0, 0, LENGTH)])
     edges = [0, 1023, 1024, 1049, 1050, 1051, 1064, 1066, 2047, 2048, 2073, 2074, 2075, 2299]
@@ -95,6 +98,7 @@ def test_blocks_of_one_token_which_have_short_segments_have_the_same_bits(window
     np.testing.assert_array_equal(shared, whole)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("threads", [1, 16])
 def test_blocks_before_the_window_are_not_read(long_case: Case, threads: int) -> None:
     """Not of decode, nor of chunks before the window of their first token; nor are their tables."""

@@ -113,12 +113,14 @@ def assembly(label: str, target: Target, *, is_unpacked: bool = False) -> str:
     return str(machine.emit_assembly(parsed))
 
 
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize("label", list(INT8_FORMATS))
 def test_tiles_are_made_of_the_sets_dot_products(label: str, target: Target) -> None:
     assert target.dot in assembly(label, target)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize(
     "label",

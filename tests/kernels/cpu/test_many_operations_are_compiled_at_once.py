@@ -45,6 +45,7 @@ def refuse(*_: object) -> Iterator[None]:
     raise AssertionError("nothing is to be compiled here")
 
 
+@pytest.mark.wide
 def test_processes_compile_what_is_not_kept_and_a_later_start_finds_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +70,7 @@ def test_the_longest_are_begun_first(directory: Path, monkeypatch: pytest.Monkey
     assert [[one.name for one in some] for some in asked] == [[NAMES[-1], *NAMES[:-1]]]
 
 
+@pytest.mark.wide
 def test_what_another_plane_keeps_meanwhile_is_not_compiled_again(directory: Path) -> None:
     made = compile_aside(operations(*NAMES), 1)
     assert next(made)[0].name == NAMES[0]
@@ -77,6 +79,7 @@ def test_what_another_plane_keeps_meanwhile_is_not_compiled_again(directory: Pat
     assert [one.name for one, _ in made] == [NAMES[-1]]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("names", "num_processes"), [(NAMES, 1), (NAMES[:3], 8)])
 def test_few_operations_and_one_process_are_this_ones_own_work(
     directory: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], num_processes: int
@@ -86,6 +89,7 @@ def test_few_operations_and_one_process_are_this_ones_own_work(
     assert len(list(directory.iterdir())) == len(names)
 
 
+@pytest.mark.wide
 def test_what_cannot_be_compiled_is_told_and_the_rest_is_there(directory: Path) -> None:
     with pytest.raises(KeyError, match=r"step\.nothing"):
         load_all(operations("step.nothing", *NAMES), 2)
@@ -103,6 +107,7 @@ def test_without_other_processes_all_is_compiled_here(
     assert len(list(directory.iterdir())) == len(NAMES)
 
 
+@pytest.mark.wide
 def test_a_process_that_is_killed_costs_only_what_it_was_at(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +127,7 @@ def test_a_process_that_is_killed_costs_only_what_it_was_at(
     assert {pid for pid, _ in begun[2:]} == {survivor}
 
 
+@pytest.mark.wide
 def test_an_error_here_ends_the_processes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
     monkeypatch.setattr(

@@ -301,6 +301,7 @@ def test_what_lies_behind_the_vocabulary_in_a_row_is_never_read() -> None:
             assert answer == specified(logits, Asked(Choice(0.9, 0.99, 3, 0, 0), 0, 4))
 
 
+@pytest.mark.wide
 def test_draws_with_every_cut_follow_their_distribution() -> None:
     """Pearson's χ²; the keys are fixed, so it never flickers."""
     row = np.random.default_rng(11).standard_normal(30).astype(np.float32) * 1.5

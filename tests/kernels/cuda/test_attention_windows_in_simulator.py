@@ -30,6 +30,7 @@ def without_window(variant):
     return dataclasses.replace(variant, has_window=False)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("variant", "seq_lens", "window", "splits"),
     [
@@ -58,6 +59,7 @@ def test_decode_attention_with_a_window_equals_the_specification(variant, seq_le
     assert case.faults(simulate(case)) == []
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("kind", [("bfloat16", None), ("float32", None), ("float16", "int8")])
 @pytest.mark.parametrize("window", [70, 1000])
 def test_rows_within_the_window_have_the_bits_of_decode_attention_without_one(kind, window):
@@ -70,6 +72,7 @@ def test_rows_within_the_window_have_the_bits_of_decode_attention_without_one(ki
     np.testing.assert_array_equal(simulate(case)["out"], simulate(plain)["out"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
     [
@@ -130,6 +133,7 @@ def test_a_token_before_the_window_does_not_matter_to_the_last_bit():
     np.testing.assert_array_equal(simulate(other)["out"], simulate(case)["out"])
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "rows", "window"),
     [
@@ -158,6 +162,7 @@ def test_prefill_attention_with_a_window_equals_the_specification(variant, rows,
     assert case.faults(simulate(case)) == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
     [
@@ -174,6 +179,7 @@ def test_rows_within_the_window_have_the_bits_of_prefill_attention_without_one(d
     np.testing.assert_array_equal(simulate(case)["out"], simulate(plain)["out"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "rows", "window"),
     [

@@ -43,6 +43,7 @@ def most_for_a_product(variant):
     return MOST_WITH_8_BITS_AT_256 if is_wide else MOST_FOR_A_PRODUCT
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("variant", [DECODE, PREFILL, *WINDOWS], ids=lambda variant: variant.name)
 def test_compiled_attention_gives_what_the_specification_says(variant):
     for case in draw_cases(variant):
@@ -79,6 +80,7 @@ def small_case(variant, splits=1):
     )
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("variant", "splits", "kind", "count"),
     [
@@ -122,6 +124,7 @@ def test_no_read_of_a_tile_can_move_before_the_barrier():
 MMA = r"(mma\.\S+ \{[^}]*\}, )\{(%r\d+),(%r\d+),(%r\d+),(%r\d+)\}, \{(%r\d+),(%r\d+)\}"
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("variant", "pattern", "replacement"),
     [

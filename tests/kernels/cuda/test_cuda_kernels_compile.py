@@ -57,6 +57,7 @@ def faults_of(variant) -> list[str]:
     return check.faults(variant, usage, ptx, "sm_90", counts)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_check_passes_for_a_spread_of_variants(operation, monkeypatch, capsys):
     monkeypatch.setattr(build, "compile_ptx", compiled.text_of)  # other tests run some of them
@@ -81,6 +82,7 @@ def test_the_check_passes_for_every_variant(operation, capsys):
     assert capsys.readouterr().out.endswith(f"\n{number} of {number} good\n")
 
 
+@pytest.mark.wide
 def test_ptx_is_kept_until_what_it_is_made_from_changes(tmp_path):
     kept = tmp_path / "ptx"
     entry = ".visible .entry scaler("
@@ -184,6 +186,7 @@ def test_a_missing_instruction_is_a_fault():
     assert faults_of(variant) == ["no HMMA"]
 
 
+@pytest.mark.wide
 def test_kernels_disassembled_together_have_the_counts_that_each_has_alone():
     cubins = [
         build.link(variant.name, build.compile_ptx(variant, HOPPER), HOPPER)[0]

@@ -26,6 +26,7 @@ def short_chunks(monkeypatch):
         monkeypatch.setattr(attention_chunks, name, 4)
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("variant", "seq_lens", "splits"),
     [
@@ -53,6 +54,7 @@ def test_decode_attention_equals_the_specification(variant, seq_lens, splits):
     assert case.faults(simulate(case)) == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kv_dtype", [None, "int8"])
 def test_a_row_of_1100_tokens_has_the_chunks_of_its_plan(kv_dtype, monkeypatch):
     # 6 of 12 tiles, or 5 of 16 in a pool of 8 bits.
@@ -93,6 +95,7 @@ def test_the_cases_a_gpu_is_given_pass_with_chunks_of_their_full_length(dtype, m
         np.testing.assert_array_equal(simulate(part)["out"], select(outputs)["out"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("lengths", "seed"),
     [
@@ -127,6 +130,7 @@ def test_a_row_of_ten_chunks_has_the_same_bits_in_any_number_of_parts():
     np.testing.assert_array_equal(simulate(parted, seed=1)["out"], simulate(whole)["out"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "lengths", "num_kv_heads", "splits", "split_rows"),
     [
@@ -154,6 +158,7 @@ def test_whole_rows_behind_split_ones_have_their_bits_as_well(
     np.testing.assert_array_equal(outputs["out"], simulate(whole)["out"])
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("dtype", "head_size", "kv_dtype"),
     [

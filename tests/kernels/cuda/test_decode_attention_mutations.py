@@ -86,6 +86,7 @@ def break_source(monkeypatch):
     return replace
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("variant", [TENSOR, FLOAT32_HALF, INT8, WIDE], ids=lambda v: v.name)
 def test_the_unbroken_source_passes(variant, break_source):
     for factory in FACTORIES:  # those that others call come first
@@ -139,6 +140,7 @@ MERGE_STEPS = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("old", "new"), MERGE_STEPS)
 def test_no_step_on_the_way_from_block_to_block_can_be_left_out(old, new, seed, break_source):
@@ -159,6 +161,7 @@ def test_tickets_that_are_not_drawn_to_the_last_are_not_zeros_again(new, break_s
     assert case.errors(simulate(case))["tickets"] > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -264,6 +267,7 @@ def test_every_breakage_is_of_a_piece_of_the_source():
         assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {factory}"
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("variant", "tokens", "splits", "factory", "old", "new"),
     [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],
@@ -326,6 +330,7 @@ def test_every_breakage_of_a_window_is_of_a_piece_of_the_source():
         assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {factory}"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "tokens", "window", "splits", "factory", "old", "new"),
     [
@@ -360,6 +365,7 @@ def test_what_lies_before_a_window_is_out_of_bounds(factory, old, new, break_sou
         simulate(draw_case(WINDOW, (150,), num_kv_heads=1, splits=2, window=100))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype", "old", "new"),
     [

@@ -253,6 +253,7 @@ def test_a_row_is_split_over_no_more_blocks_than_it_has_chunks(kv_dtype, longest
     assert (plan.split_rows > 0) == (splits > 1)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("num_multiprocessors", [1, 68, H200])
 def test_every_unit_that_is_split_has_a_ticket(num_multiprocessors):
     tickets = num_tickets(num_multiprocessors)

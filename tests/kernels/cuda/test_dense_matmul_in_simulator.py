@@ -29,6 +29,7 @@ GATED = DenseMatmulVariant("bfloat16", 16, "gated", normalises=True)
 ADDED = DenseMatmulVariant("bfloat16", 8, "added", panel_rows=16)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("variant", "which"),
     [(GATED, 1), (NORMED, 0), (DenseMatmulVariant("float16", 8, "gated"), 1), (ADDED, 2)],
@@ -86,6 +87,7 @@ def run_by(case: Case, seed: int, **others: int) -> np.ndarray:
     return simulate(dataclasses.replace(case, launches=(launch,)), seed=seed)["out"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "writes",
     ["float32", *(pytest.param(one, marks=pytest.mark.slow) for one in ("rounded", "gated"))],

@@ -178,6 +178,7 @@ def test_every_breakage_is_of_a_piece_of_the_source():
         assert SOURCES[variant].count(old) == 1, old
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("make", "variant", "old", "new"),
     [*KEPT, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE)],

@@ -49,6 +49,7 @@ LOGITS = RouterLogitsVariant("bfloat16", 8)
 ADD = AddExpertsVariant("float16", 6)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "variant",
     [
@@ -82,6 +83,7 @@ def test_every_kernel_of_mixtures_is_right(variant):
         assert check_case(case, simulate).faults == ()
 
 
+@pytest.mark.wide
 def test_the_width_of_tiles_has_no_say_in_a_product():
     """The same tokens, in tiles of 8, 16 and 32 pairs."""
     found = []
@@ -93,6 +95,7 @@ def test_the_width_of_tiles_has_no_say_in_a_product():
     np.testing.assert_array_equal(found[2], found[0])
 
 
+@pytest.mark.wide
 def test_a_token_of_nan_spoils_no_other():
     case = quantized_experts_case(QUANTISED, Shape(5, 32, 3, 1, CHOSEN), seed=1)
     clean = simulate(case)["out"]
@@ -173,6 +176,7 @@ LOGITS_SOURCE = Source(router_logits, "make_router_logits", LOGITS)
 ADD_SOURCE = Source(add_experts, "make_add_experts", ADD)
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("make", "source", "old", "new"),
     [

@@ -71,6 +71,7 @@ def spread_pool_and_query(case: Case) -> Case:
     return case
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"), [("bfloat16", None), ("bfloat16", "int8"), ("float32", None)]
 )
@@ -151,6 +152,7 @@ def test_gates_and_their_values_lie_far_apart_and_so_do_rows_they_are_written_to
     assert faults(spread(case, "out", -2), run) == []
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "case",
     [

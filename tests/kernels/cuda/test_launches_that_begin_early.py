@@ -101,6 +101,7 @@ def small_case(variant) -> Case:
     return draw_cases(variant)[0]
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("variant", MODULES, ids=lambda variant: variant.name)
 def test_the_wait_can_not_be_left_out(variant, monkeypatch):
     case = small_case(variant)
@@ -151,6 +152,7 @@ def test_what_is_fetched_ahead_is_the_first_round_of_the_weights(variant, monkey
     assert not fetched[size:].any()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "window"),
     [
@@ -260,6 +262,7 @@ def test_text_is_fitted_to_what_the_device_has(variant):
     assert fitted(plain, (9, 0)) == plain
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "variant",
     [GATED, DECODE, WIDE_DECODE, ROPE, pytest.param(MINIMA, marks=pytest.mark.slow)],

@@ -20,6 +20,7 @@ LOGPROBS, ONE_WARP = LogprobsVariant(threads=64), LogprobsVariant(threads=32)
 ADJUST = AdjustLogitsVariant(threads=64)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "vocab", "rounds"), [(LOGPROBS, 7, 1), (LOGPROBS, 380, 1), (ONE_WARP, 400, 3)]
 )
@@ -102,6 +103,7 @@ def test_every_breakage_is_of_a_piece_of_the_source():
         assert source.text.count(old) == 1, old
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("source", "old", "new"),
     [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],

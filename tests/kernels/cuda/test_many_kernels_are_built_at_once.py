@@ -25,6 +25,7 @@ def two_cores(monkeypatch):
     monkeypatch.setattr(build_ahead.os, "sched_getaffinity", lambda _: {0, 1})
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("two_cores")
 def test_what_the_cache_lacks_is_built_by_processes_and_needs_no_compiler_then(
     cache_dir, monkeypatch

@@ -13,6 +13,7 @@ from kernels.cuda.attention_prefill import PrefillVariant
 from tests.kernels.cuda.simulation import simulate
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("variant", "rows"),
     [
@@ -40,6 +41,7 @@ def test_prefill_attention_equals_the_specification(variant, rows):
     assert case.faults(simulate(case)) == []
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "rows"),
     [
@@ -76,6 +78,7 @@ def test_bits_do_not_depend_on_chunks_other_rows_the_tile_list_or_the_order_of_t
     np.testing.assert_array_equal(simulate(backwards, seed=3)["out"], together["out"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("head_size", [64, 256])  # tiles of keys of two blocks, and of half a one
 def test_bits_do_not_depend_on_the_block_size(head_size):
     rng = np.random.default_rng(0)

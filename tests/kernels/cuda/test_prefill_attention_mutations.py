@@ -125,6 +125,7 @@ def test_there_are_as_many_barriers_commits_and_waits_as_the_drawings_show():
     assert len(of_factory) == 8
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("kv_dtype", "factory", "number"),
     [
@@ -253,6 +254,7 @@ MORE_BREAKAGES = [
 ]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("variant", "old", "new"),
     [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],
@@ -288,6 +290,7 @@ MORE_WINDOW_BREAKAGES = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variant", "old", "new"),
     [
@@ -302,6 +305,7 @@ def test_a_window_that_is_cut_wrongly_gives_a_wrong_answer(variant, old, new, br
     assert case.errors(simulate(case))["out"] > 2 * case.expected["out"].tolerance
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("variant", [WINDOW, WINDOW_INT8, WINDOW_FLOAT32], ids=lambda v: v.name)
 def test_the_cases_of_windows_pass_with_the_kernels_as_they_are(variant):
     case = window_case(variant)

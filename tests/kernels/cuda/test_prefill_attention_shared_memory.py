@@ -37,6 +37,7 @@ def accesses(monkeypatch):
     return recorded
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("dtype", "head_size", "kv_dtype"),
     [

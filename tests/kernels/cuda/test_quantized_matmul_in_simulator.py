@@ -22,6 +22,7 @@ from tests.simt import Fault, OutOfBounds, Race
 PRECISION = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-16}  # of one rounding, relative
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("variant", "which"),
     [
@@ -202,6 +203,7 @@ def test_every_breakage_is_of_a_piece_of_the_source():
         assert SOURCES[variant].count(old) == 1, old
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("variant", "old", "new"),
     [*BREAKAGES, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_BREAKAGES)],
@@ -294,6 +296,7 @@ def test_a_product_the_kernel_is_not_written_for_is_refused_by_name(make, messag
         make()
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -19,6 +19,7 @@ from tests.simt import Fault, Race
 MODULES = (copy_blocks, embedding, gate_mul, rms_norm, rope_write_kv)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "variant",
     [
@@ -109,6 +110,7 @@ FLOAT32_SOURCE = Source(rope_write_kv, "make_rope_write_kv", FLOAT32)
 COPY_SOURCE = Source(copy_blocks, "make_copy_blocks", COPY)
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     ("source", "variant", "old", "new"),
     [
