@@ -40,7 +40,9 @@ class Architecture:
 ARCHITECTURES: Final = {
     "llama": Architecture("Llama", turns_neighbours=True, experts="may"),
     "qwen2": Architecture("Qwen2", has_qkv_bias=True),
+    "qwen2vl": Architecture("Qwen2-VL", has_qkv_bias=True),
     "qwen3": Architecture("Qwen3", has_head_norms=True),
+    "qwen3vl": Architecture("Qwen3-VL", has_head_norms=True),
     "phi3": Architecture("Phi-3"),
     "smollm3": Architecture("SmolLM3", turns_neighbours=True),
     "granite": Architecture("Granite", turns_neighbours=True, has_multipliers=True),
@@ -56,6 +58,7 @@ ARCHITECTURES: Final = {
     "granitemoehybrid": Architecture("Granite 4", has_multipliers=True, is_in_gguf=False),
     "mixtral": Architecture("Mixtral", experts="always", is_in_gguf=False),
     "qwen3moe": Architecture("Qwen3 MoE", has_head_norms=True, experts="always"),
+    "qwen3vlmoe": Architecture("Qwen3-VL MoE", has_head_norms=True, experts="always"),
     "granitemoe": Architecture(
         "Granite MoE", turns_neighbours=True, has_multipliers=True, experts="always"
     ),

@@ -7,7 +7,8 @@ that are named as transformers names them in memory another:
     language_model.model.layers.0.…     model.language_model.layers.0.…     model.layers.0.… of a text model
     language_model.lm_head.weight       lm_head.weight                      lm_head.weight
 
-Those of the tower that sees, and of what leads from there to the text part, are not used.
+Those of the tower that sees, and of what leads from there to the text part, are not used. Qwen2-VL and Qwen2.5-VL as they are
+published have the numbers of the text part beside those of the others, and its tensors without a prefix.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -28,13 +29,23 @@ class WholeModel:
     """A `model_type` with other parts than text.
 
     `class_name`: of the model in transformers. `text_type`: the `model_type` of a text part that
-    does not say it.
-    `defaults`: what a `text_config` means that leaves them out, as published ones do.
+    does not say it, or says `alias`: it computes the same. `defaults`: what a `text_config` means
+    that leaves them out, as published ones do. `ties`: the embedding is the output matrix where
+    nothing is said. `may_be_flat`: the numbers of the text part may stand beside the other parts.
     """
 
     class_name: str
     text_type: str
     defaults: Mapping[str, object]
+    alias: str = ""
+    ties: bool = True
+    may_be_flat: bool = False
+
+
+def _of_qwen2(name: str, alias: str) -> WholeModel:
+    """Return one of Qwen2's kind."""
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+    return WholeModel(name, "qwen2", defaults, alias, ties=False, may_be_flat=True)
 
 
 WHOLE_MODELS: Final = {
@@ -51,13 +62,24 @@ WHOLE_MODELS: Final = {
         },
     ),
     "mistral3": WholeModel("Mistral3ForConditionalGeneration", MISTRAL, {}),
+    "qwen2_vl": _of_qwen2("Qwen2VLForConditionalGeneration", "qwen2_vl_text"),
+    "qwen2_5_vl": _of_qwen2("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text"),
+    "qwen3_vl": WholeModel(
+        "Qwen3VLForConditionalGeneration",
+        "qwen3",
+        {"rope_theta": 5e5},
+        "qwen3_vl_text",
+        ties=False,
+    ),
 }
 COMMON: Final = ("dtype", "torch_dtype")
 """What stands beside the text part and counts for it where it says nothing itself."""
 COUNTS_FIRST: Final = ("bos_token_id", "eos_token_id", "pad_token_id", *KEYS)
 """What counts before what the text part says, as in transformers."""
+TURNING: Final = ("rope_scaling", "rope_parameters")
+MROPE: Final = "mrope"
 PREFIXES: Final = {"language_model.": "", "model.language_model.": "model."}
-OTHER_PARTS: Final = ("vision_tower.", "multi_modal_projector.")
+OTHER_PARTS: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
 
 
 def text_part(config: JsonObject) -> JsonObject | None:
@@ -78,15 +100,34 @@ def text_part(config: JsonObject) -> JsonObject | None:
             f"architectures must name {whole.class_name}, got {printable(repr(architectures))}",
         )
     part = config.member("text_config")
+    if part is None and whole.may_be_flat:
+        part = config.changed({"model_type": whole.text_type, "architectures": None})
     if part is None:
         raise ModelFileError(config.path, "text_config is missing")
     common = {key: config.raw(key) for key in COMMON if config.has(key)}
     part = part.over({**whole.defaults, "model_type": whole.text_type, **common})
+    if whole.alias and part.raw("model_type") == whole.alias:
+        part = part.changed({"model_type": whole.text_type})
+    part = part.changed({key: _along_one_axis(part.raw(key)) for key in TURNING if part.has(key)})
     firsts = {key: config.raw(key) for key in COUNTS_FIRST if config.raw(key) is not None}
-    # Of both flags the whole model's counts, and where it is not there, the embedding is tied. (A
-    # file that has another output matrix has the last word, as everywhere.)
+    # Of both flags the whole model's counts. (A file that has another output matrix has the last
+    # word, as everywhere.)
     ties = config.boolean("tie_word_embeddings")
-    return part.changed({**firsts, "tie_word_embeddings": True if ties is None else ties})
+    return part.changed({**firsts, "tie_word_embeddings": whole.ties if ties is None else ties})
+
+
+def _along_one_axis(turning: object) -> object:
+    """Return what is said of rotary positions, as it is for text.
+
+    Images have a position along each of three axes, a share of a head's elements turns by each
+    ("mrope"). Text has the same along all of them, so it turns as elsewhere.
+    """
+    if not isinstance(turning, dict) or MROPE not in (
+        turning.get("rope_type"),
+        turning.get("type"),
+    ):
+        return turning
+    return turning | {"rope_type": "default", "type": "default"}
 
 
 def is_of_text(name: str) -> bool:
