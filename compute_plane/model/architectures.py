@@ -39,6 +39,7 @@ class Architecture:
 
 ARCHITECTURES: Final = {
     "llama": Architecture("Llama", turns_neighbours=True, experts="may"),
+    "mistral3": Architecture("Ministral 3", turns_neighbours=True),
     "qwen2": Architecture("Qwen2", has_qkv_bias=True),
     "qwen2vl": Architecture("Qwen2-VL", has_qkv_bias=True),
     "qwen3": Architecture("Qwen3", has_head_norms=True),

@@ -65,8 +65,8 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         raise UnsupportedModelError(
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
-            f"{', '.join(SUPPORTED)} (Llama, Mistral, Mixtral, Qwen2, Qwen2-VL, Qwen3, Qwen3-VL, "
-            "Phi-3, SmolLM3, Granite, Gemma 3)",
+            f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
+            "Qwen3, Qwen3-VL, Phi-3, SmolLM3, Granite, Gemma 3)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")

@@ -22,13 +22,18 @@ from compute_plane.model.tensor import TensorFormat
 
 SUPPORTED = "none, linear, yarn and longrope"
 LONG_ROPE = "longrope"
+MINISTRAL3 = "mistral3."
+LOG_MULTIPLIER = "yarn_log_multiplier"
+"""`mscale_all_dim` of directories, beside an `mscale` of 1."""
+GROWTH = "attention.temperature_scale"
+"""Of a Ministral 3's queries, from the original length of a context on; 0: none."""
 
 # What these stand for where they are there; other values change the arithmetic.
 PLAIN = {
     "attn_factor": 1.0,
     "yarn_attn_factor": 1.0,
     "yarn_ext_factor": 1.0,
-    "yarn_log_multiplier": 0.0,
+    LOG_MULTIPLIER: 0.0,
 }
 
 
@@ -90,9 +95,10 @@ def _of_keys(
         raise UnsupportedModelError(
             file.path, f"RoPE scaling {printable(kind)} is not supported; supported are {SUPPORTED}"
         )
+    multiplier = keys.number(scaling + LOG_MULTIPLIER) if prefix == MINISTRAL3 else None
     for name, value in PLAIN.items():
         given = keys.number(scaling + name)
-        if given not in (None, value):
+        if given not in (None, value) and (name, given) != (LOG_MULTIPLIER, multiplier):
             raise UnsupportedModelError(file.path, f"{scaling}{name} = {given} is not supported")
     if kind == "linear":
         return None if factor in (None, 0.0, 1.0) else LinearScaling(factor)
@@ -103,9 +109,10 @@ def _of_keys(
     return YarnScaling(
         factor=factor,
         original_context_length=context_length if original is None else original,
-        attention_factor=yarn_attention_factor(factor),
+        attention_factor=yarn_attention_factor(factor, 1.0, multiplier or 0.0),
         beta_fast=YARN_BETA_FAST if fast is None else fast,
         beta_slow=YARN_BETA_SLOW if slow is None else slow,
+        queries_grow=bool(prefix == MINISTRAL3 and keys.number(prefix + GROWTH)),
     )
 
 

@@ -9,11 +9,19 @@ from compute_plane.model.architectures import ARCHITECTURES
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
 from compute_plane.model.exact_context import exact_length
 from compute_plane.model.hf_gemma import with_gemma
-from compute_plane.model.hf_rope import of_layer_type, rope_scaling, rope_theta, rotary_share
+from compute_plane.model.hf_rope import (
+    OF_MINISTRAL3,
+    of_layer_type,
+    rope_scaling,
+    rope_theta,
+    rotary_share,
+    with_defaults,
+)
 from compute_plane.model.hf_text_part import WHOLE_MODELS
 from compute_plane.model.hf_windows import (
     FULL_ATTENTION,
     GEMMA3,
+    MINISTRAL3,
     MISTRAL,
     MIXTRAL,
     PHI3,
@@ -66,6 +74,14 @@ class ModelType:
 MODEL_TYPES: Final = {
     LLAMA: ModelType("llama", "LlamaForCausalLM"),
     MISTRAL: ModelType("llama", "MistralForCausalLM", num_kv_heads=8),
+    MINISTRAL3: ModelType(
+        "mistral3",
+        "Ministral3ForCausalLM",
+        num_kv_heads=8,
+        head_dim=128,
+        rope_theta=1e6,
+        rms_norm_eps=1e-5,
+    ),
     "qwen2": ModelType("qwen2", "Qwen2ForCausalLM", num_kv_heads=32),
     "qwen3": ModelType("qwen3", "Qwen3ForCausalLM", num_kv_heads=32, head_dim=128),
     PHI3: ModelType("phi3", "Phi3ForCausalLM", rms_norm_eps=1e-5, turns_in_part=True),
@@ -112,6 +128,8 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
     num_layers = config.integer("num_hidden_layers")
     head_dim = _head_dim(config, kind, hidden_size, num_heads)
     turning = of_layer_type(config, FULL_ATTENTION) if model_type == GEMMA3 else config
+    if model_type == MINISTRAL3:
+        turning = with_defaults(config, OF_MINISTRAL3)
     scaling = rope_scaling(turning, context_length, yarn_is_longrope=model_type == PHI3)
     # A model without a head has the embedding for one, as GGUF files of such models have it.
     ties = True if _is_headless(config, kind) else config.boolean("tie_word_embeddings")

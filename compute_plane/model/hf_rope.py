@@ -19,6 +19,18 @@ from compute_plane.model.spec import (
 
 SUPPORTED = "default, linear, llama3, yarn and longrope"
 MAX_DIVISORS = 1 << 12
+GROWTH = "llama_4_scaling_beta"
+"""Of queries from the original length of a context on; 0: none."""
+OF_MINISTRAL3 = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    GROWTH: 0.1,
+}
+"""What a Ministral 3 means that says nothing of its rotary positions."""
 
 
 def of_layer_type(config: JsonObject, kind: str) -> JsonObject:
@@ -33,6 +45,11 @@ def of_layer_type(config: JsonObject, kind: str) -> JsonObject:
     if kind == SLIDING_ATTENTION:
         members |= {"rope_scaling": None, "rope_theta": config.raw("rope_local_base_freq")}
     return config.changed(members)
+
+
+def with_defaults(config: JsonObject, defaults: dict[str, object]) -> JsonObject:
+    """Return a configuration that says so of its rotary positions if it says nothing itself."""
+    return config if _parameters(config) else config.changed({"rope_parameters": defaults})
 
 
 def rope_theta(config: JsonObject, default: float) -> float:
@@ -131,4 +148,5 @@ def _yarn(parameters: JsonObject, context_length: int, original: int) -> YarnSca
         beta_fast=parameters.number("beta_fast", 0.0) or YARN_BETA_FAST,
         beta_slow=parameters.number("beta_slow", 0.0) or YARN_BETA_SLOW,
         truncate=truncate is not False,
+        queries_grow=parameters.number(GROWTH, 0.0) != 0,
     )

@@ -13,6 +13,7 @@ MISTRAL = "mistral"
 PHI3 = "phi3"
 MIXTRAL = "mixtral"
 SMOLLM3 = "smollm3"
+MINISTRAL3 = "ministral3"
 GEMMA3 = "gemma3_text"
 GEMMA3_PERIOD = 6
 """Of which the last layer of a Gemma 3 has no window that does not say it."""
@@ -31,15 +32,15 @@ def read_windows(
 ) -> tuple[int | None, Collection[int]]:
     """Return how many positions a token sees, None for all, and the layers in which that is so.
 
-    Mistral, Phi-3 and Mixtral have windows in all layers, and so has Qwen3-MoE where it says
-    `use_sliding_window`; Gemma 3 in those of `layer_types`, or else in all but every so many
-    (`sliding_window_pattern`). The others, if `use_sliding_window`, in those of `layer_types`;
+    Mistral, Ministral 3, Phi-3 and Mixtral have windows in all layers, and so has Qwen3-MoE where
+    it says `use_sliding_window`; Gemma 3 in those of `layer_types`, or else in all but every so
+    many (`sliding_window_pattern`). The others, if `use_sliding_window`, in those of `layer_types`;
     where there are none, SmolLM3 in those without rotary positions, Qwen from `max_window_layers`
     on. Raises ModelFileError.
     """
     if model_type == MISTRAL:
         return _window(config, SLIDING_WINDOW), range(num_layers)
-    if model_type in (PHI3, MIXTRAL):
+    if model_type in (PHI3, MIXTRAL, MINISTRAL3):
         return _window(config, None), range(num_layers)
     if model_type == QWEN3_MOE and config.boolean("use_sliding_window"):
         return _window(config, SLIDING_WINDOW), range(num_layers)

@@ -38,7 +38,8 @@ class YarnScaling:
     Pairs that turn more than `beta_fast` times in `original_context_length` positions are kept,
     those that turn less than `beta_slow` times are divided by `factor`, and those between are
     interpolated. `truncate`: the first and the last pair between are whole ones. Cosines and sines
-    are multiplied by `attention_factor`.
+    are multiplied by `attention_factor`. `queries_grow`: from the original length on queries are
+    multiplied by more and more (Ministral 3), which is not computed here.
     """
 
     factor: float
@@ -47,6 +48,7 @@ class YarnScaling:
     beta_fast: float = YARN_BETA_FAST
     beta_slow: float = YARN_BETA_SLOW
     truncate: bool = True
+    queries_grow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

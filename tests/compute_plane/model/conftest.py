@@ -107,7 +107,12 @@ class TinyModel:
     @property
     def in_gguf(self) -> str:
         """What a GGUF file calls the architecture."""
-        names = {"granitemoehybrid": "granite", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+        names = {
+            "granitemoehybrid": "granite",
+            "mixtral": "llama",
+            "ministral3": "mistral3",
+            "qwen3_moe": "qwen3moe",
+        }
         return names.get(self.architecture, self.architecture)
 
     def weights_in_gguf(self) -> dict[str, np.ndarray]:
@@ -273,7 +278,7 @@ def write_gguf(
         matrix_kind = kind if values.ndim > 1 else GgmlType.F32
         is_given = stored is not None and name in stored
         rows, matrix_kind = stored[name] if is_given else (values, matrix_kind)
-        if model.in_gguf not in ("llama", "smollm3", "granite", "granitemoe"):
+        if model.in_gguf not in ("llama", "mistral3", "smollm3", "granite", "granitemoe"):
             pass  # the rows of those alone are turned
         elif name.endswith("q_proj.weight"):
             rows = interleave(rows, model.num_heads)

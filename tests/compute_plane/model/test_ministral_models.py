@@ -1,0 +1,121 @@
+"""Ministral 3: logits and texts are transformers', as far as its queries do not grow."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+from gguf.constants import RopeScalingType
+
+from compute_plane.model.errors import UnsupportedModelError
+from compute_plane.model.hf_config import read_hf_spec
+from compute_plane.model.json_file import JsonObject
+from compute_plane.model.loader import load_model
+from compute_plane.model.spec import YarnScaling
+from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
+from tests.devices import STAND_IN, Target
+
+ORIGINAL = 64
+"""Positions before queries grow; the texts here are shorter."""
+ROPE = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "original_max_position_embeddings": ORIGINAL, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+CONFIG = {"rope_parameters": ROPE, "sliding_window": None}
+KEYS = {
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0,
+    "rope.scaling.original_context_length": ORIGINAL, "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0, "rope.scaling.yarn_log_multiplier": 1.0,
+    "attention.temperature_scale": 0.1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny, tmp_path_factory) -> Recorded:
+    made = tiny.model(architecture="ministral3", tied=False)
+    return record(tiny, tmp_path_factory.mktemp("ministral"), made, CONFIG, KEYS)
+
+
+@pytest.mark.parametrize("files", ["directory", "gguf"])
+@pytest.mark.parametrize("target", [Target("cpu", "cpu"), STAND_IN], ids=["cpu", "cuda"])
+def test_greedy_texts_and_their_logits_are_those_of_transformers(
+    recorded: Recorded, files: str, target: Target
+) -> None:
+    assert_same(recorded, load_model(str(getattr(recorded, files))), target)
+
+
+@pytest.mark.parametrize("files", ["directory", "gguf"])
+def test_contexts_end_where_queries_begin_to_grow_and_the_log_says_so(
+    recorded: Recorded, files: str
+) -> None:
+    with structlog.testing.capture_logs() as lines:
+        spec = load_model(str(getattr(recorded, files))).spec
+    expected = YarnScaling(8.0, ORIGINAL, 1.0, 32.0, 1.0, queries_grow=True)
+    assert spec.rope_scaling == expected
+    assert spec.context_length == ORIGINAL
+    (line,) = [line for line in lines if "max_model_len" in line]
+    assert (line["max_model_len"], line["context_length"]) == (ORIGINAL, 512)
+
+
+@pytest.mark.parametrize("files", ["directory", "gguf"])
+def test_one_whose_queries_do_not_grow_has_its_whole_context(tiny, files, tmp_path) -> None:
+    made = tiny.model(architecture="ministral3")
+    rope = ROPE | {"llama_4_scaling_beta": 0.0}
+    keys = KEYS | {"attention.temperature_scale": 0.0}
+    both = record(tiny, tmp_path, made, CONFIG | {"rope_parameters": rope}, keys)
+    assert load_model(str(getattr(both, files))).spec.context_length == 512
+
+
+def test_the_text_part_of_a_whole_model_may_be_one(recorded: Recorded, tmp_path) -> None:
+    """As it is published: `mistral3` with a `text_config` of `ministral3`."""
+    text = json.loads((recorded.directory / "config.json").read_text())
+    del text["architectures"]
+    whole: dict[str, Any] = {
+        "model_type": "mistral3",
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": text,
+        "tie_word_embeddings": False,
+    }
+    for path in recorded.directory.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    found, alone = load_model(str(tmp_path)), load_model(str(recorded.directory))
+    assert found.spec.rope_scaling == alone.spec.rope_scaling
+    assert found.spec.context_length == ORIGINAL
+    name = "model.layers.1.self_attn.q_proj.weight"
+    np.testing.assert_array_equal(
+        found.source.tensor(name).to_float32(), alone.source.tensor(name).to_float32()
+    )
+
+
+def test_what_a_configuration_leaves_out_is_what_transformers_means(tmp_path) -> None:
+    from transformers import Ministral3Config
+
+    said = {"max_position_embeddings": 262144, "num_hidden_layers": 3, "vocab_size": 300}
+    said |= {"hidden_size": 96, "intermediate_size": 64, "num_attention_heads": 8}
+    spec = read_hf_spec(JsonObject(tmp_path, said | {"model_type": "ministral3"}), "m")
+    theirs = Ministral3Config(**said)
+    rope = theirs.rope_parameters
+    assert spec.rope_theta == rope["rope_theta"]
+    assert spec.rope_scaling == YarnScaling(
+        rope["factor"], rope["original_max_position_embeddings"], 1.0, queries_grow=True
+    )
+    assert spec.context_length == 16384
+    assert (spec.num_kv_heads, spec.head_dim) == (theirs.num_key_value_heads, theirs.head_dim)
+    assert spec.rms_norm_eps == theirs.rms_norm_eps
+    assert spec.window is None
+
+
+def test_a_multiplier_of_another_architecture_is_refused(tiny, tmp_path) -> None:
+    def change(writer) -> None:
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(8.0)
+        writer.add_rope_scaling_yarn_log_mul(1.0)
+
+    file = tiny.gguf(tmp_path / "m.gguf", tiny.model(), change=change)
+    with pytest.raises(UnsupportedModelError, match=r"yarn_log_multiplier = 1\.0 is not supported"):
+        load_model(str(file))
