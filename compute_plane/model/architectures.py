@@ -14,19 +14,21 @@ class Architecture:
     have biases. `has_head_norms`: every query and key head is normalised (RMSNorm, one weight for
     all query heads and one for all key heads of a layer) before it is rotated. `turns_neighbours`:
     in GGUF files the rows of queries and keys lie as llama.cpp turns neighbouring elements of a
-    head. `has_multipliers`: those of `compute_plane.model.multipliers`. `experts`: whether layers
-    have a mixture of experts in place of one MLP. `has_output_norms`: what attention and MLP give
-    is normalised before it is added to the hidden states. `gates_by_gelu`: the gate of the MLP is
-    GELU (by tanh), not SiLU. `norms_begin_at_one`: directories have weights of norms as what they
-    are more than 1. `exceeds_float16`: hidden states are larger than a float16 can be.
-    `says_scaled_length`: files say how many positions there are after RoPE scaling. `is_in_gguf`:
-    whether GGUF files know the name.
+    head. `turns_neighbours_everywhere`: and in directories. `has_multipliers`: those of
+    `compute_plane.model.multipliers`. `experts`: whether layers have a mixture of experts in place
+    of one MLP. `has_output_norms`: what attention and MLP give is normalised before it is added to
+    the hidden states. `gates_by_gelu`: the gate of the MLP is GELU (by tanh), not SiLU.
+    `norms_begin_at_one`: directories have weights of norms as what they are more than 1.
+    `exceeds_float16`: hidden states are larger than a float16 can be. `says_scaled_length`: files
+    say how many positions there are after RoPE scaling. `is_in_gguf`: whether GGUF files know the
+    name.
     """
 
     title: str
     has_qkv_bias: bool = False
     has_head_norms: bool = False
     turns_neighbours: bool = False
+    turns_neighbours_everywhere: bool = False
     has_multipliers: bool = False
     experts: Literal["never", "may", "always"] = "never"
     has_output_norms: bool = False
@@ -45,6 +47,13 @@ ARCHITECTURES: Final = {
     "qwen3": Architecture("Qwen3", has_head_norms=True),
     "qwen3vl": Architecture("Qwen3-VL", has_head_norms=True),
     "phi3": Architecture("Phi-3"),
+    "glm4": Architecture(
+        "GLM-4",
+        has_qkv_bias=True,
+        turns_neighbours=True,
+        turns_neighbours_everywhere=True,
+        has_output_norms=True,
+    ),
     "smollm3": Architecture("SmolLM3", turns_neighbours=True),
     "granite": Architecture("Granite", turns_neighbours=True, has_multipliers=True),
     "gemma3": Architecture(

@@ -28,6 +28,7 @@ from compute_plane.model.tensor import RawTensor
 from compute_plane.model.windows import with_windows
 
 PHI3 = "phi3"
+GLM4 = "glm4"
 SMOLLM3 = "smollm3"
 SMOLLM3_INTERVAL = 4
 """Every so many layers of a SmolLM3 one has no rotary positions; its files do not say so."""
@@ -66,7 +67,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
-            "Qwen3, Qwen3-VL, Phi-3, SmolLM3, Granite, Gemma 3)",
+            "Qwen3, Qwen3-VL, Phi-3, GLM-4, SmolLM3, Granite, Gemma 3)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -207,7 +208,7 @@ def _check_head_size(file: GgufFile, keys: GgufMetadata, key: str, head_dim: int
 def _rotary_dim(file: GgufFile, keys: GgufMetadata, prefix: str, head_dim: int) -> int | None:
     """Return how many elements of a head turn; None: all."""
     key = prefix + "rope.dimension_count"
-    if prefix == f"{PHI3}.":
+    if prefix in (f"{PHI3}.", f"{GLM4}."):
         size = keys.integer(key)
         return None if size == head_dim else size
     _check_head_size(file, keys, key, head_dim)

@@ -38,6 +38,7 @@ from compute_plane.model.spec import (
 from compute_plane.model.windows import with_windows
 
 LLAMA = "llama"
+GLM4 = "glm4"
 GRANITE = "granite"
 GRANITE4 = "granitemoehybrid"
 GRANITE_MOE = "granitemoe"
@@ -57,7 +58,9 @@ class ModelType:
     `architecture`: ours. `class_name`: of the model in transformers. `num_kv_heads`: None: as many
     as there are heads. `head_dim`: None: hidden_size / heads. `ties`: the embedding is the output
     matrix too. `rope_theta`, `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's
-    elements may be left unrotated. `activation`: the key of the gate's function, and what it is.
+    elements may be left unrotated, `rotary_share`: and are where nothing is said. `has_bias`:
+    `attention_bias` is true, and means queries, keys and values alone. `activation`: the key of
+    the gate's function, and what it is.
     """
 
     architecture: str
@@ -68,6 +71,8 @@ class ModelType:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     turns_in_part: bool = False
+    rotary_share: float = 1.0
+    has_bias: bool = False
     activation: tuple[str, str] = ("hidden_act", "silu")
 
 
@@ -85,6 +90,16 @@ MODEL_TYPES: Final = {
     "qwen2": ModelType("qwen2", "Qwen2ForCausalLM", num_kv_heads=32),
     "qwen3": ModelType("qwen3", "Qwen3ForCausalLM", num_kv_heads=32, head_dim=128),
     PHI3: ModelType("phi3", "Phi3ForCausalLM", rms_norm_eps=1e-5, turns_in_part=True),
+    GLM4: ModelType(
+        "glm4",
+        "Glm4ForCausalLM",
+        num_kv_heads=2,
+        head_dim=128,
+        rms_norm_eps=1.5625e-7,
+        turns_in_part=True,
+        rotary_share=0.5,
+        has_bias=True,
+    ),
     SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
     GRANITE: ModelType("granite", "GraniteForCausalLM"),
     GEMMA3: ModelType(
@@ -199,7 +214,7 @@ def _head_dim(config: JsonObject, kind: ModelType, hidden_size: int, num_heads: 
 
 def _rotary_dim(config: JsonObject, kind: ModelType, head_dim: int) -> int | None:
     """Return how many elements of a head turn; None: all."""
-    share = rotary_share(config)
+    share = rotary_share(config, kind.rotary_share)
     if share == 1.0:
         return None
     if not kind.turns_in_part:
@@ -265,7 +280,9 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         )
     if model_type == GRANITE4:
         _refuse_hybrids(config)
-    for key in ("attention_bias", "mlp_bias"):
+    if kind.has_bias and config.boolean("attention_bias") is False:
+        raise UnsupportedModelError(config.path, "attention_bias = false is not supported")
+    for key in ("mlp_bias",) if kind.has_bias else ("attention_bias", "mlp_bias"):
         if config.boolean(key):
             raise UnsupportedModelError(config.path, f"{key} = true is not supported")
     key, expected = kind.activation

@@ -60,12 +60,12 @@ def rope_theta(config: JsonObject, default: float) -> float:
     return config.number("rope_theta", default)
 
 
-def rotary_share(config: JsonObject) -> float:
+def rotary_share(config: JsonObject, default: float) -> float:
     """Return which share of a head's elements turn."""
     for parameters in _parameters(config):
         if parameters.has("partial_rotary_factor"):
             return parameters.number("partial_rotary_factor")
-    return config.number("partial_rotary_factor", 1.0)
+    return config.number("partial_rotary_factor", default)
 
 
 def rope_scaling(

@@ -71,6 +71,7 @@ QKV = "self_attn.qkv_proj"
 GATE_UP = "mlp.gate_up_proj"
 FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "phi3": {QKV: (QUERY, KEY, VALUE), GATE_UP: (GATE, UP)},
+    "glm4": {GATE_UP: (GATE, UP)},
     "granitemoehybrid": {
         "shared_mlp.input_linear": (GATE, UP),
         "shared_mlp.output_linear": (DOWN,),
@@ -78,6 +79,10 @@ FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """What files of an architecture hold by another name, and whose rows those are, one by one."""
 DIRECTORY_NAMES: Mapping[str, Mapping[str, str]] = {
+    "glm4": {
+        ATTN_OUTPUT_NORM: "post_self_attn_layernorm",
+        MLP_OUTPUT_NORM: "post_mlp_layernorm",
+    },
     "gemma3": {
         ATTN_OUTPUT_NORM: "post_attention_layernorm",
         MLP_NORM: "pre_feedforward_layernorm",
@@ -268,10 +273,12 @@ def head_orders(spec: ModelSpec, *, turns_neighbours: bool) -> dict[str, IntArra
     first = np.arange(turning).reshape((-1, 2) if turns_neighbours else (2, -1))
     pairs = first.T if turns_neighbours else first
     order = np.concatenate([pairs, np.arange(turning, size).reshape(2, -1)], axis=1).reshape(-1)
+    parts = (WEIGHT, BIAS) if spec.has_qkv_bias else (WEIGHT,)
     return {
-        layer_tensor(layer, role): order
+        layer_tensor(layer, role, part): order
         for layer in range(spec.num_layers)
         for role in (QUERY, KEY)
+        for part in parts
     }
 
 

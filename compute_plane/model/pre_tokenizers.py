@@ -90,6 +90,8 @@ WORD_SPLITS = {
     "pixtral": _LLAMA3_SPLIT,
     "smaug-bpe": _LLAMA3_WORDS,
     "dbrx": _LLAMA3_WORDS,
+    "glm4": _LLAMA3_WORDS,
+    "chatglm-bpe": _LLAMA3_WORDS,
     "gpt-4o": WordSplit(_split(_O200K)),
     "qwen2": _QWEN2_SPLIT,
     "deepseek-r1-qwen": _QWEN2_SPLIT,

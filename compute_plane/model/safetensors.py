@@ -54,7 +54,10 @@ class SafetensorsSource:
         self._tensors = tensors
         self._spec = spec
         self._parts = layout.parts_of_files(spec, in_gguf=False)
-        self._head_orders = layout.head_orders(spec, turns_neighbours=False)
+        self._head_orders = layout.head_orders(
+            spec,
+            turns_neighbours=ARCHITECTURES[spec.architecture].turns_neighbours_everywhere,
+        )
         self._names = tuple(layout.tensor_shapes(spec))
         self._buffers = buffers
 

@@ -105,9 +105,9 @@ class RawTensor:
     `input_order`: None if the columns are in the model's order. Otherwise column j of the rows is
     the model's input_order[j]: the groups of such a matrix are strewn over its columns, and rows
     can be quantised only where those of a group are neighbours.
-    `head_order`: None if the rows are in the model's order. Otherwise they belong to heads of D
-    rows, and row r of a head of the model is the file's head_order[r]
-    (`compute_plane.model.head_orders`).
+    `head_order`: None if the rows are in the model's order. Otherwise they, or the elements of a
+    bias, belong to heads of D rows, and row r of a head of the model is the file's head_order[r]
+    (`compute_plane.model.layout.head_orders`).
     `added`: what is added to each element: weights of some norms are stored as what they are more
     than 1. Vectors alone have it.
     `scale_group`: how many neighbouring columns of the rows surely have the same scale and zero
@@ -142,9 +142,10 @@ class RawTensor:
         """
         if self.head_order is None:
             return self.stored[which]
-        num_rows, row_bytes = self.stored.shape
-        heads = self.stored[ALL_ROWS].reshape(-1, len(self.head_order), row_bytes)
-        return heads[:, self.head_order].reshape(num_rows, row_bytes)[which]
+        # Of a bias elements are what rows are of a matrix; it is stored as one row.
+        of_heads = self.stored[ALL_ROWS].reshape(self.shape[0], -1)
+        heads = of_heads.reshape(-1, len(self.head_order), of_heads.shape[1])
+        return heads[:, self.head_order].reshape(self.stored.shape)[which]
 
     def to_float32(self) -> Float32Array:
         """Return the tensor decoded, float32 of `shape`, owning its memory.

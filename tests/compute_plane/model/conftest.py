@@ -32,6 +32,16 @@ def byte_alphabet() -> list[str]:
 TOKENS = (*SPECIALS, *byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES))
 
 
+FUSED = {
+    "phi3": {
+        "self_attn.qkv": ("self_attn.q", "self_attn.k", "self_attn.v"),
+        "mlp.gate_up": ("mlp.gate", "mlp.up"),
+    },
+    "glm4": {"mlp.gate_up": ("mlp.gate", "mlp.up")},
+}
+"""Matrices that files of an architecture hold in one."""
+
+
 @dataclass
 class TinyModel:
     """The numbers and the weights of a model; names and row order are Hugging Face's."""
@@ -67,11 +77,9 @@ class TinyModel:
                 prefix + "mlp.up_proj.weight": (inner, hidden),
                 prefix + "mlp.down_proj.weight": (hidden, inner),
             }
-            if self.architecture == "phi3":
-                for part in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up"):
-                    del shapes[f"{prefix}{part}_proj.weight"]
-                shapes[prefix + "self_attn.qkv_proj.weight"] = (query + 2 * kv, hidden)
-                shapes[prefix + "mlp.gate_up_proj.weight"] = (2 * inner, hidden)
+            for fused, parts in FUSED.get(self.architecture, {}).items():
+                rows = sum(shapes.pop(f"{prefix}{part}_proj.weight")[0] for part in parts)
+                shapes[f"{prefix}{fused}_proj.weight"] = (rows, hidden)
             if self.architecture == "granitemoehybrid":
                 for part in ("gate", "up", "down"):
                     del shapes[f"{prefix}mlp.{part}_proj.weight"]
@@ -82,7 +90,7 @@ class TinyModel:
                     del shapes[f"{prefix}mlp.{part}_proj.weight"]
                 for name, shape in mixture_shapes(self).items():
                     shapes[prefix + name] = shape
-            if self.architecture == "qwen2":
+            if self.architecture in ("qwen2", "glm4"):
                 shapes[prefix + "self_attn.q_proj.bias"] = (query,)
                 shapes[prefix + "self_attn.k_proj.bias"] = (kv,)
                 shapes[prefix + "self_attn.v_proj.bias"] = (kv,)
@@ -102,6 +110,9 @@ class TinyModel:
         if self.architecture == "gemma3":
             of_mlp = [f"{side}_feedforward_layernorm.weight" for side in ("pre", "post")]
             found |= dict.fromkeys(of_mlp, (self.hidden_size,))
+        if self.architecture == "glm4":
+            behind = [f"post_{part}_layernorm.weight" for part in ("self_attn", "mlp")]
+            found |= dict.fromkeys(behind, (self.hidden_size,))
         return found
 
     @property
@@ -203,6 +214,10 @@ GGUF_PARTS = {
 }
 
 
+GGUF_PARTS_OF_GLM = {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
 GGUF_PARTS_OF_GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -220,7 +235,8 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
         return fixed[name]
     module, _, kind = name.rpartition(".")
     _, _, layer, part = module.split(".", 3)
-    parts = GGUF_PARTS | (GGUF_PARTS_OF_GEMMA if architecture == "gemma3" else {})
+    others = {"gemma3": GGUF_PARTS_OF_GEMMA, "glm4": GGUF_PARTS_OF_GLM}
+    parts = GGUF_PARTS | others.get(architecture, {})
     return f"blk.{layer}.{parts[part]}.{kind}"
 
 
