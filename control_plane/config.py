@@ -182,7 +182,7 @@ class ControlPlaneConfig(SchedulingLimits):
     )
     reasoning_parser: str = setting(
         AUTO,
-        help="split reasoning off answers of chats; auto: if the chat template knows <think>",
+        help="split reasoning off answers of chats; auto: if the chat template knows its marks",
         choices=REASONING_PARSERS,
     )
     pooling: str = setting(

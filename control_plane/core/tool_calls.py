@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from control_plane.core.structured_outputs import MAX_SCHEMA_CHARACTERS
 from planes.errors import ValidationError
@@ -13,6 +13,16 @@ TOOL_CHOICE: Final = "tool_choice"
 Thought: TypeAlias = Literal["none", "may begin", "has begun"]
 """Whether there may be reasoning before the calls: none, at the answer's beginning, or the answer
 begins inside of it."""
+
+
+class ThoughtMarks(NamedTuple):
+    """What stands before and behind the reasoning of an answer."""
+
+    begin: str
+    end: str
+
+
+THINK: Final = ThoughtMarks("<think>", "</think>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +44,8 @@ class ToolCalls:
 
     `format`: its name. `tools`: at least one. `may_say`: it may be other text, too, before, between
     and behind calls, and have none of them. `is_single`: one call at most. `is_start`: the
-    assistant's message begins with the answer. `tokens`: marks that are one special token each,
-    names and ids. `name`: what the caller wants all this by.
+    assistant's message begins with the answer. `thought_marks`: of its reasoning. `tokens`: marks
+    that are one special token each, names and ids. `name`: what the caller wants all this by.
     """
 
     format: str
@@ -43,6 +53,7 @@ class ToolCalls:
     may_say: bool = False
     is_single: bool = False
     thought: Thought = "none"
+    thought_marks: ThoughtMarks = THINK
     is_start: bool = True
     tokens: tuple[tuple[str, int], ...] = ()
     name: str = field(default=TOOL_CHOICE, compare=False)

@@ -71,11 +71,11 @@ class TemplateChoice:
         if template is None:
             return None
         found = AnswerFormats(connected.tokenizer, template, *self._parsers)
-        if found.calls is not None or found.has_reasoning:
+        if found.calls is not None or found.reasoning is not None:
             _log.info(
                 "answers of chats come in parts",
                 tool_calls=found.calls or "no",
-                reasoning="think" if found.has_reasoning else "no",
+                reasoning=found.reasoning or "no",
             )
         return found
 

@@ -17,9 +17,6 @@ from control_plane.structured.lark import lark_text, without
 from control_plane.structured.parameter_grammars import rules_of_calls
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
 
-THINK: Final = "<think>"
-END_OF_THINKING: Final = "</think>"
-
 _PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 """What may stand between marks of Mistral's."""
 
@@ -48,7 +45,11 @@ def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
     start = "calls"
     if calls.thought != "none":
         is_begun = calls.thought == "has begun"
-        start = "thought calls" if is_begun else f"({_mark(calls, THINK)} thought)? calls"
+        start = (
+            "thought calls"
+            if is_begun
+            else f"({_mark(calls, calls.thought_marks.begin)} thought)? calls"
+        )
         lines += _thought(calls)
     return CallGrammar("\n".join((f"start: {start}", *lines, "")), schemas)
 
@@ -58,15 +59,13 @@ def _schema_name(index: int) -> str:
 
 
 def _thought(calls: ToolCalls) -> list[str]:
-    """Return the rules of what follows `<think>`."""
-    end = dict(calls.tokens).get(END_OF_THINKING)
+    """Return the rules of what follows the mark of reasoning."""
+    mark = calls.thought_marks.end
+    end = dict(calls.tokens).get(mark)
     if end is None:
-        inner = [f'reasoning[suffix="{END_OF_THINKING}"]: /(?s:.*)/']
+        inner = [f'reasoning[suffix="{mark}"]: /(?s:.*)/']
     else:
-        inner = [
-            f"reasoning: REASONING? <[{end}]>",
-            f"REASONING: /(?s:.+)/{_without(END_OF_THINKING)}",
-        ]
+        inner = [f"reasoning: REASONING? <[{end}]>", f"REASONING: /(?s:.+)/{_without(mark)}"]
     return ["thought: reasoning (/[ \\n]{1,4}/)?", *inner]
 
 
@@ -160,7 +159,7 @@ def _text_and_calls(
     token = dict(calls.tokens).get(mark)
     taken = [r"\{"] if begins_with_call else []
     if calls.thought == "may begin":
-        taken.append(THINK)
+        taken.append(re.escape(calls.thought_marks.begin))
     at_start = "".join(map(_not_first, taken))
     behind = "" if goes_on is None else _not_first(goes_on)
     unmarked = "" if token is None else _without(mark)

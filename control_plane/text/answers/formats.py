@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from control_plane.core.tool_calls import THINK, ThoughtMarks
 from control_plane.text.answers.call_readers import (
     CallReader,
     HermesReader,
@@ -24,5 +25,12 @@ CALL_READERS: Final[Mapping[str, type[CallReader]]] = {
     for reader in (HermesReader, Llama3JsonReader, MistralReader, Qwen3CoderReader)
 }
 TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)
-REASONING_PARSERS: Final = (AUTO, NONE, "think", "deepseek_r1", "qwen3")
-"""The last two are other names of `think`, those of vLLM."""
+_MISTRAL_THINK: Final = ThoughtMarks("[THINK]", "[/THINK]")
+THOUGHT_MARKS: Final[Mapping[str, ThoughtMarks]] = {
+    "think": THINK,
+    "deepseek_r1": THINK,
+    "qwen3": THINK,
+    "mistral": _MISTRAL_THINK,
+}
+"""Of reasoning. `deepseek_r1` and `qwen3` are other names of `think`, those of vLLM."""
+REASONING_PARSERS: Final = (AUTO, NONE, *THOUGHT_MARKS)

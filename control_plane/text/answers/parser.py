@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from control_plane.core.tool_calls import THINK, ThoughtMarks
 from control_plane.text.answers.call_readers import CallReader
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parts import Draft, Parts
 from control_plane.text.answers.until import SPACE, Until
-
-THINK: Final = "<think>"
-END_OF_THINKING: Final = "</think>"
 
 _MOST_AT_ONCE: Final = 1024
 """Characters. Steps return the rest of what they are given: of more it would be a long copy."""
@@ -24,7 +22,7 @@ class Thinking(enum.Enum):
     """Where the reasoning of an answer is."""
 
     MAY_BEGIN = enum.auto()
-    """The answer may begin with `<think>`."""
+    """The answer may begin with some."""
 
     HAS_BEGUN = enum.auto()
     """The prompt opened it, so that the answer begins inside."""
@@ -40,7 +38,7 @@ class AnswerFormat:
     `calls`: makes what reads tool calls; None: they are text. `is_start`: the assistant's message
     begins with the answer. `spelled`: special tokens that must be in the text, which leaves such
     tokens out otherwise: their ids and names. `parameters`: of the tools, where calls cannot be
-    read without.
+    read without. `marks`: of the reasoning.
     """
 
     thinking: Thinking
@@ -48,6 +46,7 @@ class AnswerFormat:
     is_start: bool = True
     spelled: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     parameters: ToolParameters = field(default_factory=lambda: NO_TOOLS)
+    marks: ThoughtMarks = THINK
 
     def parser(self, *, max_calls: int | None = None) -> AnswerParser:
         """Return a new parser. `max_calls`: calls beyond it are left out."""
@@ -76,10 +75,11 @@ class AnswerParser:
             Thinking.HAS_BEGUN: self._behind_think,
             Thinking.IS_OVER: self._answer,
         }[answer_format.thinking]
-        # At the start: space, and what may be the beginning of `<think>`.
+        # At the start: space, and what may be the beginning of the mark of reasoning.
         self._start_space: list[str] = []
         self._held = ""
-        self._end = Until((END_OF_THINKING,))
+        self._begin = answer_format.marks.begin
+        self._end = Until((answer_format.marks.end,))
         # Characters: taken, before the reasoning, and of the reasoning.
         self._num_taken = self._num_before = self._num_thought = 0
 
@@ -128,22 +128,22 @@ class AnswerParser:
         return self._draft.take()
 
     def _at_start(self, text: str) -> str:
-        """Take text while it may be the beginning of `<think>`."""
+        """Take text while it may be the beginning of the mark of reasoning."""
         if not self._held:
             begun = text.lstrip(SPACE)
             self._start_space.append(text[: len(text) - len(begun)])
             text = begun
         begun = self._held + text
-        if THINK.startswith(begun) and begun != THINK:
+        if self._begin.startswith(begun) and begun != self._begin:
             self._held = begun
             return ""
         space = "".join(self._start_space)
         self._start_space, self._held = [], ""
-        if not begun.startswith(THINK):
+        if not begun.startswith(self._begin):
             self._step = self._answer
             return space + begun
         self._step = self._behind_think
-        return begun.removeprefix(THINK)
+        return begun.removeprefix(self._begin)
 
     def _behind_think(self, text: str) -> str:
         text = text.lstrip(SPACE)

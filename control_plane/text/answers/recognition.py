@@ -6,15 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from control_plane.core.tool_calls import THINK
 from control_plane.text.answers.call_readers import CallReader
-from control_plane.text.answers.formats import AUTO, CALL_READERS, NONE
+from control_plane.text.answers.formats import AUTO, CALL_READERS, NONE, THOUGHT_MARKS
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, parameters_of_tools
-from control_plane.text.answers.parser import (
-    END_OF_THINKING,
-    THINK,
-    AnswerFormat,
-    Thinking,
-)
+from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.until import SPACE
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.tokenizer import PlainTokenizer, Tokenizer
@@ -43,8 +39,8 @@ _TOOL: Final = {
 class AnswerFormats:
     """How answers of one model are read.
 
-    `calls`: the name of the tool calls' format; None: they are text. `has_reasoning`: it is split
-    off.
+    `calls`: the name of the tool calls' format; None: they are text. `reasoning`: the name of its
+    marks; None: it is not split off.
     """
 
     def __init__(
@@ -58,13 +54,13 @@ class AnswerFormats:
             self.calls = None if template is None else format_of_calls(template)
         else:
             self.calls = None if tool_call_parser == NONE else tool_call_parser
-        self.has_reasoning = reasoning_parser not in (AUTO, NONE)
-        if reasoning_parser == AUTO and template is not None:
-            marks = (THINK, END_OF_THINKING)  # a template may only take it away, or only open it
-            self.has_reasoning = any(mark in template.source for mark in marks)
+        if reasoning_parser == AUTO:
+            self.reasoning = None if template is None else _marks_of(template)
+        else:
+            self.reasoning = None if reasoning_parser == NONE else reasoning_parser
+        self._marks = None if self.reasoning is None else THOUGHT_MARKS[self.reasoning]
         names = () if self.calls is None else CALL_READERS[self.calls].NAMES
-        thinks = (THINK, END_OF_THINKING) if self.has_reasoning else ()
-        self._spelled = _special_tokens(tokenizer, thinks)
+        self._spelled = _special_tokens(tokenizer, self._marks or ())
         self._spelled_with_calls = {**self._spelled, **_special_tokens(tokenizer, names)}
 
     def of(
@@ -80,7 +76,7 @@ class AnswerFormats:
         message says so far, if the answer goes on with it.
         """
         reader = CALL_READERS[self.calls] if tools and self.calls is not None else None
-        if not (reader or self.has_reasoning):
+        if not (reader or self._marks):
             return None
         thinking = self._thinking(prompt, continued)
         if not reader and thinking is Thinking.IS_OVER:
@@ -92,20 +88,29 @@ class AnswerFormats:
             is_start=continued is None,
             spelled=self._spelled_with_calls if reader else self._spelled,
             parameters=parameters_of_tools(tools) if reads else NO_TOOLS,
+            marks=self._marks or THINK,
         )
 
     def _thinking(self, prompt: str, continued: str | None) -> Thinking:
-        if not self.has_reasoning:
+        if self._marks is None:
             return Thinking.IS_OVER
         if continued is not None:
             # As of an answer: reasoning is what it begins with, elsewhere the mark is a word.
-            begins = continued.lstrip(SPACE).startswith(THINK)
-            is_inside = begins and END_OF_THINKING not in continued
+            begins = continued.lstrip(SPACE).startswith(self._marks.begin)
+            is_inside = begins and self._marks.end not in continued
             return Thinking.HAS_BEGUN if is_inside else Thinking.IS_OVER
         end = prompt.rstrip()
-        if end.endswith(THINK):
+        if end.endswith(self._marks.begin):
             return Thinking.HAS_BEGUN
-        return Thinking.IS_OVER if end.endswith(END_OF_THINKING) else Thinking.MAY_BEGIN
+        return Thinking.IS_OVER if end.endswith(self._marks.end) else Thinking.MAY_BEGIN
+
+
+def _marks_of(template: ChatTemplate) -> str | None:
+    """Return whose marks a template knows: it may only take reasoning away, or only open it."""
+    for name, marks in THOUGHT_MARKS.items():
+        if any(mark in template.source for mark in marks):
+            return name
+    return None
 
 
 def format_of_calls(template: ChatTemplate) -> str | None:

@@ -101,6 +101,7 @@ def with_calls(
         may_say=not choice.is_forced,
         is_single=choice.is_single,
         thought=_THOUGHTS[answer.thinking],
+        thought_marks=answer.marks,
         is_start=answer.is_start,
         tokens=tuple((name, token) for token, name in answer.spelled.items()),
         name=name,

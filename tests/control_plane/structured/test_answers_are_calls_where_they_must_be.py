@@ -13,7 +13,7 @@ from control_plane.core.request import Request
 from control_plane.core.structured_outputs import StructuredOutputs
 from control_plane.structured import grammars as grammars_module
 from control_plane.structured.grammars import Grammars
-from control_plane.text.answers.formats import CALL_READERS
+from control_plane.text.answers.formats import CALL_READERS, THOUGHT_MARKS
 from control_plane.text.answers.parameter_kinds import parameters_of_tools
 from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.tool_choice import ToolChoice, with_calls
@@ -44,7 +44,8 @@ def grammars() -> Grammars:
 def format_of(
     name: str, thinking=Thinking.IS_OVER, *, is_start=True, has_tokens=False, tools=TOOLS
 ):
-    marks = ("<think>", "</think>", *CALL_READERS[name].NAMES)
+    thought_marks = THOUGHT_MARKS["mistral" if name == "mistral" else "think"]
+    marks = (*thought_marks, *CALL_READERS[name].NAMES)
     spelled = dict(zip(MARKS, marks, strict=False)) if has_tokens else {}
     return AnswerFormat(
         thinking,
@@ -52,6 +53,7 @@ def format_of(
         is_start=is_start,
         spelled=spelled,
         parameters=parameters_of_tools(tools),
+        marks=thought_marks,
     )
 
 
@@ -83,16 +85,17 @@ def take(made, token: int) -> None:
 def drawn(made, answer: AnswerFormat, seed: int) -> str:
     """A text of random tokens among those that may come; thoughts do not become long."""
     draw, said = random.Random(seed), bytearray()
-    ends_of_thought = [token for token, name in answer.spelled.items() if name == "</think>"]
+    begin, end = (mark.encode() for mark in answer.marks)
+    ends_of_thought = [token for token, name in answer.spelled.items() if name.encode() == end]
     is_thinking = answer.thinking is Thinking.HAS_BEGUN
     while not made.is_complete:
         tokens = allowed(made)
         assert tokens
         if EOS_TOKEN_ID in tokens and draw.random() < 0.3:
             break
-        is_thinking = is_thinking or said.endswith(b"<think>")
-        if is_thinking and draw.random() < 0.1 and ord("<") in tokens:
-            chosen = ends_of_thought or list(b"</think>")
+        is_thinking = is_thinking or said.endswith(begin)
+        if is_thinking and draw.random() < 0.1 and end[0] in tokens:
+            chosen = ends_of_thought or list(end)
             is_thinking = False
         else:
             chosen = [draw.choice([token for token in tokens if token != EOS_TOKEN_ID])]

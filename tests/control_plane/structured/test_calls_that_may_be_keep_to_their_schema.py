@@ -69,7 +69,7 @@ def goes(made, tokens: list[int]) -> int:
 def test_whatever_is_drawn_keeps_what_is_strict(grammars, name, thinking, is_start, has_tokens):
     is_valid = pytest.importorskip("jsonschema_rs").validator_for(SCHEMA).is_valid
     answer = format_of(name, thinking, is_start=is_start, has_tokens=has_tokens)
-    marks = [tokens_of(answer, [m]) for m in ("<think>", "</think>", *CALL_READERS[name].NAMES)]
+    marks = [tokens_of(answer, [m]) for m in (*answer.marks, *CALL_READERS[name].NAMES)]
     num_calls = 0
     for seed in range(8):
         draw, said, made = random.Random(seed), bytearray(), constraint(grammars, answer, STRICT)
@@ -99,12 +99,14 @@ def test_whatever_is_drawn_keeps_what_is_strict(grammars, name, thinking, is_sta
 
 @pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("has_tokens", [False, True])
-@pytest.mark.parametrize("before", [[""], ["Well:\n"], ["<think>", THOUGHT, "</think>", "\n\n"]])
+@pytest.mark.parametrize("before", [[""], ["Well:\n"], [THOUGHT]])
 def test_a_call_has_one_of_the_tools_and_its_arguments_or_does_not_come(
     grammars, name, has_tokens, before
 ):
     thinking = Thinking.MAY_BEGIN if THOUGHT in before else Thinking.IS_OVER
     answer = format_of(name, thinking, has_tokens=has_tokens)
+    begin, end = answer.marks
+    before = [begin, THOUGHT, end, "\n\n"] if THOUGHT in before else before
     said = [*before, *OPENINGS[name]]
     call = f'{{"name": "weather", "{KEYS[name]}": {{"town": "Ulm", "days": 3}}}}'
     made = constraint(grammars, answer, STRICT)

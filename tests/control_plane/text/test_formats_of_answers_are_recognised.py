@@ -47,45 +47,52 @@ def formats(source, **options) -> AnswerFormats:
 
 
 @pytest.mark.parametrize(
-    ("source", "calls", "has_reasoning"),
+    ("source", "calls", "reasoning"),
     [
-        (LLAMA, "llama3_json", False),
-        (QWEN, "hermes", True),
-        (MISTRAL, "mistral", False),
-        (MISTRAL_SMALL, "mistral", False),
-        (MARKED, None, False),
-        (DEEPSEEK, None, True),
-        (QWQ, "hermes", True),  # its prompt begins the answer otherwise than its earlier messages
-        (QWEN_CODER, "qwen3_coder", False),  # between the marks of hermes
-        (writing(CODER), "qwen3_coder", False),
-        (writing(f"<tool_call>{CODER}</tool_call>"), "qwen3_coder", False),
-        (writing(f"<tool_call>{CODER}{HERMES}"), None, False),  # two formats
-        (writing(HERMES + CODER), None, False),
-        ("{{ messages[0].content }}", None, False),
-        ("{{ raise_exception('no') }}", None, False),
-        ("{% if tools %}{{ raise_exception('no') }}{% endif %}<tool_call>", None, False),
-        (writing(HERMES), "hermes", False),
-        (writing(f"{HERMES}[TOOL_CALLS][{WRITTEN}]"), None, False),  # two formats
-        (writing(HERMES + HERMES), None, False),  # two calls of one
-        (writing('<tool_call>{"name": "look_up", "arguments": {}}'), None, False),  # another call
+        (LLAMA, "llama3_json", None),
+        (QWEN, "hermes", "think"),
+        (MISTRAL, "mistral", None),
+        (MISTRAL_SMALL, "mistral", None),
+        (MARKED, None, None),
+        (DEEPSEEK, None, "think"),
+        (
+            QWQ,
+            "hermes",
+            "think",
+        ),  # its prompt begins the answer otherwise than its earlier messages
+        (QWEN_CODER, "qwen3_coder", None),  # between the marks of hermes
+        (writing(CODER), "qwen3_coder", None),
+        (writing(f"<tool_call>{CODER}</tool_call>"), "qwen3_coder", None),
+        (writing(f"<tool_call>{CODER}{HERMES}"), None, None),  # two formats
+        (writing(HERMES + CODER), None, None),
+        ("{{ messages[0].content }}", None, None),
+        ("{{ raise_exception('no') }}", None, None),
+        ("{% if tools %}{{ raise_exception('no') }}{% endif %}<tool_call>", None, None),
+        (writing(HERMES), "hermes", None),
+        (writing(f"{HERMES}[TOOL_CALLS][{WRITTEN}]"), None, None),  # two formats
+        (writing(HERMES + HERMES), None, None),  # two calls of one
+        (writing('<tool_call>{"name": "look_up", "arguments": {}}'), None, None),  # another call
         (
             writing('<tool_call>{"name": "look", "arguments": {"key": "a b", "count": 2}}'),
             None,
-            False,
+            None,
         ),
-        (ENDLESS, None, False),
-        (LATE, None, False),
-        (LATE.replace("99999", "99"), "hermes", False),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", None, False),
-        ("{{ messages[1].nothing.at_all }}", None, False),
-        ("{{ messages[0].content }}<think>", None, True),
-        ("{{ messages[0].content.split('</think>')[-1] }}", None, True),
-        (None, None, False),
+        (ENDLESS, None, None),
+        (LATE, None, None),
+        (LATE.replace("99999", "99"), "hermes", None),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", None, None),
+        ("{{ messages[1].nothing.at_all }}", None, None),
+        ("{{ messages[0].content }}<think>", None, "think"),
+        ("{{ messages[0].content.split('</think>')[-1] }}", None, "think"),
+        ("{{ messages[0].content }}[THINK]", None, "mistral"),
+        ("{{ messages[0].content.split('[/THINK]')[-1] }}", None, "mistral"),
+        ("[THINK]{{ messages[0].content.split('</think>')[-1] }}", None, "think"),
+        (None, None, None),
     ],
 )
-def test_the_template_shows_the_format(source, calls, has_reasoning):
+def test_the_template_shows_the_format(source, calls, reasoning):
     known = formats(source)
-    assert (known.calls, known.has_reasoning) == (calls, has_reasoning)
+    assert (known.calls, known.reasoning) == (calls, reasoning)
 
 
 def test_a_model_whose_template_knows_neither_is_read_as_text():
@@ -114,6 +121,35 @@ def test_the_prompt_shows_where_the_reasoning_is(source, variables, thinking):
     prompt = ChatTemplate(source).render(ASK, variables=variables)
     found = formats(source).of(prompt, tools=[])
     assert (found and found.thinking) == thinking
+
+
+MAGISTRAL = (
+    "[SYSTEM_PROMPT]First [THINK]your thoughts[/THINK] Then your answer.[/SYSTEM_PROMPT]"
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% elif m.tool_calls %}[TOOL_CALLS]{{ m.tool_calls[0].function.name }}[ARGS]"
+    "{{ m.tool_calls[0].function.arguments | tojson }}</s>{% else %}{{ m.content }}</s>{% endif %}"
+    "{% endfor %}{% if continue_thinking %}[THINK]{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("variables", "thinking"), [({}, Thinking.MAY_BEGIN), ({"continue_thinking": True}, None)]
+)
+def test_reasoning_between_mistrals_marks_is_split_off(variables, thinking):
+    prompt = ChatTemplate(MAGISTRAL).render(ASK, tools=[TOOL], variables=variables)
+    known = formats(MAGISTRAL)
+    assert (known.calls, known.reasoning) == ("mistral", "mistral")
+    found = known.of(prompt, tools=[TOOL])
+    assert found.thinking is (thinking or Thinking.HAS_BEGUN)
+    begin = "[THINK]" if thinking else ""
+    answer = f'{begin}</think> hm[/THI]\n[/THINK]\nSo:[TOOL_CALLS]f[ARGS]{{"a": 1}}'
+    for cut in range(len(answer)):
+        parser = found.parser()
+        parts = [parser.push(answer[:cut]), parser.push(answer[cut:]), parser.finish()]
+        assert "".join(part.reasoning for part in parts) == "</think> hm[/THI]"
+        assert "".join(part.content for part in parts) == "So:"
+        (name,) = {call.name for part in parts for call in part.calls if call.name}
+        assert name == "f"
 
 
 @pytest.mark.parametrize(
