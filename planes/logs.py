@@ -12,6 +12,7 @@ import sys
 from typing import TextIO, cast
 
 LOG_FORMATS = ("auto", "console", "json")
+GRPC_CORE = "grpc._cython.cygrpc"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -29,6 +30,14 @@ class _Stderr:
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             sys.stderr.flush()
+
+
+def is_a_clients_own(record: logging.LogRecord) -> bool:
+    """Tell whether a line is of gRPC's core giving up an answer that its client does not take.
+
+    Who asked is gone, or takes no message of that size: the server has nothing to mend.
+    """
+    return record.name == GRPC_CORE and "ExecuteBatchError" in record.getMessage()
 
 
 def writes_json(log_format: str) -> bool:
@@ -90,4 +99,5 @@ def configure_logging(
                 processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
             )
         )
+        handler.addFilter(lambda record: not is_a_clients_own(record))
         logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)

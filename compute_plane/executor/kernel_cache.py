@@ -47,16 +47,18 @@ def prepare_kernel_cache(root: Path, watch: Watch | None = None) -> Path:
     Must be called when the instruction set is chosen, and before any operation is loaded. `root`
     and the directory are created with mode 0700; directories that nobody has used for long are
     removed. Raises ConfigError, naming the path, if one of them is not a directory of this user
-    that only this user can enter, or cannot be created. A full disk is told the watch instead, if
-    there is one: nothing is kept then.
+    that only this user can enter, or cannot be created. A full disk, or a root that is there and
+    may not be written to, is told the watch instead, if there is one: nothing is kept then.
     """
     directory = root / kernel_fingerprint()
+    trouble = DISK_TROUBLE
     try:
         make_private_directory(root)
+        trouble |= {errno.EACCES}
         use(directory, make_private_directory)
     except ConfigError as error:
         cause = error.__cause__
-        if watch is None or not isinstance(cause, OSError) or cause.errno not in DISK_TROUBLE:
+        if watch is None or not isinstance(cause, OSError) or cause.errno not in trouble:
             raise
         keep_code_in(None, watch)
         watch.not_kept(error)

@@ -33,6 +33,9 @@ MAX_STREAMS: Final = 8
 """Execute streams at once. One carries the session; the others are on their way out, or mistakes.
 Each holds a worker thread, so the bound keeps workers free for the other calls."""
 
+MAX_REFUSED: Final = 64
+"""Refusals that are remembered, so as not to log each of them again and again."""
+
 log = structlog.get_logger()
 
 
@@ -52,6 +55,7 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
         self._sessions = sessions
         self._lock = threading.Lock()
         self._streams: set[ExecuteStream] = set()
+        self._refused: set[tuple[str, str]] = set()
 
     def Describe(  # noqa: N802 - the name of the RPC
         self,
@@ -92,8 +96,10 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
             else:
                 state = self._sessions.open(controller, take_over=request.take_over)
         except EngineError as error:
-            log.warning("open refused", controller=controller, reason=error.reason)
+            self._note_refusal(controller, error.reason)
             abort(context, error)
+        with self._lock:
+            self._refused.clear()
         log.info(
             "session resumed" if request.resume_session else "session opened",
             session=state.session,
@@ -103,6 +109,15 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
         return compute_pb2.OpenResponse(
             session=state.session, epoch=self._sessions.epoch, last_step=state.last_step
         )
+
+    def _note_refusal(self, controller: str, reason: str) -> None:
+        """Log it once: who waits for a session to end asks many times a second."""
+        with self._lock:
+            is_known = (controller, reason) in self._refused
+            if len(self._refused) < MAX_REFUSED:
+                self._refused.add((controller, reason))
+        say = log.debug if is_known else log.warning
+        say("open refused", controller=controller, reason=reason)
 
     def Execute(  # noqa: N802 - the name of the RPC
         self,

@@ -118,7 +118,7 @@ def describe_error(error: families.EngineError, request_id: str | None = None) -
     details: list[any_pb2.Any] = [_pack(info)]
     if error.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=PROTO_FIELDS.get(error.field, error.field), description=shorten(error.message)
+            field=_proto_path(error.field), description=shorten(error.message)
         )
         details.append(_pack(error_details_pb2.BadRequest(field_violations=[violation])))
     retry_after_s: float | None = getattr(error, "retry_after_s", None)
@@ -127,6 +127,14 @@ def describe_error(error: families.EngineError, request_id: str | None = None) -
         delay.FromNanoseconds(int(retry_after_s * 1e9))
         details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
     return _failure(code, error.message, details)
+
+
+def _proto_path(field: str) -> str:
+    """Return the path in `GenerateRequest` of a core parameter, or of something within one."""
+    if field in PROTO_FIELDS:
+        return PROTO_FIELDS[field]
+    name, dot, rest = field.partition(".")
+    return f"{PROTO_FIELDS.get(name, name)}{dot}{rest}"
 
 
 def describe_fault(request_id: str) -> RpcFailure:

@@ -66,6 +66,6 @@ class Gate:
         if self._state is GateState.STARTING:
             raise ComputeUnavailableError("the compute plane is not there yet")
         if self._state is GateState.DRAINING:
-            raise DrainingError("the server is shutting down")
+            raise DrainingError("the server is draining: it takes no new requests")
         if self._state is GateState.STOPPED:
             raise EngineStoppedError("the engine has stopped; see its log")

@@ -200,7 +200,10 @@ def _say(problem: ErrorDetails, param: str) -> str:
     if kind == "json_invalid":
         return f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}."
     message = message.removeprefix("Value error, ").replace(" after validation", "")
+    for spelled in ("True", "False"):  # Python's, where JSON is spoken
+        message = message.replace(f"should be {spelled}", f"should be {spelled.lower()}")
     given = problem["input"]
     if isinstance(given, str | int | float | bool) and kind not in ("value_error", "wrong"):
-        message += f", got {shorten(repr(given), 60)}"
+        said = str(given).lower() if isinstance(given, bool) else repr(given)
+        message += f", got {shorten(said, 60)}"
     return f"Invalid '{param}': {message}." if param else f"Invalid body: {message}."

@@ -34,7 +34,7 @@ class TokenizeRequest(Wire):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise wrong("prompt", "either prompt or messages must be given")
+            raise wrong("prompt", "one of prompt and messages must be given, and not both")
         for name in (
             "tools",
             "chat_template_kwargs",

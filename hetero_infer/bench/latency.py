@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,6 +206,11 @@ def gaps_beside(arrivals: list[float], sent: float, ended: float) -> tuple[float
     return percentile(usual, 50), max(touched, default=float("nan"))
 
 
+def _told(ms: float) -> str:
+    """Spell a time, or that there is none: of one token there is no gap."""
+    return "–" if math.isnan(ms) else f"{ms:.1f}"
+
+
 def _load_table(results: list[dict[str, Any]]) -> Table:
     rows = []
     for result in results:
@@ -213,7 +219,7 @@ def _load_table(results: list[dict[str, Any]]) -> Table:
         shape = f"({result['prompt_tokens']} + {result['output_tokens']})"
         what = f"{level} × {shape}" if rate is None else f"{rate:g}/s of {shape}"
         rows.append(
-            [what, *(f"{w[key]:.1f}" for w in (first, gap) for key in ("p50", "p90", "p99", "max"))]
+            [what, *(_told(w[key]) for w in (first, gap) for key in ("p50", "p90", "p99", "max"))]
         )
     return Table(
         ["load", "first p50", "p90", "p99", "max", "between p50", "p90", "p99", "max"],

@@ -119,7 +119,7 @@ class LoadClient:
         limit = self.model["max_model_len"]
         if prompt_tokens + output_tokens > limit:
             raise ConfigError(
-                f"{field}: {prompt_tokens} prompt tokens and {output_tokens} output tokens must "
+                f"prompt_tokens {prompt_tokens} and {field} {output_tokens} must "
                 f"be at most max_model_len ({limit}) together",
                 field=field,
             )

@@ -27,6 +27,9 @@ try:
 except ValueError:
     log.exception("failed")
 logging.getLogger("library").info("chatter")
+logging.getLogger("grpc._cython.cygrpc").error(
+    "ExecuteBatchError raised in core by servicer method [%s]", "/a/B"
+)
 try:
     raise KeyError("lost")
 except KeyError:

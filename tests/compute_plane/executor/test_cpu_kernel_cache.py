@@ -206,6 +206,26 @@ def test_a_plane_starts_on_a_full_disk_and_says_once_that_kernels_are_not_kept(
     assert "No space left" in said
 
 
+def test_a_cache_that_may_be_read_and_not_written_to_keeps_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, make = tmp_path / "cache", Path.mkdir
+    make(root, mode=0o700)
+
+    def may_not_write(path: Path, *rest: object, **named: object) -> None:
+        if root in path.parents:  # as where another user's process made it so; root may all
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        make(path, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", may_not_write)
+    prepare_kernel_cache(root, KernelNotices())
+    keep_code("step.dismiss", b"machine code")
+    assert find_code("step.dismiss") is None
+    assert capsys.readouterr().out.count("compiled kernels cannot be kept") == 1
+    with pytest.raises(ConfigError, match="Permission denied"):
+        prepare_kernel_cache(root / "deeper", KernelNotices())
+
+
 def test_a_cache_in_a_place_that_is_wrong_is_refused_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Not a directory"):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+import structlog
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from compute_plane.executor.sessions import LEASE_S
@@ -90,6 +91,29 @@ def test_a_session_with_a_stream_keeps_a_second_controller_out(own_plane: Harnes
         assert "'first'" in caught.value.details()
         stream.send(first.batch(**decode_parts(5)))
         assert stream.receive().step_id == 2
+
+
+def test_who_is_refused_again_and_again_is_logged_once_until_a_session_is_opened(
+    own_plane: Harness,
+):
+    sessions = own_plane.plane._sessions
+
+    def refused(*controllers: str) -> None:
+        wait_until(lambda: sessions._stream is not None, "its stream counts")
+        for controller in controllers:
+            with pytest.raises(grpc.RpcError):
+                own_plane.open(controller, take_over=False)
+
+    with structlog.testing.capture_logs() as lines:
+        with own_plane.open("first").stream():
+            refused("second", "second", "third", "second", "third")
+        wait_until(lambda: sessions._stream is None, "its stream has gone")
+        with own_plane.open("fourth").stream():
+            refused("second")
+    found = [line for line in lines if line["event"] == "open refused"]
+    warned = [line["controller"] for line in found if line["log_level"] == "warning"]
+    assert warned == ["second", "third", "second"]
+    assert {line["reason"] for line in found} == {"SESSION_HELD"}
 
 
 def test_a_controller_that_has_sent_nothing_on_its_stream_is_alive(own_plane: Harness):

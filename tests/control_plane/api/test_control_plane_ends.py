@@ -29,7 +29,7 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(
     with pytest.raises(grpc.RpcError) as caught:
         list(generate(stub))
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert "shutting down" in caught.value.details()
+    assert "draining" in caught.value.details()
     watch.cancel()
     fake_plane.may_run.set()
     events = list(running)

@@ -82,6 +82,21 @@ def test_a_field_becomes_a_violation_with_its_path_in_the_request():
     ]
 
 
+@pytest.mark.parametrize(
+    ("field", "path"),
+    [
+        ("structured_outputs.json", "sampling.structured_outputs.json"),
+        ("token_ids", "token_ids.ids"),
+        ("messages[0].role", "messages[0].role"),
+        ("continued", "received_token_ids"),
+    ],
+)
+def test_what_lies_within_a_field_is_named_by_its_whole_path_too(field, path):
+    failure = describe_error(ValidationError("no", field=field))
+    _, bad = unpack(failure, error_details_pb2.ErrorInfo, error_details_pb2.BadRequest)
+    assert [violation.field for violation in bad.field_violations] == [path]
+
+
 def test_a_passing_state_says_when_to_retry():
     failure = describe_error(QueueFullError("full"))
     _, retry = unpack(failure, error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo)

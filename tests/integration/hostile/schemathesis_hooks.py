@@ -38,7 +38,7 @@ RULES = [
     r"min_tokens must be at most",
     r"must be at least 1 without echo",
     r"prompt must have at least 1 token",  # a text may have none
-    r"either prompt or messages must be given",
+    r"one of prompt and messages must be given",
     r"add_special_tokens must be false with messages",
     r"continue_final_message must be false unless",
     r"chat template does not read",
