@@ -171,6 +171,8 @@ def _check_bias(given: object) -> object:
     for key in given:
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10):
             raise ValueError("keys must be token ids")
+        if key != str(int(key)):  # else two keys could mean one token
+            raise ValueError(f"keys must be token ids without leading zeros, got {key!r}")
     return given
 
 

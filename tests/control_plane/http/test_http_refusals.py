@@ -59,6 +59,7 @@ CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
         (COMPLETIONS, {"stop": [""]}, "stop[0]", "at least 1 character"),
         (COMPLETIONS, {"stop": 5}, "stop", "a string or a list of strings, got 5"),
         (COMPLETIONS, {"logit_bias": {"x": 1}}, "logit_bias", "keys must be token ids"),
+        (COMPLETIONS, {"logit_bias": {"28": 1, "028": 2}}, "logit_bias", "without leading zeros"),
         (COMPLETIONS, {"logit_bias": {"1": 101}}, "logit_bias.1", "less than or equal to 100"),
         (COMPLETIONS, {"logit_bias": {"300": 1}}, "logit_bias", "must be 0 to 258, got 300"),
         (COMPLETIONS, {"seed": 2**64}, "seed", "less than or equal to"),
