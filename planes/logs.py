@@ -32,12 +32,14 @@ class _Stderr:
             sys.stderr.flush()
 
 
-def is_a_clients_own(record: logging.LogRecord) -> bool:
-    """Tell whether a line is of gRPC's core giving up an answer that its client does not take.
+def lower_what_clients_do(record: logging.LogRecord) -> logging.LogRecord:
+    """Make a line of information of gRPC's core giving up an answer that its client does not take.
 
-    Who asked is gone, or takes no message of that size: the server has nothing to mend.
+    Who asked is gone, or takes no message of that size: that is no fault, and needs no traceback.
     """
-    return record.name == GRPC_CORE and "ExecuteBatchError" in record.getMessage()
+    if record.name == GRPC_CORE and "ExecuteBatchError" in record.getMessage():
+        record.levelno, record.levelname, record.exc_info = logging.INFO, "INFO", None
+    return record
 
 
 def writes_json(log_format: str) -> bool:
@@ -99,5 +101,5 @@ def configure_logging(
                 processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
             )
         )
-        handler.addFilter(lambda record: not is_a_clients_own(record))
+        handler.addFilter(lambda record: lower_what_clients_do(record).levelno >= threshold)
         logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)

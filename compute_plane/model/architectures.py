@@ -11,10 +11,10 @@ class Architecture:
     """In what one of the architectures differs from the others; all else they have in common.
 
     `title`: its name for people. `has_qkv_bias`: the products that give queries, keys and values
-    have biases. `has_head_norms`: every query and key head is normalised (RMSNorm, one weight for
-    all query heads and one for all key heads of a layer) before it is rotated. `turns_neighbours`:
-    in GGUF files the rows of queries and keys lie as llama.cpp turns neighbouring elements of a
-    head. `turns_neighbours_everywhere`: and in directories. `has_multipliers`: those of
+    have biases; `may_lack_qkv_bias`: unless a model has none. `has_head_norms`: every query and key
+    head is normalised (RMSNorm, one weight for all query heads and one for all key heads of a
+    layer) before it is rotated. `turns_neighbours`: in which files the rows of queries and keys lie
+    so that neighbouring elements of a head turn together. `has_multipliers`: those of
     `compute_plane.model.multipliers`. `experts`: whether layers have a mixture of experts in place
     of one MLP. `has_output_norms`: what attention and MLP give is normalised before it is added to
     the hidden states. `gates_by_gelu`: the gate of the MLP is GELU (by tanh), not SiLU.
@@ -26,9 +26,9 @@ class Architecture:
 
     title: str
     has_qkv_bias: bool = False
+    may_lack_qkv_bias: bool = False
     has_head_norms: bool = False
-    turns_neighbours: bool = False
-    turns_neighbours_everywhere: bool = False
+    turns_neighbours: Literal["never", "in GGUF", "always"] = "never"
     has_multipliers: bool = False
     experts: Literal["never", "may", "always"] = "never"
     has_output_norms: bool = False
@@ -40,8 +40,8 @@ class Architecture:
 
 
 ARCHITECTURES: Final = {
-    "llama": Architecture("Llama", turns_neighbours=True, experts="may"),
-    "mistral3": Architecture("Ministral 3", turns_neighbours=True),
+    "llama": Architecture("Llama", turns_neighbours="in GGUF", experts="may"),
+    "mistral3": Architecture("Ministral 3", turns_neighbours="in GGUF"),
     "qwen2": Architecture("Qwen2", has_qkv_bias=True),
     "qwen2vl": Architecture("Qwen2-VL", has_qkv_bias=True),
     "qwen3": Architecture("Qwen3", has_head_norms=True),
@@ -50,12 +50,12 @@ ARCHITECTURES: Final = {
     "glm4": Architecture(
         "GLM-4",
         has_qkv_bias=True,
-        turns_neighbours=True,
-        turns_neighbours_everywhere=True,
+        may_lack_qkv_bias=True,
+        turns_neighbours="always",
         has_output_norms=True,
     ),
-    "smollm3": Architecture("SmolLM3", turns_neighbours=True),
-    "granite": Architecture("Granite", turns_neighbours=True, has_multipliers=True),
+    "smollm3": Architecture("SmolLM3", turns_neighbours="in GGUF"),
+    "granite": Architecture("Granite", turns_neighbours="in GGUF", has_multipliers=True),
     "gemma3": Architecture(
         "Gemma 3",
         has_head_norms=True,
@@ -70,7 +70,7 @@ ARCHITECTURES: Final = {
     "qwen3moe": Architecture("Qwen3 MoE", has_head_norms=True, experts="always"),
     "qwen3vlmoe": Architecture("Qwen3-VL MoE", has_head_norms=True, experts="always"),
     "granitemoe": Architecture(
-        "Granite MoE", turns_neighbours=True, has_multipliers=True, experts="always"
+        "Granite MoE", turns_neighbours="in GGUF", has_multipliers=True, experts="always"
     ),
 }
 """By the names that GGUF files have for them, where they have one: a Mixtral is a Llama there."""

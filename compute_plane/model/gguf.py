@@ -29,6 +29,7 @@ from compute_plane.model.windows import with_windows
 
 PHI3 = "phi3"
 GLM4 = "glm4"
+SECTIONS = "rope.dimension_sections"
 SMOLLM3 = "smollm3"
 SMOLLM3_INTERVAL = 4
 """Every so many layers of a SmolLM3 one has no rotary positions; its files do not say so."""
@@ -51,6 +52,7 @@ HAS_ROPE = "rope.scaling.finetuned"
 """A file of Granite where it says no has no rotary positions at all."""
 OF_GRANITE = ("granite", "granitemoe")
 GEMMA3 = "gemma3"
+FIRST_BIAS = layout.layer_tensor(0, layout.QUERY, layout.BIAS)
 SUPPORTED = tuple(name for name, kind in ARCHITECTURES.items() if kind.is_in_gguf)
 
 
@@ -101,6 +103,8 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         layers_without_rope=_layers_without_rope(keys, architecture, min(num_layers, MAX_LAYERS)),
         mixture=mixture,
         pooling=gguf_pooling(file.path, keys, prefix),
+        lacks_qkv_bias=ARCHITECTURES[architecture].may_lack_qkv_bias
+        and layout.gguf_name(FIRST_BIAS) not in file.tensors,
     )
     window, layers = read_windows(
         file.path, keys, prefix, min(num_layers, MAX_LAYERS), context_length
@@ -127,7 +131,7 @@ class GgufSource:
         self._names = tuple(layout.tensor_shapes(spec))
         self._parts = layout.parts_of_files(spec, in_gguf=True)
         self._head_orders = layout.head_orders(
-            spec, turns_neighbours=ARCHITECTURES[spec.architecture].turns_neighbours
+            spec, turns_neighbours=ARCHITECTURES[spec.architecture].turns_neighbours != "never"
         )
 
     @property
@@ -236,6 +240,12 @@ def _multipliers(keys: GgufMetadata, prefix: str) -> Multipliers:
 
 def _refuse_variants(file: GgufFile, keys: GgufMetadata, prefix: str) -> None:
     """Refuse what shares the architecture's name but computes something else."""
+    if prefix == f"{GLM4}." and keys.has(prefix + SECTIONS):
+        # Its converter lays the rows of queries and keys otherwise then.
+        raise UnsupportedModelError(
+            file.path,
+            f"{prefix}{SECTIONS} is not supported: of GLM-4 only models of text alone are",
+        )
     if keys.boolean(prefix + "attention.causal") is False:
         raise UnsupportedModelError(file.path, "attention that is not causal is not supported")
     if (keys.integer("split.count") or 1) > 1:

@@ -33,7 +33,6 @@ PLAIN = {
     "attn_factor": 1.0,
     "yarn_attn_factor": 1.0,
     "yarn_ext_factor": 1.0,
-    LOG_MULTIPLIER: 0.0,
 }
 
 
@@ -89,16 +88,22 @@ def _of_keys(
     factor = keys.number(scaling + "factor")
     if factor is None:
         factor = keys.number(prefix + "rope.scale_linear")
+    grows = prefix == MINISTRAL3 and bool(keys.number(prefix + GROWTH))
+    if grows and kind != "yarn":
+        raise UnsupportedModelError(
+            file.path, f"{prefix}{GROWTH} with RoPE scaling {printable(kind)} is not supported"
+        )
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
         raise UnsupportedModelError(
             file.path, f"RoPE scaling {printable(kind)} is not supported; supported are {SUPPORTED}"
         )
-    multiplier = keys.number(scaling + LOG_MULTIPLIER) if prefix == MINISTRAL3 else None
-    for name, value in PLAIN.items():
+    multiplier = keys.number(scaling + LOG_MULTIPLIER) or 0.0
+    plain = PLAIN if prefix == MINISTRAL3 else {**PLAIN, LOG_MULTIPLIER: 0.0}
+    for name, value in plain.items():
         given = keys.number(scaling + name)
-        if given not in (None, value) and (name, given) != (LOG_MULTIPLIER, multiplier):
+        if given not in (None, value):
             raise UnsupportedModelError(file.path, f"{scaling}{name} = {given} is not supported")
     if kind == "linear":
         return None if factor in (None, 0.0, 1.0) else LinearScaling(factor)
@@ -109,10 +114,10 @@ def _of_keys(
     return YarnScaling(
         factor=factor,
         original_context_length=context_length if original is None else original,
-        attention_factor=yarn_attention_factor(factor, 1.0, multiplier or 0.0),
+        attention_factor=yarn_attention_factor(factor, 1.0, multiplier),
         beta_fast=YARN_BETA_FAST if fast is None else fast,
         beta_slow=YARN_BETA_SLOW if slow is None else slow,
-        queries_grow=bool(prefix == MINISTRAL3 and keys.number(prefix + GROWTH)),
+        queries_grow=grows,
     )
 
 

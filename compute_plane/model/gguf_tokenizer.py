@@ -27,6 +27,7 @@ END_TOKENS = (
     "<|end_of_text|>",
     "<|end|>",
     "<end_of_turn>",
+    "<|observation|>",
 )
 END_KEYS = (
     "tokenizer.ggml.eos_token_id",

@@ -59,8 +59,8 @@ class ModelType:
     as there are heads. `head_dim`: None: hidden_size / heads. `ties`: the embedding is the output
     matrix too. `rope_theta`, `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's
     elements may be left unrotated, `rotary_share`: and are where nothing is said. `has_bias`:
-    `attention_bias` is true, and means queries, keys and values alone. `activation`: the key of
-    the gate's function, and what it is.
+    `attention_bias`, true unless it is said, means queries, keys and values alone. `activation`:
+    the key of the gate's function, and what it is.
     """
 
     architecture: str
@@ -84,7 +84,6 @@ MODEL_TYPES: Final = {
         "Ministral3ForCausalLM",
         num_kv_heads=8,
         head_dim=128,
-        rope_theta=1e6,
         rms_norm_eps=1e-5,
     ),
     "qwen2": ModelType("qwen2", "Qwen2ForCausalLM", num_kv_heads=32),
@@ -168,6 +167,7 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         rotary_dim=_rotary_dim(turning, kind, head_dim),
         layers_without_rope=_layers_without_rope(config, model_type, num_layers),
         mixture=config_mixture(config, model_type),
+        lacks_qkv_bias=kind.has_bias and config.boolean("attention_bias") is False,
     )
     _refuse_variants(config, model_type)
     window, layers = read_windows(
@@ -280,8 +280,6 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         )
     if model_type == GRANITE4:
         _refuse_hybrids(config)
-    if kind.has_bias and config.boolean("attention_bias") is False:
-        raise UnsupportedModelError(config.path, "attention_bias = false is not supported")
     for key in ("mlp_bias",) if kind.has_bias else ("attention_bias", "mlp_bias"):
         if config.boolean(key):
             raise UnsupportedModelError(config.path, f"{key} = true is not supported")

@@ -88,6 +88,10 @@ def rope_scaling(
             config.path, "rotary positions that differ from layer to layer are not supported"
         )
     kind = parameters.text("rope_type") or parameters.text("type") or "default"
+    if kind != "yarn" and parameters.number(GROWTH, 0.0):
+        raise UnsupportedModelError(
+            config.path, f"{GROWTH} with RoPE scaling {printable(kind)} is not supported"
+        )
     if kind == "su" or (yarn_is_longrope and kind == "yarn"):
         kind = "longrope"
     if kind == "default":

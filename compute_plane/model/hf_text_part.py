@@ -101,18 +101,21 @@ def text_part(config: JsonObject) -> JsonObject | None:
         )
     part = config.member("text_config")
     if part is None and whole.may_be_flat:
-        part = config.changed({"model_type": whole.text_type, "architectures": None})
+        part = config.changed({"model_type": whole.text_type})
     if part is None:
         raise ModelFileError(config.path, "text_config is missing")
+    part = part.changed({"architectures": None})  # those of the whole model, if it has them at all
     common = {key: config.raw(key) for key in COMMON if config.has(key)}
     part = part.over({**whole.defaults, "model_type": whole.text_type, **common})
     if whole.alias and part.raw("model_type") == whole.alias:
         part = part.changed({"model_type": whole.text_type})
     part = part.changed({key: _along_one_axis(part.raw(key)) for key in TURNING if part.has(key)})
     firsts = {key: config.raw(key) for key in COUNTS_FIRST if config.raw(key) is not None}
-    # Of both flags the whole model's counts. (A file that has another output matrix has the last
-    # word, as everywhere.)
+    # Of both flags the whole model's counts, but that Qwen2-VL's may be in the text part alone. (A
+    # file that has another output matrix has the last word, as everywhere.)
     ties = config.boolean("tie_word_embeddings")
+    if whole.may_be_flat and part.boolean("tie_word_embeddings"):
+        ties = True
     return part.changed({**firsts, "tie_word_embeddings": whole.ties if ties is None else ties})
 
 

@@ -15,16 +15,16 @@ The canonical names are those of Hugging Face checkpoints.
     model.layers.N.mlp.down_proj.weight              blk.N.ffn_down.weight     [hidden, intermediate]
     model.norm.weight                                output_norm.weight        [hidden]
     lm_head.weight (unless tied)                     output.weight             [V, hidden]
-  Qwen2 has besides, and likewise of k and v [G·D]:
+  Qwen2 and GLM-4 have besides, and likewise of k and v [G·D]:
     model.layers.N.self_attn.q_proj.bias             blk.N.attn_q.bias         [H·D]
   Qwen3 has besides:
     model.layers.N.self_attn.q_norm.weight           blk.N.attn_q_norm.weight  [D]
     model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
-  Gemma 3 has besides:
+  Gemma 3 and GLM-4 have besides:
     model.layers.N.self_attn.output_norm.weight      blk.N.post_attention_norm.weight   [hidden]
     model.layers.N.mlp.output_norm.weight            blk.N.post_ffw_norm.weight         [hidden]
-  In its directories these and the norm before the MLP have names of their own (`DIRECTORY_NAMES`).
-  Files of Phi-3 have in place of q, k and v, and of gate and up, their rows in this order:
+  In their directories these (of Gemma 3 the norm before the MLP, too) have names of their own (`DIRECTORY_NAMES`).
+  Files of Phi-3 have in place of q, k and v, and (GLM-4's, too) of gate and up, their rows in this order:
     model.layers.N.self_attn.qkv_proj.weight         blk.N.attn_qkv.weight     [(H + 2·G)·D, hidden]
     model.layers.N.mlp.gate_up_proj.weight           blk.N.ffn_up.weight       [2·intermediate, hidden]
   Directories of Granite 4 have in place of gate and up, and of down:

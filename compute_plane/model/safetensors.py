@@ -56,7 +56,7 @@ class SafetensorsSource:
         self._parts = layout.parts_of_files(spec, in_gguf=False)
         self._head_orders = layout.head_orders(
             spec,
-            turns_neighbours=ARCHITECTURES[spec.architecture].turns_neighbours_everywhere,
+            turns_neighbours=ARCHITECTURES[spec.architecture].turns_neighbours == "always",
         )
         self._names = tuple(layout.tensor_shapes(spec))
         self._buffers = buffers

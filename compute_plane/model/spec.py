@@ -201,6 +201,7 @@ class ModelSpec:
     local_rope_theta: float | None = None
     layers_with_local_rope: frozenset[int] = frozenset()
     pooling: str = ""
+    lacks_qkv_bias: bool = False
 
     def window_of(self, layer: int) -> int | None:
         """Return how many positions a token sees in a layer; None: all up to its own."""
@@ -209,7 +210,7 @@ class ModelSpec:
     @property
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have biases."""
-        return ARCHITECTURES[self.architecture].has_qkv_bias
+        return ARCHITECTURES[self.architecture].has_qkv_bias and not self.lacks_qkv_bias
 
     @property
     def has_head_norms(self) -> bool:

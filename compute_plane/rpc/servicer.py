@@ -114,8 +114,9 @@ class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
         """Log it once: who waits for a session to end asks many times a second."""
         with self._lock:
             is_known = (controller, reason) in self._refused
-            if len(self._refused) < MAX_REFUSED:
-                self._refused.add((controller, reason))
+            if not is_known and len(self._refused) == MAX_REFUSED:
+                self._refused.clear()
+            self._refused.add((controller, reason))
         say = log.debug if is_known else log.warning
         say("open refused", controller=controller, reason=reason)
 

@@ -7,6 +7,7 @@ test fails for a class without one. A user's subclass takes the row of its neare
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 
 import grpc
@@ -131,10 +132,8 @@ def describe_error(error: families.EngineError, request_id: str | None = None) -
 
 def _proto_path(field: str) -> str:
     """Return the path in `GenerateRequest` of a core parameter, or of something within one."""
-    if field in PROTO_FIELDS:
-        return PROTO_FIELDS[field]
-    name, dot, rest = field.partition(".")
-    return f"{PROTO_FIELDS.get(name, name)}{dot}{rest}"
+    name, *rest = re.split(r"(?=[.\[])", field, maxsplit=1)
+    return "".join((PROTO_FIELDS.get(name, name), *rest))
 
 
 def describe_fault(request_id: str) -> RpcFailure:

@@ -27,9 +27,12 @@ try:
 except ValueError:
     log.exception("failed")
 logging.getLogger("library").info("chatter")
-logging.getLogger("grpc._cython.cygrpc").error(
-    "ExecuteBatchError raised in core by servicer method [%s]", "/a/B"
-)
+try:
+    raise RuntimeError("took no answer")
+except RuntimeError:
+    logging.getLogger("grpc._cython.cygrpc").exception(
+        "ExecuteBatchError raised in core by servicer method [%s]", "/a/B"
+    )
 try:
     raise KeyError("lost")
 except KeyError:
@@ -51,13 +54,14 @@ def run(level: str, log_format: str) -> str:
 
 def test_a_json_log_is_one_object_a_line_with_plane_level_time_and_bound_ids():
     lines = run("info", "json").splitlines()
-    hello, thread, failed, library = map(json.loads, lines)
+    hello, thread, failed, lowered, library = map(json.loads, lines)
     assert hello["event"] == "hello"
     assert hello["level"] == "info"
     assert hello["request_id"] == "r-1"
     assert hello["step_id"] == 3
     assert hello["timestamp"].endswith("Z")
     assert {line["plane"] for line in (hello, thread, failed, library)} == {"control"}
+    assert (lowered["level"], "exception" in lowered) == ("info", False)
     assert failed["exception"][0]["exc_value"] == "boom"
     assert (library["event"], library["level"]) == ("a library's warning", "warning")
     assert library["logger"] == "library"
@@ -97,5 +101,5 @@ def test_lines_of_processes_that_share_a_pipe_do_not_mix_even_without_buffers(lo
         )
         its.close()
         writes = list(iter(lambda: ours.recv(1 << 16), b""))
-    assert len(writes) == 4  # hello, from a thread, failed, a library's warning
+    assert len(writes) == 5  # hello, from a thread, failed, what gRPC says, a library's warning
     assert all(written.endswith(b"\n") for written in writes)

@@ -61,8 +61,23 @@ def test_what_a_configuration_leaves_out_is_what_transformers_means(tmp_path) ->
     assert spec.rms_norm_eps == theirs.rms_norm_eps
 
 
-def test_one_without_biases_is_refused(tiny, tmp_path) -> None:
-    made = tiny.model(architecture="glm4")
-    directory = tiny.directory(tmp_path / "m", made, config={"attention_bias": False})
-    with pytest.raises(UnsupportedModelError, match="attention_bias = false is not supported"):
-        load_model(str(directory))
+@pytest.mark.parametrize(("files", "target"), [("directory", CPU), ("gguf", CPU), ("gguf", CUDA)])
+def test_one_without_biases_runs_too(tiny, tmp_path, files: str, target: Target) -> None:
+    """GLM-4-32B-0414 and GLM-Z1-32B have none."""
+    made = tiny.model(architecture="glm4", rotary_dim=TURNING)
+    for name in [name for name in made.weights if name.endswith(".bias")]:
+        del made.weights[name]
+    both = record(tiny, tmp_path, made, CONFIG | {"attention_bias": False}, {})
+    model = load_model(str(getattr(both, files)))
+    assert not model.spec.has_qkv_bias
+    assert_same(both, model, target)
+
+
+def test_one_that_sees_is_refused_for_its_converter_lays_rows_otherwise(tiny, tmp_path) -> None:
+    def change(writer) -> None:
+        writer.add_rope_dimension_sections([2, 1, 1, 0])
+
+    made = tiny.model(architecture="glm4", rotary_dim=TURNING)
+    file = tiny.gguf(tmp_path / "m.gguf", made, change=change)
+    with pytest.raises(UnsupportedModelError, match=r"glm4\.rope\.dimension_sections"):
+        load_model(str(file))

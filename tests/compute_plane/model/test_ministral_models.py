@@ -119,3 +119,26 @@ def test_a_multiplier_of_another_architecture_is_refused(tiny, tmp_path) -> None
     file = tiny.gguf(tmp_path / "m.gguf", tiny.model(), change=change)
     with pytest.raises(UnsupportedModelError, match=r"yarn_log_multiplier = 1\.0 is not supported"):
         load_model(str(file))
+
+
+def test_queries_that_grow_without_yarn_are_refused(tiny, tmp_path) -> None:
+    made = tiny.model(architecture="ministral3")
+    rope = {"rope_type": "linear", "factor": 2.0, "llama_4_scaling_beta": 0.1}
+    directory = tiny.directory(tmp_path / "hf", made, config={"rope_parameters": rope})
+    with pytest.raises(
+        UnsupportedModelError, match="llama_4_scaling_beta with RoPE scaling linear"
+    ):
+        load_model(str(directory))
+    file = of_keys(tiny, tmp_path, {"attention.temperature_scale": 0.1}, made)
+    with pytest.raises(UnsupportedModelError, match=r"temperature_scale with RoPE scaling linear"):
+        load_model(str(file))
+
+
+def of_keys(tiny, folder, keys: dict[str, Any], made):
+    """Write a GGUF file that has these keys of its architecture besides."""
+
+    def change(writer) -> None:
+        for key, value in keys.items():
+            writer.add_float32(f"{made.in_gguf}.{key}", value)
+
+    return tiny.gguf(folder / "m.gguf", made, change=change)

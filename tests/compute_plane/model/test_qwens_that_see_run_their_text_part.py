@@ -79,6 +79,13 @@ def with_config(directory: Path, target: Path, config: dict[str, Any]) -> Path:
     return target
 
 
+def as_saved_before(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what transformers 4.52 wrote: names of the whole model in its text part, too."""
+    return config | {
+        "text_config": config["text_config"] | {"architectures": config["architectures"]}
+    }
+
+
 def as_published(config: dict[str, Any]) -> dict[str, Any]:
     """Return what older files say: Qwen2's numbers beside the other parts, Qwen3's apart."""
     text = dict(config["text_config"])
@@ -104,7 +111,11 @@ def logits_of(directory: Path, target: Target) -> np.ndarray:
 
 
 @EXECUTORS
-@pytest.mark.parametrize("say", [dict, as_published], ids=["of transformers", "as published"])
+@pytest.mark.parametrize(
+    "say",
+    [dict, as_published, as_saved_before],
+    ids=["of transformers", "as published", "of an older transformers"],
+)
 def test_logits_of_texts_are_those_of_transformers(made, say, target, tmp_path: Path) -> None:
     directory, expected = made
     found = logits_of(with_config(directory, tmp_path / "m", say(config_of(directory))), target)
@@ -157,6 +168,26 @@ def test_where_nothing_is_said_the_numbers_are_those_of_transformers(made, tmp_p
     assert spec.rope_theta == text.rope_parameters["rope_theta"]
     assert spec.head_dim == getattr(text, "head_dim", text.hidden_size // text.num_attention_heads)
     assert spec.tie_embeddings == theirs.tie_word_embeddings
+
+
+@pytest.mark.parametrize("of_all", [None, False])
+def test_an_output_matrix_is_tied_where_transformers_ties_it(made, of_all, tmp_path) -> None:
+    """Older ones wrote the flag into the text part alone."""
+    import transformers
+
+    from compute_plane.model.hf_config import read_hf_spec
+    from compute_plane.model.hf_text_part import text_part
+    from compute_plane.model.json_file import JsonObject
+
+    config = config_of(made[0])
+    del config["tie_word_embeddings"]
+    config |= {"text_config": config["text_config"] | {"tie_word_embeddings": True}}
+    config |= {} if of_all is None else {"tie_word_embeddings": of_all}
+    part = text_part(JsonObject(tmp_path, config))
+    kinds = {key: config[key] for key in config if key not in ("model_type", "architectures")}
+    theirs = transformers.AutoConfig.for_model(config["model_type"], **kinds)
+    assert part is not None
+    assert read_hf_spec(part, "m").tie_embeddings == theirs.tie_word_embeddings
 
 
 def test_what_is_none_of_them_is_refused(made, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_a_field_becomes_a_violation_with_its_path_in_the_request():
     [
         ("structured_outputs.json", "sampling.structured_outputs.json"),
         ("token_ids", "token_ids.ids"),
+        ("stop[0]", "sampling.stop[0]"),
         ("messages[0].role", "messages[0].role"),
         ("continued", "received_token_ids"),
     ],

@@ -16,6 +16,7 @@ from control_plane.text.simple_tokenizer import EOS_TOKEN_ID
 from planes.errors import ValidationError
 from tests.control_plane.structured.test_answers_are_calls_where_they_must_be import (
     EVERY,
+    FORMATS,
     SCHEMA,
     TOOLS,
     allowed,
@@ -64,7 +65,7 @@ def goes(made, tokens: list[int]) -> int:
     return len(tokens)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(FORMATS)
 @pytest.mark.parametrize(("name", "thinking", "is_start", "has_tokens"), EVERY)
 def test_whatever_is_drawn_keeps_what_is_strict(grammars, name, thinking, is_start, has_tokens):
     is_valid = pytest.importorskip("jsonschema_rs").validator_for(SCHEMA).is_valid
