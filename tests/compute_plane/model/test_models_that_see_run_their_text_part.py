@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
+from tests.compute_plane.model.models_that_see import write_model_that_sees
 from tests.compute_plane.model.recorded_models import PROMPTS
 from tests.devices import STAND_IN, Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -53,21 +54,8 @@ def model_that_sees(kind: str, vocab_size: int) -> Any:
 @pytest.fixture(scope="module", params=["gemma3", "mistral3"])
 def made(request, tiny, tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
     """A directory as transformers writes it, and its logits behind two texts."""
-    import torch
-
     folder = tmp_path_factory.mktemp("seeing")
-    text = tiny.directory(folder / "text", tiny.model(architecture="gemma3"))
-    vocab_size = json.loads((text / "config.json").read_text())["vocab_size"]
-    torch.manual_seed(5)
-    model = model_that_sees(request.param, vocab_size).eval()
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            weights.normal_(std=0.2 if weights.dim() > 1 and "embed" not in name else 1.0)
-    model.save_pretrained(folder / "hf")
-    shutil.copy(text / "tokenizer.json", folder / "hf")
-    with torch.inference_mode():
-        logits = [model(torch.tensor([prompt])).logits[0, -1].numpy() for prompt in PROMPTS]
-    return folder / "hf", logits
+    return write_model_that_sees(tiny, folder, lambda size: model_that_sees(request.param, size))
 
 
 def rewritten(

@@ -14,6 +14,7 @@ from gguf.constants import GGMLQuantizationType as GgmlType
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
+from tests.compute_plane.model.models_that_see import write_model_that_sees
 from tests.compute_plane.model.recorded_models import PROMPTS
 from tests.devices import STAND_IN, Target
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
@@ -51,25 +52,15 @@ def model_that_sees(kind: str, vocab_size: int) -> Any:
 @pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def made(request, tiny, tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
     """A directory as transformers writes it, and its logits behind two texts."""
-    import torch
-
     folder = tmp_path_factory.mktemp("seeing")
-    text = tiny.directory(folder / "text", tiny.model(architecture="qwen2"))
-    vocab_size = json.loads((text / "config.json").read_text())["vocab_size"]
-    torch.manual_seed(5)
-    model = model_that_sees(request.param, vocab_size).eval()
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            weights.normal_(std=0.2 if weights.dim() > 1 and "embed" not in name else 1.0)
-    model.save_pretrained(folder / "hf")
-    config = json.loads((folder / "hf" / "config.json").read_text())
+    directory, logits = write_model_that_sees(
+        tiny, folder, lambda size: model_that_sees(request.param, size)
+    )
+    config = config_of(directory)
     config["text_config"] |= {"bos_token_id": 1, "eos_token_id": 2}
-    (folder / "hf" / "config.json").write_text(json.dumps(config))
-    (folder / "hf" / "generation_config.json").unlink(missing_ok=True)
-    shutil.copy(text / "tokenizer.json", folder / "hf")
-    with torch.inference_mode():
-        logits = [model(torch.tensor([prompt])).logits[0, -1].numpy() for prompt in PROMPTS]
-    return folder / "hf", logits
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    return directory, logits
 
 
 def with_config(directory: Path, target: Path, config: dict[str, Any]) -> Path:
