@@ -127,6 +127,7 @@ def test_a_signal_ends_the_plane_with_status_zero_and_removes_its_socket(
     assert not path.exists()
 
 
+@pytest.mark.wide
 def test_a_step_that_never_ends_does_not_keep_the_plane_whoever_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -153,6 +154,7 @@ def test_a_step_that_never_ends_does_not_keep_the_plane_whoever_waits_for_it(
         assert plane.end() == (1, "")
 
 
+@pytest.mark.wide
 def test_an_idle_plane_that_may_wait_for_nothing_has_nothing_left_undone():
     with process("--listen=127.0.0.1:0", "--shutdown-timeout=0", *SIMULATED) as plane:
         plane.ready()
@@ -168,6 +170,7 @@ def test_the_plane_ends_when_its_parent_is_gone():
         assert plane.end() == (0, "")
 
 
+@pytest.mark.wide
 def test_a_signal_while_the_plane_still_loads_ends_it_quietly(tmp_path: Path):
     (tmp_path / "slow_executor.py").write_text(
         "import os, sys, time\n"
@@ -197,6 +200,7 @@ def test_a_signal_while_the_plane_still_loads_ends_it_quietly(tmp_path: Path):
         assert (popen.returncode, errors) == (0, "")
 
 
+@pytest.mark.wide
 def test_a_living_planes_socket_is_not_taken_and_a_dead_ones_is_replaced(tmp_path: Path):
     path = tmp_path / "plane.sock"
     flags = (f"--listen=unix:{path}", *SIMULATED)
@@ -246,6 +250,7 @@ def test_a_file_where_the_socket_should_be_is_left_alone(tmp_path: Path):
     assert path.read_text() == "text"
 
 
+@pytest.mark.wide
 def test_a_faulty_model_file_ends_the_start_with_one_line(tmp_path: Path):
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"GGUF" + bytes(9))
@@ -269,6 +274,7 @@ CANNOT_START = {
 }
 
 
+@pytest.mark.wide
 def test_what_cannot_be_ends_in_one_line_and_status_two():
     # All in one process, because each start of an interpreter takes its time.
     code = (
@@ -292,6 +298,7 @@ def test_what_cannot_be_ends_in_one_line_and_status_two():
         assert words in line
 
 
+@pytest.mark.wide
 def test_a_factory_that_fails_is_logged_with_its_traceback():
     status, lines = run_to_end("--executor=builtins:dict", "--listen=127.0.0.1:0")
     assert status == 2
@@ -299,6 +306,7 @@ def test_a_factory_that_fails_is_logged_with_its_traceback():
     assert any("Traceback" in line or "exception" in line for line in lines[:-1])
 
 
+@pytest.mark.wide
 def test_the_simulated_plane_imports_neither_numba_nor_torch():
     code = (
         "import sys\n"

@@ -148,6 +148,7 @@ def test_a_batch_cut_off_while_it_runs_is_answered_on_the_next_stream(undisturbe
         check(cut, undisturbed)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("way", list(Way))
 def test_a_cut_after_any_byte_changes_nothing(undisturbed, way):
     texts, steps = undisturbed

@@ -70,6 +70,7 @@ def test_tokens_that_no_kernel_takes_are_measured_as_steps_compute_them(monkeypa
     assert len(timer.launched) == 1
 
 
+@pytest.mark.wide
 def test_what_is_measured_is_built_ahead():
     names = {variant.name for variant in needed_variants()}
     assert {"route_experts_e128_c8", "route_experts_e8_c2", "quantized_experts_q4_1_bfloat16_m32",

@@ -48,6 +48,7 @@ def run(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.wide
 def test_a_part_that_raises_dies_or_hangs_does_not_lose_the_others(run, capsys, tmp_path):
     code, found = run(
         part("finds"), part("raises"), part("dies"), part("hangs", 1.0), part("finds_a_fault")

@@ -68,6 +68,7 @@ def measure(monkeypatch):
     return run
 
 
+@pytest.mark.wide
 def test_a_measurement_counts_the_bytes_of_all_matrices_and_checks_the_answer(measure):
     result = measure(SimulatedKernel, rivals={})
 

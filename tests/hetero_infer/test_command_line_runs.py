@@ -99,6 +99,7 @@ def piped(tmp_path_factory) -> subprocess.CompletedProcess[str]:
     return run(environ, *SEEDED, "--quiet", "--log-level", "info", stdin="Hello,\nworld\n")
 
 
+@pytest.mark.wide
 def test_a_prompt_may_be_piped_in_and_the_same_seed_gives_the_text_that_json_has(piped, in_json):
     """The last line end of what is piped in is not part of the prompt."""
     assert piped.returncode == 0, piped.stderr

@@ -87,6 +87,7 @@ def test_a_program_that_closes_nothing_leaves_nothing_behind_and_is_not_warned()
     assert not os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.wide
 def test_a_plane_that_dies_before_the_engine_knows_it_is_replaced(monkeypatch, capsys):
     kill_once = [lambda plane: plane._plane.kill()]
     started = ComputeBeside.__init__
@@ -131,6 +132,7 @@ def test_a_fork_cannot_use_the_engine_and_does_no_harm_to_it():
     assert (result.returncode, result.stdout) == (0, "fine\n"), result.stderr
 
 
+@pytest.mark.wide
 def test_a_compute_plane_that_cannot_start_says_why():
     with pytest.raises(PlaneStartError) as caught:
         InferenceEngine(SMALL, executor="no_such_module:Thing")

@@ -254,6 +254,7 @@ def test_a_tokenizer_that_fails_on_one_text_costs_no_other_request_its_own():
         assert bad.output_tokens == alone[0].output_tokens
 
 
+@pytest.mark.wide
 def test_what_had_ended_before_an_error_broke_off_a_run_is_not_lost(monkeypatch):
     with InferenceEngine(SMALL) as engine:
         short = engine.submit_request("a", GenerationParams(max_tokens=2, ignore_eos=True))
@@ -294,6 +295,7 @@ class NextLetter:
 """
 
 
+@pytest.mark.wide
 def test_a_custom_tokenizer_and_a_custom_executor_are_plugged_in(tmp_path, monkeypatch):
     (tmp_path / "my_executor.py").write_text(EXECUTOR)
     monkeypatch.syspath_prepend(str(tmp_path))

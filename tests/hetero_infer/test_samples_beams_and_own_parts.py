@@ -141,6 +141,7 @@ def test_a_scheduler_and_a_kv_cache_manager_of_ones_own_are_classes_or_functions
     assert result.output_text == engine.run()[0].output_text
 
 
+@pytest.mark.wide
 def test_a_control_plane_process_takes_them_by_name_from_where_it_is_started(own_module, engine):
     config = EngineConfig(
         executor="simulated",

@@ -88,6 +88,7 @@ def test_serve_survives_its_compute_plane_and_sighup_and_ends_with_status_0_on_s
         assert private_directories(environ) == []
 
 
+@pytest.mark.wide
 def test_lines_of_serve_are_text_where_those_of_planes_are(environ):
     flags = ["--grpc-port", "0", "--log-format", "console", *SIMULATED]
     with started(environ, "serve", *flags) as process:

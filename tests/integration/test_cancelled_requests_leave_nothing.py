@@ -44,6 +44,7 @@ def test_a_client_that_goes_frees_its_blocks_within_two_steps(server, how):
         assert server.metrics.num_steps == num_steps
 
 
+@pytest.mark.wide
 def test_after_two_hundred_cancelled_requests_the_next_one_is_answered_at_once(server):
     before = server.metrics
     streams = [

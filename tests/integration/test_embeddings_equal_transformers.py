@@ -114,6 +114,7 @@ def test_they_are_those_of_transformers_and_its_tokenizer(
         np.testing.assert_allclose(found, alone, atol=2e-6)
 
 
+@pytest.mark.wide
 def test_a_model_that_gives_no_numbers_fails_the_texts_by_name(tmp_path: Path) -> None:
     """Its weights are numbers, or it would not load; what comes of them is none."""
     tiny = Tiny()

@@ -100,6 +100,7 @@ def test_a_second_controller_is_refused_while_the_first_one_lives(
     assert "FailedPrecondition" in done.stderr
 
 
+@pytest.mark.wide
 def test_one_batch_can_be_run_by_hand(simulated_plane: Path) -> None:
     where = ("-unix", str(simulated_plane))
     [session] = call({"protocol_version": 1, "controller": "by hand"}, *where, f"{COMPUTE}/Open")

@@ -64,6 +64,7 @@ def test_answers_over_http_keep_to_their_schema(deployment):
     assert choice["finish_reason"] == "length"
 
 
+@pytest.mark.wide
 def test_the_openai_package_parses_what_comes(deployment):
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"http://{deployment.http}/v1", api_key="-") as client:
@@ -143,6 +144,7 @@ def test_what_is_no_structure_is_the_callers_fault_over_grpc(deployment):
     assert "structured_outputs.regex is not supported" in caught.value.details()
 
 
+@pytest.mark.wide
 def test_a_broken_stream_goes_on_behind_the_tokens_that_came(deployment):
     structure = StructuredOutputs(json=SCHEMA)
     params = GenerationParams(max_tokens=150, temperature=0.8, seed=5, structured_outputs=structure)

@@ -277,6 +277,7 @@ def test_any_mix_of_requests_gives_each_its_own_text_and_leaks_no_block(
     )
 
 
+@pytest.mark.wide
 @settings(max_examples=40, deadline=None)
 @mixes
 def test_so_does_a_plane_that_launches_steps_before_it_knows_the_tokens_of_those_before(

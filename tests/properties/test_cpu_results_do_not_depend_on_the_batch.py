@@ -274,6 +274,7 @@ def test_logits_are_the_same_bits_among_so_many_rows_that_other_products_are_mad
     check_prompts(driver, target, kind, 5, prompts, most_rows=40)
 
 
+@pytest.mark.wide
 def test_logits_of_the_cuda_executor_are_as_good_as_the_same(cuda_target: Target) -> None:
     """Without `--device` a look at it on torch's CPU device."""
     with driver_of("float32", cuda_target) as driver:

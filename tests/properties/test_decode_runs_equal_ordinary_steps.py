@@ -197,6 +197,7 @@ def compare(seed: int, disturbances: list[str]) -> Side:
     return short
 
 
+@pytest.mark.wide
 @given(
     seed=st.integers(0, 2**32),
     disturbances=st.lists(st.sampled_from(["", "", "", *DISTURBANCES]), min_size=4, max_size=34),
@@ -209,7 +210,7 @@ def test_no_batch_and_no_answer_differs_from_the_ordinary_way(seed, disturbances
 SEEDS = [range(4), pytest.param(range(4, 20), marks=pytest.mark.slow)]
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("disturbance", DISTURBANCES)
 def test_a_disturbed_run_goes_on_as_the_ordinary_way_does(disturbance, seeds):
@@ -218,6 +219,7 @@ def test_a_disturbed_run_goes_on_as_the_ordinary_way_does(disturbance, seeds):
             compare(seed, [*[""] * num_before, disturbance, *[""] * 6])
 
 
+@pytest.mark.wide
 def test_a_surplus_block_behind_a_surplus_block_goes_where_the_ordinary_way_puts_it():
     for seed in range(8):
         for gap in range(6):

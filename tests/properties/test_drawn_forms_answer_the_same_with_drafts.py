@@ -75,6 +75,7 @@ def drawn(made: Constraint, draw: Random) -> int:
     return allowed[len(allowed) * 7 // 11] if draw.random() < 0.7 else draw.choice(allowed)
 
 
+@pytest.mark.wide
 def test_who_foresees_a_drawn_form_allows_what_one_allows_who_does_not(grammars: Grammars) -> None:
     assert sum(run_constraints(grammars, seed) for seed in range(40)) > 500
 
@@ -156,6 +157,7 @@ def run_engines(config: EngineConfig, seed: int, num_rounds: int) -> None:
             assert found == [expected[index] for index in order], (seed, requests)
 
 
+@pytest.mark.wide
 def test_whatever_is_asked_of_an_engine_answers_are_the_same_with_drafts() -> None:
     run_engines(replace(SMALL, speculative_tokens=2), seed=1, num_rounds=4)
 

@@ -177,6 +177,7 @@ def config_of(**limits: int) -> SchedulerConfig:
     )
 
 
+@pytest.mark.wide
 @settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(
     budget=st.integers(3, 48),

@@ -281,6 +281,7 @@ def run(seed: int) -> None:
         side.finish(depth=draw.choice([1, 2, 3]))
 
 
+@pytest.mark.wide
 def test_whatever_befalls_them_together_requests_get_what_they_get_alone():
     for seed in range(40):
         run(seed)

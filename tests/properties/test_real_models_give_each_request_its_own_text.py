@@ -146,6 +146,7 @@ def executor(target: Target) -> Iterator[GPUExecutor]:
         yield made
 
 
+@pytest.mark.wide
 @settings(usual, max_examples=20)
 @crowds
 def test_a_crowd_in_a_small_pool_is_told_what_each_is_told_alone(target, executor, **crowd):

@@ -142,6 +142,7 @@ def run_machine(max_examples: int, num_steps: int) -> None:
     )
 
 
+@pytest.mark.wide
 def test_requests_that_move_when_a_plane_is_lost_get_what_they_get_alone():
     run_machine(80, 25)
 

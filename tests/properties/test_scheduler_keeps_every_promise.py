@@ -202,6 +202,7 @@ def run_arrivals(config, memory, depth, arrivals):
     note(f"drafts: {stats.num_drafts}, kept: {stats.num_kept_drafts}")
 
 
+@pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(config=configs, memory=memories, depth=st.sampled_from([2, 1, 3]), arrivals=arrivals)
 def test_requests_that_arrive_at_any_time_in_a_small_pool_get_what_they_get_alone(

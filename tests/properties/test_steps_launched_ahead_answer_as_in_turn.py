@@ -297,6 +297,7 @@ def compare(seed: int, num_steps: int) -> Sides:
     return sides
 
 
+@pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), num_steps=st.integers(2, 30))
 def test_every_answer_is_that_of_batches_run_in_turn(seed, num_steps):

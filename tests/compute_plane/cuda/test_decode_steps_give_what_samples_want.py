@@ -148,6 +148,7 @@ def test_a_run_sends_its_histories_and_biases_once(key: SamplingKey) -> None:
     assert_same(results, pipelined(torch_executor(), batches))
 
 
+@pytest.mark.wide
 def test_histories_that_have_no_room_left_are_sent_again() -> None:
     batches = run_of([PENALISED, replace(PENALISED, seed=2)], ROOM + 5)
     copies, results = num_copies(batches)

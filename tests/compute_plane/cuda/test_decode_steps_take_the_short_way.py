@@ -99,6 +99,7 @@ def test_drafts_are_rows_of_one_table_and_go_the_short_way() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.wide
 def test_accesses_of_both_ways_to_one_memory_are_in_order() -> None:
     batches = drawn_batches(3, 40)
     with played_cuda() as world:

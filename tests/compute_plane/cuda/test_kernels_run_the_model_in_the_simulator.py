@@ -211,6 +211,7 @@ def test_what_a_norm_adds_may_come_in_parts(num_parts: int) -> None:
     torch.testing.assert_close(out, normed, atol=0.02, rtol=0.01)
 
 
+@pytest.mark.wide
 def test_rows_are_normed_and_gated_whatever_is_fetched_beside_them() -> None:
     launcher, size = SimulatedLauncher(), SPEC.hidden_size
     operations = KernelOperations(launcher, SPEC, "bfloat16", BLOCK_SIZE)

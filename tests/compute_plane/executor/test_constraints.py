@@ -38,6 +38,7 @@ def first_step(key: SamplingKey = GREEDY) -> StepBatch:
     return step([(slot, 0, len(p)) for slot, p in enumerate(PROMPTS)], starts=starts)
 
 
+@pytest.mark.wide
 @settings(max_examples=30)
 @given(data=st.data())
 def test_rows_beside_constrained_ones_say_what_they_say_alone(data: st.DataObject) -> None:

@@ -15,6 +15,7 @@ from tests.compute_plane.executor.tiny_llama import (
 from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("architecture", "scaling", "tied"),
     [

@@ -20,6 +20,7 @@ def test_only_code_of_the_library_that_cannot_be_written_is_found():
     assert code_ranges("libcompiler", MAPS) == [(0x7F0000100000, 0x7F0000500000)]
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_a_compiler_whose_code_was_given_back_still_compiles():
     program = """

@@ -243,6 +243,7 @@ def test_a_file_cut_at_any_section_is_refused(whole, tmp_path):
         assert outcome(path) is not None, end
 
 
+@pytest.mark.wide
 @FILE_SETTINGS
 @given(data=st.data())
 def test_a_file_cut_anywhere_is_refused(whole, tmp_path, data):

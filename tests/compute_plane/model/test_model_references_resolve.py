@@ -103,6 +103,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, file):
     assert caught.value.message.isprintable()
 
 
+@pytest.mark.wide
 def test_loading_imports_neither_torch_nor_grpc_nor_the_models_package():
     code = (
         "import sys; from compute_plane.model.loader import load_model; load_model('default');"

@@ -101,6 +101,7 @@ def logits_of(directory: Path, target: Target) -> np.ndarray:
         return np.array(executor.execute(batch).logits)
 
 
+@pytest.mark.spread(6)
 @EXECUTORS
 @pytest.mark.parametrize(
     "say",

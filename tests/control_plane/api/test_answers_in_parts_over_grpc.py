@@ -102,6 +102,7 @@ def test_a_marker_that_is_a_special_token_is_seen_where_there_are_tools():
     serving(story, [[258, *text.encode()]], MISTRAL, tokenizer=MarkingTokenizer())
 
 
+@pytest.mark.wide
 def test_tokens_of_reasoning_are_counted_whole_streamed_and_resumed_anywhere():
     async def story(servicer, _):
         request = asked(tools=[TOOL], n=2)

@@ -29,6 +29,7 @@ def text(events):
     return "".join(event.delta.text for event in events)
 
 
+@pytest.mark.wide
 def test_any_mix_gets_the_text_each_gets_alone_also_under_memory_pressure(stub):
     alone = [stub.Generate(request(i)).text for i in range(16)]
     streams = [stub.GenerateStream(request(i)) for i in range(16)]

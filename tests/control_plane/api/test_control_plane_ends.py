@@ -52,6 +52,7 @@ def test_requests_beyond_the_shutdown_timeout_end_unavailable(launch, fake_plane
     fake_plane.may_run.set()
 
 
+@pytest.mark.wide
 def test_sigterm_before_the_compute_plane_came_ends_it_in_order(launch, fake_plane):
     fake_plane.kill()
     port = free_port()
@@ -98,6 +99,7 @@ def test_its_parent_may_end_with_the_pipe_its_log_goes_to(fake_plane):
     assert process.wait(timeout=30) == 0
 
 
+@pytest.mark.wide
 def test_without_its_parent_it_drains_for_a_moment_only(launch, fake_plane):
     read, write = os.pipe()
     process = launch("--shutdown-timeout=600", lifeline=read)
@@ -157,6 +159,7 @@ def test_a_fenced_control_plane_ends_with_a_fault(control_plane, stub, fake_plan
     assert "Traceback" not in stderr
 
 
+@pytest.mark.wide
 def test_a_plane_of_another_model_ends_it_loudly(control_plane, fake_plane):
     fake_plane.kill()
     fake_plane.model = "other"

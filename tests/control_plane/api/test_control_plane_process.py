@@ -117,6 +117,7 @@ def test_a_normal_start_before_the_compute_plane_says_only_that_it_waits(launch,
     assert "UNAVAILABLE" not in stderr
 
 
+@pytest.mark.wide
 def test_a_second_control_plane_says_what_to_do_and_waits_for_its_turn(
     compute, start_control_plane
 ):
@@ -140,6 +141,7 @@ def test_a_second_control_plane_says_what_to_do_and_waits_for_its_turn(
             second.close()
 
 
+@pytest.mark.wide
 def test_a_taken_port_is_one_clear_line(launch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -152,6 +154,7 @@ def test_a_taken_port_is_one_clear_line(launch):
     assert "Traceback" not in stderr
 
 
+@pytest.mark.wide
 def test_a_socket_somebody_listens_on_is_not_taken_from_him(launch, tmp_path):
     path = tmp_path / "taken.sock"
     with socket.socket(socket.AF_UNIX) as taken:
@@ -189,6 +192,7 @@ def test_an_address_of_another_machine_and_a_missing_directory_have_lines_of_the
         assert reason in line
 
 
+@pytest.mark.wide
 def test_log_lines_carry_the_request_id_and_no_prompt(launch):
     process = launch("--log-level=debug")
     with grpc.insecure_channel(process.ready()) as channel:

@@ -127,6 +127,7 @@ def test_ten_thousand_refusals_leave_the_memory_flat_and_each_says_when_to_come_
         assert stub.GetMetrics(pb.GetMetricsRequest()).total_requests == 2
 
 
+@pytest.mark.wide
 def test_streams_that_meet_their_deadline_at_any_moment_leave_nothing(stub, control):
     assert outcome(stream(stub, 0)) == "finished"  # the client's connection is there from now on
     num_descriptors = descriptors(control.process.pid)

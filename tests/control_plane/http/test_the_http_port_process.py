@@ -46,6 +46,7 @@ def run_without_the_extra(fake_plane, *flags: str) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
+@pytest.mark.wide
 def test_a_stream_under_way_ends_well_when_the_server_is_told_to_stop(launch, fake_plane, openai):
     process = launch("--http-port=0")
     address = http_address_of(process)

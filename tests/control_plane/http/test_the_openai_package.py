@@ -39,6 +39,7 @@ def client(running, openai):
     client.close()
 
 
+@pytest.mark.wide
 def test_models_are_listed_and_found(client, openai):
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).object == "model"

@@ -39,6 +39,7 @@ def client(server, openai):
     client.close()
 
 
+@pytest.mark.wide
 def test_functions_are_called_and_answered_as_openai_does_it(server, client):
     server.engine.says = [CALLS]
     asked = {"model": MODEL, "tools": [SKY], "extra_body": {"seed": 1}}

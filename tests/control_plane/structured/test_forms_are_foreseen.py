@@ -160,7 +160,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("structure", FORMS, ids=["json", "regex", "grammar", "choice"])
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_who_foresees_allows_what_one_allows_who_does_not(

@@ -49,6 +49,7 @@ def theirs(source, messages, **arguments):
     return rendered[0]
 
 
+@pytest.mark.spread(24)
 @pytest.mark.parametrize("messages", [PLAIN, CALLING, PLAIN[1:2]], ids=["plain", "calling", "one"])
 @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["no tools", "tools"])
 @pytest.mark.parametrize(

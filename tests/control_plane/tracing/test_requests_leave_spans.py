@@ -40,6 +40,7 @@ def exporter(monkeypatch):
     return memory
 
 
+@pytest.mark.wide
 def test_a_request_leaves_one_span_below_its_callers(fake_plane, tmp_path, exporter):
     fake_plane.poisoned_prompt = b"bad"
 
@@ -83,6 +84,7 @@ def test_a_request_leaves_one_span_below_its_callers(fake_plane, tmp_path, expor
     assert bad.attributes["error.type"] == "REQUEST_FAILED"
 
 
+@pytest.mark.wide
 def test_who_leaves_has_a_span_up_to_then_and_a_trace_of_its_own(fake_plane, tmp_path, exporter):
     async def run() -> None:
         async with whole_plane(fake_plane, tmp_path) as served:

@@ -166,6 +166,7 @@ def tiny_model() -> LoadedModel:
     return LoadedModel(SPEC, assets, source_of(TensorFormat.Q8_0), Path("memory"), None)
 
 
+@pytest.mark.wide
 def test_results_of_accuracy_are_a_table_json_and_a_plot(tmp_path, monkeypatch):
     monkeypatch.setattr(accuracy, "load_model", lambda _: tiny_model())
     (tmp_path / "text").write_text("w5 w7 w9 w5 w7 w9 w5 w7 w9", encoding="utf-8")

@@ -49,6 +49,7 @@ PREEMPTED_AT_THE_LAST_TOKEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.wide
 @example(PREEMPTED_AT_THE_LAST_TOKEN)
 @given(
     st.lists(
@@ -90,6 +91,7 @@ def test_samples_hold_their_prompt_once_and_copy_its_last_block():
     assert max(step.num_running for step in static.steps) == 3
 
 
+@pytest.mark.wide
 def test_lengths_uniform_in_64_to_2048_waste_less_than_a_twentieth_and_run_more_than_static():
     limits = SchedulerConfig(
         max_batch_size=16384, max_num_seqs=16384, max_model_len=2048, max_total_tokens=4096
@@ -110,6 +112,7 @@ def test_a_request_alone_takes_the_same_steps_by_every_rule():
     assert [run.steps[-1].used for run in runs] == [78] * 3
 
 
+@pytest.mark.wide
 @given(st.data())
 def test_regions_never_overlap_and_free_neighbours_become_one_run(data):
     pool, held = RegionPool(40), {}

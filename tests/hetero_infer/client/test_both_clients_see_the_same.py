@@ -44,6 +44,7 @@ def in_loop(server, story):
     return asyncio.run(run())
 
 
+@pytest.mark.wide
 def test_a_stream_and_a_whole_answer_are_the_same_answer(client):
     whole = client.generate("hello", PARAMS)
     with client.stream("hello", PARAMS) as stream:
@@ -145,6 +146,7 @@ def test_an_unset_parameter_is_the_servers_choice(client):
     assert (params.max_tokens, params.temperature) == (100, 1.0)
 
 
+@pytest.mark.wide
 def test_what_grpc_itself_refuses_for_its_size_is_too_long_too(client):
     for size, who in ((4 << 20, "SERVER: Received"), (20 << 20, "CLIENT: Sent")):
         with pytest.raises(ContextLengthError, match=f"{who} message larger than max"):

@@ -44,6 +44,7 @@ def talk(capsysbinary, monkeypatch):
     return run
 
 
+@pytest.mark.wide
 def test_a_pipe_has_one_turn_a_line_and_the_model_is_told_all_of_them(run, server):
     done = run("chat", f"--target={server}", "--max-tokens=8", *SAMPLING, "--system=be brief",
                stdin='hello\n\nline \\\nand line\n"""\na\n\nb"""\n')  # fmt: skip
@@ -135,6 +136,7 @@ def test_a_full_context_is_one_clear_line_and_reset_helps(talk, server):
     assert re.fullmatch(rf"hetero-infer: error: {full} \(\d+ tokens of {MAX_MODEL_LEN}\)", said[1])
 
 
+@pytest.mark.wide
 def test_it_starts_its_own_planes_where_no_server_is_named(talk, template):
     own = ("--executor=simulated", f"--chat-template={template}")
     status, answers, said = talk(*own, "--max-tokens=4", stdin="hello\n")
@@ -259,6 +261,7 @@ def test_ctrl_c_cancels_the_answer_and_keeps_the_chat(terminal, server):
         assert client.list_requests() == ()
 
 
+@pytest.mark.wide
 def test_ctrl_c_at_the_prompt_ends_the_chat_the_second_time_and_ctrl_d_at_once(terminal, server):
     first = terminal("chat", f"--target={server}", "--max-tokens=4", *SAMPLING)
     second = terminal("chat", f"--target={server}", "--max-tokens=4", *SAMPLING)

@@ -66,6 +66,7 @@ def run(*argv):
     return main([str(argument) for argument in argv])
 
 
+@pytest.mark.wide
 def test_chat_and_complete(target, files, capsys, monkeypatch):
     flags = [
         *target,

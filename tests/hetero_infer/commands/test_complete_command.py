@@ -271,6 +271,7 @@ def test_a_server_that_is_not_there_is_one_error_and_not_one_a_line(capsys, batc
     assert "0 done, 1 not done" in capsys.readouterr().err
 
 
+@pytest.mark.wide
 def test_ctrl_c_leaves_whole_lines_and_the_next_run_does_the_rest(
     complete, environ, batch, server, tmp_path
 ):

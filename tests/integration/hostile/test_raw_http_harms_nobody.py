@@ -102,6 +102,7 @@ def unwell(body: bytes) -> dict[str, tuple[int, bytes]]:
     }  # fmt: skip
 
 
+@pytest.mark.wide
 def test_whatever_is_sent_is_answered_as_it_deserves(ports, body):
     with neighbour(ports):
         for name, (expected, data) in unwell(body).items():
@@ -167,6 +168,7 @@ def test_who_asks_first_whether_to_send_his_body_is_told(ports, body):
         assert client.rest() == b""
 
 
+@pytest.mark.wide
 def test_hundreds_who_never_finish_their_request_hold_up_nobody(ports, body):
     """Half a request line, half a header, half a body, a byte now and then."""
     halves = [
@@ -185,6 +187,7 @@ def test_hundreds_who_never_finish_their_request_hold_up_nobody(ports, body):
         assert client.answer()[0] == 200
 
 
+@pytest.mark.wide
 def test_clients_that_leave_in_mid_stream_leave_nothing(ports):
     cancelled = ports.server.metrics.cancelled_requests
     num_left = 20

@@ -41,6 +41,7 @@ def test_attention_is_that_of_the_reference_on_what_the_pool_holds(
     np.testing.assert_allclose(result, case.out, rtol=0, atol=tolerance(dtype))
 
 
+@pytest.mark.spread(1)
 def test_a_long_context_is_that_of_the_reference(long_case: Case) -> None:
     result = long_case.attend(long_case.all_spans())
     bound = tolerance(long_case.setting.layout.dtype)

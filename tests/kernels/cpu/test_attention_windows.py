@@ -38,7 +38,7 @@ def test_the_reference_sees_the_last_positions_and_no_block_before_them() -> Non
     assert np.isnan(out).all()
 
 
-@pytest.mark.spread(32)
+@pytest.mark.spread(16)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 63, 64, 100, 4096])
 @pytest.mark.parametrize(
@@ -71,6 +71,7 @@ def test_tokens_one_by_one_have_the_bits_of_a_whole_prompt(long_case: Case) -> N
         np.testing.assert_array_equal(alone[0], whole[position])
 
 
+@pytest.mark.spread(1)
 def test_ragged_chunks_beside_other_rows_have_the_bits_of_a_whole_prompt(long_case: Case) -> None:
     whole, other = long_case.attend([(0, 0, LENGTH)]), long_case.attend([(1, 0, 70)])
     edges = [0, 1, 27, 192, 700, 1049, 1052, 1113, 1114, 2072, 2080, LENGTH]
@@ -98,7 +99,7 @@ def test_blocks_of_one_token_which_have_short_segments_have_the_same_bits(window
     np.testing.assert_array_equal(shared, whole)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("threads", [1, 16])
 def test_blocks_before_the_window_are_not_read(long_case: Case, threads: int) -> None:
     """Not of decode, nor of chunks before the window of their first token; nor are their tables."""

@@ -79,6 +79,7 @@ def multiply(
     return out[:num_rows, :N]
 
 
+@pytest.mark.spread(24)
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize(("tokens", "per_token"), [(1, 1), (1, 3), (7, 2), (40, 3), (70, 9)])
 @pytest.mark.parametrize(("chunks", "parts"), [(1, 1), (1, 4), (5, 4), (40, 3)])

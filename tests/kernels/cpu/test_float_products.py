@@ -153,6 +153,7 @@ def check_that_bits_agree(names):
         assert all(results[s][name][1] < 1e-4 for s in names), name
 
 
+@pytest.mark.wide
 def test_different_vector_widths_give_the_same_bits():
     check_that_bits_agree([s.name for s in supported_sets() if s.name in DISTINCT])
 

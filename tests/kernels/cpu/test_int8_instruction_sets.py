@@ -78,6 +78,7 @@ def digests(names: Iterable[str], *arguments: str) -> list[str]:
     return outcomes
 
 
+@pytest.mark.wide
 def test_the_best_set_and_the_plainest_give_the_same_bits() -> None:
     best, *others = supported_sets()
     check_that_bits_agree([best, *(s for s in others if s.name in ("avx2", "generic"))])
@@ -113,7 +114,7 @@ def assembly(label: str, target: Target, *, is_unpacked: bool = False) -> str:
     return str(machine.emit_assembly(parsed))
 
 
-@pytest.mark.spread(8)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize("label", list(INT8_FORMATS))
 def test_tiles_are_made_of_the_sets_dot_products(label: str, target: Target) -> None:

@@ -58,6 +58,7 @@ def test_a_panel_of_shared_scales_begins_a_cache_line(label: str) -> None:
         assert int8_panel_bytes(label, blocks * 256) % (64 if fmt.is_shared else 32) == 0
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("label", FORMATS)
 def test_every_bit_of_a_row_stands_at_one_place_of_its_own(label: str) -> None:
     fmt, column = INT8_FORMATS[label], 21

@@ -96,6 +96,7 @@ def test_what_cannot_be_compiled_is_told_and_the_rest_is_there(directory: Path) 
     assert {path.name for path in directory.iterdir()} == {f"{name}.o" for name in NAMES}
 
 
+@pytest.mark.wide
 def test_without_other_processes_all_is_compiled_here(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ def most_for_a_product(variant):
     return MOST_WITH_8_BITS_AT_256 if is_wide else MOST_FOR_A_PRODUCT
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("variant", [DECODE, PREFILL, *WINDOWS], ids=lambda variant: variant.name)
 def test_compiled_attention_gives_what_the_specification_says(variant):
     for case in draw_cases(variant):
@@ -124,7 +124,7 @@ def test_no_read_of_a_tile_can_move_before_the_barrier():
 MMA = r"(mma\.\S+ \{[^}]*\}, )\{(%r\d+),(%r\d+),(%r\d+),(%r\d+)\}, \{(%r\d+),(%r\d+)\}"
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("variant", "pattern", "replacement"),
     [
@@ -156,6 +156,7 @@ def test_a_changed_instruction_is_noticed(variant, pattern, replacement):
     assert case.faults(outputs)
 
 
+@pytest.mark.wide
 def test_the_cases_of_these_pass_with_the_kernels_as_they_are():
     for variant in (PREFILL, DECODE, WIDE_DECODE):
         case = small_case(variant)

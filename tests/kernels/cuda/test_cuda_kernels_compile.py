@@ -111,6 +111,7 @@ def test_ptx_of_several_trees_is_kept_side_by_side_and_the_latest_of_them_only(
     assert text == f"text {len(made)}"
 
 
+@pytest.mark.wide
 def test_machine_code_is_kept_until_its_ptx_changes(tmp_path, monkeypatch):
     kept, asked, ptx = tmp_path / "ptx", [], build.compile_ptx(Scaler())
 
@@ -125,6 +126,7 @@ def test_machine_code_is_kept_until_its_ptx_changes(tmp_path, monkeypatch):
     assert made == [build.link("scaler", *case) for case in cases]
 
 
+@pytest.mark.wide
 def test_machine_code_is_an_elf_file_whose_entry_point_bears_the_variants_name():
     variant = RmsNormVariant("float16", 4096)
 
@@ -142,6 +144,7 @@ def test_a_good_kernel_has_no_faults():
     assert faults_of(Scaler()) == []
 
 
+@pytest.mark.wide
 def test_a_kernel_that_begins_early_and_never_waits_is_a_fault():
     if find_disassembler() is None:
         pytest.skip("no nvdisasm")
@@ -150,10 +153,12 @@ def test_a_kernel_that_begins_early_and_never_waits_is_a_fault():
     assert faults_of(variant) == ["no PREEXIT", "no ACQBULK"]
 
 
+@pytest.mark.wide
 def test_float64_arithmetic_is_a_fault():
     assert faults_of(Scaler(in_float64=True)) == ["float64 arithmetic"]
 
 
+@pytest.mark.wide
 def test_an_array_that_is_not_in_registers_is_a_fault():
     (fault,) = faults_of(Scaler(scratch=500))
 
@@ -203,6 +208,7 @@ def test_kernels_disassembled_together_have_the_counts_that_each_has_alone():
     assert in_float64["DMUL"] == 1
 
 
+@pytest.mark.wide
 def test_the_check_fails_if_one_variant_is_bad(monkeypatch, capsys):
     bad = SimpleNamespace(variants=lambda **_: [Scaler(in_float64=True)])
     monkeypatch.setattr(check, "OPERATIONS", {"scaler": bad})

@@ -26,7 +26,7 @@ def short_chunks(monkeypatch):
         monkeypatch.setattr(attention_chunks, name, 4)
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("variant", "seq_lens", "splits"),
     [

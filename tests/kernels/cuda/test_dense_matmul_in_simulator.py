@@ -29,7 +29,7 @@ GATED = DenseMatmulVariant("bfloat16", 16, "gated", normalises=True)
 ADDED = DenseMatmulVariant("bfloat16", 8, "added", panel_rows=16)
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "which"),
     [(GATED, 1), (NORMED, 0), (DenseMatmulVariant("float16", 8, "gated"), 1), (ADDED, 2)],

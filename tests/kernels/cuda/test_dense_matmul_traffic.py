@@ -62,7 +62,7 @@ def test_weights_are_read_once_in_whole_sectors_and_no_banks_are_in_conflict(var
     assert in_shared.units == in_shared.least > 0
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("variant", LOOPS, ids=lambda variant: variant.name)
 def test_the_loop_leaves_the_memory_time(variant):
     cubin, _ = kept_link(variant.name, text_of(variant), (9, 0))

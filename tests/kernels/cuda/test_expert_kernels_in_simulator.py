@@ -135,6 +135,7 @@ NORMALISED_SOURCE = Source(route_experts, "make_route_experts", NORMALISED)
 ROUTE_SOURCE = Source(route_experts, "make_route_experts", ROUTE)
 
 
+@pytest.mark.wide
 def test_no_barrier_of_the_routing_can_be_left_out():
     case = draw_cases(ROUTE)[1]
     assert case.faults(simulate(case, kernels=ROUTE_SOURCE.unbroken())) == []

@@ -88,6 +88,7 @@ def test_attention_finds_blocks_and_queries(kind, window, dtype, kv_dtype, run):
     assert faults(spread_pool_and_query(case), run) == []
 
 
+@pytest.mark.wide
 def test_decode_attention_whose_places_are_of_32_bits_finds_them_too(run):
     variant = DecodeVariant("bfloat16", 256, 4, 16, None, True)
     case = attention_decode.draw_case(variant, (18, 3), num_kv_heads=1, splits=2, window=5)

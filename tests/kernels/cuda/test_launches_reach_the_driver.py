@@ -54,6 +54,7 @@ def library(tmp_path_factory):
     return folder
 
 
+@pytest.mark.wide
 def test_grid_block_stream_and_every_argument_arrive_as_the_kernel_takes_them(library):
     command = ["env", f"LD_LIBRARY_PATH={library}", sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

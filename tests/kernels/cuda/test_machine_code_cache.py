@@ -183,6 +183,7 @@ def test_machine_code_made_elsewhere_serves_where_the_compiler_fails(cache_dir, 
     assert not build.is_built(VARIANT, HOPPER, cache_dir)
 
 
+@pytest.mark.wide
 def test_importing_the_kernels_loads_no_driver_and_no_torch():
     script = (
         "import sys, kernels.cuda.attention_decode, kernels.cuda.build, kernels.cuda.launch, "

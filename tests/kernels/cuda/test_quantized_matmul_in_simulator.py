@@ -22,7 +22,7 @@ from tests.simt import Fault, OutOfBounds, Race
 PRECISION = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-16}  # of one rounding, relative
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "which"),
     [

@@ -25,7 +25,7 @@ VARIANT, ONE_WARP = SamplingVariant(threads=64), SamplingVariant(threads=32)
 SPREAD = [(setting, (setting * 5 + setting // 8) % 8) for setting in range(len(SETTINGS))]
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("variant", "vocab", "rounds", "pairs"),
     [
@@ -85,7 +85,7 @@ SEARCH = Source(sampling, "make_sampling", VARIANT, library=weight_search)
 HARD = [(4, 2), (6, 3), (11, 5)]
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("source", "line"),
     [(source, line) for source in (KERNEL, WEIGHTS, SEARCH) for line in source.synchronisations()],
