@@ -47,7 +47,7 @@ class RequestNotFoundError(ValidationError):
 
 
 class DrainingError(EngineError):
-    """The server is shutting down and takes no new requests."""
+    """The server drains: it takes no new requests."""
 
     reason = "DRAINING"
     retry_after_s = 1.0

@@ -58,9 +58,8 @@ class ModelType:
     `architecture`: ours. `class_name`: of the model in transformers. `num_kv_heads`: None: as many
     as there are heads. `head_dim`: None: hidden_size / heads. `ties`: the embedding is the output
     matrix too. `rope_theta`, `rms_norm_eps`: as in `ModelSpec`. `turns_in_part`: some of a head's
-    elements may be left unrotated, `rotary_share`: and are where nothing is said. `has_bias`:
-    `attention_bias`, true unless it is said, means queries, keys and values alone. `activation`:
-    the key of the gate's function, and what it is.
+    elements may be left unrotated, `rotary_share`: and are where nothing is said. `activation`: the
+    key of the gate's function, and what it is.
     """
 
     architecture: str
@@ -72,7 +71,6 @@ class ModelType:
     rms_norm_eps: float = 1e-6
     turns_in_part: bool = False
     rotary_share: float = 1.0
-    has_bias: bool = False
     activation: tuple[str, str] = ("hidden_act", "silu")
 
 
@@ -97,7 +95,6 @@ MODEL_TYPES: Final = {
         rms_norm_eps=1.5625e-7,
         turns_in_part=True,
         rotary_share=0.5,
-        has_bias=True,
     ),
     SMOLLM3: ModelType("smollm3", "SmolLM3ForCausalLM", num_kv_heads=4, ties=True, rope_theta=2e6),
     GRANITE: ModelType("granite", "GraniteForCausalLM"),
@@ -167,7 +164,7 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
         rotary_dim=_rotary_dim(turning, kind, head_dim),
         layers_without_rope=_layers_without_rope(config, model_type, num_layers),
         mixture=config_mixture(config, model_type),
-        lacks_qkv_bias=kind.has_bias and config.boolean("attention_bias") is False,
+        lacks_qkv_bias=_says_qkv_bias(kind) and config.boolean("attention_bias") is False,
     )
     _refuse_variants(config, model_type)
     window, layers = read_windows(
@@ -280,7 +277,7 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         )
     if model_type == GRANITE4:
         _refuse_hybrids(config)
-    for key in ("mlp_bias",) if kind.has_bias else ("attention_bias", "mlp_bias"):
+    for key in ("mlp_bias",) if _says_qkv_bias(kind) else ("attention_bias", "mlp_bias"):
         if config.boolean(key):
             raise UnsupportedModelError(config.path, f"{key} = true is not supported")
     key, expected = kind.activation
@@ -289,6 +286,11 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         raise UnsupportedModelError(
             config.path, f"{key} must be {expected}, got {printable(activation)}"
         )
+
+
+def _says_qkv_bias(kind: ModelType) -> bool:
+    """Whether `attention_bias`, true unless it is said, means queries, keys and values alone."""
+    return ARCHITECTURES[kind.architecture].may_lack_qkv_bias
 
 
 def _is_headless(config: JsonObject, kind: ModelType) -> bool:
