@@ -83,9 +83,41 @@ SHARING = (
 start its own, or compile them at the same time."""
 
 
+LEFT_OUT = pytest.StashKey[frozenset[str]]()
+"""Marks of which the command line says that no test with one of them is to run."""
+
+
+def marks_left_out(expression: str) -> frozenset[str]:
+    """Return which marks `-m` leaves out whatever else a test has: of `not a and not b` both.
+
+    None of anything that is more than such a conjunction.
+    """
+    terms = [term.split() for term in expression.split(" and ")]
+    if any(len(term) != 1 + (term[:1] == ["not"]) or "(" in "".join(term) for term in terms):
+        return frozenset()
+    return frozenset(term[1] for term in terms if len(term) == 2)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look at what is to run."""
+    config.stash[LEFT_OUT] = marks_left_out(config.getoption("markexpr"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the suites be told what to run models on."""
     devices.add_options(parser)
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Make no cases of tests that `-m` leaves out as a whole: half of all are of slow grids.
+
+    None, which has pytest make them, of all others.
+    """
+    left_out = collector.config.stash.get(LEFT_OUT, frozenset())
+    marks = getattr(obj, "pytestmark", None) if callable(obj) else None
+    if not left_out or not isinstance(marks, list):
+        return None
+    return [] if any(mark.name in left_out for mark in marks) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

@@ -220,7 +220,8 @@ class Problem:
         def visit_layers() -> None:
             stream = current_stream(self.device)
             for of_layer in strides:
-                decode.launch(plan.grid, stream, *pointers, *constants, *of_layer, window)
+                own = window, pointers[0]  # sinks are not looked at
+                decode.launch(plan.grid, stream, *pointers, *constants, *of_layer, *own)
 
         return visit_layers
 

@@ -176,6 +176,7 @@ class Problem:
             self.tables.shape[1],
             *layer_strides(pool_shape, 0),
             NO_WINDOW,
+            self.out.data_ptr(),  # sinks are not looked at
         )
 
     def pointers(self) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from compute_plane.cuda.expert_products import choose, has_grouped_products, sor
 from compute_plane.cuda.experts import ExpertUses
 from compute_plane.cuda.weights import DTYPES
 from kernels.cuda import dense_matmul, quantized_strands
+from kernels.cuda.activation import SILU
 from kernels.cuda.add_experts import AddExpertsVariant
 from kernels.cuda.dense_matmul import DenseMatmulVariant
 from kernels.cuda.expert_tiles import TILE_NUMBERS, most_tiles
@@ -63,13 +64,16 @@ class ExpertKernels:
         if mixture is None or dtype not in dense_matmul.DTYPES:
             return
         for label in sorted(uses.quantised):
+            gates_too = label in uses.gates and spec.activation == SILU
             for columns in quantized_strands.COLUMNS:
-                for gates in (False, True) if label in uses.gates else (False,):
+                for gates in (False, True) if gates_too else (False,):
                     self._products[label, gates, columns] = QuantizedMatmulVariant(
                         label, dtype, columns, of_experts=True, gates=gates
                     )
         for columns in dense_matmul.COLUMNS if uses.has_dense else ():
             for writes in dense_matmul.EXPERTS_WRITE:
+                if writes == "gated" and spec.activation != SILU:
+                    continue
                 self._products[None, writes == "gated", columns] = DenseMatmulVariant(
                     dtype, columns, writes, of_experts=True
                 )
@@ -116,11 +120,14 @@ class ExpertKernels:
         num_pairs = num_tokens * self._count
         tile_pairs = tile_pairs_of(num_pairs, experts)
         num_tiles = most_tiles(num_pairs, num_experts, tile_pairs)
-        if not self._route.takes(num_tokens):
+        if experts.biases is not None:
+            logits += experts.biases.router
+        # The kernel keeps to itself which experts it has chosen.
+        if experts.biases is not None or not self._route.takes(num_tokens):
             chosen, weights = choose(logits, mixture)
             order, counts = sort_pairs(chosen, num_experts)
             tiles = cut_into_tiles(counts, tile_pairs, num_tiles)
-            return Routing(weights.contiguous(), order.to(torch.int32), tiles, tile_pairs)
+            return Routing(weights.contiguous(), order.to(torch.int32), tiles, tile_pairs, chosen)
         routing = Routing(
             torch.empty((num_tokens, self._count), dtype=torch.float32, device=x.device),
             torch.empty(num_pairs, dtype=torch.int32, device=x.device),

@@ -22,13 +22,15 @@ class Routing:
 
     `weights`: float32 [T, C], of a token's experts, the likeliest first. `order`: int32 [T · C],
     pairs sorted by expert; `tiles`: int32 [n, 3], of `tile_pairs`
-    (`kernels.reference.mixture.sort_pairs`).
+    (`kernels.reference.mixture.sort_pairs`). `chosen`: [T, C], the experts, of mixtures with
+    biases; else None.
     """
 
     weights: Tensor
     order: Tensor
     tiles: Tensor
     tile_pairs: int
+    chosen: Tensor | None = None
 
 
 class ExpertOperations(Protocol):

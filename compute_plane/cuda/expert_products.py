@@ -26,7 +26,7 @@ from torch.nn import functional
 from compute_plane.cuda.matrices import project
 
 if TYPE_CHECKING:
-    from compute_plane.cuda.experts import DeviceExperts, ExpertMatrices
+    from compute_plane.cuda.experts import DeviceExperts, ExpertBiases, ExpertMatrices
     from compute_plane.cuda.layer_products import Hidden, LayerProducts
     from compute_plane.cuda.operations import DeviceOperations
     from compute_plane.model.spec import Mixture, ModelSpec
@@ -76,9 +76,10 @@ def multiply_groups(
     return out
 
 
-def router_logits(x: Tensor, router: Tensor) -> Tensor:
+def router_logits(x: Tensor, router: Tensor, biases: ExpertBiases | None = None) -> Tensor:
     """Return the logits of tokens x [T, hidden], float32 [T, E]. `router`: float32 [E, hidden]."""
-    return torch.mm(x.float(), router.t())
+    logits = torch.mm(x.float(), router.t())
+    return logits if biases is None else logits.add_(biases.router)
 
 
 def choose(logits: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
@@ -127,14 +128,15 @@ class ExpertProducts:
         """Add what the experts of all tokens give."""
         operations = self._operations.experts
         routing = operations.route(x, experts, self._mixture)
-        num_pairs, gate_up = len(routing.order), experts.gate_up
+        num_pairs, gate_up, biases = len(routing.order), experts.gate_up, experts.biases
+        of_pairs = None if routing.chosen is None else routing.chosen.reshape(-1)
 
         def empty(width: int) -> Tensor:
             return torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
 
         gated = empty(gate_up.num_outputs // 2)
         first, *others = gate_up.stacks
-        if not others and first.can_gate:
+        if biases is None and not others and first.can_gate:
             operations.multiply(gated, x, first, routing, gates=True)
         else:
             product = empty(gate_up.num_outputs)
@@ -142,27 +144,37 @@ class ExpertProducts:
             for stack in gate_up.stacks:
                 operations.multiply(product, x, stack, routing, first_column=column)
                 column += stack.num_outputs
-            self._operations.gate_mul(gated, product)  # no stack of several is in turns
+            if biases is not None and of_pairs is not None:
+                product += biases.gate_up.index_select(0, of_pairs)
+            in_turns = gate_up.of_experts[0].gate_in_turns is not None
+            self._operations.gate_mul(gated, product, in_turns=in_turns)
             del product  # its memory serves what follows
         given = empty(experts.down.num_outputs)
         (down,) = experts.down.stacks
         operations.multiply(given, gated, down, routing)
+        if biases is not None and of_pairs is not None:
+            given += biases.down.index_select(0, of_pairs)
         operations.add(residual, given, routing.weights)
 
     def _given(self, x: Tensor, experts: DeviceExperts) -> Tensor:
         """Return what the experts of some tokens give together, [T, hidden]."""
         mixture = self._mixture
         count = mixture.experts_per_token
-        chosen, weights = choose(router_logits(x, experts.router), mixture)
+        chosen, weights = choose(router_logits(x, experts.router, experts.biases), mixture)
         order, counts = sort_pairs(chosen, mixture.num_experts)
         ends = counts.cumsum(0).to(torch.int32)
         rows = x.index_select(0, order.div(count, rounding_mode="floor"))
         gate_up = multiply_groups(rows, ends, experts.gate_up, self._operations)
+        biases, of_rows = experts.biases, chosen.reshape(-1)[order]
+        if biases is not None:
+            gate_up += biases.gate_up.index_select(0, of_rows)
         gated = torch.empty((len(rows), gate_up.shape[1] // 2), dtype=x.dtype, device=x.device)
         in_turns = experts.gate_up.of_experts[0].gate_in_turns is not None
         self._operations.gate_mul(gated, gate_up, in_turns=in_turns)
         del rows, gate_up  # their memory serves what follows
         given = multiply_groups(gated, ends, experts.down, self._operations)
+        if biases is not None:
+            given += biases.down.index_select(0, of_rows)
         of_tokens = torch.empty_like(given)
         of_tokens.index_copy_(0, order, given)
         weighed = of_tokens.view(len(x), count, -1).float() * weights.unsqueeze(2)

@@ -104,12 +104,25 @@ class ExpertMatrices:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ExpertBiases:
+    """`router`: float32 [E]. `gate_up`: [E, 2·F], as the outputs lie; `down`: [E, hidden]."""
+
+    router: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceExperts:
-    """`router`: float32 [E, hidden]. `gate_up`: 2·F outputs, the gate first; `down`: hidden."""
+    """`router`: float32 [E, hidden]. `gate_up`: 2·F outputs, the gate first; `down`: hidden.
+
+    `biases`: None where the architecture has none.
+    """
 
     router: Tensor
     gate_up: ExpertMatrices
     down: ExpertMatrices
+    biases: ExpertBiases | None = None
 
     @property
     def stacks(self) -> tuple[StackedMatrix, ...]:

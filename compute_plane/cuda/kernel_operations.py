@@ -20,10 +20,12 @@ from compute_plane.cuda.expert_kernels import NO_EXPERTS, ExpertKernels
 from compute_plane.cuda.logits_kernels import LogitsKernels
 from compute_plane.cuda.matrices import QuantizedMatrix
 from compute_plane.cuda.operations import (
+    PLAIN,
     UNCHANGED,
     AdjustColumns,
     Around,
     HeadChanges,
+    LayerAttention,
     LogprobColumns,
     LogprobOutputs,
     PrefillRows,
@@ -120,8 +122,9 @@ class KernelOperations:
             shape = (dtype, spec.head_dim, group, block_size, kv_dtype)
             windows = {spec.window_of(layer) for layer in range(spec.num_layers)}
             kinds = sorted({window is not None for window in windows})
-            self._decode = {kind: DecodeVariant(*shape, kind) for kind in kinds}
-            self._prefill = {kind: PrefillVariant(*shape, kind) for kind in kinds}
+            sinks = spec.has_sinks
+            self._decode = {kind: DecodeVariant(*shape, kind, sinks) for kind in kinds}
+            self._prefill = {kind: PrefillVariant(*shape, kind, sinks) for kind in kinds}
             # Asked for in each layer of a step that no graph holds; the same for both kinds.
             self._plan_decode = lru_cache(maxsize=64)(self._decode[kinds[0]].plan)
             self._quantized = QuantizedKernels(launcher, dtype, quantized, spec.activation)
@@ -267,15 +270,15 @@ class KernelOperations:
         block_tables: Tensor,
         seq_lens: Tensor,
         longest: int,
-        window: int | None = None,
+        own: LayerAttention = PLAIN,
     ) -> None:
         """Attend with one token a row; some or all are split where that fills the device."""
         plan = self._plan_decode(
-            query.shape[0], pool.shape[3], longest, self._launcher.num_multiprocessors, window
+            query.shape[0], pool.shape[3], longest, self._launcher.num_multiprocessors, own.window
         )
         partials = torch.empty(plan.num_partials, dtype=torch.float32, device=query.device)
         self._launcher.launch(
-            self._decode[window is not None],
+            self._decode[own.window is not None],
             plan.grid,
             out,
             query,
@@ -289,7 +292,8 @@ class KernelOperations:
             query.stride(0),
             block_tables.shape[1],
             *layer_strides(pool, layer),
-            NO_WINDOW if window is None else window,
+            NO_WINDOW if own.window is None else own.window,
+            out if own.sinks is None else own.sinks,
         )
 
     def attention_prefill(
@@ -299,10 +303,10 @@ class KernelOperations:
         pool: Tensor,
         layer: int,
         rows: PrefillRows,
-        window: int | None = None,
+        own: LayerAttention = PLAIN,
     ) -> None:
         """Attend with the last tokens of each row, tile by tile."""
-        variant = self._prefill[window is not None]
+        variant = self._prefill[own.window is not None]
         self._launcher.launch(
             variant,
             variant.grid(pool.shape[3], len(rows.tile_rows)),
@@ -318,7 +322,8 @@ class KernelOperations:
             query.stride(0),
             rows.block_tables.shape[1],
             *layer_strides(pool, layer),
-            NO_WINDOW if window is None else window,
+            NO_WINDOW if own.window is None else own.window,
+            out if own.sinks is None else own.sinks,
         )
 
     def gate_mul(

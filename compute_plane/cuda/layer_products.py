@@ -116,9 +116,17 @@ class LayerProducts:
         return self._normed(hidden, norm, projection, "float32")
 
     def add(
-        self, hidden: Hidden, x: Tensor, projection: Projection, norm: Tensor | None = None
+        self,
+        hidden: Hidden,
+        x: Tensor,
+        projection: Projection,
+        norm: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> None:
-        """Add rows x [T, K] times a projection to the residual stream, normalised by `norm` [E]."""
+        """Add rows x [T, K] times a projection to the residual stream, normalised by `norm` [E].
+
+        `bias`: [E], added to the product.
+        """
         if hidden.added is not None:
             raise ValueError(
                 "a product is added after a norm, which takes in what was added before"
@@ -126,8 +134,13 @@ class LayerProducts:
         weight = self._taken(len(x), projection)
         if weight is not None and norm is None:
             self._operations.dense_matmul(hidden.residual, x, weight, Around(writes="added"))
+            if bias is not None:
+                hidden.residual += bias
             return
         hidden.added = self._beside(x, projection, weight)
+        if bias is not None:
+            one_part = hidden.added if hidden.added.dim() == 2 else hidden.added[0]
+            one_part += bias
         hidden.norm = None if norm is None else AddedNorm(norm, self._eps)
 
     def _beside(self, x: Tensor, projection: Projection, weight: Tensor | None) -> Tensor:

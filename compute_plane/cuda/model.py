@@ -22,7 +22,7 @@ from torch import Tensor
 
 from compute_plane.cuda.expert_products import ExpertProducts
 from compute_plane.cuda.layer_products import Hidden, LayerProducts, normed_rows
-from compute_plane.cuda.operations import HeadChanges
+from compute_plane.cuda.operations import HeadChanges, LayerAttention
 from compute_plane.cuda.weights import DeviceMlp
 from compute_plane.model.rope import (
     attention_factors,
@@ -82,6 +82,11 @@ class LlamaModel:
             for layer in weights.layers
         ]
 
+        self._attention = [
+            LayerAttention(spec.window_of(index), layer.sinks)
+            for index, layer in enumerate(weights.layers)
+        ]
+
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
@@ -100,7 +105,7 @@ class LlamaModel:
             qkv = products.normed(hidden, layer.attn_norm, layer.qkv)
             attended = self._attended(index, qkv, step, turns)
             del qkv  # its memory serves what follows
-            products.add(hidden, attended, layer.o, after_attention)
+            products.add(hidden, attended, layer.o, after_attention, layer.o_bias)
             self._feed_forward(hidden, layer, after_mlp)
         return hidden
 
@@ -149,7 +154,7 @@ class LlamaModel:
         """Queue the attention of a layer; return its heads side by side, [T, H·D]."""
         spec, operations, pool = self._spec, self._operations, self._pool
         num_tokens, num_decode = qkv.shape[0], step.num_decode
-        window = spec.window_of(index)
+        own = self._attention[index]
         queries = self._empty(num_tokens, spec.num_heads, spec.head_dim)
         operations.rope_write_kv(
             queries, pool, index, qkv, *turns, step.kv_slots, self._changes[index]
@@ -164,11 +169,11 @@ class LlamaModel:
                 step.decode_tables,
                 step.decode_lens,
                 step.longest,
-                window,
+                own,
             )
         if step.prefill is not None:
             operations.attention_prefill(
-                attended[num_decode:], queries[num_decode:], pool, index, step.prefill, window
+                attended[num_decode:], queries[num_decode:], pool, index, step.prefill, own
             )
         return attended.view(num_tokens, spec.query_size)
 

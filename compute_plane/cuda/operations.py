@@ -67,6 +67,21 @@ class HeadChanges:
 UNCHANGED: Final = HeadChanges()
 
 
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """What attention of a layer has of its own; `kernels.reference.paged_attention`. None: nothing.
+
+    `window`: tokens that a query sees, the last ones up to its own, at least 1. `sinks`: float32
+    [H], a score of each head that no token has; all layers of a model have them, or none.
+    """
+
+    window: int | None = None
+    sinks: Tensor | None = None
+
+
+PLAIN: Final = LayerAttention()
+
+
 Writes: TypeAlias = Literal["rounded", "float32", "added", "gated"]
 """What becomes of a product; `kernels.cuda.dense_matmul`."""
 
@@ -291,11 +306,11 @@ class DeviceOperations(Protocol):
         block_tables: Tensor,
         seq_lens: Tensor,
         longest: int,
-        window: int | None = None,
+        own: LayerAttention = PLAIN,
     ) -> None:
         """Attend with one query token a row to the row's seq_lens[s] tokens, itself the last.
 
-        With a `window` to the last `window` of them, at least 1; no block before it is read.
+        With a window to the last of them; no block before it is read.
 
         `out`, `query`: [S, H, D]. `block_tables`: int32 [S, M], read up to the block of the row's
         last token. `seq_lens`: int32 [S]; 0 gives zeros. `longest`: no row is longer; it decides
@@ -310,9 +325,9 @@ class DeviceOperations(Protocol):
         pool: Tensor,
         layer: int,
         rows: PrefillRows,
-        window: int | None = None,
+        own: LayerAttention = PLAIN,
     ) -> None:
-        """Attend with each query token to all tokens of its row up to itself, or `window` of them.
+        """Attend with each query token to all tokens of its row up to itself, or of its window.
 
         `out`, `query`: [T, H, D], the tokens of `rows` one row after the other.
         """

@@ -13,13 +13,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from compute_plane.cuda.experts import DeviceExperts, ExpertMatrices, StackedMatrix
+from torch import Tensor
+
+from compute_plane.cuda.experts import (
+    DeviceExperts,
+    ExpertBiases,
+    ExpertMatrices,
+    StackedMatrix,
+)
 from compute_plane.cuda.matrices import DenseMatrix, Matrix, Projection
 from compute_plane.cuda.planned_matrix import PlannedMatrix
 from compute_plane.cuda.weights import DeviceMlp
 from compute_plane.model import expert_layout, layout
 from compute_plane.model.errors import UnsupportedModelError
-from compute_plane.model.spec import Mixture
+from compute_plane.model.spec import Mixture, ModelSpec
 from compute_plane.model.tensor import RawTensor, TensorFormat, TensorSource
 from kernels.cuda.quantized_formats import GATE_TURN, PANEL_ROWS
 
@@ -45,6 +52,15 @@ class PlannedMlp:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PlannedBiases:
+    """As in `ExpertBiases`, but vectors: of all experts one, each expert's behind the other's."""
+
+    router: PlannedMatrix
+    gate_up: PlannedMatrix
+    down: PlannedMatrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlannedExperts:
     """As in `DeviceExperts`.
 
@@ -55,6 +71,15 @@ class PlannedExperts:
     parts: tuple[PlannedMlp, ...]
     num_experts: int
     is_stacked: bool
+    biases: PlannedBiases | None = None
+
+    @property
+    def vectors(self) -> tuple[PlannedMatrix, ...]:
+        """What no expert multiplies with: the router, and biases."""
+        biases = self.biases
+        if biases is None:
+            return (self.router,)
+        return (self.router, biases.router, biases.gate_up, biases.down)
 
     @property
     def matrices(self) -> tuple[PlannedMatrix, ...]:
@@ -63,13 +88,23 @@ class PlannedExperts:
 
     def at(self, placed: Placed) -> DeviceExperts:
         """Return it where it lies."""
-        router = placed(self.router)
-        assert isinstance(router, DenseMatrix)
         return DeviceExperts(
-            router.values,
+            _values(placed(self.router)),
             self._matrices(placed, [part.gate_up for part in self.parts]),
             self._matrices(placed, [part.down for part in self.parts]),
+            None if self.biases is None else self._placed_biases(placed, self.biases),
         )
+
+    def _placed_biases(self, placed: Placed, biases: PlannedBiases) -> ExpertBiases:
+        """Return biases where they lie, those of gates as the rows of gates do."""
+        router, gate_up, down = (
+            _values(placed(planned)) for planned in (biases.router, biases.gate_up, biases.down)
+        )
+        gate_up = gate_up.view(self.num_experts, -1)
+        if self.parts[0].gate_up[0].in_turns:
+            turns = gate_up.view(self.num_experts, 2, -1, GATE_TURN).transpose(1, 2)
+            gate_up = turns.reshape(self.num_experts, -1)
+        return ExpertBiases(router.view(-1), gate_up, down.view(self.num_experts, -1))
 
     def _matrices(
         self, placed: Placed, parts: Iterable[tuple[PlannedMatrix, ...]]
@@ -80,6 +115,11 @@ class PlannedExperts:
         return ExpertMatrices.stacked(
             [StackedMatrix.of(matrix, self.num_experts) for matrix in projections[0].parts]
         )
+
+
+def _values(matrix: Matrix) -> Tensor:
+    assert isinstance(matrix, DenseMatrix)
+    return matrix.values
 
 
 def _projection(placed: Placed, parts: Iterable[PlannedMatrix]) -> Projection:
@@ -110,13 +150,18 @@ def _in_turns(planned: PlannedMatrix) -> PlannedMatrix:
 
 
 def plan_experts(
+    spec: ModelSpec,
     mixture: Mixture,
     source: TensorSource,
     layer: int,
     format_of: Callable[[RawTensor], TensorFormat],
     joined: Callable[..., tuple[PlannedMatrix, ...]],
+    vector: Callable[..., PlannedMatrix],
 ) -> PlannedExperts:
-    """Plan a layer's mixture. Raises UnsupportedModelError where experts run in several formats."""
+    """Plan a layer's mixture. Raises UnsupportedModelError where experts run in several formats.
+
+    `vector`: plans a vector of the tensors of these names, in the dtype of a step or in `target`.
+    """
 
     def tensor(role: str) -> RawTensor:
         return source.tensor(layout.layer_tensor(layer, role))
@@ -141,11 +186,32 @@ def plan_experts(
         gate_up = (_in_turns(_stacked(both, of_gate, mixture)),)
     else:
         gate_up = _stacked(gates, of_gate, mixture), _stacked(ups, of_up, mixture)
+    biases = _plan_biases(mixture, layer, vector) if spec.has_all_biases else None
     stacked = PlannedMlp(gate_up, (_stacked(downs, of_down, mixture),))
     if all(map(_can_be_stacked, stacked.matrices)):
-        return PlannedExperts(router, (stacked,), mixture.num_experts, is_stacked=True)
+        return PlannedExperts(
+            router, (stacked,), mixture.num_experts, is_stacked=True, biases=biases
+        )
     planned = tuple(plan_mlp(joined, *expert) for expert in experts)
-    return PlannedExperts(router, planned, mixture.num_experts, is_stacked=False)
+    return PlannedExperts(router, planned, mixture.num_experts, is_stacked=False, biases=biases)
+
+
+def _plan_biases(
+    mixture: Mixture, layer: int, vector: Callable[..., PlannedMatrix]
+) -> PlannedBiases:
+    def name(role: str) -> str:
+        return layout.layer_tensor(layer, role, layout.BIAS)
+
+    def of_all(*parts: str) -> PlannedMatrix:
+        experts = range(mixture.num_experts)
+        roles = (expert_layout.expert_role(expert, part) for expert in experts for part in parts)
+        return vector(*map(name, roles))
+
+    return PlannedBiases(
+        router=vector(name(expert_layout.ROUTER), target=TensorFormat.F32),
+        gate_up=of_all(expert_layout.GATE, expert_layout.UP),
+        down=of_all(expert_layout.DOWN),
+    )
 
 
 def _stacked(

@@ -28,6 +28,7 @@ from torch import Tensor
 from compute_plane.cuda.matrices import write_product
 from compute_plane.cuda.weight_plan import QuantizedUses
 from compute_plane.cuda.weights import DTYPES
+from kernels.cuda.activation import ACTIVATIONS
 from kernels.cuda.quantized_formats import PANEL_ROWS, packed_bytes
 from kernels.cuda.quantized_matmul import QuantizedMatmulVariant
 from kernels.cuda.quantized_rows import QuantizedRowsVariant
@@ -46,8 +47,8 @@ SCRATCH_BYTES: Final = 256 << 20
 class QuantizedKernels:
     """Products with quantised matrices and their rows, for the formats of one model.
 
-    `dtype`: of a step, by name. `activation`: what gates. Raises UnsupportedVariantError for a
-    dtype that no kernel is written for.
+    `dtype`: of a step, by name. `activation`: what gates; not all do in products. Raises
+    UnsupportedVariantError for a dtype that no kernel is written for.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class QuantizedKernels:
             (label, columns): QuantizedMatmulVariant(
                 label, dtype, columns, gates=True, activation=activation
             )
-            for label in sorted(uses.gates)
+            for label in sorted(uses.gates if activation in ACTIVATIONS else ())
             for columns in COLUMNS
         }
         every = uses.layers | uses.lm_head | uses.embedding
@@ -99,7 +100,7 @@ class QuantizedKernels:
 
     def takes_gate(self, num_rows: int, matrix: QuantizedMatrix) -> bool:
         """Whether so many rows are gated with their product."""
-        return num_rows <= most_rows_of(matrix.format)
+        return bool(self._gates) and num_rows <= most_rows_of(matrix.format)
 
     def gate(self, out: Tensor, x: Tensor, matrix: QuantizedMatrix) -> None:
         """Write activation(gate) · up, as in `DeviceOperations`."""

@@ -45,9 +45,15 @@ class Queries:
 
 
 def attend(
-    out: Tensor, query: Tensor, pool: Tensor, layer: int, block_tables: Array, queries: Queries
+    out: Tensor,
+    query: Tensor,
+    pool: Tensor,
+    layer: int,
+    block_tables: Array,
+    queries: Queries,
+    sinks: Tensor | None = None,
 ) -> None:
-    """Attend with some tokens of `query`.
+    """Attend with some tokens of `query`. `sinks`: float32 [H], or None.
 
     The blocks that are read become a pool of one layer in float32, and tables of their numbers
     there: a converted copy of the whole pool would be too much.
@@ -75,5 +81,6 @@ def attend(
         len(tokens) * num_kv_heads,
         attended,
         queries.window,
+        None if sinks is None else sinks.numpy(),
     )
     out[index] = torch.from_numpy(attended).to(out.dtype)

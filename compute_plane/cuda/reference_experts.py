@@ -35,7 +35,7 @@ class ReferenceExperts:
 
     def route(self, x: Tensor, experts: DeviceExperts, mixture: Mixture) -> Routing:
         """Choose and sort."""
-        logits = router_logits(x, experts.router).numpy()
+        logits = router_logits(x, experts.router, experts.biases).numpy()
         shape = len(x), mixture.experts_per_token
         chosen, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
         reference.route(
@@ -46,7 +46,8 @@ class ReferenceExperts:
         tiles = np.empty((num_tiles, TILE_NUMBERS), np.int32)
         reference.sort_pairs(chosen, mixture.num_experts, TILE_PAIRS, order, tiles)
         of = torch.from_numpy
-        return Routing(of(weights), of(order), of(tiles), TILE_PAIRS)
+        of_pairs = None if experts.biases is None else of(chosen)
+        return Routing(of(weights), of(order), of(tiles), TILE_PAIRS, of_pairs)
 
     def multiply(
         self,

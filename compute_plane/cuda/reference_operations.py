@@ -6,7 +6,7 @@ kernels of a device do, whatever its own dtype is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,10 +17,12 @@ from torch import Tensor
 from compute_plane.cuda.dense_kernels import MOST_ROWS
 from compute_plane.cuda.matrices import QuantizedMatrix, dense_product
 from compute_plane.cuda.operations import (
+    PLAIN,
     UNCHANGED,
     AdjustColumns,
     Around,
     HeadChanges,
+    LayerAttention,
     LogprobColumns,
     LogprobOutputs,
     PrefillRows,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
     from compute_plane.cuda.matrices import Matrix
     from compute_plane.cuda.next_product import NextProduct
+    from compute_plane.model.architectures import Activation
 
 Array = npt.NDArray[Any]
 
@@ -59,7 +62,7 @@ class ReferenceOperations:
     name = "reference"
     tile_tokens = 16  # the plan is made as for a device, and not needed
 
-    def __init__(self, activation: Literal["silu", "gelu"] = "silu") -> None:
+    def __init__(self, activation: Activation = "silu") -> None:
         self._gate_mul = GATE_MUL[activation]
         self._unpacked: WeakKeyDictionary[QuantizedMatrix, Tensor] = WeakKeyDictionary()
         self.experts = ReferenceExperts(self)
@@ -180,7 +183,7 @@ class ReferenceOperations:
         block_tables: Tensor,
         seq_lens: Tensor,
         longest: int,
-        window: int | None = None,
+        own: LayerAttention = PLAIN,
     ) -> None:
         """Attend with one token a row."""
         lengths = seq_lens.numpy()
@@ -188,8 +191,8 @@ class ReferenceOperations:
             raise ValueError(f"a row has {lengths.max()} tokens, longest is {longest}")
         out.zero_()
         rows = np.flatnonzero(lengths).astype(np.int32)
-        queries = Queries(rows, rows, lengths[rows] - 1, window)
-        attend(out, query, pool, layer, block_tables.numpy(), queries)
+        queries = Queries(rows, rows, lengths[rows] - 1, own.window)
+        attend(out, query, pool, layer, block_tables.numpy(), queries, own.sinks)
 
     def attention_prefill(
         self,
@@ -198,7 +201,7 @@ class ReferenceOperations:
         pool: Tensor,
         layer: int,
         rows: PrefillRows,
-        window: int | None = None,
+        own: LayerAttention = PLAIN,
     ) -> None:
         """Attend with the last tokens of each row."""
         firsts, lengths = rows.cu_query_lens.numpy(), rows.seq_lens.numpy()
@@ -206,8 +209,8 @@ class ReferenceOperations:
         token_rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         tokens = np.arange(len(token_rows), dtype=np.int32)
         positions = tokens - firsts[token_rows] + (lengths - counts)[token_rows]
-        queries = Queries(tokens, token_rows, positions, window)
-        attend(out, query, pool, layer, rows.block_tables.numpy(), queries)
+        queries = Queries(tokens, token_rows, positions, own.window)
+        attend(out, query, pool, layer, rows.block_tables.numpy(), queries, own.sinks)
 
     def gate_mul(
         self,

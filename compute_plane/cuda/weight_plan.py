@@ -102,13 +102,16 @@ class PlannedLayer:
     qkv_bias: PlannedMatrix | None
     head_norms: tuple[PlannedMatrix, PlannedMatrix] | None
     output_norms: tuple[PlannedMatrix, PlannedMatrix] | None
+    o_bias: PlannedMatrix | None
+    sinks: PlannedMatrix | None
 
     @property
     def vectors(self) -> tuple[PlannedMatrix, ...]:
         """Everything else, and what chooses experts."""
         part = self.feedforward
-        others = [] if self.qkv_bias is None else [self.qkv_bias]
-        others += [part.router] if isinstance(part, PlannedExperts) else []
+        alone = self.qkv_bias, self.o_bias, self.sinks
+        others = [vector for vector in alone if vector is not None]
+        others += part.vectors if isinstance(part, PlannedExperts) else []
         norms = (*(self.head_norms or ()), *(self.output_norms or ()))
         return (self.attn_norm, self.mlp_norm, *others, *norms)
 
@@ -224,6 +227,9 @@ class WeightPlan:
         def pair(one: PlannedMatrix, other: PlannedMatrix) -> tuple[Tensor, Tensor]:
             return vector(one), vector(other)
 
+        def perhaps(planned: PlannedMatrix | None) -> Tensor | None:
+            return None if planned is None else vector(planned)
+
         def projection(*parts: PlannedMatrix) -> Projection:
             return Projection(tuple(placed[part] for part in parts))
 
@@ -237,9 +243,11 @@ class WeightPlan:
                     o=projection(*layer.o),
                     mlp_norm=vector(layer.mlp_norm),
                     feedforward=layer.feedforward.at(placed.__getitem__),
-                    qkv_bias=None if layer.qkv_bias is None else vector(layer.qkv_bias),
+                    qkv_bias=perhaps(layer.qkv_bias),
                     head_norms=layer.head_norms and pair(*layer.head_norms),
                     output_norms=layer.output_norms and pair(*layer.output_norms),
+                    o_bias=perhaps(layer.o_bias),
+                    sinks=perhaps(layer.sinks),
                 )
                 for layer in self.layers
             ),
@@ -292,8 +300,8 @@ def plan_weights(
         own = RUNS_AS[tensor.format]
         return own if configured == AUTO and own.label in FORMATS else DENSE_FORMATS[dtype]
 
-    def vector(*names: str) -> PlannedMatrix:
-        return PlannedMatrix(tuple(map(source.tensor, names)), DENSE_FORMATS[dtype])
+    def vector(*names: str, target: TensorFormat = DENSE_FORMATS[dtype]) -> PlannedMatrix:
+        return PlannedMatrix(tuple(map(source.tensor, names)), target)
 
     def norm(name: str) -> PlannedMatrix:
         target = TensorFormat.F32 if spec.norms_begin_at_one else DENSE_FORMATS[dtype]
@@ -317,13 +325,14 @@ def plan_weights(
         def tensor(role: str) -> RawTensor:
             return source.tensor(name(role))
 
-        biases = layout.qkv_biases(spec, index)
+        biases, sinks = layout.qkv_biases(spec, index), layout.sinks(spec, index)
+        o_bias = layout.output_bias(spec, index)
         feedforward: PlannedMlp | PlannedExperts
         if spec.mixture is None:
             parts = (layout.GATE, layout.UP, layout.DOWN)
             feedforward = plan_mlp(joined, *map(tensor, parts))
         else:
-            feedforward = plan_experts(spec.mixture, source, index, format_of, joined)
+            feedforward = plan_experts(spec, spec.mixture, source, index, format_of, joined, vector)
         return PlannedLayer(
             attn_norm=norm(name(layout.ATTN_NORM)),
             qkv=joined(*map(tensor, (layout.QUERY, layout.KEY, layout.VALUE))),
@@ -333,6 +342,8 @@ def plan_weights(
             qkv_bias=vector(*biases) if biases else None,
             head_norms=pair_of_norms(layout.head_norms(spec, index)),
             output_norms=pair_of_norms(layout.output_norms(spec, index)),
+            o_bias=vector(*o_bias) if o_bias else None,
+            sinks=vector(*sinks, target=TensorFormat.F32) if sinks else None,
         )
 
     (embedding,) = joined(source.tensor(layout.EMBEDDING))

@@ -34,7 +34,9 @@ class DeviceLayer:
 
     `qkv`: (H + 2·G)·D outputs, the query heads first. `feedforward`: one MLP or a mixture.
     `qkv_bias`: [(H + 2·G)·D]; `head_norms`: [D] each, for query and for key heads; `output_norms`:
-    of what attention and the MLP give, before it is added. None where the architecture has none.
+    of what attention and the MLP give, before it is added; `o_bias`: of what attention gives;
+    `sinks`: float32 [H] (`DeviceOperations.attention_decode`). None where the architecture has
+    none.
     """
 
     attn_norm: Tensor
@@ -45,6 +47,8 @@ class DeviceLayer:
     qkv_bias: Tensor | None = None
     head_norms: tuple[Tensor, Tensor] | None = None
     output_norms: tuple[Tensor, Tensor] | None = None
+    o_bias: Tensor | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,8 @@
     normed rows ─→ router ─→ route ─→ group by expert
          └───────────────────────────→ rows of experts ─→ gate, up ─→ SiLU · up ─→ down ─→ add
 
+Where there are biases, they are added behind the router, where rows are gated, and at the end.
+
 A record of a product stands for all experts (`kernels.cpu.expert_product`): the shared one it
 calls, of the first expert, is made as that of any matrix is, but nobody walks to it.
 """
@@ -19,6 +21,7 @@ from compute_plane.executor.product_records import MOST_PRODUCT_CHUNKS, ProductR
 from compute_plane.executor.row_buffers import RowBuffers
 from kernels.cpu.catalogue import (
     add_experts,
+    clamped_rows,
     expert_product,
     gated_rows,
     group_by_expert,
@@ -38,7 +41,12 @@ from kernels.cpu.operation import StepWord
 from kernels.cpu.routing_sizes import EXPERT_CALL_BYTES, routing_scratch_bytes, run_words
 
 if TYPE_CHECKING:
-    from compute_plane.executor.packed_layers import PackedExperts, PackedMatrix, PackedMlp
+    from compute_plane.executor.packed_layers import (
+        ExpertBiases,
+        PackedExperts,
+        PackedMatrix,
+        PackedMlp,
+    )
     from compute_plane.executor.step_table import StepTable
     from compute_plane.memory.huge_pages import HugePageArena
     from compute_plane.model.spec import Mixture, ModelSpec
@@ -120,16 +128,22 @@ class ExpertRecords:
 
     def added(self, experts: PackedExperts, hidden: int) -> list[int]:
         """Route rows that are made already, multiply, and add to the hidden states."""
-        buffers, first = self._buffers, experts.first
+        buffers, first, biases = self._buffers, experts.first, experts.biases
         formats = dict.fromkeys(map(self._experts.format_of, first.gate_up))
         return [
             *self._products.beside_each_other(
                 [experts.router], buffers.logits, buffers.mixture.num_experts
             ),
+            *self._products.bias(
+                None if biases is None else biases.router,
+                buffers.logits,
+                buffers.mixture.num_experts,
+                StepWord.ZERO,
+            ),
             self._table.add(route_tokens, StepWord.TOKEN_CHUNKS, buffers.routing),
             self._table.add(group_by_expert, 1, buffers.routing),
             *(self._rows_of_experts(row_format, first.gate_up[0].k) for row_format in formats),
-            *self._given(first, experts.stride_bytes),
+            *self._given(first, experts.stride_bytes, biases),
             self._table.add(
                 add_experts,
                 StepWord.TOKEN_CHUNKS,
@@ -138,6 +152,7 @@ class ExpertRecords:
                     Routing.SOURCE: buffers.given,
                     Routing.OUT: hidden,
                     Routing.N: buffers.hidden_size,
+                    Routing.BIASES: 0 if biases is None else biases.down,
                 },
             ),
         ]
@@ -161,13 +176,13 @@ class ExpertRecords:
             },
         )
 
-    def _given(self, mlp: PackedMlp, stride_bytes: int) -> list[int]:
+    def _given(self, mlp: PackedMlp, stride_bytes: int, biases: ExpertBiases | None) -> list[int]:
         """Multiply with gate and up, gate, multiply with down."""
         experts, down = self._experts, mlp.down
         out, stride = self._buffers.given, self._buffers.hidden_size
-        fused = experts.gated_product(mlp.gate_up, down)
+        fused = None if biases is not None else experts.gated_product(mlp.gate_up, down)
         if fused is None:
-            gated = self._gated_apart(mlp, stride_bytes)
+            gated = self._gated_apart(mlp, stride_bytes, biases)
             multiplied = experts.product(down, out, stride)
         else:
             width = row_bytes(RowFormat.BF16, 1, down.k)
@@ -175,17 +190,32 @@ class ExpertRecords:
             multiplied = experts.product(down, out, stride, experts.gated_input)
         return [*gated, *self._of_all(multiplied, [down], stride_bytes, FLOAT_BYTES * stride)]
 
-    def _gated_apart(self, mlp: PackedMlp, stride_bytes: int) -> list[int]:
-        """Multiply with gate and up, and make of the sums the rows that down reads."""
+    def _gated_apart(
+        self, mlp: PackedMlp, stride_bytes: int, biases: ExpertBiases | None
+    ) -> list[int]:
+        """Multiply with gate and up, and make of the sums the rows that down reads.
+
+        Experts with biases are those with a clamped gate.
+        """
         buffers = self._buffers
+        maker, own = gated_rows, dict[int, int]()
+        if biases is not None:
+            maker, own = (
+                clamped_rows,
+                {
+                    RowInput.BIASES: biases.gate_up,
+                    RowInput.RUNS: buffers.routing[Routing.RUNS],
+                },
+            )
         width = 2 * buffers.intermediate_size
         shared = self._experts.beside_each_other(mlp.gate_up, buffers.sums, width)
         return [
             *self._of_all(shared, mlp.gate_up, stride_bytes, FLOAT_BYTES * width),
             *self._experts.rows(
-                gated_rows,
+                maker,
                 [mlp.down],
                 {
+                    **own,
                     RowInput.SOURCE: buffers.sums,
                     RowInput.SOURCE_STRIDE: width,
                     RowInput.ROWS_WORD: StepWord.NUM_EXPERT_ROWS,

@@ -17,7 +17,7 @@ A step of more tokens than fit the buffers is cut into pieces. In every layer al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -206,6 +206,7 @@ class LlamaTable:
             HiddenRows(self._hidden, weight, self._epsilon())
             for weight in layer.output_norms or (None, None)
         )
+        after_attention = replace(after_attention, bias=layer.o_bias)
         attended: dict[int, int] = {
             RowInput.SOURCE: self._attended,
             RowInput.SOURCE_STRIDE: spec.query_size,
@@ -217,7 +218,7 @@ class LlamaTable:
                 self._rope_write(index, layer),
             ),
             read=(
-                *self._attention(index),
+                *self._attention(index, layer),
                 *rows(plain_rows, [layer.o], attended),
                 *products.added(layer.o, after_attention),
                 *self._feedforward(layer, records, after_mlp),
@@ -237,7 +238,7 @@ class LlamaTable:
                     part.down,
                     self._gate_up,
                     hidden,
-                    by_gelu=self._spec.gates_by_gelu,
+                    by_gelu=self._spec.activation == "gelu",
                 ),
             ]
         if records.experts is None:
@@ -305,7 +306,7 @@ class LlamaTable:
             },
         )
 
-    def _attention(self, index: int) -> list[int]:
+    def _attention(self, index: int, layer: PackedLayer) -> list[int]:
         """Attend; then merge what threads found in parts of one context, if they shared any."""
         spec, layout = self._spec, self._pool.layout
         operands: dict[int, int] = {
@@ -320,6 +321,7 @@ class LlamaTable:
             Attention.NUM_KV_HEADS: spec.num_kv_heads,
             Attention.PARTIALS: self._partials,
             Attention.WINDOW: spec.window_of(self._first_layer + index) or 0,
+            Attention.SINKS: layer.sinks or 0,
         }
         return [
             self.table.add(ATTENTION[layout.dtype], StepWord.ATTENTION_CHUNKS, operands),

@@ -60,15 +60,29 @@ class PackedMlp:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """Addresses of a mixture's biases, float32: [E], [E, 2·I] (gate, up) and [E, hidden]."""
+
+    router: int
+    gate_up: int
+    down: int
+
+    def moved(self, by: int) -> ExpertBiases:
+        """Return them so many bytes further on."""
+        return ExpertBiases(self.router + by, self.gate_up + by, self.down + by)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedExperts:
     """A mixture of experts: `router` [E, hidden], and E packed alike, `stride_bytes` apart.
 
-    `first`: the first expert.
+    `first`: the first expert. `biases`: None where the architecture has none.
     """
 
     router: PackedMatrix
     first: PackedMlp
     stride_bytes: int
+    biases: ExpertBiases | None = None
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
@@ -77,7 +91,12 @@ class PackedExperts:
 
     def moved(self, by: int) -> PackedExperts:
         """Return it so many bytes further on."""
-        return PackedExperts(self.router.moved(by), self.first.moved(by), self.stride_bytes)
+        return PackedExperts(
+            self.router.moved(by),
+            self.first.moved(by),
+            self.stride_bytes,
+            None if self.biases is None else self.biases.moved(by),
+        )
 
 
 Feedforward: TypeAlias = PackedMlp | PackedExperts
@@ -89,8 +108,8 @@ class PackedLayer:
 
     `qkv`: columns q, k, v, in one matrix or several, as in `PackedMlp`. `qkv_bias`: address of
     float32 [(H + 2·G)·D]; `head_norms`: of two float32 [D], for query and for key heads;
-    `output_norms`: of two float32 [hidden], for what attention and MLP give. None where the
-    architecture has none.
+    `output_norms`: of two float32 [hidden], for what attention and MLP give. `o_bias`: of
+    float32 [hidden]; `sinks`: of float32 [H], in powers of 2. None where the architecture has none.
     """
 
     attn_norm: int
@@ -101,6 +120,8 @@ class PackedLayer:
     qkv_bias: int | None = None
     head_norms: tuple[int, int] | None = None
     output_norms: tuple[int, int] | None = None
+    o_bias: int | None = None
+    sinks: int | None = None
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
@@ -113,15 +134,20 @@ class PackedLayer:
         def both(norms: tuple[int, int] | None) -> tuple[int, int] | None:
             return None if norms is None else (norms[0] + by, norms[1] + by)
 
+        def one(vector: int | None) -> int | None:
+            return None if vector is None else vector + by
+
         return PackedLayer(
             attn_norm=self.attn_norm + by,
             qkv=tuple(part.moved(by) for part in self.qkv),
             o=self.o.moved(by),
             mlp_norm=self.mlp_norm + by,
             feedforward=self.feedforward.moved(by),
-            qkv_bias=None if self.qkv_bias is None else self.qkv_bias + by,
+            qkv_bias=one(self.qkv_bias),
             head_norms=both(self.head_norms),
             output_norms=both(self.output_norms),
+            o_bias=one(self.o_bias),
+            sinks=one(self.sinks),
         )
 
 

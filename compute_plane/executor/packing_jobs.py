@@ -25,15 +25,15 @@ ROWS_AT_ONCE: Final = 1024
 class PackingJob:
     """Tensors to be converted and packed into `out`, one behind the other.
 
-    `which`: the rows of each, in the order in which they are packed. `is_vector`: of float32, which
-    are not packed but as they are.
+    `which`: the rows of each, in the order in which they are packed. `vector_factor`: of vectors of
+    float32, which are not packed, what they are multiplied by; None: it is a matrix.
     """
 
     tensors: Sequence[RawTensor]
     target: TensorFormat
     out: UInt8Array
     which: Rows
-    is_vector: bool = False
+    vector_factor: float | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -42,9 +42,10 @@ class PackingJob:
 
     def run(self) -> None:
         """Do it. Raises ModelFileError if a weight is not finite or does not fit."""
-        if self.is_vector:
+        if self.vector_factor is not None:
             vectors = [tensor.to_float32().reshape(-1) for tensor in self.tensors]
-            self.out[:] = np.concatenate(vectors).view(np.uint8)
+            values = np.concatenate(vectors) * np.float32(self.vector_factor)
+            self.out[:] = values.view(np.uint8)
             return
         parts = [converted_tensor(tensor, self.target, self.which) for tensor in self.tensors]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)

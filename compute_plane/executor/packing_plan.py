@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_plane.executor.packed_layers import (
+    ExpertBiases,
     Feedforward,
     PackedExperts,
     PackedLayer,
@@ -45,6 +47,8 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
     biases = layout.qkv_biases(spec, layer)
     norms = [source.tensor(name) for name in layout.head_norms(spec, layer)]
     outputs = [source.tensor(name) for name in layout.output_norms(spec, layer)]
+    o_bias = [source.tensor(name) for name in layout.output_bias(spec, layer)]
+    sinks = [source.tensor(name) for name in layout.sinks(spec, layer)]
     attn_norm = plan.vector(tensor(layout.ATTN_NORM))
     qkv = plan.fused([tensor(r) for r in (layout.QUERY, layout.KEY, layout.VALUE)])
     o, mlp_norm = plan.matrix([tensor(layout.OUTPUT)]), plan.vector(tensor(layout.MLP_NORM))
@@ -52,7 +56,7 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
     if spec.mixture is None:
         feedforward = plan.mlp(*(tensor(r) for r in (layout.GATE, layout.UP, layout.DOWN)))
     else:
-        feedforward = _plan_experts(plan, spec.mixture, source, layer)
+        feedforward = _plan_experts(plan, spec, spec.mixture, source, layer)
     return PackedLayer(
         attn_norm=attn_norm,
         qkv=qkv,
@@ -62,16 +66,27 @@ def plan_layer(plan: PackingPlan, spec: ModelSpec, source: TensorSource, layer: 
         qkv_bias=plan.vector(*map(source.tensor, biases)) if biases else None,
         head_norms=(plan.vector(norms[0]), plan.vector(norms[1])) if norms else None,
         output_norms=(plan.vector(outputs[0]), plan.vector(outputs[1])) if outputs else None,
+        o_bias=plan.vector(*o_bias) if o_bias else None,
+        sinks=plan.vector(*sinks, factor=math.log2(math.e)) if sinks else None,
     )
 
 
 def _plan_experts(
-    plan: PackingPlan, mixture: Mixture, source: TensorSource, layer: int
+    plan: PackingPlan, spec: ModelSpec, mixture: Mixture, source: TensorSource, layer: int
 ) -> PackedExperts:
     """Plan a layer's router and its experts, which must be stored alike."""
 
-    def tensor(role: str) -> RawTensor:
-        return source.tensor(layout.layer_tensor(layer, role))
+    def tensor(role: str, part: str = layout.WEIGHT) -> RawTensor:
+        return source.tensor(layout.layer_tensor(layer, role, part))
+
+    def biases(*parts: str) -> int:
+        return plan.vector(
+            *(
+                tensor(expert_layout.expert_role(expert, part), layout.BIAS)
+                for expert in range(mixture.num_experts)
+                for part in parts
+            )
+        )
 
     # The choice of experts is kept as exact as the file has it.
     router = plan.matrix([tensor(expert_layout.ROUTER)], target=TensorFormat.F32)
@@ -96,7 +111,14 @@ def _plan_experts(
             )
     if first is None:
         raise ValueError("a mixture has at least one expert")
-    return PackedExperts(router, first, stride_bytes)
+    of_all = None
+    if spec.has_all_biases:
+        of_all = ExpertBiases(
+            router=plan.vector(tensor(expert_layout.ROUTER, layout.BIAS)),
+            gate_up=biases(expert_layout.GATE, expert_layout.UP),
+            down=biases(expert_layout.DOWN),
+        )
+    return PackedExperts(router, first, stride_bytes, of_all)
 
 
 class PackingPlan:
@@ -104,16 +126,19 @@ class PackingPlan:
 
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
-        self._vectors: list[tuple[RawTensor, int]] = []
+        self._vectors: list[tuple[RawTensor, int, float]] = []
         self._matrices: list[tuple[PlannedMatrix, PackedMatrix]] = []
         self.elements: Counter[tuple[TensorFormat, TensorFormat]] = Counter()
         self.num_bytes = 0
 
-    def vector(self, *tensors: RawTensor) -> int:
-        """Take a place for a vector of float32, of all `tensors`, and return its offset."""
+    def vector(self, *tensors: RawTensor, factor: float = 1.0) -> int:
+        """Take a place for a vector of float32, of all `tensors`, and return its offset.
+
+        `factor`: what its elements are multiplied by.
+        """
         start = at = self._take(4 * sum(tensor.num_elements for tensor in tensors))
         for tensor in tensors:
-            self._vectors.append((tensor, at))
+            self._vectors.append((tensor, at, factor))
             at += 4 * tensor.num_elements
         return start
 
@@ -173,9 +198,9 @@ class PackingPlan:
     def jobs(self, memory: UInt8Array) -> list[PackingJob]:
         """Return what is to be done, in pieces that threads can share."""
         jobs = []
-        for tensor, start in self._vectors:
+        for tensor, start, factor in self._vectors:
             out = memory[start : start + 4 * tensor.num_elements]
-            jobs.append(PackingJob([tensor], TensorFormat.F32, out, ALL_ROWS, is_vector=True))
+            jobs.append(PackingJob([tensor], TensorFormat.F32, out, ALL_ROWS, factor))
         for planned, matrix in self._matrices:
             jobs += planned.jobs(memory[matrix.address : matrix.address + matrix.num_bytes])
         return jobs

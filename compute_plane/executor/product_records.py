@@ -24,8 +24,14 @@ from compute_plane.executor.row_buffers import (
     row_format_of,
 )
 from compute_plane.executor.step_table import StepTable
-from kernels.cpu.catalogue import add_normed_rows, gated_rows, gelu_rows, ordered_rows
-from kernels.cpu.operands import NormedSum, Product, RowFormat, RowInput
+from kernels.cpu.catalogue import (
+    add_bias,
+    add_normed_rows,
+    gated_rows,
+    gelu_rows,
+    ordered_rows,
+)
+from kernels.cpu.operands import BiasRecord, NormedSum, Product, RowFormat, RowInput
 from kernels.cpu.operation import Operation, StepWord
 
 if TYPE_CHECKING:
@@ -42,12 +48,13 @@ class HiddenRows:
     """What products add to: `address` of float32 [tokens of the step, hidden].
 
     `norm`: address of the weights of the norm that comes before the addition, None for none;
-    `epsilon`: its bits.
+    `epsilon`: its bits. `bias`: address of float32 [hidden] that is added as well, without a norm.
     """
 
     address: int
     norm: int | None = None
     epsilon: int = 0
+    bias: int | None = None
 
 
 class ProductRecords:
@@ -166,12 +173,28 @@ class ProductRecords:
                 *self.product(matrix, self._rows.outputs, matrix.n, operands),
                 self._table.add(add_normed_rows, StepWord.TOKEN_CHUNKS, norm),
             ]
-        return self.product(
-            matrix,
-            hidden.address,
-            matrix.n,
-            {**operands, Product.ACCUMULATE: 1, Product.OUT_FIRST_WORD: StepWord.FIRST_TOKEN},
-        )
+        first: dict[int, int] = {Product.OUT_FIRST_WORD: StepWord.FIRST_TOKEN}
+        return [
+            *self.product(
+                matrix, hidden.address, matrix.n, {**operands, **first, Product.ACCUMULATE: 1}
+            ),
+            *self.bias(hidden.bias, hidden.address, matrix.n, StepWord.FIRST_TOKEN),
+        ]
+
+    def bias(self, bias: int | None, out: int, n: int, first: StepWord) -> list[int]:
+        """Add a bias, if there is one, to rows of n that a product has written.
+
+        `first`: the header word that holds the first row of `out`.
+        """
+        if bias is None:
+            return []
+        operands: dict[int, int] = {
+            BiasRecord.OUT: out,
+            BiasRecord.N: n,
+            BiasRecord.BIAS: bias,
+            BiasRecord.OUT_FIRST_WORD: first,
+        }
+        return [self._table.add(add_bias, StepWord.TOKEN_CHUNKS, operands)]
 
     def of_sampled_rows(self, matrix: PackedMatrix, out: int, stride: int) -> list[int]:
         """Multiply the rows whose logits are wanted."""

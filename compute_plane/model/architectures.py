@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
+
+Activation: TypeAlias = Literal["silu", "gelu", "clamped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,10 @@ class Architecture:
     so that neighbouring elements of a head turn together. `has_multipliers`: those of
     `compute_plane.model.multipliers`. `experts`: whether layers have a mixture of experts in place
     of one MLP. `has_output_norms`: what attention and MLP give is normalised before it is added to
-    the hidden states. `gates_by_gelu`: the gate of the MLP is GELU (by tanh), not SiLU.
+    the hidden states. `has_sinks`: query heads have a score each beside those of tokens
+    (`kernels.reference.paged_attention`). `has_all_biases`: the products of what attention gives,
+    of the router and of experts have biases as well. `activation`: what gates the MLP, SiLU, GELU
+    (by tanh), or a clamped SwiGLU (`kernels.reference.clamped_mul`).
     `norms_begin_at_one`: directories have weights of norms as what they are more than 1.
     `exceeds_float16`: hidden states are larger than a float16 can be. `says_scaled_length`: files
     say how many positions there are after RoPE scaling. `is_in_gguf`: whether GGUF files know the
@@ -32,7 +37,9 @@ class Architecture:
     has_multipliers: bool = False
     experts: Literal["never", "may", "always"] = "never"
     has_output_norms: bool = False
-    gates_by_gelu: bool = False
+    has_sinks: bool = False
+    has_all_biases: bool = False
+    activation: Activation = "silu"
     norms_begin_at_one: bool = False
     exceeds_float16: bool = False
     says_scaled_length: bool = False
@@ -60,7 +67,7 @@ ARCHITECTURES: Final = {
         "Gemma 3",
         has_head_norms=True,
         has_output_norms=True,
-        gates_by_gelu=True,
+        activation="gelu",
         norms_begin_at_one=True,
         exceeds_float16=True,
         says_scaled_length=True,
@@ -69,6 +76,15 @@ ARCHITECTURES: Final = {
     "mixtral": Architecture("Mixtral", experts="always", is_in_gguf=False),
     "qwen3moe": Architecture("Qwen3 MoE", has_head_norms=True, experts="always"),
     "qwen3vlmoe": Architecture("Qwen3-VL MoE", has_head_norms=True, experts="always"),
+    "gpt-oss": Architecture(
+        "gpt-oss",
+        has_qkv_bias=True,
+        has_sinks=True,
+        has_all_biases=True,
+        activation="clamped",
+        experts="always",
+        exceeds_float16=True,
+    ),
     "granitemoe": Architecture(
         "Granite MoE", turns_neighbours="in GGUF", has_multipliers=True, experts="always"
     ),

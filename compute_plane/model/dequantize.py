@@ -8,8 +8,8 @@ A block of GGUF's holds 32 consecutive elements of a row:
 
 Byte k of the nibbles holds element k in its low half and element k + 16 in its high half. The
 formats of five and six bits and those of 256 elements are `compute_plane.model.k_quants`, those
-that no kernel reads `compute_plane.model.read_only_quants`, those of group-wise quantised
-checkpoints `compute_plane.model.group_blocks`.
+that no kernel reads `compute_plane.model.read_only_quants` and `compute_plane.model.mxfp4`, those
+of group-wise quantised checkpoints `compute_plane.model.group_blocks`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from compute_plane.model import group_blocks, k_quants, read_only_quants
+from compute_plane.model import group_blocks, k_quants, mxfp4, read_only_quants
 from compute_plane.model.errors import ModelFileError, printable
 from compute_plane.model.k_quants import float16_column
 
@@ -106,6 +106,7 @@ _DECODERS: dict[str, Callable[[UInt8Array, Float32Array], None]] = {
     "Q4_1": _q4_1,
     **k_quants.DECODERS,
     **read_only_quants.DECODERS,
+    "MXFP4": mxfp4.decode_mxfp4,
     "INT4": group_blocks.decode_int4,
     "UINT4": group_blocks.decode_uint4,
     "INT8": group_blocks.decode_int8,

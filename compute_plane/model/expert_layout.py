@@ -15,6 +15,9 @@ their own: E experts, M of them; I: `ModelSpec.intermediate_size`.
     blk.N.ffn_up_exps.weight         [E, I, hidden]
     blk.N.ffn_down_exps.weight       [E, hidden, I]
 
+  gpt-oss has biases of all of these: [E] of the router, [I], [I] and [hidden] of an expert (….bias), in GGUF files
+  [E, I], [E, I] and [E, hidden]. Its directories: `stacked_experts`.
+
     in directories, model.layers.N.…                  shape
     Mixtral    block_sparse_moe.gate.weight           [E, hidden]
                block_sparse_moe.experts.M.w1.weight   [I, hidden]       gate_proj; w3 up_proj, w2 down_proj
@@ -53,13 +56,14 @@ _BLOCK: Final = "block_sparse_moe"
 class RowsOfRole:
     """Where a role's rows lie in files: `count` from `first` on of the rows of the role `stored`.
 
-    `shape`: of all that is stored there.
+    `shape`: of all that is stored there. `part`: "weight" or "bias", of both.
     """
 
     stored: str
     first: int
     count: int
     shape: tuple[int, ...]
+    part: str = "weight"
 
 
 def expert_role(expert: int, part: str) -> str:
@@ -73,6 +77,11 @@ def mixture_shapes(spec: ModelSpec, mixture: Mixture) -> dict[str, tuple[int, ..
     for expert in range(mixture.num_experts):
         shapes |= {expert_role(expert, part): shape for part, shape in _part_shapes(spec).items()}
     return shapes
+
+
+def bias_shapes(spec: ModelSpec, mixture: Mixture) -> dict[str, tuple[int, ...]]:
+    """Return the roles of a layer's router and experts and the shapes of their biases."""
+    return {role: shape[:1] for role, shape in mixture_shapes(spec, mixture).items()}
 
 
 def _part_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
@@ -107,6 +116,12 @@ def _stacked(spec: ModelSpec, mixture: Mixture) -> Iterator[tuple[str, RowsOfRol
         for expert in range(mixture.num_experts):
             run = RowsOfRole(f"{EXPERTS}.{part}", expert * rows, rows, shape)
             yield expert_role(expert, part), run
+            if spec.has_all_biases:
+                biases = mixture.num_experts, rows
+                yield (
+                    expert_role(expert, part),
+                    RowsOfRole(f"{EXPERTS}.{part}", expert, 1, biases, "bias"),
+                )
 
 
 def _fused_and_stacked(spec: ModelSpec, mixture: Mixture) -> Iterator[tuple[str, RowsOfRole]]:

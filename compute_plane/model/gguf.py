@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
             file.path,
             f"architecture {printable(architecture)} is not supported; supported are "
             f"{', '.join(SUPPORTED)} (Llama, Mistral, Ministral 3, Mixtral, Qwen2, Qwen2-VL, "
-            "Qwen3, Qwen3-VL, Phi-3, GLM-4, SmolLM3, Granite, Gemma 3)",
+            "Qwen3, Qwen3-VL, Phi-3, GLM-4, SmolLM3, Granite, Gemma 3, gpt-oss)",
         )
     prefix = f"{architecture}."
     hidden_size = keys.require_integer(prefix + "embedding_length")
@@ -120,7 +121,8 @@ def read_gguf_spec(file: GgufFile, name: str | None = None) -> ModelSpec:
         for tensor_name, entry in file.tensors.items()
         if tensor_name not in layout.GGUF_OF_ROPE
     }
-    return layout.check_layout(file.path, spec, stored, layout.gguf_name, in_gguf=True)
+    name_of = partial(layout.gguf_name, architecture=architecture)
+    return layout.check_layout(file.path, spec, stored, name_of, in_gguf=True)
 
 
 class GgufSource:
@@ -128,6 +130,7 @@ class GgufSource:
 
     def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
         self._file = file
+        self._spec = spec
         self._names = tuple(layout.tensor_shapes(spec))
         self._parts = layout.parts_of_files(spec, in_gguf=True)
         self._head_orders = layout.head_orders(
@@ -147,7 +150,9 @@ class GgufSource:
     def tensor(self, name: str) -> RawTensor:
         """Return one tensor; its bytes are a view of the mapped file."""
         part = self._parts.get(name)
-        stored_name = layout.gguf_name(name if part is None else part.stored)
+        stored_name = layout.gguf_name(
+            name if part is None else part.stored, self._spec.architecture
+        )
         entry = self._file.tensors[stored_name]
         tensor = RawTensor(
             name=name,

@@ -81,6 +81,7 @@ TENSOR_FORMATS = {
     20: TensorFormat.IQ4_NL,
     23: TensorFormat.IQ4_XS,
     30: TensorFormat.BF16,
+    39: TensorFormat.MXFP4,
 }
 
 _U32 = struct.Struct("<I")

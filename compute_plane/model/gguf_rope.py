@@ -23,6 +23,8 @@ from compute_plane.model.tensor import TensorFormat
 SUPPORTED = "none, linear, yarn and longrope"
 LONG_ROPE = "longrope"
 MINISTRAL3 = "mistral3."
+GPT_OSS = "gpt-oss."
+"""Its files do not say that the pairs between which YaRN interpolates are no whole ones."""
 LOG_MULTIPLIER = "yarn_log_multiplier"
 """`mscale_all_dim` of directories, beside an `mscale` of 1."""
 GROWTH = "attention.temperature_scale"
@@ -117,6 +119,7 @@ def _of_keys(
         attention_factor=yarn_attention_factor(factor, 1.0, multiplier),
         beta_fast=YARN_BETA_FAST if fast is None else fast,
         beta_slow=YARN_BETA_SLOW if slow is None else slow,
+        truncate=prefix != GPT_OSS,
         queries_grow=grows,
     )
 

@@ -15,8 +15,8 @@ SLIDING_WINDOW: Final = "attention.sliding_window"
 PATTERN: Final = "attention.sliding_window_pattern"
 PHI3: Final = "phi3."
 GEMMA3: Final = "gemma3."
-GEMMA3_PERIOD: Final = 6
-"""Of Gemma 3 models whose files do not say it."""
+PERIODS: Final = {GEMMA3: 6, "gpt-oss.": 2}
+"""Of which the last layer has no window, in models whose files do not say it."""
 PHI3_WINDOW: Final = 2047
 """Of Phi-3 models of 4096 positions whose files were made before there was a key for it."""
 
@@ -26,7 +26,7 @@ def read_windows(
 ) -> tuple[int | None, Collection[int]]:
     """Return how many positions a token sees, None for all, and the layers in which that is so.
 
-    A window of 0 is none. All layers have it, of Gemma 3 all but every sixth, unless a pattern says
+    A window of 0 is none. All layers have it, but for those of `PERIODS`, unless a pattern says
     which: whether each has, or a period, of which the last layer has none. `context_length`: the
     file's. Raises ModelFileError.
     """
@@ -36,8 +36,7 @@ def read_windows(
     if prefix == GEMMA3 and window is None:
         return None, ()  # llama.cpp writes none where all layers are global ones
     if not keys.has(prefix + PATTERN):
-        period = GEMMA3_PERIOD if prefix == GEMMA3 else 0
-        return window, layers_of_period(period, num_layers)
+        return window, layers_of_period(PERIODS.get(prefix, 0), num_layers)
     return window, _layers_of_pattern(path, keys, prefix + PATTERN, num_layers)
 
 

@@ -38,11 +38,14 @@ from compute_plane.model.float8_config import (
     read_float_weights,
     read_fp8,
 )
+from compute_plane.model.hf_windows import GPT_OSS
 from compute_plane.model.json_file import JsonObject
 
 GPTQ: Final = "gptq"
 AWQ: Final = "awq"
 COMPRESSED_TENSORS: Final = "compressed-tensors"
+MXFP4: Final = "mxfp4"
+"""Of gpt-oss's experts alone (`compute_plane.model.stacked_experts`)."""
 METHODS: Final = (GPTQ, AWQ, COMPRESSED_TENSORS, FP8, FBGEMM_FP8)
 
 KEYS: Final = ("quantization_config", "compression_config")
@@ -92,6 +95,10 @@ def read_quantization(config: JsonObject) -> GroupQuantization | Float8Quantizat
     if found is None:
         return None
     section, method = found
+    if config.text("model_type") == GPT_OSS:
+        # Its tensors say which of them are codes.
+        _require(section, "quant_method", method, (MXFP4,))
+        return None
     _require(section, "quant_method", method, METHODS)
     # Inputs of rotated weights must be rotated too, by code that is not of the model's type.
     _require_absent(section, "rotation")

@@ -10,6 +10,7 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError, pr
 from compute_plane.model.exact_context import exact_length
 from compute_plane.model.hf_gemma import with_gemma
 from compute_plane.model.hf_rope import (
+    OF_GPT_OSS,
     OF_MINISTRAL3,
     of_layer_type,
     rope_scaling,
@@ -21,6 +22,7 @@ from compute_plane.model.hf_text_part import WHOLE_MODELS
 from compute_plane.model.hf_windows import (
     FULL_ATTENTION,
     GEMMA3,
+    GPT_OSS,
     MINISTRAL3,
     MISTRAL,
     MIXTRAL,
@@ -36,6 +38,7 @@ from compute_plane.model.spec import (
     ModelSpec,
 )
 from compute_plane.model.windows import with_windows
+from kernels.reference.clamped_mul import LIMIT, SLOPE
 
 LLAMA = "llama"
 GLM4 = "glm4"
@@ -49,6 +52,10 @@ EXPERTS = 8
 NO_ROPE_INTERVAL = 4
 """Every so many layers of a SmolLM3 one has no rotary positions, unless it says otherwise."""
 ATTENTION = ("attention", FULL_ATTENTION)
+POSITIONS = {MINISTRAL3: OF_MINISTRAL3, GPT_OSS: OF_GPT_OSS}
+"""Of models that say nothing of their rotary positions and mean something."""
+CLAMPED = {"swiglu_limit": LIMIT, "swiglu_alpha": SLOPE}
+"""The numbers of a clamped SwiGLU, and the only ones that there are kernels for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,14 @@ MODEL_TYPES: Final = {
     ),
     QWEN3_MOE: ModelType("qwen3moe", "Qwen3MoeForCausalLM", num_kv_heads=4),
     GRANITE_MOE: ModelType("granitemoe", "GraniteMoeForCausalLM"),
+    GPT_OSS: ModelType(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        num_kv_heads=8,
+        head_dim=64,
+        rope_theta=150000.0,
+        rms_norm_eps=1e-5,
+    ),
 }
 
 
@@ -139,8 +154,8 @@ def read_hf_spec(config: JsonObject, name: str) -> ModelSpec:
     num_layers = config.integer("num_hidden_layers")
     head_dim = _head_dim(config, kind, hidden_size, num_heads)
     turning = of_layer_type(config, FULL_ATTENTION) if model_type == GEMMA3 else config
-    if model_type == MINISTRAL3:
-        turning = with_defaults(config, OF_MINISTRAL3)
+    if model_type in POSITIONS:
+        turning = with_defaults(config, POSITIONS[model_type])
     scaling = rope_scaling(turning, context_length, yarn_is_longrope=model_type == PHI3)
     # A model without a head has the embedding for one, as GGUF files of such models have it.
     ties = True if _is_headless(config, kind) else config.boolean("tie_word_embeddings")
@@ -277,7 +292,10 @@ def _refuse_variants(config: JsonObject, model_type: str) -> None:
         )
     if model_type == GRANITE4:
         _refuse_hybrids(config)
-    for key in ("mlp_bias",) if _says_qkv_bias(kind) else ("attention_bias", "mlp_bias"):
+    if model_type == GPT_OSS:
+        _refuse_other_gpt_oss(config)
+    has_own_rules = _says_qkv_bias(kind) or model_type == GPT_OSS
+    for key in ("mlp_bias",) if has_own_rules else ("attention_bias", "mlp_bias"):
         if config.boolean(key):
             raise UnsupportedModelError(config.path, f"{key} = true is not supported")
     key, expected = kind.activation
@@ -303,6 +321,16 @@ def _is_headless(config: JsonObject, kind: ModelType) -> bool:
         for other in MODEL_TYPES.values()
         if other.architecture == kind.architecture
     )
+
+
+def _refuse_other_gpt_oss(config: JsonObject) -> None:
+    """Refuse a gpt-oss without biases, or with other numbers in its gate."""
+    if config.boolean("attention_bias") is False:
+        raise UnsupportedModelError(config.path, "attention_bias must be true, got false")
+    for key, expected in CLAMPED.items():
+        given = config.number(key, expected)
+        if given != expected:
+            raise UnsupportedModelError(config.path, f"{key} must be {expected:g}, got {given:g}")
 
 
 def _refuse_hybrids(config: JsonObject) -> None:

@@ -31,6 +31,13 @@ OF_MINISTRAL3 = {
     GROWTH: 0.1,
 }
 """What a Ministral 3 means that says nothing of its rotary positions."""
+OF_GPT_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+"""The same of gpt-oss."""
 
 
 def of_layer_type(config: JsonObject, kind: str) -> JsonObject:

@@ -15,6 +15,10 @@ MIXTRAL = "mixtral"
 SMOLLM3 = "smollm3"
 MINISTRAL3 = "ministral3"
 GEMMA3 = "gemma3_text"
+GPT_OSS = "gpt_oss"
+GPT_OSS_WINDOW = 128
+GPT_OSS_PERIOD = 2
+"""Of which the last layer of a gpt-oss has no window that does not say it."""
 GEMMA3_PERIOD = 6
 """Of which the last layer of a Gemma 3 has no window that does not say it."""
 OF_LAYERS = ("qwen2", "qwen3", SMOLLM3)
@@ -33,10 +37,10 @@ def read_windows(
     """Return how many positions a token sees, None for all, and the layers in which that is so.
 
     Mistral, Ministral 3, Phi-3 and Mixtral have windows in all layers, and so has Qwen3-MoE where
-    it says `use_sliding_window`; Gemma 3 in those of `layer_types`, or else in all but every so
-    many (`sliding_window_pattern`). The others, if `use_sliding_window`, in those of `layer_types`;
-    where there are none, SmolLM3 in those without rotary positions, Qwen from `max_window_layers`
-    on. Raises ModelFileError.
+    it says `use_sliding_window`; Gemma 3 and gpt-oss in those of `layer_types`, or else Gemma 3 in
+    all but every so many (`sliding_window_pattern`), gpt-oss in every other one. The others, if
+    `use_sliding_window`, in those of `layer_types`; where there are none, SmolLM3 in those without
+    rotary positions, Qwen from `max_window_layers` on. Raises ModelFileError.
     """
     if model_type == MISTRAL:
         return _window(config, SLIDING_WINDOW), range(num_layers)
@@ -46,6 +50,11 @@ def read_windows(
         return _window(config, SLIDING_WINDOW), range(num_layers)
     if model_type == GEMMA3:
         return _window(config, SLIDING_WINDOW), _layers_of_gemma(config, num_layers)
+    if model_type == GPT_OSS:
+        named = layers_of_type(config, SLIDING_ATTENTION, num_layers)
+        if named is None:
+            named = layers_of_period(GPT_OSS_PERIOD, num_layers)
+        return _window(config, GPT_OSS_WINDOW), named
     if model_type not in OF_LAYERS or not config.boolean("use_sliding_window"):
         return None, ()
     window = _window(config, None if model_type == SMOLLM3 else SLIDING_WINDOW)

@@ -20,6 +20,10 @@ The canonical names are those of Hugging Face checkpoints.
   Qwen3 has besides:
     model.layers.N.self_attn.q_norm.weight           blk.N.attn_q_norm.weight  [D]
     model.layers.N.self_attn.k_norm.weight           blk.N.attn_k_norm.weight  [D]
+  gpt-oss has besides, with biases of q, k, v and o (….bias), a score of each query head:
+    model.layers.N.self_attn.sinks.weight            blk.N.attn_sinks.weight   [H]
+  Its GGUF files call the norm before the MLP post_attention_norm (`GGUF_OTHER_NAMES`), its directories have other names for
+  all but plain matrices (`stacked_experts`).
   Gemma 3 and GLM-4 have besides:
     model.layers.N.self_attn.output_norm.weight      blk.N.post_attention_norm.weight   [hidden]
     model.layers.N.mlp.output_norm.weight            blk.N.post_ffw_norm.weight         [hidden]
@@ -59,6 +63,7 @@ QUERY = "self_attn.q_proj"
 KEY = "self_attn.k_proj"
 VALUE = "self_attn.v_proj"
 OUTPUT = "self_attn.o_proj"
+SINKS = "self_attn.sinks"
 ATTN_OUTPUT_NORM = "self_attn.output_norm"
 QUERY_NORM = "self_attn.q_norm"
 KEY_NORM = "self_attn.k_norm"
@@ -100,6 +105,7 @@ GGUF_LAYER_NAMES = {
     KEY: "attn_k",
     VALUE: "attn_v",
     OUTPUT: "attn_output",
+    SINKS: "attn_sinks",
     ATTN_OUTPUT_NORM: "post_attention_norm",
     QUERY_NORM: "attn_q_norm",
     KEY_NORM: "attn_k_norm",
@@ -112,6 +118,8 @@ GGUF_LAYER_NAMES = {
     GATE_UP: "ffn_up",
     **expert_layout.GGUF_NAMES,
 }
+GGUF_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {"gpt-oss": {MLP_NORM: "post_attention_norm"}}
+"""What GGUF files of an architecture call a role, where that is another name."""
 GGUF_GLOBAL_NAMES = {
     EMBEDDING: "token_embd.weight",
     FINAL_NORM: "output_norm.weight",
@@ -139,6 +147,16 @@ def qkv_biases(spec: ModelSpec, layer: int) -> list[str]:
     return [layer_tensor(layer, role, BIAS) for role in roles]
 
 
+def output_bias(spec: ModelSpec, layer: int) -> list[str]:
+    """Return the name of the bias of what attention gives, in a list; empty if there is none."""
+    return [layer_tensor(layer, OUTPUT, BIAS)] if spec.has_all_biases else []
+
+
+def sinks(spec: ModelSpec, layer: int) -> list[str]:
+    """Return the name of the scores of query heads, in a list; empty if there are none."""
+    return [layer_tensor(layer, SINKS)] if spec.has_sinks else []
+
+
 def head_norms(spec: ModelSpec, layer: int) -> list[str]:
     """Return the names of a layer's norms of query and key heads; empty if it has none."""
     roles = (QUERY_NORM, KEY_NORM) if spec.has_head_norms else ()
@@ -159,13 +177,14 @@ def directory_name(spec: ModelSpec, canonical: str) -> str:
     return canonical
 
 
-def gguf_name(canonical: str) -> str:
-    """Return what a GGUF file calls a canonical tensor."""
+def gguf_name(canonical: str, architecture: str = "") -> str:
+    """Return what a GGUF file of an architecture calls a canonical tensor."""
     if canonical in GGUF_GLOBAL_NAMES:
         return GGUF_GLOBAL_NAMES[canonical]
     layer, role = canonical.removeprefix("model.layers.").split(".", 1)
     role, _, part = role.rpartition(".")
-    return f"blk.{layer}.{GGUF_LAYER_NAMES[role]}.{part}"
+    name = GGUF_OTHER_NAMES.get(architecture, {}).get(role, GGUF_LAYER_NAMES[role])
+    return f"blk.{layer}.{name}.{part}"
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -193,6 +212,11 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             shapes[layer_tensor(layer, role)] = shape
         sizes = (spec.query_size, spec.kv_size, spec.kv_size)
         shapes |= {name: (n,) for name, n in zip(qkv_biases(spec, layer), sizes, strict=False)}
+        shapes |= dict.fromkeys(output_bias(spec, layer), (hidden,))
+        shapes |= dict.fromkeys(sinks(spec, layer), (spec.num_heads,))
+        if spec.mixture is not None and spec.has_all_biases:
+            biases = expert_layout.bias_shapes(spec, spec.mixture).items()
+            shapes |= {layer_tensor(layer, role, BIAS): shape for role, shape in biases}
         shapes |= dict.fromkeys(head_norms(spec, layer), (spec.head_dim,))
         shapes |= dict.fromkeys(output_norms(spec, layer), (hidden,))
     shapes[FINAL_NORM] = (hidden,)
@@ -231,8 +255,11 @@ def parts_of_files(spec: ModelSpec, *, in_gguf: bool) -> dict[str, RowsOfPart]:
         stored = list(expert_layout.stored_mixture(spec, spec.mixture, in_gguf=in_gguf))
         for layer in range(spec.num_layers):
             for role, rows in stored:
-                parts[layer_tensor(layer, role)] = RowsOfPart(
-                    layer_tensor(layer, rows.stored), rows.first, rows.count, rows.shape
+                parts[layer_tensor(layer, role, rows.part)] = RowsOfPart(
+                    layer_tensor(layer, rows.stored, rows.part),
+                    rows.first,
+                    rows.count,
+                    rows.shape,
                 )
     return parts
 
@@ -250,11 +277,12 @@ def stored_shapes(spec: ModelSpec, *, in_gguf: bool) -> dict[str, tuple[int, ...
 
 
 def part_of(stored: RawTensor, name: str, part: RowsOfPart) -> RawTensor:
-    """Return the rows of a stored tensor that are one of the model's."""
+    """Return the rows of a stored tensor that are one of the model's; of a bias, which is one."""
+    is_vector = name.endswith(f".{BIAS}")
     return dataclasses.replace(
         stored,
         name=name,
-        shape=(part.count, stored.shape[-1]),
+        shape=stored.shape[-1:] if is_vector else (part.count, stored.shape[-1]),
         stored=RunOfRows(stored.stored, part.first, part.count),
     )
 

@@ -20,7 +20,12 @@ from compute_plane.model.json_file import JsonObject
 from compute_plane.model.spec import Mixture
 
 QWEN3_MOE: Final = "qwen3_moe"
-DEFAULTS: Final = {QWEN3_MOE: (128, 8), "mixtral": (8, 2), "granitemoe": (8, 2)}
+DEFAULTS: Final = {
+    QWEN3_MOE: (128, 8),
+    "mixtral": (8, 2),
+    "granitemoe": (8, 2),
+    "gpt_oss": (128, 4),
+}
 """Of a model type with experts: how many, and how many a token, where config.json does not say."""
 SOFTMAX: Final = 1
 """GGUF's number for the only function of the router that is computed here."""

@@ -27,6 +27,7 @@ from compute_plane.model.hf_text_part import is_of_text, text_tensors
 from compute_plane.model.json_file import JsonObject, parse_object
 from compute_plane.model.mapped_file import forget_pages, map_file
 from compute_plane.model.spec import ModelSpec
+from compute_plane.model.stacked_experts import CODES, take_stacked_experts
 from compute_plane.model.stored_tensor import ARRAY_TYPES, FLOATS, StoredTensor
 from compute_plane.model.tensor import RawTensor
 
@@ -100,6 +101,8 @@ def open_safetensors(
     stored: dict[str, StoredTensor] = {}
     files = _files(directory)
     dtypes = tuple(FLOATS if quantization is None else ARRAY_TYPES)
+    if spec.has_all_biases:
+        dtypes = *FLOATS, CODES
     is_read = is_of_text if is_text_part else _every_tensor
     for path in files:
         for name, entry in read_header(path, dtypes, is_read).items():
@@ -115,7 +118,10 @@ def open_safetensors(
     buffers = list({id(entry.buffer): entry.buffer for entry in stored.values()}.values())
     where = files[0] if len(files) == 1 else directory
     tensors = {}
-    if quantization is not None:
+    if spec.has_all_biases:
+        layout.check_numbers(where, spec, len(stored))
+        tensors = take_stacked_experts(stored, spec)
+    elif quantization is not None:
         layout.check_numbers(where, spec, len(stored))
         # Whether the output matrix is tied, or one of its own is stored, is not known yet.
         untied = dataclasses.replace(spec, tie_embeddings=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from compute_plane.model.architectures import ARCHITECTURES
+from compute_plane.model.architectures import ARCHITECTURES, Activation
 
 MAX_LAYERS = 4096
 MAX_VOCAB_SIZE = 1 << 21
@@ -223,14 +223,19 @@ class ModelSpec:
         return ARCHITECTURES[self.architecture].has_output_norms
 
     @property
-    def gates_by_gelu(self) -> bool:
-        """Whether the gate of the MLP is GELU, not SiLU."""
-        return ARCHITECTURES[self.architecture].gates_by_gelu
+    def has_sinks(self) -> bool:
+        """Whether query heads have a score each beside those of tokens."""
+        return ARCHITECTURES[self.architecture].has_sinks
 
     @property
-    def activation(self) -> Literal["silu", "gelu"]:
+    def has_all_biases(self) -> bool:
+        """Whether attention's output, router and experts have biases as well."""
+        return ARCHITECTURES[self.architecture].has_all_biases
+
+    @property
+    def activation(self) -> Activation:
         """The name of what gates the MLP."""
-        return "gelu" if self.gates_by_gelu else "silu"
+        return ARCHITECTURES[self.architecture].activation
 
     @property
     def norms_begin_at_one(self) -> bool:
@@ -289,7 +294,7 @@ def faults_of(spec: ModelSpec) -> list[str]:
             faults.append(f"{name} must be finite and at least 1, got {theta}")
     if not 0 < spec.rms_norm_eps < 1:
         faults.append(f"rms_norm_eps must be between 0 and 1, got {spec.rms_norm_eps}")
-    if spec.mixture is not None and (spec.has_output_norms or spec.gates_by_gelu):
+    if spec.mixture is not None and (spec.has_output_norms or spec.activation == "gelu"):
         faults.append(f"mixtures of experts are not computed in {spec.architecture} models")
     return faults + _scaling_faults(spec)
 

@@ -22,6 +22,7 @@ ARRAY_TYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
     "F8_E4M3": np.dtype("u1"),
+    "U8": np.dtype("u1"),
 }
 """By the file's name of a type; a bfloat16 is its bits, and so is a float8."""
 

@@ -46,6 +46,7 @@ class TensorFormat(Enum):
     Q3_K = ("Q3_K", 256, 110)
     IQ4_NL = ("IQ4_NL", 32, 18)
     IQ4_XS = ("IQ4_XS", 256, 136)
+    MXFP4 = ("MXFP4", 32, 17)
     INT4 = ("INT4", 32, 20)
     UINT4 = ("UINT4", 32, 22)
     INT8 = ("INT8", 32, 36)

@@ -19,6 +19,10 @@ window of its first token does, and nothing before that sub-block is read. A row
 later sees nothing of the first super-blocks, and of a segment before its window at most one, since
 items are shorter than segments: what that adds are exact zeros.
 
+A head may have a *sink* (`Attention.SINKS`), a score beside those of the tokens, with nothing to
+give: what it takes is added to the sum of the weights at the very end, after all folding, where it
+does not matter who has computed which segment.
+
 What a row computes depends on its queries and its context alone: no sum runs across rows, tokens a
 row does not see are not added (or, in tile registers, added as exact zeros), and all decisions
 (new maximum, fold) are the row's own. The maximum is a reference, not a result: it is raised only
@@ -72,6 +76,7 @@ from kernels.cpu.attention_sizes import (
 from kernels.cpu.attention_weights import (
     fold,
     sum_lanes,
+    weight_of_score,
 )
 from kernels.cpu.compiled import float32_at, inlined, int64_at, operation, scratch, word
 from kernels.cpu.instruction_set import selected_instruction_set
@@ -209,11 +214,14 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
         for r in range(rows):
             token = r // group
             row = target + 4 * dim * (token * num_heads + r - token * group)
+            query_head = head * group + r - token * group
             if is_folded:
                 total = float32_at(sums + r * SUMS_BYTES)[1]
+                total += weight_of_sink(record, query_head, float32_at(sums + r * SUMS_BYTES)[0])
                 write_result(folded + 4 * r * padded, dim, padded, row, total)
             else:
                 total = sum_lanes(states + r * STATE_BYTES + PARTIAL_SUMS_AT)
+                total += weight_of_sink(record, query_head, float32_at(states + r * STATE_BYTES)[0])
                 write_result(out + 4 * r * padded, dim, padded, row, total)
 
     @inlined()
@@ -230,6 +238,16 @@ def _make_attend(low: Lowering) -> Any:  # noqa: ANN401 - Numba's objects
             attend(record, header, this, neighbour, scratch(header, worker))
 
     return attend_to_all
+
+
+@inlined()
+def weight_of_sink(record: int, head: int, top: float) -> float:
+    """Return what a query head's sink adds to a sum of weights, 0 where there is none."""
+    sinks = word(record, Attention.SINKS)
+    weight: float = types.float32(0.0)
+    if sinks != 0:
+        weight = weight_of_score(float32_at(sinks)[head], top)
+    return weight
 
 
 @inlined()
@@ -302,4 +320,5 @@ def merge_attention(record: int, header: int, chunk: int, num_chunks: int, worke
             fold(top, total, partial + 4 * LANES, padded, sums, out)
         row = token * num_heads + head
         target = word(record, Attention.OUT) + 4 * dim * row
-        write_result(out, dim, padded, target, float32_at(sums)[1])
+        total = float32_at(sums)[1] + weight_of_sink(record, head, float32_at(sums)[0])
+        write_result(out, dim, padded, target, total)

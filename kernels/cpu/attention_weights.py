@@ -43,6 +43,8 @@ from kernels.cpu.vector_ir import (
     store,
 )
 
+HIGHEST_POWER: Final = 100.0
+"""Of a score above all others: sums of weights with it are finite."""
 RAISE_ABOVE: Final = 8.0
 """A row's maximum is raised when a score exceeds it by more: weights stay below 2^8."""
 
@@ -172,6 +174,15 @@ def sum_lanes(builder: Builder, address: Value) -> Value:
     for width in (8, 4, 2, 1):
         x = builder.fadd(x, upper_lanes(builder, x, width))
     return builder.extract_element(x, i32(0))
+
+
+@emitted(types.float32, types.float32, types.float32)
+def weight_of_score(builder: Builder, score: Value, top: Value) -> Value:
+    """Return 2^(score − top), or 2^HIGHEST_POWER, beside which all other weights are nothing."""
+    x = broadcast(builder, builder.fsub(score, top))
+    highest = constant(F32X, HIGHEST_POWER)
+    x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
+    return builder.extract_element(power_of_two(builder, x), i32(0))
 
 
 @emitted(types.void, types.float32, types.float32, *[types.int64] * 4)

@@ -22,6 +22,7 @@ normed_rows: Final = operation_named("row_inputs.normed_rows")
 sampled_rows: Final = operation_named("row_inputs.sampled_rows")
 gated_rows: Final = operation_named("row_inputs.gated_rows")
 gelu_rows: Final = operation_named("row_inputs.gelu_rows")
+clamped_rows: Final = operation_named("row_inputs.clamped_rows")
 plain_rows: Final = operation_named("row_inputs.plain_rows")
 ordered_rows: Final = operation_named("row_inputs.ordered_rows")
 
@@ -30,6 +31,7 @@ group_by_expert: Final = operation_named("routing.group_by_expert")
 rows_of_experts: Final = operation_named("routing.rows_of_experts")
 add_experts: Final = operation_named("routing.add_experts")
 expert_product: Final = operation_named("expert_product.expert_product")
+add_bias: Final = operation_named("added_rows.add_bias")
 add_normed_rows: Final = operation_named("normed_sums.add_normed_rows")
 
 ROPE_WRITE: Final[Mapping[str, Operation]] = {

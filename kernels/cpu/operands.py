@@ -71,8 +71,24 @@ class RowInput(IntEnum):
     """rms_norm only: float32 [K]."""
     ORDER = WEIGHT
     """ordered_rows only: int32 [K], where in the source row each element stands."""
+    BIASES = WEIGHT
+    """clamped_rows only: float32 [E, 2 · K], added to gate and up of the rows of each expert."""
     EPSILON = 13
     """rms_norm only: the bits of a float32."""
+    RUNS = EPSILON
+    """clamped_rows only: the rows of each expert, as in `Routing`."""
+
+
+class BiasRecord(IntEnum):
+    """Operands of `add_bias`."""
+
+    OUT = FIRST_OPERAND
+    """float32 [T, N]."""
+    N = 3
+    BIAS = 4
+    """float32 [N]."""
+    OUT_FIRST_WORD = 5
+    """The header word that holds the first row of OUT, as in `Product`."""
 
 
 class NormedSum(IntEnum):
@@ -177,6 +193,9 @@ class Attention(IntEnum):
     are segments. 64-byte aligned; not used where no item is one."""
     WINDOW = 12
     """Positions that a token sees, the last ones up to its own; 0: all."""
+    SINKS = 13
+    """float32 [H], in powers of 2: a score of each query head that no token has; or 0: none has
+    one."""
 
 
 class Item(IntEnum):
@@ -236,6 +255,8 @@ class Routing(IntEnum):
     GROUP_BYTES = 15
     N = 16
     """add_experts only: elements of a row."""
+    BIASES = 17
+    """add_experts only: float32 [E, N], added to what experts gave before that is weighed; or 0."""
 
 
 NUM_BESIDE: Final = 4

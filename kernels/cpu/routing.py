@@ -3,7 +3,7 @@
     route_tokens      the router's logits → each token's experts and their weights
     group_by_expert   the rows of each expert, one expert behind the other
     rows_of_experts   the rows that products of experts read, copied from those of the tokens
-    add_experts       weights · what the experts gave, added to each token
+    add_experts       weights · what the experts gave (and their biases), added to each token
 
     tokens     0        1        2            chosen  [[3, 0], [3, 5], [0, 3]]
     rows       0  2  │  0  1  2  │  1         TOKENS  [0, 2, 0, 1, 2, 1]
@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
+from kernels.cpu.added_rows import add_weighted
 from kernels.cpu.compiled import inlined, operation, scratch, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.memory_words import (
@@ -32,15 +33,12 @@ from kernels.cpu.memory_words import (
 from kernels.cpu.operands import NUM_BESIDE, Routing
 from kernels.cpu.operation import StepWord
 from kernels.cpu.vector_ir import (
-    F32,
     LANES,
     Builder,
     Value,
     broadcast,
-    call,
     counted_loop,
     exp,
-    fma,
     i64,
     load,
     offset,
@@ -184,44 +182,25 @@ def rows_of_experts(record: int, header: int, chunk: int, num_chunks: int, worke
                 copy_bytes(theirs, word(beside, 2 * i + 1) + row * group_bytes, group_bytes)
 
 
-@emitted(types.void, types.int64, types.float32, types.int64, types.int64)
-def add_weighted(builder: Builder, given: Value, weight: Value, out: Value, n: Value) -> None:
-    """Add weight · given to n float32 numbers, each rounded once."""
-    weights = broadcast(builder, weight)
-
-    def places(index: Value) -> list[Value]:
-        return [offset(builder, at, builder.shl(index, i64(2))) for at in (given, out)]
-
-    def some(index: Value) -> None:
-        source, target = places(index)
-        added = load(builder, target, weights.type)
-        store(builder, fma(builder, load(builder, source, weights.type), weights, added), target)
-
-    def one(index: Value) -> None:
-        source, target = places(builder.add(index, whole))
-        operands = [load(builder, source, F32), weight, load(builder, target, F32)]
-        store(builder, call(builder, "llvm.fma.f32", F32, operands), target)
-
-    whole = builder.and_(n, i64(-LANES))
-    counted_loop(builder, whole, some, step=LANES)
-    counted_loop(builder, builder.sub(n, whole), one)
-
-
 @operation()
 def add_experts(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Add to each token of a run what its experts gave, weighted."""
     n, per_token = word(record, Routing.N), word(record, Routing.PER_TOKEN)
-    given = word(record, Routing.SOURCE)
+    given, biases = word(record, Routing.SOURCE), word(record, Routing.BIASES)
     num_tokens = word(header, StepWord.NUM_TOKENS)
     first = word(header, StepWord.FIRST_TOKEN)
     sums = scratch(header, worker)
     for token in range(num_tokens * chunk // num_chunks, num_tokens * (chunk + 1) // num_chunks):
         places = word(record, Routing.PLACES) + 4 * token * per_token
         weights = word(record, Routing.WEIGHTS) + 4 * token * per_token
+        chosen = word(record, Routing.CHOSEN) + 4 * token * per_token
         for i in range(n):
             write_float32(sums, i, np.float32(0.0))
         for c in range(per_token):
             row = given + 4 * n * read_int32(places, c)
             add_weighted(row, read_float32(weights, c), sums, n)
+            if biases != 0:
+                bias = biases + 4 * n * read_int32(chosen, c)
+                add_weighted(bias, read_float32(weights, c), sums, n)
         out = word(record, Routing.OUT) + 4 * n * (first + token)
         add_weighted(sums, np.float32(1.0), out, n)

@@ -4,12 +4,13 @@
     sampled_rows    rms_norm of the hidden rows whose logits are wanted (StepWord.OUT_TOKENS)
     gated_rows      silu(gate) · up, source rows gate | up of 2 · K elements
     gelu_rows       gelu(gate) · up, of the same
+    clamped_rows    gpt-oss's gate of the rows of experts, biases of each row's expert added before
     plain_rows      the rows as they are: what attention wrote
     ordered_rows    the rows with their elements in another order: for matrices whose columns are
 
 What is computed: `kernels.reference.rms_norm`, `kernels.reference.silu_mul`,
-`kernels.reference.gelu_mul`, within rounding; how, and the formats: `kernels.cpu.row_values`. A
-chunk is a run of rows.
+`kernels.reference.gelu_mul`, `kernels.reference.clamped_mul`, within rounding; how, and the
+formats: `kernels.cpu.row_values`. A chunk is a run of rows.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import Any
 
 from numba import carray, types
 
+from kernels.cpu.clamped_values import clamped_gated
 from kernels.cpu.compiled import inlined, int64_at, operation, word
 from kernels.cpu.emitted import emitted
 from kernels.cpu.gelu_values import gelu_gated
 from kernels.cpu.int8_packing import GROUP
+from kernels.cpu.memory_words import read_int32
 from kernels.cpu.operands import RowFormat, RowInput
 from kernels.cpu.operation import StepWord
 from kernels.cpu.row_values import (
@@ -59,6 +62,14 @@ def _gated_by(values: GroupValues) -> RowMaker:
     return emit
 
 
+def _clamped(builder: Builder, source: Value, *operands: Value) -> None:
+    """Emit a gated row; operands as above, with the row of biases as weight."""
+    k, biases, _, row_format, *outs = operands
+    half = builder.mul(k, i64(4))
+    sources = [source, offset(builder, source, half), biases, offset(builder, biases, half)]
+    write_row(builder, clamped_gated, sources, k, row_format, outs)
+
+
 def _plain(builder: Builder, source: Value, *operands: Value) -> None:
     """Emit a row as it is; operands as above."""
     k, _, _, row_format, *outs = operands
@@ -71,7 +82,17 @@ def _ordered(builder: Builder, source: Value, *operands: Value) -> None:
     write_row(builder, taken_from(source), [order], k, row_format, outs)
 
 
-def _rows(emitter: RowMaker, *, is_gathered: bool = False) -> Any:  # noqa: ANN401 - Numba's objects
+@inlined()
+def expert_of(runs: int, row: int) -> int:
+    """Return the expert whose run a row is of."""
+    run = 0
+    while row >= read_int32(runs, 2 + 3 * run) + read_int32(runs, 3 + 3 * run):
+        run += 1
+    expert: int = read_int32(runs, 1 + 3 * run)
+    return expert
+
+
+def _rows(emitter: RowMaker, *, is_gathered: bool = False, has_biases: bool = False) -> Any:  # noqa: ANN401 - Numba's objects
     """Return the kernel that makes rows with an emitter."""
     make_row = emitted(types.void, *[types.int64] * 10)(emitter)
 
@@ -94,8 +115,11 @@ def _rows(emitter: RowMaker, *, is_gathered: bool = False) -> Any:  # noqa: ANN4
         for row in range(num_rows * chunk // num_chunks, num_rows * (chunk + 1) // num_chunks):
             taken = tokens[row] if is_gathered else first + row
             down = 4 * row * (k // GROUP)
+            own = weight
+            if has_biases:
+                own += 8 * k * expert_of(epsilon, row)
             make_row(
-                source + 4 * taken * stride, k, weight, epsilon, row_format,
+                source + 4 * taken * stride, k, own, epsilon, row_format,
                 out + row * k * element_bytes, scales + down, scaled_sums + down, sums + down,
                 pair_sums + down,
             )  # fmt: skip
@@ -107,6 +131,7 @@ _normed_rows = _rows(_normed)
 _sampled_rows = _rows(_normed, is_gathered=True)
 _gated_rows = _rows(_gated_by(gated))
 _gelu_rows = _rows(_gated_by(gelu_gated))
+_clamped_rows = _rows(_clamped, has_biases=True)
 _plain_rows = _rows(_plain)
 _ordered_rows = _rows(_ordered)
 
@@ -133,6 +158,12 @@ def gated_rows(record: int, header: int, chunk: int, num_chunks: int, worker: in
 def gelu_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
     """Write gelu(gate) · up."""
     _gelu_rows(record, header, chunk, num_chunks, worker)
+
+
+@operation()
+def clamped_rows(record: int, header: int, chunk: int, num_chunks: int, worker: int) -> None:
+    """Write what gates and ups of experts' rows give, clamped, with their biases."""
+    _clamped_rows(record, header, chunk, num_chunks, worker)
 
 
 @operation()

@@ -109,7 +109,7 @@ from kernels.cuda.attention_decode_float32 import (
 from kernels.cuda.attention_decode_layout import HEADS_OF_TILE, tensor_layout
 from kernels.cuda.attention_decode_tensor import make_tensor_decode
 from kernels.cuda.attention_partials import THREADS, PartialLayout
-from kernels.cuda.attention_variant import PLACES, AttentionVariant, every_shape
+from kernels.cuda.attention_variant import AttentionVariant, every_shape
 from kernels.cuda.variant import Expectation
 
 # Of the float32 kernel, on a multiprocessor of capability 9.0. The compiler is not told: for 8.0,
@@ -151,6 +151,7 @@ class DecodeVariant(AttentionVariant):
         scale_log2e      softmax scale · log2(e), so that powers of two do
         query_stride, table_width, block_stride, key_offset, value_offset
         window           of a variant that has one: tokens that a query sees, at least 1
+        sinks            float32 [H], of a variant that has them
     """
 
     OPERATION: ClassVar[str] = "attention_decode"
@@ -163,7 +164,7 @@ class DecodeVariant(AttentionVariant):
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        return (*self.tensors, "float32*", "int32*", "int32", *PLACES)
+        return (*self.tensors, "float32*", "int32*", "int32", *self.places)
 
     @property
     def expectation(self) -> Expectation:
@@ -256,7 +257,11 @@ class DecodeVariant(AttentionVariant):
         """Make the plain kernel function."""
         if self.is_float32:
             return make_float32_decode(
-                self.head_size, self.group, self.block_size, has_window=self.has_window
+                self.head_size,
+                self.group,
+                self.block_size,
+                has_window=self.has_window,
+                has_sinks=self.has_sinks,
             )
         return make_tensor_decode(
             self.dtype,
@@ -265,6 +270,7 @@ class DecodeVariant(AttentionVariant):
             self.block_size,
             self.kv_dtype,
             has_window=self.has_window,
+            has_sinks=self.has_sinks,
         )
 
     @property
@@ -287,4 +293,7 @@ def variants(*, every: bool) -> list[DecodeVariant]:
         DecodeVariant("float32", 96, 3, 16, None, True),
         DecodeVariant("bfloat16", 256, 4, 16, None, True),
         DecodeVariant("float16", 256, 8, 32, "int8", True),
+        DecodeVariant("bfloat16", 64, 8, 16, None, True, True),
+        DecodeVariant("float16", 64, 12, 32, "float8", has_sinks=True),
+        DecodeVariant("float32", 64, 3, 16, None, False, True),
     ]

@@ -106,12 +106,12 @@ def float32_layout(head_size: int, group: int) -> PartialLayout:
 
 
 def make_float32_decode(
-    head_size: int, group: int, block_size: int, *, has_window: bool
+    head_size: int, group: int, block_size: int, *, has_window: bool, has_sinks: bool = False
 ) -> Callable[..., None]:
     """Return the kernel for float32; parameters as of `DecodeVariant`."""
     cut_row = make_cut_row(least_chunk_tiles(None), has_window=has_window)
     layout = float32_layout(head_size, group)
-    functions = make_partial_functions(layout, "float32", head_size, group)
+    functions = make_partial_functions(layout, "float32", head_size, group, has_sinks=has_sinks)
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
     merge_chunks = make_merge_chunks(layout)
     parts, heads = layout.parts, layout.heads
@@ -150,6 +150,7 @@ def make_float32_decode(
         key_offset: Scalar,
         value_offset: Scalar,
         window: Scalar,
+        sinks: Pointer,
     ) -> None:
         """Attend with unit blockIdx.x, a part of a group, of a row; see DecodeVariant."""
         let_next_begin()
@@ -263,8 +264,9 @@ def make_float32_decode(
 
         num_chunks = int32((end_tile - first_tile + chunk_tiles - 1) // chunk_tiles)
         if splits == 1 or merge_chunks(
-            total, total_mass, partials, tickets, row, unit, num_chunks, split, splits, split_rows
-        ):
-            write_out(out, total, total_mass, row, unit)
+            total, total_peak, total_mass, partials, tickets, row, unit, num_chunks, split, splits,
+            split_rows,
+        ):  # fmt: skip
+            write_out(out, total, total_peak, total_mass, row, unit, sinks)
 
     return attention_decode

@@ -110,6 +110,7 @@ def make_tensor_decode(
     kv_dtype: str | None = None,
     *,
     has_window: bool,
+    has_sinks: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel for 16-bit floats; parameters as of `DecodeVariant`."""
     cut_row = make_cut_row(least_chunk_tiles(kv_dtype), has_window=has_window)
@@ -127,7 +128,9 @@ def make_tensor_decode(
     make_queries, query_tile, again = room.make_queries, room.query_tile, room.again
     load_queries, share_queries = room.load_queries, room.share_queries
     begin_of_chunk, find_row = room.begin_of_chunk, room.find_row
-    functions = make_partial_functions(layout, dtype, head_size, group, pool_.sum_unit, again)
+    functions = make_partial_functions(
+        layout, dtype, head_size, group, pool_.sum_unit, again, has_sinks=has_sinks
+    )
     clear, merge_warps, write_out = functions.clear, functions.merge_warps, functions.write_out
     merge_chunks = make_merge_chunks(layout, again)
     multiply_keys, multiply_values = MULTIPLY_TILES[dtype], MULTIPLY_TILES[pool_.value_dtype]
@@ -167,6 +170,7 @@ def make_tensor_decode(
         key_offset: Scalar,
         value_offset: Scalar,
         window: Scalar,
+        sinks: Pointer,
     ) -> None:
         """Attend with the group of kv head blockIdx.x of a row; see DecodeVariant."""
         let_next_begin()
@@ -373,9 +377,9 @@ def make_tensor_decode(
         row, split = find_row(row, split, split_rows)
         num_chunks = int32((end_tile - first_tile + chunk_tiles - 1) // chunk_tiles)
         if splits == 1 or merge_chunks(
-            total, total_mass, partials, tickets, row, kv_head, num_chunks, split, splits,
-            split_rows,
+            total, total_peak, total_mass, partials, tickets, row, kv_head, num_chunks, split,
+            splits, split_rows,
         ):  # fmt: skip
-            write_out(out, total, total_mass, row, kv_head)
+            write_out(out, total, total_peak, total_mass, row, kv_head, sinks)
 
     return attention_decode

@@ -80,11 +80,11 @@ def make_merge_chunks(layout: PartialLayout, again: DeviceFunction = unchanged) 
 
     @cuda.jit(device=True, inline="always")
     def merge_chunks(
-        total: Pointer, total_mass: Local, partials: Pointer, tickets: Pointer,
-        row: Scalar, unit: Scalar, num_chunks: Scalar, split: Scalar, splits: Scalar,
-        split_rows: Scalar,
+        total: Pointer, total_peak: Local, total_mass: Local, partials: Pointer,
+        tickets: Pointer, row: Scalar, unit: Scalar, num_chunks: Scalar, split: Scalar,
+        splits: Scalar, split_rows: Scalar,
     ) -> Scalar:  # fmt: skip
-        """Merge the row's chunks into `total` and `total_mass`, if this block is the last.
+        """Merge the row's chunks into the row's sums, peaks and masses, if this block is the last.
 
         Return whether it is: then the row is to be written. `total` is cleared for a row of no
         chunk. All threads of the block must call it.
@@ -137,6 +137,7 @@ def make_merge_chunks(layout: PartialLayout, again: DeviceFunction = unchanged) 
                                     )
                                     sums[i] = scaled_sum(sums[i], shrink, part, share)
                 for slot in range(slots):
+                    total_peak[slot] = peak[slot]
                     total_mass[slot] = mass[slot]
                 for v in range(vectors):
                     for i in range(width):

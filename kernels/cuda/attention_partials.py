@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.attention_chunks import NO_PEAK, SHARERS
+from kernels.cuda.attention_variant import SINK_UNIT
 from kernels.cuda.instructions.conversions import (
     CONVERSIONS,
     PAIR_CONVERSIONS,
@@ -157,6 +158,8 @@ def make_partial_functions(
     group: int,
     sum_unit: float = 1.0,
     again: DeviceFunction = unchanged,
+    *,
+    has_sinks: bool = False,
 ) -> PartialFunctions:
     """Return the device functions of decode attention in one layout.
 
@@ -278,23 +281,36 @@ def make_partial_functions(
                 store_words(total, own, words, 0)
 
     @cuda.jit(device=True, inline="always")
+    def in_group(unit: Scalar, head: Scalar) -> Scalar:
+        """Return which head of its group a unit's head is."""
+        return unit % parts * heads + head
+
+    @cuda.jit(device=True, inline="always")
     def find_output(
         row: Scalar, unit: Scalar, r: Scalar, warp: Scalar, lane: Scalar
     ) -> tuple[Scalar, Scalar]:
         """Return whether a thread's number r is anybody's, and its index in `out` [S, H, D]."""
         head, dim = place(r, warp, lane)
-        head_of_group = unit % parts * heads + head
+        head_of_group = in_group(unit, head)
         is_output = head < heads and head_of_group < group and dim < head_size
         kv_head_of_all = row * (cuda.gridDim.x // parts) + unit // parts
         return is_output, (kv_head_of_all * group + head_of_group) * head_size + dim
 
     @cuda.jit(device=True, inline="always")
     def write_out(
-        out: Pointer, total: Pointer, total_mass: Local, row: Scalar, unit: Scalar
-    ) -> None:
-        """Write what this thread owns of the row's output."""
+        out: Pointer, total: Pointer, total_peak: Local, total_mass: Local, row: Scalar,
+        unit: Scalar, sinks: Pointer,
+    ) -> None:  # fmt: skip
+        """Write what this thread owns of the row's output; masses with sinks are used up."""
         lane = cuda.threadIdx.x % 32
         warp = cuda.threadIdx.x // 32
+        if has_sinks:
+            for slot in range(slots):
+                head, _ = place(slot * entries_of_slot, warp, lane)
+                head_of_group = in_group(unit, head)
+                if head < heads and head_of_group < group:
+                    sink = sinks[unit // parts * group + head_of_group] * SINK_UNIT
+                    total_mass[slot] += exp2(sink - total_peak[slot])
         words = cuda.local.array((1, 4), uint32)
         results = cuda.local.array(4, float32)
         for first in range(0, entries, width):

@@ -66,7 +66,7 @@ from typing import ClassVar
 from kernels.cuda import attention_prefill_float32 as float32_kernel
 from kernels.cuda import attention_prefill_tensor as tensor_kernel
 from kernels.cuda.attention_prefill_layout import LAYOUTS, TILE_ROWS
-from kernels.cuda.attention_variant import PLACES, AttentionVariant, every_shape
+from kernels.cuda.attention_variant import AttentionVariant, every_shape
 from kernels.cuda.errors import UnsupportedVariantError
 from kernels.cuda.variant import Expectation
 
@@ -92,6 +92,7 @@ class PrefillVariant(AttentionVariant):
         scale_log2e     softmax scale · log2(e), so that powers of two do; above zero
         query_stride, table_width, block_stride, key_offset, value_offset
         window          of a variant that has one: tokens that a query sees, at least 1
+        sinks           float32 [H], of a variant that has them
     """
 
     OPERATION: ClassVar[str] = "attention_prefill"
@@ -110,7 +111,7 @@ class PrefillVariant(AttentionVariant):
     @property
     def arguments(self) -> tuple[str, ...]:
         """Types of the kernel's parameters."""
-        return (*self.tensors, "int32*", "int32*", "int32*", *PLACES)
+        return (*self.tensors, "int32*", "int32*", "int32*", *self.places)
 
     @property
     def expectation(self) -> Expectation:
@@ -130,7 +131,11 @@ class PrefillVariant(AttentionVariant):
         """Make the plain kernel function."""
         if self.is_float32:
             return float32_kernel.make_float32_prefill(
-                self.head_size, self.group, self.block_size, has_window=self.has_window
+                self.head_size,
+                self.group,
+                self.block_size,
+                has_window=self.has_window,
+                has_sinks=self.has_sinks,
             )
         return tensor_kernel.make_tensor_prefill(
             self.dtype,
@@ -139,6 +144,7 @@ class PrefillVariant(AttentionVariant):
             self.block_size,
             self.kv_dtype,
             has_window=self.has_window,
+            has_sinks=self.has_sinks,
         )
 
 
@@ -158,4 +164,7 @@ def variants(*, every: bool) -> list[PrefillVariant]:
         PrefillVariant("bfloat16", 256, 4, 16, None, True),
         PrefillVariant("float16", 256, 2, 32, "int8"),
         PrefillVariant("float32", 256, 4, 16),
+        PrefillVariant("bfloat16", 64, 8, 16, None, True, True),
+        PrefillVariant("float16", 64, 2, 32, "int8", has_sinks=True),
+        PrefillVariant("float32", 64, 3, 16, None, False, True),
     ]

@@ -41,6 +41,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from kernels.cuda.attention_prefill_window import MINUS_INFINITY, make_prefill_window
 from kernels.cuda.attention_tiles import find_tile, keys_seen
+from kernels.cuda.attention_variant import SINK_UNIT
 from kernels.cuda.instructions.async_copies import commit_copies, copy_async, wait_for_copies
 from kernels.cuda.instructions.conversions import FULL_WARP, exp2, maximum, word_to_float32
 from kernels.cuda.instructions.vectors import load_vector
@@ -60,7 +61,7 @@ def tile_rows(head_size: int) -> int:
 
 
 def make_float32_prefill(
-    head_size: int, group: int, block_size: int, *, has_window: bool
+    head_size: int, group: int, block_size: int, *, has_window: bool, has_sinks: bool = False
 ) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     warp_rows, tile_keys = WARP_ROWS[head_size], TILE_KEYS[head_size]
@@ -124,6 +125,7 @@ def make_float32_prefill(
         key_offset: Scalar,
         value_offset: Scalar,
         window: Scalar,
+        sinks: Pointer,
     ) -> None:
         """Attend with kv head blockIdx.x for tile blockIdx.y; arguments as in PrefillVariant."""
         row = int64(tile_rows[cuda.blockIdx.y])
@@ -242,6 +244,9 @@ def make_float32_prefill(
             token = place // group
             if token < end_token:
                 heads = int64(cuda.gridDim.x * group)
+                if has_sinks:
+                    sink = sinks[kv_head * group + place % group] * SINK_UNIT
+                    mass[r] += exp2(sink - peak[r])
                 element = (first_query + token) * heads + kv_head * group + place % group
                 for i in range(dims):
                     out[element * head_size + 32 * i + lane] = sums[r, i] / mass[r]

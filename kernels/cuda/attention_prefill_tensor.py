@@ -75,7 +75,7 @@ from kernels.cuda.attention_prefill_layout import LAYOUTS, TILE_ROWS
 from kernels.cuda.attention_prefill_pool import make_prefill_pool, sum_columns
 from kernels.cuda.attention_prefill_window import MINUS_INFINITY, make_prefill_window
 from kernels.cuda.attention_tiles import find_tile, keys_seen
-from kernels.cuda.attention_variant import SLACK
+from kernels.cuda.attention_variant import SINK_UNIT, SLACK
 from kernels.cuda.instructions.async_copies import commit_copies, copy_async, wait_for_copies
 from kernels.cuda.instructions.conversions import (
     FULL_WARP,
@@ -101,6 +101,7 @@ def make_tensor_prefill(
     kv_dtype: str | None = None,
     *,
     has_window: bool,
+    has_sinks: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     layout = LAYOUTS[head_size]
@@ -156,6 +157,7 @@ def make_tensor_prefill(
         key_offset: Scalar,
         value_offset: Scalar,
         window: Scalar,
+        sinks: Pointer,
     ) -> None:
         """Attend with kv head blockIdx.x for tile blockIdx.y; arguments as in PrefillVariant."""
         tile = cuda.blockIdx.y
@@ -344,9 +346,12 @@ def make_tensor_prefill(
             place = int32(row_place + 8 * r)
             token = place // group
             if token < end_token:
-                share = reciprocal(sums[r // 2 * columns + mass, r % 2 * 2])
                 heads = int64(cuda.gridDim.x * group)
                 head = kv_head * group + place % group
+                whole = sums[r // 2 * columns + mass, r % 2 * 2]
+                if has_sinks:
+                    whole += exp2(sinks[head] * SINK_UNIT - peak[r])
+                share = reciprocal(whole)
                 element = ((first_query + token) * heads + head) * head_size
                 store_row(out, element, sums, r // 2 * columns, r % 2 * 2, share, lane & 3)
 

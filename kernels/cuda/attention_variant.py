@@ -18,6 +18,10 @@ HEAD_SIZES = tuple(MOST_GROUPS)
 BLOCK_SIZES = (16, 32)
 
 LOG2_E = math.log2(math.e)
+SINK_UNIT = float32(LOG2_E)  # peaks are powers of two, sinks of e
+
+# Of the models that have sinks.
+HEAD_SIZES_WITH_SINKS = (64,)
 
 # In 16 bits a peak follows the largest score only once that is ahead by this: then weights are at
 # most 2⁸ above what they would be with the true peak, which a float16 holds.
@@ -47,6 +51,9 @@ class AttentionVariant:
 
     `has_window`: a token sees the last `window` tokens up to itself, and what lies before is not
     read; `window`, an argument of the launch, is at least 1. Other kernels do not look at it.
+    `has_sinks`: each query head has a score in `sinks`, float32 [H], that no token has: it takes
+    part in the softmax and gives nothing. It is added at the very end, so that nothing else
+    changes. Other kernels do not look at it.
 
     Every tensor begins at a multiple of 16 bytes, and so does every row of `query`. The pool may be
     as large as a device's memory, and so may `query` and `out`; S · table_width and the elements of
@@ -61,18 +68,21 @@ class AttentionVariant:
     block_size: int
     kv_dtype: str | None = None
     has_window: bool = False
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         require_supported(self.dtype, self.head_size, self.group)
         require_one_of("block_size", BLOCK_SIZES, self.block_size)
         require_pool_dtype(self.dtype, self.kv_dtype)
+        if self.has_sinks:
+            require_one_of("head_size", HEAD_SIZES_WITH_SINKS, self.head_size)
 
     @property
     def name(self) -> str:
         """Entry point of the machine code."""
         shape = f"d{self.head_size}_g{self.group}_b{self.block_size}"
-        window = "_window" if self.has_window else ""
-        return f"{self.OPERATION}_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}{window}"
+        own = ("_window" if self.has_window else "") + ("_sinks" if self.has_sinks else "")
+        return f"{self.OPERATION}_{self.dtype}_{shape}{pool_suffix(self.kv_dtype)}{own}"
 
     @property
     def is_float32(self) -> bool:
@@ -88,18 +98,25 @@ class AttentionVariant:
         element = STORAGE_TYPES[self.dtype] + "*"
         return (element, element, pool_pointer(self.dtype, self.kv_dtype), "int32*", "int32*")
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Types of the parameters that all end with; of no sinks, `out` again is handed over."""
+        return (*PLACES, "float32*" if self.has_sinks else STORAGE_TYPES[self.dtype] + "*")
+
 
 def every_group() -> list[tuple[int, int]]:
     """Return all head sizes with all groups that they are written for."""
     return [(size, group) for size, most in MOST_GROUPS.items() for group in range(1, most + 1)]
 
 
-def every_shape() -> list[tuple[str, int, int, int, str | None, bool]]:
+def every_shape() -> list[tuple[str, int, int, int, str | None, bool, bool]]:
     """Return the parameters of every variant there is, in the order of the fields."""
     return [
-        (dtype, head_size, group, block_size, kv_dtype, has_window)
+        (dtype, head_size, group, block_size, kv_dtype, has_window, has_sinks)
+        for has_sinks in (False, True)
         for has_window in (False, True)
         for dtype, kv_dtype in POOL_DTYPES
         for head_size, group in every_group()
+        if not has_sinks or head_size in HEAD_SIZES_WITH_SINKS
         for block_size in BLOCK_SIZES
     ]

@@ -1,6 +1,6 @@
 """The gate of the feed-forward layer: out[t, f] = a(gate[t, f]) · up[t, f] (Shazeer 2020).
 
-a is the model's activation, SiLU or GELU (`activation`).
+a is the model's activation, SiLU or GELU, or both are clamped and 1 added to up (`activation`).
 
 `gate_up` is [T, 2·F]: F gate values, then F up values of each token; `out` is [T, F]. The grid is
 (T tokens, pieces of a row); a thread makes one vector of 16 bytes:
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from numba import cuda, float32, int64
 
-from kernels.cuda.activation import ACTIVATIONS, SILU
+from kernels.cuda.activation import GATES, SILU
 from kernels.cuda.fetched_weights import ARGUMENTS, NOTHING, FetchPlan, fetch_chunks
 from kernels.cuda.instructions.early_launch import let_next_begin, wait_for_previous
 from kernels.cuda.instructions.elements import LOAD_FLOATS, STORE_FLOATS, VECTOR_LENGTHS
@@ -55,7 +55,7 @@ class GateMulVariant(VectorVariant):
 
     def __post_init__(self) -> None:
         VectorVariant.__post_init__(self)
-        require_one_of("activation", ACTIVATIONS, self.activation)
+        require_one_of("activation", GATES, self.activation)
 
     @property
     def name(self) -> str:
@@ -96,10 +96,11 @@ def variants(*, every: bool) -> list[GateMulVariant]:
             GateMulVariant("bfloat16"),
             GateMulVariant("float16", in_turns=True),
             GateMulVariant("bfloat16", activation="gelu"),
+            GateMulVariant("bfloat16", in_turns=True, activation="clamped"),
         ]
     return [
         GateMulVariant(dtype, in_turns, activation)
-        for activation in ACTIVATIONS
+        for activation in GATES
         for dtype in STORAGE_TYPES
         for in_turns in (False, True)
     ]
@@ -109,7 +110,7 @@ def make_gate_mul(variant: GateMulVariant) -> Callable[..., None]:
     """Return the kernel with its compile-time parameters bound."""
     length, threads = VECTOR_LENGTHS[variant.dtype], variant.threads
     in_turns = variant.in_turns
-    activation = ACTIVATIONS[variant.activation]
+    gated = GATES[variant.activation]
     load_floats = LOAD_FLOATS[variant.dtype]
     store_floats = STORE_FLOATS[variant.dtype]
 
@@ -146,7 +147,7 @@ def make_gate_mul(variant: GateMulVariant) -> Callable[..., None]:
             load_floats(values, 0, gate_up, gate)
             load_floats(values, 1, gate_up, up)
             for i in range(length):
-                values[0, i] = activation(values[0, i]) * values[1, i]
+                values[0, i] = gated(values[0, i], values[1, i])
             store_floats(out, token * num_features + feature, values, 0)
 
     return gate_mul

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from kernels.interface import Float32Array
+from kernels.reference.clamped_mul import clamped_mul
 from kernels.reference.gelu_mul import gelu_mul
 from kernels.reference.silu_mul import silu_mul
 
@@ -19,4 +20,8 @@ class GateMul(Protocol):
         ...
 
 
-GATE_MUL: Final[dict[str, GateMul]] = {"silu": silu_mul, "gelu": gelu_mul}
+GATE_MUL: Final[dict[str, GateMul]] = {
+    "silu": silu_mul,
+    "gelu": gelu_mul,
+    "clamped": clamped_mul,
+}

@@ -6,6 +6,8 @@ position p in block `block_tables[row, p // B]` at offset p % B. A decode row is
 token, a prefill row has many; nothing here can tell them apart. (Kwon et al. 2023, PagedAttention.)
 With a window of W it attends to the last W of those positions, its own among them. (Beltagy et al.
 2020, Longformer; Jiang et al. 2023, Mistral 7B.)
+A head may have a sink: a score that no position has, which takes part in the softmax and gives
+nothing. (Xiao et al. 2023; Agarwal et al. 2025, gpt-oss.)
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ def paged_attention(
     end_item: int,
     out: Float32Array,
     window: int | None = None,
+    sinks: Float32Array | None = None,
 ) -> None:
     """Write softmax(scale · q·Kᵀ)·V of some work items to their places in `out`.
 
@@ -37,7 +40,8 @@ def paged_attention(
     `q`, `out`: [T, H, D], H a multiple of G. `kv_pool`: [N, L, 2, G, B, D], K and V of all
     positions already written. `block_tables`: [S, M], read up to the block of the token's position.
     `token_rows`, `positions`: [T]. Slots past a token's position are never read, nor are blocks
-    that lie before its window, of `window` positions (None: all): they may hold NaN.
+    that lie before its window, of `window` positions (None: all): they may hold NaN. `sinks`: [H],
+    scores, which `scale` does not multiply; None: heads have none.
     """
     num_kv_heads, block_size = kv_pool.shape[3:5]
     group = q.shape[1] // num_kv_heads
@@ -54,5 +58,11 @@ def paged_attention(
         )
         heads = slice(kv_head * group, (kv_head + 1) * group)
         scores = np.float32(scale) * (q[token, heads] @ keys.T)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[token, heads] = (weights @ values) / weights.sum(axis=1, keepdims=True)
+        largest = scores.max(axis=1, keepdims=True)
+        if sinks is not None:
+            largest = np.maximum(largest, sinks[heads, None])
+        weights = np.exp(scores - largest)
+        total = weights.sum(axis=1, keepdims=True)
+        if sinks is not None:
+            total += np.exp(sinks[heads, None] - largest)
+        out[token, heads] = (weights @ values) / total

@@ -13,6 +13,7 @@ from bench.gpu.cases.block_pool import (
     BlockPool,
     before_hidden,
     draw_pool,
+    draw_sinks,
     with_raised_keys,
 )
 from kernels.cuda.attention_chunks import CHUNK_TILES, TILE_TOKENS, most_tokens_read
@@ -123,8 +124,9 @@ def make_case(
     plan = variant.plan_of(num_rows, num_kv_heads, longest, splits, split_rows)
     scalars = (
         plan.split_rows, scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides,
-        NO_WINDOW if window is None else window,
+        NO_WINDOW if window is None else window, "sinks" if variant.has_sinks else "out",
     )  # fmt: skip
+    sinks = draw_sinks(num_heads) if variant.has_sinks else None
     out_shape = (num_rows, num_heads, variant.head_size)
     tickets = np.zeros(plan.split_rows * plan.grid[0], np.int32)
     decode = Launch(
@@ -132,7 +134,9 @@ def make_case(
         plan.grid,
         ("out", "query", "pool", "block_tables", "seq_lens", "partials", "tickets", *scalars),
     )
-    exact = attend_exactly(to_float64(variant.dtype, query)[:, :num_heads], pool, scale, window)
+    exact = attend_exactly(
+        to_float64(variant.dtype, query)[:, :num_heads], pool, scale, window, sinks
+    )
     tolerance = TOLERANCES[variant.dtype]
     if variant.kv_dtype is not None:
         tolerance = max(tolerance, ROUNDED_TWICE * float(np.abs(exact).max(initial=0.0)))
@@ -146,6 +150,7 @@ def make_case(
             "seq_lens": pool.seq_lens,
             "partials": poison("float32", (plan.num_partials,)),
             "tickets": tickets,
+            **({} if sinks is None else {"sinks": sinks}),
         },
         (decode,),
         {
@@ -156,7 +161,13 @@ def make_case(
     )
 
 
-def attend_exactly(query: Array, pool: BlockPool, scale: float, window: int | None = None) -> Array:
+def attend_exactly(
+    query: Array,
+    pool: BlockPool,
+    scale: float,
+    window: int | None = None,
+    sinks: Array | None = None,
+) -> Array:
     """Return the specification's answer for queries [S, H, D] in float64; zeros for empty rows."""
     rows = np.flatnonzero(pool.seq_lens).astype(np.int32)
     out = np.zeros_like(query)
@@ -164,7 +175,7 @@ def attend_exactly(query: Array, pool: BlockPool, scale: float, window: int | No
     num_kv_heads = pool.pool.shape[3]
     paged_attention(
         query[rows], pool.exact, LAYER, pool.tables, rows, pool.seq_lens[rows] - 1, scale,
-        0, len(rows) * num_kv_heads, attended, window,
+        0, len(rows) * num_kv_heads, attended, window, sinks,
     )  # fmt: skip
     out[rows] = attended
     return out

@@ -14,6 +14,7 @@ from bench.gpu.cases.block_pool import (
     BlockPool,
     before_hidden,
     draw_pool,
+    draw_sinks,
     with_raised_keys,
 )
 from kernels.cuda.attention_prefill import PrefillVariant
@@ -118,8 +119,9 @@ def make_case(
     tiles.tokens[num_tiles:] = NO_BLOCK
     scalars = (
         scale * LOG2_E, query[0].size, pool.tables.shape[1], *pool.strides,
-        NO_WINDOW if window is None else window,
+        NO_WINDOW if window is None else window, "sinks" if variant.has_sinks else "out",
     )  # fmt: skip
+    sinks = draw_sinks(num_heads) if variant.has_sinks else None
     return Case(
         variant.name,
         {
@@ -131,6 +133,7 @@ def make_case(
             "cu_query_lens": np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
             "tile_rows": tiles.rows,
             "tile_tokens": tiles.tokens,
+            **({} if sinks is None else {"sinks": sinks}),
         },
         (
             Launch(
@@ -147,7 +150,7 @@ def make_case(
                 variant.dtype,
                 attend_exactly(
                     to_float64(variant.dtype, query)[:, :num_heads], query_lens, pool, scale,
-                    window,
+                    window, sinks,
                 ),
                 SCALED_TOLERANCE if variant.kv_dtype else TOLERANCES[variant.dtype],
             )
@@ -156,7 +159,12 @@ def make_case(
 
 
 def attend_exactly(
-    query: Array, query_lens: Array, pool: BlockPool, scale: float, window: int | None = None
+    query: Array,
+    query_lens: Array,
+    pool: BlockPool,
+    scale: float,
+    window: int | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Return the specification's answer for queries [T, H, D] in float64."""
     token_rows = np.repeat(np.arange(len(query_lens), dtype=np.int32), query_lens)
@@ -167,6 +175,6 @@ def attend_exactly(
     num_kv_heads = pool.pool.shape[3]
     paged_attention(
         query, pool.exact, LAYER, pool.tables, token_rows, positions, scale,
-        0, len(query) * num_kv_heads, out, window,
+        0, len(query) * num_kv_heads, out, window, sinks,
     )  # fmt: skip
     return out

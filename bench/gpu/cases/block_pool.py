@@ -136,3 +136,8 @@ def with_raised_keys(pool: BlockPool) -> BlockPool:
         end = -(-int(seq_len) // values.shape[4])
         values[pool.tables[row, first:end], LAYER, 0] *= RISE[pool.dtype]
     return dataclasses.replace(pool, pool=to_pool(pool.dtype, pool.kv_dtype, values))
+
+
+def draw_sinks(num_heads: int) -> Array:
+    """Return sinks of heads, float32 [H]: among their scores, far above and far below in turns."""
+    return np.resize(np.array([0.5, 2.0, 90.0, -1.0, -200.0], np.float32), num_heads)

@@ -10,7 +10,7 @@ import torch
 
 from compute_plane.cuda.executor import CudaExecutor
 from compute_plane.cuda.kernel_operations import KernelOperations
-from compute_plane.cuda.operations import DeviceOperations
+from compute_plane.cuda.operations import DeviceOperations, LayerAttention
 from compute_plane.executor.interface import GPUExecutor
 from compute_plane.model.spec import ModelSpec
 from kernels.cuda.attention_chunks import TILE_TOKENS
@@ -153,7 +153,8 @@ def test_rows_are_split_and_have_room_for_what_a_layer_reads_of_them() -> None:
     )
     tables, lengths = torch.zeros((1, 200), dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     for window in (None, 100, 1000):
-        operations.attention_decode(query, query, pool, 1, tables, lengths, 3000, window)
+        own = LayerAttention(window)
+        operations.attention_decode(query, query, pool, 1, tables, lengths, 3000, own)
     (plain, grid), (short, short_grid), (long, long_grid) = launcher.launched
     assert (short, long) == (f"{plain}_window",) * 2
     assert short_grid[1] == 1 < long_grid[1] < grid[1]

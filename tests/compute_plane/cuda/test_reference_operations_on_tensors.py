@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from compute_plane.cuda.operations import PrefillRows
+from compute_plane.cuda.operations import LayerAttention, PrefillRows
 from compute_plane.cuda.reference_blocks import floats
 from compute_plane.cuda.reference_operations import ReferenceOperations
 from kernels.reference.paged_attention import paged_attention
@@ -96,7 +96,7 @@ def test_attention_with_a_window_reads_no_block_before_it(window: int) -> None:
     query = drawn(6, HEADS, HEAD_DIM, seed=3)
     rows = PrefillRows(known, lengths, int32(0, 4, 6), int32(0, 1), int32(0, 0))
     found = torch.empty_like(query)
-    OPERATIONS.attention_prefill(found, query, blocks, 2, rows, window)
+    OPERATIONS.attention_prefill(found, query, blocks, 2, rows, LayerAttention(window))
 
     expected = np.empty(query.shape, dtype=np.float32)
     token_rows = np.repeat(np.arange(2, dtype=np.int32), counts)
@@ -111,7 +111,8 @@ def test_attention_with_a_window_reads_no_block_before_it(window: int) -> None:
     padded = torch.cat([tables, torch.full((1, 3), -7, dtype=torch.int32)])
     for row, length in enumerate(lengths.tolist()):
         padded[row, : max(length - window, 0) // BLOCK_SIZE] = -7
-    OPERATIONS.attention_decode(decoded, last, blocks, 2, padded, int32(11, 6, 0), 11, window)
+    own = LayerAttention(window)
+    OPERATIONS.attention_decode(decoded, last, blocks, 2, padded, int32(11, 6, 0), 11, own)
     assert decoded[:2].equal(found[[3, 5]])
     assert not decoded[2].any()
 

@@ -90,7 +90,10 @@ class TinyModel:
                     del shapes[f"{prefix}mlp.{part}_proj.weight"]
                 for name, shape in mixture_shapes(self).items():
                     shapes[prefix + name] = shape
-            if self.architecture in ("qwen2", "glm4"):
+            if self.architecture == "gpt_oss":
+                shapes[prefix + "self_attn.o_proj.bias"] = (hidden,)
+                shapes[prefix + "self_attn.sinks"] = (self.num_heads,)
+            if self.architecture in ("qwen2", "glm4", "gpt_oss"):
                 shapes[prefix + "self_attn.q_proj.bias"] = (query,)
                 shapes[prefix + "self_attn.k_proj.bias"] = (kv,)
                 shapes[prefix + "self_attn.v_proj.bias"] = (kv,)
@@ -123,6 +126,7 @@ class TinyModel:
             "mixtral": "llama",
             "ministral3": "mistral3",
             "qwen3_moe": "qwen3moe",
+            "gpt_oss": "gpt-oss",
         }
         return names.get(self.architecture, self.architecture)
 
@@ -156,6 +160,7 @@ class TinyModel:
             "granitemoehybrid": "GraniteMoeHybrid",
             "qwen3_moe": "Qwen3Moe",
             "granitemoe": "GraniteMoe",
+            "gpt_oss": "GptOss",
         }
         model_types = {"gemma3": "gemma3_text"}
         name = names.get(self.architecture, self.architecture.capitalize())
@@ -234,8 +239,14 @@ def name_in_gguf(name: str, architecture: str = "llama") -> str:
     if name in fixed:
         return fixed[name]
     module, _, kind = name.rpartition(".")
+    if kind == "sinks":
+        return f"blk.{name.split('.')[2]}.attn_sinks.weight"
     _, _, layer, part = module.split(".", 3)
-    others = {"gemma3": GGUF_PARTS_OF_GEMMA, "glm4": GGUF_PARTS_OF_GLM}
+    others = {
+        "gemma3": GGUF_PARTS_OF_GEMMA,
+        "glm4": GGUF_PARTS_OF_GLM,
+        "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+    }
     parts = GGUF_PARTS | others.get(architecture, {})
     return f"blk.{layer}.{parts[part]}.{kind}"
 
@@ -255,8 +266,11 @@ def write_gguf(
     skip_keys: tuple[str, ...] = (),
     stored: dict[str, tuple[np.ndarray, GgmlType]] | None = None,
     vectors: dict[str, Any] | None = None,
+    expert_type: GgmlType | None = None,
 ) -> Path:
     """Write a model with the gguf package; matrices as `kind`, norms as F32.
+
+    `expert_type`: of experts, where that is another one.
 
     `stored`: the rows of some tensors as they shall lie in the file, uint8, and their kind.
     `vectors`: tensors of numbers by the file's names that are there besides.
@@ -304,7 +318,7 @@ def write_gguf(
         writer.add_tensor(name_in_gguf(name, model.in_gguf), data, raw_dtype=matrix_kind)
     experts = experts_in_gguf(model) if model.architecture in MIXTURES else {}
     for name, values in experts.items():
-        expert_kind = kind if "exps" in name else GgmlType.F32
+        expert_kind = expert_type or kind if "exps.weight" in name else GgmlType.F32
         writer.add_tensor(name, gguf.quants.quantize(values, expert_kind), raw_dtype=expert_kind)
     for name, values in (vectors or {}).items():
         writer.add_tensor(name, np.asarray(values, np.float32))

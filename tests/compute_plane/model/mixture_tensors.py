@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-MIXTURES = ("mixtral", "qwen3_moe", "granitemoe")
+MIXTURES = ("mixtral", "qwen3_moe", "granitemoe", "gpt_oss")
 """Architectures with experts."""
 
 
@@ -18,6 +19,15 @@ def mixture_shapes(model: Any) -> dict[str, tuple[int, ...]]:
             "block_sparse_moe.router.layer.weight": (count, hidden),
             "block_sparse_moe.input_linear.weight": (count, 2 * inner, hidden),
             "block_sparse_moe.output_linear.weight": (count, hidden, inner),
+        }
+    if model.architecture == "gpt_oss":
+        return {
+            "mlp.router.weight": (count, hidden),
+            "mlp.router.bias": (count,),
+            "mlp.experts.gate_up_proj": (count, hidden, 2 * inner),
+            "mlp.experts.gate_up_proj_bias": (count, 2 * inner),
+            "mlp.experts.down_proj": (count, inner, hidden),
+            "mlp.experts.down_proj_bias": (count, hidden),
         }
     is_mixtral = model.architecture == "mixtral"
     prefix = "block_sparse_moe" if is_mixtral else "mlp"
@@ -32,6 +42,8 @@ def mixture_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 def experts_in_gguf(model: Any) -> dict[str, np.ndarray]:
     """Return routers and experts by the file's names."""
+    if model.architecture == "gpt_oss":
+        return dict(_of_gpt_oss(model.weights))
     found: dict[str, list[np.ndarray]] = {}
     parts = {
         "gate": "gate_inp", "layer": "gate_inp", "w1": "gate_exps", "w3": "up_exps",
@@ -50,3 +62,20 @@ def experts_in_gguf(model: Any) -> dict[str, np.ndarray]:
             rows = [*values] if role == "output_linear" else [values]
             found.setdefault(f"blk.{layer}.ffn_{parts[role]}.weight", []).extend(rows)
     return {name: np.stack(v) if "exps" in name else v[0] for name, v in found.items()}
+
+
+def _of_gpt_oss(weights: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield what gate and up, which are in turns, and down are in a file, outputs first."""
+    for name, values in weights.items():
+        prefix, _, part = name.partition(".mlp.")
+        layer = prefix.removeprefix("model.layers.")
+        if part.startswith("router."):
+            yield f"blk.{layer}.ffn_gate_inp.{part.removeprefix('router.')}", values
+        elif part:
+            kind = "bias" if part.endswith("_bias") else "weight"
+            rows = values if kind == "bias" else values.swapaxes(1, 2)
+            if part.startswith("experts.down_proj"):
+                yield f"blk.{layer}.ffn_down_exps.{kind}", np.ascontiguousarray(rows)
+            else:
+                yield f"blk.{layer}.ffn_gate_exps.{kind}", np.ascontiguousarray(rows[:, 0::2])
+                yield f"blk.{layer}.ffn_up_exps.{kind}", np.ascontiguousarray(rows[:, 1::2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,15 @@ def record(
     config: dict[str, Any],
     keys: dict[str, Any],
     vectors: dict[str, Any] | None = None,
+    *,
+    prepare: Callable[[dict[str, np.ndarray]], None] = lambda _: None,
+    expert_type: GgmlType | None = None,
 ) -> Recorded:
     """Write a model as both kinds of files, and ask transformers.
 
     `config`: what its config.json has besides. `keys`, `vectors`: what the GGUF file has besides.
+    `prepare`: changes weights, made small, before they are written. `expert_type`: of experts in
+    the GGUF file.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -52,11 +58,19 @@ def record(
     for name, values in made.weights.items():
         if values.ndim > 1 and "embed" not in name:
             values *= np.float32(0.15)
+    prepare(made.weights)
     directory = tiny.directory(folder / "hf", made, config=config)
     theirs = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     )
-    file = tiny.gguf(folder / "m.gguf", made, GgmlType.F32, change=change, vectors=vectors)
+    file = tiny.gguf(
+        folder / "m.gguf",
+        made,
+        GgmlType.F32,
+        change=change,
+        vectors=vectors,
+        expert_type=expert_type,
+    )
     found = Recorded(directory, file, [], [])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with more the time goes into waking them

@@ -72,13 +72,14 @@ def run_chunks(
 class Setting:
     """A pool and the shape of a model; `data` may be filled with anything before it is used.
 
-    `window`: of the layer; 0: none.
+    `window`: of the layer; 0: none. `sinks`: of its heads, scores as the model has them.
     """
 
     layout: KvLayout
     num_heads: int
     num_blocks: int
     window: int = 0
+    sinks: Array | None = None
     keep: list[Array] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -175,6 +176,9 @@ class Setting:
             ATTENTION_MERGES=merges, NUM_ATTENTION_MERGES=len(merges),
         )  # fmt: skip
         record = np.zeros(RECORD_WORDS, np.int64)
+        sinks = None
+        if self.sinks is not None:
+            sinks = (self.sinks * np.log2(np.e)).astype(np.float32)
         for word, value in (
             (Attention.QUERIES, queries.ctypes.data), (Attention.OUT, out.ctypes.data),
             (Attention.POOL, self.layer_address(layer)),
@@ -182,6 +186,7 @@ class Setting:
             (Attention.BLOCK_SIZE, layout.block_size), (Attention.HEAD_DIM, layout.head_dim),
             (Attention.NUM_HEADS, self.num_heads), (Attention.NUM_KV_HEADS, layout.num_kv_heads),
             (Attention.PARTIALS, partials.ctypes.data), (Attention.WINDOW, self.window),
+            (Attention.SINKS, address_of(sinks)),
         ):  # fmt: skip
             record[word] = value
         total = len(items) * layout.num_kv_heads
@@ -224,6 +229,8 @@ class Case:
 
 
 LAYER = 1
+SINKS = np.array([-40.0, 0.3, 2.0, 300.0], np.float32)
+"""Of four heads: far below the scores, among them and far above."""
 UNUSED_BLOCK = 2**30
 
 
@@ -233,13 +240,13 @@ def frequencies_of(head_dim: int) -> Array:
 
 def make_case(
     dtype: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int,
-    lengths: list[int], window: int = 0,
+    lengths: list[int], window: int = 0, sinks: Array | None = None,
 ) -> Case:  # fmt: skip
     """Write random sequences into shuffled blocks of a pool that is full of NaN."""
     random = np.random.default_rng([num_heads, num_kv_heads, head_dim, block_size, *lengths])
     layout = KvLayout(dtype, 2, num_kv_heads, block_size, head_dim)
     counts = [-(-length // block_size) for length in lengths]
-    setting = Setting(layout, num_heads, sum(counts) + 3, window)
+    setting = Setting(layout, num_heads, sum(counts) + 3, window, sinks)
     blocks = random.permutation(setting.num_blocks)
     tables = np.full((len(lengths), max(counts) + 1), UNUSED_BLOCK, np.int32)
     for row, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
@@ -263,7 +270,7 @@ def make_case(
     expected = np.empty_like(rotated)
     paged_attention(
         rotated, held, LAYER, tables, rows, positions.astype(np.int32), head_dim**-0.5, 0,
-        len(positions) * num_kv_heads, expected, window or None,
+        len(positions) * num_kv_heads, expected, window or None, sinks,
     )  # fmt: skip
     return Case(setting, tables, lengths, positions, queries, expected.reshape(len(positions), -1))
 
@@ -296,7 +303,7 @@ def digests(dtypes: list[str]) -> dict[str, list[Any]]:
             digest.update(codes_widened(dtype).tobytes())
         for shape in [
             (9, 3, 64, 16, [1, 17, 130]), (4, 4, 40, 24, [100]), (8, 1, 80, 8, [1100]),
-            (9, 3, 64, 16, [2300], 1050),
+            (9, 3, 64, 16, [2300], 1050), (4, 2, 64, 16, [1100], 128, SINKS),
         ]:  # fmt: skip
             case = make_case(dtype, *shape)
             result = case.attend(case.all_spans(), chunks=3)

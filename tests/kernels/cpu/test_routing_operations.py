@@ -134,6 +134,21 @@ def test_what_experts_give_is_weighed_and_added_to_the_tokens_of_the_piece(n: in
     np.testing.assert_array_equal(hidden[[0, 1, 15, 16]], expected[[0, 1, 15, 16]])
 
 
+@pytest.mark.parametrize("n", [1, 16, 100])
+def test_biases_of_experts_are_weighed_with_what_they_gave(n: int) -> None:
+    mixture, random = drawn(13, 7, 3).routed(), np.random.default_rng(n)
+    given, biases = (random.standard_normal((rows, n), np.float32) for rows in (39, 7))
+    hidden = random.standard_normal((13, n), np.float32)
+    expected = hidden.copy()
+    of_tokens = given[mixture.places[:13]] + biases[mixture.chosen[:13]]
+    reference.add_experts(of_tokens, mixture.weights[:13], expected)
+    mixture.run(
+        "add_experts", range(2), source=given.ctypes.data, out=hidden.ctypes.data, n=n,
+        biases=biases.ctypes.data,
+    )  # fmt: skip
+    np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_token_gets_the_same_bits_wherever_its_rows_lie() -> None:
     """In company the rows of its experts come in another order than alone."""
     mixture, n = drawn(30, 10, 4).routed(), 64

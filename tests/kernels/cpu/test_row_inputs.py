@@ -11,6 +11,7 @@ from kernels.cpu.int8_pair_tile import PAIR_OFFSET, PARTNER_OFFSET
 from kernels.cpu.operands import RowFormat, RowInput
 from kernels.cpu.operation import Operation, StepWord
 from kernels.cpu.row_values import LARGEST_INT8, PAIRS_PRODUCTS
+from kernels.reference.clamped_mul import clamped_mul
 from kernels.reference.gelu_mul import gelu_mul
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.silu_mul import silu_mul
@@ -66,6 +67,33 @@ def test_gated_rows_are_those_of_the_reference(operation, reference, k: int) -> 
     # The exponent of gelu, up to 88, is rounded; where it is so large gelu is next to nothing.
     rtol, atol = (1e-6, 1e-30) if operation is row_inputs.gated_rows else (1e-5, 1e-13)
     np.testing.assert_allclose(rows_of(operation, x, k), expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("k", WIDTHS)
+def test_clamped_rows_have_the_biases_of_their_expert_and_are_those_of_the_reference(
+    k: int,
+) -> None:
+    x, biases = drawn(6, 2 * k) * 3, drawn(9, 2 * k, 2)
+    x[0, 0], x[1, 0], x[2, k] = 200.0, -200.0, -200.0
+    runs = np.array([3, 8, 0, 1, 2, 1, 4, 5, 5, 1, 77, 77, 77], np.int32)
+    expected = np.empty((6, k), np.float32)
+    clamped_mul(x + biases[[8, 2, 2, 2, 2, 5]], expected)
+    out = np.full(6 * k + 7, UNTOUCHED, np.float32)
+    record = row_record(x, k, RowFormat.FLOAT32, out, biases)
+    record[RowInput.RUNS] = runs.ctypes.data
+    run(row_inputs.clamped_rows, record, step_header(6)[0], range(4))
+    assert (out[6 * k :] == UNTOUCHED).all()
+    np.testing.assert_allclose(out[: 6 * k].reshape(6, k), expected, rtol=2e-6, atol=2e-6)
+
+
+def test_clamped_rows_keep_a_nan_that_a_clamp_would_hide() -> None:
+    x, biases = np.ones((1, 64), np.float32), np.zeros((1, 64), np.float32)
+    x[0, 3], x[0, 32 + 5], biases[0, 7] = np.nan, np.nan, np.nan
+    runs, out = np.array([1, 0, 0, 1], np.int32), np.empty(32, np.float32)
+    record = row_record(x, 32, RowFormat.FLOAT32, out, biases)
+    record[RowInput.RUNS] = runs.ctypes.data
+    run(row_inputs.clamped_rows, record, step_header(1)[0])
+    assert np.flatnonzero(np.isnan(out)).tolist() == [3, 5, 7]
 
 
 def test_gelu_is_that_of_torch_in_float64() -> None:

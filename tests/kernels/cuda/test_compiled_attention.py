@@ -221,7 +221,7 @@ def test_reads_that_begin_within_a_sector_are_counted():
     (one,) = case.launches
     meter = Meter()
     arguments = [case.arrays[x].copy() if isinstance(x, str) else x for x in one.arguments]
-    arguments[-3] += 8  # the keys' offset, by 16 bytes
+    arguments[-4] += 8  # the keys' offset, by 16 bytes
 
     launch(text_of(DECODE), one.grid, arguments, written=(0, 5), meter=meter)
 

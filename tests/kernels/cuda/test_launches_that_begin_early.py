@@ -169,7 +169,7 @@ def test_attention_has_the_first_tile_of_each_warp_fetched(variant, window, monk
         variant, (19, 0, 150, 1), num_kv_heads=kv_heads, splits=splits, window=window
     )
     pool, tables, lengths = (case.arrays[name] for name in ("pool", "block_tables", "seq_lens"))
-    stride, *offsets = case.launches[0].arguments[-4:-1]
+    stride, *offsets = case.launches[0].arguments[-5:-2]
     head = head_bytes(variant.head_size, variant.block_size)
     if variant.kv_dtype is None:
         head = variant.head_size * variant.block_size

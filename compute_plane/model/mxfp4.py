@@ -1,0 +1,76 @@
+"""MXFP4, the four-bit floats of gpt-oss's experts: decoded, and turned into a format that runs.
+
+    MXFP4    17 bytes    s: one byte | 16 bytes of nibbles as in Q4_0, 32 elements
+             value = CODES[q] · 2^(s − 128)        s = 255 stands for NaN
+
+q is a float of one sign bit, two of exponent and one of mantissa: 0, ½, 1, 1½, 2, 3, 4 or 6; CODES
+are these doubled. Safetensors files hold codes and scales apart, and the codes of neighbouring
+elements in one byte, the first in its low half:
+
+    blocks   uint8 [N, K/32, 16]
+    scales   uint8 [N, K/32]
+
+What it becomes:  Q8_0, exactly where 2^(s − 128) is a float16, from 2^−24 to 2^15.
+
+Source: Open Compute Project, Microscaling Formats (MX) 1.0; ggml's `ggml-quants.c`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+UInt8Array = npt.NDArray[np.uint8]
+Float32Array = npt.NDArray[np.float32]
+
+GROUP: Final = 32
+GROUP_BYTES: Final = GROUP // 2
+"""Of a group's codes."""
+BLOCK_BYTES: Final = 1 + GROUP_BYTES
+BIAS: Final = 128
+NOT_A_NUMBER: Final = 255
+CODES: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""What the nibbles stand for, doubled."""
+HALF: Final = np.uint8(4)
+"""The shift that keeps bytes bytes."""
+
+
+def decode_mxfp4(rows: UInt8Array, out: Float32Array) -> None:
+    """Decode rows of MXFP4 blocks, uint8 [R, bytes], C-contiguous, into float32 [R, C]."""
+    blocks = rows.reshape(-1, BLOCK_BYTES)
+    scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - BIAS)
+    scales[blocks[:, :1] == NOT_A_NUMBER] = np.nan
+    np.multiply(_codes(blocks), scales, out=out.reshape(-1, GROUP))
+
+
+def mxfp4_to_q8_0(rows: UInt8Array, out: UInt8Array) -> None:
+    """Turn rows of MXFP4 into rows of Q8_0."""
+    blocks, target = rows.reshape(-1, BLOCK_BYTES), out.reshape(-1, 34)
+    target[:, :2] = _scales(blocks)
+    target[:, 2:] = _codes(blocks).view(np.uint8)
+
+
+def _scales(blocks: UInt8Array) -> UInt8Array:
+    """Return the scales as float16, uint8 [blocks, 2]; infinite what is too large or no number."""
+    scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - BIAS).astype(np.float16)
+    return scales.view(np.uint8)
+
+
+def blocks_of(codes: UInt8Array, scales: UInt8Array) -> UInt8Array:
+    """Return rows of blocks, uint8 [R, bytes of a row], of rows as safetensors files hold them.
+
+    `codes`: uint8 [R, K/32, 16], `scales`: uint8 [R, K/32].
+    """
+    out = np.empty((*scales.shape, BLOCK_BYTES), np.uint8)
+    out[..., 0] = scales
+    each = np.stack((codes & 15, codes >> HALF), axis=-1).reshape(*scales.shape, GROUP)
+    out[..., 1:] = each[..., :GROUP_BYTES] | each[..., GROUP_BYTES:] << HALF
+    return out.reshape(len(scales), -1)
+
+
+def _codes(blocks: UInt8Array) -> npt.NDArray[np.int8]:
+    """Return what nibbles stand for, int8 [blocks, 32]."""
+    nibbles = blocks[:, 1:]
+    return CODES[np.concatenate((nibbles & 15, nibbles >> HALF), axis=1)]

@@ -1,0 +1,190 @@
+"""Experts of directories that hold those of a layer in one tensor: gpt-oss's.
+
+E experts, I: `ModelSpec.intermediate_size`, G groups of 32 inputs. Under model.layers.N.…
+
+    as it is published                             holds
+    mlp.experts.gate_up_proj_blocks [E, 2·I, G, 16]    codes of four bits (`mxfp4`); rows 2i are of
+    mlp.experts.gate_up_proj_scales [E, 2·I, G]        gate_proj, rows 2i + 1 of up_proj
+    mlp.experts.down_proj_blocks    [E, hidden, G, 16]
+    mlp.experts.down_proj_scales    [E, hidden, G]
+    in 16 or 32 bits
+    mlp.experts.gate_up_proj        [E, hidden, 2·I]   inputs first; columns 2i are of gate_proj,
+    mlp.experts.down_proj           [E, I, hidden]     2i + 1 of up_proj
+    in both
+    mlp.experts.gate_up_proj_bias   [E, 2·I]           in turns, too
+    mlp.experts.down_proj_bias      [E, hidden]
+    mlp.router.weight, .bias        [E, hidden], [E]
+    self_attn.sinks                 [H]
+
+Here they become tensors by their canonical names, one of each expert's matrices and biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from compute_plane.model import expert_layout, layout, mxfp4
+from compute_plane.model.errors import ModelFileError, UnsupportedModelError, printable
+from compute_plane.model.spec import ModelSpec
+from compute_plane.model.stored_tensor import FLOATS, StoredTensor
+from compute_plane.model.tensor import (
+    AnyArray,
+    RawTensor,
+    Rows,
+    StoredRows,
+    TensorFormat,
+    UInt8Array,
+)
+
+CODES: Final = "U8"
+"""The type of codes and scales."""
+RENAMED: Final = {
+    "mlp.router.weight": f"{expert_layout.ROUTER}.{layout.WEIGHT}",
+    "mlp.router.bias": f"{expert_layout.ROUTER}.{layout.BIAS}",
+    "self_attn.sinks": f"{layout.SINKS}.{layout.WEIGHT}",
+}
+"""What these directories call a layer's tensors that are else as they should be."""
+GATE_UP: Final = f"{expert_layout.EXPERTS}.gate_up_proj"
+DOWN: Final = f"{expert_layout.EXPERTS}.{expert_layout.DOWN}"
+ALL: Final = slice(None)
+STORED: Final = {
+    expert_layout.GATE: (GATE_UP, slice(0, None, 2)),
+    expert_layout.UP: (GATE_UP, slice(1, None, 2)),
+    expert_layout.DOWN: (DOWN, ALL),
+}
+"""In which tensor an expert's matrices lie, and which of its outputs are theirs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StridedRows:
+    """Rows whose elements are strewn over a file; a `StoredRows`. `elements`: [rows, columns]."""
+
+    elements: AnyArray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[rows, bytes of a row]."""
+        rows, columns = self.elements.shape
+        return rows, columns * self.elements.itemsize
+
+    def __getitem__(self, which: Rows, /) -> UInt8Array:
+        return np.ascontiguousarray(self.elements[which]).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mxfp4Rows:
+    """Rows of codes and scales that lie apart, as in `mxfp4.blocks_of`; a `StoredRows`."""
+
+    codes: UInt8Array
+    scales: UInt8Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[rows, bytes of a row]."""
+        num_rows, num_groups = self.scales.shape
+        return num_rows, num_groups * mxfp4.BLOCK_BYTES
+
+    def __getitem__(self, which: Rows, /) -> UInt8Array:
+        return mxfp4.blocks_of(self.codes[which], self.scales[which])
+
+
+def take_stacked_experts(tensors: dict[str, StoredTensor], spec: ModelSpec) -> dict[str, RawTensor]:
+    """Take the experts out of a directory's tensors, by canonical name, and rename others.
+
+    Raises ModelFileError naming a tensor that is missing, or of another shape or type than it
+    should be, UnsupportedModelError for inputs that are no whole groups.
+    """
+    taken: dict[str, RawTensor] = {}
+    if spec.mixture is None:
+        return taken
+    for layer in range(spec.num_layers):
+        prefix = f"{layout.PREFIX}layers.{layer}."
+        for name, canonical in RENAMED.items():
+            if prefix + name in tensors:
+                tensors[prefix + canonical] = tensors.pop(prefix + name)
+        for part, (stored, outputs) in STORED.items():
+            for suffix, experts in (
+                (layout.WEIGHT, _matrices(tensors, spec, prefix + stored, outputs)),
+                (layout.BIAS, _biases(tensors, spec, prefix + stored, outputs)),
+            ):
+                for expert, (source, shape, fmt, rows) in enumerate(experts):
+                    role = expert_layout.expert_role(expert, part)
+                    name = layout.layer_tensor(layer, role, suffix)
+                    taken[name] = RawTensor(name, source.name, source.path, fmt, shape, rows)
+        for stored in (GATE_UP, DOWN):
+            for ending in ("", "_blocks", "_scales", "_bias"):
+                tensors.pop(prefix + stored + ending, None)
+    return taken
+
+
+Expert: TypeAlias = tuple[StoredTensor, tuple[int, ...], TensorFormat, StoredRows]
+"""What is of one expert: where it lies, its shape, its format and its rows."""
+
+
+def _matrices(
+    tensors: dict[str, StoredTensor], spec: ModelSpec, name: str, outputs: slice
+) -> Iterator[Expert]:
+    """Yield the matrices of a layer's experts. `outputs`: which of a tensor's are theirs."""
+    count, num_outputs, num_inputs = _sizes(spec, name)
+    if f"{name}_blocks" in tensors:
+        codes, scales = (_found(tensors, f"{name}_{ending}") for ending in ("blocks", "scales"))
+        if num_inputs % mxfp4.GROUP:
+            raise UnsupportedModelError(
+                codes.path,
+                f"tensor {printable(codes.name)} has {num_inputs} inputs; "
+                f"multiples of {mxfp4.GROUP} are read",
+            )
+        groups = num_inputs // mxfp4.GROUP
+        _check(scales, (CODES,), (count, num_outputs, groups))
+        _check(codes, (CODES,), (count, num_outputs, groups, mxfp4.GROUP_BYTES))
+        for own, scale in zip(codes.array(), scales.array(), strict=True):
+            rows = Mxfp4Rows(own[outputs], scale[outputs])
+            yield codes, (rows.shape[0], num_inputs), TensorFormat.MXFP4, rows
+        return
+    stored = _found(tensors, name)
+    _check(stored, FLOATS, (count, num_inputs, num_outputs))
+    for own in stored.array():
+        elements = own[:, outputs].T
+        yield stored, elements.shape, FLOATS[stored.dtype], StridedRows(elements)
+
+
+def _biases(
+    tensors: dict[str, StoredTensor], spec: ModelSpec, name: str, outputs: slice
+) -> Iterator[Expert]:
+    """Yield the biases of a layer's experts."""
+    count, num_outputs, _ = _sizes(spec, name)
+    stored = _found(tensors, f"{name}_bias")
+    _check(stored, FLOATS, (count, num_outputs))
+    for own in stored.array():
+        elements = own[outputs]
+        yield stored, elements.shape, FLOATS[stored.dtype], StridedRows(elements[None])
+
+
+def _sizes(spec: ModelSpec, name: str) -> tuple[int, int, int]:
+    """Return experts, outputs and inputs of a tensor."""
+    assert spec.mixture is not None
+    if name.endswith(DOWN):
+        return spec.mixture.num_experts, spec.hidden_size, spec.intermediate_size
+    return spec.mixture.num_experts, 2 * spec.intermediate_size, spec.hidden_size
+
+
+def _found(tensors: dict[str, StoredTensor], name: str) -> StoredTensor:
+    if name not in tensors:
+        path = next(iter(tensors.values())).path
+        raise ModelFileError(path, f"missing tensors: {printable(name)}")
+    return tensors[name]
+
+
+def _check(stored: StoredTensor, dtypes: Container[str], shape: tuple[int, ...]) -> None:
+    """Check type and shape of a tensor."""
+    shown = f"tensor {printable(stored.name)}"
+    if stored.dtype not in dtypes:
+        raise ModelFileError(stored.path, f"{shown} has type {stored.dtype}")
+    if stored.shape != shape:
+        raise ModelFileError(
+            stored.path, f"{shown} has shape {list(stored.shape)}, the model needs {list(shape)}"
+        )
