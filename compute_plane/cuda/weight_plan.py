@@ -6,7 +6,7 @@
     Q4_K                     Q4_1                               "
     Q5_0, Q5_1, Q5_K, Q6_K   Q8_0                               "
     Q2_K, Q3_K               Q8_0                               "
-    IQ4_NL, IQ4_XS           Q8_0                               "
+    IQ4_NL, IQ4_XS, MXFP4    Q8_0                               "
     INT4, INT8               Q4_0, Q8_0                         "
     UINT4, UINT8             Q4_Z, Q8_Z                         "
     FP8                      Q8_0                               "
@@ -67,6 +67,7 @@ RUNS_AS: Final[Mapping[TensorFormat, TensorFormat]] = {
     TensorFormat.Q5_K: TensorFormat.Q8_0,
     TensorFormat.Q6_K: TensorFormat.Q8_0,
     TensorFormat.Q3_K: TensorFormat.Q8_0,
+    TensorFormat.MXFP4: TensorFormat.Q8_0,
     TensorFormat.UINT4: TensorFormat.Q4_Z,
     TensorFormat.UINT8: TensorFormat.Q8_Z,
 }

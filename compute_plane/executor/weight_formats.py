@@ -16,7 +16,7 @@
     Q3_K      Q6_K     F32       BF16     exact
     IQ4_NL    Q8_0     F32       BF16     exact
     IQ4_XS    Q8_0     F32       BF16     scales of groups are rounded to float16
-    MXFP4     Q8_0     F32       BF16     exact for scales that are float16
+    MXFP4     Q4_F     F32       BF16     exact for scales that are float16
     INT4      Q4_0     F32       BF16     exact for scales that are float16
     UINT4     Q4_1     F32       BF16     scale · zero point is rounded to float16
     INT8      Q8_0     F32       BF16     exact for scales that are float16
@@ -73,7 +73,7 @@ OWN_FORMAT: Final[Mapping[TensorFormat, TensorFormat]] = {
     TensorFormat.Q3_K: TensorFormat.Q6_K,
     TensorFormat.IQ4_NL: TensorFormat.Q8_0,
     TensorFormat.IQ4_XS: TensorFormat.Q8_0,
-    TensorFormat.MXFP4: TensorFormat.Q8_0,
+    TensorFormat.MXFP4: TensorFormat.Q4_F,
     TensorFormat.INT4: TensorFormat.Q4_0,
     TensorFormat.UINT4: TensorFormat.Q4_1,
     TensorFormat.INT8: TensorFormat.Q8_0,

@@ -107,6 +107,7 @@ _DECODERS: dict[str, Callable[[UInt8Array, Float32Array], None]] = {
     **k_quants.DECODERS,
     **read_only_quants.DECODERS,
     "MXFP4": mxfp4.decode_mxfp4,
+    "Q4_F": mxfp4.decode_q4_f,
     "INT4": group_blocks.decode_int4,
     "UINT4": group_blocks.decode_uint4,
     "INT8": group_blocks.decode_int8,

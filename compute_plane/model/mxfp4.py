@@ -10,7 +10,10 @@ elements in one byte, the first in its low half:
     blocks   uint8 [N, K/32, 16]
     scales   uint8 [N, K/32]
 
-What it becomes:  Q8_0, exactly where 2^(s − 128) is a float16, from 2^−24 to 2^15.
+What it becomes, exactly where d = 2^(s − 128) is a float16, from 2^−24 to 2^15:
+
+    Q4_F     18 bytes    d: float16 | 16 bytes of nibbles as they are    value = CODES[q] · d
+    Q8_0     34 bytes    d: float16 | CODES[q]
 
 Source: Open Compute Project, Microscaling Formats (MX) 1.0; ggml's `ggml-quants.c`.
 """
@@ -22,6 +25,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from compute_plane.model.k_quants import float16_column
+from kernels.cpu.int8_packing import FLOATS_OF_4_BITS
+
 UInt8Array = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
 
@@ -31,7 +37,7 @@ GROUP_BYTES: Final = GROUP // 2
 BLOCK_BYTES: Final = 1 + GROUP_BYTES
 BIAS: Final = 128
 NOT_A_NUMBER: Final = 255
-CODES: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+CODES: Final = np.array(FLOATS_OF_4_BITS, np.int8)
 """What the nibbles stand for, doubled."""
 HALF: Final = np.uint8(4)
 """The shift that keeps bytes bytes."""
@@ -42,14 +48,27 @@ def decode_mxfp4(rows: UInt8Array, out: Float32Array) -> None:
     blocks = rows.reshape(-1, BLOCK_BYTES)
     scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - BIAS)
     scales[blocks[:, :1] == NOT_A_NUMBER] = np.nan
-    np.multiply(_codes(blocks), scales, out=out.reshape(-1, GROUP))
+    np.multiply(_codes(blocks[:, 1:]), scales, out=out.reshape(-1, GROUP))
+
+
+def decode_q4_f(rows: UInt8Array, out: Float32Array) -> None:
+    """Decode rows of Q4_F blocks."""
+    blocks = rows.reshape(-1, 2 + GROUP_BYTES)
+    np.multiply(_codes(blocks[:, 2:]), float16_column(blocks, 0), out=out.reshape(-1, GROUP))
+
+
+def mxfp4_to_q4_f(rows: UInt8Array, out: UInt8Array) -> None:
+    """Turn rows of MXFP4 into rows of Q4_F."""
+    blocks, target = rows.reshape(-1, BLOCK_BYTES), out.reshape(-1, 2 + GROUP_BYTES)
+    target[:, :2] = _scales(blocks)
+    target[:, 2:] = blocks[:, 1:]
 
 
 def mxfp4_to_q8_0(rows: UInt8Array, out: UInt8Array) -> None:
     """Turn rows of MXFP4 into rows of Q8_0."""
     blocks, target = rows.reshape(-1, BLOCK_BYTES), out.reshape(-1, 34)
     target[:, :2] = _scales(blocks)
-    target[:, 2:] = _codes(blocks).view(np.uint8)
+    target[:, 2:] = _codes(blocks[:, 1:]).view(np.uint8)
 
 
 def _scales(blocks: UInt8Array) -> UInt8Array:
@@ -70,7 +89,6 @@ def blocks_of(codes: UInt8Array, scales: UInt8Array) -> UInt8Array:
     return out.reshape(len(scales), -1)
 
 
-def _codes(blocks: UInt8Array) -> npt.NDArray[np.int8]:
+def _codes(nibbles: UInt8Array) -> npt.NDArray[np.int8]:
     """Return what nibbles stand for, int8 [blocks, 32]."""
-    nibbles = blocks[:, 1:]
     return CODES[np.concatenate((nibbles & 15, nibbles >> HALF), axis=1)]

@@ -27,8 +27,8 @@ class TensorFormat(Enum):
     """How the elements of a row are stored: blocks of so many elements in so many bytes.
 
     The integer formats and FP8 are those in which quantised checkpoints are handed on, and Q4_Z and
-    Q8_Z what some of them run as (`compute_plane.model.group_blocks`); the others are files'
-    own.
+    Q8_Z what some of them run as (`compute_plane.model.group_blocks`); Q4_F is what MXFP4 runs as
+    (`compute_plane.model.mxfp4`); the others are files' own.
     """
 
     F32 = ("F32", 1, 4)
@@ -52,6 +52,7 @@ class TensorFormat(Enum):
     INT8 = ("INT8", 32, 36)
     UINT8 = ("UINT8", 32, 38)
     FP8 = ("FP8", 32, 36)
+    Q4_F = ("Q4_F", 32, 18)
     Q4_Z = ("Q4_Z", 32, 19)
     Q8_Z = ("Q8_Z", 32, 35)
 

@@ -26,7 +26,7 @@ from kernels.cpu.row_values import LARGEST_INT8
 
 UInt8Array = npt.NDArray[np.uint8]
 
-FORMATS: Final = ("Q4_1", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "BF16", "F16", "F32")
+FORMATS: Final = ("Q4_1", "Q4_0", "Q4_F", "Q8_0", "Q4_K", "Q6_K", "BF16", "F16", "F32")
 ROWS: Final = (1, 8, 32, 256)
 GATE_UP: Final = (2 * INTERMEDIATE, HIDDEN)
 LM_HEAD: Final = (VOCAB, HIDDEN)

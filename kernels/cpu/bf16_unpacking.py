@@ -57,7 +57,7 @@ def bf16_unpacker(fmt: Int8Format) -> Any:  # noqa: ANN401 - Numba's objects
     """Return void(panel, groups, tiles): unpack a panel of K/32 tiles into one of bfloat16."""
 
     def unpack(builder: Builder, panel: Value, groups: Value, tiles: Value) -> None:
-        values = [float(q - fmt.offset) for q in range(NIBBLE_VALUES)]
+        values = [float(value) for value in fmt.values]
         above = [
             float((q & ((1 << fmt.high_bits) - 1)) << fmt.low_bits) for q in range(NIBBLE_VALUES)
         ]

@@ -160,6 +160,7 @@ def _int8_decoder(label: str) -> Any:  # noqa: ANN401 - Numba's objects
     tile_bytes, record_bytes, is_shared = fmt.tile_bytes, fmt.record_bytes, fmt.is_shared
     low_vectors, offset, is_nibbles = fmt.low_vectors, fmt.offset, fmt.is_nibbles
     high_bits, depth = fmt.high_bits, fmt.depth
+    codes, has_codes = fmt.values, fmt.codes is not None
     high_mask = (1 << high_bits) - 1
     scale_of = _shared_scale(fmt) if is_shared else _own_scale(fmt)
 
@@ -175,6 +176,8 @@ def _int8_decoder(label: str) -> Any:  # noqa: ANN401 - Numba's objects
             high_at = tile + (low_vectors + bit // 8) * VECTOR_BYTES + 4 * lane + i % 4
             upper = types.int32(carray(uint8_at(high_at), 1)[0]) >> (bit % 8) & high_mask
             q |= upper << 4
+        if has_codes:
+            return types.int32(codes[q])
         return q - offset
 
     @inlined()

@@ -15,6 +15,7 @@ from numba import types
 
 from kernels.cpu.amx_tiles import configure
 from kernels.cpu.emitted import emitted
+from kernels.cpu.instruction_set import selected_instruction_set
 from kernels.cpu.int8_packing import GROUP, PANEL_COLUMNS, VECTOR_BYTES, Int8Format
 from kernels.cpu.int8_sizes import BLOCK_ROWS, TILE_BYTES
 from kernels.cpu.int8_weights import tile_of, weights_of_tiles
@@ -64,7 +65,8 @@ def unpack_tile(
     packed = tile_of(builder, fmt, panel, groups, group)
     tile = offset(builder, tiles, builder.mul(group, i64(TILE_BYTES)))
     # All are loaded before the first is stored, which might be where others lie.
-    for k, [unpacked] in list(weights_of_tiles(builder, [packed], 0)):
+    chosen = selected_instruction_set()
+    for k, [unpacked] in list(weights_of_tiles(builder, [packed], 0, chosen)):
         signed = builder.sub(unpacked, constant(BYTES, fmt.offset))
         store(builder, signed, offset(builder, tile, k * PANEL_COLUMNS))
 

@@ -18,6 +18,8 @@ column.
 
     Q4_0   The same without m: 288 bytes. value = (q − 8) · d
 
+    Q4_F   The same as Q4_0, but that a nibble stands for a float of four bits: value = CODES[q] · d
+
     Q8_0   k 0–3             c0: 4 int8 │ c1: 4 int8 │ … │ c15: 4 int8        64 bytes
     544    k 4–7             …                                                64
     bytes  … 8 vectors, to k 28–31
@@ -81,7 +83,8 @@ class Int8Format:
 
     `offset`: what is taken from a stored weight to get the one that is multiplied. `low_bits`: 4,
     two weights share a byte, or 8. `high_bits`: those of a weight that stand in vectors of their
-    own. `depth`: k's that have the same scale, 32 or 16.
+    own. `depth`: k's that have the same scale, 32 or 16. `codes`: of nibbles that are no numbers,
+    what each stands for; that and `offset` is then the stored weight.
     """
 
     label: str
@@ -90,6 +93,7 @@ class Int8Format:
     low_bits: int = 4
     high_bits: int = 0
     depth: int = GROUP
+    codes: tuple[int, ...] | None = None
 
     @property
     def is_nibbles(self) -> bool:
@@ -98,8 +102,20 @@ class Int8Format:
 
     @property
     def bits(self) -> int:
-        """Bits of a weight."""
+        """Bits of a stored weight."""
+        if self.codes is not None:
+            return (max(self.codes) + self.offset).bit_length()
         return self.low_bits + self.high_bits
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """What each nibble stands for, where it has no bits more."""
+        return self.codes or tuple(q - self.offset for q in range(16))
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether a weight is put together from several places, or looked up."""
+        return self.high_bits > 0 or self.codes is not None
 
     @property
     def has_minimum(self) -> bool:
@@ -164,8 +180,12 @@ class Int8Format:
         return (tiles * self.tile_bytes + self.record_bytes) // PANEL_COLUMNS
 
 
+FLOATS_OF_4_BITS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""A sign, two bits of exponent, one of mantissa (E2M1): doubled, they are whole numbers."""
+
 Q4_1: Final = Int8Format("Q4_1", 0, Scales.OWN_WITH_MINIMUM)
 Q4_0: Final = Int8Format("Q4_0", 8, Scales.OWN)
+Q4_F: Final = Int8Format("Q4_F", 16, Scales.OWN, codes=FLOATS_OF_4_BITS)
 Q8_0: Final = Int8Format("Q8_0", 0, Scales.OWN, low_bits=8)
 Q5_1: Final = Int8Format("Q5_1", 0, Scales.OWN_WITH_MINIMUM, high_bits=1)
 Q5_0: Final = Int8Format("Q5_0", 16, Scales.OWN, high_bits=1)
@@ -174,7 +194,7 @@ Q5_K: Final = Int8Format("Q5_K", 0, Scales.SHARED_WITH_MINIMUM, high_bits=1)
 Q6_K: Final = Int8Format("Q6_K", 32, Scales.SHARED, high_bits=2, depth=GROUP // 2)
 
 INT8_FORMATS: Final[Mapping[str, Int8Format]] = {
-    f.label: f for f in (Q4_1, Q4_0, Q8_0, Q5_1, Q5_0, Q4_K, Q5_K, Q6_K)
+    f.label: f for f in (Q4_1, Q4_0, Q4_F, Q8_0, Q5_1, Q5_0, Q4_K, Q5_K, Q6_K)
 }
 """By the format's name in model files."""
 

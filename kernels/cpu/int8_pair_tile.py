@@ -92,7 +92,7 @@ def pair_preparer(fmt: Int8Format, chosen: InstructionSet) -> Any:  # noqa: ANN4
             out = offset(builder, prepared, builder.mul(group, i64(PREPARED_BYTES)))
             fetch_ahead(builder, tile, following, locality=SECOND_LEVEL)
             total: Value = constant(I32X, 0)
-            weights = [of_tile for _, [of_tile] in weights_of_tiles(builder, [tile], 0)]
+            weights = [of_tile for _, [of_tile] in weights_of_tiles(builder, [tile], 0, chosen)]
             for v, (low, high) in enumerate(zip(weights[::2], weights[1::2], strict=True)):
                 first = builder.add(low, constant(BYTES, PAIR_OFFSET))
                 second = builder.add(high, constant(BYTES, PARTNER_OFFSET))

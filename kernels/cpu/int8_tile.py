@@ -153,10 +153,10 @@ def _tile(
                 functools.cache(functools.partial(_bias, builder, fmt, chosen, at, part))
                 for at in row_sums
             ]
-            if unpacked_tiles and fmt.high_bits:
+            if unpacked_tiles and fmt.is_spread:
                 weights = unpacked_weights(builder, fmt, unpacked_tiles, part)
             else:
-                weights = weights_of_tiles(builder, tiles, part)
+                weights = weights_of_tiles(builder, tiles, part, chosen)
             integers = _integer_sums(builder, fmt, chosen, weights, values, biases, panels)
             if unpacked_tiles:
                 factors = [unpacked_factors(builder, fmt, at, part) for at in unpacked_tiles]

@@ -48,14 +48,14 @@ WEIGHTS_AT: Final = 2 * VECTOR_BYTES
 
 def unpacked_from(fmt: Int8Format) -> int:
     """Return the number of rows from which it pays for a format; 0: it never does."""
-    if fmt.high_bits:
+    if fmt.is_spread:
         return 9
     return 3 if fmt.is_shared else 0
 
 
 def unpacked_tile_bytes(fmt: Int8Format) -> int:
     """Return the bytes of an unpacked tile."""
-    return WEIGHTS_AT + (GROUP * PANEL_COLUMNS if fmt.high_bits else 0)
+    return WEIGHTS_AT + (GROUP * PANEL_COLUMNS if fmt.is_spread else 0)
 
 
 def unpacker(fmt: Int8Format, panels: int, chosen: InstructionSet) -> Any:  # noqa: ANN401 - Numba's objects
@@ -86,9 +86,9 @@ def _unpack_tile(builder: Builder, tile: Tile, chosen: InstructionSet, out: Valu
         store(builder, factors.d, offset(builder, out, part * VECTOR_BYTES))
         if factors.m is not None:
             store(builder, factors.m, offset(builder, out, MINIMUM_AT))
-        if tile.fmt.high_bits:
+        if tile.fmt.is_spread:
             # All are loaded before the first is stored, which might be where others lie.
-            for k, [weights] in list(weights_of_tiles(builder, [tile], part)):
+            for k, [weights] in list(weights_of_tiles(builder, [tile], part, chosen)):
                 store(builder, weights, offset(builder, out, WEIGHTS_AT + k * PANEL_COLUMNS))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from numba import types
 
+from kernels.cpu.byte_tables import look_up
 from kernels.cpu.emitted import emitted
 from kernels.cpu.float_tile import f16_to_float32
 from kernels.cpu.instruction_set import InstructionSet
@@ -164,7 +165,7 @@ def _six_bits(builder: Builder, tile: Tile) -> tuple[Value, Value]:
 
 
 def weights_of_tiles(
-    builder: Builder, tiles: list[Tile], part: int
+    builder: Builder, tiles: list[Tile], part: int, chosen: InstructionSet
 ) -> Iterator[tuple[int, list[Value]]]:
     """Yield the first k of each four of a part of the k's, and their weights in each tile.
 
@@ -188,6 +189,9 @@ def weights_of_tiles(
             if fmt.parts == 2 and is_second != (part == 1):
                 continue
             weights = [_nibbles(builder, s, is_second=is_second) for s in stored]
+            if fmt.codes is not None:
+                table = [code + fmt.offset for code in fmt.codes]
+                weights = [look_up(builder, table, nibbles, chosen) for nibbles in weights]
             if upper:
                 turn = v + (fmt.low_vectors if is_second and fmt.parts == 1 else 0)
                 weights = [

@@ -5,8 +5,8 @@
     lane c of the sum      += w[c, 0] · x[0] + w[c, 1] · x[1] + w[c, 2] · x[2] + w[c, 3] · x[3]
 
 All sums are exact, so every instruction set gives the same integers. Weights are nibbles (0 to 15),
-nibbles with one or two bits more (to 31 or 63), or int8 (−128 to 127), x is in −127 to 127, and a
-sum runs over one group of 32 k's at most.
+nibbles with one or two bits more (to 31 or 63), what nibbles stand for (to 28), or int8 (−128 to
+127), x is in −127 to 127, and a sum runs over one group of 32 k's at most.
 
     512 bits, VNNI   VPDPBUSD, unsigned · signed: int8 weights get 128 added, and the sum begins at
                      −128 · Σ x (`weight_offset`)
@@ -22,12 +22,13 @@ sum runs over one group of 32 k's at most.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 
+from kernels.cpu.byte_tables import in_parts
 from kernels.cpu.instruction_set import InstructionSet
 from kernels.cpu.int8_packing import Int8Format
 from kernels.cpu.vector_ir import (
@@ -41,7 +42,6 @@ from kernels.cpu.vector_ir import (
     Value,
     call,
     constant,
-    i32,
 )
 
 I16_PAIRS = ir.VectorType(I16, 2 * LANES)
@@ -126,13 +126,13 @@ def _vpdpbusd_512(builder: Builder, sums: Value, weights: Value, x: Value) -> Va
 
 
 def _vpdpbusd_256(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
-    return _in_parts(builder, "llvm.x86.avx512.vpdpbusd.256", 2, I32, [sums, weights, x])
+    return in_parts(builder, "llvm.x86.avx512.vpdpbusd.256", 2, I32, [sums, weights, x])
 
 
 def _maddubs(
     most_steps: int, builder: Builder, sums: PartlyWidened, weights: Value, x: Value
 ) -> PartlyWidened:
-    pairs = _in_parts(builder, "llvm.x86.avx2.pmadd.ub.sw", 2, I16, [weights, x])
+    pairs = in_parts(builder, "llvm.x86.avx2.pmadd.ub.sw", 2, I16, [weights, x])
     if sums.pairs is not None:
         pairs = builder.add(sums.pairs, pairs)
     added = PartlyWidened(sums.wide, pairs, sums.steps + 1)
@@ -143,7 +143,7 @@ def _signed_maddubs(
     builder: Builder, sums: PartlyWidened, weights: tuple[Value, Value], x: Value
 ) -> PartlyWidened:
     magnitude, signs = weights
-    turned = _in_parts(builder, "llvm.x86.avx2.psign.b", 2, I8, [x, signs])
+    turned = in_parts(builder, "llvm.x86.avx2.psign.b", 2, I8, [x, signs])
     return _maddubs(1, builder, sums, magnitude, turned)
 
 
@@ -152,7 +152,7 @@ def _widen(builder: Builder, sums: PartlyWidened) -> PartlyWidened:
     if sums.pairs is None:
         return sums
     operands = [sums.pairs, constant(I16_PAIRS, 1)]
-    wide = _in_parts(builder, "llvm.x86.avx2.pmadd.wd", 2, I32, operands)
+    wide = in_parts(builder, "llvm.x86.avx2.pmadd.wd", 2, I32, operands)
     return PartlyWidened(wide if sums.wide is None else builder.add(sums.wide, wide))
 
 
@@ -161,7 +161,7 @@ def _widened(builder: Builder, sums: PartlyWidened, bias: Bias) -> Value:
 
 
 def _sdot(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
-    return _in_parts(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", 4, I32, [sums, weights, x])
+    return in_parts(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", 4, I32, [sums, weights, x])
 
 
 def _by_halves(builder: Builder, sums: Value, weights: Value, x: Value) -> Value:
@@ -182,36 +182,3 @@ def _odd_or_even(builder: Builder, vector: Value, bits: int, *, is_odd: bool) ->
     if not is_odd:
         lanes = builder.shl(lanes, constant(kind, bits))
     return builder.ashr(lanes, constant(kind, bits))
-
-
-def _in_parts(
-    builder: Builder, name: str, parts: int, element: ir.Type, operands: Sequence[Value]
-) -> Value:
-    """Call an intrinsic of shorter vectors on each part of the operands; join what it returns."""
-    bits = 32 * LANES // parts
-    result = ir.VectorType(element, bits // element.width)
-    results = [
-        call(builder, name, result, [_part(builder, operand, p, parts) for operand in operands])
-        for p in range(parts)
-    ]
-    while len(results) > 1:
-        results = [
-            _join(builder, first, second)
-            for first, second in zip(results[::2], results[1::2], strict=True)
-        ]
-    return results[0]
-
-
-def _part(builder: Builder, vector: Value, index: int, parts: int) -> Value:
-    count = vector.type.count // parts
-    lanes = [i32(index * count + i) for i in range(count)]
-    return _shuffled(builder, vector, vector, lanes)
-
-
-def _join(builder: Builder, first: Value, second: Value) -> Value:
-    return _shuffled(builder, first, second, [i32(i) for i in range(2 * first.type.count)])
-
-
-def _shuffled(builder: Builder, first: Value, second: Value, lanes: list[ir.Constant]) -> Value:
-    mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
-    return builder.shuffle_vector(first, second, mask)

@@ -190,6 +190,15 @@ def packed_weights(label: str, blocks: UInt8Array, k: int) -> UInt8Array:
 
 
 def decoded_weights(label: str, blocks: UInt8Array) -> npt.NDArray[np.float64]:
-    """Return the weights of rows of blocks, [n, k], as the gguf package has them."""
+    """Return the weights of rows of blocks, [n, k], as the gguf package has them.
+
+    It has no Q4_F, whose nibbles lie as those of Q4_0.
+    """
+    if label == "Q4_F":
+        each = blocks.reshape(-1, 18)
+        nibbles = np.concatenate((each[:, 2:] & 15, each[:, 2:] >> 4), axis=1)
+        codes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[nibbles & 7] * np.where(nibbles > 7, -2, 2)
+        d = np.ascontiguousarray(each[:, :2]).view("<f2").astype(np.float64)
+        return (codes * d).reshape(len(blocks), -1)
     values = gguf.quants.dequantize(blocks, GgmlType[label])
     return values.reshape(len(blocks), -1).astype(np.float64)

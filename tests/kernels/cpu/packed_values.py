@@ -45,6 +45,8 @@ def _weights(label: str, tiles: UInt8Array) -> Float64Array:
             upper[:, :, v] = vectors[:, :, 4] >> v & 1
         elif fmt.high_bits == 2:
             upper[:, :, v] = vectors[:, :, 4 + v // 4] >> 2 * (v % 4) & 3
+    if fmt.codes is not None:
+        return _k_by_column(np.array(fmt.codes)[low] + fmt.offset)
     return _k_by_column(low | upper << 4)
 
 

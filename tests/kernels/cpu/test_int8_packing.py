@@ -46,9 +46,9 @@ def test_what_is_packed_has_the_value_of_the_file_for_every_weight(
 @pytest.mark.parametrize("label", FORMATS)
 def test_no_more_bits_are_packed_than_the_file_has_but_for_what_fills_a_panel(label: str) -> None:
     fmt, k = INT8_FORMATS[label], 2048
-    bits = k // 32 * 16 * (32 * fmt.bits + scale_bits(fmt))
-    assert int8_panel_bytes(label, k) == -(-bits // 8 // 32) * 32
-    assert fmt.block_bytes * 8 * 32 == (32 * fmt.bits + scale_bits(fmt)) * fmt.block_elements
+    of_group = 32 * (fmt.low_bits + fmt.high_bits) + scale_bits(fmt)
+    assert int8_panel_bytes(label, k) == -(-(k // 32 * 16 * of_group) // 8 // 32) * 32
+    assert fmt.block_bytes * 8 * 32 == of_group * fmt.block_elements
 
 
 @pytest.mark.parametrize("label", FORMATS)
