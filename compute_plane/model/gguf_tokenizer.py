@@ -29,6 +29,9 @@ END_TOKENS = (
     "<end_of_turn>",
     "<|observation|>",
 )
+OF_CHANNELS = ("<|return|>", "<|call|>")
+"""End answers in channels (gpt-oss), whose messages end by `<|end|>`: that ends none of them."""
+MESSAGE_END = "<|end|>"
 END_KEYS = (
     "tokenizer.ggml.eos_token_id",
     "tokenizer.ggml.eot_token_id",
@@ -173,7 +176,10 @@ def _end_tokens(
 ) -> tuple[int, ...]:
     """Return every token that ends a generation: those the file names, then the well-known ones."""
     named = [_token_id(file, keys, key, len(vocab)) for key in END_KEYS]
-    known = [vocab[token] for token in END_TOKENS if token in vocab]
+    tokens: tuple[str, ...] = END_TOKENS
+    if all(token in vocab for token in OF_CHANNELS):
+        tokens = *OF_CHANNELS, *(token for token in END_TOKENS if token != MESSAGE_END)
+    known = [vocab[token] for token in tokens if token in vocab]
     ends = [token for token in named if token is not None]
     # Converters call tokens that were added for chat user-defined ones.
     ends += [token for token in known if types[token] in (CONTROL, USER_DEFINED)]

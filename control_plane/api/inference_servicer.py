@@ -142,7 +142,8 @@ async def _submit(
         params, choice, conversation.tools or (), chat.answer, "tools[{}].parameters_json"
     )
     form = text_form_of(chat.answer, params, is_single=choice.is_single)
-    generation = await engine.submit(chat.token_ids, params, options, continued=received, form=form)
+    token_ids = chat.ids_for(params)
+    generation = await engine.submit(token_ids, params, options, continued=received, form=form)
     max_calls = 1 if choice.is_single else None
     return generation, partial(
         reader_of, tokenizer=engine.tokenizer, answer_format=chat.answer, max_calls=max_calls

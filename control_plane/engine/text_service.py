@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from control_plane.core.errors import ContextLengthError
+from control_plane.core.generation_params import GenerationParams
+from control_plane.core.tool_calls import ToolCalls
 from control_plane.engine.admission import Admission
 from control_plane.text.answers.parser import AnswerFormat
 from control_plane.text.answers.recognition import AnswerFormats
@@ -44,12 +46,21 @@ MAX_INLINE_TOKENS = 512
 class ChatPrompt(NamedTuple):
     """A conversation as the model wants it, special tokens included.
 
-    `answer`: how the text of its answer is to be read; None: all of it is content.
+    `answer`: how the text of its answer is to be read; None: all of it is content. `form_ids`: what
+    follows where the answer has a form of its own.
     """
 
     text: str
     token_ids: list[int]
     answer: AnswerFormat | None = None
+    form_ids: Sequence[int] = ()
+
+    def ids_for(self, params: GenerationParams) -> list[int]:
+        """Return the tokens of the prompt of an answer; calls that must be are no form of it."""
+        form = params.structured_outputs
+        if form is None or isinstance(form, ToolCalls):
+            return self.token_ids
+        return [*self.token_ids, *self.form_ids]
 
 
 class TextService:
@@ -215,7 +226,8 @@ class TextService:
         if self._answer_formats is not None:
             continued = str(known[-1]["content"]) if continue_final_message else None
             answer = self._answer_formats.of(text, tools=tools or (), continued=continued)
-        return ChatPrompt(text, encode(text), answer)
+        form_ids = encode(answer.form_opening) if answer and answer.form_opening else ()
+        return ChatPrompt(text, encode(text), answer, form_ids)
 
     def _check_size(
         self,

@@ -51,7 +51,7 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
     with _limit_as_called(request):
         async with answers_to(
             engine.frontend,
-            [prompt.token_ids],
+            [prompt.ids_for(params)],
             params,
             request.options(request_id),
             is_whole=not request.stream,

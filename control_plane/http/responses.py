@@ -57,7 +57,7 @@ async def answer_response(
     request.forget()
     async with answers_to(
         engine.frontend,
-        [prompt.token_ids],
+        [prompt.ids_for(params)],
         params,
         request.options(request_id),
         is_whole=not request.stream,

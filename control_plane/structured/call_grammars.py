@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from control_plane.core.tool_calls import ToolCalls
+from control_plane.structured.harmony_grammar import harmony_rules
 from control_plane.structured.lark import lark_text, without
 from control_plane.structured.parameter_grammars import rules_of_calls
+from control_plane.text.answers.harmony_reader import HarmonyReader
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
 
 _PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
@@ -37,11 +39,13 @@ def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
 
     Reasoning comes first where there may be some.
     """
+    if calls.format == HarmonyReader.FORMAT:
+        return CallGrammar("\n".join((*harmony_rules(calls), "")), _schemas(calls))
     if calls.format == Qwen3CoderReader.FORMAT:
         lines, schemas = _qwen3_coder(calls)
     else:
         lines = _OBJECTS[calls.format](calls)
-        schemas = {_schema_name(index): tool.schema for index, tool in enumerate(calls.tools)}
+        schemas = _schemas(calls)
     start = "calls"
     if calls.thought != "none":
         is_begun = calls.thought == "has begun"
@@ -52,6 +56,10 @@ def grammar_of_answer(calls: ToolCalls) -> CallGrammar:
         )
         lines += _thought(calls)
     return CallGrammar("\n".join((f"start: {start}", *lines, "")), schemas)
+
+
+def _schemas(calls: ToolCalls) -> dict[str, str]:
+    return {_schema_name(index): tool.schema for index, tool in enumerate(calls.tools)}
 
 
 def _schema_name(index: int) -> str:

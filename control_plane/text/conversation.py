@@ -56,7 +56,11 @@ def _template_message(message: Mapping[str, object], path: str) -> Mapping[str, 
         raise ValidationError(
             f"{path}.tool_call_id must be {wanted} for role {role!r}", field=f"{path}.tool_call_id"
         )
-    return {**message, "role": _TEMPLATE_ROLES.get(role, role)}
+    known = {**message, "role": _TEMPLATE_ROLES.get(role, role)}
+    if "reasoning_content" in message and not (message.get("content") and "tool_calls" in message):
+        # gpt-oss's word for it; its template refuses both before a call, and has content for it.
+        known["thinking"] = message["reasoning_content"]
+    return known
 
 
 def check_continued(

@@ -7,45 +7,33 @@ its arguments on a call is one: what the model writes as arguments is passed on 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Final
 
 from control_plane.text.answers.call_object import CallObject
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parts import Draft
+from control_plane.text.answers.parts_reader import PartsReader
 from control_plane.text.answers.until import SPACE, Until
 from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS
 
 _Step = Callable[[str], str]
 
 
-class CallReader(ABC):
-    """Reads content and calls out of one text. `is_start`: the answer begins with it.
+class CallReader(PartsReader):
+    """Reads calls that stand behind marks. `MARKERS`: what begins them."""
 
-    `FORMAT`: its name. `MARKERS`: what begins calls. `NAMES`: what may be special tokens in a
-    vocabulary, and must be in the text. `READS_PARAMETERS`: what it reads depends on the tools'
-    `parameters`.
-    """
-
-    FORMAT: ClassVar[str]
     MARKERS: ClassVar[tuple[str, ...]]
-    NAMES: ClassVar[tuple[str, ...]]
-    READS_PARAMETERS: ClassVar[bool] = False
 
     def __init__(
-        self,
-        draft: Draft,
-        *,
-        is_start: bool,  # noqa: ARG002 - of one format only
-        parameters: ToolParameters = NO_TOOLS,  # noqa: ARG002 - of another
+        self, draft: Draft, *, is_start: bool, parameters: ToolParameters = NO_TOOLS
     ) -> None:
-        self._draft = draft
+        super().__init__(draft, is_start=is_start, parameters=parameters)
         self._until = Until(self.MARKERS)
         self._spare: list[str] = []  # content, unless it turns out to be a part of a call
         self._step: _Step = self._in_content
         self._object = CallObject(draft, self._spare)
-        self.is_over = False
 
     def push(self, text: str) -> None:
         """Take the next piece; nothing behind the last call that is wanted, which `is_over`."""

@@ -10,19 +10,20 @@ from typing import Final
 
 from control_plane.core.tool_calls import THINK, ThoughtMarks
 from control_plane.text.answers.call_readers import (
-    CallReader,
     HermesReader,
     Llama3JsonReader,
     MistralReader,
 )
+from control_plane.text.answers.harmony_reader import HarmonyReader
+from control_plane.text.answers.parts_reader import PartsReader
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
 
 AUTO: Final = "auto"
 NONE: Final = "none"
 
-CALL_READERS: Final[Mapping[str, type[CallReader]]] = {
+CALL_READERS: Final[Mapping[str, type[PartsReader]]] = {
     reader.FORMAT: reader
-    for reader in (HermesReader, Llama3JsonReader, MistralReader, Qwen3CoderReader)
+    for reader in (HermesReader, Llama3JsonReader, MistralReader, Qwen3CoderReader, HarmonyReader)
 }
 TOOL_CALL_PARSERS: Final = (AUTO, NONE, *CALL_READERS)
 _MISTRAL_THINK: Final = ThoughtMarks("[THINK]", "[/THINK]")
@@ -33,4 +34,6 @@ THOUGHT_MARKS: Final[Mapping[str, ThoughtMarks]] = {
     "mistral": _MISTRAL_THINK,
 }
 """Of reasoning. `deepseek_r1` and `qwen3` are other names of `think`, those of vLLM."""
-REASONING_PARSERS: Final = (AUTO, NONE, *THOUGHT_MARKS)
+HARMONY: Final = HarmonyReader.FORMAT
+"""In which reasoning stands in messages of its own, without marks."""
+REASONING_PARSERS: Final = (AUTO, NONE, *THOUGHT_MARKS, HARMONY)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 from control_plane.core.tool_calls import THINK, ThoughtMarks
-from control_plane.text.answers.call_readers import CallReader
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parts import Draft, Parts
+from control_plane.text.answers.parts_reader import PartsReader
 from control_plane.text.answers.until import SPACE, Until
 
 _MOST_AT_ONCE: Final = 1024
@@ -35,18 +35,21 @@ class Thinking(enum.Enum):
 class AnswerFormat:
     """How the text of an answer is to be read.
 
-    `calls`: makes what reads tool calls; None: they are text. `is_start`: the assistant's message
-    begins with the answer. `spelled`: special tokens that must be in the text, which leaves such
-    tokens out otherwise: their ids and names. `parameters`: of the tools, where calls cannot be
-    read without. `marks`: of the reasoning.
+    `calls`: makes what reads tool calls; None: they are text. Of a format in which reasoning may
+    stand anywhere it reads that, too. `is_start`: the assistant's message begins with the answer.
+    `spelled`: special tokens that must be in the text, which leaves such tokens out otherwise:
+    their ids and names. `parameters`: of the tools, where calls cannot be read without. `marks`: of
+    the reasoning. `form_opening`: what the prompt has besides where the answer has a form of its
+    own, and so begins with its content.
     """
 
     thinking: Thinking
-    calls: type[CallReader] | None = None
+    calls: type[PartsReader] | None = None
     is_start: bool = True
     spelled: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     parameters: ToolParameters = field(default_factory=lambda: NO_TOOLS)
     marks: ThoughtMarks = THINK
+    form_opening: str = ""
 
     def parser(self, *, max_calls: int | None = None) -> AnswerParser:
         """Return a new parser. `max_calls`: calls beyond it are left out."""
@@ -63,18 +66,22 @@ class AnswerParser:
     def __init__(self, answer_format: AnswerFormat, *, max_calls: int | None = None) -> None:
         self._draft = Draft(max_calls)
         make = answer_format.calls
-        self._calls: CallReader | None = None
+        self._calls: PartsReader | None = None
         if make is not None:
             self._calls = make(
                 self._draft,
                 is_start=answer_format.is_start,
                 parameters=answer_format.parameters,
             )
+        thinking = answer_format.thinking
+        if self._calls is not None and self._calls.READS_REASONING:
+            self._calls.thinks = thinking is not Thinking.IS_OVER
+            thinking = Thinking.IS_OVER
         self._step: Callable[[str], str] = {
             Thinking.MAY_BEGIN: self._at_start,
             Thinking.HAS_BEGUN: self._behind_think,
             Thinking.IS_OVER: self._answer,
-        }[answer_format.thinking]
+        }[thinking]
         # At the start: space, and what may be the beginning of the mark of reasoning.
         self._start_space: list[str] = []
         self._held = ""
@@ -96,15 +103,16 @@ class AnswerParser:
     @property
     def may_think(self) -> bool:
         """Whether what comes next may be reasoning."""
+        if self._calls is not None and self._calls.READS_REASONING:
+            return self._calls.thinks
         return self._step in (self._at_start, self._behind_think, self._think)
 
     @property
-    def reasoning(self) -> tuple[int, int]:
-        """Where in the text the reasoning begins and ends, as far as it is certain, in characters.
-
-        They are the same place if there is none.
-        """
-        return self._num_before, self._num_before + self._num_thought
+    def reasoning(self) -> Sequence[tuple[int, int]]:
+        """Where in the text reasoning begins and ends, as far as it is certain, in characters."""
+        if self._calls is not None and self._calls.READS_REASONING:
+            return self._calls.thoughts
+        return [(self._num_before, self._num_before + self._num_thought)]
 
     def push(self, text: str) -> Parts:
         """Take the next piece of the text; the parts that are certain now."""

@@ -34,7 +34,10 @@ class ReasoningTokens:
     @property
     def count(self) -> int:
         """Of all tokens taken, once the parser has finished."""
-        first, end = self._parser.reasoning
+        return sum(self._between(first, end) for first, end in self._parser.reasoning)
+
+    def _between(self, first: int, end: int) -> int:
+        """Return how many tokens have any text between two places."""
         if first == end:
             return 0
         begin = bisect_left(self._starts, first)

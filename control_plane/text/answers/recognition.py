@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from control_plane.core.tool_calls import THINK
-from control_plane.text.answers.call_readers import CallReader
-from control_plane.text.answers.formats import AUTO, CALL_READERS, NONE, THOUGHT_MARKS
+from control_plane.text.answers.formats import AUTO, CALL_READERS, HARMONY, NONE, THOUGHT_MARKS
+from control_plane.text.answers.harmony_reader import (
+    CHANNEL,
+    FINAL_OPENING,
+    HarmonyReader,
+    HarmonyTextReader,
+)
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, parameters_of_tools
 from control_plane.text.answers.parser import AnswerFormat, Thinking
+from control_plane.text.answers.parts_reader import PartsReader
 from control_plane.text.answers.until import SPACE
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.tokenizer import PlainTokenizer, Tokenizer
@@ -58,8 +64,11 @@ class AnswerFormats:
             self.reasoning = None if template is None else _marks_of(template)
         else:
             self.reasoning = None if reasoning_parser == NONE else reasoning_parser
-        self._marks = None if self.reasoning is None else THOUGHT_MARKS[self.reasoning]
+        self._marks = THOUGHT_MARKS.get(self.reasoning or "")
+        self._has_channels = HARMONY in (self.calls, self.reasoning)
         names = () if self.calls is None else CALL_READERS[self.calls].NAMES
+        if self._has_channels:
+            names = (*names, *HarmonyReader.NAMES)
         self._spelled = _special_tokens(tokenizer, self._marks or ())
         self._spelled_with_calls = {**self._spelled, **_special_tokens(tokenizer, names)}
 
@@ -75,6 +84,8 @@ class AnswerFormats:
         `tools`: those that may be called, as chat templates get them. `continued`: what the last
         message says so far, if the answer goes on with it.
         """
+        if self._has_channels:
+            return self._in_channels(continued, has_tools=bool(tools))
         reader = CALL_READERS[self.calls] if tools and self.calls is not None else None
         if not (reader or self._marks):
             return None
@@ -89,6 +100,16 @@ class AnswerFormats:
             spelled=self._spelled_with_calls if reader else self._spelled,
             parameters=parameters_of_tools(tools) if reads else NO_TOOLS,
             marks=self._marks or THINK,
+        )
+
+    def _in_channels(self, continued: str | None, *, has_tools: bool) -> AnswerFormat:
+        reads_calls = has_tools and self.calls == HARMONY
+        return AnswerFormat(
+            Thinking.MAY_BEGIN if self.reasoning == HARMONY else Thinking.IS_OVER,
+            HarmonyReader if reads_calls else HarmonyTextReader,
+            is_start=continued is None,
+            spelled=self._spelled_with_calls,
+            form_opening=FINAL_OPENING if continued is None else "",
         )
 
     def _thinking(self, prompt: str, continued: str | None) -> Thinking:
@@ -107,6 +128,8 @@ class AnswerFormats:
 
 def _marks_of(template: ChatTemplate) -> str | None:
     """Return whose marks a template knows: it may only take reasoning away, or only open it."""
+    if CHANNEL in template.source:
+        return HARMONY
     for name, marks in THOUGHT_MARKS.items():
         if any(mark in template.source for mark in marks):
             return name
@@ -135,7 +158,7 @@ def format_of_calls(template: ChatTemplate) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _reads(reader: type[CallReader], written: str) -> bool:
+def _reads(reader: type[PartsReader], written: str) -> bool:
     """Whether the call is what comes out."""
     parser = AnswerFormat(Thinking.MAY_BEGIN, reader).parser()
     calls = parser.push(written).calls

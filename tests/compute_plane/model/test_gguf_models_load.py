@@ -81,6 +81,23 @@ def test_the_spec_and_the_assets_are_those_of_the_file(tiny, tmp_path):
     assert tokenizer.decode(ids) == "hello hello\x00é"
 
 
+@pytest.mark.parametrize(
+    ("marks", "ends"),
+    [(("<|call|>", "<|return|>", "<|end|>"), (2, 4, 3, 0)), (("<|x|>", "<|y|>", "<|end|>"), (2, 0, 5))],
+    ids=["gpt-oss's", "Phi-3's"],
+)
+def test_what_ends_messages_ends_no_answer_where_there_are_other_marks(tiny, tmp_path, marks, ends):
+    tokens = [*tiny.tokens[:3], *marks, *tiny.tokens[6:]]
+
+    def change(writer) -> None:
+        (data,) = writer.kv_data
+        data["tokenizer.ggml.tokens"].value = tokens
+        data["tokenizer.ggml.token_type"].value = [3] * 6 + [1] * (len(tokens) - 6)
+
+    path = tiny.gguf(tmp_path / "m.gguf", tiny.model(), change=change)
+    assert load_model(str(path)).assets.eos_token_ids == ends
+
+
 def test_stored_rope_divisors_scale_the_frequencies(tiny, tmp_path):
     divisors = np.array([1, 1, 1, 2, 2, 4, 8, 8], dtype=np.float32)
     path = tiny.gguf(

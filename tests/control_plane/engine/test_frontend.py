@@ -290,7 +290,7 @@ def test_a_conversation_becomes_a_prompt(serve):
 
     async def story(frontend):
         chat = await frontend.apply_chat_template(messages, [tool])
-        assert chat == ("<user>hi[1]<assistant>", list(b"<user>hi[1]<assistant>"), None)
+        assert chat == ("<user>hi[1]<assistant>", list(b"<user>hi[1]<assistant>"), None, ())
         bare = await frontend.apply_chat_template(messages, add_generation_prompt=False)
         assert bare.text == "<user>hi"
         for wrong, said in (

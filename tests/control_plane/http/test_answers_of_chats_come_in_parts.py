@@ -7,7 +7,7 @@ import json
 import pytest
 
 from control_plane.text.simple_tokenizer import SimpleTokenizer
-from tests.control_plane.text.known_templates import DEEPSEEK, LLAMA, MISTRAL, QWEN
+from tests.control_plane.text.known_templates import DEEPSEEK, HARMONY, LLAMA, MISTRAL, QWEN
 
 PATH = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -77,6 +77,48 @@ def test_calls_come_as_calls_and_the_reason_says_so(on_loop):
         assert f"<|im_start|>assistant\nLet me see.\n{CALL}\n{OTHER}<|im_end|>" in prompt
 
     on_loop(test, template=QWEN)
+
+
+CHANNELS = (
+    "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.weather <|constrain|>json<|message|>{"town": "Köln"}'
+)
+
+
+def test_answers_in_channels_come_apart_and_can_be_handed_back(on_loop):
+    async def test(served):
+        served.engine.says = [CHANNELS]
+        answer = await served.chat(**asked(tools=TOOLS, seed=1))
+        (choice,) = answer["choices"]
+        message = choice["message"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert (message["content"], message["reasoning_content"]) == (None, "Rain?")
+        (call,) = message["tool_calls"]
+        assert call["function"] == {"name": "weather", "arguments": '{"town": "Köln"}'}
+        one = merged(await served.events(PATH, asked(tools=TOOLS, seed=1)))[0]
+        assert (one["reasoning_content"], one["tool_calls"]) == ("Rain?", [call])
+        told = {"role": "tool", "tool_call_id": call["id"], "content": "rain"}
+        served.engine.says = ["<|channel|>final<|message|>It rains."]
+        answer = await served.chat(messages=[*asked()["messages"], message, told], tools=TOOLS)
+        assert answer["choices"][0]["message"]["content"] == "It rains."
+        prompt = bytes(served.engine.submitted[-1].input_tokens).decode()
+        before = "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant to=functions.weather"
+        assert before in prompt
+        assert "<|start|>functions.weather to=assistant" in prompt
+
+    on_loop(test, template=HARMONY)
+
+
+def test_the_prompt_of_an_answer_in_channels_that_has_a_form_opens_its_content(on_loop):
+    async def test(served):
+        served.engine.says = ['{"a": 1}']
+        for fields in ({}, {"response_format": {"type": "json_object"}}):
+            answer = await served.chat(**asked(**fields))
+            assert answer["choices"][0]["message"]["content"] == '{"a": 1}'
+        free, formed = (bytes(one.input_tokens) for one in served.engine.submitted)
+        assert formed == free + b"<|channel|>final<|message|>"
+
+    on_loop(test, template=HARMONY)
 
 
 def test_nothing_but_calls_has_no_content(on_loop):

@@ -15,7 +15,13 @@ from tests.control_plane.http.test_answers_of_chats_come_in_parts import (
     MarkingTokenizer,
     merged,
 )
-from tests.control_plane.text.known_templates import LLAMA, MISTRAL, QWEN, QWEN_CODER
+from tests.control_plane.text.known_templates import (
+    HARMONY,
+    LLAMA,
+    MISTRAL,
+    QWEN,
+    QWEN_CODER,
+)
 
 KINDS = ["sun", "rain"]
 SCHEMA = {
@@ -58,7 +64,7 @@ def check(calls: list[dict], names: set[str]) -> None:
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("is_marked", [False, True])
-@pytest.mark.parametrize("template", [QWEN, THINKING, LLAMA, MISTRAL, QWEN_CODER])
+@pytest.mark.parametrize("template", [QWEN, THINKING, LLAMA, MISTRAL, QWEN_CODER, HARMONY])
 def test_whatever_is_said_is_calls_whole_and_streamed(on_loop, template, is_marked):
     """In all formats, with marks that are special tokens and marks that are letters."""
 

@@ -17,6 +17,7 @@ from planes.errors import ValidationError
 from tests.control_plane.structured.test_answers_are_calls_where_they_must_be import (
     EVERY,
     FORMATS,
+    MARKED,
     SCHEMA,
     TOOLS,
     allowed,
@@ -125,9 +126,7 @@ def test_a_call_has_one_of_the_tools_and_its_arguments_or_does_not_come(
     assert goes(made, opening + list(free.encode())) == len(opening) + len(free)
 
 
-@pytest.mark.parametrize(
-    ("name", "has_tokens"), list(itertools.product(CALL_READERS, (False, True)))
-)
+@pytest.mark.parametrize(("name", "has_tokens"), list(itertools.product(MARKED, (False, True))))
 def test_text_without_calls_may_be_any(grammars, name, has_tokens):
     answer = format_of(name, Thinking.MAY_BEGIN, has_tokens=has_tokens)
     for text in PLAIN:

@@ -1,7 +1,7 @@
 """Chat templates built like those of models in use.
 
-Shortened, each with the constructs of its family: what Llama 3.1, Qwen 2.5, Qwen3, Mistral, and
-models whose templates mark what the assistant said are made of.
+Shortened, each with the constructs of its family: what Llama 3.1, Qwen 2.5, Qwen3, Mistral,
+gpt-oss and models whose templates mark what the assistant said are made of.
 """
 
 LLAMA = """{{- bos_token }}
@@ -306,3 +306,25 @@ QWQ = """{%- for message in messages %}
     {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
+
+HARMONY = """{% if tools %}
+    {{- '<|start|>developer<|message|>' + tools | tojson + '<|end|>' }}
+{%- endif %}
+{%- set last = namespace(name='') %}
+{%- for m in messages %}
+{%- if m.thinking and m.tool_calls %}
+    {{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}
+{%- endif %}
+{%- if m.tool_calls %}{% set f = m.tool_calls[0].function %}{% set last.name = f.name %}
+    {{- '<|start|>assistant to=functions.' + f.name + '<|channel|>commentary json<|message|>' }}
+    {{- f.arguments | tojson + '<|call|>' }}
+{%- elif m.role == 'assistant' %}
+    {{- '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|end|>' }}
+{%- elif m.role == 'tool' %}
+    {{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' }}
+    {{- m.content + '<|end|>' }}
+{%- else %}
+    {{- '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""

@@ -23,6 +23,15 @@ def test_templates_hear_of_a_developer_as_the_system():
     assert given[1]["role"] == "developer"
 
 
+def test_templates_hear_of_reasoning_by_either_word_but_not_of_both_it_and_content_at_a_call():
+    said = {"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [{}]}
+    (found,) = template_messages([said])
+    assert found == {**said, "thinking": "Hm"}
+    (found,) = template_messages([{**said, "content": "I look."}])
+    assert "thinking" not in found
+    assert found["reasoning_content"] == "Hm"
+
+
 @pytest.mark.parametrize(
     ("message", "field", "said"),
     [
