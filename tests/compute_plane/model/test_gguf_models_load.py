@@ -83,7 +83,10 @@ def test_the_spec_and_the_assets_are_those_of_the_file(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     ("marks", "ends"),
-    [(("<|call|>", "<|return|>", "<|end|>"), (2, 4, 3, 0)), (("<|x|>", "<|y|>", "<|end|>"), (2, 0, 5))],
+    [
+        (("<|call|>", "<|return|>", "<|end|>"), (2, 4, 3, 0)),
+        (("<|x|>", "<|y|>", "<|end|>"), (2, 0, 5)),
+    ],
     ids=["gpt-oss's", "Phi-3's"],
 )
 def test_what_ends_messages_ends_no_answer_where_there_are_other_marks(tiny, tmp_path, marks, ends):
