@@ -21,6 +21,7 @@ from compute_plane.model.errors import ModelFileError, UnsupportedModelError, pr
 from compute_plane.model.group_config import KEYS
 from compute_plane.model.hf_windows import GEMMA3, MISTRAL
 from compute_plane.model.json_file import JsonObject
+from compute_plane.model.mixture import QWEN3_MOE
 from compute_plane.model.stored_tensor import StoredTensor
 
 
@@ -69,6 +70,20 @@ WHOLE_MODELS: Final = {
         "qwen3",
         {"rope_theta": 5e5},
         "qwen3_vl_text",
+        ties=False,
+    ),
+    "qwen3_vl_moe": WholeModel(
+        "Qwen3VLMoeForConditionalGeneration",
+        QWEN3_MOE,
+        {
+            "rope_theta": 5e5,
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "norm_topk_prob": True,
+        },
+        "qwen3_vl_moe_text",
         ties=False,
     ),
 }

@@ -27,7 +27,11 @@ from compute_plane.model.hf_text_part import is_of_text, text_tensors
 from compute_plane.model.json_file import JsonObject, parse_object
 from compute_plane.model.mapped_file import forget_pages, map_file
 from compute_plane.model.spec import ModelSpec
-from compute_plane.model.stacked_experts import CODES, take_stacked_experts
+from compute_plane.model.stacked_experts import (
+    CODES,
+    has_stacked_experts,
+    take_stacked_experts,
+)
 from compute_plane.model.stored_tensor import ARRAY_TYPES, FLOATS, StoredTensor
 from compute_plane.model.tensor import RawTensor
 
@@ -118,7 +122,7 @@ def open_safetensors(
     buffers = list({id(entry.buffer): entry.buffer for entry in stored.values()}.values())
     where = files[0] if len(files) == 1 else directory
     tensors = {}
-    if spec.has_all_biases:
+    if quantization is None and has_stacked_experts(stored, spec):
         layout.check_numbers(where, spec, len(stored))
         tensors = take_stacked_experts(stored, spec)
     elif quantization is not None:

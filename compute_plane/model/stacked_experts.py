@@ -1,8 +1,8 @@
-"""Experts of directories that hold those of a layer in one tensor: gpt-oss's.
+"""Experts of directories that hold those of a layer in one tensor, inputs first or in four bits.
 
 E experts, I: `ModelSpec.intermediate_size`, G groups of 32 inputs. Under model.layers.N.…
 
-    as it is published                             holds
+    gpt-oss, as it is published                    holds
     mlp.experts.gate_up_proj_blocks [E, 2·I, G, 16]    codes of four bits (`mxfp4`); rows 2i are of
     mlp.experts.gate_up_proj_scales [E, 2·I, G]        gate_proj, rows 2i + 1 of up_proj
     mlp.experts.down_proj_blocks    [E, hidden, G, 16]
@@ -16,12 +16,17 @@ E experts, I: `ModelSpec.intermediate_size`, G groups of 32 inputs. Under model.
     mlp.router.weight, .bias        [E, hidden], [E]
     self_attn.sinks                 [H]
 
+    Qwen3-VL with experts
+    mlp.experts.gate_up_proj        [E, hidden, 2·I]   columns of gate_proj, then those of up_proj
+    mlp.experts.down_proj           [E, I, hidden]
+    as transformers 5 writes it, outputs first: [E, 2·I, hidden], [E, hidden, I]
+
 Here they become tensors by their canonical names, one of each expert's matrices and biases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -50,13 +55,25 @@ RENAMED: Final = {
 """What these directories call a layer's tensors that are else as they should be."""
 GATE_UP: Final = f"{expert_layout.EXPERTS}.gate_up_proj"
 DOWN: Final = f"{expert_layout.EXPERTS}.{expert_layout.DOWN}"
-ALL: Final = slice(None)
-STORED: Final = {
-    expert_layout.GATE: (GATE_UP, slice(0, None, 2)),
-    expert_layout.UP: (GATE_UP, slice(1, None, 2)),
-    expert_layout.DOWN: (DOWN, ALL),
-}
-"""In which tensor an expert's matrices lie, and which of its outputs are theirs."""
+
+
+def has_stacked_experts(tensors: Container[str], spec: ModelSpec) -> bool:
+    """Tell whether a directory's tensors, by name, hold experts so."""
+    return spec.mixture is not None and (
+        spec.has_all_biases or f"{layout.PREFIX}layers.0.{GATE_UP}" in tensors
+    )
+
+
+def _stored(spec: ModelSpec) -> dict[str, tuple[str, slice]]:
+    """Return in which tensor an expert's matrices lie, and which of its outputs are theirs."""
+    gate, up = slice(0, None, 2), slice(1, None, 2)
+    if not spec.has_all_biases:
+        gate, up = slice(spec.intermediate_size), slice(spec.intermediate_size, None)
+    return {
+        expert_layout.GATE: (GATE_UP, gate),
+        expert_layout.UP: (GATE_UP, up),
+        expert_layout.DOWN: (DOWN, slice(None)),
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,11 +123,11 @@ def take_stacked_experts(tensors: dict[str, StoredTensor], spec: ModelSpec) -> d
         for name, canonical in RENAMED.items():
             if prefix + name in tensors:
                 tensors[prefix + canonical] = tensors.pop(prefix + name)
-        for part, (stored, outputs) in STORED.items():
-            for suffix, experts in (
-                (layout.WEIGHT, _matrices(tensors, spec, prefix + stored, outputs)),
-                (layout.BIAS, _biases(tensors, spec, prefix + stored, outputs)),
-            ):
+        for part, (stored, outputs) in _stored(spec).items():
+            found = {layout.WEIGHT: _matrices(tensors, spec, prefix + stored, outputs)}
+            if spec.has_all_biases:
+                found[layout.BIAS] = _biases(tensors, spec, prefix + stored, outputs)
+            for suffix, experts in found.items():
                 for expert, (source, shape, fmt, rows) in enumerate(experts):
                     role = expert_layout.expert_role(expert, part)
                     name = layout.layer_tensor(layer, role, suffix)
@@ -146,10 +163,30 @@ def _matrices(
             yield codes, (rows.shape[0], num_inputs), TensorFormat.MXFP4, rows
         return
     stored = _found(tensors, name)
-    _check(stored, FLOATS, (count, num_inputs, num_outputs))
+    is_turned = _are_outputs_first(tensors, spec, name)
+    sizes = (num_outputs, num_inputs) if is_turned else (num_inputs, num_outputs)
+    _check(stored, FLOATS, (count, *sizes))
     for own in stored.array():
-        elements = own[:, outputs].T
+        elements = own[outputs] if is_turned else own[:, outputs].T
         yield stored, elements.shape, FLOATS[stored.dtype], StridedRows(elements)
+
+
+def _are_outputs_first(tensors: Mapping[str, StoredTensor], spec: ModelSpec, name: str) -> bool:
+    """Tell whether a tensor that is not in four bits holds outputs first.
+
+    Of Qwen3-VL, as transformers 5 writes it; down_proj says so, unless it is square, which is
+    refused. Raises UnsupportedModelError.
+    """
+    if spec.hidden_size == spec.intermediate_size and not spec.has_all_biases:
+        stored = _found(tensors, name)
+        raise UnsupportedModelError(
+            stored.path,
+            f"tensor {printable(stored.name)}: experts as wide as the model may lie either way",
+        )
+    down = tensors.get(name.removesuffix(GATE_UP).removesuffix(DOWN) + DOWN)
+    if spec.has_all_biases or down is None:
+        return False
+    return down.shape[-2:] == (spec.hidden_size, spec.intermediate_size)
 
 
 def _biases(

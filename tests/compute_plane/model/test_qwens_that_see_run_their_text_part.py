@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
+from safetensors.numpy import load_file, save_file
 
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.loader import load_model
@@ -45,11 +46,15 @@ def model_that_sees(kind: str, vocab_size: int) -> Any:
         return transformers.Qwen2_5_VLForConditionalGeneration(config)
     text |= {"head_dim": 16, "rope_parameters": ROPE | {"mrope_interleaved": True}}
     vision |= {"deepstack_visual_indexes": [0]}
+    if kind == "qwen3_vl_moe":
+        text |= {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        config = transformers.Qwen3VLMoeConfig(text_config=text, vision_config=vision)
+        return transformers.Qwen3VLMoeForConditionalGeneration(config)
     config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision)
     return transformers.Qwen3VLForConditionalGeneration(config)
 
 
-@pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def made(request, tiny, tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
     """A directory as transformers writes it, and its logits behind two texts."""
     folder = tmp_path_factory.mktemp("seeing")
@@ -81,12 +86,20 @@ def as_published(config: dict[str, Any]) -> dict[str, Any]:
     """Return what older files say: Qwen2's numbers beside the other parts, Qwen3's apart."""
     text = dict(config["text_config"])
     theta = text.pop("rope_parameters")["rope_theta"]
-    if config["model_type"] == "qwen3_vl":
+    if config["model_type"].startswith("qwen3_vl"):
         rope = {"mrope_section": [2, 3, 3], "mrope_interleaved": True, "rope_type": "default"}
         return config | {"text_config": text | {"rope_theta": theta, "rope_scaling": rope}}
     del text["model_type"]
     whole = {key: value for key, value in config.items() if key != "text_config"}
     return text | {"rope_theta": theta, "rope_scaling": OLD_ROPE} | whole
+
+
+def with_inputs_first(file: Path) -> None:
+    """Turn the experts of a file, as they are published; transformers 5 writes outputs first."""
+    tensors = load_file(file)
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors[name] = np.ascontiguousarray(tensors[name].swapaxes(1, 2))
+    save_file(tensors, file)
 
 
 def config_of(directory: Path) -> dict[str, Any]:
@@ -101,7 +114,7 @@ def logits_of(directory: Path, target: Target) -> np.ndarray:
         return np.array(executor.execute(batch).logits)
 
 
-@pytest.mark.spread(6)
+@pytest.mark.spread(8)
 @EXECUTORS
 @pytest.mark.parametrize(
     "say",
@@ -110,7 +123,10 @@ def logits_of(directory: Path, target: Target) -> np.ndarray:
 )
 def test_logits_of_texts_are_those_of_transformers(made, say, target, tmp_path: Path) -> None:
     directory, expected = made
-    found = logits_of(with_config(directory, tmp_path / "m", say(config_of(directory))), target)
+    target_directory = with_config(directory, tmp_path / "m", say(config_of(directory)))
+    if say is as_published:
+        with_inputs_first(target_directory / "model.safetensors")
+    found = logits_of(target_directory, target)
     np.testing.assert_allclose(found, np.stack(expected), rtol=1e-3, atol=1e-3)
 
 
@@ -191,3 +207,18 @@ def test_what_is_none_of_them_is_refused(made, tmp_path: Path) -> None:
     expected = "text_config is missing" if "qwen3" in config["model_type"] else "hidden_size"
     with pytest.raises(ModelFileError, match=expected):
         load_model(str(with_config(made[0], tmp_path / "b", bare)))
+
+
+def test_experts_as_wide_as_the_model_are_refused_as_they_may_lie_either_way(
+    tiny, tmp_path: Path
+) -> None:
+    """Those of Qwen3-VL, whose files have them inputs first or outputs first."""
+    made = tiny.model(architecture="qwen3_moe", intermediate_size=64, num_experts=2)
+    weights = {name: w for name, w in made.weights.items() if ".experts." not in name}
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        weights[prefix + "gate_up_proj"] = np.zeros((2, 64, 128), np.float32)
+        weights[prefix + "down_proj"] = np.zeros((2, 64, 64), np.float32)
+    directory = tiny.directory(tmp_path / "hf", made, weights=weights)
+    with pytest.raises(UnsupportedModelError, match="may lie either way"):
+        load_model(str(directory))
