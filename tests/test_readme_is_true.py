@@ -46,6 +46,7 @@ def served():
         yield server.address
 
 
+@pytest.mark.spread(2)
 @pytest.mark.model
 @pytest.mark.parametrize("code", [code for kind, code in BLOCKS if kind == "python"])
 def test_each_python_block_runs(code, request):
@@ -54,6 +55,7 @@ def test_each_python_block_runs(code, request):
     assert run("-W", "error", "-c", code).stdout.strip()
 
 
+@pytest.mark.spread(2)
 @pytest.mark.model
 @pytest.mark.parametrize(
     "line",

@@ -25,6 +25,7 @@ from tests.hetero_infer.small_engine import SMALL, run_alone
 PATIENCE_S = 120.0
 
 
+@pytest.mark.wide
 def test_a_compute_plane_that_dies_is_replaced_and_nothing_is_lost(capsys):
     params = GenerationParams(max_tokens=300, seed=9, ignore_eos=True)
     with InferenceEngine(EngineConfig(executor="simulated")) as engine:

@@ -59,6 +59,7 @@ def serving(process: subprocess.Popen[str]) -> re.Match[str]:
     return match
 
 
+@pytest.mark.wide
 def test_serve_survives_its_compute_plane_and_sighup_and_ends_with_status_0_on_sigterm(environ):
     with started(environ, *SERVE) as process:
         match = serving(process)

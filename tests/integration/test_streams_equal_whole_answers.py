@@ -247,6 +247,7 @@ def ways(deployment, target) -> Iterator[Ways]:
         yield Ways(server, http, keeps_bits=target.keeps_bits)
 
 
+@pytest.mark.wide
 def test_streams_equal_whole_answers_on_both_surfaces(ways):
     assert len(CASES) >= 50
     with ThreadPoolExecutor(ways.num_at_once) as pool:

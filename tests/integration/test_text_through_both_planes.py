@@ -29,7 +29,10 @@ def generate(
     return started, "".join(delta.text for delta in deltas), token_ids, finished
 
 
-@pytest.mark.parametrize("num_tokens", [16, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_tokens",
+    [4, pytest.param(16, marks=pytest.mark.wide), pytest.param(64, marks=pytest.mark.slow)],
+)
 def test_all_recorded_prompts_at_once_give_the_recorded_tokens(
     exact_deployment: Deployment, num_tokens: int
 ) -> None:

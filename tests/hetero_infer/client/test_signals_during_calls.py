@@ -220,6 +220,7 @@ def test_what_cannot_begin_says_why_where_it_was_asked_for():
         AsideCall(make).read(lambda call: call)
 
 
+@pytest.mark.wide
 def test_a_stream_that_is_interrupted_is_over(serve, interruption):
     with Client(serve(Interrupting())) as client:
         stream = client.stream("x", PARAMS)
