@@ -26,7 +26,7 @@ Here they become tensors by their canonical names, one of each expert's matrices
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -171,7 +171,7 @@ def _matrices(
         yield stored, elements.shape, FLOATS[stored.dtype], StridedRows(elements)
 
 
-def _are_outputs_first(tensors: Mapping[str, StoredTensor], spec: ModelSpec, name: str) -> bool:
+def _are_outputs_first(tensors: dict[str, StoredTensor], spec: ModelSpec, name: str) -> bool:
     """Tell whether a tensor that is not in four bits holds outputs first.
 
     Of Qwen3-VL, as transformers 5 writes it; down_proj says so, unless it is square, which is

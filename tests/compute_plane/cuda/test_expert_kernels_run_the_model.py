@@ -24,18 +24,21 @@ from kernels.cuda.expert_tiles import most_tiles
 from kernels.cuda.route_experts import RouteExpertsVariant
 from kernels.reference.mixture import sort_pairs
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
-from tests.compute_plane.cuda.torch_executors import RecordingDriver, tiny_plan, torch_executor
+from tests.compute_plane.cuda.steps_on_kernels import (
+    BLOCK_SIZE,
+    Formats,
+    logits_of,
+    operations_on,
+)
+from tests.compute_plane.cuda.torch_executors import tiny_plan
 from tests.compute_plane.executor.tiny_llama import tiny_spec
-from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 MIXTURE = Mixture(5, 2)
 SPEC = replace(
     tiny_spec(), vocab_size=41, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=64,
     hidden_size=32, intermediate_size=64, architecture="mixtral", mixture=MIXTURE,
 )  # fmt: skip
-NUM_BLOCKS, BLOCK_SIZE = 12, 16
 Q4_0, Q4_1, Q8_0 = TensorFormat.Q4_0, TensorFormat.Q4_1, TensorFormat.Q8_0
-Formats = dict[str, TensorFormat]
 
 
 def experts_of(formats: Formats, dtype: str = "bfloat16", spec: ModelSpec = SPEC) -> DeviceExperts:
@@ -178,43 +181,6 @@ def test_a_mixture_that_no_kernel_is_written_for_is_refused() -> None:
     uses = tiny_plan(SPEC, torch.bfloat16).experts
     with pytest.raises(DeviceUnavailableError, match="experts must be between 1 and 512"):
         KernelOperations(SimulatedLauncher(), spec, "bfloat16", BLOCK_SIZE, experts=uses)
-
-
-def operations_on(
-    launcher: SimulatedLauncher, spec: ModelSpec, formats: Formats, dtype: str
-) -> KernelOperations:
-    plan = tiny_plan(spec, DTYPES[dtype], formats)
-    return KernelOperations(
-        launcher, spec, dtype, BLOCK_SIZE, plan.quantized, has_dense=plan.has_dense,
-        experts=plan.experts,
-    )  # fmt: skip
-
-
-def logits_of(
-    spec: ModelSpec, formats: Formats, dtype: str, launcher: SimulatedLauncher | None
-) -> list[np.ndarray]:
-    """Return the logits of prompts, and of a decode replayed from a graph."""
-    operations = None
-    if launcher is not None:
-        operations = operations_on(launcher, spec, formats, dtype)
-    made = torch_executor(
-        spec, RecordingDriver(), dtype=DTYPES[dtype], num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE, operations=operations, keep_logits=True, formats=formats,
-    )  # fmt: skip
-    made._pools.device.zero_()
-    made.capture_decode_graph(2)
-    driver = BatchDriver(made, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    rows = [DrivenSequence([4, 5, 6, 7, 8, 9, 10]), DrivenSequence([11, 12])]
-    found = []
-    for token in (13, 14):
-        output = made.execute(driver.batch(rows))
-        assert output.logits is not None
-        assert not output.failed_rows
-        found.append(output.logits)
-        for row in rows:
-            row.num_computed = len(row.tokens)
-            row.tokens.append(token)
-    return found
 
 
 OPERATIONS = pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.memory.kv_pool import KvPool
 from compute_plane.model import layout
 from compute_plane.model.assets import ModelAssets
-from compute_plane.model.expert_layout import ROUTER, mixture_shapes
+from compute_plane.model.expert_layout import ROUTER, bias_shapes, mixture_shapes
 from compute_plane.model.loader import LoadedModel
 from compute_plane.model.quantize import convert_rows
 from compute_plane.model.spec import ModelSpec, RopeScaling
@@ -90,6 +90,15 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
             role: matrix(*shape) * (2 if role == ROUTER else 1) for role, shape in shapes.items()
         }
 
+    def named(layer: int) -> dict[str, np.ndarray]:
+        """Sinks, and the biases that only models with all of them have."""
+        shapes = dict.fromkeys(layout.sinks(spec, layer), (spec.num_heads,))
+        shapes |= dict.fromkeys(layout.output_bias(spec, layer), (spec.hidden_size,))
+        if spec.mixture is not None and spec.has_all_biases:
+            for role, shape in bias_shapes(spec, spec.mixture).items():
+                shapes[layout.layer_tensor(layer, role, layout.BIAS)] = shape
+        return {name: matrix(*shape) * 4 for name, shape in shapes.items()}
+
     embedding = matrix(spec.vocab_size, spec.hidden_size) * 4
     return LlamaWeights(
         embedding=embedding,
@@ -106,8 +115,9 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> LlamaWeights:
                 down=matrix(spec.hidden_size, spec.intermediate_size),
                 **changes(),
                 mixture=mixture(),
+                named=named(index),
             )
-            for _ in range(spec.num_layers)
+            for index in range(spec.num_layers)
         ),
         final_norm=norm(),
         lm_head=embedding if spec.tie_embeddings else matrix(spec.vocab_size, spec.hidden_size),
@@ -137,6 +147,7 @@ class ArraySource:
                 arrays[name] = getattr(layer, field)
             for role, array in layer.mixture.items():
                 arrays[layout.layer_tensor(index, role)] = array
+            arrays |= layer.named
         self._tensors = {}
         for name in layout.tensor_shapes(spec):
             array, kind = arrays[name], _format_of(name, formats or {})
@@ -172,7 +183,7 @@ def model_in_memory(
 
 def _format_of(name: str, formats: Mapping[str, TensorFormat]) -> TensorFormat:
     """Return the format a tensor is stored in: by the part of its name that `formats` has."""
-    if "norm" in name or name.endswith(layout.BIAS):
+    if "norm" in name or layout.SINKS in name or name.endswith(layout.BIAS):
         return TensorFormat.F32
     return next((kind for part, kind in formats.items() if part in name), TensorFormat.F32)
 

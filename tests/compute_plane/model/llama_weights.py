@@ -24,7 +24,8 @@ class LlamaLayer:
     The rows of `q` and `k` are in the half-split order (`compute_plane.model.rope`). The biases are
     Qwen2's, [H·D] and [G·D]; `query_norm`, `key_norm`, [D], Qwen3's; `attn_output_norm`,
     `mlp_output_norm`, [hidden], Gemma 3's. `mixture`: router and experts by their roles
-    (`compute_plane.model.expert_layout`), in place of `gate`, `up` and `down`.
+    (`compute_plane.model.expert_layout`), in place of `gate`, `up` and `down`. `named`: what else
+    a layer has, by canonical names.
     """
 
     attn_norm: Float32Array
@@ -44,6 +45,7 @@ class LlamaLayer:
     mixture: Mapping[str, Float32Array] = field(default_factory=dict)
     attn_output_norm: Float32Array | None = None
     mlp_output_norm: Float32Array | None = None
+    named: Mapping[str, Float32Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,95 @@
+"""gpt-oss on the kernels in the simulator: sinks, biases everywhere, a clamped gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from compute_plane.cuda.expert_products import ExpertProducts
+from compute_plane.cuda.experts import DeviceExperts
+from compute_plane.cuda.layer_products import Hidden, LayerProducts
+from compute_plane.cuda.reference_experts import ReferenceExperts
+from compute_plane.cuda.reference_operations import ReferenceOperations
+from compute_plane.model.spec import Mixture
+from compute_plane.model.tensor import TensorFormat
+from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
+from tests.compute_plane.cuda.steps_on_kernels import Formats, logits_of, operations_on
+from tests.compute_plane.cuda.torch_executors import tiny_plan
+from tests.compute_plane.executor.tiny_llama import tiny_spec
+
+MIXTURE = Mixture(5, 2)
+SPEC = replace(
+    tiny_spec(), vocab_size=41, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=64,
+    hidden_size=32, intermediate_size=64, architecture="gpt-oss", mixture=MIXTURE, window=5,
+    layers_with_window=frozenset({0}),
+)  # fmt: skip
+Q4_1, Q8_0 = TensorFormat.Q4_1, TensorFormat.Q8_0
+IN_TURNS: Formats = {"experts": Q8_0}
+APART: Formats = {"gate_proj": Q8_0, "experts": Q4_1}
+FORMATS = pytest.mark.parametrize(
+    ("formats", "products"),
+    [
+        ({}, ("dense_experts_rounded_bfloat16_m8_n32",) * 2),
+        (IN_TURNS, ("quantized_experts_q8_0_bfloat16_m8",) * 2),
+        (
+            APART,
+            (
+                "quantized_experts_q8_0_bfloat16_m8", "quantized_experts_q4_1_bfloat16_m8",
+                "quantized_experts_q4_1_bfloat16_m8",
+            ),
+        ),
+    ],
+    ids=["dense", "in turns", "apart"],
+)  # fmt: skip
+
+
+@FORMATS
+@pytest.mark.wide
+def test_experts_with_biases_add_what_the_reference_operations_add(
+    formats: Formats, products: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReferenceExperts, "takes", lambda *_: False)  # as with many tokens
+    launcher, dtype = SimulatedLauncher(), torch.bfloat16
+    experts = tiny_plan(SPEC, dtype, formats).place(torch.device("cpu")).layers[0].feedforward
+    assert isinstance(experts, DeviceExperts)
+    x = np.random.default_rng(5).standard_normal((4, 32), np.float32)
+    norm, found = torch.full((32,), 4.0, dtype=dtype), []
+    for operations in (
+        operations_on(launcher, SPEC, formats, "bfloat16"),
+        ReferenceOperations(SPEC.activation),
+    ):
+        layer = ExpertProducts(operations, LayerProducts(operations, 1e-5), MIXTURE)
+        hidden = Hidden(torch.from_numpy(x).to(dtype))
+        layer.add(hidden, norm, experts)
+        found.append(hidden.residual if hidden.added is None else hidden.residual + hidden.added)
+    torch.testing.assert_close(*found, atol=0.12, rtol=0.02)
+    gate = "clamped_mul_bfloat16"
+    if formats == IN_TURNS:
+        gate += "_in_turns"
+    assert [name for name, _ in launcher.launched] == [
+        "rms_norm_bfloat16_e32", "router_logits_bfloat16_t8", *products[:-1], gate, products[-1],
+        "add_experts_bfloat16_c2",
+    ]  # fmt: skip
+
+
+@FORMATS
+@pytest.mark.slow
+def test_a_model_on_kernels_says_what_the_reference_operations_say(
+    formats: Formats, products: tuple[str, ...]
+) -> None:
+    launcher = SimulatedLauncher()
+    found = logits_of(SPEC, formats, "bfloat16", launcher)
+    expected = logits_of(SPEC, formats, "bfloat16", None)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.1)
+        assert np.abs(other).max() > 0.5
+    names = {name for name, _ in launcher.launched}
+    attention = {name for name in launcher.prepared if name.startswith("attention_")}
+    assert attention <= names
+    assert all("sinks" in name for name in attention)
+    assert {name for name in names if "experts_" in name} == set(products) | {
+        "add_experts_bfloat16_c2"
+    }
