@@ -27,6 +27,7 @@ from control_plane.text.conversation import (
     check_tools,
     template_messages,
 )
+from control_plane.text.reasoning_effort import ReasoningEffort, with_effort
 from control_plane.text.template_kwargs import check_template_kwargs
 from control_plane.text.tokenizer import (
     MAX_BYTES_PER_TOKEN,
@@ -156,11 +157,12 @@ class TextService:
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        reasoning_effort: ReasoningEffort | None = None,
     ) -> ChatPrompt:
         """Return a conversation as a prompt. The text has its own BOS where the model wants one.
 
         Raises ValidationError if the model has no template, or its template no place for tools,
-        tool calls or a variable, and for a last message that cannot be gone on with.
+        tool calls, a variable or an effort, and for a last message that cannot be gone on with.
         """
         template = self._template
         if template is None:
@@ -176,6 +178,7 @@ class TextService:
             chat_template_kwargs or {},
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            reasoning_effort=reasoning_effort,
         )
 
     def _render(
@@ -187,6 +190,7 @@ class TextService:
         *,
         add_generation_prompt: bool | None,
         continue_final_message: bool,
+        reasoning_effort: ReasoningEffort | None,
     ) -> ChatPrompt:
         check_continued(
             messages,
@@ -195,6 +199,8 @@ class TextService:
         )
         check_template_kwargs(variables)
         template.check_variables(variables)
+        if reasoning_effort is not None:
+            variables = with_effort(variables, reasoning_effort, template.variables)
         self._check_size(messages, tools)
         known = template_messages(messages)
         check_tools(tools or ())

@@ -36,6 +36,7 @@ async def answer_chat(engine: LoadedEngine, request: ChatRequest, connection: Co
         *request.conversation,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
+        reasoning_effort=request.reasoning_effort,
     )
     max_tokens = request.max_completion_tokens or request.max_tokens
     params = request.params(

@@ -34,6 +34,7 @@ from control_plane.text.bounds import (
     MAX_TOOL_CALLS,
 )
 from control_plane.text.conversation import MAX_TOOL_NAME_CHARACTERS, MAX_TOOLS, call_arguments
+from control_plane.text.reasoning_effort import ReasoningEffort
 
 
 class PartOfText(Protocol):
@@ -232,6 +233,9 @@ class ChatRequest(SamplingFields, StreamFields, HarmlessFields):
     )
     response_format: ResponseFormat | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    reasoning_effort: ReasoningEffort | None = Field(
+        None, description="told to the chat template: as it is, or as a switch of thinking"
+    )
     modalities: list[Literal["text"]] | None = Field(None, min_length=1, max_length=1)
 
     @model_validator(mode="after")

@@ -36,6 +36,7 @@ NAMES: Final = {
     "num_logprobs": "top_logprobs",
     "messages": "input",
     "prompt": "input",
+    "reasoning_effort": "reasoning.effort",
     "strict": "tools",
     "token_ids": "input",
 }
@@ -46,7 +47,9 @@ async def answer_response(
 ) -> None:
     """Answer one request, whole or as a stream. Raises EngineError before anything is written."""
     request_id = current_request_id()
-    prompt = await engine.frontend.apply_chat_template(*request.conversation)
+    prompt = await engine.frontend.apply_chat_template(
+        *request.conversation, reasoning_effort=request.reasoning_effort
+    )
     params = request.params(
         max_tokens=request.max_output_tokens or engine.max_new_tokens,
         num_logprobs=(request.top_logprobs or 0) if request.wants_logprobs else None,

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, JsonValue, RootModel
 from control_plane.http.logprobs import TokenLogprob
 from control_plane.http.tool_choice import ChoiceOfResponse
 from control_plane.http.usage import ResponseUsage
+from control_plane.text.reasoning_effort import ReasoningEffort
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
@@ -100,6 +101,13 @@ class ResponseText(BaseModel):
     format: Annotated[SaidFormat | SaidSchema, Field(discriminator="type")]
 
 
+class SaidReasoning(BaseModel):
+    """How much the model was to think."""
+
+    effort: ReasoningEffort | None
+    summary: Literal["auto"] | None
+
+
 class SaidTool(BaseModel):
     """A function that the model might call."""
 
@@ -127,6 +135,7 @@ class Response(BaseModel):
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None
+    reasoning: SaidReasoning
     store: Literal[False]
     system_fingerprint: str
     temperature: float

@@ -32,6 +32,7 @@ from control_plane.http.responses_input import Input, plain_input
 from control_plane.http.tool_choice import ChoiceOfResponse, choice_of
 from control_plane.text.answers.tool_choice import ToolChoice
 from control_plane.text.conversation import MAX_TOOLS
+from control_plane.text.reasoning_effort import ReasoningEffort
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -40,6 +41,15 @@ class TextConfig(Wire):
     """How the text is to be."""
 
     format: FormatOfText | None = None
+
+
+class ReasoningConfig(Wire):
+    """How much the model is to think. There are no summaries of it, whatever their kind."""
+
+    effort: ReasoningEffort | None = Field(
+        None, description="told to the chat template: as it is, or as a switch of thinking"
+    )
+    summary: Literal["auto"] | None = Field(None, description="changes nothing: there is none")
 
 
 class _IsFunction(Wire):
@@ -69,6 +79,7 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
     )
     text: TextConfig | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    reasoning: ReasoningConfig | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = Field(
         None, max_length=MAX_TOOLS
     )
@@ -121,6 +132,11 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
             strict=tuple(tool.name for tool in self.tools or () if tool.strict),
         )
 
+    @property
+    def reasoning_effort(self) -> ReasoningEffort | None:
+        """How much the model is to think."""
+        return self.reasoning.effort if self.reasoning is not None else None
+
     @cached_property
     def conversation(self) -> Conversation:
         """The conversation as values; tools that must not be called are left out."""
@@ -145,6 +161,10 @@ class ResponseRequest(SamplingFields, HarmlessFields, StreamFields):
             tools.extend([said])
         return {
             "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "reasoning": {
+                "effort": self.reasoning_effort,
+                "summary": self.reasoning.summary if self.reasoning is not None else None,
+            },
             "text": {"format": self._said_format()},
             "tool_choice": self._said_choice(),
             "tools": tools.joined(),

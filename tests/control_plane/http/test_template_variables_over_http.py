@@ -82,6 +82,54 @@ def test_what_no_template_may_be_told_is_a_400_that_names_the_field(
     on_loop(test, template=TEMPLATE)
 
 
+EFFORTS = [("/v1/chat/completions", {"messages": HI}), ("/v1/responses", {"input": "Hi"})]
+READS_EFFORT = "{{ messages[0].content }} {{ reasoning_effort }} {{ enable_thinking }}"
+SWITCHED = "{{ messages[0].content }} {{ thinking }}"
+
+
+def with_effort(path, effort):
+    return {"reasoning": {"effort": effort}} if "resp" in path else {"reasoning_effort": effort}
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "variables", "prompt"),
+    [
+        (READS_EFFORT, "high", {}, "Hi high "),
+        (READS_EFFORT, "none", {"reasoning_effort": "none"}, "Hi none "),
+        (READS_EFFORT, None, {"reasoning_effort": "low"}, "Hi low "),
+        (SWITCHED, "none", {}, "Hi False"),
+        (SWITCHED, "minimal", {"thinking": True}, "Hi True"),
+        (TEMPLATE, "none", {}, "<user>Hi<assistant><think></think>{}"),
+        (TEMPLATE, "medium", {}, "<user>Hi<assistant>{}"),
+    ],
+)
+def test_an_effort_is_told_to_the_template_in_the_variable_it_has_for_it(
+    on_loop, template, effort, variables, prompt
+):
+    async def test(served):
+        for path, body in EFFORTS:
+            asked = {"model": MODEL, **body, **with_effort(path, effort)}
+            answer = await served.post(path, {**asked, "chat_template_kwargs": variables})
+            assert answer.status_code == 200
+            if "resp" in path:
+                assert answer.json()["reasoning"] == {"effort": effort, "summary": None}
+        found = [bytes(request.input_tokens).decode() for request in served.engine.submitted]
+        assert found == [prompt] * 2
+
+    on_loop(test, template=template)
+
+
+def test_an_effort_that_the_variables_contradict_is_refused(on_loop):
+    async def test(served):
+        for path, body in EFFORTS:
+            asked = {"model": MODEL, **body, **with_effort(path, "low")}
+            error = await served.error(path, {**asked, "chat_template_kwargs": THINKING_OFF})
+            assert error["param"] in ("reasoning_effort", "reasoning.effort")
+            assert "enable_thinking must be true" in error["message"]
+
+    on_loop(test, template=TEMPLATE)
+
+
 def test_a_text_has_no_template(on_loop):
     async def test(served):
         asked = {"prompt": "Hi", "chat_template_kwargs": THINKING_OFF}
