@@ -1,9 +1,9 @@
 """OpenAI's `reasoning_effort`: how much a model is to think, as its chat template is told it.
 
-    the template reads                        is told
-    reasoning_effort                          the effort, as it was said (gpt-oss)
-    enable_thinking, or thinking, alone       false for none, true for any other (Qwen3, Granite)
-    none of these                             nothing: the request is refused
+the template reads                        is told
+reasoning_effort                          the effort, as it was said (gpt-oss)
+enable_thinking, or thinking, alone       false for none, true for any other (Qwen3, Granite)
+none of these                             nothing: the request is refused
 """
 
 from __future__ import annotations
