@@ -36,9 +36,9 @@ def reader_of(
     return reader
 
 
-def whole_parts(reader: AnswerReader, sample: int) -> inference_pb2.AnswerParts:
+def whole_parts(reader: AnswerReader, sample: int, finish_reason: str) -> inference_pb2.AnswerParts:
     """Return the parts of a sample, all of whose text was fed to the reader."""
-    parts = reader.finish(sample)
+    parts = reader.finish(sample, finish_reason)
     return inference_pb2.AnswerParts(
         content=parts.content,
         reasoning_content=parts.reasoning,

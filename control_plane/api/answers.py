@@ -39,6 +39,7 @@ class _Collected:
 
     message: inference_pb2.Sample
     text: list[str] = field(default_factory=list)
+    finish_reason: str = ""
 
     def take(self, delta: TextDelta) -> None:
         self.text.append(delta.text)
@@ -47,6 +48,7 @@ class _Collected:
         if delta.logprobs:
             message.logprobs.extend(logprobs_to_proto(delta.logprobs))
         if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason.value
             message.finish_reason = finish_reason_to_proto(delta.finish_reason)
             stop = matched_stop_to_proto(delta.matched_stop)
             if stop is not None:
@@ -72,7 +74,7 @@ async def whole_answer(
         message = sample.message
         message.text = "".join(sample.text)
         if reader is not None:
-            message.parts.CopyFrom(whole_parts(reader, message.index))
+            message.parts.CopyFrom(whole_parts(reader, message.index, sample.finish_reason))
     first, end = samples[0].message, delta.end
     return inference_pb2.GenerateResponse(
         request_id=head.request_id,
@@ -158,7 +160,8 @@ def _rest(piece: TextDelta, reader: AnswerReader | None) -> inference_pb2.Answer
     """
     if reader is None:
         return None
-    return parts_delta(reader, piece.sample_index, reader.finish(piece.sample_index))
+    reason = "" if piece.finish_reason is None else piece.finish_reason.value
+    return parts_delta(reader, piece.sample_index, reader.finish(piece.sample_index, reason))
 
 
 def _delta(piece: TextDelta, reader: AnswerReader | None) -> GenerateStreamResponse:

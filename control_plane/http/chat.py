@@ -118,7 +118,7 @@ class ChatShape:
             if delta or piece.logprobs:
                 found.append(_chunk(index, delta, self._logprobs(piece)))
         if piece.finish_reason is not None:
-            rest = messages.last_delta(index)
+            rest = messages.last_delta(index, piece.finish_reason)
             if rest:
                 found.append(_chunk(index, rest))
             reason = messages.finish_reason(index, piece.finish_reason)
@@ -140,7 +140,7 @@ class ChatShape:
         answers: Answers,  # noqa: ARG002 - others echo the prompt
     ) -> dict[str, object]:
         """Return the message."""
-        message = self._messages.whole(index, text)
+        message = self._messages.whole(index, text, finish_reason)
         logprobs = None
         if self._wants_logprobs:
             content = self._kept.get(index, SpelledList()).joined()

@@ -53,6 +53,11 @@ class SpelledList:
                 self._pieces.append(b",")
             self._pieces.append(to_json(members)[1:-1])
 
+    def add(self, other: SpelledList) -> None:
+        """Append the members of another list."""
+        if other._pieces:
+            self._pieces += [b",", *other._pieces] if self._pieces else other._pieces
+
     def taken(self) -> Spelled:
         """Return this list, which has no members then."""
         spelled, self._pieces = self.joined(), []

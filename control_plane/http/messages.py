@@ -58,9 +58,11 @@ class Messages:
             return {"content": piece.text} if piece.text or piece.logprobs else {}
         return self._delta(index, self._reader.push(index, piece.text, piece.token_ids))
 
-    def last_delta(self, index: int) -> dict[str, object]:
-        """Return what was held back of a message that is at its end."""
-        return {} if self._reader is None else self._delta(index, self._reader.finish(index))
+    def last_delta(self, index: int, reason: str) -> dict[str, object]:
+        """Return what was held back of a message that is at its end, which has such a reason."""
+        if self._reader is None:
+            return {}
+        return self._delta(index, self._reader.finish(index, reason))
 
     def finish_reason(self, index: int, reason: str) -> str:
         """Return the reason of a message that is at its end: to call tools is one."""
@@ -75,11 +77,11 @@ class Messages:
         if self._reader is not None:
             self._reader.feed(index, piece.text, piece.token_ids)
 
-    def whole(self, index: int, text: str) -> dict[str, object]:
-        """Return a message that is at its end, `text` all of it."""
+    def whole(self, index: int, text: str, reason: str) -> dict[str, object]:
+        """Return a message that is at its end, `text` all of it. `reason`: of the end."""
         if self._reader is None:
             return {"role": "assistant", "content": text, "refusal": None}
-        parts = self._reader.finish(index)
+        parts = self._reader.finish(index, reason)
         message: dict[str, object] = {
             "role": "assistant",
             "content": parts.content if parts.content or not parts.calls else None,

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from control_plane.http.answers import Piece
 from control_plane.http.json_text import SpelledList
-from control_plane.text.answers.parts import CallPiece, Parts
+from control_plane.text.answers.parts import CallPiece, Parts, Said, Thought
 from control_plane.text.answers.reader import AnswerReader
 
 Event: TypeAlias = tuple[str, dict[str, Any]]
@@ -100,22 +100,21 @@ class _InParts(Item):
 class Message(_InParts):
     """What the model says, with the log-probabilities of its tokens, if they were asked for.
 
-    `logprobs`: all there are, of which `untold` have not come with a text yet.
+    `untold`: those that have not come with a text yet.
     """
 
     PREFIX = "msg"
     NAME = "response.output_text"
 
-    def __init__(
-        self, request_id: str, index: int, logprobs: SpelledList, untold: SpelledList
-    ) -> None:
+    def __init__(self, request_id: str, index: int, untold: SpelledList) -> None:
         super().__init__(request_id, index)
-        self._logprobs = logprobs
+        self._logprobs = SpelledList()
         self._untold = untold
 
     def add(self, text: str) -> Event:
         """Take the next text; the tokens since the last come with it."""
         kind, event = super().add(text)
+        self._logprobs.add(self._untold)
         return kind, {**event, "logprobs": self._untold.taken() if self._untold else []}
 
     def value(self) -> dict[str, Any]:
@@ -187,15 +186,14 @@ class Call(Item):
 class Output:
     """The items of one answer, made of its text. `reader`: None: all of it is one message.
 
-    Log-probabilities, of all tokens that there are, go with the message, from its first text on:
-    only where calls are read may there be two, and there nobody asks for them.
+    Log-probabilities, of all tokens that there are, go with the messages: what has come since the
+    last text of one with the next, whichever tokens that was made of.
     """
 
     def __init__(self, request_id: str, reader: AnswerReader | None) -> None:
         self._request_id = request_id
         self._reader = reader
         self._items: list[Item] = []
-        self._logprobs = SpelledList()
         self._untold = SpelledList()
 
     @property
@@ -205,7 +203,6 @@ class Output:
 
     def push(self, piece: Piece, entries: Entries) -> list[Event]:
         """Take the next piece of the text; the events of what is certain now."""
-        self._logprobs.extend(entries)
         self._untold.extend(entries)
         if self._reader is None:
             parts = Parts(piece.text)
@@ -216,15 +213,17 @@ class Output:
 
     def feed(self, piece: Piece, entries: Entries) -> None:
         """Take the next piece of a text that is wanted as a whole."""
-        self._logprobs.extend(entries)
-        if self._reader is None:
+        if entries:  # each goes with its own message
+            self.push(piece, entries)
+        elif self._reader is None:
             self._write(Parts(piece.text))
         else:
             self._reader.feed(0, piece.text, piece.token_ids)
 
     def finish(self, status: str) -> list[Event]:
         """Take note of the end; `status`: of the response."""
-        events = [] if self._reader is None else self._write(self._reader.finish(0))
+        reason = "length" if status == INCOMPLETE else "stop"
+        events = [] if self._reader is None else self._write(self._reader.finish(0, reason))
         if not self._items:
             events += self._begin(self._new_message())
         events += self._tell_the_rest()
@@ -250,42 +249,54 @@ class Output:
 
     def _write(self, parts: Parts) -> list[Event]:
         events: list[Event] = []
-        if parts.reasoning:
-            if not self._items:
-                events += self._begin(Reasoning(self._request_id, 0))
-            events.append(self._items[-1].add(parts.reasoning))
         num_calls = len(parts.calls)
         for one in parts.in_order():
+            is_behind_all = num_calls == 0
             if isinstance(one, CallPiece):
                 num_calls -= 1
                 events += self._call(one)
+            elif isinstance(one, Thought):
+                events += self._think(one, is_behind_all=is_behind_all)
             else:
-                events += self._say(one, is_behind_all=num_calls == 0)
+                events += self._say(one, is_behind_all=is_behind_all)
         return events
 
-    def _say(self, text: str, *, is_behind_all: bool = False) -> list[Event]:
-        """Add to the message. `is_behind_all`: to what was read of calls, whole or not."""
-        events, last = [], self._items[-1] if self._items else None
-        if not isinstance(last, Message):
-            is_open = is_behind_all and isinstance(last, Call)
-            status = self._status_of_call() if is_open else COMPLETED
-            events = self._begin(self._new_message(), status)
+    def _think(self, part: Thought, *, is_behind_all: bool) -> list[Event]:
+        """Add to the reasoning. `is_behind_all`: to what was read of calls, whole or not."""
+        events, text = [], part.text
+        if not (self._items and isinstance(self._items[-1], Reasoning)):
+            item = Reasoning(self._request_id, len(self._items))
+            events = self._begin(item, self._status_of_last(is_behind_all=is_behind_all))
+            text = text.removeprefix(part.gap)
         return [*events, self._items[-1].add(text)]
 
+    def _say(self, part: Said, *, is_behind_all: bool = False) -> list[Event]:
+        """Add to the message. `is_behind_all`: to what was read of calls, whole or not."""
+        events, text = [], part.text
+        if not (self._items and isinstance(self._items[-1], Message)):
+            item = self._new_message()
+            events = self._begin(item, self._status_of_last(is_behind_all=is_behind_all))
+            text = text.removeprefix(part.gap)
+        return [*events, self._items[-1].add(text)]
+
+    def _status_of_last(self, *, is_behind_all: bool) -> str:
+        is_open = is_behind_all and bool(self._items) and isinstance(self._items[-1], Call)
+        return self._status_of_call() if is_open else COMPLETED
+
     def _new_message(self) -> Message:
-        return Message(self._request_id, len(self._items), self._logprobs, self._untold)
+        return Message(self._request_id, len(self._items), self._untold)
 
     def _tell_the_rest(self) -> list[Event]:
         """Tell of tokens that have no text."""
         is_open = bool(self._items) and isinstance(self._items[-1], Message)
-        return self._say("") if self._untold and is_open else []
+        return self._say(Said("")) if self._untold and is_open else []
 
     def _call(self, piece: CallPiece) -> list[Event]:
         events = []
         if piece.name is not None and self._reader is not None:
             call_id = self._reader.call_id(0, piece.number)
             events = self._begin(Call(self._request_id, len(self._items), call_id, piece.name))
-        return [*events, self._items[-1].add(piece.arguments)]
+        return [*events, self._items[-1].add(piece.arguments)] if piece.arguments else events
 
     def _begin(self, item: Item, status: str = COMPLETED) -> list[Event]:
         """Begin an item; the one before it is done, and `status` its own."""

@@ -40,8 +40,8 @@ def with_effort(
     for name, value in said.items():
         if name in variables and variables[name] != value:
             raise ValidationError(
-                f"{EFFORT} is {effort!r}, which {FIELD} contradicts: its {name} must be {json.dumps(value)} "
-                "or be left out",
+                f"{EFFORT} is {effort!r}, which {FIELD} contradicts: its {name} must be "
+                f"{json.dumps(value)} or be left out",
                 field=EFFORT,
             )
     return {**variables, **said}

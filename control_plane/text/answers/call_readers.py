@@ -40,7 +40,7 @@ class CallReader(PartsReader):
         while text and not self.is_over:
             text = self._step(text)
 
-    def finish(self) -> None:
+    def finish(self, *, is_cut_off: bool = False) -> None:  # noqa: ARG002 - all the same here
         """Take note of the end: what was held back is content, but for space behind calls."""
         if self.is_over:
             return

@@ -9,15 +9,20 @@ An answer is messages, each with a header. The prompt ends where that of the fir
     <|start|>assistant<|channel|>final<|message|>…<|return|>                     content
 
 `<|call|>` and `<|return|>` end answers, so that texts lack them. A text that begins with no header
-is content: it has another form.
+is content: it has another form. No mark is content, whatever its place: a model that writes one
+where it has none is read as far as it can be.
+
+Which marks are special tokens is told where it is known (`note_mark`): what a text merely spells is
+text then. Otherwise each that is spelled is a mark.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 from control_plane.text.answers.parameter_kinds import NO_TOOLS, ToolParameters
 from control_plane.text.answers.parts import Draft
@@ -37,10 +42,8 @@ ANALYSIS: Final = "analysis"
 FINAL_OPENING: Final = f"{CHANNEL}final{MESSAGE}"
 FUNCTIONS: Final = "functions."
 
-_HEADERS: Final = (CHANNEL, " to=", START)
-"""What an answer in channels may begin with."""
-_ENDS: Final = (END, RETURN, CALL, START)
-"""What ends the text of a message."""
+_RECIPIENT_OPENING: Final = " to="
+"""What an answer may begin with whose recipient stands before its channel."""
 _MOST_HEADER: Final = 1024
 """Characters: what is longer is none."""
 _CHANNEL_NAME: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
@@ -50,78 +53,130 @@ _BETWEEN: Final = "\n\n"
 
 
 class HarmonyReader(PartsReader):
-    """Reads messages by their channels. `READS_CALLS`: those to functions are calls of them."""
+    """Reads messages by their channels."""
 
     FORMAT = "harmony"
     NAMES = (START, CHANNEL, CONSTRAIN, MESSAGE, END, RETURN, CALL)
     READS_REASONING = True
-    READS_CALLS: ClassVar[bool] = True
 
     def __init__(
         self, draft: Draft, *, is_start: bool, parameters: ToolParameters = NO_TOOLS
     ) -> None:
         super().__init__(draft, is_start=is_start, parameters=parameters)
-        self._held = ""  # of a header
-        self._num_taken = 0
+        self._marks = deque[tuple[int, str]]()
+        self._matcher = StopMatcher(self.NAMES)  # where no marks are known
+        self._at = self._end_of_mark = 0  # in the text, in characters
+        self._held = ""  # of a header, its marks spelled
         self._thoughts: list[tuple[int, int]] = []
         self._arguments: list[str] = []
         self._has_said = self._has_thought = False
         self._gap = ""  # before what is next said or thought
-        self._write: Callable[[str], None] = self._say
-        self._matcher = StopMatcher(_ENDS)
-        self._step: Callable[[str], str] = self._at_start if is_start else self._in_message
+        self._is_new = True
+        self._step: Callable[[str], None] = self._at_start if is_start else self._say
 
     @property
     def thoughts(self) -> Sequence[tuple[int, int]]:
         """Where in the text reasoning begins and ends, message by message."""
         return self._thoughts
 
+    def note_mark(self, at: int, name: str) -> None:
+        """Take note of a special token, before its text comes. `at`: where that will begin."""
+        if name in self.NAMES:
+            self._marks.append((at, name))
+
     def push(self, text: str) -> None:
         """Take the next piece."""
-        self._num_taken += len(text)
         while text and not self.is_over:
-            text = self._step(text)
+            text = self._push_known(text) if self.knows_marks else self._push_spelled(text)
 
-    def finish(self) -> None:
+    def _push_known(self, text: str) -> str:
+        """Take text up to the next mark, or its beginning and what there is of it."""
+        if self._at < self._end_of_mark:
+            rest = text[self._end_of_mark - self._at :]
+            self._at += len(text) - len(rest)
+            return rest
+        at, name = self._marks[0] if self._marks else (self._at + len(text), "")
+        if at > self._at:
+            piece = text[: at - self._at]
+            self._step(piece)
+            self._at += len(piece)
+            return text[len(piece) :]
+        self._marks.popleft()
+        self._end_of_mark = at + len(name)
+        self._take_mark(name)
+        return text
+
+    def _push_spelled(self, text: str) -> str:
+        known = self._matcher.held + text
+        released, mark = self._matcher.push(text)
+        if released:
+            self._step(released)
+            self._at += len(released)
+        if mark is None:
+            return ""
+        self._matcher = StopMatcher(self.NAMES)
+        self._at += len(mark)
+        self._take_mark(mark)
+        return known[len(released) + len(mark) :]
+
+    def finish(self, *, is_cut_off: bool = False) -> None:
         """Take note of the end. A header that has not ended says nothing."""
         if self.is_over:
             return
-        if self._step == self._at_start:
+        if held := self._matcher.finish():
+            self._step(held)
+        if self._step == self._at_start and not is_cut_off:
             self._say(self._held)
-        elif self._step == self._in_message:
-            self._write(self._matcher.finish())
-            self._end_message(is_marked=False)
+        elif self._step == self._add_arguments:
+            self._end_call(is_cut_off=is_cut_off)
 
-    # --- the steps: each takes a part of the text, and returns the rest ---
+    # --- the steps: each takes text without marks ---
 
-    def _at_start(self, text: str) -> str:
+    def _at_start(self, text: str) -> None:
+        """Hold what may be the beginning of a header; other text has another form."""
         self._held += text
-        if any(self._held.startswith(header) for header in _HEADERS):
-            return self._begin_header()
-        if not any(header.startswith(self._held) for header in _HEADERS):
+        begun = self._held[: len(_RECIPIENT_OPENING) + 1]
+        is_recipient = _RECIPIENT_OPENING.startswith(begun) or (
+            begun.startswith(_RECIPIENT_OPENING) and not begun[-1].isspace()
+        )
+        if not is_recipient or len(self._held) > _MOST_HEADER or "\n" in self._held:
+            self._take_held()
+
+    def _in_header(self, text: str) -> None:
+        self._held += text
+        if len(self._held) > _MOST_HEADER:
+            self._take_held()
+
+    def _take_held(self) -> None:
+        """Take what is no header for content."""
+        held, self._held = self._held, ""
+        self._begin_message(self._say)
+        self._say(held)
+
+    def _between(self, text: str) -> None:
+        """Skip space until the next message begins; other text is content."""
+        if begun := text.lstrip():
             self._begin_message(self._say)
-            rest, self._held = self._held, ""
-            return rest
-        return ""
+            self._say(begun)
 
-    def _begin_header(self) -> str:
-        """Read what is held back as the beginning of a header."""
-        self._step = self._in_header
-        rest, self._held = self._held, ""
-        return rest
-
-    def _in_header(self, text: str) -> str:
-        self._held += text
-        header, mark, rest = self._held.partition(MESSAGE)
-        if not mark:
-            if len(self._held) > _MOST_HEADER:
-                self._begin_message(self._say)
-                rest, self._held = self._held, ""
-                return rest
-            return ""
-        self._held = ""
-        self._begin_message(self._writer_of(header), len(rest))
-        return rest
+    def _take_mark(self, mark: str) -> None:
+        is_header = self._step in (self._at_start, self._in_header)
+        if self._step == self._add_arguments:
+            self._end_call(is_marked=True)
+        if mark == MESSAGE:
+            header, self._held = self._held if is_header else "", ""
+            self._begin_message(self._writer_of(header))
+        elif mark == START:
+            self._held, self._step = "", self._in_header
+        elif mark == CHANNEL:
+            self._held = (self._held if is_header else "") + mark
+            self._step = self._in_header
+        elif mark == CONSTRAIN:
+            if is_header:
+                self._held += mark
+                self._step = self._in_header
+        else:
+            self._held, self._step = "", self._between
 
     def _writer_of(self, header: str) -> Callable[[str], None]:
         """Return what takes the text of a message with a header."""
@@ -135,67 +190,38 @@ class HarmonyReader(PartsReader):
         is_thought = channel is not None and channel[1] == ANALYSIS
         return self._think if is_thought and self.thinks else self._say
 
-    def _begin_message(self, write: Callable[[str], None], num_left: int = 0) -> None:
-        """Begin to read a message's text. `num_left`: characters that have come of it already."""
-        self._write, self._step = write, self._in_message
-        self._matcher = StopMatcher(_ENDS)
+    def _begin_message(self, write: Callable[[str], None]) -> None:
+        """Begin to read a message's text."""
+        self._step = write
         self._arguments.clear()
         follows = self._has_thought if write == self._think else self._has_said
         self._gap = _BETWEEN if follows else ""
-        if write == self._think:
-            begin = self._num_taken - num_left
-            self._thoughts.append((begin, begin))
+        self._is_new = True
 
-    def _in_message(self, text: str) -> str:
-        known = self._matcher.held + text
-        released, mark = self._matcher.push(text)
-        self._write(released)
-        if mark is None:
-            return ""
-        self._end_message(is_marked=True)
-        self._step = self._in_header if mark == START else self._between
-        return known[len(released) + len(mark) :]
-
-    def _end_message(self, *, is_marked: bool) -> None:
-        """Take note that a message is over, or the answer."""
-        if self._write != self._add_arguments:
-            return
+    def _end_call(self, *, is_marked: bool = False, is_cut_off: bool = False) -> None:
+        """Take note that a call is over, or the answer in it. `is_marked`: a mark says so."""
         arguments = "".join(self._arguments)
-        if not arguments.strip() and is_marked:
+        if not arguments.strip() and not is_cut_off:
             self._draft.add_arguments("{}")
         elif not is_marked and not _is_whole(arguments):
             return
         self._draft.end_call()
         self.is_over = self._draft.is_full
 
-    def _between(self, text: str) -> str:
-        """Skip space until the next message begins; other text is content."""
-        self._held += text
-        begun = self._held.lstrip()
-        if START.startswith(begun):
-            if begun == START:
-                self._held, self._step = "", self._in_header
-            return ""
-        self._held = ""
-        if begun.startswith(START):
-            self._step = self._in_header
-            return begun.removeprefix(START)
-        self._begin_message(self._say)
-        return begun
-
-    # --- what takes the text of messages ---
+    # --- those of the texts of messages ---
 
     def _say(self, text: str) -> None:
         if text:
-            self._draft.say(self._gap + text)
+            self._draft.say(text, self._gap)
             self._gap, self._has_said = "", True
 
     def _think(self, text: str) -> None:
-        if text:
-            begin, end = self._thoughts[-1]
-            self._thoughts[-1] = begin, end + len(text)
-            self._draft.think(self._gap + text)
-            self._gap, self._has_thought = "", True
+        begin, end = self._at, self._at + len(text)
+        if not self._is_new:
+            begin, _ = self._thoughts.pop()
+        self._thoughts.append((begin, end))
+        self._draft.think(text, self._gap)
+        self._gap, self._has_thought, self._is_new = "", True, False
 
     def _add_arguments(self, text: str) -> None:
         self._arguments.append(text)

@@ -51,9 +51,20 @@ class AnswerFormat:
     marks: ThoughtMarks = THINK
     form_opening: str = ""
 
-    def parser(self, *, max_calls: int | None = None) -> AnswerParser:
-        """Return a new parser. `max_calls`: calls beyond it are left out."""
-        return AnswerParser(self, max_calls=max_calls)
+    @property
+    def marks_are_tokens(self) -> bool:
+        """Whether what a text spells is none of the marks of calls, and what is one can be told."""
+        calls = self.calls
+        if calls is None or not calls.READS_REASONING:
+            return False
+        return not set(calls.NAMES).isdisjoint(self.spelled.values())
+
+    def parser(self, *, max_calls: int | None = None, knows_marks: bool = False) -> AnswerParser:
+        """Return a new parser. `max_calls`: calls beyond it are left out.
+
+        `knows_marks`: it is told of all special tokens.
+        """
+        return AnswerParser(self, max_calls=max_calls, knows_marks=knows_marks)
 
 
 class AnswerParser:
@@ -63,7 +74,14 @@ class AnswerParser:
     belong to a marker, or to a call before its arguments begin.
     """
 
-    def __init__(self, answer_format: AnswerFormat, *, max_calls: int | None = None) -> None:
+    def __init__(
+        self,
+        answer_format: AnswerFormat,
+        *,
+        max_calls: int | None = None,
+        knows_marks: bool = False,
+    ) -> None:
+        self.knows_marks = knows_marks
         self._draft = Draft(max_calls)
         make = answer_format.calls
         self._calls: PartsReader | None = None
@@ -73,6 +91,7 @@ class AnswerParser:
                 is_start=answer_format.is_start,
                 parameters=answer_format.parameters,
             )
+            self._calls.knows_marks = knows_marks
         thinking = answer_format.thinking
         if self._calls is not None and self._calls.READS_REASONING:
             self._calls.thinks = thinking is not Thinking.IS_OVER
@@ -127,12 +146,20 @@ class AnswerParser:
             while rest:
                 rest = self._step(rest)
 
-    def finish(self) -> Parts:
-        """Return what was held back, and what was fed: the text is over."""
+    def note_mark(self, at: int, name: str) -> None:
+        """Take note of a special token before its text comes. `at`: characters before that."""
+        if self._calls is not None:
+            self._calls.note_mark(at, name)
+
+    def finish(self, *, is_cut_off: bool = False) -> Parts:
+        """Return what was held back, and what was fed: the text is over.
+
+        `is_cut_off`: the model did not end it.
+        """
         self._note_thought(self._end.finish())
         self._answer("".join((*self._start_space, self._held)))
         if self._calls is not None:
-            self._calls.finish()
+            self._calls.finish(is_cut_off=is_cut_off)
         return self._draft.take()
 
     def _at_start(self, text: str) -> str:

@@ -2,43 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 
 class CallPiece(NamedTuple):
     """What is new of call `number`, the first of which is 0.
 
-    `name`: in its first piece only. `arguments`: what is new of their text. `at`: how much of the
-    content that comes with it stands before it, in characters.
+    `name`: in its first piece only. `arguments`: what is new of their text.
     """
 
     number: int
     name: str | None
     arguments: str
-    at: int = 0
+
+
+class Said(NamedTuple):
+    """A run of content. `gap`: with which it begins, behind the content before it."""
+
+    text: str
+    gap: str = ""
+
+
+class Thought(NamedTuple):
+    """A run of reasoning. `gap`: with which it begins, behind the reasoning before it."""
+
+    text: str
+    gap: str = ""
+
+
+Part: TypeAlias = Said | Thought | CallPiece
 
 
 class Parts(NamedTuple):
-    """What is new of an answer, or all of it. `calls`: each once."""
+    """What is new of an answer, or all of it. `calls`: each once.
+
+    `runs`: all of it in the order in which it was written, where reasoning, content and calls, each
+    in one piece, do not say it.
+    """
 
     content: str = ""
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()
+    runs: tuple[Part, ...] = ()
 
-    def in_order(self) -> Iterator[str | CallPiece]:
-        """Return content and calls as they were written; reasoning stands before all of them."""
-        done = 0
-        for call in self.calls:
-            if call.at > done:
-                yield self.content[done : call.at]
-                done = call.at
-            yield call
-        if done < len(self.content):
-            yield self.content[done:]
+    def in_order(self) -> Iterator[Part]:
+        """Return the parts as they were written."""
+        if self.runs:
+            yield from self.runs
+            return
+        if self.reasoning:
+            yield Thought(self.reasoning)
+        if self.content:
+            yield Said(self.content)
+        yield from self.calls
 
 
 NOTHING = Parts()
+
+
+_REASONING: Final = -2
+_CONTENT: Final = -1
+
+
+class _Run(NamedTuple):
+    """What came of one part, in one piece. `kind`: _REASONING, _CONTENT or the number of a call."""
+
+    kind: int
+    name: str | None
+    texts: list[str]
+    gap: str = ""
+
+    def part(self) -> Part:
+        text = "".join(self.texts)
+        if self.kind == _REASONING:
+            return Thought(text, self.gap)
+        return (
+            Said(text, self.gap) if self.kind == _CONTENT else CallPiece(self.kind, self.name, text)
+        )
 
 
 class Draft:
@@ -48,47 +89,35 @@ class Draft:
     `is_calling`: the last of them that is not left out has all its arguments.
     """
 
-    __slots__ = (
-        "_calls",
-        "_content",
-        "_max_calls",
-        "_num_said",
-        "_reasoning",
-        "is_calling",
-        "num_calls",
-    )
+    __slots__ = ("_max_calls", "_runs", "is_calling", "num_calls")
 
     def __init__(self, max_calls: int | None = None) -> None:
         self._max_calls = max_calls
-        self._content: list[str] = []
-        self._num_said = 0
-        self._reasoning: list[str] = []
-        self._calls: dict[int, tuple[str | None, list[str], int]] = {}
+        self._runs: list[_Run] = []
         self.num_calls = 0
         self.is_calling = False
 
-    def say(self, text: str) -> None:
-        """Add to the content."""
+    def say(self, text: str, gap: str = "") -> None:
+        """Add to the content. `gap`: what is between it and the content before it."""
         if text:
-            self._content.append(text)
-            self._num_said += len(text)
+            self._add(_CONTENT, text, gap)
 
-    def think(self, text: str) -> None:
-        """Add to the reasoning."""
+    def think(self, text: str, gap: str = "") -> None:
+        """Add to the reasoning. `gap`: what is between it and the reasoning before it."""
         if text:
-            self._reasoning.append(text)
+            self._add(_REASONING, text, gap)
 
     def begin_call(self, name: str) -> None:
         """Begin the next call."""
         self.num_calls += 1
         if self._is_wanted:
             self.is_calling = False
-            self._calls[self.num_calls - 1] = (name, [], self._num_said)
+            self._runs.append(_Run(self.num_calls - 1, name, []))
 
     def add_arguments(self, text: str) -> None:
         """Add to the arguments of the call that began last."""
         if self._is_wanted:
-            self._calls.setdefault(self.num_calls - 1, (None, [], 0))[1].append(text)
+            self._add(self.num_calls - 1, text)
 
     def end_call(self) -> None:
         """Note that the arguments of the call are whole."""
@@ -96,15 +125,25 @@ class Draft:
 
     def take(self) -> Parts:
         """Return what came since."""
-        if not (self._content or self._reasoning or self._calls):
+        runs = self._runs
+        if not runs:
             return NOTHING
-        calls = tuple(
-            CallPiece(number, name, "".join(pieces), at)
-            for number, (name, pieces, at) in self._calls.items()
+        self._runs = []
+        parts = tuple(run.part() for run in runs)
+        kinds = [run.kind for run in runs]
+        is_plain = kinds == sorted(kinds) and not any(run.gap for run in runs)
+        return Parts(
+            "".join(part.text for part in parts if isinstance(part, Said)),
+            "".join(part.text for part in parts if isinstance(part, Thought)),
+            tuple(_whole_calls(parts)),
+            () if is_plain else parts,
         )
-        parts = Parts("".join(self._content), "".join(self._reasoning), calls)
-        self._content, self._num_said, self._reasoning, self._calls = [], 0, [], {}
-        return parts
+
+    def _add(self, kind: int, text: str, gap: str = "") -> None:
+        """Add to what came last, or begin another run."""
+        if not self._runs or self._runs[-1].kind != kind:
+            self._runs.append(_Run(kind, None, [], gap))
+        self._runs[-1].texts.append(gap + text)
 
     @property
     def is_full(self) -> bool:
@@ -114,3 +153,14 @@ class Draft:
     @property
     def _is_wanted(self) -> bool:
         return self._max_calls is None or self.num_calls <= self._max_calls
+
+
+def _whole_calls(parts: Sequence[Part]) -> Iterator[CallPiece]:
+    """Yield each call once, whatever stands between its pieces."""
+    pieces: dict[int, list[CallPiece]] = {}
+    for part in parts:
+        if isinstance(part, CallPiece):
+            pieces.setdefault(part.number, []).append(part)
+    for number, (first, *more) in pieces.items():
+        arguments = first.arguments + "".join(piece.arguments for piece in more)
+        yield CallPiece(number, first.name, arguments)

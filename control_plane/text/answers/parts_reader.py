@@ -16,13 +16,16 @@ class PartsReader(ABC):
     `FORMAT`: its name. `NAMES`: what may be special tokens in a vocabulary, and must be in the
     text. `READS_PARAMETERS`: what it reads depends on the tools' `parameters`. `READS_REASONING`:
     reasoning, too, may stand anywhere in the text, and `thinks` says whether it is told apart;
-    otherwise what is read has none. `is_over`: nothing behind the last call that is wanted is read.
+    otherwise what is read has none. `READS_CALLS`: they come out as such. `is_over`: nothing behind
+    the last call that is wanted is read. `knows_marks`: of `NAMES` only those are marks that
+    `note_mark` tells of; only formats that read reasoning ask for it.
     """
 
     FORMAT: ClassVar[str]
     NAMES: ClassVar[tuple[str, ...]]
     READS_PARAMETERS: ClassVar[bool] = False
     READS_REASONING: ClassVar[bool] = False
+    READS_CALLS: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -34,16 +37,23 @@ class PartsReader(ABC):
         self._draft = draft
         self.is_over = False
         self.thinks = True
+        self.knows_marks = False
 
     @property
     def thoughts(self) -> Sequence[tuple[int, int]]:
         """Where in the text reasoning begins and ends, as far as is certain, in characters."""
         return ()
 
+    def note_mark(self, at: int, name: str) -> None:  # noqa: B027 - most ask for none
+        """Take note of a special token before its text comes. `at`: characters before that."""
+
     @abstractmethod
     def push(self, text: str) -> None:
         """Take the next piece."""
 
     @abstractmethod
-    def finish(self) -> None:
-        """Take note of the end: what was held back is released."""
+    def finish(self, *, is_cut_off: bool = False) -> None:
+        """Take note of the end: what was held back is released.
+
+        `is_cut_off`: the model did not end the answer.
+        """

@@ -49,7 +49,7 @@ class Qwen3CoderReader(TaggedReader):
         self._value = ParameterValue(None, draft.add_arguments)
         self._between: list[str] = []  # content that stands in the call
 
-    def finish(self) -> None:
+    def finish(self, *, is_cut_off: bool = False) -> None:
         """Take note of the end. A call that nothing closes stays as it is.
 
         What may be a mark that was begun in it is left out.
@@ -57,7 +57,7 @@ class Qwen3CoderReader(TaggedReader):
         if self._step == self._in_value:
             self._value.cut_off()
         self._tell_between()
-        super().finish()
+        super().finish(is_cut_off=is_cut_off)
 
     # --- up to the name of the function ---
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from control_plane.core.generation_params import GenerationParams
+from control_plane.core.tool_calls import ToolCalls
 from control_plane.text.answers.call_ids import CallIds
 from control_plane.text.answers.parser import AnswerFormat, AnswerParser, Thinking
 from control_plane.text.answers.parts import Parts
@@ -22,7 +23,8 @@ class AnswerReader:
 
     `params`: the effective ones, with their seed. An answer that must be JSON, or one of some
     choices, is content, though the prompt may have begun reasoning, and may look like a call.
-    `make_detokenizer`: one like those that the texts come from; None: reasoning is not counted.
+    `make_detokenizer`: one like those that the texts come from; None: reasoning is not counted, and
+    all that is spelled like a mark is one.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class AnswerReader:
         form = params.structured_outputs
         if form is not None and form.kind in _ALL_CONTENT:
             answer_format = replace(answer_format, thinking=Thinking.IS_OVER, calls=None)
+        elif form is not None and answer_format.form_opening and not isinstance(form, ToolCalls):
+            answer_format = replace(answer_format, is_start=False)  # the prompt opens its message
         self._format = answer_format
         self._max_calls = max_calls
         self._ids = CallIds(prompt_token_ids, params.seed)
@@ -67,9 +71,9 @@ class AnswerReader:
         self._count(sample, token_ids)
         parser.feed(text)
 
-    def finish(self, sample: int) -> Parts:
-        """Return what was held back of a sample, and what was fed."""
-        return self._parser(sample).finish()
+    def finish(self, sample: int, finish_reason: str) -> Parts:
+        """Return what was held back of a sample, and what was fed. `finish_reason`: its own."""
+        return self._parser(sample).finish(is_cut_off=finish_reason != "stop")
 
     def is_calling(self, sample: int) -> bool:
         """Whether a sample calls tools, and said so to the end."""
@@ -82,10 +86,12 @@ class AnswerReader:
     def _parser(self, sample: int) -> AnswerParser:
         parser = self._parsers.get(sample)
         if parser is None:
-            parser = self._format.parser(max_calls=self._max_calls)
+            make, spelled = self._make_detokenizer, self._format.spelled
+            knows_marks = make is not None and self._format.marks_are_tokens
+            parser = self._format.parser(max_calls=self._max_calls, knows_marks=knows_marks)
             self._parsers[sample] = parser
-            if self._make_detokenizer is not None and parser.may_think:
-                self._counters[sample] = ReasoningTokens(parser, self._make_detokenizer())
+            if make is not None and (parser.may_think or knows_marks):
+                self._counters[sample] = ReasoningTokens(parser, make(), spelled)
         return parser
 
     def _count(self, sample: int, token_ids: Sequence[int]) -> None:

@@ -1,10 +1,10 @@
-"""How many tokens of an answer are reasoning."""
+"""Where the tokens of an answer are in its text: which are reasoning, and which are marks."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from control_plane.text.answers.parser import AnswerParser
 from control_plane.text.detokenizer import Detokenizer
@@ -15,9 +15,13 @@ class ReasoningTokens:
 
     Those that are a mark or the space beside it, and nothing else, do not count; those that are
     part of a character count with it. `detokenizer`: one of the sample's kind, for nobody else.
+    `spelled`: special tokens and what it makes of them; the parser is told of them.
     """
 
-    def __init__(self, parser: AnswerParser, detokenizer: Detokenizer) -> None:
+    def __init__(
+        self, parser: AnswerParser, detokenizer: Detokenizer, spelled: Mapping[int, str]
+    ) -> None:
+        self._spelled = spelled
         self._parser = parser
         self._detokenizer = detokenizer
         self._starts = array("I")  # of each token in the text, in characters
@@ -25,11 +29,14 @@ class ReasoningTokens:
 
     def take(self, token_ids: Sequence[int]) -> None:
         """Take the next tokens, before the parser takes their text."""
-        if not self._parser.may_think:
+        if not (self._parser.may_think or self._parser.knows_marks):
             return
         for token_id in token_ids:
             self._starts.append(self._length)
             self._length += len(self._detokenizer.push((token_id,)))
+            name = self._spelled.get(token_id)
+            if name is not None:
+                self._parser.note_mark(self._length - len(name), name)
 
     @property
     def count(self) -> int:

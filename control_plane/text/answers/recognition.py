@@ -11,6 +11,7 @@ from control_plane.text.answers.formats import AUTO, CALL_READERS, HARMONY, NONE
 from control_plane.text.answers.harmony_reader import (
     CHANNEL,
     FINAL_OPENING,
+    START,
     HarmonyReader,
     HarmonyTextReader,
 )
@@ -66,6 +67,8 @@ class AnswerFormats:
             self.reasoning = None if reasoning_parser == NONE else reasoning_parser
         self._marks = THOUGHT_MARKS.get(self.reasoning or "")
         self._has_channels = HARMONY in (self.calls, self.reasoning)
+        if self._has_channels and self.calls != HARMONY:
+            self.calls = None  # what is in no channel is no call
         names = () if self.calls is None else CALL_READERS[self.calls].NAMES
         if self._has_channels:
             names = (*names, *HarmonyReader.NAMES)
@@ -85,7 +88,7 @@ class AnswerFormats:
         message says so far, if the answer goes on with it.
         """
         if self._has_channels:
-            return self._in_channels(continued, has_tools=bool(tools))
+            return self._in_channels(prompt, continued, has_tools=bool(tools))
         reader = CALL_READERS[self.calls] if tools and self.calls is not None else None
         if not (reader or self._marks):
             return None
@@ -102,14 +105,15 @@ class AnswerFormats:
             marks=self._marks or THINK,
         )
 
-    def _in_channels(self, continued: str | None, *, has_tools: bool) -> AnswerFormat:
+    def _in_channels(self, prompt: str, continued: str | None, *, has_tools: bool) -> AnswerFormat:
         reads_calls = has_tools and self.calls == HARMONY
+        opens = continued is None and prompt.rstrip().endswith(f"{START}assistant")
         return AnswerFormat(
             Thinking.MAY_BEGIN if self.reasoning == HARMONY else Thinking.IS_OVER,
             HarmonyReader if reads_calls else HarmonyTextReader,
             is_start=continued is None,
             spelled=self._spelled_with_calls,
-            form_opening=FINAL_OPENING if continued is None else "",
+            form_opening=FINAL_OPENING if opens else "",
         )
 
     def _thinking(self, prompt: str, continued: str | None) -> Thinking:

@@ -79,7 +79,7 @@ def with_calls(
         return params
     name = TOOL_CHOICE if choice.is_forced or choice.names else STRICT
     wanted = _wanted(choice, tools)
-    if answer is None or answer.calls is None:
+    if answer is None or answer.calls is None or not answer.calls.READS_CALLS:
         raise ValidationError(
             f"{name} must be {'auto or none' if name == TOOL_CHOICE else 'false'} for this model: "
             "the format of its calls is not known; the server's --tool-call-parser says which it "

@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.core.request import FinishReason
 from control_plane.errors import ComputeUnavailableError
-from tests.control_plane.text.known_templates import LLAMA, MISTRAL, QWEN
+from tests.control_plane.text.known_templates import HARMONY, LLAMA, MISTRAL, QWEN
 
 PATH = "/v1/responses"
 LOGPROBS = ["message.output_text.logprobs"]
@@ -104,6 +104,43 @@ def test_reasoning_text_and_calls_are_items_in_their_order(on_loop):
         assert events[-1][1]["response"]["usage"] == answer["usage"]
 
     on_loop(test, template=QWEN)
+
+
+@pytest.mark.parametrize("logprobs", [None, LOGPROBS])
+def test_reasoning_between_messages_is_an_item_of_its_own(on_loop, logprobs):
+    """Of an answer in channels, whole and as events; tokens go with the message behind them."""
+    following = "<|end|><|start|>assistant<|channel|>"
+    text = (
+        f"<|channel|>commentary<|message|>I look.{following}analysis<|message|>Rain?{following}"
+        "final<|message|>It rains."
+    )
+
+    async def test(served):
+        served.engine.says = [text]
+        fields = asked(tools=[], include=logprobs, max_output_tokens=len(text))
+        answer = await served.respond("Hi", **fields)
+        streamed = told_in(await served.events(PATH, {"input": "Hi", **fields}))
+        for items in (answer["output"], streamed):
+            assert [(item["type"], item["content"][0]["text"]) for item in items] == [
+                ("message", "I look."), ("reasoning", "Rain?"), ("message", "It rains."),
+            ]  # fmt: skip
+            entries = [len(item["content"][0].get("logprobs", [])) for item in items]
+            assert sum(entries) == (len(text) if logprobs else 0)
+
+    on_loop(test, template=HARMONY, max_model_len=1000)
+
+
+def test_reasoning_behind_a_call_is_no_part_of_its_arguments(on_loop):
+    call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    text = f'{call}{{"x": 1}}<|call|><|start|>assistant<|channel|>analysis<|message|>Rain?'
+
+    async def test(served):
+        served.engine.says = [text]
+        items = told_in(await served.events(PATH, {"input": "Hi", **asked()}))
+        assert [item["type"] for item in items] == ["function_call", "reasoning"]
+        assert (items[0]["arguments"], items[0]["status"]) == ('{"x": 1}', "completed")
+
+    on_loop(test, template=HARMONY, max_model_len=1000)
 
 
 def test_the_events_of_each_item_come_in_openais_order(on_loop):

@@ -9,7 +9,7 @@ import pytest
 
 from control_plane.text.answers.call_readers import HermesReader, Llama3JsonReader, MistralReader
 from control_plane.text.answers.parser import AnswerFormat, Thinking
-from control_plane.text.answers.parts import CallPiece, Parts
+from control_plane.text.answers.parts import CallPiece, Parts, Said
 from control_plane.text.answers.qwen3_coder_reader import Qwen3CoderReader
 from control_plane.text.answers.text_form import FirstCall
 
@@ -125,7 +125,7 @@ def joined(pieces) -> tuple[str, str, list[tuple[str, str]]]:
     content, reasoning, calls = "", "", []
     for piece in pieces:
         content, reasoning = content + piece.content, reasoning + piece.reasoning
-        for index, name, arguments, _ in piece.calls:
+        for index, name, arguments in piece.calls:
             if name is None:
                 assert index == len(calls) - 1
                 calls[index] = (calls[index][0], calls[index][1] + arguments)
@@ -145,8 +145,7 @@ def order_of(given: AnswerFormat, pieces) -> list[str | int]:
     parser, found = given.parser(), []
     for parts in [*[parser.push(piece) for piece in pieces], parser.finish()]:
         for one in parts.in_order():
-            if not isinstance(one, str):
-                one = one.number
+            one = one.number if isinstance(one, CallPiece) else one.text
             if isinstance(one, str) and found and isinstance(found[-1], str):
                 found[-1] += one
             elif one not in found[-1:]:
@@ -252,9 +251,9 @@ def test_text_and_calls_are_told_in_the_order_in_which_they_were_written():
     given = AnswerFormat(MAY_BEGIN, HermesReader)
     text = f"<think>hm</think>{call} and {call}{call} so"
     for pieces in cuts_of(text, random.Random(3)):
-        assert order_of(given, pieces) == [0, " and", 1, 2, " so"]
+        assert order_of(given, pieces) == ["hm", 0, " and", 1, 2, " so"]
     parts = given.parser().push(f"Hi {call} you")
-    assert [*parts.in_order()] == ["Hi", CallPiece(0, "f", '{"x": 1}', 2), " you"]
+    assert [*parts.in_order()] == [Said("Hi"), CallPiece(0, "f", '{"x": 1}'), Said(" you")]
 
 
 @pytest.mark.parametrize(

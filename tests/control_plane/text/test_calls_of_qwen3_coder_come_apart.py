@@ -196,7 +196,7 @@ def test_texts_come_as_they_are_written_other_values_once_they_are_whole():
 
     def told(text: str) -> str:
         """What is new of the arguments; no content."""
-        content, reasoning, calls = parser.push(text)
+        content, reasoning, calls, _ = parser.push(text)
         assert (content, reasoning) == ("", "")
         return "".join(call.arguments for call in calls)
 

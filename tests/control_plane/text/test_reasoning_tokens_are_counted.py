@@ -62,7 +62,7 @@ def counted(thinking, texts, cuts, push=AnswerReader.push) -> int:
     for begin, end in itertools.pairwise([0, *cuts, len(texts)]):
         tokens = range(begin, end)
         push(reader, 0, "".join(texts[token] for token in tokens), tokens)
-    reader.finish(0)
+    reader.finish(0, "stop")
     return reader.num_reasoning_tokens
 
 
@@ -79,7 +79,7 @@ def test_tokens_with_a_part_in_the_reasoning_count_for_every_cut(thinking, texts
 def test_nobody_counts_without_a_detokenizer():
     reader = AnswerReader(AnswerFormat(MAY_BEGIN), [1], GenerationParams(seed=1))
     reader.push(0, "<think>a</think>", [1])
-    reader.finish(0)
+    reader.finish(0, "stop")
     assert reader.num_reasoning_tokens == 0
 
 
@@ -95,5 +95,5 @@ def test_samples_are_counted_together():
         for sample in range(2):
             reader.push(sample, texts[token], [token])
     for sample in range(2):
-        reader.finish(sample)
+        reader.finish(sample, "stop")
     assert reader.num_reasoning_tokens == 4
