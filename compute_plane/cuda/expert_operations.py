@@ -22,8 +22,8 @@ class Routing:
 
     `weights`: float32 [T, C], of a token's experts, the likeliest first. `order`: int32 [T · C],
     pairs sorted by expert; `tiles`: int32 [n, 3], of `tile_pairs`
-    (`kernels.reference.mixture.sort_pairs`). `chosen`: [T, C], the experts, of mixtures with
-    biases; else None.
+    (`kernels.reference.mixture.sort_pairs`). `chosen`: [T, C], the experts; maybe None where the
+    mixture has no biases.
     """
 
     weights: Tensor

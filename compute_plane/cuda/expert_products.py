@@ -187,8 +187,8 @@ def expert_working_bytes(spec: ModelSpec, item_bytes: int, max_tokens: int) -> i
         return 0
     num_rows = min(max_tokens, PIECE_TOKENS) * spec.mixture.experts_per_token
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    # What is gated, or the biases of what gates it and is gated.
-    beside = 2 * inner if spec.has_all_biases else inner
+    # What is gated, and the biases of what gates it and is gated.
+    beside = 3 * inner if spec.has_all_biases else inner
     multiplied = num_rows * (hidden + 2 * inner + beside) * item_bytes
     weighed = num_rows * hidden * (2 * item_bytes + 2 * FLOAT_BYTES)
     return max(multiplied, weighed) + 2 * max_tokens * hidden * item_bytes

@@ -176,14 +176,14 @@ def _end_tokens(
 ) -> tuple[int, ...]:
     """Return every token that ends a generation: those the file names, then the well-known ones."""
     named = [_token_id(file, keys, key, len(vocab)) for key in END_KEYS]
-    tokens: tuple[str, ...] = END_TOKENS
+    tokens, no_end = END_TOKENS, None
     if all(token in vocab for token in OF_CHANNELS):
-        tokens = *OF_CHANNELS, *(token for token in END_TOKENS if token != MESSAGE_END)
+        tokens, no_end = (*OF_CHANNELS, *END_TOKENS), vocab.get(MESSAGE_END)
     known = [vocab[token] for token in tokens if token in vocab]
     ends = [token for token in named if token is not None]
     # Converters call tokens that were added for chat user-defined ones.
     ends += [token for token in known if types[token] in (CONTROL, USER_DEFINED)]
-    return tuple(dict.fromkeys(ends))
+    return tuple(token for token in dict.fromkeys(ends) if token != no_end)
 
 
 def _of_byte_level(

@@ -124,7 +124,7 @@ def open_safetensors(
     tensors = {}
     if quantization is None and has_stacked_experts(stored, spec):
         layout.check_numbers(where, spec, len(stored))
-        tensors = take_stacked_experts(stored, spec)
+        tensors = take_stacked_experts(where, stored, spec)
     elif quantization is not None:
         layout.check_numbers(where, spec, len(stored))
         # Whether the output matrix is tied, or one of its own is stored, is not known yet.

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -109,11 +110,14 @@ class Mxfp4Rows:
         return mxfp4.blocks_of(self.codes[which], self.scales[which])
 
 
-def take_stacked_experts(tensors: dict[str, StoredTensor], spec: ModelSpec) -> dict[str, RawTensor]:
+def take_stacked_experts(
+    where: Path, tensors: dict[str, StoredTensor], spec: ModelSpec
+) -> dict[str, RawTensor]:
     """Take the experts out of a directory's tensors, by canonical name, and rename others.
 
-    Raises ModelFileError naming a tensor that is missing, or of another shape or type than it
-    should be, UnsupportedModelError for inputs that are no whole groups.
+    `where`: what should have them. Raises ModelFileError naming a tensor that is missing,
+    or of another shape or type than it should be, UnsupportedModelError for inputs that are no
+    whole groups.
     """
     taken: dict[str, RawTensor] = {}
     if spec.mixture is None:
@@ -123,6 +127,8 @@ def take_stacked_experts(tensors: dict[str, StoredTensor], spec: ModelSpec) -> d
         for name, canonical in RENAMED.items():
             if prefix + name in tensors:
                 tensors[prefix + canonical] = tensors.pop(prefix + name)
+        for stored in (GATE_UP, DOWN):
+            _check_presence(where, tensors, spec, prefix + stored)
         for part, (stored, outputs) in _stored(spec).items():
             found = {layout.WEIGHT: _matrices(tensors, spec, prefix + stored, outputs)}
             if spec.has_all_biases:
@@ -148,7 +154,7 @@ def _matrices(
     """Yield the matrices of a layer's experts. `outputs`: which of a tensor's are theirs."""
     count, num_outputs, num_inputs = _sizes(spec, name)
     if f"{name}_blocks" in tensors:
-        codes, scales = (_found(tensors, f"{name}_{ending}") for ending in ("blocks", "scales"))
+        codes, scales = (tensors[f"{name}_{ending}"] for ending in ("blocks", "scales"))
         if num_inputs % mxfp4.GROUP:
             raise UnsupportedModelError(
                 codes.path,
@@ -162,7 +168,7 @@ def _matrices(
             rows = Mxfp4Rows(own[outputs], scale[outputs])
             yield codes, (rows.shape[0], num_inputs), TensorFormat.MXFP4, rows
         return
-    stored = _found(tensors, name)
+    stored = tensors[name]
     is_turned = _are_outputs_first(tensors, spec, name)
     sizes = (num_outputs, num_inputs) if is_turned else (num_inputs, num_outputs)
     _check(stored, FLOATS, (count, *sizes))
@@ -178,7 +184,7 @@ def _are_outputs_first(tensors: dict[str, StoredTensor], spec: ModelSpec, name: 
     refused. Raises UnsupportedModelError.
     """
     if spec.hidden_size == spec.intermediate_size and not spec.has_all_biases:
-        stored = _found(tensors, name)
+        stored = tensors[name]
         raise UnsupportedModelError(
             stored.path,
             f"tensor {printable(stored.name)}: experts as wide as the model may lie either way",
@@ -194,7 +200,7 @@ def _biases(
 ) -> Iterator[Expert]:
     """Yield the biases of a layer's experts."""
     count, num_outputs, _ = _sizes(spec, name)
-    stored = _found(tensors, f"{name}_bias")
+    stored = tensors[f"{name}_bias"]
     _check(stored, FLOATS, (count, num_outputs))
     for own in stored.array():
         elements = own[outputs]
@@ -209,11 +215,14 @@ def _sizes(spec: ModelSpec, name: str) -> tuple[int, int, int]:
     return spec.mixture.num_experts, 2 * spec.intermediate_size, spec.hidden_size
 
 
-def _found(tensors: dict[str, StoredTensor], name: str) -> StoredTensor:
-    if name not in tensors:
-        path = next(iter(tensors.values())).path
-        raise ModelFileError(path, f"missing tensors: {printable(name)}")
-    return tensors[name]
+def _check_presence(where: Path, tensors: Container[str], spec: ModelSpec, name: str) -> None:
+    """Check that there is all that a tensor of experts is stored in."""
+    is_coded = any(f"{name}_{ending}" in tensors for ending in ("blocks", "scales"))
+    endings = ["_blocks", "_scales"] if is_coded else [""]
+    endings += ["_bias"] if spec.has_all_biases else []
+    missing = [name + ending for ending in endings if name + ending not in tensors]
+    if missing:
+        raise ModelFileError(where, f"missing tensors: {', '.join(map(printable, missing))}")
 
 
 def _check(stored: StoredTensor, dtypes: Container[str], shape: tuple[int, ...]) -> None:

@@ -177,7 +177,9 @@ def _delta(piece: TextDelta, reader: AnswerReader | None) -> GenerateStreamRespo
     if reader is not None:
         index = piece.sample_index
         parts = reader.push(index, piece.text, piece.token_ids)
-        if parts is not NOTHING:
+        if parts is NOTHING:
+            delta.parts.SetInParent()  # it is told that the text comes apart
+        else:
             delta.parts.CopyFrom(parts_delta(reader, index, parts))
     return event
 

@@ -25,6 +25,7 @@ from control_plane.text.conversation import (
     MAX_TOOLS,
     check_continued,
     check_tools,
+    described,
     template_messages,
 )
 from control_plane.text.reasoning_effort import ReasoningEffort, with_effort
@@ -204,6 +205,8 @@ class TextService:
         self._check_size(messages, tools)
         known = template_messages(messages)
         check_tools(tools or ())
+        if tools and self._answer_formats is not None and self._answer_formats.has_channels:
+            tools = described(tools)  # gpt-oss's template reads it whether it is there or not
         opens = (
             not continue_final_message if add_generation_prompt is None else add_generation_prompt
         )

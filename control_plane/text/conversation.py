@@ -109,6 +109,17 @@ def check_tools(tools: Sequence[Mapping[str, object]]) -> None:
             )
 
 
+def described(tools: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    """Return tools, checked, with an empty description where they have none."""
+    found: list[Mapping[str, object]] = []
+    for tool in tools:
+        function = tool["function"]
+        if isinstance(function, Mapping) and function.get("description") is None:
+            tool = {**tool, "function": {**function, "description": ""}}
+        found.append(tool)
+    return found
+
+
 def call_arguments(text: str) -> dict[str, Any] | str:
     """Return the arguments of an earlier call as chat templates get them.
 

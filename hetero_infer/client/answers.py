@@ -79,7 +79,7 @@ class Delta:
     """New text of sample `index` (whole characters only, maybe none), and its new tokens.
 
     `offset`: its tokens before. `logprobs`: one for each token, if they were asked for. `parts`:
-    what is certain now of what the text comes apart into; None: nothing new, or nothing apart.
+    what is certain now of what the text comes apart into; None: all of it is content.
     """
 
     text: str
@@ -276,6 +276,11 @@ class AnswerSoFar:
     def text(self) -> str:
         """The text of the first sample."""
         return "".join(self._samples[0].text)
+
+    @property
+    def parts(self) -> AnswerParts:
+        """What the text of the first sample comes apart into."""
+        return self._samples[0].parts or AnswerParts(self.text)
 
     @property
     def token_ids(self) -> tuple[int, ...]:

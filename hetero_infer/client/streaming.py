@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from control_plane.core.generation_params import GenerationParams
+from hetero_infer.client.answers import AnswerParts
 from hetero_infer.client.attempts import RESUME_PATIENCE_S, OnLost
 from hetero_infer.client.conversation import AnyMessage, AnyTool, messages_of, tools_of
 from hetero_infer.client.progress import Going, StreamProgress
@@ -152,3 +153,8 @@ class StreamFacts:
     def text(self) -> str:
         """The text of the first sample so far."""
         return self._progress.so_far.text
+
+    @property
+    def parts(self) -> AnswerParts:
+        """What the first sample says, thinks and calls so far, without the marks in its text."""
+        return self._progress.so_far.parts

@@ -1,7 +1,8 @@
 """`hetero-infer chat`: a conversation in the terminal, or one turn a line from a pipe.
 
-Answers go to stdout as they come, everything else to stderr. Exit statuses: 0 the end of the input
-or `/exit`; 1 a turn of a pipe was not answered; 130 Ctrl-C twice.
+Answers go to stdout as they come, everything else to stderr. What a model thinks is shown on a
+terminal only, dim. Exit statuses: 0 the end of the input or `/exit`; 1 a turn of a pipe was not
+answered; 130 Ctrl-C twice.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from control_plane.core.errors import ContextLengthError, RequestNeverFitsError
 from control_plane.core.generation_params import GenerationParams
 from control_plane.errors import DrainingError
-from hetero_infer.client import Client, Message
+from hetero_infer.client import Client, Delta, Event, Finished, Message
 from hetero_infer.commands.chat_history import History
 from hetero_infer.commands.chat_input import HELP, Command, Said, TurnReader, UnreadableError
 from hetero_infer.commands.chat_interrupts import Interrupts, cancelling
@@ -33,6 +34,9 @@ EXIT_UNANSWERED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 CONTEXT_FULL = "the conversation fills the model's context: /reset begins a new one"
+
+DIM = "\x1b[2m"
+PLAIN = "\x1b[0m"
 
 INVISIBLE = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 """Control characters but tab and newline: on a terminal they would be commands to it."""
@@ -101,6 +105,8 @@ class Answerer:
         self._is_terminal = sys.stdout.isatty()
         self._is_lost = False
         self._is_mid_line = False
+        self._is_thinking = False
+        """Whether what was shown last is thought."""
         self.has_broken_off = False
         """Whether the last answer failed when some of it had been shown."""
 
@@ -114,6 +120,7 @@ class Answerer:
             messages, chat_template_kwargs=self._template_kwargs
         )
         params = self._that_fit(len(prompt.token_ids))
+        self._is_thinking = False
         with self._client.chat_stream(
             messages,
             params,
@@ -125,11 +132,11 @@ class Answerer:
         ) as stream:
             interrupts.watch(stream)
             try:
-                for piece in stream.texts():
-                    if self._is_lost:
+                for event in stream:
+                    if self._is_lost and isinstance(event, Delta):
                         self._is_lost = False
                         _say("the server is back, the answer goes on")
-                    self._show(piece)
+                    self._show_event(event)
             except EngineError:
                 self.has_broken_off = bool(stream.text)
                 raise
@@ -140,7 +147,7 @@ class Answerer:
             is_interrupted = interrupts.came and not stream.is_finished
             if not is_interrupted:
                 self._note_end(stream.answer().finish_reason, params.max_tokens)
-            history.answer(stream.text, is_interrupted=is_interrupted)
+            history.answer(stream.parts, is_interrupted=is_interrupted)
         if is_interrupted:
             _say("cancelled; what came stays in the conversation")
 
@@ -170,8 +177,28 @@ class Answerer:
         elif finish_reason != "stop":
             _say(f"the answer ended early: {finish_reason}")
 
-    def _show(self, text: str) -> None:
-        sys.stdout.write(text.translate(INVISIBLE) if self._is_terminal else text)
+    def _show_event(self, event: Event) -> None:
+        """Show what the model says, on a terminal what it thinks, too, dim."""
+        if not isinstance(event, Delta | Finished):
+            return
+        parts = event.parts
+        if parts is None:
+            self._show(event.text if isinstance(event, Delta) else "")
+            return
+        if parts.reasoning_content and self._is_terminal:
+            self._show(parts.reasoning_content, DIM)
+            self._is_thinking = True
+        if parts.content and self._is_thinking:
+            self._show("\n\n")
+            self._is_thinking = False
+        self._show(parts.content)
+
+    def _show(self, text: str, style: str = "") -> None:
+        if not text:
+            return
+        if self._is_terminal:
+            text = text.translate(INVISIBLE)
+        sys.stdout.write(f"{style}{text}{PLAIN}" if style else text)
         sys.stdout.flush()
         self._is_mid_line = not text.endswith("\n")
 

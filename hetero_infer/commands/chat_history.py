@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hetero_infer.client import Message
+from hetero_infer.client import AnswerParts, Message
 
 INTERRUPTED: Final = " [interrupted]"
 """Ends an answer that was cancelled, for the model too: it did not mean to stop there."""
@@ -27,11 +27,13 @@ class History:
         """Add what the user says."""
         self._turns.append(Message("user", text))
 
-    def answer(self, text: str, *, is_interrupted: bool = False) -> None:
-        """Add what the assistant said, all of it or until it was interrupted."""
+    def answer(self, parts: AnswerParts, *, is_interrupted: bool = False) -> None:
+        """Add what the assistant said and thought, all of it or until it was interrupted."""
+        text = parts.content
         if is_interrupted:
             text = (text.rstrip() + INTERRUPTED).lstrip()
-        self._turns.append(Message("assistant", text))
+        thought = parts.reasoning_content
+        self._turns.append(Message("assistant", text, reasoning_content=thought))
 
     @property
     def num_turns(self) -> int:

@@ -47,7 +47,7 @@ class AnswerFormats:
     """How answers of one model are read.
 
     `calls`: the name of the tool calls' format; None: they are text. `reasoning`: the name of its
-    marks; None: it is not split off.
+    marks; None: it is not split off. `has_channels`: both are those of harmony.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class AnswerFormats:
         else:
             self.reasoning = None if reasoning_parser == NONE else reasoning_parser
         self._marks = THOUGHT_MARKS.get(self.reasoning or "")
-        self._has_channels = HARMONY in (self.calls, self.reasoning)
-        if self._has_channels and self.calls != HARMONY:
+        self.has_channels = HARMONY in (self.calls, self.reasoning)
+        if self.has_channels and self.calls != HARMONY:
             self.calls = None  # what is in no channel is no call
         names = () if self.calls is None else CALL_READERS[self.calls].NAMES
-        if self._has_channels:
+        if self.has_channels:
             names = (*names, *HarmonyReader.NAMES)
         self._spelled = _special_tokens(tokenizer, self._marks or ())
         self._spelled_with_calls = {**self._spelled, **_special_tokens(tokenizer, names)}
@@ -87,7 +87,7 @@ class AnswerFormats:
         `tools`: those that may be called, as chat templates get them. `continued`: what the last
         message says so far, if the answer goes on with it.
         """
-        if self._has_channels:
+        if self.has_channels:
             return self._in_channels(prompt, continued, has_tools=bool(tools))
         reader = CALL_READERS[self.calls] if tools and self.calls is not None else None
         if not (reader or self._marks):

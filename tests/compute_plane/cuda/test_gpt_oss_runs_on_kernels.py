@@ -13,11 +13,14 @@ from compute_plane.cuda.experts import DeviceExperts
 from compute_plane.cuda.layer_products import Hidden, LayerProducts
 from compute_plane.cuda.reference_experts import ReferenceExperts
 from compute_plane.cuda.reference_operations import ReferenceOperations
+from compute_plane.model import layout
+from compute_plane.model.expert_layout import DOWN, GATE, ROUTER, UP, expert_role
 from compute_plane.model.spec import Mixture
-from compute_plane.model.tensor import TensorFormat
+from compute_plane.model.tensor import TensorFormat, TensorSource
+from kernels.reference.clamped_mul import clamped_mul
 from tests.compute_plane.cuda.simulated_launcher import SimulatedLauncher
 from tests.compute_plane.cuda.steps_on_kernels import Formats, logits_of, operations_on
-from tests.compute_plane.cuda.torch_executors import tiny_plan
+from tests.compute_plane.cuda.torch_executors import tiny_model, tiny_plan
 from tests.compute_plane.executor.tiny_llama import tiny_spec
 
 MIXTURE = Mixture(5, 2)
@@ -44,6 +47,49 @@ FORMATS = pytest.mark.parametrize(
     ],
     ids=["dense", "in turns", "apart"],
 )  # fmt: skip
+
+
+def as_tensors_say(x: np.ndarray, source: TensorSource) -> np.ndarray:
+    """Return what the first layer's experts add to tokens, from what its tensors hold."""
+
+    def stored(role: str, part: str = layout.WEIGHT) -> np.ndarray:
+        values = source.tensor(layout.layer_tensor(0, role, part)).to_float32()
+        return values.reshape(-1) if part == layout.BIAS else values
+
+    def product(rows: np.ndarray, role: str) -> np.ndarray:
+        return rows @ stored(role).T + stored(role, layout.BIAS)
+
+    x = x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5)
+    logits, added = product(x, ROUTER), np.zeros_like(x)
+    for token, row in enumerate(logits):
+        chosen = np.argsort(-row)[: MIXTURE.experts_per_token]
+        weights = np.exp(row[chosen] - row[chosen].max())
+        for expert, weight in zip(chosen, weights / weights.sum(), strict=True):
+            gate, up, down = (expert_role(expert, part) for part in (GATE, UP, DOWN))
+            both = [product(x[token : token + 1], part) for part in (gate, up)]
+            gated = np.empty_like(both[0])
+            clamped_mul(np.concatenate(both, axis=1), gated)
+            added[token] += weight * product(gated, down)[0]
+    return added
+
+
+@pytest.mark.parametrize("formats", [{}, IN_TURNS, APART], ids=["dense", "in turns", "apart"])
+@pytest.mark.parametrize("are_few", [True, False])
+def test_experts_with_biases_add_what_their_tensors_say(
+    formats: Formats, are_few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not are_few:
+        monkeypatch.setattr(ReferenceExperts, "takes", lambda *_: False)
+    experts = tiny_plan(SPEC, torch.float32, formats).place(torch.device("cpu")).layers[0]
+    assert isinstance(experts.feedforward, DeviceExperts)
+    x = np.random.default_rng(5).standard_normal((4, 32), np.float32) * 3
+    operations = ReferenceOperations(SPEC.activation)
+    hidden = Hidden(torch.from_numpy(x.copy()))
+    layer = ExpertProducts(operations, LayerProducts(operations, 1e-5), MIXTURE)
+    layer.add(hidden, torch.ones(32), experts.feedforward)
+    found = hidden.residual if hidden.added is None else hidden.residual + hidden.added
+    expected = as_tensors_say(x, tiny_model(SPEC, formats).source)
+    np.testing.assert_allclose(found.numpy() - x, expected, atol=1e-4, rtol=1e-4)
 
 
 @FORMATS

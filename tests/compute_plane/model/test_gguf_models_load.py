@@ -85,7 +85,7 @@ def test_the_spec_and_the_assets_are_those_of_the_file(tiny, tmp_path):
     ("marks", "ends"),
     [
         (("<|call|>", "<|return|>", "<|end|>"), (2, 4, 3, 0)),
-        (("<|x|>", "<|y|>", "<|end|>"), (2, 0, 5)),
+        (("<|x|>", "<|y|>", "<|end|>"), (2, 5, 0)),
     ],
     ids=["gpt-oss's", "Phi-3's"],
 )
@@ -96,6 +96,7 @@ def test_what_ends_messages_ends_no_answer_where_there_are_other_marks(tiny, tmp
         (data,) = writer.kv_data
         data["tokenizer.ggml.tokens"].value = tokens
         data["tokenizer.ggml.token_type"].value = [3] * 6 + [1] * (len(tokens) - 6)
+        writer.add_eot_token_id(5)
 
     path = tiny.gguf(tmp_path / "m.gguf", tiny.model(), change=change)
     assert load_model(str(path)).assets.eos_token_ids == ends

@@ -8,15 +8,27 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as GgmlType
 
+from compute_plane.executor import weight_formats
+from compute_plane.executor.cpu import CpuExecutor
 from compute_plane.executor.packed_weights import pack_weights
 from compute_plane.model.errors import ModelFileError, UnsupportedModelError
 from compute_plane.model.hf_config import read_hf_spec
 from compute_plane.model.json_file import JsonObject
 from compute_plane.model.loader import load_model
 from compute_plane.model.spec import Mixture, YarnScaling, yarn_attention_factor
+from compute_plane.model.tensor import TensorFormat
 from kernels.reference.clamped_mul import LIMIT, SLOPE
-from tests.compute_plane.model.recorded_models import Recorded, assert_same, record
+from tests.compute_plane.executor.tiny_llama import pool_for
+from tests.compute_plane.model.recorded_models import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    PROMPTS,
+    Recorded,
+    assert_same,
+    record,
+)
 from tests.devices import STAND_IN, Target
+from tests.golden.batch_driver import BatchDriver, DrivenSequence
 
 CPU, CUDA = Target("cpu", "cpu"), STAND_IN
 ROPE = {
@@ -189,6 +201,40 @@ def test_experts_that_are_not_whole_are_refused_by_name(
     directory = tiny.directory(tmp_path / "hf", made, config=CONFIG | MXFP4, weights=weights)
     with pytest.raises(ModelFileError, match=message):
         load_model(str(directory))
+
+
+def test_a_directory_that_lacks_all_of_a_layer_is_refused_by_name(tiny, tmp_path) -> None:
+    made = tiny.model(architecture="gpt_oss", tied=False)
+    first = "model.layers.0.mlp.experts."
+    weights = {name: values for name, values in made.weights.items() if name.startswith(first)}
+    directory = tiny.directory(tmp_path / "hf", made, config=CONFIG, weights=weights)
+    missing = "missing tensors: model.layers.1.mlp.experts.gate_up_proj, .*gate_up_proj_bias"
+    with pytest.raises(ModelFileError, match=missing):
+        load_model(str(directory))
+
+
+@pytest.mark.wide
+def test_codes_of_four_bits_give_on_the_cpu_what_the_same_weights_give_in_eight(
+    published: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server runs them: in float32 nothing is as it is stored."""
+    model, found = load_model(str(published["directory"])), []
+    for runs_as in (TensorFormat.Q4_F, TensorFormat.Q8_0):
+        monkeypatch.setitem(weight_formats.OWN_FORMAT, TensorFormat.MXFP4, runs_as)
+        packed = pack_weights(model.spec, model.source, "auto")
+        assert {(one.stored, one.runs_as) for one in packed.conversions} == {
+            ("MXFP4", runs_as.label)
+        }
+        pool = pool_for(model.spec, NUM_BLOCKS, BLOCK_SIZE)
+        with CpuExecutor(model.spec, packed, pool, num_threads=1, keep_logits=True) as executor:
+            driver = BatchDriver(executor, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+            rows = [DrivenSequence(list(prompt)) for prompt in PROMPTS]
+            output = executor.execute(driver.batch(rows))
+            assert output.logits is not None
+            found.append(output.logits.copy())
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-5)
+    said = np.stack([rows[0] for rows in published["said"].logits])
+    assert np.abs(found[0] - said).max() < 0.2 * np.abs(said).max()
 
 
 def test_groups_that_are_not_whole_are_refused(tiny, tmp_path) -> None:

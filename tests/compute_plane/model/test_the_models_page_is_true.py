@@ -68,3 +68,9 @@ def test_every_way_of_quantising_directories_is_named(name):
 def test_every_way_of_cutting_words_is_named():
     listed = PAGE.partition("one of the ways that are known (")[2].partition(")")[0]
     assert set(re.findall(r"`([^`]+)`", listed)) == set(WORD_SPLITS)
+
+
+def test_only_experts_with_biases_have_a_clamped_gate() -> None:
+    """The CPU engine's experts are one or the other (`expert_records`)."""
+    for architecture in ARCHITECTURES.values():
+        assert (architecture.activation == "clamped") is architecture.has_all_biases

@@ -155,7 +155,8 @@ def test_an_answer_of_nothing_but_marks_says_nothing_streamed_too(says):
         whole = answer_from_proto(await servicer.Chat(asked(), None))
         assert whole.samples[0].parts == AnswerParts()
         for count in (1, 2):
-            _, answer = await streamed(servicer, asked(n=count))
+            events, answer = await streamed(servicer, asked(n=count))
+            assert all(event.parts is not None for event in events if isinstance(event, Delta))
             assert [sample.parts for sample in answer.samples] == [AnswerParts()] * count
             assert answer.message.content == ""
 

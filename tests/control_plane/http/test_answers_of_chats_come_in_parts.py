@@ -109,6 +109,18 @@ def test_answers_in_channels_come_apart_and_can_be_handed_back(on_loop):
     on_loop(test, template=HARMONY)
 
 
+def test_a_template_with_channels_may_read_descriptions_that_are_not_there(on_loop):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    lines = "{% for t in tools or [] %}// {{ '' + t.function.description + t.function.name }}{% endfor %}"
+
+    async def test(served):
+        served.engine.says = ["Hi"]
+        await served.chat(**asked(tools=[tool]))
+        assert b"// f" in bytes(served.engine.submitted[-1].input_tokens)
+
+    on_loop(test, template=lines + HARMONY)
+
+
 def test_the_prompt_of_an_answer_in_channels_that_has_a_form_opens_its_content(on_loop):
     async def test(served):
         served.engine.says = ['{"a": 1}']

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hetero_infer.cli import main
+from hetero_infer.client import AnswerParts, Delta
 from hetero_infer.wire_errors import ServerLostError
 
 TURNS = "hello\nagain\n"
@@ -36,20 +37,33 @@ class LosingClient:
         return SimpleNamespace(token_ids=(1,))
 
     def chat_stream(self, *_args, on_lost, **_keywords):
-        stream = SimpleNamespace(text="", is_finished=False, on_lost=on_lost)
-        stream.texts = lambda: self._texts(stream)
-        stream.answer = lambda: SimpleNamespace(finish_reason="stop")
-        return contextlib.nullcontext(stream)
+        return contextlib.nullcontext(HalfAnswer(on_lost, comes_back=self.comes_back))
 
-    def _texts(self, stream):
-        stream.text = "half"
-        yield "half"
-        stream.on_lost(ServerLostError("it broke"), 60.0)
-        if not self.comes_back:
+
+class HalfAnswer:
+    """A stream whose server is lost in the middle."""
+
+    def __init__(self, on_lost, *, comes_back):
+        self.text, self.is_finished = "", False
+        self._on_lost = on_lost
+        self._comes_back = comes_back
+
+    @property
+    def parts(self):
+        return AnswerParts(self.text)
+
+    def answer(self):
+        return SimpleNamespace(finish_reason="stop")
+
+    def __iter__(self):
+        self.text = "half"
+        yield Delta("half", (1,))
+        self._on_lost(ServerLostError("it broke"), 60.0)
+        if not self._comes_back:
             raise ServerLostError("nothing answers")
-        stream.text = "half and half"
-        yield " and half"
-        stream.is_finished = True
+        self.text = "half and half"
+        yield Delta(" and half", (2,))
+        self.is_finished = True
 
 
 @pytest.fixture

@@ -883,9 +883,9 @@ class Delta(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
     @_builtins.property
     def parts(self) -> Global___AnswerPartsDelta:
-        """What is new of the parts of an answer to a conversation; unset: nothing, or all of the text is
-        content. It may come later than the text: while that may be a marker, and in a call before its
-        arguments.
+        """What is new of the parts of an answer to a conversation, maybe nothing; unset: all of the text
+        is content. It may come later than the text: while that may be a marker, and in a call before
+        its arguments.
         """
 
     def __init__(
