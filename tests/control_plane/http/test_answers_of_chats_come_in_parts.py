@@ -111,7 +111,8 @@ def test_answers_in_channels_come_apart_and_can_be_handed_back(on_loop):
 
 def test_a_template_with_channels_may_read_descriptions_that_are_not_there(on_loop):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    lines = "{% for t in tools or [] %}// {{ '' + t.function.description + t.function.name }}{% endfor %}"
+    line = "// {{ '' + t.function.description + t.function.name }}"
+    lines = "{% for t in tools or [] %}" + line + "{% endfor %}"
 
     async def test(served):
         served.engine.says = ["Hi"]
