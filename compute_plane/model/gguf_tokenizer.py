@@ -176,7 +176,8 @@ def _end_tokens(
 ) -> tuple[int, ...]:
     """Return every token that ends a generation: those the file names, then the well-known ones."""
     named = [_token_id(file, keys, key, len(vocab)) for key in END_KEYS]
-    tokens, no_end = END_TOKENS, None
+    tokens: tuple[str, ...] = END_TOKENS
+    no_end = None
     if all(token in vocab for token in OF_CHANNELS):
         tokens, no_end = (*OF_CHANNELS, *END_TOKENS), vocab.get(MESSAGE_END)
     known = [vocab[token] for token in tokens if token in vocab]
