@@ -112,7 +112,7 @@ class SampleText:
             first = self._pushed_to
             self._match(self._matcher, text)
             self._num_held_open -= self._num_held_open > 0
-            if self._end is not None and not self.has_ended and self._end.push(text):
+            if self._end is not None and not self.has_ended and self._end.push(text, token_id):
                 self._certain += self._matcher.finish()
                 self.has_ended = self.ended_itself = True
             entry = logprobs[index] if logprobs else None
@@ -148,7 +148,7 @@ class SampleText:
         for token_id in token_ids:
             text = self._detokenizer.push((token_id,))
             texts.append(text)
-            if text and end.push(text):
+            if text and end.push(text, token_id):
                 self.has_ended = self.ended_itself = True
                 break
         count = len(texts)

@@ -29,10 +29,17 @@ class FirstCall:
     """Sees that the first call of an answer has been read, its marks too."""
 
     def __init__(self, answer_format: AnswerFormat) -> None:
-        self._parser = answer_format.parser(max_calls=1)
+        self._spelled = answer_format.spelled
+        knows_marks = answer_format.marks_are_tokens
+        self._parser = answer_format.parser(max_calls=1, knows_marks=knows_marks)
+        self._length = 0
 
-    def push(self, text: str) -> bool:
-        """Take the next piece of the text; whether nothing is to follow it."""
+    def push(self, text: str, token_id: int) -> bool:
+        """Take the next token and its text; whether nothing is to follow it."""
+        self._length += len(text)
+        name = self._spelled.get(token_id)
+        if name is not None:
+            self._parser.note_mark(self._length - len(name), name)
         self._parser.push(text)
         return self._parser.is_over
 

@@ -176,7 +176,7 @@ class Until:
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def push(self, text: str) -> bool:
+    def push(self, text: str, _: int) -> bool:
         self.count -= len(text)
         return self.count <= 0
 

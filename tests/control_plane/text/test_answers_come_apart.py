@@ -280,7 +280,7 @@ def test_what_follows_the_calls_that_are_wanted_is_left_out(reader, whole, rest)
         said, _, calls = read(given, pieces, max_calls=1)
         assert (said, calls) == ("So" if "So" in whole else "", [F])
         first = FirstCall(given)
-        told = [first.push(piece) for piece in pieces]
+        told = [first.push(piece, 0) for piece in pieces]
         assert told == [end >= len(whole) for end in itertools.accumulate(map(len, pieces))]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from control_plane.core.generation_params import GenerationParams
 from control_plane.core.structured_outputs import StructuredOutputs
+from control_plane.engine.sample_text import SampleText
 from control_plane.text.answers.harmony_reader import (
     CHANNEL,
     MESSAGE,
@@ -21,6 +22,7 @@ from control_plane.text.answers.parser import AnswerFormat, Thinking
 from control_plane.text.answers.parts import CallPiece, Parts, Said, Thought
 from control_plane.text.answers.reader import AnswerReader
 from control_plane.text.answers.recognition import AnswerFormats
+from control_plane.text.answers.text_form import text_form_of
 from control_plane.text.answers.tool_choice import ToolChoice, with_calls
 from control_plane.text.chat_template import ChatTemplate
 from control_plane.text.detokenizer import make_detokenizer
@@ -294,3 +296,13 @@ def test_an_answer_whose_message_the_prompt_opened_for_its_form_begins_with_its_
         params = GenerationParams(structured_outputs=given, seed=1)
         reader = AnswerReader(harmony(form_opening=FINAL), [1], params)
         assert reader.push(0, " to=me ").content == said
+
+
+def test_an_answer_of_one_call_ends_with_the_mark_of_its_end_and_not_with_one_it_spells() -> None:
+    call = f'{TO_F}{{"x": "\\<|call|> \\<|end|>"}}<|end|>'
+    for params in (GenerationParams(seed=1), GenerationParams(seed=1, stop=("never",))):
+        form = text_form_of(harmony(spelled=IDS), params, is_single=True)
+        text = SampleText(SimpleTokenizer(), params, form)
+        made = text.push(tokens_of(f"{call}<|start|>assistant"))
+        assert made.text == call
+        assert text.has_ended
