@@ -30,7 +30,7 @@ from control_plane.text.answers.harmony_reader import (
 _PLAIN_NAME = re.compile(r"[^\s<]+")
 """What a header names a function by."""
 _ENDS = without("|".join(map(re.escape, (START, END, RETURN, CALL))))
-"""Added to a text that no mark is to be spelled in, letter by letter: it would be one."""
+"""Added to a text where marks are no tokens: none is to be spelled in it, as it would be one."""
 
 
 def harmony_rules(calls: ToolCalls) -> list[str]:
@@ -48,7 +48,7 @@ def harmony_rules(calls: ToolCalls) -> list[str]:
             yield f'{name}[suffix="{END}"]: /(?s:.*)/'
 
     follows = f'{mark(START)} "assistant"'
-    rules = ["TEXT: /(?s:.+)/" + _ENDS]
+    rules = ["TEXT: /(?s:.+)/" + ("" if END in tokens else _ENDS)]
     answer = "call"
     if calls.may_say:
         answer = "(preamble? call | final)"

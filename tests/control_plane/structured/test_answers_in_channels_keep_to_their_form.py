@@ -88,11 +88,17 @@ def test_where_calls_may_be_an_answer_may_be_any_text_or_have_some_before_its_ca
         assert made.is_complete or EOS_TOKEN_ID in allowed(made)
 
 
-def test_marks_are_not_spelled_in_letters_which_would_be_read_as_them(grammars) -> None:
-    for opening in ([CHANNEL, "final", MESSAGE], [CHANNEL, "analysis", MESSAGE]):
-        made = constraint(grammars, answer(), STRICT)
-        tokens = tokens_of([*opening, "Hm <|end|>"])
-        assert goes(made, tokens) == len(tokens) - 1
+@pytest.mark.parametrize("channel", ["final", "analysis"])
+def test_a_text_may_spell_marks_that_are_tokens(grammars, channel: str) -> None:
+    made = constraint(grammars, answer(), STRICT)
+    tokens = tokens_of([CHANNEL, channel, MESSAGE, "Hm <|end|> <|start|>assistant"])
+    assert goes(made, tokens) == len(tokens)
+
+
+def test_marks_that_are_no_tokens_are_not_spelled_in_a_text(grammars) -> None:
+    made = constraint(grammars, answer(has_tokens=False), STRICT)
+    tokens = tokens_of(["<|channel|>final<|message|>Hm <|end|>"])
+    assert goes(made, tokens) == len(tokens) - 1
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
