@@ -66,10 +66,12 @@ def drawn(constraint, seed: str) -> list[int]:
         allowed = [token for token in range(8 * len(mask)) if mask[token // 8] >> token % 8 & 1]
         if EOS_TOKEN_ID in allowed and draw.random() < 0.3:
             break
-        is_thought = len(allowed) > 100 and b"</think>" not in bytes(t for t in tokens if t < 256)
+        said = bytes(token for token in tokens if token < 256)
+        end = b"<|end|>" if said.startswith(b"<|channel|>") else b"</think>"
+        is_thought = len(allowed) > 100 and end not in said.rpartition(b"<|message|>")[2]
         chosen = [draw.choice([token for token in allowed if token != EOS_TOKEN_ID])]
         if is_thought and ord("<") in allowed and draw.random() < 0.1:
-            chosen = list(b"</think>")
+            chosen = list(end)
         for token in chosen:
             constraint.constrainer.advance([(constraint, [token])])
             assert constraint.error is None
