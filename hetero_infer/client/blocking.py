@@ -248,7 +248,7 @@ class Stream(StreamFacts, Iterator[Event]):
         self._call: AsideCall | None = None
 
     def texts(self) -> Iterator[str]:
-        """Yield the pieces of the first sample's text, none of them empty."""
+        """Yield the pieces of the first sample's text, none of them empty; marks too (`parts`)."""
         for event in self:
             if isinstance(event, Delta) and event.index == 0 and event.text:
                 yield event.text
