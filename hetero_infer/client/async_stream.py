@@ -36,7 +36,7 @@ class AsyncStream(StreamFacts):
         self._is_closed = False
 
     async def texts(self) -> AsyncIterator[str]:
-        """Yield the pieces of the first sample's text, none of them empty."""
+        """Yield the pieces of the first sample's text, none of them empty; marks too (`parts`)."""
         async for event in self:
             if isinstance(event, Delta) and event.index == 0 and event.text:
                 yield event.text
