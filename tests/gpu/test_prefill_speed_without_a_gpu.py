@@ -28,7 +28,8 @@ class SimulatedKernel:
         variant = SHAPE.variant
         out = SHAPE.rows * SHAPE.query_len * SHAPE.num_heads * variant.head_size
         pool = SHAPE.rows * 2 * variant.block_size * variant.head_size
-        sizes = iter((out, out, pool, SHAPE.rows, SHAPE.rows, SHAPE.rows + 1, grid[1], grid[1]))
+        rows = SHAPE.rows
+        sizes = iter((out, out, pool, rows, rows, rows + 1, grid[1], grid[1], out))  # no sinks
         bound = [
             np.ctypeslib.as_array((CTYPES[kind] * next(sizes)).from_address(argument))
             if kind in CTYPES
