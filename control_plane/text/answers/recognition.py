@@ -47,7 +47,7 @@ class AnswerFormats:
     """How answers of one model are read.
 
     `calls`: the name of the tool calls' format; None: they are text. `reasoning`: the name of its
-    marks; None: it is not split off. `has_channels`: both are those of harmony.
+    marks; None: it is not split off. `has_channels`: answers are messages in channels, harmony.
     """
 
     def __init__(
